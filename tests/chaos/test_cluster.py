@@ -175,7 +175,7 @@ def test_a_source_that_the_hosts_do_not_share_is_refused(case: Case, apart: Path
 
 
 @pytest.mark.parametrize("folder", ["table/data", "in"])
-def test_a_disk_that_is_another_one_after_the_proof_loses_nothing(
+def test_a_disk_mounted_after_the_sharing_check_loses_nothing(
     case: Case, cluster: SparkCluster, monkeypatch: pytest.MonkeyPatch, folder: str
 ) -> None:
     over = case.folder / folder
@@ -189,7 +189,7 @@ def test_a_disk_that_is_another_one_after_the_proof_loses_nothing(
     check_done(case.truth(), case.table)
 
 
-def test_objects_that_only_hosts_cannot_read_cost_no_attempt(
+def test_objects_that_only_the_hosts_cannot_read_count_no_attempt(
     case: Case, cluster: SparkCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The hosts mount the source under device numbers of their own; there one file is closed, and another no file.
@@ -229,7 +229,7 @@ def test_no_death_loses_or_doubles_a_line(either: Case, faults: Faults) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1_800)
-def test_rounds_of_deaths(either: Case, faults: Faults, capsys: pytest.CaptureFixture[str]) -> None:
+def test_repeated_kills_lose_and_duplicate_nothing(either: Case, faults: Faults, capsys: pytest.CaptureFixture[str]) -> None:
     dies_at, total = random.Random(SEED), SparkEvents()
     for first in range(0, 2 * ROUNDS * OBJECTS, 2 * OBJECTS):
         either.bring(range(first, first + OBJECTS))

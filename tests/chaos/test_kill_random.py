@@ -41,7 +41,7 @@ def at_work(case: Case) -> Running:
     return running
 
 
-def test_killed_ten_times_in_a_row_at_any_moment(case: Case) -> None:
+def test_ten_kills_in_a_row_lose_nothing(case: Case) -> None:
     """Every process has four batches to do besides what the one before left."""
     case.bring(range(OBJECTS))
     measured, began_at = at_work(case), time.monotonic()
@@ -59,7 +59,7 @@ def test_killed_ten_times_in_a_row_at_any_moment(case: Case) -> None:
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_killed_at_fifty_moments(tmp_path: Path) -> None:
+def test_a_kill_at_any_of_fifty_moments_loses_nothing(tmp_path: Path) -> None:
     """Every moment on a folder of its own, drawn evenly over a run's duration as measured first."""
     measured = fresh(tmp_path, "measured")
     duration_seconds = measured.ingest(*OPTIONS).seconds

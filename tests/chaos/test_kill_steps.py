@@ -55,7 +55,7 @@ OF_KEPT_LETTERS = {
     Step.DEAD_LETTERS_WRITTEN,
     Step.DEAD_LETTERS_KEPT,
     Step.DEAD_LETTERS_REMOVED,
-}  # killed at in test_letter_kills.py
+}  # killed at in test_dead_letter_file_kills.py
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ def alone() -> list[Alone]:
     return cases
 
 
-def test_every_step_of_the_protocol_is_killed_at() -> None:
+def test_every_step_of_the_protocol_has_a_kill_test() -> None:
     elsewhere = OF_A_REPAIR | OF_A_CLEANUP | OF_A_COMPACTION | OF_THE_ARCHIVE | OF_A_REPLAY | OF_KEPT_LETTERS
     assert set(STORY) == set(Step) - elsewhere
     assert {case.step for case in alone()} == set(STORY)
@@ -98,7 +98,7 @@ def kill_and_check(case: Case, whole: Truth, kill_at: str) -> None:
     print(f"killed at {kill_at} after {ended.seconds:.1f} s: {found}")  # noqa: T201 - shown when the test fails
 
 
-def test_killed_at_every_step_one_after_another(case: Case) -> None:
+def test_kills_at_every_step_in_turn_lose_nothing(case: Case) -> None:
     write_objects(case.source, range(OBJECTS))
     whole = truth(case.source)
     for step in STORY:
@@ -114,7 +114,7 @@ def test_killed_at_every_step_one_after_another(case: Case) -> None:
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.parametrize("death", alone(), ids=lambda death: f"{death.step.value}-{death.nth}")
-def test_killed_at_one_step(spark_case: Case, death: Alone) -> None:
+def test_a_kill_at_one_step_loses_nothing(spark_case: Case, death: Alone) -> None:
     case = spark_case
     write_objects(case.source, range(OBJECTS))
     whole = truth(case.source)

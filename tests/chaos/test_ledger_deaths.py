@@ -19,13 +19,13 @@ CHECKED_EVERY = 5  # deaths; the others die meanwhile
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("server", ["mariadb", "postgresql"])
 @pytest.mark.parametrize("deaths", [24, pytest.param(200, marks=pytest.mark.slow)])
-def test_processes_that_die_anywhere_leave_right_books(
+def test_killed_processes_leave_a_consistent_ledger(
     request: pytest.FixtureRequest, tmp_path: Path, server: str, deaths: int
 ) -> None:
     url: str = request.getfixturevalue(f"{server}_url")
     journal = tmp_path / "journal"
     began_at, died, checks = time.monotonic(), 0, 0
-    command = [sys.executable, "-m", "tests.chaos.ledger_nursery", url, PROCESSES, deaths, SEED, journal]
+    command = [sys.executable, "-m", "tests.chaos.ledger_supervisor", url, PROCESSES, deaths, SEED, journal]
     with (tmp_path / "errors").open("w") as errors:
         nursery = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=errors, text=True)
         assert nursery.stdout is not None

@@ -239,7 +239,7 @@ def test_short_faults_lose_nothing_and_nothing_is_begun_twice(
 
 
 @pytest.mark.parametrize(("seed", "count"), [(1, 2), pytest.param(2, 40, marks=SLOW)])
-def test_faults_longer_than_a_lease_lose_nothing_and_only_what_was_held_then_is_begun_again(
+def test_faults_longer_than_a_lease_lose_nothing_and_restart_only_held_messages(
     tmp_path: Path,
     start_redis: StartRedis,
     proxies: Callable[[RedisServer], FaultProxy],

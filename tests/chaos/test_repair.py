@@ -24,7 +24,7 @@ def ledger_files(case: Case) -> list[Path]:
     return sorted((case.table / "_penstock").glob("ledger.db*"))
 
 
-def test_a_ledger_from_a_backup_is_repaired_and_every_line_is_there_once(case: Case, tmp_path: Path) -> None:
+def test_a_ledger_restored_from_a_backup_is_repaired_without_loss_or_duplicates(case: Case, tmp_path: Path) -> None:
     write_objects(case.source, range(10))
     case.ingest(*OPTIONS)
     backup = tmp_path / "backup"

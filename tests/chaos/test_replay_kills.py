@@ -93,14 +93,14 @@ OPENERS = {"sqlite": on_sqlite, "redis": on_redis, "sqs": on_sqs}
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("broker", BROKERS)
-def test_killed_at_each_step_nothing_is_lost(open_case: OpenCase, broker: str) -> None:
+def test_a_replayer_killed_at_each_step_loses_nothing(open_case: OpenCase, broker: str) -> None:
     check(run(open_case(broker), [*STEPS, AT_RANDOM, AT_RANDOM]), broker)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("broker", BROKERS)
-def test_killed_two_hundred_times_nothing_is_lost(open_case: OpenCase, broker: str) -> None:
+def test_a_replayer_killed_two_hundred_times_loses_nothing(open_case: OpenCase, broker: str) -> None:
     steps = [*STEPS, AT_RANDOM, AT_RANDOM]
     check(run(open_case(broker), [steps[number % len(steps)] for number in range(LONG_KILLS)]), broker)
 

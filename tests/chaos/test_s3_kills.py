@@ -53,7 +53,7 @@ def finish_and_check(case: S3Case, whole: Truth) -> None:
     assert abandoned_folders(case.table) == []
 
 
-def test_killed_at_every_step_one_after_another(case: S3Case) -> None:
+def test_kills_at_every_step_in_turn_lose_nothing(case: S3Case) -> None:
     whole = prepared(case)
     for step in BY_QUEUE:
         kill_and_check(case, whole, step.value)
@@ -61,7 +61,7 @@ def test_killed_at_every_step_one_after_another(case: S3Case) -> None:
     assert attempts(case.table)["abandoned"] >= 5, "each death in a claim leaves an abandoned attempt"
 
 
-def test_killed_while_it_lists(tmp_path: Path, moto: AwsServer) -> None:
+def test_kills_while_listing_lose_nothing(tmp_path: Path, moto: AwsServer) -> None:
     with closing(S3Case(tmp_path, moto, module=IN_PROCESS, by_queue=False)) as case:
         whole = prepared(case)
         for step in BY_LISTING:
@@ -71,7 +71,7 @@ def test_killed_while_it_lists(tmp_path: Path, moto: AwsServer) -> None:
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_killed_at_thirty_moments(tmp_path: Path, start_moto: StartAws) -> None:
+def test_a_kill_at_any_of_thirty_moments_loses_nothing(tmp_path: Path, start_moto: StartAws) -> None:
     """Every moment on buckets of its own, drawn evenly over a run's duration as measured first."""
     moments, deaths, duration_seconds = random.Random(SEED), 0, 0.0
     for number in range(31):

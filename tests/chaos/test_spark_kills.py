@@ -22,7 +22,7 @@ from tests.services.aws_server import AwsServer
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 
-def test_spark_is_killed_while_it_writes_and_at_every_step_of_a_run(spark_case: Case) -> None:
+def test_killing_spark_while_it_writes_or_at_any_step_loses_nothing(spark_case: Case) -> None:
     case = spark_case
     shutil.copy(transforms.__file__, case.folder / "transforms.py")
     write_objects(case.source, range(OBJECTS))
@@ -43,7 +43,7 @@ def test_spark_is_killed_while_it_writes_and_at_every_step_of_a_run(spark_case: 
 
 
 @pytest.mark.slow  # quick: the steps with S3 in test_s3_kills, those with Spark above, both in test_cluster
-def test_spark_is_killed_at_every_step_of_a_run_from_s3(tmp_path: Path, moto: AwsServer) -> None:
+def test_killing_spark_at_every_step_of_a_run_from_s3_loses_nothing(tmp_path: Path, moto: AwsServer) -> None:
     with closing(S3Case(tmp_path, moto, by_queue=False)) as case:
         whole = prepared(case)
         for step in OF_A_RUN:
@@ -51,7 +51,7 @@ def test_spark_is_killed_at_every_step_of_a_run_from_s3(tmp_path: Path, moto: Aw
         finish_and_check(case, whole)
 
 
-def test_two_at_once_share_the_work(spark_case: Case) -> None:
+def test_two_ingests_share_the_work(spark_case: Case) -> None:
     # On Spark, whose batches are slow: an ingest of quick ones can end while it still holds prefetched repeats of
     # what the other has done, and leaves these in the queue.
     case = spark_case

@@ -29,7 +29,7 @@ def gated(spark_case: Case) -> Case:
     return shut(spark_case)
 
 
-def test_sigterm_while_spark_starts(gated: Case) -> None:
+def test_sigterm_while_spark_starts_releases_everything(gated: Case) -> None:
     running = gated.start(*HELD, "--stop-timeout", f"{STOP_TIMEOUT_SECONDS:g}")
     running.wait_until(lambda: "to do" in running.said())
     running.send(signal.SIGTERM)

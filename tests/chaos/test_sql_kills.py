@@ -54,7 +54,7 @@ def finish_and_check(case: SqlCase, whole: Truth) -> None:
 
 
 @on_both
-def test_killed_at_each_ledger_call_in_turn(case: SqlCase) -> None:
+def test_kills_at_each_ledger_call_in_turn_lose_nothing(case: SqlCase) -> None:
     whole = prepared(case)
     for step in LEDGERS:
         kill_and_check(case, whole, step.value)
@@ -64,7 +64,7 @@ def test_killed_at_each_ledger_call_in_turn(case: SqlCase) -> None:
 
 @pytest.mark.slow
 @on_both
-def test_killed_at_every_step_one_after_another(case: SqlCase) -> None:
+def test_kills_at_every_step_in_turn_lose_nothing(case: SqlCase) -> None:
     whole = prepared(case)
     for step in ALL:
         kill_and_check(case, whole, step.value)
@@ -74,7 +74,7 @@ def test_killed_at_every_step_one_after_another(case: SqlCase) -> None:
 @pytest.mark.slow
 @on_both
 @pytest.mark.parametrize("step", TWICE)
-def test_killed_at_the_second_time_of_one_step(case: SqlCase, step: Step) -> None:
+def test_a_kill_at_the_second_time_of_one_step_loses_nothing(case: SqlCase, step: Step) -> None:
     whole = prepared(case)
     kill_and_check(case, whole, f"{step.value}:2")
     finish_and_check(case, whole)

@@ -211,7 +211,7 @@ def test_short_faults_lose_nothing_and_nothing_is_begun_twice(
     ("kind", "seed", "count"),
     [("fauxqs", 1, 2), pytest.param("fauxqs", 2, 40, marks=SLOW), pytest.param("moto", 3, 15, marks=SLOW)],
 )
-def test_faults_longer_than_a_lease_lose_nothing_and_only_what_was_held_then_is_begun_again(
+def test_faults_longer_than_a_lease_lose_nothing_and_restart_only_held_messages(
     tmp_path: Path, server: AwsServer, start_aws_proxy: StartAwsProxy, seed: int, count: int
 ) -> None:
     faults = drawn(LONG, count, seed=seed)

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.timeout(400)
 OPTIONS = ("--max-batch-objects", "10")
 
 
-def test_one_is_killed_and_the_other_finishes_everything_at_once(case: Case) -> None:
+def test_an_ingest_finishes_the_work_of_a_killed_one_at_once(case: Case) -> None:
     """Their leases last longer than the test may: only the proof that the other is dead can free what it held."""
     write_objects(case.source, range(160))
     whole = truth(case.source)

@@ -28,7 +28,7 @@ def story(request: pytest.FixtureRequest) -> Iterator[Story]:
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("faults", [60, pytest.param(1_000, marks=pytest.mark.slow)])
-def test_every_unknown_commit_is_resolved_right(story: Story, faults: int) -> None:
+def test_every_unknown_commit_is_resolved_correctly(story: Story, faults: int) -> None:
     began_at = time.monotonic()
     story.until(faults, at_random_commits(story.chance, FATES))
     fates = Counter(fate for _, fate in story.proxy.faults)
@@ -45,7 +45,7 @@ def test_every_unknown_commit_is_resolved_right(story: Story, faults: int) -> No
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("faults", [40, pytest.param(1_000, marks=pytest.mark.slow)])
-def test_a_connection_may_end_at_any_request(story: Story, faults: int) -> None:
+def test_a_connection_lost_at_any_request_leaves_the_ledger_consistent(story: Story, faults: int) -> None:
     """Or after it, before its answer: while it connects, asks, changes or commits."""
     story.until(faults, at_random_requests(story.chance, 0.05, [Fate.CUT, Fate.SWALLOW]))
     asked = Counter(request.sql.split(maxsplit=1)[0] for request, _ in story.proxy.faults)

@@ -123,7 +123,7 @@ def sent() -> set[tuple[str, tuple[tuple[str, str], ...]]]:
     return {(point.name, point.dimensions) for point in points(fresh, METRICS)}
 
 
-def test_our_metrics_come_under_these_names_and_dimensions(stack: Stack) -> None:
+def test_our_metrics_have_these_names_and_dimensions(stack: Stack) -> None:
     there = sent()
     ours = [
         identity(metric)
@@ -135,7 +135,7 @@ def test_our_metrics_come_under_these_names_and_dimensions(stack: Stack) -> None
     assert [metric for metric in ours if metric not in there] == []
 
 
-def test_the_others_are_those_of_sqs_and_of_the_log(stack: Stack) -> None:
+def test_the_other_metrics_come_from_sqs_or_the_log(stack: Stack) -> None:
     filters = {
         transformation["MetricName"]: transformation
         for one in stack.of_type("AWS::Logs::MetricFilter").values()
@@ -201,7 +201,7 @@ def test_all_reasons_of_quarantine_are_summed_up(stack: Stack) -> None:
     assert reasons == set(METRICS["quarantined_lines_total"].values["reason"])
 
 
-def test_the_numbers_are_those_of_the_settings(stack: Stack) -> None:
+def test_thresholds_equal_those_of_the_settings(stack: Stack) -> None:
     assert stack.alarms["Late"]["Threshold"] == Settings.model_fields["alerts_lagging_after"].default
     assert stack.alarms["MonitorBlind"]["Namespace"] == Settings.model_fields["metrics_cloudwatch_namespace"].default
     assert stack.alarms["FirstTierNearEnd"]["Threshold"] == 14 * 86_400 / 2

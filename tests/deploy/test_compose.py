@@ -23,7 +23,7 @@ def compose() -> dict[str, Any]:
     return found
 
 
-def test_it_follows_the_compose_specification() -> None:
+def test_the_file_follows_the_compose_specification() -> None:
     said = run("check-jsonschema", "--builtin-schema", "vendor.compose-spec", FILE)
     assert said.returncode == 0, said.stdout + said.stderr
 
@@ -61,7 +61,7 @@ def test_every_service_has_a_health_check_and_is_stopped_in_time(compose: dict[s
         assert service["restart"] == "unless-stopped", name  # on-failure restarts nothing after the host has restarted
 
 
-def test_one_service_is_penstocks_and_its_image_has_the_app(compose: dict[str, Any]) -> None:
+def test_only_the_worker_and_the_local_aws_are_built(compose: dict[str, Any]) -> None:
     built = {name: service["build"] for name, service in compose["services"].items() if "build" in service}
     dockerfile = {"context": "../..", "dockerfile": "deploy/docker/Dockerfile"}
     assert built == {"worker": dockerfile, "aws": {**dockerfile, "target": "aws"}}
@@ -122,7 +122,7 @@ def test_every_variable_is_a_setting(compose: dict[str, Any], monkeypatch: pytes
     assert unknown_variables() == []
 
 
-def test_the_example_of_settings_fits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_example_settings_are_valid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     for line in (DOCKER / "penstock.env.example").read_text().splitlines():
         name, equals, value = line.removeprefix("# ").partition("=")

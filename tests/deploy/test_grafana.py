@@ -62,7 +62,7 @@ def filled_in(expression: str) -> str:
 # -- Grafana
 
 
-def test_it_can_be_provisioned_and_has_what_grafana_wants() -> None:
+def test_the_dashboard_can_be_provisioned() -> None:
     found = dashboard()
     assert (found["uid"], found["title"]) == ("penstock", "Penstock")
     assert found["schemaVersion"] >= OLDEST_SCHEMA
@@ -70,7 +70,7 @@ def test_it_can_be_provisioned_and_has_what_grafana_wants() -> None:
     assert {panel["type"] for panel in panels()} <= KINDS
 
 
-def test_every_panel_has_an_id_of_its_own_and_a_title() -> None:
+def test_every_panel_has_a_unique_id_and_title() -> None:
     ids = [panel["id"] for panel in panels()]
     assert len(ids) == len(set(ids))
     assert len({titled(panel) for panel in panels()}) == len(ids)
@@ -136,7 +136,7 @@ def check(folder: Path, asked: Mapping[str, str]) -> str:
     return "" if said.returncode == 0 else said.stdout + said.stderr
 
 
-def test_promtool_reads_every_expression(tmp_path: Path) -> None:
+def test_promtool_accepts_every_expression(tmp_path: Path) -> None:
     asked = {f"{who} {at}": filled_in(expression) for at, (who, expression) in enumerate(expressions())}
     assert len(asked) > 50
     assert not [expression for expression in asked.values() if "$" in expression]
@@ -171,7 +171,7 @@ def test_a_legend_uses_labels_of_its_expression(panel: Mapping[str, Any]) -> Non
         assert spoken <= (left or {"instance", "job"})
 
 
-def test_counters_are_never_shown_as_they_are() -> None:
+def test_counters_are_shown_only_as_rates_or_increases() -> None:
     """They only grow, and start at zero with each process."""
     for who, expression in expressions():
         for name in re.findall(r"(?<!\()\b(penstock_\w+_total)\b(?!\|)", expression):
@@ -179,7 +179,7 @@ def test_counters_are_never_shown_as_they_are() -> None:
             assert inside or "__name__" in expression, (who, name)
 
 
-def test_the_alerts_on_it_are_ours() -> None:
+def test_the_alert_annotation_matches_all_our_alerts() -> None:
     (alerts,) = [one for one in dashboard()["annotations"]["list"] if one["name"] == "Alerts"]
     rules = yaml.safe_load((DEPLOY / "prometheus/penstock.rules.yaml").read_text(encoding="utf-8"))
     names = [rule["alert"] for group in rules["groups"] for rule in group["rules"] if "alert" in rule]

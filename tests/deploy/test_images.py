@@ -139,7 +139,7 @@ def test_the_image_has_every_extra() -> None:
     assert wanted - {"penstock"} - {name.partition("[")[0] for name in pins("image-spark")} == set()
 
 
-def test_the_example_works(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_app_works(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.syspath_prepend(str(DOCKER / "app"))
     monkeypatch.setitem(sys.modules, "shop", None)  # other tests have modules of that name, before and after this one
     monkeypatch.delitem(sys.modules, "shop")

@@ -45,7 +45,7 @@ def settings() -> dict[str, str]:
     return found
 
 
-def test_every_manifest_is_checked_and_one_is_a_service() -> None:
+def test_every_manifest_is_checked_and_one_has_a_deployment() -> None:
     assert {path.stem for path in FOLDER.iterdir()} == {*CORE, "keda", "podmonitor"}
     assert [name for name in CORE if any(one["kind"] == "Deployment" for one in documents(name))] == ["worker"]
 
@@ -83,7 +83,7 @@ def test_kubernetes_waits_for_the_stop_timeout() -> None:
     assert "lifecycle" not in container("worker")  # the seconds of a preStop hook would have to be added
 
 
-def test_probes_check_the_loop() -> None:
+def test_probes_use_the_health_endpoints() -> None:
     found = container("worker")
     (port,) = found["ports"]
     assert port == {"name": "metrics", "containerPort": 9464}

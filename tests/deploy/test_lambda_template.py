@@ -125,14 +125,14 @@ def test_the_dlqs_have_the_names_that_workers_expect(template: dict[str, Any]) -
         assert resource(template, tier)["QueueName"] == {"Fn::If": ["IsFifo", {"Fn::Sub": fifo}, {"Fn::Sub": standard}]}
 
 
-def test_the_defaults_are_the_samples_and_penstocks_own(template: dict[str, Any]) -> None:
+def test_the_defaults_equal_those_of_the_sample_and_of_penstock(template: dict[str, Any]) -> None:
     assert (default(template, "BackoffRate"), default(template, "MaxAttempts")) == (2, 3)
     assert Settings.model_fields["dead_letters_replay_base"].default == default(template, "BackoffRate")
     assert Settings.model_fields["dead_letters_max_replays"].default == default(template, "MaxAttempts")
     assert set(template["Parameters"]["LogLevel"]["AllowedValues"]) == {"debug", "info", "warning", "error"}
 
 
-def test_what_the_template_says_is_what_the_function_reads(template: dict[str, Any]) -> None:
+def test_the_function_reads_the_variables_of_the_template(template: dict[str, Any]) -> None:
     variables = resource(template, "Replay")["Environment"]["Variables"]
     said = {name: str(default(template, value["Ref"])) for name, value in variables.items() if "Ref" in value} | {
         "SQS_MAIN_URL": "https://sqs.eu-west-1.amazonaws.com/123456789012/orders"
@@ -155,7 +155,7 @@ def test_the_handler_exists_and_its_package_is_required(template: dict[str, Any]
     assert [line for line in lines if not line.startswith("#")] == ["penstock[aws]"]
 
 
-def test_existing_dlqs_may_invoke_it(template: dict[str, Any]) -> None:
+def test_existing_dlqs_may_invoke_the_function(template: dict[str, Any]) -> None:
     """AWS refuses a queue whose visibility timeout is shorter than the function's."""
     function = template["Resources"]["Replay"]["Properties"]
     assert function["Timeout"] <= Settings.model_fields["worker_lease"].default
@@ -163,7 +163,7 @@ def test_existing_dlqs_may_invoke_it(template: dict[str, Any]) -> None:
         assert template["Resources"][tier]["Properties"]["VisibilityTimeout"] == 6 * function["Timeout"]
 
 
-def test_the_redrive_policy_that_the_queue_is_to_have_is_json(template: dict[str, Any]) -> None:
+def test_the_redrive_policy_for_the_queue_is_json(template: dict[str, Any]) -> None:
     text, names = template["Outputs"]["RedrivePolicy"]["Value"]["Fn::Sub"]
     policy = json.loads(text.replace("${End}", ""))
     assert policy["deadLetterTargetArn"] == f"{ARN}-dlq"

@@ -54,7 +54,7 @@ def threshold(name: str) -> float:
 # -- promtool
 
 
-def test_promtool_reads_the_rules() -> None:
+def test_promtool_accepts_the_rules() -> None:
     said = ask("check", "rules", RULES)
     assert said.returncode == 0, said.stdout + said.stderr
 
@@ -273,5 +273,5 @@ def test_a_runbook_section_is_complete(rule: Mapping[str, Any]) -> None:
     assert text.lstrip().startswith(f"*{rule['labels']['severity']}*")
 
 
-def test_the_page_is_reached_from_the_guide() -> None:
+def test_the_guide_links_to_the_page() -> None:
     assert "(alerts.md" in (ROOT / "docs/fix/troubleshooting.md").read_text(encoding="utf-8")

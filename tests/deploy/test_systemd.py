@@ -81,7 +81,7 @@ def test_only_penstock_gets_the_signal_and_errors_that_a_restart_cannot_fix_end_
     assert hopeless == {UsageError.exit_code, ConfigurationError.exit_code}
 
 
-def test_it_may_write_only_its_data_directory() -> None:
+def test_the_unit_may_write_only_its_data_directory() -> None:
     found = service()
     assert (found["ProtectSystem"], found["StateDirectory"]) == (["strict"], ["penstock/%i"])
     assert environment()["PENSTOCK_DATA_DIR"] == "%S/penstock/%i"

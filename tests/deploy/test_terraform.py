@@ -103,13 +103,13 @@ def test_the_worker_has_only_the_permissions_that_it_needs() -> None:
         ("ListTable", '${[for prefix in local.table_prefixes : "${prefix}*"]}'),
     ],
 )
-def test_a_bucket_is_listed_below_its_prefixes_alone(sid: str, values: str) -> None:
+def test_a_bucket_is_listed_only_below_its_prefixes(sid: str, values: str) -> None:
     (condition,) = statements("worker")[sid]["condition"]
     assert (condition["test"], condition["variable"]) == ("StringLike", "s3:prefix")
     assert condition["values"] == values
 
 
-def test_a_sender_may_send() -> None:
+def test_a_sender_may_only_send() -> None:
     assert granted("sender") == {"Send": (SEND, [SOURCE])}
 
 
@@ -247,7 +247,7 @@ def test_no_other_queue_may_use_the_dlq(queue: str, letters_of: str) -> None:
     assert f"[aws_sqs_queue.{letters_of}.arn]" in allowed["redrive_allow_policy"]
 
 
-def test_the_values_are_the_names_and_the_settings() -> None:
+def test_the_values_file_has_the_names_and_the_settings() -> None:
     names = wanted(queue="orders", bucket="landing-zone", prefixes=["clicks", "a/b/"], table="s3://lake/t/clicks/")
     settings = Settings.model_construct(
         objects_max_attempts=7,
@@ -287,7 +287,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_terraform_reads_the_files_and_finds_them_well_laid_out(folder: Path) -> None:
+def test_terraform_fmt_finds_nothing_in_the_starter(folder: Path) -> None:
     for name in TEMPLATES:
         shutil.copy(STARTER / name, folder)
     (folder / "numbers.tf").unlink()

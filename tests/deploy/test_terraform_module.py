@@ -195,11 +195,11 @@ def provided(module: Path) -> Path:
     return module
 
 
-def test_terraform_finds_the_files_well_laid_out(module: Path) -> None:
+def test_terraform_fmt_finds_nothing_in_the_module(module: Path) -> None:
     assert ask(module, "fmt", "-check", "-diff", "-recursive") == ""
 
 
-def test_terraform_and_the_provider_find_the_module_valid(provided: Path) -> None:
+def test_terraform_validates_the_module(provided: Path) -> None:
     assert "The configuration is valid" in ask(provided, "validate", "-no-color")
 
 

@@ -51,7 +51,7 @@ def option(call: list[str], name: str) -> str:
     return call[call.index(name) + 1]
 
 
-def test_on_ecs_a_task_with_the_operators_role_runs_the_words_that_were_given(tmp_path: Path) -> None:
+def test_the_ecs_commands_run_in_a_task_with_the_operators_role(tmp_path: Path) -> None:
     calls = called(tmp_path, "On ECS")
     runs = [call for call in calls if call[:3] == ["aws", "ecs", "run-task"]]
     words = []
@@ -78,7 +78,7 @@ def test_on_ecs_a_task_with_the_operators_role_runs_the_words_that_were_given(tm
     assert streams == [f"{prefix}/{container['name']}/0123"] * len(runs)
 
 
-def test_with_systemd_a_command_has_what_the_unit_has(tmp_path: Path) -> None:
+def test_the_systemd_commands_have_the_configuration_of_the_unit(tmp_path: Path) -> None:
     calls = [call for call in called(tmp_path, "With systemd") if call[0] == "systemd-run"]
     unit = (
         (ROOT / "deploy/systemd/penstock-worker@.service").read_text().replace("%i", "shop").replace("%S", "/var/lib")
@@ -112,12 +112,12 @@ def option_with(call: list[str], start: str) -> str:
 
 
 @pytest.mark.parametrize("heading", ["On Kubernetes", "On ECS", "With systemd", "With Compose"])
-def test_each_platform_can_ask_for_the_state_the_dead_and_the_log(heading: str) -> None:
+def test_each_platform_has_commands_for_status_dead_letters_and_logs(heading: str) -> None:
     for verb in ("status", "dead groups", "logs diagnose"):
         assert verb in section(heading)
 
 
-def test_kubernetes_and_compose_are_asked_for_what_there_is() -> None:
+def test_kubernetes_and_compose_commands_name_existing_resources() -> None:
     kubernetes = section("On Kubernetes")
     names = set(re.findall(r"(?:pod[/ ]|deployment/|exec -it |exec -i )(penstock-\w+)", kubernetes))
     manifests = "".join(path.read_text() for path in (ROOT / "deploy/kubernetes").glob("*.yaml"))

@@ -22,6 +22,6 @@ def test_every_benchmark_is_in_the_table_of_its_kind() -> None:
     assert set(by_hand) == there - {"__init__", "__main__"} - set(BENCHMARKS)
 
 
-def test_the_account_says_how_it_was_made_and_that_nothing_was_lost() -> None:
+def test_the_rolling_update_report_has_its_head_and_shows_no_loss() -> None:
     assert ACCOUNT.startswith(HEAD)
     assert ", **0 lost**, " in ACCOUNT

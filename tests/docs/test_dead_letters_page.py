@@ -37,5 +37,5 @@ def row(verb: str) -> str:
         ("`dead replay`", get_args(get_type_hints(ReplayReport)["outcome"])),
     ],
 )
-def test_every_field_is_written_down(verb: str, fields: Collection[str]) -> None:
+def test_every_field_is_documented(verb: str, fields: Collection[str]) -> None:
     assert [name for name in fields if f"`{name}`" not in row(verb)] == []

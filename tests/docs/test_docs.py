@@ -148,7 +148,7 @@ def anchors(page: Path) -> set[str]:
 @pytest.mark.parametrize(
     "page", sorted([README, ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")]), ids=lambda page: page.name
 )
-def test_every_link_between_pages_leads_somewhere(page: Path) -> None:
+def test_every_link_between_pages_resolves(page: Path) -> None:
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", text):
         there = page.parent / target if target else page
@@ -202,7 +202,7 @@ def test_every_parameter_is_in_its_section_of_the_reference(title: str, function
         ("pipeline", (penstock.Pipeline,)),
     ],
 )
-def test_every_field_that_a_function_meets_is_in_the_reference(title: str, kinds: tuple[type[Any], ...]) -> None:
+def test_every_field_of_an_argument_is_in_the_reference(title: str, kinds: tuple[type[Any], ...]) -> None:
     told = names_in(section(title)) | {"declaration", "belongs_to", "name"}  # of pipelines, for the app alone
     assert set(fields(*kinds)) - told == set()
 
@@ -235,7 +235,7 @@ def test_every_fixture_is_in_the_guide_to_tests(fixture: str) -> None:
     [ROOT / "CONTRIBUTING.md", *(page for page in DOCS.rglob("*.md") if page.parent != DECISIONS)],
     ids=lambda page: page.name,
 )
-def test_every_test_that_a_page_names_is_there(page: Path) -> None:
+def test_every_test_that_a_page_names_exists(page: Path) -> None:
     named = re.findall(r"`(tests/[^`*]+?)`", page.read_text(encoding="utf-8"))
     assert {path for path in named if not (ROOT / path).exists()} == set()
 

@@ -62,7 +62,7 @@ def test_the_user_may_do_what_the_scripts_do_and_no_more() -> None:
 
 
 @both_versions
-def test_the_user_can_work(start_redis: StartRedis, version: str) -> None:
+def test_the_documented_user_has_enough_rights(start_redis: StartRedis, version: str) -> None:
     server = start_redis(version, users=f"user default off\n{documented_user()}", tcp=True)
     for url in (f"unix://shop:PASSWORD@{server.socket}", server.tcp_url.replace("//", "//shop:PASSWORD@")):
         found = everything(Settings(broker=url))
@@ -74,7 +74,7 @@ def test_the_user_can_work(start_redis: StartRedis, version: str) -> None:
         assert broker.queue_names() == ["q", "q-dlq"]
 
 
-def test_the_user_can_work_in_a_cluster(start_redis: StartRedis) -> None:
+def test_the_documented_user_has_enough_rights_in_a_cluster(start_redis: StartRedis) -> None:
     more = next(line for line in section("Rights").split("`") if line.startswith("+cluster"))
     server = start_redis(cluster=True, users=f"user default off\n{documented_user()} {more}")
     found = everything(Settings(broker=server.cluster_url.replace("//", "//shop:PASSWORD@")))
@@ -101,7 +101,7 @@ def test_keys_outside_the_prefix_are_denied(start_redis: StartRedis) -> None:
         try_everything(f"unix://shop:PASSWORD@{server.socket}", prefix="other")
 
 
-def test_trying_leaves_nothing_behind(redis_server: RedisServer) -> None:
+def test_the_check_of_rights_leaves_nothing_behind(redis_server: RedisServer) -> None:
     try_everything(redis_server.url, prefix="penstock")
     assert redis_server.cli("KEYS", "*") == []
 
@@ -125,7 +125,7 @@ def test_every_parameter_of_an_address_is_in_its_table() -> None:
     assert {f"`{scheme}://" for scheme in redis_address.REDIS_SCHEMES if f"`{scheme}://" not in PAGE} == set()
 
 
-def test_a_backlog_of_others_is_answered_with_nothing_once_for_every_20_000(redis_server: RedisServer) -> None:
+def test_a_foreign_backlog_yields_one_empty_receive_per_20_000_messages(redis_server: RedisServer) -> None:
     assert "nothing for every 20,000" in " ".join(section("Others who send").split())
     with closing(redis.Redis.from_url(redis_server.url)) as somebody:
         pipeline = somebody.pipeline(transaction=False)
@@ -138,7 +138,7 @@ def test_a_backlog_of_others_is_answered_with_nothing_once_for_every_20_000(redi
 
 
 @pytest.mark.parametrize("page", ["run/redis", "run/brokers", "run/commands", "why/guarantees"])
-def test_the_pages_say_how_long_others_wait_for_what_a_host_held_that_is_gone(page: str) -> None:
+def test_the_pages_state_how_long_messages_of_a_lost_host_stay_leased(page: str) -> None:
     sweeping = LeaseSweeper(
         Server("redis://localhost"),  # connects when asked, and is not
         QueueKeys("penstock"),

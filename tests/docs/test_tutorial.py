@@ -86,13 +86,13 @@ def test_the_steps_of_a_page_work(tmp_path: Path, parts: tuple[Part, ...]) -> No
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_no_block_is_marked_and_never_followed(page: str) -> None:
+def test_every_marked_block_is_followed(page: str) -> None:
     text = Part(page=page).text()
     parts = [part for parts in (*WITHOUT_SPARK.values(), *WITH_SPARK.values()) for part in parts if part.page == page]
     assert len(re.findall(r"^<!-- (?!example: )", text, re.MULTILINE)) == sum(len(list(blocks(part))) for part in parts)
 
 
-def test_a_text_that_was_not_shown_is_a_failure() -> None:
+def test_a_text_missing_from_the_output_is_a_failure() -> None:
     block = Block(do="shows", what="", language="text", text="b  2\n")
     compare(block, "a 1\nb      2\n")
     with pytest.raises(AssertionError, match="b 2"):

@@ -87,7 +87,7 @@ def test_row_25_a_body_over_the_limit_is_refused_at_send_and_nothing_of_that_sen
     assert [len(delivery.message.body) for delivery in receive(broker)] == [most]
 
 
-def test_row_25_a_body_over_the_limit_in_the_queue_is_dead_and_the_others_come(tmp_path: Path) -> None:
+def test_row_25_a_body_over_the_limit_in_the_queue_is_dead_lettered_and_the_others_are_received(tmp_path: Path) -> None:
     path = tmp_path / "queue.db"
     broker = SqliteBroker(path, holder="w1", clock=FakeClock())
     most = broker.capabilities.body_bytes_max
@@ -107,7 +107,7 @@ def test_row_25_a_body_over_the_limit_in_the_queue_is_dead_and_the_others_come(t
     broker.close()
 
 
-def test_row_25_a_queue_of_nothing_but_such_bodies_ends_the_receive(tmp_path: Path) -> None:
+def test_row_25_a_queue_with_only_such_bodies_ends_the_receive(tmp_path: Path) -> None:
     path = tmp_path / "queue.db"
     broker = SqliteBroker(path, holder="w1", clock=FakeClock())
     broker.send("q", [Outgoing(body=b"\x00", group=str(n)) for n in range(25)])
@@ -117,7 +117,7 @@ def test_row_25_a_queue_of_nothing_but_such_bodies_ends_the_receive(tmp_path: Pa
     broker.close()
 
 
-def test_row_76_what_arrives_during_the_draining_poll_is_released_for_another_with_its_attempt(opened: Opener) -> None:
+def test_row_76_a_message_received_while_draining_is_released_and_its_attempt_not_counted(opened: Opener) -> None:
     draining, other = opened("w1"), opened("w2")
     arrived: list[Delivery] = []
 
@@ -142,7 +142,7 @@ def test_row_76_what_arrives_during_the_draining_poll_is_released_for_another_wi
     assert again.previous.reason == "the worker stops"
 
 
-def test_row_77_while_everything_is_in_flight_no_visible_age_and_an_oldest_age(
+def test_row_77_with_everything_in_flight_there_is_an_oldest_age_and_no_visible_age(
     opened: Opener, clock: FakeClock
 ) -> None:
     broker = opened("w1")
@@ -157,7 +157,7 @@ def test_row_77_while_everything_is_in_flight_no_visible_age_and_an_oldest_age(
 
 
 @pytest.mark.parametrize("by_release", [True, False], ids=["released", "expired"])
-def test_row_78_the_age_resets_after_the_3rd_failed_receive_and_the_6th_takes_the_message_away(
+def test_row_78_the_age_resets_after_the_3rd_failed_receive_and_the_6th_dead_letters_the_message(
     opened: Opener, clock: FakeClock, by_release: bool
 ) -> None:
     broker = opened("w1")
@@ -187,7 +187,7 @@ def test_row_78_without_a_limit_the_6th_failed_receive_resets_the_age_again(tmp_
         broker.close()
 
 
-def test_row_84_a_stale_receipt_deletes_nothing(opened: Opener, clock: FakeClock) -> None:
+def test_row_84_a_stale_ack_token_deletes_nothing(opened: Opener, clock: FakeClock) -> None:
     slow, other = opened("slow"), opened("other")
     slow.send("q", [Outgoing(body=b"a")])
     (stale,) = receive(slow)
@@ -310,7 +310,7 @@ def test_row_85_the_time_comes_from_one_source(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("attributes", ["no json", "[1]", '{"a": 1}', b"\xff"], ids=repr)
-def test_attributes_that_cannot_be_read_are_one_dead_letter(
+def test_unreadable_attributes_dead_letter_only_their_message(
     tmp_path: Path, clock: FakeClock, attributes: str | bytes
 ) -> None:
     path = tmp_path / "queue.db"

@@ -153,7 +153,7 @@ def test_row_29_a_zip_bomb(scene: Scene) -> None:
     assert "zip archive" in dead_object(scene, "bomb.zip", archive.getvalue(), Lines())
 
 
-def test_row_30_a_corrupt_gzip_gives_no_line_at_all(scene: Scene) -> None:
+def test_row_30_a_corrupt_gzip_yields_no_line(scene: Scene) -> None:
     whole = gzip.compress(b"one\ntwo\n" * 100_000)
     function = Lines()
     reason = dead_object(scene, "a.gz", whole[:-8] + b"\0\0\0\0" + whole[-4:], function)
@@ -209,7 +209,7 @@ ODD_NAMES = {
 
 
 @pytest.mark.parametrize("names", ODD_NAMES.values(), ids=ODD_NAMES.keys())
-def test_rows_40_to_46_odd_names_are_worked_on_once_literally(scene: Scene, names: list[str]) -> None:
+def test_rows_40_to_46_odd_names_are_processed_once_literally(scene: Scene, names: list[str]) -> None:
     function = Function()
     refs = [scene.put(name, name.encode()) for name in names]
     scene.announce(*refs, *refs)
@@ -267,7 +267,7 @@ def test_row_54_a_multipart_upload_announced_twice(scene: Scene) -> None:
 # Said otherwise
 
 
-def test_row_57_an_object_deleted_meanwhile_is_gone_after_a_second_look(scene: Scene) -> None:
+def test_row_57_a_deleted_object_is_marked_as_deleted_on_the_second_attempt(scene: Scene) -> None:
     ref = scene.put("a")
     scene.put("another")  # an empty folder might be a mount point without its mount
     Path(ref.key).unlink()
@@ -311,7 +311,7 @@ def test_row_58_no_permission_for_anything_makes_no_dead_letters(scene: Scene) -
     assert len(function.calls) == 6
 
 
-def test_row_58_one_object_without_permission_has_its_attempts(scene: Scene) -> None:
+def test_row_58_one_object_without_permission_is_dead_lettered_after_its_attempts(scene: Scene) -> None:
     refs = [scene.put(str(number)) for number in range(3)]
     scene.store = Denying(scene.store, refs[1])
     scene.announce(*refs)
@@ -321,7 +321,7 @@ def test_row_58_one_object_without_permission_has_its_attempts(scene: Scene) -> 
     assert scene.row(refs[1]).attempts == 4
 
 
-def test_row_58_the_local_store_calls_missing_permission_by_its_name(
+def test_row_58_the_local_store_reports_missing_permission(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ref = scene.put("a")
@@ -383,7 +383,7 @@ class Version(io.BytesIO):
         return self
 
 
-def test_row_60_two_versions_of_one_key_are_both_worked_on(scene: Scene) -> None:
+def test_row_60_two_versions_of_one_key_are_both_processed(scene: Scene) -> None:
     contents: list[tuple[str | None, bytes]] = []
     scene.store = versioned = Versioned(v1=b"one", v2=b"second")
     scene.announce(versioned.ref("v2"), versioned.ref("v1"))
@@ -411,7 +411,7 @@ def test_row_64_a_duplicate_with_a_new_message_id_has_no_second_effect(scene: Sc
     assert [event.reason for event in scene.told(ObjectSkipped)] == ["already_processed"]
 
 
-def test_row_65_two_workers_and_one_object_are_one_run(scene: Scene) -> None:
+def test_row_65_two_workers_run_one_object_once(scene: Scene) -> None:
     calls: list[str] = []
     inner_ends: list[object] = []
     ref = scene.put("a")
@@ -432,7 +432,7 @@ def test_row_65_two_workers_and_one_object_are_one_run(scene: Scene) -> None:
     assert calls == [ref.key]
 
 
-def test_row_65_two_workers_at_the_same_moment_are_one_run(scene: Scene) -> None:
+def test_row_65_two_simultaneous_workers_run_one_object_once(scene: Scene) -> None:
     calls: list[str] = []
     ref = scene.put("a")
     scene.announce(ref, ref)
@@ -470,7 +470,7 @@ def test_row_66_of_ten_records_only_the_failed_one_runs_again(scene: Scene) -> N
     assert calls == [*(str(number) for number in range(10)), "6"]
 
 
-def test_row_69_work_longer_than_the_lease_is_not_handed_out_again(scene: Scene) -> None:
+def test_row_69_work_longer_than_the_lease_is_not_delivered_again(scene: Scene) -> None:
     calls: list[str] = []
     ref = scene.put("a")
     scene.announce(ref)
@@ -491,7 +491,7 @@ def test_row_69_work_longer_than_the_lease_is_not_handed_out_again(scene: Scene)
     assert calls == [ref.key]
 
 
-def test_row_69_a_claim_that_nobody_extends_is_taken_over_and_the_late_commit_refused(scene: Scene) -> None:
+def test_row_69_an_expired_claim_is_taken_over_and_the_late_commit_refused(scene: Scene) -> None:
     calls: list[str] = []
     ref = scene.put("a")
     scene.announce(ref)

@@ -65,14 +65,14 @@ def test_row_80_10000_waits_are_uniform_below_their_ceiling_and_none_piles_up_at
     assert most <= expected + 6 * math.sqrt(expected) + 1, "too many of them in one second"
 
 
-def test_row_80_nor_do_they_at_the_end_of_their_retention() -> None:
+def test_row_80_waits_limited_by_the_retention_are_uniform_too() -> None:
     policy = ReplayPolicy(base_seconds=100 * DAY_SECONDS)
     days = [wait_seconds(number, 0, policy) / DAY_SECONDS for number in range(10_000)]
     assert max(days) < 0.9 * 14
     assert distance([each / (0.9 * 14) for each in days]) < bound(10_000)
 
 
-def test_row_80_and_82_messages_that_always_fail_wait_so_and_end_in_the_final_dlq_once() -> None:
+def test_row_80_and_82_messages_that_always_fail_wait_uniformly_and_end_in_the_final_dlq_once() -> None:
     stand = MemoryStand()
     scene = Scene(stand=stand, broker=stand.broker(queues=TIERS), log=NoLog())
     handler, count = scene.handler(ReplayPolicy(replays_max=3, base_seconds=2.0, cap_seconds=6.0)), 500
@@ -121,7 +121,7 @@ class UntilDead:
                 self.stop.request()
 
 
-def test_rows_62_and_82_in_a_worker_that_replays_beside_its_work(tmp_path: Path) -> None:
+def test_rows_62_and_82_a_worker_with_replay_replays_and_sets_aside(tmp_path: Path) -> None:
     settings = Settings.model_construct(
         broker=f"sqlite:///{tmp_path}/queue.db",
         ledger=f"sqlite:///{tmp_path}/ledger.db",

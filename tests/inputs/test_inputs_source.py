@@ -169,7 +169,7 @@ def test_row_30_corrupt_and_truncated_objects_are_named(tmp_path: Path, suffix: 
         assert words in refused(tmp_path / str(number), f"1.jsonl.{suffix}", bytes(damaged))
 
 
-def test_row_30_gzip_that_is_not_named_so(tmp_path: Path) -> None:
+def test_row_30_gzip_without_its_suffix_is_named(tmp_path: Path) -> None:
     assert "is gzip and not named so" in refused(tmp_path, "1.jsonl", gzip.compress(LINE))
 
 

@@ -67,7 +67,7 @@ def together(*bodies: bytes) -> bytes:
         pytest.param("eventbridge", "a%2Bb+c", id="row_39_eventbridge_is_left_alone"),
     ],
 )
-def test_rows_35_to_39_a_key_is_worked_on_literally(opened: Open, way: Way, key: str) -> None:
+def test_rows_35_to_39_a_key_is_processed_literally(opened: Open, way: Way, key: str) -> None:
     case = opened(way)
     case.put(key, key.encode())
     case.work()
@@ -98,7 +98,7 @@ def test_row_49_wrapped_by_sns_equals_raw(opened: Open) -> None:
 
 
 @pytest.mark.parametrize("way", ["sqs", "eventbridge"])
-def test_row_54_a_multipart_upload_announced_twice_is_worked_on_once(opened: Open, way: Way) -> None:
+def test_row_54_a_multipart_upload_announced_twice_is_processed_once(opened: Open, way: Way) -> None:
     case = opened(way)
     case.announced.put_in_parts("big", [b"x" * PART_BYTES, b"y"])  # moto announces both the put and the completion
     bodies = [body for body in case.arrived(2 if way == "sqs" else 3) if b"Object Tags" not in body]
@@ -131,7 +131,7 @@ def test_row_56_no_records_are_acked_and_counted(opened: Open) -> None:
     assert (case.taken, case.dead()) == ([], 0)
 
 
-def test_row_57_an_object_deleted_meanwhile_is_gone_after_a_second_look(opened: Open) -> None:
+def test_row_57_a_deleted_object_is_marked_as_deleted_on_the_second_attempt(opened: Open) -> None:
     case = opened("eventbridge")
     case.put("a")
     case.announced.s3.delete_object(Bucket=case.announced.bucket, Key="a")
@@ -198,7 +198,7 @@ def test_row_59_an_older_sequencer_after_a_newer_one_is_superseded(opened: Open)
 
 
 @pytest.mark.parametrize("way", ["sqs", "eventbridge"])
-def test_row_60_two_versions_of_a_key_are_both_worked_on(opened: Open, way: Way) -> None:
+def test_row_60_two_versions_of_a_key_are_both_processed(opened: Open, way: Way) -> None:
     case = opened(way, versioned=True)
     ids = [case.announced.put("a", content)["VersionId"] for content in (b"one", b"second")]
     if way == "sqs":  # moto says no version there
@@ -247,7 +247,7 @@ def test_row_64_a_duplicate_with_a_new_message_id_has_no_second_effect(opened: O
     assert [event.reason for event in case.told(ObjectSkipped)] == ["already_processed"]
 
 
-def test_row_65_two_workers_and_one_object_are_one_run(opened: Open) -> None:
+def test_row_65_two_workers_run_one_object_once(opened: Open) -> None:
     case = opened()
     case.put("a")
     (body,) = case.arrived()
@@ -291,7 +291,7 @@ def test_row_66_of_ten_records_only_the_failed_one_runs_again(opened: Open) -> N
     assert case.dead() == 0
 
 
-def test_row_69_work_longer_than_its_lease_is_not_handed_out_again(opened: Open) -> None:
+def test_row_69_work_longer_than_its_lease_is_not_delivered_again(opened: Open) -> None:
     case = opened()
     case.put("a")
     found: list[object] = []

@@ -127,7 +127,7 @@ def _zoned(value: Any) -> Any:
     return value.astimezone(UTC) if isinstance(value, datetime) else value
 
 
-def test_a_run_drains_the_queue_and_what_it_wrote_can_be_read(shop: Shop, spark: SparkSession) -> None:
+def test_a_run_drains_the_queue_and_writes_a_readable_table(shop: Shop, spark: SparkSession) -> None:
     shop.write("a.jsonl", [row(1), row(2, v=None)], junk=1)
     (shop.landing / "b.jsonl.gz").write_bytes(gzip.compress(json.dumps(row(3)).encode() + b"\n"))
     shop.app.announce("clicks-events", str(shop.landing))
@@ -146,7 +146,7 @@ def test_a_run_drains_the_queue_and_what_it_wrote_can_be_read(shop: Shop, spark:
     assert spark.conf.get("spark.sql.parquet.outputTimestampType") == "INT96", "and is as it was"
 
 
-def test_a_run_is_fed_from_a_folder_and_again_finds_nothing_to_do(shop: Shop, spark: SparkSession) -> None:
+def test_a_run_reads_a_folder_and_a_second_one_finds_nothing_to_do(shop: Shop, spark: SparkSession) -> None:
     for number in range(5):
         shop.write(f"{number}.jsonl", [row(number)])
     shop.clicks.run(spark, source=shop.landing)
@@ -185,7 +185,7 @@ def test_partitions_and_columns_added_later_read_as_in_the_table(
     assert frame.where("day = date'2024-01-10'").select("id").collect() == [(9,)]
 
 
-def test_no_table_is_said_and_an_empty_one_has_its_columns(shop: Shop, spark: SparkSession) -> None:
+def test_a_missing_table_is_reported_and_an_empty_one_has_its_columns(shop: Shop, spark: SparkSession) -> None:
     with pytest.raises(TableError, match=r"no table at .* yet"):
         shop.clicks.read(spark)
     with pytest.raises(TableError, match="cannot be read makes it"):
@@ -198,7 +198,7 @@ def test_no_table_is_said_and_an_empty_one_has_its_columns(shop: Shop, spark: Sp
     assert frame.columns == ["id", "v", "ts", "place", "_object", "_offset", "day"]
 
 
-def test_a_worker_serves_it_and_the_handler_of_what_was_published_hears_of_each_batch(
+def test_a_worker_serves_a_pipeline_and_its_published_handler_receives_each_batch(
     tmp_path: Path, spark: SparkSession
 ) -> None:
     shop = Shop(tmp_path, max_batch_objects=2)
@@ -225,7 +225,7 @@ def test_a_worker_serves_it_and_the_handler_of_what_was_published_hears_of_each_
     assert len(as_seen(shop.table)) == 6
 
 
-def test_a_process_killed_between_publishing_and_reporting_leaves_it_to_the_next(
+def test_a_batch_published_before_a_kill_is_reported_by_the_next_process(
     tmp_path: Path, spark: SparkSession
 ) -> None:
     shop, told = Shop(tmp_path, transform=None), list[PublishedBatch]()
@@ -250,13 +250,13 @@ def test_a_process_killed_between_publishing_and_reporting_leaves_it_to_the_next
     assert [one.seq for one in told] == [1]
 
 
-def test_no_wake_up_is_sent_without_a_listener(shop: Shop, spark: SparkSession) -> None:
+def test_no_message_about_a_batch_is_sent_without_a_handler(shop: Shop, spark: SparkSession) -> None:
     shop.write("a.jsonl", [row(1)])
     shop.clicks.run(spark, source=shop.landing)
     assert shop.clicks.published.name not in shop.app.broker.queue_names()
 
 
-def test_a_run_without_an_end_serves_until_it_is_stopped(shop: Shop, spark: SparkSession) -> None:
+def test_a_continuous_run_serves_until_it_is_stopped(shop: Shop, spark: SparkSession) -> None:
     stop, seen = StopSignal(), list[Event]()
 
     def hear(event: Event) -> None:
@@ -278,7 +278,7 @@ def test_a_run_without_an_end_serves_until_it_is_stopped(shop: Shop, spark: Spar
     assert not any(isinstance(event, SparkStarted) for event in seen)
 
 
-def test_what_dies_is_in_the_report_and_its_siblings_are_in_the_table(tmp_path: Path, spark: SparkSession) -> None:
+def test_a_failed_object_is_in_the_report_and_its_siblings_are_in_the_table(tmp_path: Path, spark: SparkSession) -> None:
     shop = Shop(tmp_path, max_attempts=1)
     shop.write("a.jsonl", [row(1)])
     (shop.landing / "b.jsonl.gz").write_bytes(gzip.compress(b"x" * 1_000)[:-10])

@@ -175,7 +175,7 @@ def _plain(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", FRAMES)
-def test_files_are_as_sparks_own(kind: str, beside: SparkSession, tmp_path: Path) -> None:
+def test_files_equal_those_of_spark(kind: str, beside: SparkSession, tmp_path: Path) -> None:
     own, other = LocalFiles(tmp_path / "own"), Elsewhere(tmp_path / "other")
     frame = FRAMES[kind](beside).coalesce(1)
     (by_spark,), (by_arrow,) = listed(frame, own), listed(frame, other)
@@ -199,7 +199,7 @@ PARTITIONINGS = [["place"], ["day"], ["z =é", "even"], ["place", "day"], ["even
 
 
 @pytest.mark.parametrize("partition_by", PARTITIONINGS, ids=", ".join)
-def test_partitions_are_as_sparks_own(partition_by: list[str], beside: SparkSession, tmp_path: Path) -> None:
+def test_partitions_equal_those_of_spark(partition_by: list[str], beside: SparkSession, tmp_path: Path) -> None:
     own, other = LocalFiles(tmp_path / "own"), Elsewhere(tmp_path / "other")
     frame = partitioned(beside)
     by_spark, by_arrow = (listed(frame, files, partition_by) for files in (own, other))
@@ -217,7 +217,7 @@ def test_every_character_is_escaped_as_spark_does(beside: SparkSession) -> None:
         assert partition_values([folder], [text or ""]) == {text or "": text or None}
 
 
-def test_a_table_of_the_files_reads_as_the_frame(files: LocalFiles, beside: SparkSession) -> None:
+def test_a_table_of_the_files_has_the_rows_of_the_frame(files: LocalFiles, beside: SparkSession) -> None:
     kept = flat(beside).withColumn("place", functions.col("s")).drop("s")
     frame = kept.where("place is null or place <> ''")  # which becomes null in a folder's name
     found = listed(frame, files, ["place", "day"])

@@ -73,7 +73,7 @@ def case(
         yield made
 
 
-def test_three_bad_objects_among_500_cost_the_others_nothing(case: Case) -> None:
+def test_three_bad_objects_among_500_do_not_affect_the_others(case: Case) -> None:
     paths = write_objects(case.source, range(500), lines=5, junk_every=50)
     truncated, deleted, forbidden = paths[100], paths[201], paths[302]
     truncated.write_bytes(truncated.read_bytes()[:-20])
@@ -103,7 +103,7 @@ def test_three_bad_objects_among_500_cost_the_others_nothing(case: Case) -> None
     assert messages(case.table, dead=True) == 2
 
 
-def test_an_empty_mount_point_makes_no_object_gone(case: Case) -> None:
+def test_an_empty_mount_point_marks_no_object_as_deleted(case: Case) -> None:
     write_objects(case.source, range(4))
     case.ingest(code=KILLED, kill_at=Step.ANNOUNCED.value)
     whole = truth(case.source)
@@ -118,7 +118,7 @@ def test_an_empty_mount_point_makes_no_object_gone(case: Case) -> None:
     check_done(whole, case.table)
 
 
-def test_again_adds_nothing_and_says_so_then_only_what_is_new(case: Case) -> None:
+def test_a_second_ingest_adds_nothing_and_a_third_only_new_files(case: Case) -> None:
     paths = write_objects(case.source, range(12))
     first = truth(case.source)
     version = case.ingest().report["table_version"]
@@ -138,7 +138,7 @@ def test_again_adds_nothing_and_says_so_then_only_what_is_new(case: Case) -> Non
     assert third["rows_written"] == len(whole.good) - len(first.good)
 
 
-def test_an_object_that_the_transform_cannot_bear_dies_alone(case: Case) -> None:
+def test_an_object_that_breaks_the_transform_fails_alone(case: Case) -> None:
     paths = write_objects(case.source, range(60))
     culprit = paths[33]
     culprit.write_bytes(b"\n".join([line(33, 0), line(33, 1).replace(b"line 1", b"poison"), line(33, 2)]))
@@ -176,7 +176,7 @@ def test_a_transform_that_always_fails_stops_the_job_and_fails_no_object(case: C
     check_done(whole, case.table)
 
 
-def test_transforms_that_let_nothing_through_or_read_everything_several_times(case: Case) -> None:
+def test_transforms_may_drop_all_rows_or_read_the_input_several_times(case: Case) -> None:
     write_objects(case.source, range(20))
     report = case.ingest("--transform", "transforms:nothing").report
     assert (report["objects_processed"], report["rows_written"], report["batches"]) == (20, 0, 1)

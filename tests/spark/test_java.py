@@ -78,6 +78,6 @@ def test_spark_runs_on_the_java_of_the_machine(bare_environ: dict[str, str], tmp
     assert answer["total"] == 999_000
 
 
-def test_with_neither_there_is_a_sentence_before_spark_is_asked(bare_environ: dict[str, str]) -> None:
+def test_a_missing_java_is_reported_before_spark_starts(bare_environ: dict[str, str]) -> None:
     with pytest.raises(ConfigurationError, match=r"^Spark needs Java 17 or newer and none was found"):
         find_java(bare_environ, bundled=lambda: None)

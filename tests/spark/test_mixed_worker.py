@@ -127,7 +127,7 @@ def has_ended(pid: int) -> bool:
         return True
 
 
-def test_a_handler_is_served_before_spark_is_there_and_the_pipeline_after(scene: Scene) -> None:
+def test_a_handler_is_served_before_spark_starts_and_the_pipeline_after(scene: Scene) -> None:
     worker = scene.start()
     worker.expect("message.finished", message_id=scene.mail())
     assert not any('"spark.started"' in line for line in worker.said)
@@ -147,7 +147,7 @@ def test_a_handler_is_served_before_spark_is_there_and_the_pipeline_after(scene:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stop_waits_for_no_start_and_leaves_no_spark_behind(scene: Scene, number: signal.Signals) -> None:
+def test_a_stop_does_not_wait_for_spark_to_start_and_leaves_no_spark_behind(scene: Scene, number: signal.Signals) -> None:
     worker = scene.start()
     worker.expect("message.finished", message_id=scene.mail())
     wait_until(scene.pid.exists)
@@ -164,7 +164,7 @@ def test_a_stop_waits_for_no_start_and_leaves_no_spark_behind(scene: Scene, numb
     wait_until(lambda: has_ended(pid))
 
 
-def test_handlers_are_served_also_if_spark_never_starts(scene: Scene) -> None:
+def test_handlers_are_served_even_if_spark_never_starts(scene: Scene) -> None:
     scene.fail.touch()
     scene.go.touch()
     worker = scene.start()
@@ -176,7 +176,7 @@ def test_handlers_are_served_also_if_spark_never_starts(scene: Scene) -> None:
     assert worker.exit_code() == 0, worker.said
 
 
-def test_a_worker_of_pipelines_alone_ends_where_spark_never_starts(scene: Scene) -> None:
+def test_a_worker_with_only_pipelines_ends_if_spark_never_starts(scene: Scene) -> None:
     scene.fail.touch()
     scene.go.touch()
     worker = scene.start("--queues", "clicks-events")

@@ -36,7 +36,7 @@ theirs.stop()
 """
 
 
-def test_a_session_whose_workers_lack_penstock_is_told_apart_from_a_faulty_transform(tmp_path: Path) -> None:
+def test_a_session_whose_workers_lack_penstock_is_distinguished_from_a_faulty_transform(tmp_path: Path) -> None:
     python = tmp_path / "bin" / "python3"
     python.parent.mkdir()
     # Without the packages of its environment, but for the launcher that asks with -P where the bundled Java is.

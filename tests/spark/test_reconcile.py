@@ -165,7 +165,7 @@ def any_scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]
 
 
 @pytest.mark.parametrize("seed", [11, 12])
-def test_what_was_lost_on_purpose_is_announced_and_nothing_else(
+def test_only_deliberately_lost_objects_are_announced(
     any_scene: Scene, spark: SparkSession, seed: int
 ) -> None:
     scene, chance = any_scene, random.Random(seed)
@@ -208,7 +208,7 @@ def test_what_was_lost_on_purpose_is_announced_and_nothing_else(
     assert (last.listed, last.missing, last.sent, last.source) == (330, 210, 210, str(scene.landing))
 
 
-def test_nothing_missing_is_said_in_a_sentence(scene: Scene, spark: SparkSession) -> None:
+def test_a_report_without_missing_objects_is_one_sentence(scene: Scene, spark: SparkSession) -> None:
     scene.write("a", "b")
     scene.end(scene.refs(), "processed")
     report = scene.reconcile(spark)
@@ -247,7 +247,7 @@ def test_a_dry_run_sends_nothing_and_leaves_the_record_alone(scene: Scene, spark
     assert scene.app.ledger.reconciliation("clicks") == sent
 
 
-def test_what_is_younger_than_the_margin_is_not_missing_yet(scene: Scene, spark: SparkSession) -> None:
+def test_objects_younger_than_the_margin_are_not_missing_yet(scene: Scene, spark: SparkSession) -> None:
     scene.write("old", "young")
     hour_ago = time.time() - 3_600
     os.utime(scene.landing / "old", (hour_ago, hour_ago))
@@ -256,7 +256,7 @@ def test_what_is_younger_than_the_margin_is_not_missing_yet(scene: Scene, spark:
     assert (report.listed, report.missing, dict(report.left_out)) == (2, 1, {"young": 1})
 
 
-def test_a_limit_and_a_rate_bound_what_is_sent(scene: Scene, spark: SparkSession) -> None:
+def test_a_limit_and_a_rate_bound_the_messages_sent(scene: Scene, spark: SparkSession) -> None:
     scene.write(*(f"{number:03}" for number in range(30)))
     began_at = time.monotonic()
     report = scene.reconcile(spark, ReconcileRequest(older_than_seconds=0.0, limit=7, rate=5.0))
@@ -266,7 +266,7 @@ def test_a_limit_and_a_rate_bound_what_is_sent(scene: Scene, spark: SparkSession
     assert told == [(5, 7), (7, 7)]
 
 
-def test_what_cannot_be_checked_is_reported(scene: Scene, spark: SparkSession) -> None:
+def test_a_link_to_a_folder_is_reported(scene: Scene, spark: SparkSession) -> None:
     scene.write("a")
     (scene.folder / "elsewhere").mkdir()
     (scene.landing / "link").symlink_to(scene.folder / "elsewhere")
@@ -284,7 +284,7 @@ def test_a_table_below_the_source_is_left_out(tmp_path: Path, spark: SparkSessio
     scene.app.close()
 
 
-def test_a_stop_ends_it_without_a_record(scene: Scene, spark: SparkSession) -> None:
+def test_a_stopped_reconcile_leaves_no_record(scene: Scene, spark: SparkSession) -> None:
     scene.write("a")
     scene.stop.request()
     report = scene.reconcile(spark)
@@ -293,7 +293,7 @@ def test_a_stop_ends_it_without_a_record(scene: Scene, spark: SparkSession) -> N
     assert scene.of(ReconcileFinished) == []
 
 
-def test_a_stop_in_the_middle_of_spark_s_work_cancels_it(
+def test_a_stop_cancels_the_spark_job_of_a_reconcile(
     scene: Scene, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     scene.write("a")

@@ -77,7 +77,7 @@ def wait_until(there: Callable[[], bool]) -> None:
         pause.wait(0.2)
 
 
-def test_a_check_finds_a_reconcile_sends_and_status_shows_it(shop: Path) -> None:
+def test_a_check_reports_missing_objects_a_reconcile_sends_them_and_status_shows_them(shop: Path) -> None:
     code, out, err = done(shop, "reconcile", "shop:app", "clicks", "--check", "--json")
     assert code == 3, err
     report: dict[str, Any] = json.loads(out)
@@ -109,7 +109,7 @@ def test_the_number_of_waiting_messages_is_reported(capsys: pytest.CaptureFixtur
     assert ("may be among these" in waited) == bool(missing)
 
 
-def test_a_worker_reconciles_by_itself_and_stops_in_time(shop: Path) -> None:
+def test_a_worker_reconciles_on_its_schedule_and_stops_in_time(shop: Path) -> None:
     (shop / ".penstock").mkdir()
     worker = begun(shop, "worker", "shop:app", "--reconcile-every", "1 min", module=IN_PROCESS)
     try:

@@ -267,7 +267,7 @@ def lose_some(scene: Scene) -> Sequence[ObjectRef]:
 
 
 @pytest.mark.parametrize("versions", [False, True], ids=["plain", "versions"])
-def test_a_listing_finds_what_was_lost_and_no_more(
+def test_a_listing_finds_exactly_the_lost_objects(
     scene: Scene, spark: SparkSession, versions: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -290,7 +290,7 @@ def test_a_listing_finds_what_was_lost_and_no_more(
 
 @pytest.mark.parametrize("where", ["s3", "folder"])
 @pytest.mark.parametrize("form", FORMATS)
-def test_an_inventory_finds_what_was_lost_and_no_more(scene: Scene, spark: SparkSession, form: str, where: str) -> None:
+def test_an_inventory_finds_exactly_the_lost_objects(scene: Scene, spark: SparkSession, form: str, where: str) -> None:
     scene.keep_versions()
     scene.put("elsewhere/a", *PLAIN_KEYS, *ODD_KEYS, *NO_OBJECTS)
     scene.put(*PLAIN_KEYS[:5], body=b"once more")
@@ -303,7 +303,7 @@ def test_an_inventory_finds_what_was_lost_and_no_more(scene: Scene, spark: Spark
     assert report.left_out == {reason: [*NO_OBJECTS.values()].count(reason) for reason in {*NO_OBJECTS.values()}}
 
 
-def test_versions_that_were_overwritten_are_looked_for_where_they_are_asked_for(
+def test_overwritten_versions_are_checked_on_request(
     scene: Scene, spark: SparkSession
 ) -> None:
     scene.keep_versions()
@@ -321,7 +321,7 @@ def test_versions_that_were_overwritten_are_looked_for_where_they_are_asked_for(
         scene.app.broker.purge(QUEUE)
 
 
-def test_a_list_without_version_ids_does_for_a_bucket_that_never_had_any(scene: Scene, spark: SparkSession) -> None:
+def test_an_inventory_without_version_ids_is_enough_for_an_unversioned_bucket(scene: Scene, spark: SparkSession) -> None:
     scene.put(*PLAIN_KEYS)
     lost = lose_some(scene)
     names = [name for name in SCHEMA.names if name not in ("version_id", "is_latest", "is_delete_marker")]

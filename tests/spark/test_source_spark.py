@@ -156,7 +156,7 @@ def with_partitions(plan: ReadPlan, count: int) -> ReadPlan:
 
 
 @pytest.mark.parametrize("place", ["work", "quarantine"])
-def test_a_place_that_cannot_be_used_is_no_fault_of_an_object_or_a_transform(
+def test_an_unusable_folder_is_not_blamed_on_an_object_or_a_transform(
     spark: SparkSession, tmp_path: Path, source: Path, place: str
 ) -> None:
     plan = plan_of(tmp_path, source)
@@ -188,7 +188,7 @@ def test_a_bad_object_leaves_its_siblings_alone(spark: SparkSession, tmp_path: P
     assert (len(summary.readings), dict(summary.exclude)) == (19, {})
 
 
-def test_a_split_object_is_read_once_in_all(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_split_object_is_read_exactly_once(spark: SparkSession, tmp_path: Path) -> None:
     source = tmp_path / "in"
     source.mkdir()
     (source / "big.jsonl").write_bytes(b"".join(line(number) for number in range(150_000)))
@@ -214,7 +214,7 @@ def test_row_53_a_line_of_50_mb_is_a_row(spark: SparkSession, tmp_path: Path) ->
     assert summarise(plan).rows == 3
 
 
-def test_five_thousand_small_objects(spark: SparkSession, tmp_path: Path) -> None:
+def test_five_thousand_small_objects_are_read_once(spark: SparkSession, tmp_path: Path) -> None:
     source = tmp_path / "in"
     source.mkdir()
     for number in range(5_000):
@@ -234,7 +234,7 @@ def test_without_provenance_rows_are_as_declared(spark: SparkSession, tmp_path: 
     assert rows.count() == 40
 
 
-def test_a_plan_of_nothing_gives_nothing(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_empty_plan_yields_no_rows(spark: SparkSession, tmp_path: Path) -> None:
     source = tmp_path / "in"
     source.mkdir()
     plan = plan_of(tmp_path, source)
@@ -262,7 +262,7 @@ def text_line(number: int) -> bytes:
 
 @pytest.mark.parametrize("suffix", SQUEEZES)
 @pytest.mark.parametrize("form", ["jsonl", "csv", "text"])
-def test_every_format_in_every_compression(spark: SparkSession, tmp_path: Path, form: str, suffix: str) -> None:
+def test_every_format_is_read_in_every_compression(spark: SparkSession, tmp_path: Path, form: str, suffix: str) -> None:
     source = tmp_path / "in"
     source.mkdir()
     write = {"jsonl": line, "csv": csv_line, "text": text_line}[form]

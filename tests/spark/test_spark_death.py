@@ -170,7 +170,7 @@ def readiness(address: str) -> tuple[int, str]:
 
 @pytest.mark.parametrize("kind", ["worker", "ingest"])
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "in a run"])
-def test_the_process_ends_for_a_new_one_that_continues(scene: Scene, busy: bool) -> None:
+def test_a_process_whose_jvm_dies_exits_and_the_next_continues(scene: Scene, busy: bool) -> None:
     worker = scene.start()
     scene.put()
     wait_until(lambda: scene.rows() == [1])
@@ -188,7 +188,7 @@ def test_the_process_ends_for_a_new_one_that_continues(scene: Scene, busy: bool)
     wait_until(lambda: scene.rows() == wanted)  # one attempt is all they had, and the dead JVM cost none
 
 
-def test_a_mixed_worker_lets_its_handlers_finish_and_is_not_ready(scene: Scene) -> None:
+def test_a_mixed_worker_whose_jvm_dies_finishes_its_handlers_and_is_not_ready(scene: Scene) -> None:
     worker = scene.start()
     address = worker.expect("worker.started")["metrics"]
     wait_until(lambda: readiness(address) == (200, "serving mails, clicks-events"))
@@ -203,7 +203,7 @@ def test_a_mixed_worker_lets_its_handlers_finish_and_is_not_ready(scene: Scene) 
     assert worker.exit_code() == TEMPORARY_FAILURE, worker.said
 
 
-def test_a_jvm_that_dies_as_soon_as_it_is_there_is_no_other_matter(scene: Scene) -> None:
+def test_a_jvm_that_dies_right_after_its_start_is_handled_the_same(scene: Scene) -> None:
     worker = scene.start("--queues", "clicks-events")
     worker.expect("spark.started")
     kill_jvm(worker)
@@ -211,7 +211,7 @@ def test_a_jvm_that_dies_as_soon_as_it_is_there_is_no_other_matter(scene: Scene)
     assert "Spark went away" in worker.sentence()
 
 
-def test_a_supervisor_starts_another_worker(scene: Scene) -> None:
+def test_a_supervisor_replaces_a_worker_whose_jvm_died(scene: Scene) -> None:
     supervisor = scene.start("--processes", "2", "--queues", "clicks-events")
     scene.put()
     supervisor.expect("spark.started", times=2)

@@ -83,7 +83,7 @@ def lines(*ids: int) -> str:
     return "".join(json.dumps({"id": one}) + "\n" for one in ids)
 
 
-def test_a_file_that_is_written_slowly_is_taken_once_and_whole(tmp_path: Path, spark: SparkSession) -> None:
+def test_a_slowly_written_file_is_ingested_once_and_whole(tmp_path: Path, spark: SparkSession) -> None:
     pen = threading.Event()  # never set: what is tested is a file that grows over several settle times
     watched = Watched(tmp_path, spark)
     (watched.source / "before.jsonl").write_text(lines(1_000))
@@ -101,7 +101,7 @@ def test_a_file_that_is_written_slowly_is_taken_once_and_whole(tmp_path: Path, s
     assert (report.objects_superseded, report.objects_new_versions, report.batches) == (0, 0, 2)
 
 
-def test_a_schema_is_inferred_from_the_first_file_that_comes(tmp_path: Path, spark: SparkSession) -> None:
+def test_a_schema_is_inferred_from_the_first_file_that_arrives(tmp_path: Path, spark: SparkSession) -> None:
     watched = Watched(tmp_path, spark, schema=None)
     watched.start()
     (watched.source / ".a.tmp").write_text(lines(1, 2))
@@ -112,7 +112,7 @@ def test_a_schema_is_inferred_from_the_first_file_that_comes(tmp_path: Path, spa
     assert (report.schema, report.stopped) == ("id BIGINT", False)
 
 
-def test_a_folder_that_goes_and_comes_back_is_gone_on_with(tmp_path: Path, spark: SparkSession) -> None:
+def test_watching_resumes_when_a_removed_folder_returns(tmp_path: Path, spark: SparkSession) -> None:
     watched = Watched(tmp_path, spark)
     watched.start()
     (watched.source / "a.jsonl").write_text(lines(1))
@@ -126,7 +126,7 @@ def test_a_folder_that_goes_and_comes_back_is_gone_on_with(tmp_path: Path, spark
     assert watched.ids() == [1, 2]
 
 
-def test_nothing_ever_came_and_it_was_stopped(tmp_path: Path, spark: SparkSession) -> None:
+def test_a_watch_stopped_before_any_file_reports_nothing_ingested(tmp_path: Path, spark: SparkSession) -> None:
     watched = Watched(tmp_path, spark, schema=None)
     watched.start()
     report = watched.end()

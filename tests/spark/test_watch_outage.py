@@ -77,7 +77,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
     return heard
 
 
-def test_a_watching_ingest_receives_nothing_while_its_source_is_away(
+def test_a_watching_ingest_receives_nothing_while_its_source_is_unavailable(
     tmp_path: Path, spark: SparkSession, moto: AwsServer, heard: Heard
 ) -> None:
     source, table, stop = tmp_path / "in", tmp_path / "t", StopSignal()

@@ -40,7 +40,7 @@ def lines_of(log: Path) -> list[str]:
     return log.read_text(encoding="utf-8").splitlines()
 
 
-def test_a_stop_in_a_spark_run_gives_its_messages_back_and_exits_well(tmp_path: Path) -> None:
+def test_a_stop_in_a_spark_run_releases_its_messages_and_exits_with_0(tmp_path: Path) -> None:
     (tmp_path / "clicks_app.py").write_text(APP)
     (tmp_path / "transforms.py").write_text(Path(transforms.__file__).read_text())
     (tmp_path / "landing").mkdir()

@@ -18,7 +18,7 @@ from typing import Any
 
 import psycopg
 import pymysql.connections
-from tests.chaos.ledger_life import Child, Life
+from tests.chaos.ledger_worker import Child, Life
 
 from penstock.ledger import Ledger
 

@@ -163,7 +163,7 @@ def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Scene:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("scene", "step"), EXPORTS, indirect=["scene"])
-def test_an_export_that_removes(scene: Scene, step: Step) -> None:
+def test_a_killed_export_that_removes_loses_no_dead_letter(scene: Scene, step: Step) -> None:
     export = ("dead", "export", "--queue", "orders", "--remove", "--to")
     dead_letters = scene.bury(PAGE + FEW if step is Step.DEAD_LETTERS_REMOVED else FEW)
     scene.run(*export, "letters.jsonl", kill_at=step)
@@ -189,7 +189,7 @@ def test_an_export_that_removes(scene: Scene, step: Step) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("one_more", [False, True], ids=["alone", "with one more meanwhile"])
 @pytest.mark.parametrize("step", STEPS)
-def test_an_archive_of_dead_letters_near_their_end(scene: Scene, step: Step, one_more: bool) -> None:
+def test_a_killed_archive_of_expiring_dead_letters_loses_none(scene: Scene, step: Step, one_more: bool) -> None:
     scene.environment["PENSTOCK_DEAD_LETTERS_ARCHIVE"] = str(scene.folder / "archive")
     dead_letters = scene.bury(FILE_MESSAGES_MAX + FEW if step is Step.DEAD_LETTERS_REMOVED else FEW)
     grow_old(scene)
