@@ -1,9 +1,9 @@
 """`penstock` without Spark: `python -m tests.chaos.in_process ingest ...` runs its batches in its own process.
 
 For tests of the protocol around a run: claim, commit, publish, settle, and the recovery after a kill. Such a process
-starts in about a second, a JVM in six to nine. Only the engine differs from the product: plan, reader, reports, manifest
-and batch record are the product's. The engine announces the same steps as `penstock.pipeline.spark.run`, so a process
-can be killed at them here, too. Tests on Spark show that Spark's own runs survive these kills.
+starts in about a second, a JVM in six to nine. Only the engine differs from the product: plan, reader, reports,
+manifest and batch record are the product's. The engine announces the same steps as `penstock.pipeline.spark.run`, so a
+process can be killed at them here, too. Tests on Spark show that Spark's own runs survive these kills.
 """
 
 import threading

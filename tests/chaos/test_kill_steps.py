@@ -1,8 +1,8 @@
-"""The process group is killed at every step of the protocol; the same command again must make it good.
+"""The process group is killed at every step of the protocol; running the same command again must recover.
 
-In CI one story leads through all steps: killed at one, begun again and killed at the next, until nothing kills it any
-more. It runs without Spark; another one kills Spark at the steps that a run of Spark announces, and while it writes.
-The long matrix kills Spark at each step alone, and at its second time where there is one.
+In CI, one test goes through all steps without Spark: killed at one step, started again, killed at the next, and so on.
+Another test kills Spark at the steps that a run of Spark announces, and while it writes. The slow tests kill Spark at
+each step alone, and at the second occurrence of a step that occurs twice.
 """
 
 import inspect
@@ -40,7 +40,7 @@ STORY = (
     Step.QUARANTINE_PUBLISHED,
     Step.SETTLING,
     Step.SETTLED,
-    Step.DELETING,  # of what the many attempts before left
+    Step.DELETING,  # of the leftovers of the attempts before
     Step.DELETED,
 )
 
@@ -51,7 +51,7 @@ OF_A_COMPACTION = {Step.COMPACTED, Step.COMPACTION_COMMITTED, Step.LEFTOVER_MARK
 OF_THE_ARCHIVE = {Step.ARCHIVE_WRITTEN, Step.ARCHIVING, Step.ARCHIVED}  # killed at in tests/cli/test_ledger.py
 OF_A_REPAIR = {Step.REPAIRING, Step.REPAIRED}  # killed at in test_repair.py
 OF_A_REPLAY = {Step.REPLAY_INTENDED, Step.REPLAY_SENT, Step.REPLAY_MARKED}  # killed at in test_replay_kills.py
-OF_KEPT_LETTERS = {
+OF_DEAD_LETTER_FILES = {
     Step.DEAD_LETTERS_WRITTEN,
     Step.DEAD_LETTERS_KEPT,
     Step.DEAD_LETTERS_REMOVED,
@@ -60,7 +60,7 @@ OF_KEPT_LETTERS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alone:
-    """How one step is reached for the n-th time: what has to have happened before."""
+    """The n-th occurrence of one step, and the step to kill at before, if it is reached only after a death."""
 
     step: Step
     nth: int = 1
@@ -82,7 +82,7 @@ def alone() -> list[Alone]:
 
 
 def test_every_step_of_the_protocol_has_a_kill_test() -> None:
-    elsewhere = OF_A_REPAIR | OF_A_CLEANUP | OF_A_COMPACTION | OF_THE_ARCHIVE | OF_A_REPLAY | OF_KEPT_LETTERS
+    elsewhere = OF_A_REPAIR | OF_A_CLEANUP | OF_A_COMPACTION | OF_THE_ARCHIVE | OF_A_REPLAY | OF_DEAD_LETTER_FILES
     assert set(STORY) == set(Step) - elsewhere
     assert {case.step for case in alone()} == set(STORY)
     assert set(OF_A_RUN) == announced_in(run) == announced_in(in_process), "an engine announces other steps"

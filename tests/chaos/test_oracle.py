@@ -1,4 +1,4 @@
-"""The oracle itself: it must complain of every wrong that it is there to find."""
+"""The oracle itself: it must report every kind of error that it exists for."""
 
 import sqlite3
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ class World:
         self._ask("queue.db", "INSERT INTO queues VALUES (1, 'ingest'), (2, 'ingest-dlq')")
 
     def attempt(self, name: str, state: str, rows: Sequence[Values], junk: Sequence[Values] = ()) -> None:
-        """An attempt in the ledger whose files are in the tables, whatever its state."""
+        """Add an attempt to the ledger and its files to the tables, whatever its state."""
         self._ask("ledger.db", f"INSERT INTO attempts VALUES ('{name}', '{state}')")
         _append(self.table, name, rows, ROWS)
         _append(self.table.with_name("table_quarantine"), name, junk, QUARANTINE)
@@ -103,7 +103,8 @@ def test_the_oracle_finds_a_wrong_value(world: World, wrong: Mapping[str, object
 def test_the_oracle_finds_lost_changed_and_duplicate_bad_lines(world: World) -> None:
     world.attempt("one", "committed", world.rows)
     assert "bad lines are missing" in complaint(world)
-    world.attempt("two", "committed", [], world.junk)
+    world.attempt("two", "committed", [], [{**line, "raw": b"changed"} for line in world.junk])
+    assert "1 rows are not what the files hold" in complaint(world)
     world.attempt("three", "committed", [], world.junk)
     assert "twice" in complaint(world)
 

@@ -1,4 +1,4 @@
-"""Killed anywhere on the way from S3 through SQS into a table in S3; the same command again must make it good."""
+"""Ingests from S3 through SQS into a table in S3, killed at every step; running the same command again must recover."""
 
 import random
 import signal
@@ -23,7 +23,7 @@ OBJECTS = 40
 OPTIONS = ("--max-batch-objects", "20")  # two batches
 SEED = 20261121
 
-BY_QUEUE = [step for step in STORY if step is not Step.ANNOUNCED]  # S3 announces
+BY_QUEUE = [step for step in STORY if step is not Step.ANNOUNCED]  # S3 sends the notifications
 BY_LISTING = [Step.ANNOUNCED, Step.WRITTEN, Step.COMMITTED, Step.SETTLING]  # the rest is as with a queue
 
 
@@ -72,7 +72,7 @@ def test_kills_while_listing_lose_nothing(tmp_path: Path, moto: AwsServer) -> No
 @pytest.mark.spark
 @pytest.mark.slow
 def test_a_kill_at_any_of_thirty_moments_loses_nothing(tmp_path: Path, start_moto: StartAws) -> None:
-    """Every moment on buckets of its own, drawn evenly over a run's duration as measured first."""
+    """Each kill has its own buckets; the moments are uniform over the duration of a measured run."""
     moments, deaths, duration_seconds = random.Random(SEED), 0, 0.0
     for number in range(31):
         folder = tmp_path / f"moment-{number}"

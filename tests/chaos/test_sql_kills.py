@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(900)
 OBJECTS = 40
 OPTIONS = ("--max-batch-objects", "20")  # two batches
 
-# Around what the ledger is told; the rest is as with a ledger beside the table.
+# The steps around the ledger's transactions; the others are as with a ledger beside the table.
 LEDGERS = (Step.ATTEMPT_OPENED, Step.COMMITTING, Step.COMMITTED)
 ALL = [step for step in STORY if step is not Step.ANNOUNCED]  # the test announces
 TWICE = [step for step in ALL if step not in AFTER_A_DEATH]
@@ -27,7 +27,7 @@ on_both = pytest.mark.parametrize("server", ["mariadb", "postgresql"])
 
 @pytest.fixture
 def case(request: pytest.FixtureRequest, tmp_path: Path, server: str) -> Iterator[SqlCase]:
-    """The ledger hears the same of any engine; none of these starts Spark."""
+    """Return a case without Spark: the ledger gets the same calls from every engine."""
     made = SqlCase(tmp_path, request.getfixturevalue(f"{server}_url"), module=IN_PROCESS)
     yield made
     made.close()

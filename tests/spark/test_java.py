@@ -1,4 +1,4 @@
-"""Spark really starts on each Java that find_java answers, and the launcher never gets to fail without a word."""
+"""Spark starts on each Java that find_java returns; without Java, an error comes before the launcher fails silently."""
 
 import json
 import os
@@ -38,7 +38,7 @@ CALLED_BY_SPARK = ("bash", "chmod", "dirname", "env", "ls", "rm", "sh")
 
 @pytest.fixture
 def bare_environ(tmp_path: Path) -> dict[str, str]:
-    """An environment with an empty home, no Java, and on PATH nothing but what Spark calls."""
+    """Return an environment with an empty home, no Java, and only the programs that Spark calls on PATH."""
     tools = tmp_path / "tools"
     tools.mkdir()
     for name in CALLED_BY_SPARK:

@@ -1,4 +1,4 @@
-"""Mistakes that only Spark can find: one sentence, nothing lost, and the same command works once they are mended."""
+"""Mistakes that only Spark can find: one sentence, no loss, and the same command works once they are corrected."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -82,7 +82,9 @@ def ids(table: Path) -> list[int]:
         ("interval", "interval"),
     ],
 )
-def test_a_broken_transform_is_reported_and_loses_nothing(run: Ingest, tmp_path: Path, transform: str, part: str) -> None:
+def test_a_broken_transform_is_reported_and_loses_nothing(
+    run: Ingest, tmp_path: Path, transform: str, part: str
+) -> None:
     with pytest.raises(TransformError, match=part) as error:
         run(transform)
     assert "\n" not in str(error.value)
@@ -97,7 +99,9 @@ def test_a_partition_column_missing_from_the_rows_is_refused(run: Ingest) -> Non
 
 
 @pytest.mark.parametrize(("transform", "part"), [("other", "'id'|id"), ("narrower", "id")])
-def test_columns_incompatible_with_the_table_are_refused(run: Ingest, tmp_path: Path, transform: str, part: str) -> None:
+def test_columns_incompatible_with_the_table_are_refused(
+    run: Ingest, tmp_path: Path, transform: str, part: str
+) -> None:
     run()
     (tmp_path / "in" / "b.jsonl").write_text('{"id": 3}\n')
     with pytest.raises(TableError, match=part):

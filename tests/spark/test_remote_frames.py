@@ -1,4 +1,4 @@
-"""Tables as DataFrames: one suite over both readers, Spark's own and the one for places that the JVM has no way to."""
+"""Tables as DataFrames: one suite for both readers, Spark's own and the one for places that the JVM cannot access."""
 
 import datetime as dt
 from collections.abc import Mapping, Sequence
@@ -50,7 +50,7 @@ BC = dt.date(1, 1, 1)
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table whose files lie at another place than its log says, for all that the reader can know."""
+    """A table that the reader sees at another place than in its log."""
 
     loaded: Any
     root: Files
@@ -100,7 +100,7 @@ def row(number: int, place: str | None) -> dict[str, Any]:
 
 
 def made(root: LocalFiles, *, partitioned: bool = True) -> DeltaTableSink:
-    """A table with a file for each place, and one more with a column added later."""
+    """Return a table with a file for each place, and one file with a column added later."""
     columns = ["place", "day"] if partitioned else []
     first = pa.schema([*FIRST, ("place", pa.string())])
     sink = DeltaTableSink(LocalFiles(root.root), pipeline="p", partition_by=columns)

@@ -1,4 +1,4 @@
-"""`run_pipeline`: a declared pipeline over files of the test's."""
+"""`run_pipeline` runs a declared pipeline over the files of a test."""
 
 from pathlib import Path
 

@@ -41,7 +41,7 @@ ODD_KEYS = (
 
 
 class Scene:
-    """Buckets, a queue that hears of one of them, and an app with a pipeline between them."""
+    """Buckets, a queue with notifications from one of them, and an app with a pipeline between them."""
 
     def __init__(self, folder: Path, server: AwsServer, way: Way = "sqs") -> None:
         self.landing = Announced(server, way)
@@ -166,7 +166,7 @@ def test_an_ingest_processes_the_announced_objects_and_empties_the_queue(scene: 
 
 
 def test_a_table_in_the_source_bucket_does_not_feed_on_itself(scene: Scene, spark: SparkSession) -> None:
-    """Its plans and its log are JSON lines to whoever reads them so."""
+    """The table's plans and log would be valid JSON lines if they were ingested."""
     scene.table = f"s3://{scene.landing.bucket}/tables/clicks"
     scene.put("in/a.jsonl", 1, 2, junk=b"no json\n")
     first = scene.ingest(spark, queue=scene.landing.queue_arn)
@@ -181,7 +181,7 @@ def test_a_table_in_the_source_bucket_does_not_feed_on_itself(scene: Scene, spar
 
 
 def test_objects_listed_by_one_ingest_are_not_reported_by_another(scene: Scene, spark: SparkSession) -> None:
-    """A listing and a notification name one version alike."""
+    """A listing and a notification yield the same identity for a version."""
     scene.put("in/a.jsonl", 1)
     assert scene.ingest(spark).rows_written == 1
     by_queue = scene.ingest(spark, queue=scene.landing.queue_arn)

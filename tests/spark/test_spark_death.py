@@ -1,4 +1,4 @@
-"""A JVM of Spark that is killed, idle or in a run: the process ends for a new one, and nothing is lost."""
+"""Spark's JVM is killed, idle or in a run: the process exits so that a new one can continue, and nothing is lost."""
 
 import json
 import os
@@ -89,7 +89,7 @@ class Scene:
         return self._start(*(["--transform", "slow:slow"] if self.kind == "ingest" else options))
 
     def go_on(self) -> Process:
-        """Start the next process, without Spark: how it runs a batch is not the subject."""
+        """Start the next process, without Spark, which this test does not need."""
         (self.folder / "shop.py").write_text(APP.replace("    transform=slow,\n", ""))
         return self._start(module=IN_PROCESS)
 
@@ -101,7 +101,7 @@ class Scene:
         return self._processes[-1]
 
     def put(self) -> None:
-        """One more file of one row, announced in a queue without a consumer."""
+        """Add a file of one row, and announce it in the queue of a worker."""
         name, self._files = f"{self._files}.jsonl", self._files + 1
         draft = self.folder / name
         draft.write_text(json.dumps({"id": self._files}) + "\n")
@@ -146,7 +146,7 @@ def wait_until(condition: Callable[[], object]) -> None:
 
 
 def jvm_below(pid: int) -> int:
-    """The process id of the JVM that a process has started."""
+    """Return the process id of the JVM that a process has started."""
     [found] = [
         child
         for task in Path(f"/proc/{pid}/task").iterdir()
@@ -185,7 +185,7 @@ def test_a_process_whose_jvm_dies_exits_and_the_next_continues(scene: Scene, bus
     scene.put()
     scene.go_on()
     wanted = [1, 2, 3] if busy else [1, 2]
-    wait_until(lambda: scene.rows() == wanted)  # one attempt is all they had, and the dead JVM cost none
+    wait_until(lambda: scene.rows() == wanted)  # with max_attempts=1, so the dead JVM counted no attempt
 
 
 def test_a_mixed_worker_whose_jvm_dies_finishes_its_handlers_and_is_not_ready(scene: Scene) -> None:

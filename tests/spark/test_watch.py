@@ -1,4 +1,4 @@
-"""`ingest` that stays up: what comes is taken once it is at rest, and the end is in order."""
+"""`ingest --watch`: files are ingested once they are stable, and a stop ends it normally."""
 
 import json
 import threading
@@ -16,12 +16,12 @@ from penstock.worker.shutdown import StopSignal
 pytestmark = pytest.mark.timeout(400)
 
 PATIENCE_SECONDS = 120.0
-SETTLE_SECONDS = 2.5  # no writer here is that late
+SETTLE_SECONDS = 2.5  # longer than any pause of a writer in these tests
 LINES = 30
 
 
 class Watched:
-    """An ingest that watches, in a thread; the test writes, and waits for what was committed."""
+    """A watching ingest in a thread; the test writes files and waits for commits."""
 
     def __init__(self, folder: Path, spark: SparkSession, *, schema: str | None = "id long") -> None:
         self.source = folder / "in"
@@ -47,11 +47,11 @@ class Watched:
         self.wait_for(SourceScanned)
 
     def wait_for(self, kind: type[Event], count: int = 1) -> None:
-        def there() -> bool:
+        def has_arrived() -> bool:
             return sum(isinstance(event, kind) for event in self.events) >= count or bool(self._failures)
 
         with self._changed:
-            assert self._changed.wait_for(there, PATIENCE_SECONDS), f"{count} {kind.__name__} did not come"
+            assert self._changed.wait_for(has_arrived, PATIENCE_SECONDS), f"{count} {kind.__name__} did not arrive"
         if self._failures:
             raise self._failures[0]
 
@@ -84,7 +84,7 @@ def lines(*ids: int) -> str:
 
 
 def test_a_slowly_written_file_is_ingested_once_and_whole(tmp_path: Path, spark: SparkSession) -> None:
-    pen = threading.Event()  # never set: what is tested is a file that grows over several settle times
+    pen = threading.Event()  # never set: the file must grow over several settle times
     watched = Watched(tmp_path, spark)
     (watched.source / "before.jsonl").write_text(lines(1_000))
     watched.start()
