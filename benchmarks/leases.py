@@ -36,7 +36,7 @@ from typing import Any
 
 from sqlalchemy import text
 from tests.services import fauxqs_package
-from tests.services.aws_server import NOBODY, REGION, AwsServer
+from tests.services.aws_server import NO_ACCOUNT, REGION, AwsServer
 from tests.services.fault_proxy import Link
 from tests.services.mariadb_server import MariadbServer, install_template
 from tests.services.postgresql_server import PostgresqlServer, make_template
@@ -485,7 +485,7 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(PARTS), metavar="PART,...", help=f"of {', '.join(PARTS)}")
     parser.add_argument("--json", action="store_true", help="a line of JSON for each part")
     arguments = parser.parse_args()
-    os.environ.update(NOBODY)
+    os.environ.update(NO_ACCOUNT)
     heading = False
     lost = 0
     for part in arguments.only.split(","):

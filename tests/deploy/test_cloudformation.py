@@ -95,7 +95,7 @@ def test_cfn_lint_finds_mistakes(tmp_path: Path, right: str, wrong: str) -> None
 
 def test_the_permissions_equal_those_of_the_terraform(template: dict[str, Any]) -> None:
     here, there = granted(template), granted_by_terraform()
-    # Of its own the Terraform has what this template has no parameters for: metrics, people who replay, pods.
+    # Only the Terraform has statements for metrics, people who replay, and pods.
     assert there.keys() - here.keys() == {"Metrics", "Pods", "TakeOn", "Tasks"}
     assert here == {sid: there[sid] for sid in here}
 
@@ -188,8 +188,8 @@ def test_dead_letters_are_kept_for_longer_than_messages_and_everything_outlives_
         queue = resource(template, name)
         assert queue["MessageRetentionPeriod"] == RETENTION_LIMIT_SECONDS
         assert queue["QueueName"] == {"Fn::Sub": f"${{QueueName}}{suffix}"}
-        letters_of = "" if name == "FirstTier" else "-dlq"
-        arn = f"arn:${{AWS::Partition}}:sqs:${{AWS::Region}}:${{AWS::AccountId}}:${{QueueName}}{letters_of}"
+        source_suffix = "" if name == "FirstTier" else "-dlq"
+        arn = f"arn:${{AWS::Partition}}:sqs:${{AWS::Region}}:${{AWS::AccountId}}:${{QueueName}}{source_suffix}"
         assert queue["RedriveAllowPolicy"] == {"redrivePermission": "byQueue", "sourceQueueArns": [{"Fn::Sub": arn}]}
     for name in (*QUEUES, "Bucket"):
         made = template["Resources"][name]

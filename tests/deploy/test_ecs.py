@@ -70,7 +70,7 @@ def test_ecs_waits_for_the_stop_timeout() -> None:
 def test_signals_reach_penstock() -> None:
     found = container()
     assert found["command"] == ["worker", "shop:app"]
-    assert "entryPoint" not in found  # that of the image: tini, and no shell
+    assert "entryPoint" not in found  # the image's entry point is tini, without a shell
     assert found["linuxParameters"]["initProcessEnabled"] is False  # tini is one
     assert found["essential"] is True
 

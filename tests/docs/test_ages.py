@@ -31,38 +31,40 @@ def test_the_table_shows_the_resets_of_the_age() -> None:
     assert [cell.split(" ")[0] for cell in at[15]] == ["0", "0", "180"]
 
 
-# -- which of several values counts: the page says what rules and alarms do
+# -- which of several values counts: the page agrees with rules and alarms
 
 AGE = "queue_oldest_visible_message_age_seconds"
 DEPLOY = PAGE.parents[2] / "deploy"
 
 
-def told() -> dict[str, str]:
-    """From the page's table: by source, what is taken of several values."""
+def documented() -> dict[str, str]:
+    """Return the aggregation of several values by source, from the page's table."""
     return dict(re.findall(r'^\| `source="(exact|estimated)"` \| `(\w+) by ', PAGE.read_text(), re.MULTILINE))
 
 
 def test_prometheus_rules_choose_the_value_that_the_page_names() -> None:
     rules = (DEPLOY / "prometheus/penstock.rules.yaml").read_text()
     taken = re.findall(rf'(\w+) by \([^)]*\) \(penstock_{AGE}{{source="(\w+)"}}\)', rules)
-    assert {source: how for how, source in taken} == told() == {"exact": "max", "estimated": "min"}
+    assert (
+        {source: aggregation for aggregation, source in taken} == documented() == {"exact": "max", "estimated": "min"}
+    )
 
 
 def test_the_dashboard_chooses_the_value_that_the_page_names() -> None:
     dashboard = (DEPLOY / "grafana/penstock.json").read_text()
     taken = re.findall(rf'(\w+) by \([^)]*\) \(penstock_{AGE}{{[^}}]*source=\\"(\w+)\\"}}\)', dashboard)
     assert len(taken) == dashboard.count(f"penstock_{AGE}") > 0
-    assert {source: how for how, source in taken} == told()
+    assert {source: aggregation for aggregation, source in taken} == documented()
 
 
 def test_cloudwatch_alarms_choose_the_value_that_the_page_names() -> None:
-    """They are for SQS, where there are estimates alone."""
+    """These alarms are for SQS, which has only estimates."""
     for file, pattern in {
         "cloudwatch/alarms.yaml": rf"MetricName: penstock_{AGE}.*?Stat: (\w+)",
         "terraform/alarms.tf": rf'"penstock_{AGE}".*?stat += "(\w+)"',
     }.items():
-        (how,) = re.findall(pattern, (DEPLOY / file).read_text(), re.DOTALL)
-        assert how[:3].lower() == told()["estimated"]
+        (aggregation,) = re.findall(pattern, (DEPLOY / file).read_text(), re.DOTALL)
+        assert aggregation[:3].lower() == documented()["estimated"]
 
 
 def test_other_pages_name_the_same_choice_of_values() -> None:

@@ -1,4 +1,4 @@
-"""The table in docs/run/brokers.md is what the brokers say of themselves."""
+"""The table in docs/run/brokers.md equals the capabilities of the brokers."""
 
 import dataclasses
 

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 PAGE = (ROOT / "docs/run/deploying.md").read_text(encoding="utf-8")
 ALERTS = ROOT / "docs/fix/alerts.md"
-SKIPPED = {".terraform", "__pycache__", "secrets"}  # what running them leaves
+SKIPPED = {".terraform", "__pycache__", "secrets"}  # created when the files are used
 
 
 def files() -> list[Path]:
@@ -48,9 +48,9 @@ def test_every_platform_has_its_seconds(name: str) -> None:
 def test_the_table_of_stop_phases_equals_the_plan() -> None:
     stop_seconds = 100.0
     parts = {part.name.split(":")[0]: part.seconds for part in plan("ecs", platform_seconds=stop_seconds).parts}
-    told = {row[0]: row[1] for row in re.findall(r"^\| ([a-z ]+) \| (S - \d+|\d+) \|", PAGE, re.MULTILINE)}
+    documented = {row[0]: row[1] for row in re.findall(r"^\| ([a-z ]+) \| (S - \d+|\d+) \|", PAGE, re.MULTILINE)}
     rest = stop_seconds - parts["drain"]
-    assert told == {
+    assert documented == {
         "fetch no more": f"{parts['stop fetching']:g}",
         "drain": f"S - {rest:g}",
         "release": f"{parts['release unfinished messages']:g}",
@@ -69,7 +69,7 @@ def test_the_duration_of_task_protection_is_documented() -> None:
 
 
 def fenced(language: str, about: str) -> str:
-    """The example in that language in which a text stands."""
+    """Return the example in that language that contains a text."""
     (found,) = [
         one for one in re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE) if about in one
     ]
@@ -79,12 +79,12 @@ def fenced(language: str, about: str) -> str:
 def test_prometheus_accepts_the_job_and_the_job_selects_our_pods(tmp_path: Path) -> None:
     example = fenced("yaml", "kubernetes_sd_configs")
     (job,) = yaml.safe_load(example)["scrape_configs"]
-    # Not every promtool knows Kubernetes, so it is asked about the rest.
+    # Not every promtool knows Kubernetes, so it checks only the rest.
     assert job["kubernetes_sd_configs"] == [{"role": "pod", "namespaces": {"names": ["shop"]}}]
     rest = {name: value for name, value in job.items() if name != "kubernetes_sd_configs"}
     (tmp_path / "prometheus.yaml").write_text(yaml.safe_dump({"scrape_configs": [rest]}))
-    said = ask("check", "config", "--syntax-only", tmp_path / "prometheus.yaml")
-    assert said.returncode == 0, said.stdout + said.stderr
+    done = ask("check", "config", "--syntax-only", tmp_path / "prometheus.yaml")
+    assert done.returncode == 0, done.stdout + done.stderr
     assert "penstock" in job["job_name"]
     keep = job["relabel_configs"][0]
     assert keep["source_labels"] == [
@@ -132,14 +132,14 @@ def test_the_trust_policy_in_a_shell_command_is_valid() -> None:
 
 
 def test_terraform_and_manifests_name_the_same_service_accounts() -> None:
-    told = dict(re.findall(r'^  (\w+) += "shop:([\w-]+)"$', fenced("hcl", "service_accounts"), re.MULTILINE))
+    documented = dict(re.findall(r'^  (\w+) += "shop:([\w-]+)"$', fenced("hcl", "service_accounts"), re.MULTILINE))
     manifests = yaml.safe_load_all((DEPLOY / "kubernetes/config.yaml").read_text())
     roles = {
         one["metadata"]["annotations"]["eks.amazonaws.com/role-arn"].rpartition("/orders-")[2]: one["metadata"]["name"]
         for one in manifests
         if one["kind"] == "ServiceAccount"
     }
-    assert told == roles
+    assert documented == roles
 
 
 def test_the_texts_that_the_commands_replace_are_in_the_manifests() -> None:

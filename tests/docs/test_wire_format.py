@@ -73,7 +73,9 @@ def test_a_worker_processes_messages_sent_by_redis_py(redis_server: RedisServer,
     assert lines == {"a 100 None", "b 200 tenant-7", "c 300 None"}
 
 
-def test_a_worker_processes_messages_sent_by_boto3(moto: AwsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_processes_messages_sent_by_boto3(
+    moto: AwsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     environment = {
         "AWS_ACCESS_KEY_ID": "testing",
         "AWS_SECRET_ACCESS_KEY": "testing",

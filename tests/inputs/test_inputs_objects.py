@@ -1,6 +1,6 @@
-"""Rows of INPUTS that the package `objects` decides: objects that a notification names, and refused ones.
+"""The rows of INPUTS for the package `objects`: objects that a notification names, and refused ones.
 
-What becomes of a refused message (the dead-letter queue) and of an accepted object (its rows) is tested where they go.
+Other tests cover the handling of a refused message (the DLQ) and of an accepted object (its rows).
 """
 
 import json
@@ -27,7 +27,7 @@ def record(
     bucket: str = "landing",
     **described: object,
 ) -> dict[str, Any]:
-    """A record as S3 writes it; ``key`` is given as it stands in the JSON."""
+    """Return a record as S3 writes it. ``key`` is encoded as in the JSON."""
     described = {"key": key, "size": 12, "eTag": "0f", "sequencer": "0A"} | described
     return {
         "eventVersion": version,
