@@ -2,8 +2,8 @@
 
     python benchmarks/broker.py [--folder DIR] [--messages N]
 
-Prints messages a second for sending, and for receiving and acking in groups; what one call costs while 100,000 messages
-of one tenant wait; how soon a quiet tenant's message comes then; and what an idle receiver costs.
+Prints messages per second for sending, and for receiving and acking in groups; the cost of one call while 100,000
+messages of one tenant wait; the wait of a quiet tenant's message then; and the cost of an idle receiver.
 """
 
 import argparse

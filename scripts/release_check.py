@@ -29,7 +29,7 @@ from scripts.bootstrap import environment_for_uv, find_uv
 ROOT = Path(__file__).resolve().parent.parent
 INSTALL_SECONDS_MAX, COMMAND_SECONDS_MAX = 900, 180
 
-# What an extra brings, as it is imported.
+# The import names of each extra's packages.
 PACKAGES: Mapping[str, Sequence[str]] = {
     "pipeline": ("deltalake", "numpy", "pandas", "pyarrow", "zstandard"),
     "spark": ("deltalake", "numpy", "pandas", "pyarrow", "zstandard", "pyspark", "py4j"),
@@ -142,7 +142,7 @@ def _twine(out: Path) -> list[str]:
 
 
 def _try(extra: str, wheel: Path) -> list[str]:
-    """Install the wheel with an extra in a new environment, and return what fails there."""
+    """Install the wheel with an extra in a new environment, and return the failures."""
     name = f"penstock[{extra}]" if extra else "penstock"
     with tempfile.TemporaryDirectory(prefix="penstock-extra-") as folder:
         venv, work = Path(folder) / "venv", Path(folder) / "work"
@@ -169,7 +169,7 @@ def _try(extra: str, wheel: Path) -> list[str]:
 
 
 def _used(venv: Path, work: Path, extra: str) -> tuple[str, list[str]]:
-    """Import, and run the commands. Return a line that sums it up, and what failed."""
+    """Import all modules and run the commands. Return a summary line and the failures."""
     wanted = [package for each in extra.split(",") if each for package in PACKAGES[each]]
     optional = {package for packages in PACKAGES.values() for package in packages} | USERS_OWN
     commands = {

@@ -1,4 +1,4 @@
-"""The account of a rolling update, in Markdown."""
+"""The report of a rolling update, in Markdown."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ is judged by a journal that the handlers write, independent of Penstock. Run it 
 
 
 def page(stories: Sequence[Story], fleet: Fleet, sent: Sequence[str], *, rate: float) -> str:
-    """The whole account, in Markdown."""
+    """Return the whole report, in Markdown."""
     lines = fleet.lines()
     ended = Counter(line.id for line in lines if line.what == "end")
     lost = set(sent) - set(ended)

@@ -1,4 +1,4 @@
-"""Workers that come and go under load, and the monitor beside them."""
+"""Workers that are replaced under load, and the monitor."""
 
 import signal
 import subprocess
@@ -58,7 +58,7 @@ def order(body, ctx):
 
 
 def play(folder: Path, *, rate: float) -> tuple[list[Story], Fleet, list[str]]:
-    """All acts; answers their stories, the fleet with its journal, and what was sent."""
+    """Run all acts, and return their results, the fleet with its journal, and the sent messages."""
     redis = RedisServer(folder=folder / "redis", tcp=True).start()
     try:
         fleet = Fleet(
@@ -122,7 +122,7 @@ def monitored(fleet: Fleet) -> Iterator[int]:
 
 
 class Load:
-    """A steady stream of messages, from a thread of its own."""
+    """A thread that sends a steady stream of messages."""
 
     def __init__(self, fleet: Fleet, rate: float) -> None:
         self._fleet = fleet
@@ -150,7 +150,7 @@ class Load:
 
 
 class Stage:
-    """The workers, and who stands in for whom."""
+    """The workers, and their replacements."""
 
     def __init__(self, fleet: Fleet, scraper: Scraper) -> None:
         self._fleet = fleet
@@ -159,7 +159,7 @@ class Stage:
         self._names: dict[int, str] = {}
 
     def join(self, story: Story | None = None) -> WorkerProcess:
-        """One more worker, which is waited for until it says that it is ready."""
+        """Start another worker and wait until it is ready."""
         number, port = len(self._fleet.workers) + 1, free_port()
         self._fleet.environment["PENSTOCK_DATA_DIR"] = str(self._fleet.folder / f"host-{number}")
         self._fleet.environment["PENSTOCK_METRICS_ADDRESS"] = f"127.0.0.1:{port}"
@@ -177,7 +177,7 @@ class Stage:
         for old in list(self._living):
             self.join(story)
             self._living.remove(old)
-            time.sleep(1.5)  # so that the last scrape sees its work; no scrape is waited for
+            time.sleep(1.5)  # so that the last scrape includes its work
             self._told(old, story)
             time.sleep(pause_seconds)
 

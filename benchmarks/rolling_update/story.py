@@ -1,4 +1,4 @@
-"""The acts of the story, and the result of each."""
+"""The acts of the simulation, and the result of each."""
 
 import signal
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ LONG_SHARE = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Act:
-    """How the three are replaced, and by what work they are kept busy."""
+    """The method of replacement, and the work of the handlers meanwhile."""
 
     title: str
     says: str
