@@ -327,12 +327,12 @@ class SqsStage(Stage):
 
 
 class SlowWay(SqlProxy):
-    """Delay each request."""
+    """A proxy that delays each request."""
 
-    def _goes_on(self, link: Link, data: bytes, noted: tuple[Request, Fate] | None) -> bool:
+    def _apply(self, link: Link, data: bytes, noted: tuple[Request, Fate] | None) -> bool:
         if noted is not None:
             time.sleep(SLOW_SECONDS)
-        return super()._goes_on(link, data, noted)
+        return super()._apply(link, data, noted)
 
 
 def frozen_ledger(stage: Stage, server: SqlServer) -> None:

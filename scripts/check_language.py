@@ -162,11 +162,11 @@ def prose_of(module: Module) -> Iterator[Text]:
 def names_of(module: Module) -> Iterator[Text]:
     """Yield the names of the test functions and test classes of a module."""
     for node in ast.walk(module.tree):
-        is_test = (isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")) or (
-            isinstance(node, ast.ClassDef) and node.name.startswith("Test")
-        )
-        if is_test:
-            yield Text(path=module.path, text=node.name, is_name=True)
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) if name.startswith("test_"):
+                yield Text(path=module.path, text=name, is_name=True)
+            case ast.ClassDef(name=name) if name.startswith("Test"):
+                yield Text(path=module.path, text=name, is_name=True)
 
 
 def strings_of(tree: ast.Module) -> Iterator[str]:
