@@ -69,18 +69,18 @@ def death(number: int) -> Death:
     )
 
 
-def bury(broker: Broker, count: int) -> None:
+def add_dead_letters(broker: Broker, count: int) -> None:
     broker.send(QUEUE, [Outgoing(body=b"0")])  # creates the queue
     for first in range(0, count, AT_ONCE):
         numbers = range(first, min(first + AT_ONCE, count))
         broker.send(DEAD, [Outgoing(body=BODY, attributes=with_death({"trace": "t"}, death(n))) for n in numbers])
 
 
-def measured(what: str) -> dict[str, float]:
+def measured(name: str) -> dict[str, float]:
     """Measure in this process, with the broker of its environment."""
     with view(Scope(settings=load_settings())) as seen:
         seen.broker.stats(DEAD)
-        found = {"list": _list, "groups": _groups, "filter": _filter, "replay": _replay}[what](seen)
+        found = {"list": _list, "groups": _groups, "filter": _filter, "replay": _replay}[name](seen)
     return {**found, "peak MB": _peak_mb()}
 
 
@@ -176,7 +176,7 @@ def main() -> None:
         return
     for kind in ("sqlite", "redis") if given.only is None else (given.only,):
         with tempfile.TemporaryDirectory() as folder, brokers(kind, Path(folder)) as (broker, url):
-            bury(broker, given.letters)
+            add_dead_letters(broker, given.letters)
             print(f"{kind}: {given.letters:,} dead letters")
             environment = {
                 **os.environ,
@@ -184,16 +184,16 @@ def main() -> None:
                 "PENSTOCK_LEDGER": f"sqlite:///{Path(folder) / 'ledger.db'}",
                 "PENSTOCK_DATA_DIR": folder,
             }
-            for what in MEASURED:
+            for name in MEASURED:
                 done = subprocess.run(
-                    [sys.executable, "-m", "benchmarks.dead_letters", "--measure", what],
+                    [sys.executable, "-m", "benchmarks.dead_letters", "--measure", name],
                     env=environment,
                     capture_output=True,
                     check=True,
                     text=True,
                 )
                 figures = ", ".join(f"{name} {value:,.2f}" for name, value in json.loads(done.stdout).items())
-                print(f"  {what:<8} {figures}")
+                print(f"  {name:<8} {figures}")
 
 
 if __name__ == "__main__":

@@ -304,11 +304,11 @@ class Stage:
         self.stack.callback(worker.join, ENOUGH_SECONDS)
         self.stack.callback(stop.request)
 
-    def _until(self, condition: Callable[[], bool], what: str) -> None:
+    def _until(self, condition: Callable[[], bool], description: str) -> None:
         ends_at = time.monotonic() + ENOUGH_SECONDS
         while not condition():
             if time.monotonic() > ends_at:
-                raise SystemExit(f"it never came true that {what}: {self.books.working} in work, {self.books}")
+                raise SystemExit(f"not reached: {description}: {self.books.working} in work, {self.books}")
             time.sleep(0.2)
 
 
@@ -472,9 +472,9 @@ def sql_server(kind: str, folder: Path) -> SqlServer:
     return PostgresqlServer(template=make_template()).start()
 
 
-def say(what: str) -> None:
+def say(text: str) -> None:
     """Print progress to standard error; figures are on standard output."""
-    print(f"  {what}", file=sys.stderr, flush=True)
+    print(f"  {text}", file=sys.stderr, flush=True)
 
 
 def main() -> None:

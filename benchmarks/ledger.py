@@ -70,7 +70,7 @@ def _report_works(place: str, ledger: Ledger, works: int) -> None:
     met, meet_seconds = _timed(lambda: [begin(number, f"duplicate-{number}") for number in range(works)])
     ledger.close()
     assert all(finished)
-    assert all(isinstance(standing, WorkDone) for standing in met)
+    assert all(isinstance(status, WorkDone) for status in met)
     print(
         f"{place}: {works} works: begun and finished {works / finish_seconds:,.0f} a second, "
         f"duplicates told {works / meet_seconds:,.0f} a second"

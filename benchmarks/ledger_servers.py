@@ -108,11 +108,11 @@ def _measure(name: str, fresh: Callable[[], str], arguments: argparse.Namespace)
     full_url = fresh()
     began_at = time.perf_counter()
     _fill(name, full_url, arguments.rows, archived=arguments.archived)
-    what = "archived identities" if arguments.archived else "rows"
-    print(f"{name}: {arguments.rows:,} {what} written in {time.perf_counter() - began_at:.0f} s", flush=True)
+    kind = "archived identities" if arguments.archived else "rows"
+    print(f"{name}: {arguments.rows:,} {kind} written in {time.perf_counter() - began_at:.0f} s", flush=True)
     full = _times(full_url, objects=arguments.objects, rounds=arguments.rounds)
     claim, commit = full.claim_seconds / empty.claim_seconds, full.commit_seconds / empty.commit_seconds
-    print(f"{name}: the same on {arguments.rows:,} {what}: {full}: {claim:.2f} and {commit:.2f} times", flush=True)
+    print(f"{name}: the same on {arguments.rows:,} {kind}: {full}: {claim:.2f} and {commit:.2f} times", flush=True)
     claimed, taken_twice, failed = _crowd(full_url)
     print(
         f"{name}: {WORKERS} workers at once, {WORKERS_OBJECTS} objects a claim: {claimed / WORKERS_SECONDS:,.0f} "
@@ -168,19 +168,21 @@ def _crowd(url: str) -> tuple[int, int, int]:
     spawning = multiprocessing.get_context("spawn")
     barrier = spawning.Barrier(WORKERS)
     with spawning.Manager() as manager:
-        told = manager.list()
-        processes = [spawning.Process(target=_worker, args=(url, number, barrier, told)) for number in range(WORKERS)]
+        collected = manager.list()
+        processes = [
+            spawning.Process(target=_worker, args=(url, number, barrier, collected)) for number in range(WORKERS)
+        ]
         for process in processes:
             process.start()
         for process in processes:
             process.join()
-        reports = list(told)
+        reports = list(collected)
     committed = [name for names, _ in reports for name in names]
     failed = sum(errors for _, errors in reports) + WORKERS - len(reports)
     return len(committed), len(committed) - len(set(committed)), failed
 
 
-def _worker(url: str, number: int, barrier: "multiprocessing.synchronize.Barrier", told: "list[object]") -> None:
+def _worker(url: str, number: int, barrier: "multiprocessing.synchronize.Barrier", collected: "list[object]") -> None:
     ledger = Ledger.open(url)
     committed: list[bytes] = []
     errors = 0
@@ -204,7 +206,7 @@ def _worker(url: str, number: int, barrier: "multiprocessing.synchronize.Barrier
             print(f"{type(error).__name__}: {error}", file=sys.stderr)
             errors += 1
     ledger.close()
-    told.append((committed, errors))
+    collected.append((committed, errors))
 
 
 def candidate(name: str) -> Candidate:

@@ -163,14 +163,14 @@ def measured(name: str, messages: int, folder: Path, *, metrics: bool, environme
     given = {**os.environ, "PENSTOCK_DATA_DIR": str(folder), **environment, "BENCH_METRICS": "1" if metrics else ""}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=given, text=True) as process:
         assert process.stdout is not None
-        over, said = threading.Event(), {}
+        over, report = threading.Event(), {}
         for line in process.stdout:
-            said = json.loads(line)
-            if "address" in said:
-                threading.Thread(target=_scrape, args=(said["address"], over), daemon=True).start()
+            report = json.loads(line)
+            if "address" in report:
+                threading.Thread(target=_scrape, args=(report["address"], over), daemon=True).start()
         over.set()
     assert process.returncode == 0, f"{name} failed"
-    return Run(**said)
+    return Run(**report)
 
 
 def _scrape(address: str, over: threading.Event) -> None:

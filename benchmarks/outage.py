@@ -128,11 +128,11 @@ def act(folder: Path, *, failures: int, seconds: float, rate: float, backlog: in
         arrivals.end()
         stop.request()
         worker.join(60)
-        letters = app.broker.stats(f"{QUEUE}-dlq").visible
+        dead_letters = app.broker.stats(f"{QUEUE}-dlq").visible
     waits = sorted(max(books.done_at[one] - ended_at, 0.0) for one in before if one in books.done_at)
     return {
         "messages sent before its end": len(before),
-        "dead letters": letters,
+        "dead letters": dead_letters,
         "calls to what was down": books.calls_down,
         "attempts lost": sum(books.charged.values()),
         "messages that lost one": len(books.charged),

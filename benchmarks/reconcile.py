@@ -195,9 +195,9 @@ def sqlite(sizes: Sizes) -> Iterator[str]:
 
 def _row(number: int) -> tuple[Any, ...]:
     ref = reference(number)
-    told = (PIPELINE, ref.object_id, BUCKET, ref.key_bytes, ref.uri, ref.object_id, ref.size_bytes, ref.etag)
+    columns = (PIPELINE, ref.object_id, BUCKET, ref.key_bytes, ref.uri, ref.object_id, ref.size_bytes, ref.etag)
     ids = "01HZX3V6Q0000000000000000A", "01HZX3V6Q0000000000000000B"
-    return (*told, "processed", ids[0], 1, 0, 0, number // 5_000, 100, 0, ids[1], 1.7e9, 1.7e9, 1.7e9)
+    return (*columns, "processed", ids[0], 1, 0, 0, number // 5_000, 100, 0, ids[1], 1.7e9, 1.7e9, 1.7e9)
 
 
 DATABASES: dict[str, Callable[[Sizes], Any]] = {"mariadb": mariadb, "postgresql": postgresql, "sqlite": sqlite}

@@ -85,8 +85,8 @@ def main() -> None:
             done = subprocess.run(command, env=os.environ, stdout=subprocess.PIPE, text=True, check=True)
             found.append(json.loads(done.stdout))
     for kind, found in runs.items():
-        told = ", ".join(f"{what} {median(run[what] for run in found):,.0f} us" for what in found[0])
-        print(f"traces {kind}: {told}")
+        figures = ", ".join(f"{name} {median(run[name] for run in found):,.0f} us" for name in found[0])
+        print(f"traces {kind}: {figures}")
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ class Minute:
     minute: int
     begun: int  # deliveries of the poison message so far
     queue: QueueStats
-    letters: QueueStats
+    dlq: QueueStats
 
 
 def run(experiment: Experiment, broker: Broker, advance: Callable[[float], None]) -> Iterator[Minute]:
@@ -73,7 +73,7 @@ def run(experiment: Experiment, broker: Broker, advance: Callable[[float], None]
         minute += 1
         if failures := broker.settle([(delivery, Ack()) for delivery in held]):
             raise RuntimeError(f"an ack failed: {failures}")
-        yield Minute(minute=minute, begun=begun, queue=broker.stats(QUEUE), letters=broker.stats(LETTERS))
+        yield Minute(minute=minute, begun=begun, queue=broker.stats(QUEUE), dlq=broker.stats(LETTERS))
 
 
 def series() -> Mapping[str, Sequence[Minute]]:

@@ -179,7 +179,7 @@ def _used(venv: Path, work: Path, extra: str) -> tuple[str, list[str]]:
         "doctor": [venv / "bin" / "penstock", "doctor"],
     }
     results, problems = [], []
-    for what, command in commands.items():
+    for name, command in commands.items():
         done = subprocess.run(
             list(map(str, command)),
             cwd=work,
@@ -189,14 +189,14 @@ def _used(venv: Path, work: Path, extra: str) -> tuple[str, list[str]]:
             timeout=COMMAND_SECONDS_MAX,
             check=False,
         )
-        said = done.stdout + done.stderr
-        if done.returncode != 0 or "FAILED" in said or "Traceback" in said:
-            problems.append(f"{what} (exit code {done.returncode}):\n{said}")
-        elif what == "doctor" and extra in TOGETHER and "runs Python in a worker" not in said:
-            problems.append(f"doctor ran no Spark job:\n{said}")
-        results.append(said.strip().splitlines()[-1] if what == "imports" and said.strip() else what)
-    verdict = "failed" if problems else "passed"
-    return f"{results[0]}; --version, --help, doctor {verdict}", problems
+        output = done.stdout + done.stderr
+        if done.returncode != 0 or "FAILED" in output or "Traceback" in output:
+            problems.append(f"{name} (exit code {done.returncode}):\n{output}")
+        elif name == "doctor" and extra in TOGETHER and "runs Python in a worker" not in output:
+            problems.append(f"doctor ran no Spark job:\n{output}")
+        results.append(output.strip().splitlines()[-1] if name == "imports" and output.strip() else name)
+    result = "failed" if problems else "passed"
+    return f"{results[0]}; --version, --help, doctor {result}", problems
 
 
 def _bare_environment(venv: Path, work: Path) -> dict[str, str]:

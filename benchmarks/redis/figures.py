@@ -140,7 +140,7 @@ def commands(stage: Stage, figures: Figures) -> None:
     try:
         with stage.worker(stage.contestant.empty_concurrency) as worker:
             drained(stage, worker, numbers)
-            heard = sum(listening.commands.values())
+            commands = sum(listening.commands.values())
     finally:
         listening.close()
-    figures.commands_a_message = heard / COUNTED
+    figures.commands_a_message = commands / COUNTED

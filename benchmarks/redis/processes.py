@@ -17,14 +17,14 @@ class Processes:
     """One worker with all processes that it starts."""
 
     def __init__(self, command: Sequence[str], *, folder: Path, environment: Mapping[str, str], log: Path) -> None:
-        with log.open("ab") as told:
+        with log.open("ab") as output:
             self._process = subprocess.Popen(
                 command,
                 cwd=folder,
                 env={**os.environ, **environment},
                 stdin=subprocess.DEVNULL,
-                stdout=told,
-                stderr=told,
+                stdout=output,
+                stderr=output,
                 start_new_session=True,
             )
 

@@ -39,13 +39,13 @@ class Stage:
     def send(self, numbers: range, *, seconds: float = 0.0, mode: str = "one") -> float:
         """Send messages whose handlers sleep that long, and return the duration of sending."""
         words = (str(numbers.start), str(len(numbers)), str(seconds), mode)
-        with self.log.open("ab") as told:
+        with self.log.open("ab") as output:
             sent = subprocess.run(
                 [*self.contestant.sender, *words],
                 cwd=self.contestant.folder,
                 env={**os.environ, **self.environment()},
                 stdout=subprocess.PIPE,
-                stderr=told,
+                stderr=output,
                 text=True,
                 timeout=SEND_SECONDS_MAX,
                 check=False,
@@ -87,7 +87,7 @@ class Stage:
 
     def last_words(self) -> str:
         lines = self.log.read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
+        return lines[-1] if lines else "no output"
 
 
 @contextmanager

@@ -29,14 +29,14 @@ def idle(contestants: Sequence[Contestant], figures: dict[str, Figures], folder:
             workers[contestant.name] = stack.enter_context(own.worker(contestant.waiting_concurrency))
             listening[contestant.name] = own
         time.sleep(SETTLE_SECONDS)
-        heard = {name: Listening(own.server) for name, own in listening.items()}
+        listeners = {name: Listening(own.server) for name, own in listening.items()}
         before = {name: worker.cpu_seconds() for name, worker in workers.items()}
         begun = time.monotonic()
         time.sleep(IDLE_SECONDS)
         for name, worker in workers.items():
             seconds = time.monotonic() - begun
             figures[name].idle_cpu_percent = (worker.cpu_seconds() - before[name]) / seconds * 100
-            figures[name].idle_commands_rate = sum(heard[name].close().values()) / seconds
+            figures[name].idle_commands_rate = sum(listeners[name].close().values()) / seconds
             figures[name].resident_idle_mib = worker.resident_mib()
 
 

@@ -167,7 +167,7 @@ class Stage:
         self._names[worker.pid] = f"worker {number}"
         wait_for(lambda: answers(port, "/readyz"), f"worker {number} is ready")
         if story is not None:
-            story.moments.append(Moment(at=time.time(), who=self._names[worker.pid], what="is ready (`/readyz`)"))
+            story.moments.append(Moment(at=time.time(), actor=self._names[worker.pid], event="is ready (`/readyz`)"))
         self._scraper.watch(port)
         self._living.append(worker)
         return worker
@@ -178,7 +178,7 @@ class Stage:
             self.join(story)
             self._living.remove(old)
             time.sleep(1.5)  # so that the last scrape includes its work
-            self._told(old, story)
+            self._signal(old, story)
             time.sleep(pause_seconds)
 
     def leave(self) -> None:
@@ -187,29 +187,29 @@ class Stage:
         for worker in self._living:
             worker.end(within=STOP_TIMEOUT_SECONDS + 5)
 
-    def _told(self, old: WorkerProcess, story: Story) -> None:
+    def _signal(self, old: WorkerProcess, story: Story) -> None:
         name, began_at = self._names[old.pid], time.time()
-        story.moments.append(Moment(at=began_at, who=name, what=f"gets {story.act.signal.name}"))
+        story.moments.append(Moment(at=began_at, actor=name, event=f"gets {story.act.signal.name}"))
         story.names[old.pid] = name
-        story.gone_at[old.pid] = began_at
+        story.signalled_at[old.pid] = began_at
         old.signal(story.act.signal)
         code = old.end(within=STOP_TIMEOUT_SECONDS + 5)
         story.exits.append(time.time() - began_at)
-        story.moments.append(Moment(at=time.time(), who=name, what=f"is gone (exit code {code})"))
+        story.moments.append(Moment(at=time.time(), actor=name, event=f"is gone (exit code {code})"))
         story.moments += [moment for line in old.events() if (moment := logged(name, line)) is not None]
 
 
-def logged(who: str, line: dict[str, Any]) -> Moment | None:
+def logged(actor: str, line: dict[str, Any]) -> Moment | None:
     """Return the end of a worker as a moment, from its log line."""
     at = datetime.fromisoformat(line["ts"]).timestamp()
     match line["event"]:
         case "worker.draining":
-            return Moment(at=at, who=who, what=f"logs `worker.draining`, {line['in_flight']} in flight")
+            return Moment(at=at, actor=actor, event=f"logs `worker.draining`, {line['in_flight']} in flight")
         case "worker.drained":
-            return Moment(at=at, who=who, what="logs `worker.drained`")
+            return Moment(at=at, actor=actor, event="logs `worker.drained`")
         case "worker.interrupted":
-            return Moment(at=at, who=who, what=f"logs `worker.interrupted`, {line['count']} of them")
+            return Moment(at=at, actor=actor, event=f"logs `worker.interrupted`, {line['count']} of them")
         case "worker.forced":
-            return Moment(at=at, who=who, what="logs `worker.forced`")
+            return Moment(at=at, actor=actor, event="logs `worker.forced`")
         case _:
             return None

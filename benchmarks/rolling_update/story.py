@@ -52,8 +52,8 @@ ACTS = (
 @dataclass(frozen=True, kw_only=True)
 class Moment:
     at: float
-    who: str
-    what: str
+    actor: str
+    event: str
 
 
 @dataclass(kw_only=True)
@@ -65,5 +65,5 @@ class Story:
     moments: list[Moment] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     names: dict[int, str] = field(default_factory=dict)  # of those that were replaced, by pid
-    gone_at: dict[int, float] = field(default_factory=dict)  # when they got their signal, by pid
+    signalled_at: dict[int, float] = field(default_factory=dict)  # when they got their signal, by pid
     exits: list[float] = field(default_factory=list)  # seconds from the signal to the end

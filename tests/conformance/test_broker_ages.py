@@ -41,8 +41,8 @@ def test_with_redrive_the_age_resets_at_the_third_failure_and_the_sixth_takes_it
         assert at.queue.in_flight == (minute < 12 and minute % 2)  # in flight for two minutes, it is counted all along
         assert at.queue.visible == (minute < 12 and not minute % 2)
         assert at.begun == min((minute + 1) // 2, 6)
-        assert at.letters.visible == (minute >= 12)
-        assert at.letters.oldest_message_age_seconds == (None if minute < 12 else (minute - 12) * MINUTE)
+        assert at.dlq.visible == (minute >= 12)
+        assert at.dlq.oldest_message_age_seconds == (None if minute < 12 else (minute - 12) * MINUTE)
 
 
 def test_without_redrive_the_age_resets_at_every_third_failure_and_never_leaves(stand: Stand) -> None:
@@ -52,7 +52,7 @@ def test_without_redrive_the_age_resets_at_every_third_failure_and_never_leaves(
         assert at.queue.oldest_message_age_seconds == at.minute % 6 * MINUTE
         assert at.queue.in_flight + at.queue.visible == 1
         assert at.begun == (at.minute + 1) // 2
-        assert at.letters.visible == 0
+        assert at.dlq.visible == 0
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -71,7 +71,7 @@ def test_without_ages_the_poison_message_is_dead_lettered_just_the_same(stand: S
     for at in islice(run(experiment, broker, stand.advance), 60):  # not every server keeps to the order
         assert at.queue.oldest_message_age_seconds is None
         assert at.queue.oldest_visible_message_age_seconds is None
-        dead = at.letters.visible + at.letters.in_flight
+        dead = at.dlq.visible + at.dlq.in_flight
         assert at.queue.visible + at.queue.in_flight + dead == 1  # counted while in flight, and in one place
         if dead:
             break

@@ -27,7 +27,7 @@ PINGS = 15  # failed ones: if each were a receive, every message would be dead-l
 QUEUE = "landed"
 
 
-class Heard:
+class Recorder:
     """The events of an ingest, and the number of failed requests to its source."""
 
     def __init__(self) -> None:
@@ -58,13 +58,13 @@ class Heard:
 
 
 @pytest.fixture
-def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
-    heard, record_unavailable = Heard(), outage.OutageWatch._record_unavailable
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    recorder, record_unavailable = Recorder(), outage.OutageWatch._record_unavailable
 
     def record_and_count(self: outage.OutageWatch, error: str, *, by_request: bool) -> None:
         record_unavailable(self, error, by_request=by_request)
         if not by_request:
-            heard.ping_failed()
+            recorder.ping_failed()
 
     monkeypatch.setattr(outage.OutageWatch, "_record_unavailable", record_and_count)
     for name, seconds in {
@@ -74,11 +74,11 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
         "COUNTED_RELEASE_SECONDS": 1.0,
     }.items():
         monkeypatch.setattr(outage, name, seconds)
-    return heard
+    return recorder
 
 
 def test_a_watching_ingest_receives_nothing_while_its_source_is_unavailable(
-    tmp_path: Path, spark: SparkSession, moto: AwsServer, heard: Heard
+    tmp_path: Path, spark: SparkSession, moto: AwsServer, recorder: Recorder
 ) -> None:
     source, table, stop = tmp_path / "in", tmp_path / "t", StopSignal()
     source.mkdir()
@@ -99,25 +99,29 @@ def test_a_watching_ingest_receives_nothing_while_its_source_is_unavailable(
         queue=QUEUE,
         settings=Settings(aws_endpoint_url=moto.url, aws_region=moto.aws.region, one_host=True),
     )
-    thread = threading.Thread(target=lambda: ingest(request, stop=stop, spark=spark, listeners=(heard,)), daemon=True)
+    thread = threading.Thread(
+        target=lambda: ingest(request, stop=stop, spark=spark, listeners=(recorder,)), daemon=True
+    )
     for number in range(3):
         put(number)
     sqs.send_message(QueueUrl=url, MessageBody=bodies[0])
     thread.start()
     try:
-        heard.until_count(BatchCommitted)
+        recorder.until_count(BatchCommitted)
         source.rename(tmp_path / "record_unavailable")
-        heard.until_count(StoreUnavailable)
+        recorder.until_count(StoreUnavailable)
         for body in bodies[1:]:
             sqs.send_message(QueueUrl=url, MessageBody=body)
-        pings_before = heard.failed_pings
-        heard.until(lambda: heard.failed_pings >= pings_before + PINGS, "pings of the source fail")
+        pings_before = recorder.failed_pings
+        recorder.until(lambda: recorder.failed_pings >= pings_before + PINGS, "pings of the source fail")
         (tmp_path / "record_unavailable").rename(source)
-        heard.until_count(StoreAvailable)
-        heard.until(lambda: sum(one.rows for one in heard.events if isinstance(one, BatchCommitted)) == 3, "all rows")
+        recorder.until_count(StoreAvailable)
+        recorder.until(
+            lambda: sum(one.rows for one in recorder.events if isinstance(one, BatchCommitted)) == 3, "all rows"
+        )
     finally:
         stop.request()
         thread.join(PATIENCE_SECONDS)
     assert not thread.is_alive()
     assert sorted(DeltaTable(str(table)).to_pyarrow_table(columns=["id"])["id"].to_pylist()) == [0, 1, 2]
-    assert max(heard.receives.values()) <= 2, "one by a poll that was under way, and the successful one"
+    assert max(recorder.receives.values()) <= 2, "one by a poll that was under way, and the successful one"
