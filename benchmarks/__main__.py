@@ -1,4 +1,4 @@
-"""`make bench`: these benchmarks with their defaults, one after another, each in a process of its own."""
+"""`make bench`: these benchmarks with their defaults, one after another, each in its own process."""
 
 import subprocess
 import sys

@@ -2,8 +2,8 @@
 
     python benchmarks/broker.py [--folder DIR] [--messages N]
 
-Prints messages a second for sending, and for receiving and acking in groups; what one call costs while 100,000 messages
-of one tenant wait; how soon a quiet tenant's message comes then; and what an idle receiver costs.
+Prints messages per second for sending, and for receiving and acking in groups; the cost of one call while 100,000
+messages of one tenant wait; the wait of a quiet tenant's message then; and the cost of an idle receiver.
 """
 
 import argparse
@@ -73,12 +73,12 @@ def backlog(name: str, broker: Broker) -> None:
     milliseconds("first receive after it", lambda: broker.receive("busy", messages_max=50, lease_seconds=60), 1)
 
 
-def milliseconds(what: str, call: object, times: int) -> None:
+def milliseconds(label: str, call: object, times: int) -> None:
     assert callable(call)
     started = time.perf_counter()
     for _ in range(times):
         call()
-    print(f"  {what:>24}: {(time.perf_counter() - started) / times * 1_000:8.2f}")
+    print(f"  {label:>24}: {(time.perf_counter() - started) / times * 1_000:8.2f}")
 
 
 def idle(name: str, broker: Broker) -> None:

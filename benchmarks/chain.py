@@ -1,11 +1,11 @@
-"""The whole chain against bare Spark: folder -> queue -> ledger -> Spark -> Delta, beside `spark.read.json` -> Parquet.
+"""The whole chain against bare Spark: folder -> queue -> ledger -> Spark -> Delta, and `spark.read.json` -> Parquet.
 
     python -m benchmarks.chain [--big-mb 500] [--small 5000] [--rounds 3] [--only big|small]
 
-Both sides read the same files in one session of one process, and both keep the file's path in every row. For Penstock
-the clock runs over scan, notifications, claims, commit, publish, acknowledgement and sweep. Rounds alternate; the first
-round of each meets a cold JVM, the very first one the coldest, and does not count; of the others the medians and their
-ratio are printed (above 1: Penstock is quicker).
+Both sides read the same files in one session of one process, and both keep the file's path in every row. Penstock's
+time includes scan, notifications, claims, commit, publish, acknowledgement and sweep. Rounds alternate. The first round
+of each side warms up the JVM and does not count. Prints the medians of the others and their ratio (above 1: Penstock is
+faster).
 """
 
 import argparse
@@ -28,7 +28,7 @@ Side = Callable[[Session, Path, Path], None]
 
 
 def chain(spark: Session, source: Path, target: Path) -> None:
-    """An ingest into a new table, in a session that is there."""
+    """Ingest into a new table, in the given session."""
     request = IngestRequest(source=str(source), table=str(target), schema=DDL)
     report = ingest(request, stop=StopSignal(), spark=spark)
     if report.objects_processed != report.objects_found:
@@ -36,7 +36,7 @@ def chain(spark: Session, source: Path, target: Path) -> None:
 
 
 def native(spark: Session, source: Path, target: Path) -> None:
-    """Spark's own reader and writer."""
+    """Read and write with Spark alone."""
     read_native("jsonl", spark, source, target)
 
 

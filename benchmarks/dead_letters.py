@@ -1,11 +1,11 @@
-"""Measure the dead-letter commands on a great many dead letters: the embedded queue and Redis.
+"""Measure the dead-letter commands on many dead letters, on the embedded queue and Redis.
 
     python -m benchmarks.dead_letters [--letters 100000] [--only sqlite|redis]
 
-Writes dead letters of three errors, each with a traceback and four attempts, and then measures, each in its own
-process, seconds and peak memory: the first page of the list, groups (until the first counts can be shown, and
-until all are exact), a filter over all of them, and the replay of 1,000 that a filter finds, with record and audit.
-Seconds are those inside the process, once it has started and opened broker and ledger.
+Writes dead letters of three errors, each with a traceback and four attempts. Then measures time and peak memory, each
+in a separate process: the first page of the list, groups (until the first counts are available, and until all are
+exact), a filter over all of them, and the replay of 1,000 that a filter selects, with record and audit. The time begins
+when the process has opened broker and ledger.
 """
 
 import argparse
@@ -49,7 +49,7 @@ MEASURED = ("list", "groups", "filter", "replay")
 
 
 def death(number: int) -> Death:
-    """As a worker writes it: about two kilobytes."""
+    """Return a dead letter as a worker writes it, of about two kilobytes."""
     attempt = AttemptRecord(
         started_at=1.7e9, ended_at=1.7e9 + 1, worker="host-12-01ABC", end="failed", reason="KeyError: 7"
     )
@@ -69,18 +69,18 @@ def death(number: int) -> Death:
     )
 
 
-def bury(broker: Broker, count: int) -> None:
-    broker.send(QUEUE, [Outgoing(body=b"0")])  # so that there is such a queue
+def add_dead_letters(broker: Broker, count: int) -> None:
+    broker.send(QUEUE, [Outgoing(body=b"0")])  # creates the queue
     for first in range(0, count, AT_ONCE):
         numbers = range(first, min(first + AT_ONCE, count))
         broker.send(DEAD, [Outgoing(body=BODY, attributes=with_death({"trace": "t"}, death(n))) for n in numbers])
 
 
-def measured(what: str) -> dict[str, float]:
-    """In this process, with the broker of its environment."""
+def measured(name: str) -> dict[str, float]:
+    """Measure in this process, with the broker of its environment."""
     with view(Scope(settings=load_settings())) as seen:
         seen.broker.stats(DEAD)
-        found = {"list": _list, "groups": _groups, "filter": _filter, "replay": _replay}[what](seen)
+        found = {"list": _list, "groups": _groups, "filter": _filter, "replay": _replay}[name](seen)
     return {**found, "peak MB": _peak_mb()}
 
 
@@ -176,7 +176,7 @@ def main() -> None:
         return
     for kind in ("sqlite", "redis") if given.only is None else (given.only,):
         with tempfile.TemporaryDirectory() as folder, brokers(kind, Path(folder)) as (broker, url):
-            bury(broker, given.letters)
+            add_dead_letters(broker, given.letters)
             print(f"{kind}: {given.letters:,} dead letters")
             environment = {
                 **os.environ,
@@ -184,16 +184,16 @@ def main() -> None:
                 "PENSTOCK_LEDGER": f"sqlite:///{Path(folder) / 'ledger.db'}",
                 "PENSTOCK_DATA_DIR": folder,
             }
-            for what in MEASURED:
+            for name in MEASURED:
                 done = subprocess.run(
-                    [sys.executable, "-m", "benchmarks.dead_letters", "--measure", what],
+                    [sys.executable, "-m", "benchmarks.dead_letters", "--measure", name],
                     env=environment,
                     capture_output=True,
                     check=True,
                     text=True,
                 )
                 figures = ", ".join(f"{name} {value:,.2f}" for name, value in json.loads(done.stdout).items())
-                print(f"  {what:<8} {figures}")
+                print(f"  {name:<8} {figures}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Leases while something else fails or is slow: how many messages are lost, and how near the others come to it.
+"""Leases while another component fails or is slow: the number of lost messages, and the margin of the others.
 
     python -m benchmarks.leases [--seconds 150] [--messages 10000] [--claims 1000] [--only PART,...] [--json]
 
-A worker has messages in work whose handlers do not return; a second worker waits at the same queues. Both have default
-settings: a lease of 60 s. That goes on for two and a half leases, while
+A worker has messages in work whose handlers do not return; a second worker polls the same queues. Both have default
+settings: a lease of 60 s. For two and a half leases, one of these parts applies:
 
 - `mariadb`, `postgresql`: the server of the ledger is frozen (SIGSTOP). Half of the handlers hold a claim there.
 - `objects`: the object store is frozen (moto). Half of the handlers have an object of it, half of those read again.
@@ -11,11 +11,11 @@ settings: a lease of 60 s. That goes on for two and a half leases, while
 - `rows-mariadb`, `rows-postgresql`: the ledger takes 45 ms for each of 1,000 claims that it extends.
 - `redis`, `sqlite`, `sqs`: 10,000 messages of one queue are in work. SQS is fauxqs, a server for tests.
 
-Then it heals, the handlers return, and every message has to be acked. A message counts as lost if its lease ended, or
-if a handler was called with it while another call had it. `gap` is the longest time between two extensions of one
-lease, `left` what that left of it; `leases/s` are those extended a second, while calls to extend are under way. A
-connection of its own asks the ledger every second how soon the first claim ends (`claims left`, negative: that long
-ago; a claim that ended is lost only if another worker takes it). A part takes three minutes or more.
+Then the component recovers, the handlers return, and every message must be acked. A message counts as lost if its lease
+ended, or if a handler was called with it while another call had it. `gap` is the longest time between two extensions of
+one lease, `left` the rest of the lease then; `leases/s` are the leases extended per second, while calls to extend are
+under way. A separate connection reads every second how soon the first claim ends (`claims left`; negative: that long
+ago; an ended claim is lost only if another worker takes it over). A part takes three minutes or more.
 """
 
 import argparse
@@ -36,7 +36,7 @@ from typing import Any
 
 from sqlalchemy import text
 from tests.services import fauxqs_package
-from tests.services.aws_server import NOBODY, REGION, AwsServer
+from tests.services.aws_server import NO_ACCOUNT, REGION, AwsServer
 from tests.services.fault_proxy import Link
 from tests.services.mariadb_server import MariadbServer, install_template
 from tests.services.postgresql_server import PostgresqlServer, make_template
@@ -71,10 +71,10 @@ from penstock.worker.shutdown import StopSignal
 
 LEASE_SECONDS = 60.0  # the default
 SLOW_SECONDS = 0.045
-ENOUGH_SECONDS = 600.0  # for what has to come at all
+ENOUGH_SECONDS = 600.0  # the limit for every wait
 CONCURRENCY_MAX = 10_000
 BUCKET = "bench"
-FEW = 100  # messages, where the number is not what is measured
+FEW = 100  # messages, in parts that do not measure their number
 
 SqlServer = MariadbServer | PostgresqlServer
 
@@ -101,7 +101,7 @@ SLOW_ROWS = {
     ),
 }
 FAST_ROWS = {"mariadb": "DROP TRIGGER slow", "postgresql": "DROP TRIGGER slow ON works"}
-CLAIMS_END = {  # in how many seconds the first open claim ends, by the database's clock
+CLAIMS_END = {  # seconds until the first open claim ends, by the database's clock
     "mariadb": "SELECT MIN(lease_until) - UNIX_TIMESTAMP(NOW(6)) FROM works WHERE ended_at IS NULL",
     "postgresql": "SELECT MIN(lease_until) - EXTRACT(EPOCH FROM clock_timestamp()) FROM works WHERE ended_at IS NULL",
 }
@@ -109,7 +109,7 @@ CLAIMS_END = {  # in how many seconds the first open claim ends, by the database
 
 @dataclass(kw_only=True)
 class Books:
-    """The events of a run. Threads of handlers and of workers write, under the lock."""
+    """The events of a run. Threads of handlers and workers write under the lock."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     workers: int = 0  # that began to serve
@@ -117,7 +117,7 @@ class Books:
     calls: int = 0
     twice: set[str] = field(default_factory=set)  # messages that two calls had at a time
     elsewhere: set[str] = field(default_factory=set)  # messages that the second worker began, though not released
-    released: set[str] = field(default_factory=set)  # what an object could not be read for
+    released: set[str] = field(default_factory=set)  # reasons why objects could not be read
     leased_at: dict[str, float] = field(default_factory=dict)  # monotonic: the last receive or extension
     gap_seconds: float = 0.0
     lost: set[str] = field(default_factory=set)
@@ -144,7 +144,7 @@ class Books:
 
     @property
     def working(self) -> int:
-        """Messages in work now."""
+        """Return the number of messages in work."""
         with self.lock:
             return sum(1 for count in self.alive.values() if count)
 
@@ -175,13 +175,13 @@ class Books:
                     pass
 
     def end_of_hold(self) -> None:
-        """Leases that were not extended until now count as well."""
+        """Include the leases that were not extended until now."""
         now = time.monotonic()
         with self.lock:
             self.gap_seconds = max([self.gap_seconds, *(now - at for at in self.leased_at.values())])
 
     def time(self, broker: Broker) -> None:
-        """Measure what the broker's extensions take."""
+        """Measure the time of the broker's extensions."""
         extend = broker.extend
 
         def timed(deliveries: Sequence[Delivery], *, lease_seconds: float) -> Sequence[Delivery]:
@@ -228,17 +228,17 @@ class Stage:
     lease_seconds: float
     books: Books = field(default_factory=Books)
     gate: Gate = field(default_factory=Gate)
-    failing: threading.Event = field(default_factory=threading.Event)  # what the part is about has begun
+    failing: threading.Event = field(default_factory=threading.Event)  # the fault has begun
     queues: Sequence[str] = ("plain",)
     ledger: str = "sqlite://"
     store: AwsServer | None = None
 
     def broker(self, holder: str) -> Broker:
-        """Another view of the broker."""
+        """Return another connection to the broker."""
         return SqliteBroker(self.folder / "queue.db", holder=holder)
 
     def run(self, *, fail: Callable[[], object] = int, heal: Callable[[], object] = int) -> None:
-        """Until all messages were in work, for the seconds, and until all are acked. It heals whatever happens."""
+        """Wait until all messages are in work, fail for `seconds`, heal in any case, and wait until all are acked."""
         began_at = time.monotonic()
         self._start("first")
         self._until(lambda: self.books.working >= self.messages, "all messages are in work")
@@ -304,11 +304,11 @@ class Stage:
         self.stack.callback(worker.join, ENOUGH_SECONDS)
         self.stack.callback(stop.request)
 
-    def _until(self, condition: Callable[[], bool], what: str) -> None:
+    def _until(self, condition: Callable[[], bool], description: str) -> None:
         ends_at = time.monotonic() + ENOUGH_SECONDS
         while not condition():
             if time.monotonic() > ends_at:
-                raise SystemExit(f"it never came true that {what}: {self.books.working} in work, {self.books}")
+                raise SystemExit(f"not reached: {description}: {self.books.working} in work, {self.books}")
             time.sleep(0.2)
 
 
@@ -327,12 +327,12 @@ class SqsStage(Stage):
 
 
 class SlowWay(SqlProxy):
-    """Each request takes so much longer."""
+    """A proxy that delays each request."""
 
-    def _goes_on(self, link: Link, data: bytes, noted: tuple[Request, Fate] | None) -> bool:
+    def _apply(self, link: Link, data: bytes, noted: tuple[Request, Fate] | None) -> bool:
         if noted is not None:
             time.sleep(SLOW_SECONDS)
-        return super()._goes_on(link, data, noted)
+        return super()._apply(link, data, noted)
 
 
 def frozen_ledger(stage: Stage, server: SqlServer) -> None:
@@ -361,7 +361,7 @@ def frozen_store(stage: Stage) -> None:
 
 def slow_requests(stage: Stage, server: SqlServer, kind: str) -> None:
     direct = server.fresh()
-    Ledger.open(direct).close()  # which is many requests
+    Ledger.open(direct).close()  # takes many requests
     way = SlowWay(direct)
     stage.stack.callback(way.close)
     _with_claims(stage, way.url, direct, kind)
@@ -376,7 +376,7 @@ def slow_rows(stage: Stage, server: SqlServer, kind: str) -> None:
 def _with_claims(
     stage: Stage, ledger: str, direct: str, kind: str, *, slow: Sequence[str] = (), fast: Sequence[str] = ()
 ) -> None:
-    """Nine of ten messages hold a claim; a connection of its own looks how soon the first of those ends."""
+    """Nine of ten messages hold a claim; a separate connection reads how soon the first of those ends."""
     stage.ledger, stage.queues = ledger, ("plain", "keyed")
     stage.send("plain", [b"{}"] * FEW)
     stage.send("keyed", [b"{}"] * (stage.messages - FEW))
@@ -434,7 +434,7 @@ def figures(part: str, stage: Stage) -> Mapping[str, Any]:
 def measure(
     part: str, *, seconds: float, messages: int, claims: int, lease_seconds: float = LEASE_SECONDS
 ) -> Mapping[str, Any]:
-    """One part in this process. Raises `SystemExit` if what has to come never does."""
+    """Run one part in this process. Raises `SystemExit` if an awaited state is not reached."""
     kind = part.rpartition("-")[2]
     if part.startswith(("claims", "rows")):
         messages = claims + FEW
@@ -472,9 +472,9 @@ def sql_server(kind: str, folder: Path) -> SqlServer:
     return PostgresqlServer(template=make_template()).start()
 
 
-def say(what: str) -> None:
-    """For those who wait; figures are on standard output."""
-    print(f"  {what}", file=sys.stderr, flush=True)
+def say(text: str) -> None:
+    """Print progress to standard error; figures are on standard output."""
+    print(f"  {text}", file=sys.stderr, flush=True)
 
 
 def main() -> None:
@@ -485,7 +485,7 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(PARTS), metavar="PART,...", help=f"of {', '.join(PARTS)}")
     parser.add_argument("--json", action="store_true", help="a line of JSON for each part")
     arguments = parser.parse_args()
-    os.environ.update(NOBODY)
+    os.environ.update(NO_ACCOUNT)
     heading = False
     lost = 0
     for part in arguments.only.split(","):

@@ -1,4 +1,4 @@
-"""How long the ledger takes: 5,000 objects claimed and committed in a file, two objects in memory, and works.
+"""The time of ledger operations: claim and commit 5,000 objects in a file, two objects in memory, and works.
 
 python benchmarks/ledger.py [--objects N] [--rounds N] [--works N]
 """
@@ -57,7 +57,7 @@ def _report(place: str, ledger: Ledger, arguments: argparse.Namespace) -> None:
 
 
 def _report_works(place: str, ledger: Ledger, works: int) -> None:
-    """One thread: each key begun and finished, and then met again as a duplicate."""
+    """In one thread, begin and finish each key, and then begin it again as a duplicate."""
 
     def begin(number: int, attempt: str) -> WorkClaimResult:
         return ledger.begin_work("handler", f"{number}", attempt_id=attempt, worker="benchmark", lease_seconds=60.0)
@@ -70,7 +70,7 @@ def _report_works(place: str, ledger: Ledger, works: int) -> None:
     met, meet_seconds = _timed(lambda: [begin(number, f"duplicate-{number}") for number in range(works)])
     ledger.close()
     assert all(finished)
-    assert all(isinstance(standing, WorkDone) for standing in met)
+    assert all(isinstance(status, WorkDone) for status in met)
     print(
         f"{place}: {works} works: begun and finished {works / finish_seconds:,.0f} a second, "
         f"duplicates told {works / meet_seconds:,.0f} a second"

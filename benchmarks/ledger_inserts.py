@@ -1,12 +1,12 @@
-"""Claims with our multi-row INSERT and with the ways that SQLAlchemy and the driver have, taking turns in one run.
+"""Claims with our multi-row INSERT and with those of SQLAlchemy and the driver, alternating in one run.
 
 python -m benchmarks.ledger_inserts [--objects N] [--rounds N] [--only mariadb|postgresql]
 
 `ours` is the hook in penstock.ledger.dialects.mysql or postgresql; `driver` is the driver's own executemany
 (PyMySQL joins rows into one statement, psycopg 3 sends them in pipeline mode); `insertmanyvalues` is SQLAlchemy's,
-which neither dialect uses for an INSERT without RETURNING unless told to. A round claims and commits new objects each
-way; printed are medians of the claims, of the wall clock and of this process's CPU time, and their ratios to ours. On a
-busy machine the CPU time is the one to compare: it leaves out the server and whatever else runs.
+which neither dialect uses by default for an INSERT without RETURNING. A round claims and commits new objects with each
+method. Prints medians of the claims' wall-clock time and CPU time of this process, and their ratios to ours. On a busy
+machine, compare the CPU time: it excludes the server and other processes.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""The ledger on MariaDB and PostgreSQL: a claim and a commit on an empty one, on one of many rows, and many at once.
+"""The ledger on MariaDB and PostgreSQL: a claim and a commit with no rows, with many rows, and with many workers.
 
 python -m benchmarks.ledger_servers [--rows N] [--archived] [--objects N] [--rounds N] [--only mariadb|postgresql]
 
-The servers are private ones of this machine, over unix sockets, with memory for all pages and every commit on disk.
-The rows are as a pipeline leaves them that processed 5,000 objects a batch; the objects claimed are new ones, whose ids
-fall between theirs. With --archived those rows have left for the archive, as after a retention, and their identities
-are what is there. The workers that claim at once are processes; half of what each wants is wanted by all.
+The servers are private ones on this machine, over unix sockets, with memory for all pages and every commit on disk. The
+rows are those of a pipeline with batches of 5,000 objects; the claimed objects are new, with ids between theirs. With
+--archived, the rows were archived, as after a retention, and only their identities remain. Concurrent workers are
+processes; half of the objects that each one claims are claimed by all.
 """
 
 import argparse
@@ -36,7 +36,7 @@ WORKERS_OBJECTS = 500  # of one claim
 WORKERS_SECONDS = 10.0
 LEASE_SECONDS = 60.0
 
-# One statement a database: row i of the pipeline, in the order of its id, so that every index is filled in its order.
+# One statement per database: row i of the pipeline, in the order of ids, so that every index is filled in order.
 _FILL = {
     "mariadb": """
         INSERT INTO objects (pipeline, object_id, bucket, `key`, uri, uri_digest, size_bytes, etag, sequencer, state,
@@ -80,7 +80,7 @@ _FILL_ARCHIVED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
-    """Medians."""
+    """Median times."""
 
     claim_seconds: float
     commit_seconds: float
@@ -108,11 +108,11 @@ def _measure(name: str, fresh: Callable[[], str], arguments: argparse.Namespace)
     full_url = fresh()
     began_at = time.perf_counter()
     _fill(name, full_url, arguments.rows, archived=arguments.archived)
-    what = "archived identities" if arguments.archived else "rows"
-    print(f"{name}: {arguments.rows:,} {what} written in {time.perf_counter() - began_at:.0f} s", flush=True)
+    kind = "archived identities" if arguments.archived else "rows"
+    print(f"{name}: {arguments.rows:,} {kind} written in {time.perf_counter() - began_at:.0f} s", flush=True)
     full = _times(full_url, objects=arguments.objects, rounds=arguments.rounds)
     claim, commit = full.claim_seconds / empty.claim_seconds, full.commit_seconds / empty.commit_seconds
-    print(f"{name}: the same on {arguments.rows:,} {what}: {full}: {claim:.2f} and {commit:.2f} times", flush=True)
+    print(f"{name}: the same on {arguments.rows:,} {kind}: {full}: {claim:.2f} and {commit:.2f} times", flush=True)
     claimed, taken_twice, failed = _crowd(full_url)
     print(
         f"{name}: {WORKERS} workers at once, {WORKERS_OBJECTS} objects a claim: {claimed / WORKERS_SECONDS:,.0f} "
@@ -144,7 +144,7 @@ def _fill(name: str, url: str, rows: int, *, archived: bool) -> None:
     ledger = Ledger.open(url)
     ledger.ensure_pipeline(PIPELINE)
     ledger.close()
-    # A connection of its own: one statement here takes longer than any of the ledger's may.
+    # A separate connection, because one statement here takes longer than the ledger's limit.
     driver = "mysql+pymysql" if name == "mariadb" else "postgresql+psycopg"
     engine = create_engine(make_url(url).set(drivername=driver), isolation_level="AUTOCOMMIT")
     step = 2**62 // rows
@@ -164,23 +164,25 @@ def _fill(name: str, url: str, rows: int, *, archived: bool) -> None:
 
 
 def _crowd(url: str) -> tuple[int, int, int]:
-    """How many objects all workers committed, how many more than once, and how many errors they met."""
+    """The number of objects that all workers committed, of those committed more than once, and of errors."""
     spawning = multiprocessing.get_context("spawn")
     barrier = spawning.Barrier(WORKERS)
     with spawning.Manager() as manager:
-        told = manager.list()
-        processes = [spawning.Process(target=_worker, args=(url, number, barrier, told)) for number in range(WORKERS)]
+        collected = manager.list()
+        processes = [
+            spawning.Process(target=_worker, args=(url, number, barrier, collected)) for number in range(WORKERS)
+        ]
         for process in processes:
             process.start()
         for process in processes:
             process.join()
-        reports = list(told)
+        reports = list(collected)
     committed = [name for names, _ in reports for name in names]
     failed = sum(errors for _, errors in reports) + WORKERS - len(reports)
     return len(committed), len(committed) - len(set(committed)), failed
 
 
-def _worker(url: str, number: int, barrier: "multiprocessing.synchronize.Barrier", told: "list[object]") -> None:
+def _worker(url: str, number: int, barrier: "multiprocessing.synchronize.Barrier", collected: "list[object]") -> None:
     ledger = Ledger.open(url)
     committed: list[bytes] = []
     errors = 0
@@ -200,11 +202,11 @@ def _worker(url: str, number: int, barrier: "multiprocessing.synchronize.Barrier
             if claim.claimed:
                 ledger.commit(outcome(claim))
                 committed += claim.claimed
-        except Exception as error:  # what would reach the user
+        except Exception as error:  # errors that would reach the user
             print(f"{type(error).__name__}: {error}", file=sys.stderr)
             errors += 1
     ledger.close()
-    told.append((committed, errors))
+    collected.append((committed, errors))
 
 
 def candidate(name: str) -> Candidate:

@@ -2,10 +2,9 @@
 
     python -m benchmarks.metrics [--rounds N] [--messages N] [--only NAME]
 
-With metrics means: everything is counted, and the endpoint is scraped once a second by another process. Each round runs
-both in processes of their own, the first of them changing, and the figures are medians: messages a second from the
-first call to the last, microseconds of a core for each of them, and of both the ratio within a round, as a busy machine
-is slow and quick by turns.
+With metrics, everything is counted, and another process scrapes the endpoint once a second. Each round runs both kinds
+in separate processes, in alternating order. The figures are medians: messages per second from the first call to the
+last, CPU microseconds per message, and the ratio of both within a round, because the speed of a busy machine varies.
 
 - ``sqlite``, ``redis``: as `penstock worker` runs, with its record and its log at the default level (to /dev/null).
 - ``bare sqlite``, ``bare redis``: the same without any other listener, so that metrics pay for every event that is
@@ -61,7 +60,7 @@ class Run:
 
 
 class Calls:
-    """The handler: notes when it was called first and last, and stops the worker then."""
+    """A handler that records its first and last call, and then stops the worker."""
 
     def __init__(self, messages: int, stop: StopSignal) -> None:
         self._left = messages
@@ -86,7 +85,7 @@ class Calls:
 
 
 def worked(name: str, messages: int, *, metrics: bool) -> Run:
-    """One run in this process."""
+    """Run once in this process."""
     stop = StopSignal()
     calls = Calls(messages, stop)
     settings = load_settings(metrics_address="127.0.0.1:0" if metrics else None)
@@ -105,7 +104,7 @@ def worked(name: str, messages: int, *, metrics: bool) -> Run:
 
 
 def bare(broker: Broker, settings: Settings, calls: Calls, stop: StopSignal, *, queue: str) -> Run:
-    """A worker without log and record; with metrics, these alone."""
+    """Run a worker without log and record; with metrics, they are the only listener."""
     with _metering(settings) as metering:
         bus = Bus() if metering is None else Bus(metering.listener)
         declaration = HandlerDeclaration(name="take", queue=Queue(queue), function=_function(calls))
@@ -140,7 +139,7 @@ def _function(calls: Calls) -> Any:
 
 
 def announced(state: Path) -> None:
-    """Say where the worker of this process answers, once its record does."""
+    """Print the metrics address of this process's worker, once its record has it."""
     from penstock.app.registry import Workers
 
     def look() -> None:
@@ -159,19 +158,19 @@ def say(**fields: Any) -> None:
 
 
 def measured(name: str, messages: int, folder: Path, *, metrics: bool, environment: dict[str, str]) -> Run:
-    """One run in a process of its own, scraped from here."""
+    """Run once in a separate process, and scrape it."""
     command = [sys.executable, "-m", "benchmarks.metrics", "--one", name, "--messages", str(messages)]
     given = {**os.environ, "PENSTOCK_DATA_DIR": str(folder), **environment, "BENCH_METRICS": "1" if metrics else ""}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=given, text=True) as process:
         assert process.stdout is not None
-        over, said = threading.Event(), {}
+        over, report = threading.Event(), {}
         for line in process.stdout:
-            said = json.loads(line)
-            if "address" in said:
-                threading.Thread(target=_scrape, args=(said["address"], over), daemon=True).start()
+            report = json.loads(line)
+            if "address" in report:
+                threading.Thread(target=_scrape, args=(report["address"], over), daemon=True).start()
         over.set()
     assert process.returncode == 0, f"{name} failed"
-    return Run(**said)
+    return Run(**report)
 
 
 def _scrape(address: str, over: threading.Event) -> None:

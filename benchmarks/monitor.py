@@ -2,10 +2,10 @@
 
     python -m benchmarks.monitor [--seconds 60] [--queues 5] [--only redis|sqlite|sqs]
 
-Runs the real process with its default settings on queues that hold one message each, beside a server of its own. Redis
-counts the commands itself: those that the monitor sends, and all that is done for them, scripts included. Processor
-time is the process's own, as /proc has it, over the wall time. On SQS (a server in this process, by moto) requests are
-counted for five minutes of a clock that is moved. Every queue is counted as one, and its two tiers come on top.
+Runs the real process with its default settings on queues that hold one message each, with its own server. Redis counts
+the commands itself: those that the monitor sends, and all that they execute, scripts included. CPU time is that of the
+process, from /proc, over the wall time. On SQS (a server in this process, by moto), requests are counted for five
+minutes of a simulated clock. A queue with its DLQ and final DLQ counts as one queue.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.messaging.broker import Broker
 from penstock.messaging.message import Outgoing
 
-SETTLE_SECONDS = 5.0  # what a start costs is not the question
+SETTLE_SECONDS = 5.0  # the cost of the start does not count
 APP = """
 from penstock import App
 
@@ -158,7 +158,7 @@ def fill(broker: Broker, queues: int) -> None:
 
 @contextmanager
 def monitor(folder: Path, address: str, queues: int) -> Iterator[int]:
-    """The process, once it has looked; answers its id."""
+    """Start the monitor, wait for its first measurement, and return its process id."""
     (folder / "bench.py").write_text(APP.format(queues=queues))
     environment = {
         **os.environ,

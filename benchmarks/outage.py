@@ -1,11 +1,11 @@
-"""An outage acted out: what a handler calls is down for ten minutes, with the breaker and without.
+"""Simulate an outage: a handler's dependency is down for ten minutes, with and without the circuit breaker.
 
     python -m benchmarks.outage [--seconds 600] [--rate 5] [--backlog 1000] [--breaker on,off]
 
 A server on loopback answers, then refuses for half of the outage and hangs for the other half, then answers again. A
-worker on the embedded queue calls it, with default retries (5 attempts, waits from 1 s) and a timeout of 2 s a call.
-Messages come at a steady rate all the time; a backlog comes when the outage begins. Both runs go on at the same time,
-each in a process of its own. Takes the outage and a minute or two.
+worker on the embedded queue calls it, with default retries (5 attempts, waits from 1 s) and a timeout of 2 s per call.
+Messages arrive at a steady rate all the time; a backlog arrives when the outage begins. Both runs are concurrent, each
+in its own process. Takes the outage and a minute or two.
 """
 
 import argparse
@@ -39,7 +39,7 @@ RUNS = {"on": 10, "off": 0}  # breaker_failures
 
 
 class Books:
-    """The events of a run. Listeners' threads write, under the lock."""
+    """The events of a run. Listeners' threads write under the lock."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -74,7 +74,7 @@ class Books:
 
 
 class Arrivals:
-    """A steady stream of messages, from a thread of its own."""
+    """A thread that sends a steady stream of messages."""
 
     def __init__(self, app: App, rate: float) -> None:
         self._app = app
@@ -96,7 +96,7 @@ class Arrivals:
 
 
 def act(folder: Path, *, failures: int, seconds: float, rate: float, backlog: int) -> dict[str, Any]:
-    """One run; answers its figures."""
+    """Run once and return the figures."""
     books, stop = Books(), StopSignal()
     settings = Settings(
         broker=f"sqlite:///{folder}/queue.db", data_dir=str(folder / "state"), worker_breaker_failures=failures
@@ -128,11 +128,11 @@ def act(folder: Path, *, failures: int, seconds: float, rate: float, backlog: in
         arrivals.end()
         stop.request()
         worker.join(60)
-        letters = app.broker.stats(f"{QUEUE}-dlq").visible
+        dead_letters = app.broker.stats(f"{QUEUE}-dlq").visible
     waits = sorted(max(books.done_at[one] - ended_at, 0.0) for one in before if one in books.done_at)
     return {
         "messages sent before its end": len(before),
-        "dead letters": letters,
+        "dead letters": dead_letters,
         "calls to what was down": books.calls_down,
         "attempts lost": sum(books.charged.values()),
         "messages that lost one": len(books.charged),

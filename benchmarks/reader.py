@@ -2,9 +2,9 @@
 
     python benchmarks/reader.py [--big-mb 500] [--small 5000] [--rounds 3] [--only big|small] [--format jsonl|csv|text]
 
-Makes its data in a temporary folder: JSON lines of 190 bytes, the same as CSV (140 bytes), and the JSON lines as text.
-Prints, for each side, the median of the rounds, which alternate after one that warms both up, and the ratio of the two
-(above 1: ours is quicker).
+Creates data in a temporary folder: JSON lines of 190 bytes, the same as CSV (140 bytes), and the JSON lines as text.
+Rounds alternate after one that warms both sides up. Prints the median of each side and the ratio (above 1: ours is
+faster).
 """
 
 import argparse
@@ -36,7 +36,7 @@ _LINES_KNOWN = 20_000  # different lines; the files repeat them in another order
 
 
 def make_lines(seed: int) -> list[bytes]:
-    """Lines of about 190 bytes: numbers, a time, three strings."""
+    """Return lines of about 190 bytes: numbers, a time, three strings."""
     rng = random.Random(seed)
     agents = [
         "Mozilla/5.0 (X11; Linux x86_64) Gecko/20100101",
@@ -55,7 +55,7 @@ def make_lines(seed: int) -> list[bytes]:
 
 
 def make_csv_lines(seed: int) -> list[bytes]:
-    """The same as lines of CSV, without a header."""
+    """Return the same values as CSV lines, without a header."""
     rows = (json.loads(line) for line in make_lines(seed))
     return [(",".join(_quoted(str(value)) for value in row.values()) + "\n").encode() for row in rows]
 
@@ -65,7 +65,7 @@ def _quoted(text: str) -> str:
 
 
 def make_files(folder: Path, form: str, count: int, size_bytes: int) -> None:
-    """Files of whole lines, each about that large."""
+    """Write files of whole lines, each about that large."""
     folder.mkdir(parents=True)
     block = b"".join(make_csv_lines(1) if form == "csv" else make_lines(1))
     head = b"id,v,ts,user,path,agent\n" if form == "csv" else b""
@@ -81,7 +81,7 @@ def make_files(folder: Path, form: str, count: int, size_bytes: int) -> None:
 
 
 def read_native(form: str, spark: SparkSession, source: Path, target: Path) -> None:
-    """Spark's own reader, as one would write it."""
+    """Read with Spark's own reader, as users would."""
     match form:
         case "csv":
             rows = spark.read.schema(DDL).option("header", True).csv(str(source))
@@ -93,7 +93,7 @@ def read_native(form: str, spark: SparkSession, source: Path, target: Path) -> N
 
 
 def read_ours(form: str, spark: SparkSession, source: Path, target: Path) -> None:
-    """Plan, read, report: all that a run does around the transform."""
+    """Plan, read and report: everything that a run does around the transform."""
     store = LocalStore(source)
     refs: Sequence[ObjectRef] = [store.describe(path) for path in sorted(source.iterdir())]
     work = Path(tempfile.mkdtemp(dir=target.parent))
@@ -150,7 +150,7 @@ def main() -> None:
     parser.add_argument("--only", choices=["big", "small"])
     parser.add_argument("--format", choices=FORMATS)
     arguments = parser.parse_args()
-    os.environ["PYSPARK_PYTHON"] = sys.executable  # the executors need what we need
+    os.environ["PYSPARK_PYTHON"] = sys.executable  # executors need the same modules
     spark = (
         SparkSession.builder.master("local[2]")
         .config("spark.ui.enabled", "false")

@@ -3,12 +3,12 @@
     python -m benchmarks.reconcile [--database mariadb|postgresql|sqlite] [--objects 10000000] [--missing 1000]
                                    [--rounds 3] [--hold] [--ledger URL --inventory MANIFEST]
 
-Both sides are made first: a server of our own whose ledger has a processed row for each object but the missing ones,
-and an inventory of all of them in 16 files. Then each round reads the inventory, computes the identities, reads the
-known ids over connections of the executors, and joins; it has to find exactly the missing ones. ``known`` and
-``existing`` are the two sides read alone. CPU seconds are those of Spark, its Python workers and the server together:
-on a machine that others use too they say more than the clock does. ``--hold`` keeps the server up until Enter is
-pressed, and prints what the last two options take to measure against it once more.
+First creates both sides: a private server whose ledger has a processed row for each object except the missing ones, and
+an inventory of all of them in 16 files. Then each round reads the inventory, computes the identities, reads the known
+ids over connections of the executors, and joins; it must find exactly the missing ones. ``known`` and ``existing`` are
+reads of one side alone. CPU seconds are those of Spark, its Python workers and the server together: on a shared machine
+they are more reliable than wall-clock time. ``--hold`` keeps the server up until Enter is pressed, and prints the
+values of the last two options for another measurement against it.
 """
 
 import argparse
@@ -76,7 +76,7 @@ ORDER BY 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """How much is made. Every ``every``-th object is missing."""
+    """The amount of data. Every ``every``-th object is missing."""
 
     objects: int
     missing: int
@@ -87,7 +87,7 @@ class Sizes:
 
 
 def reference(number: int) -> ObjectRef:
-    """The object of that number, as Spark and the servers make it, too."""
+    """Return the object of that number, as Spark and the servers generate it, too."""
     import hashlib
 
     key = f"{BELOW}/{number // 100_000:05}/part-{number:010}.jsonl.gz"
@@ -95,11 +95,11 @@ def reference(number: int) -> ObjectRef:
     return ObjectRef(bucket=BUCKET, key=key, size_bytes=1_000 + number, etag=etag)
 
 
-# --- making both sides
+# --- data
 
 
 def make_inventory(spark: Session, folder: Path, objects: int) -> Path:
-    """The inventory's files and manifest, as S3 writes them; answers the manifest."""
+    """Write the inventory's files and manifest as S3 does, and return the manifest's path."""
     made = spark.range(0, objects, 1, FILES).selectExpr(
         f"'{BUCKET}' AS bucket",
         f"concat('{BELOW}/', lpad(CAST(id DIV 100000 AS STRING), 5, '0'), '/part-', lpad(CAST(id AS STRING), 10, '0'), "
@@ -195,9 +195,9 @@ def sqlite(sizes: Sizes) -> Iterator[str]:
 
 def _row(number: int) -> tuple[Any, ...]:
     ref = reference(number)
-    told = (PIPELINE, ref.object_id, BUCKET, ref.key_bytes, ref.uri, ref.object_id, ref.size_bytes, ref.etag)
+    columns = (PIPELINE, ref.object_id, BUCKET, ref.key_bytes, ref.uri, ref.object_id, ref.size_bytes, ref.etag)
     ids = "01HZX3V6Q0000000000000000A", "01HZX3V6Q0000000000000000B"
-    return (*told, "processed", ids[0], 1, 0, 0, number // 5_000, 100, 0, ids[1], 1.7e9, 1.7e9, 1.7e9)
+    return (*columns, "processed", ids[0], 1, 0, 0, number // 5_000, 100, 0, ids[1], 1.7e9, 1.7e9, 1.7e9)
 
 
 DATABASES: dict[str, Callable[[Sizes], Any]] = {"mariadb": mariadb, "postgresql": postgresql, "sqlite": sqlite}
@@ -247,7 +247,7 @@ def cpu_seconds(pid: int) -> float:
     try:
         words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         children = " ".join(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")).split()
-    except OSError:  # it ended just now
+    except OSError:  # it has just ended
         return 0.0
     own = sum(map(int, words[11:15])) / os.sysconf("SC_CLK_TCK")
     return own + sum(cpu_seconds(int(child)) for child in children)
@@ -301,7 +301,7 @@ def main() -> None:
         known_bytes = ID_BYTES * (sizes.objects - sizes.missing) / 1e6
         print(f"{given.database}: {sizes.missing:,} missing; known ids are {known_bytes:,.0f} MB", flush=True)
         stage = Stage(spark=spark, ledger=ledger, inventory=find_inventory(str(manifest), Aws()), sizes=sizes)
-        with jobs(spark, "benchmark", PIPELINE, Bus()):  # its failures in words, while Spark can still tell them
+        with jobs(spark, "benchmark", PIPELINE, Bus()):  # formats its failures while Spark still runs
             measure(stage, given.rounds)
         if given.hold:
             input(f"--ledger '{url}' --inventory {manifest}\nEnter ends it. ")

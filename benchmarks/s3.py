@@ -1,11 +1,11 @@
-"""The whole chain from S3: listing -> queue -> ledger -> Spark -> Delta, beside the same from a folder and bare GETs.
+"""The whole chain from S3: listing -> queue -> ledger -> Spark -> Delta, against a folder as source and bare GETs.
 
     python -m benchmarks.s3 [--big-mb 500] [--small 5000] [--rounds 3] [--only big|small] [--server moto|fauxqs]
 
 All sides read the same bytes, the chains in one session of one process. ``GETs`` fetches every object whole with boto3,
-in as many threads as Spark has cores, and does nothing with it: what the server and one client library can do here.
-The server is one for tests, in the same machine's memory: it shares the cores with the measured programs, so only the
-ratios say anything. Rounds alternate, the first one does not count; printed are medians, and ratios to the folder's.
+in as many threads as Spark has cores, and discards it: the limit of the server and one client library. The server is
+one for tests, in the memory of the same machine: it shares the cores with the measured programs, so only the ratios
+are meaningful. Rounds alternate, and the first one does not count. Prints medians, and ratios to the folder's.
 """
 
 import argparse
@@ -46,7 +46,7 @@ class Stage:
     objects: int
 
     def ingest(self, source: str, table: str, state: Path) -> None:
-        """Into a new table."""
+        """Ingest into a new table."""
         settings = Settings(aws_endpoint_url=self.server.url, aws_region="us-east-1")
         request = IngestRequest(source=source, table=table, schema=DDL, state=str(state), settings=settings)
         report = ingest(request, stop=StopSignal(), spark=self.spark)
@@ -110,7 +110,7 @@ def compare(name: str, stage: Stage, rounds: int) -> None:
 
 
 def upload(server: AwsServer, folder: Path, prefix: str) -> int:
-    """Everything in the folder, in parallel; answers how many."""
+    """Upload all files of the folder in parallel, and return their number."""
     client: Any = server.client("s3")
     with ThreadPoolExecutor(4) as pool:
         paths = list(folder.iterdir())

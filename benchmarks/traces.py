@@ -1,10 +1,10 @@
-"""Measure the cost of traces: senders, and workers whose handlers do nothing; without, with all, with 1 % of traces.
+"""Measure the cost of traces for senders and for workers with empty handlers: no traces, all traces, 1 % of traces.
 
     python -m benchmarks.traces [--rounds N] [--messages N]
 
-The queue is in memory, so that nothing else takes time; spans are exported to nowhere, in the SDK's batches. Each run
-has a process of its own, the kinds take turns, and the figures are medians of the rounds: microseconds of a core a
-message, which a busy machine disturbs less than messages a second.
+The queue is in memory, so that nothing else takes time; spans are exported in the SDK's batches and discarded. Each run
+has its own process, and the kinds alternate. The figures are medians of the rounds: CPU microseconds per message, which
+depend less on the load of the machine than messages per second.
 """
 
 import argparse
@@ -33,7 +33,7 @@ WAITING_MAX = 1 << 20  # spans, so that none is dropped unmeasured
 
 
 class Nowhere(SpanExporter):
-    """Takes all, and forgets it."""
+    """An exporter that discards all spans."""
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:  # noqa: ARG002 - the SDK's
         return SpanExportResult.SUCCESS
@@ -85,8 +85,8 @@ def main() -> None:
             done = subprocess.run(command, env=os.environ, stdout=subprocess.PIPE, text=True, check=True)
             found.append(json.loads(done.stdout))
     for kind, found in runs.items():
-        told = ", ".join(f"{what} {median(run[what] for run in found):,.0f} us" for what in found[0])
-        print(f"traces {kind}: {told}")
+        figures = ", ".join(f"{name} {median(run[name] for run in found):,.0f} us" for name in found[0])
+        print(f"traces {kind}: {figures}")
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
     python benchmarks/worker.py [--folder DIR] [--messages N] [--only NAME]
 
-Prints messages a second from the first receive to the last ack, on the embedded queue in one process; how long 2,000
-sleeps of 50 ms take at concurrency 100 (at best 1 s); what an idle worker of three queues costs; and the worker alone,
-over a broker that costs nothing: what is left to be won without one.
+Prints messages per second from the first receive to the last ack, on the embedded queue in one process; the duration of
+2,000 sleeps of 50 ms at concurrency 100 (at best 1 s); the cost of an idle worker of three queues; and the worker
+alone, with a broker that costs nothing: the share of the worker itself.
 """
 
 import argparse
@@ -78,7 +78,7 @@ class Bare:
 
 
 class BareOnLoop(Bare):
-    """The same on the event loop."""
+    """An execution of one message, on the event loop."""
 
     def run(self) -> Coroutine[Any, Any, Answer]:
         return self._run()
@@ -111,7 +111,7 @@ class BareHandler:
 
 
 class CostlessBroker(MemoryBroker):
-    """Hands over what was made before, and takes every settlement."""
+    """A broker that delivers prepared messages and accepts every settlement."""
 
     def __init__(self, messages: int) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ def worker(broker: Broker, *consumers: Consumer) -> Worker:
 
 
 def drained(broker: SqliteBroker, place: ExecutionPlace, messages: int, seconds: float = 0.0) -> float:
-    """Send that many messages, work them off; answers the seconds that the work took."""
+    """Send that many messages, process them, and return the seconds of processing."""
     queue = f"{place} {seconds}"
     for first in range(0, messages, 5_000):
         broker.send(queue, [Outgoing(body=BODY)] * min(5_000, messages - first))
@@ -192,7 +192,7 @@ def sleepers(broker: SqliteBroker, _: int) -> None:
 def idle(broker: SqliteBroker, _: int) -> None:
     consumers = [Consumer(queue=f"idle {n}", handler=BareHandler(ExecutionPlace.LOOP)) for n in range(3)]
     for consumer in consumers:
-        broker.send(consumer.queue, [Outgoing(body=BODY)])  # which makes the queue
+        broker.send(consumer.queue, [Outgoing(body=BODY)])  # creates the queue
     stop, quiet = StopSignal(), threading.Event()
     thread = threading.Thread(target=lambda: worker(broker, *consumers).run(stop))
     thread.start()
@@ -216,7 +216,8 @@ def alone(_: SqliteBroker, messages: int) -> None:
     for name, handler in handlers.items():
         broker = CostlessBroker(messages)
         gc.collect()
-        gc.freeze()  # what was made before is not looked through again and again
+        gc.freeze()  # excludes the prepared messages from garbage collection
+
         stop = StopSignal()
         thread = threading.Thread(target=worker(broker, Consumer(queue="q", handler=handler)).run, args=(stop,))
         cpu_before, started_at = time.process_time(), time.perf_counter()

@@ -2,7 +2,7 @@
 
 Usage: python -m scripts.ages_table, which `make docs` does.
 
-The conformance suite runs the same experiments on every broker, by clocks that it moves.
+The conformance suite runs the same experiments on every broker, with clocks that the tests move.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,16 +50,16 @@ EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Minute:
-    """How it stands after so many minutes, when the minute's healthy message is acked."""
+    """The ages after that many minutes, when the minute's healthy message is acked."""
 
     minute: int
     begun: int  # deliveries of the poison message so far
     queue: QueueStats
-    letters: QueueStats
+    dlq: QueueStats
 
 
 def run(experiment: Experiment, broker: Broker, advance: Callable[[float], None]) -> Iterator[Minute]:
-    """Minute by minute, without an end."""
+    """Yield the ages minute by minute, endlessly."""
     broker.send(QUEUE, [Outgoing(body=POISON)])
     minute, begun = 0, 0
     while True:
@@ -73,7 +73,7 @@ def run(experiment: Experiment, broker: Broker, advance: Callable[[float], None]
         minute += 1
         if failures := broker.settle([(delivery, Ack()) for delivery in held]):
             raise RuntimeError(f"an ack failed: {failures}")
-        yield Minute(minute=minute, begun=begun, queue=broker.stats(QUEUE), letters=broker.stats(LETTERS))
+        yield Minute(minute=minute, begun=begun, queue=broker.stats(QUEUE), dlq=broker.stats(LETTERS))
 
 
 def series() -> Mapping[str, Sequence[Minute]]:
@@ -92,7 +92,7 @@ def main() -> None:
 
 
 def written(page: str, found: Mapping[str, Sequence[Minute]]) -> str:
-    """The page with its table made anew."""
+    """Return the page with a new table."""
     return rewritten(page, script="ages_table", table=table(found))
 
 

@@ -1,10 +1,10 @@
-"""Make the environment that the Makefile's targets run in, on a fresh clone or after a change of the lock.
+"""Create the environment that the Makefile's targets run in, on a fresh clone or after a change of the lock.
 
 Usage: python3 scripts/bootstrap.py [--venv .venv] [--lock dev]
 
-Needs Python 3.11 with its venv module, and a package index that pip can reach; nothing else. It makes the virtual
-environment, installs what locks/<lock>.txt pins (every file checked against its hash, pyspark's build tools too),
-and this project itself, editable. A stamp in the environment makes the second call a matter of milliseconds.
+Needs only Python 3.11 with its venv module, and a package index that pip can reach. It creates the virtual environment,
+installs the pins of locks/<lock>.txt (every file checked against its hash, pyspark's build tools too), and this project
+itself, editable. A stamp in the environment makes the second call a matter of milliseconds.
 """
 
 # Older Pythons have to get as far as the sentence that sends them away: nothing here is newer than Python 3.7.
@@ -53,7 +53,7 @@ def alone(venv: Path) -> Iterator[None]:
 
 
 def ensure(venv: Path, lock: Path) -> None:
-    """Bring `venv` to what `lock` and pyproject.toml say, doing only what is not done yet."""
+    """Install `lock` and the project into `venv`, skipping steps that are already done."""
     packages = Stamp(venv / "packages.stamp", [lock, LOCKS / "build.txt", LOCKS / "uv.txt", Path(__file__)], venv)
     project = Stamp(venv / "project.stamp", [ROOT / "pyproject.toml"], venv)
     if not packages.fresh():
@@ -67,7 +67,7 @@ def ensure(venv: Path, lock: Path) -> None:
 
 
 class Stamp:
-    """A file that says for which inputs a step was done last."""
+    """A file that records the inputs of a step's last run."""
 
     def __init__(self, path: Path, inputs: list[Path], venv: Path) -> None:
         self._path = path
@@ -84,7 +84,7 @@ class Stamp:
 
 
 def make_environment(venv: Path) -> None:
-    """A new, empty environment: what an older lock had installed must not linger."""
+    """Create an empty environment, so that no packages of an older lock remain."""
     shutil.rmtree(venv, ignore_errors=True)
     made = subprocess.run(
         [sys.executable, "-m", "venv", venv], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
@@ -105,7 +105,7 @@ def install(venv: Path, arguments: list[str | Path]) -> None:
 
 
 def find_uv(venv: Path) -> str:
-    """The uv on PATH if it runs, else the pinned one, installed into the environment by pip."""
+    """Return the uv on PATH if it runs, else the pinned one, which pip installs into the environment."""
     beside = venv / "bin" / "uv"
     if beside.exists():
         return str(beside)
@@ -118,10 +118,10 @@ def find_uv(venv: Path) -> str:
 
 
 def environment_for_uv(venv: Path) -> dict[str, str]:
-    """This process's environment, in which uv also fetches from the index that pip is configured for.
+    """Return this process's environment, with the index that pip is configured for, for uv.
 
-    pip reads configuration files that uv does not know. An index that replaces the default one matters (a machine
-    behind a mirror reaches nothing else); the hashes make sure that it does not matter which index answers.
+    pip reads configuration files that uv does not know. A machine behind a mirror can reach no other index. The hashes
+    ensure that any index delivers the same files.
     """
     environment = dict(os.environ)
     for setting, variable in (("index-url", "UV_DEFAULT_INDEX"), ("cert", "SSL_CERT_FILE")):

@@ -1,4 +1,4 @@
-"""Write the table of what brokers can do into docs/run/brokers.md, from what each says of itself.
+"""Write the table of the brokers' capabilities into docs/run/brokers.md.
 
 Usage: python -m scripts.broker_table, which `make docs` does.
 """
@@ -64,7 +64,7 @@ def capabilities() -> Mapping[str, BrokerCapabilities]:
 
 
 def written(page: str, found: Mapping[str, BrokerCapabilities]) -> str:
-    """The page with its table made anew."""
+    """Return the page with a new table."""
     return rewritten(page, script="broker_table", table=table(found))
 
 

@@ -1,10 +1,10 @@
 """Check the language of code and documentation, and that no two classes of the package share a name.
 
-Usage: python -m scripts.check_language [PATH ...]
+Usage: python -m scripts.check_language [--tests] [PATH ...]
 
 Reads docstrings, comments and texts of src/penstock, the docstrings and comments of scripts/ and benchmarks/, and the
-prose of README.md, CONTRIBUTING.md and docs/. Code in backticks and fenced blocks is not checked. Exits with 1 if
-something was found.
+prose of README.md, CONTRIBUTING.md and docs/; with --tests also the docstrings and comments of tests/ and the names of
+test functions and classes. Code in backticks and fenced blocks is not checked. Exits with 1 if something was found.
 """
 
 import argparse
@@ -17,7 +17,9 @@ from pathlib import Path
 
 from scripts.measure_code import ROOT, Module, comments_of, docstrings_of, duplicate_classes, modules_of
 
+TESTS_INCLUDED = False  # the default of --tests; True once no finding is left in tests/
 TEXT_WORDS_MIN = 3  # a string of fewer words is a name or a key, not a text
+UNCHECKED = {"scripts/check_language.py", "tests/unit/scripts/test_check_language.py"}  # quote what the rules forbid
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,12 @@ RULES = (
     Rule(r"\bso (?:long|many|much|often) (?:ago|before|after)\b", "that long, N"),
 )
 
+NAME_RULES = (
+    Rule(r"(?i)(?<![a-z])(?:what|who|whoever|nobody|somebody)(?![a-z])", "subject, verb, object or condition"),
+    Rule(r"(?i)(?<![a-z])(?:told|tells)(?![a-z])", "reports, emits, receives"),
+    Rule(r"(?i)(?<![a-z])(?<!dead_)letters?(?![a-z])", "dead_letter"),
+)
+
 # Where a phrase is right all the same, as (path, phrase): the reason.
 EXCEPTIONS: dict[tuple[str, str], str] = {
     ("docs/learn/messages.md", "charged"): "money",
@@ -73,11 +81,12 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """A piece of prose: a docstring, a comment, a text in the code, or a paragraph of a page."""
+    """A piece of prose: a docstring, a comment, a text in the code, a paragraph of a page, or the name of a test."""
 
     path: str
     text: str
     is_docstring: bool = False
+    is_name: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,9 +105,19 @@ class Finding:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Check the language of code and documentation.")
     parser.add_argument("paths", nargs="*", metavar="PATH", help="only files whose path begins so")
+    parser.add_argument(
+        "--tests",
+        action=argparse.BooleanOptionalAction,
+        default=TESTS_INCLUDED,
+        help="read tests/ too, with the names of tests",
+    )
     arguments = parser.parse_args()
     modules = list(modules_of(ROOT))
-    texts = [text for text in texts_of(ROOT, modules) if text.path.startswith(tuple(arguments.paths) or "")]
+    texts = [
+        text
+        for text in texts_of(ROOT, modules, tests=arguments.tests)
+        if text.path.startswith(tuple(arguments.paths) or "")
+    ]
     findings = [str(finding) for text in texts for finding in findings_in(text)]
     findings += [
         f"{name} is the name of {len(paths)} classes: {', '.join(paths)}" for name, paths in duplicates(modules)
@@ -112,18 +131,22 @@ def duplicates(modules: Sequence[Module]) -> Sequence[tuple[str, Sequence[str]]]
     return list(duplicate_classes(modules).items())
 
 
-def texts_of(root: Path, modules: Sequence[Module]) -> Iterator[Text]:
-    """Yield every piece of prose of a checkout."""
+def texts_of(root: Path, modules: Sequence[Module], *, tests: bool) -> Iterator[Text]:
+    """Yield every piece of prose of a checkout; with ``tests``, that of tests/ and the names of tests, too."""
     for module in modules:
         yield from prose_of(module)
         for text in strings_of(module.tree):
             yield Text(path=module.path, text=text)
-    for folder in ("scripts", "benchmarks"):
+    for folder in ("scripts", "benchmarks", *(["tests"] if tests else [])):
         for path in sorted((root / folder).rglob("*.py")):
             text = path.read_text(encoding="utf-8")
             name = str(path.relative_to(root))
-            if name != "scripts/check_language.py":  # the rules quote what they forbid
-                yield from prose_of(Module(name=path.stem, path=name, text=text, tree=ast.parse(text)))
+            if name in UNCHECKED:
+                continue
+            module = Module(name=path.stem, path=name, text=text, tree=ast.parse(text))
+            yield from prose_of(module)
+            if folder == "tests":
+                yield from names_of(module)
     for path in [root / "README.md", root / "CONTRIBUTING.md", *sorted((root / "docs").rglob("*.md"))]:
         for paragraph in paragraphs_of(path.read_text(encoding="utf-8")):
             yield Text(path=str(path.relative_to(root)), text=paragraph)
@@ -134,6 +157,16 @@ def prose_of(module: Module) -> Iterator[Text]:
         yield Text(path=module.path, text=text, is_docstring=True)
     for text in comments_of(module):
         yield Text(path=module.path, text=text)
+
+
+def names_of(module: Module) -> Iterator[Text]:
+    """Yield the names of the test functions and test classes of a module."""
+    for node in ast.walk(module.tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) if name.startswith("test_"):
+                yield Text(path=module.path, text=name, is_name=True)
+            case ast.ClassDef(name=name) if name.startswith("Test"):
+                yield Text(path=module.path, text=name, is_name=True)
 
 
 def strings_of(tree: ast.Module) -> Iterator[str]:
@@ -166,12 +199,18 @@ def paragraphs_of(page: str) -> Iterator[str]:
 def findings_in(text: Text) -> Iterator[Finding]:
     """Yield the phrases of a text that break a rule and are no exception."""
     words = re.sub(r"(`+)[^`]*\1", "`_`", " ".join(text.text.split()))
-    for rule in (*DOCSTRING_RULES, *RULES) if text.is_docstring else RULES:
+    for rule in rules_for(text):
         for match in re.finditer(rule.pattern, words):
             phrase = match[0].strip(" .;:")
             if (text.path, phrase) not in EXCEPTIONS:
                 around = words[max(0, match.start() - 40) : match.end() + 40]
                 yield Finding(path=text.path, phrase=phrase, around=around, instead=rule.instead)
+
+
+def rules_for(text: Text) -> Sequence[Rule]:
+    if text.is_name:
+        return NAME_RULES
+    return (*DOCSTRING_RULES, *RULES) if text.is_docstring else RULES
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Write the hashed lock files in locks/ anew, from pyproject.toml and the .in files beside them.
+"""Rewrite the hashed lock files in locks/ from pyproject.toml and the .in files beside them.
 
 Usage: python scripts/lock.py [--upgrade]
 
-Without --upgrade a pin stays as it is for as long as it fits. No file names an index or a place on disk: what a
-machine fetches from is that machine's business, and what it may fetch is fixed by the hashes.
+Without --upgrade, pins change only if they no longer fit. No file names an index or a path: each machine uses its own
+index, and the hashes fix the files.
 """
 
 import shutil
@@ -23,7 +23,7 @@ COMPILE = [
     "--python-version=3.11",
     "--quiet",
 ]
-# What images install: the pins of dev.txt, without what only developing takes.
+# The requirements of images, with the pins of dev.txt and without development tools.
 IMAGE = [
     "pyproject.toml",
     "--constraint=locks/dev.txt",
@@ -83,7 +83,7 @@ def main() -> None:
 
 
 def find_uv() -> str:
-    """The uv of the environment this script runs in, else the one on PATH."""
+    """Return the uv of the environment that this script runs in, else the one on PATH."""
     beside = Path(sys.executable).parent / "uv"
     found = str(beside) if beside.exists() else shutil.which("uv")
     if found is None:
@@ -92,7 +92,7 @@ def find_uv() -> str:
 
 
 def refuse_addresses(lock: Path) -> None:
-    """Exit if the lock says where packages come from."""
+    """Exit if the lock names an index."""
     for number, line in enumerate(lock.read_text().splitlines(), 1):
         if "://" in line or line.startswith("-") or " @ " in line:
             sys.exit(f"{lock.name}:{number} names a place to fetch from, and a lock must not: {line.strip()}")

@@ -1,4 +1,4 @@
-"""Tables of docs/ that are made from the code. Each stands between two marks, of which the first names its script."""
+"""Tables of docs/ that are generated from the code. Each is between two marks, the first of which names its script."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ END = "\n[//]: # (end)\n"
 
 
 def rewritten(page: str, *, script: str, table: str) -> str:
-    """The text of a page with this table in the place of the one that the script made before."""
+    """Return a page's text with the script's earlier table replaced by this one."""
     begin = f"[//]: # (made by scripts/{script}.py)\n\n"
     before, begins, rest = page.partition(begin)
     _, ends, after = rest.partition(END)

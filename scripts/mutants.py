@@ -2,13 +2,13 @@
 
 Usage: python -m scripts.mutants [--list] [--clean] [--only NAME ...] [--area AREA ...] [--json FILE]
 
-A mutant is an entry of scripts/mutants/AREA.toml: a text of the source, what replaces it, and the tests that notice.
-The text names no file: it must occur exactly once in all of src/penstock, so a module may move freely. White space in
-it matches any white space. When the source changes, write the new text into the entry; never drop the entry.
+A mutant is an entry of scripts/mutants/AREA.toml: a text of the source, its replacement, and the tests that must fail.
+The entry names no file: the text must occur exactly once in src/penstock, so that modules may move. White space in it
+matches any white space. When the source changes, write the new text into the entry; never drop the entry.
 
-The checkout is not touched: the mutants are made in a copy of src, to which PYTHONPATH leads. `--clean` runs the tests
-of the chosen mutants on the unchanged copy: a mutant counts as killed only if they pass there. Exits with 1 if a mutant
-survives, if a text is not found exactly once, or if a run of pytest ends in any way but passed or failed.
+The checkout is not touched: mutants are made in a copy of src on PYTHONPATH. `--clean` runs the tests of the chosen
+mutants on the unchanged copy: a mutant counts as killed only if they pass there. Exits with 1 if a mutant survives, if
+a text is not found exactly once, or if pytest neither passes nor fails.
 """
 
 import argparse

@@ -2,8 +2,8 @@
 
 Usage: python -m scripts.record_demo [--from FILE]
 
-With --from, use the output of an earlier run. Progress lines and the commands to try next are left out;
-nothing else is changed but the path of the demo's folder. The SVG loads no fonts.
+With --from, use the output of an earlier run. Progress lines and the commands to try next are left out, and the path of
+the demo's folder is replaced. The SVG loads no fonts.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def run() -> str:
-    """Return what the demo prints."""
+    """Return the output of the demo."""
     with TemporaryDirectory() as folder:
         command = [str(Path(sys.executable).parent / "penstock"), "demo", "--dir", f"{folder}/demo"]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True)

@@ -29,7 +29,7 @@ from scripts.bootstrap import environment_for_uv, find_uv
 ROOT = Path(__file__).resolve().parent.parent
 INSTALL_SECONDS_MAX, COMMAND_SECONDS_MAX = 900, 180
 
-# What an extra brings, as it is imported.
+# The import names of each extra's packages.
 PACKAGES: Mapping[str, Sequence[str]] = {
     "pipeline": ("deltalake", "numpy", "pandas", "pyarrow", "zstandard"),
     "spark": ("deltalake", "numpy", "pandas", "pyarrow", "zstandard", "pyspark", "py4j"),
@@ -142,7 +142,7 @@ def _twine(out: Path) -> list[str]:
 
 
 def _try(extra: str, wheel: Path) -> list[str]:
-    """Install the wheel with an extra in a new environment, and return what fails there."""
+    """Install the wheel with an extra in a new environment, and return the failures."""
     name = f"penstock[{extra}]" if extra else "penstock"
     with tempfile.TemporaryDirectory(prefix="penstock-extra-") as folder:
         venv, work = Path(folder) / "venv", Path(folder) / "work"
@@ -169,7 +169,7 @@ def _try(extra: str, wheel: Path) -> list[str]:
 
 
 def _used(venv: Path, work: Path, extra: str) -> tuple[str, list[str]]:
-    """Import, and run the commands. Return a line that sums it up, and what failed."""
+    """Import all modules and run the commands. Return a summary line and the failures."""
     wanted = [package for each in extra.split(",") if each for package in PACKAGES[each]]
     optional = {package for packages in PACKAGES.values() for package in packages} | USERS_OWN
     commands = {
@@ -179,7 +179,7 @@ def _used(venv: Path, work: Path, extra: str) -> tuple[str, list[str]]:
         "doctor": [venv / "bin" / "penstock", "doctor"],
     }
     results, problems = [], []
-    for what, command in commands.items():
+    for name, command in commands.items():
         done = subprocess.run(
             list(map(str, command)),
             cwd=work,
@@ -189,14 +189,14 @@ def _used(venv: Path, work: Path, extra: str) -> tuple[str, list[str]]:
             timeout=COMMAND_SECONDS_MAX,
             check=False,
         )
-        said = done.stdout + done.stderr
-        if done.returncode != 0 or "FAILED" in said or "Traceback" in said:
-            problems.append(f"{what} (exit code {done.returncode}):\n{said}")
-        elif what == "doctor" and extra in TOGETHER and "runs Python in a worker" not in said:
-            problems.append(f"doctor ran no Spark job:\n{said}")
-        results.append(said.strip().splitlines()[-1] if what == "imports" and said.strip() else what)
-    verdict = "failed" if problems else "passed"
-    return f"{results[0]}; --version, --help, doctor {verdict}", problems
+        output = done.stdout + done.stderr
+        if done.returncode != 0 or "FAILED" in output or "Traceback" in output:
+            problems.append(f"{name} (exit code {done.returncode}):\n{output}")
+        elif name == "doctor" and extra in TOGETHER and "runs Python in a worker" not in output:
+            problems.append(f"doctor ran no Spark job:\n{output}")
+        results.append(output.strip().splitlines()[-1] if name == "imports" and output.strip() else name)
+    result = "failed" if problems else "passed"
+    return f"{results[0]}; --version, --help, doctor {result}", problems
 
 
 def _bare_environment(venv: Path, work: Path) -> dict[str, str]:

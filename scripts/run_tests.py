@@ -50,11 +50,11 @@ TOOLS = {
     "mariadb-install-db": "mariadb-server",
     "pg_ctlcluster": "postgresql",  # the server itself is outside PATH; Debian's own cluster listens to localhost alone
     "promtool": "prometheus",  # the server comes with it, and tests start it themselves
-    "node": "nodejs npm",  # npm comes with Node elsewhere, and Debian's package of it does not go with such a Node
+    "node": "nodejs npm",  # outside Debian, npm comes with Node, and Debian's npm does not work with such a Node
 }
 
 
-# What Debian's packages ask before they start a service. Images of containers have one that always says no.
+# Debian's packages run it before they start a service. Container images have one that always denies.
 SERVICE_POLICY = Path("/usr/sbin/policy-rc.d")
 NO_SERVICE = "#!/bin/sh\nexit 101\n"
 
@@ -132,7 +132,7 @@ def choose(*, fast: bool, slow: bool, spark: bool) -> Selection:
 
 
 def install_tools() -> None:
-    """Let root's apt-get bring what a bare machine lacks; elsewhere the tests that need it say so themselves."""
+    """Install missing programs with apt-get, as root. Otherwise, the tests that need them are skipped."""
     missing = [name for tool, names in TOOLS.items() if shutil.which(tool) is None for name in names.split()]
     if missing and os.geteuid() == 0 and shutil.which("apt-get") is not None:
         say(f"apt-get install {' '.join(missing)}")
@@ -143,7 +143,7 @@ def install_tools() -> None:
 
 @contextmanager
 def services_stopped() -> Iterator[None]:
-    """In the block no package starts its service: tests bring servers of their own, and nothing else may listen."""
+    """Prevent packages from starting their services in the block: only the tests' own servers may listen."""
     if SERVICE_POLICY.exists():
         yield
         return
@@ -168,7 +168,7 @@ def lint(linters: Sequence[Sequence[str]]) -> str | None:
 
 
 def conclude(outcome: Outcome, *, lint_complaint: str | None, in_ci: bool) -> int:
-    """Print what was slow, what is wrong, and the closing line. Return the exit code."""
+    """Print the slow tests, the complaints and the closing line. Return the exit code."""
     print_durations(outcome.seconds)
     for complaint in (outcome.complaint, lint_complaint):
         if complaint:
@@ -203,7 +203,7 @@ def print_durations(seconds: Sequence[tuple[str, float]]) -> None:
 def run(selection: Selection, *, processes: int) -> Outcome:
     say(f"pytest: {selection.name}, {processes} processes")
     report = fresh_report(selection.name)
-    # -m comes after the one in pyproject.toml, and the last one counts. Order and grouping are those of tests/lanes.py.
+    # This -m overrides the one in pyproject.toml. Order and grouping are those of tests/lanes.py.
     spread = ("-n", str(processes), "--no-loadscope-reorder") if processes > 1 else ()
     command = [sys.executable, "-m", "pytest", *selection.arguments, *spread, f"--junitxml={report}"]
     code = subprocess.run(command, cwd=ROOT, check=False).returncode

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-# The files that pages may link to: a page at docs/run/x.md links to ../../deploy/y.
+# Files and folders that pages may link to: a page at docs/run/x.md links to ../../deploy/y.
 SHIPPED = ("deploy", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE")
 OUTSIDE = re.compile(rf"\]\(((?:\.\./)*)\.\./({'|'.join(map(re.escape, SHIPPED))})([^)]*)\)")
 
@@ -26,7 +26,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Let links to shipped files lead to their copies in the site."""
+    """Point links to shipped files to their copies in the site."""
     return OUTSIDE.sub(_inside, markdown)
 
 

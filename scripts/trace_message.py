@@ -1,4 +1,4 @@
-"""Record which code of a checkout one Redis message passes, from the receive call to the ack.
+"""Record the code of a checkout that one Redis message passes, from the receive call to the ack.
 
 Usage: python scripts/trace_message.py TREE
 
@@ -97,7 +97,7 @@ def redis_server(folder: Path) -> Iterator[str]:
 
 @dataclass(slots=True, kw_only=True)
 class Window:
-    """Everything that ran between a command to Redis and the reply to a later one."""
+    """All code that ran between a command to Redis and the reply to a later one."""
 
     body: bytes  # of the message
     functions: set[tuple[str, str]] = field(default_factory=set)  # file, qualified name
@@ -110,8 +110,8 @@ class Window:
 class Profiler:
     """Watch the calls of every thread; `profile` is for sys.setprofile.
 
-    Only the answer to a command shows that the command was the receive. So the calls of all threads are logged, and
-    each thread remembers how long the log was, and what was on its own stack, when it sent its last command.
+    Only the answer to a command shows that the command was the receive. So the calls of all threads are logged, and for
+    the last command of each thread, the length of the log and the thread's stack are kept.
     """
 
     def __init__(self, source: str) -> None:
@@ -125,7 +125,7 @@ class Profiler:
         self.window: Window | None = None
 
     def expect(self, body: bytes) -> Window:
-        """Begin to look for the message with this body."""
+        """Begin to search for the message with this body."""
         with self._lock:
             self._log.clear()
             self._sent_at.clear()

@@ -1,4 +1,4 @@
-"""One execution's part of a heartbeat, as a test needs it."""
+"""Heartbeats of single executions, and claims for them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from penstock.messaging.handler import Execution, Extension, HeldClaim
 
 
 def extended(execution: Execution, *, lease_seconds: float = 60.0) -> bool:
-    """Extend what the execution holds; False when that is lost."""
+    """Extend the execution's claim. Return False if it is lost."""
     try:
         claim = execution.claim()
     except ClaimLost:
@@ -21,7 +21,7 @@ def extended(execution: Execution, *, lease_seconds: float = 60.0) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToyExtender:
-    """Extends nothing and knows every claim."""
+    """An extender that accepts every claim except ``lost`` ones."""
 
     lost: frozenset[str] = frozenset()
 
@@ -30,5 +30,5 @@ class ToyExtender:
 
 
 def claim_named(id: str = "claim", *, lost: bool = False) -> HeldClaim:
-    """Return a claim of nothing, which a heartbeat extends; or finds ``lost``."""
+    """Return a claim that a heartbeat extends, or finds ``lost``."""
     return HeldClaim(extender=ToyExtender(lost=frozenset([id] if lost else ())), id=id)

@@ -11,14 +11,14 @@ from hypothesis import HealthCheck, settings
 from tests.lanes import Lanes, collection_order, position
 from xdist.remote import Producer
 
-# How long an example takes is up to the machine and to who else is on it, and says nothing of what is tested.
+# The duration of an example depends on the machine and its load, not on the code.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
 pytest_plugins = ["tests.services.plugin"]
 
-# Images of containers often set PYTHONDONTWRITEBYTECODE. Every process that a test starts would then compile all it
-# imports (2.5 s of CPU in place of 1.1 s for penstock.testing), and every pytest process all tests (53 s, not 17).
+# Container images often set PYTHONDONTWRITEBYTECODE. Then every process that a test starts would compile all its
+# imports (2.5 s of CPU instead of 1.1 s for penstock.testing), and every pytest process all tests (53 s instead of 17).
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
@@ -42,13 +42,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.spark)
         if SERVER_FIXTURES.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.server)
-    if hasattr(config, "workerinput"):  # one of several processes: Lanes hands out files in this order
+    if hasattr(config, "workerinput"):  # one of several processes: Lanes distributes files in this order
         items.sort(key=lambda item: (position(item.nodeid), item.path))
 
 
 def pytest_collection_finish() -> None:
     gc.collect()
-    gc.freeze()  # ten thousand tests live until the end: no collection need look at them again
+    gc.freeze()  # ten thousand tests live until the end: no later collection needs to scan them
 
 
 @pytest.hookimpl(optionalhook=True)

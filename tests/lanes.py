@@ -51,8 +51,8 @@ def position(nodeid: str) -> int:
 def collection_order(arguments: Sequence[str], worker_id: str, workers: int) -> list[str]:
     """Return the files of `arguments`, which are folders or files, in the order in which a worker collects them.
 
-    Each worker begins elsewhere. Compiling a file takes longer than loading what another worker has compiled: together
-    they compile each file about once. Arguments that name single tests stay as they are.
+    Each worker begins with another file, because compiling a file takes longer than loading compiled code: together,
+    they compile each file about once. Arguments that name single tests are returned unchanged.
     """
     if any("::" in argument for argument in arguments):
         return list(arguments)

@@ -1,4 +1,4 @@
-"""Obeying permissions where the tests are run by root, to whom everything is permitted."""
+"""Make processes obey file permissions even if root runs the tests."""
 
 import ctypes
 import os
@@ -7,7 +7,7 @@ _PR_CAPBSET_DROP, _CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH = 24, 1, 2
 
 
 def obey_permissions() -> None:
-    """In a child, before it becomes another program: root, too, may then read and write only what permissions say."""
+    """Make root obey file permissions. For a child process, between fork and exec."""
     if os.geteuid() == 0:
         libc = ctypes.CDLL(None, use_errno=True)
         for capability in (_CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH):

@@ -1,4 +1,4 @@
-"""A process's traces, for tests: where spans go, and what they are asked."""
+"""Spans for tests: an exporter in memory, and queries over its spans."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -13,7 +13,7 @@ from penstock.monitoring.traces.tracing import OtelTracing
 
 
 class Traces:
-    """A provider of this test's own; the process's stays as it is."""
+    """Collect the spans of a provider; by default, of a new one instead of the process's."""
 
     def __init__(self, provider: TracerProvider | None = None) -> None:
         self.exporter = InMemorySpanExporter()
@@ -23,28 +23,28 @@ class Traces:
 
     @property
     def spans(self) -> Sequence[ReadableSpan]:
-        """Those that ended, in that order."""
+        """Return the ended spans, in the order of their ends."""
         return self.exporter.get_finished_spans()
 
     def named(self, name: str) -> Sequence[ReadableSpan]:
-        """Those of one name."""
+        """Return the spans of that name."""
         return [span for span in self.spans if span.name == name]
 
     def only(self, name: str) -> ReadableSpan:
-        """The one of that name."""
+        """Return the only span of that name."""
         (span,) = self.named(name)
         return span
 
 
 def traceparent(span: ReadableSpan) -> str:
-    """As W3C writes it, put together here: what the product writes comes from OpenTelemetry."""
+    """Return a span's W3C traceparent, formatted here and not by OpenTelemetry, as the product does."""
     context = span.get_span_context()
     assert context is not None
     return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
 
 def linked(span: ReadableSpan) -> Sequence[str]:
-    """What the span links to."""
+    """Return the traceparents of a span's links."""
     return [
         f"00-{link.context.trace_id:032x}-{link.context.span_id:016x}-{link.context.trace_flags:02x}"
         for link in span.links
@@ -52,14 +52,15 @@ def linked(span: ReadableSpan) -> Sequence[str]:
 
 
 def context_in(attributes: Attributes) -> str | bytes | None:
-    """What a message takes along."""
+    """Return the traceparent of a message."""
     return attributes.get("traceparent")
 
 
 @cache
 def process_provider() -> TracerProvider:
-    """The process's, as an application sets it: once, for all tests in it."""
+    """Return the process's provider, set once for all tests, as an application does."""
     provider = TracerProvider(shutdown_on_exit=False)
     trace.set_tracer_provider(provider)
-    assert trace.get_tracer_provider() is provider, "another test had one made"
+    assert trace.get_tracer_provider() is provider, "another test set a provider"
+
     return provider

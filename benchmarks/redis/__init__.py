@@ -1,1 +1,1 @@
-"""Redis consumers side by side: `python -m benchmarks.redis`. docs/why/benchmarks.md tells the method."""
+"""Compare Redis consumers: `python -m benchmarks.redis`. docs/why/benchmarks.md describes the method."""

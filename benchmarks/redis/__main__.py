@@ -1,9 +1,9 @@
-"""Redis consumers side by side, each one worker process beside a Redis server of its own.
+"""Compare Redis consumers, each with one worker process and its own Redis server.
 
     python -m benchmarks.redis [--only NAME,...] [--messages N] [--with-recovery]
 
-Prints a table and writes build/bench-redis/figures.json. A contestant that is not installed is left out with a line
-that says why. docs/why/benchmarks.md tells what is measured and how.
+Prints a table and writes build/bench-redis/figures.json. A contestant that is not installed is left out, with a line
+that gives the reason. docs/why/benchmarks.md describes measurements and method.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def main() -> int:
     if shutil.which("redis-server") is None:
         print("left out: there is no redis-server on PATH")
         return 0
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended, as after Ctrl-C
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that all processes are stopped, as after Ctrl-C
     begun = time.monotonic()
     taking_part, figures = present(chosen(arguments.only))
     shutil.rmtree(LOGS, ignore_errors=True)
@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def chosen(only: str | None) -> list[Contestant]:
-    """By the first word of their names too, as in `--only penstock,bullmq`."""
+    """Return the contestants with these names; the first word of a name is enough, as in `--only penstock,bullmq`."""
     if only is None:
         return contestants()
     names = set(only.split(","))
@@ -67,7 +67,7 @@ def chosen(only: str | None) -> list[Contestant]:
 
 
 def present(all_: Sequence[Contestant]) -> tuple[list[Contestant], dict[str, Figures]]:
-    """Those that this machine can run, and figures for all."""
+    """Return the contestants that this machine can run, and figures for all."""
     taking_part, figures, node = [], {}, ""
     if any(contestant.folder == NODE for contestant in all_):
         try:

@@ -1,6 +1,6 @@
-"""The contestants: how each is run, and how completion is observed from outside.
+"""The contestants: the commands of each, and the keys that show completion.
 
-How a contestant is set, and why, is documented beside its code: peers/NAME.py, node/NAME.ts, ruby/sidekiq_peer.rb.
+The settings of a contestant and their reasons are beside its code: peers/NAME.py, node/NAME.ts, ruby/sidekiq_peer.rb.
 """
 
 import json
@@ -34,9 +34,9 @@ class Contestant:
     about: tuple[str, ...]  # prints the version; fails where it is not installed
     folder: Path = ROOT
     environment: Mapping[str, str] = field(default_factory=dict)
-    bulk: bool = False  # there is a way to send many at once
+    bulk: bool = False  # it can send many at once
     empty_concurrency: int = (
-        CONCURRENCY  # for handlers that do nothing: threads that do not wait only disturb each other
+        CONCURRENCY  # for handlers that do nothing: threads that never wait only disturb each other
     )
     waiting_concurrency: int = CONCURRENCY  # for handlers that sleep
     share: int = 1  # of the empty messages it gets one in so many, to end in time
@@ -82,7 +82,7 @@ def contestants() -> list[Contestant]:
             share=10,
         ),
         _python("huey", left=Left(lists=("huey.redis.bench",)), empty_concurrency=1),
-        # 10 threads are what Sidekiq's own load test takes.
+        # Sidekiq's own load test uses 10 threads.
         _sidekiq(left=Left(lists=("queue:bench",)), empty_concurrency=10),
         _node("bullmq", left=Left(lists=("bull:bench:wait", "bull:bench:active"))),
         _node("article", left=Left(groups=("bench",))),
@@ -161,7 +161,7 @@ def _sidekiq(*, left: Left, empty_concurrency: int) -> Contestant:
 
 
 def build_node() -> None:
-    """Install and bundle what runs on Node, below build/. Raises `NotHere` where that cannot be done."""
+    """Install and bundle the contestants on Node, below build/. Raises `NotHere` if that fails."""
     for tool in ("node", "npm"):
         if shutil.which(tool) is None:
             raise NotHere(f"{tool} is not installed")

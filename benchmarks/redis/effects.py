@@ -1,7 +1,7 @@
 """The effects of handlers: a file with one record per message, memory-mapped by writers and readers.
 
-So a handler leaves proof of its work, with the time, for a few hundred nanoseconds and without a word to Redis. Every
-contestant writes the same records; node/effects.ts and ruby/sidekiq_peer.rb do it for those that are not Python.
+So a handler records its work, with the time, in a few hundred nanoseconds and without Redis. Every contestant writes
+the same records; node/effects.ts and ruby/sidekiq_peer.rb do it outside Python.
 """
 
 import mmap
@@ -28,7 +28,7 @@ class Effect:
 
 
 class Effects:
-    """Opened by every process that writes or reads; one message's record is written by one thread at a time."""
+    """The file as one process sees it. One message's record is written by one thread at a time."""
 
     def __init__(self, file: Path) -> None:
         with file.open("r+b") as opened:
@@ -36,7 +36,7 @@ class Effects:
 
     @classmethod
     def make(cls, file: Path, messages: int) -> "Effects":
-        """An empty file for that many messages."""
+        """Create an empty file for that many messages."""
         file.write_bytes(bytes(RECORD.size * messages))
         return cls(file)
 

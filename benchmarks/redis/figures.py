@@ -22,7 +22,7 @@ COUNTED = 1_000
 
 @dataclass(slots=True, kw_only=True)
 class Figures:
-    """None: not measured, or not to be had. Rates are messages a second."""
+    """The figures of one contestant. None: not measured, or not available. Rates are messages per second."""
 
     contestant: str
     version: str
@@ -47,7 +47,7 @@ class Figures:
 
 
 def measure(stage: Stage, figures: Figures, *, messages: int) -> None:
-    """All that has to be alone on the machine."""
+    """Measure everything that must be alone on the machine."""
     sending(stage, figures, messages)
     empty(stage, figures, messages)
     sleeps(stage, figures)
@@ -55,7 +55,7 @@ def measure(stage: Stage, figures: Figures, *, messages: int) -> None:
 
 
 def messages_max(messages: int) -> int:
-    """How many messages `measure` and `recovery` send at most."""
+    """Return the largest number of messages that `measure` and `recovery` send."""
     return ROUNDS_MAX * messages + PACED + SLEEPS + 2 * COUNTED
 
 
@@ -69,7 +69,7 @@ def sending(stage: Stage, figures: Figures, messages: int) -> None:
 
 
 def empty(stage: Stage, figures: Figures, messages: int) -> None:
-    """Handlers that do nothing, then the latency of the worker that just did them."""
+    """Measure handlers that do nothing, then the latency of the same worker."""
     numbers, took = range(messages), 0.0
     while True:
         with stage.worker(stage.contestant.empty_concurrency) as worker:
@@ -88,7 +88,7 @@ def empty(stage: Stage, figures: Figures, messages: int) -> None:
 def drained(
     stage: Stage, worker: Processes, numbers: range, figures: Figures | None = None, *, sleeping: bool = False
 ) -> float:
-    """Seconds from the first start to the moment when nothing is left, seen from outside. Raises `Failed`."""
+    """Return the seconds from the first start until the queue is empty. Raises `Failed`."""
     head = numbers[: 2 * stage.contestant.waiting_concurrency]
     if not wait_until(lambda: bool(stage.started(head)), seconds_max=START_SECONDS_MAX, worker=worker):
         raise Failed(f"it did not begin: {stage.last_words()}")
@@ -112,7 +112,7 @@ def drained(
 
 
 def latency(stage: Stage, figures: Figures) -> None:
-    """One message every 20 ms to a worker that has nothing else: from before its send to its handler's start."""
+    """Send a message every 20 ms to an idle worker, and measure the time from its send to its handler's start."""
     numbers = stage.take(PACED)
     stage.send(numbers, mode="paced")
     if not wait_until(lambda: len(stage.started(numbers)) == PACED, seconds_max=5.0):
@@ -123,7 +123,7 @@ def latency(stage: Stage, figures: Figures) -> None:
 
 
 def sleeps(stage: Stage, figures: Figures) -> None:
-    """Handlers that wait. Who works on one message at a time would need 100 s, and does a fiftieth of it."""
+    """Measure handlers that wait. A contestant with one message at a time would need 100 s, and gets a fiftieth."""
     share = 50 if stage.contestant.waiting_concurrency == 1 else 1
     numbers = stage.take(SLEEPS // share)
     stage.fill(numbers, seconds=SLEEP_SECONDS)
@@ -140,7 +140,7 @@ def commands(stage: Stage, figures: Figures) -> None:
     try:
         with stage.worker(stage.contestant.empty_concurrency) as worker:
             drained(stage, worker, numbers)
-            heard = sum(listening.commands.values())
+            commands = sum(listening.commands.values())
     finally:
         listening.close()
-    figures.commands_a_message = heard / COUNTED
+    figures.commands_a_message = commands / COUNTED

@@ -1,12 +1,12 @@
-"""One Python contestant in a process of its own.
+"""One Python contestant in its own process.
 
     python -m benchmarks.redis.peer NAME about                          # the version of its library, as one line
     python -m benchmarks.redis.peer NAME worker                         # work until SIGTERM
     python -m benchmarks.redis.peer NAME send FIRST COUNT SECONDS MODE  # MODE: one, many or paced
 
-Reads BENCH_REDIS (the server's address), BENCH_EFFECTS (see effects.py) and BENCH_CONCURRENCY. A sender prints how many
-seconds its sending took, and leaves out the first message, which opens connections. Runs in the environment that has
-the contestant's library, which need not be the one the benchmark runs in.
+Reads BENCH_REDIS (the server's address), BENCH_EFFECTS (see effects.py) and BENCH_CONCURRENCY. A sender prints the
+seconds of sending without the first message, which opens connections. Runs in the environment that has the contestant's
+library, which may differ from the benchmark's.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from benchmarks.redis.effects import Effects
 
 PACE_SECONDS = 0.02
 
-# A sender is (send one message, send many); the second is None where the library has no way to send many at once.
+# A sender is (send one message, send many); the second is None if the library cannot send many at once.
 One = Callable[[int, float], Any]
 Many = Callable[[range, float], Any] | None
 
@@ -77,7 +77,7 @@ async def _opened_async(
 
 
 async def _timed(one: One, many: Many, numbers: range, seconds: float, mode: str) -> float:
-    """Awaits what is to be awaited: a sender may be plain or async."""
+    """Send, and await the result if there is one: a sender may be plain or async."""
     book = effects()
     if mode == "paced":
         book.sending(numbers[0])

@@ -1,4 +1,4 @@
-"""A contestant's processes: started in a group of their own, weighed through /proc, ended or killed."""
+"""A contestant's processes: started in their own group, measured through /proc, stopped or killed."""
 
 import os
 import signal
@@ -14,17 +14,17 @@ MIB = 1024 * 1024
 
 
 class Processes:
-    """One worker with whatever processes it starts."""
+    """One worker with all processes that it starts."""
 
     def __init__(self, command: Sequence[str], *, folder: Path, environment: Mapping[str, str], log: Path) -> None:
-        with log.open("ab") as told:
+        with log.open("ab") as output:
             self._process = subprocess.Popen(
                 command,
                 cwd=folder,
                 env={**os.environ, **environment},
                 stdin=subprocess.DEVNULL,
-                stdout=told,
-                stderr=told,
+                stdout=output,
+                stderr=output,
                 start_new_session=True,
             )
 
@@ -40,14 +40,14 @@ class Processes:
         return sum(resident_bytes(pid) for pid in self._pids()) / MIB
 
     def stop(self) -> None:
-        """SIGTERM, as a platform would; SIGKILL if that is not enough."""
+        """Send SIGTERM, as a platform would, and SIGKILL if the worker does not exit."""
         self._signal(signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(STOP_SECONDS_MAX)
         self.kill()
 
     def kill(self) -> None:
-        """All at once, without a word."""
+        """Kill all processes at once."""
         self._signal(signal.SIGKILL)
         self._process.wait()
 
@@ -70,7 +70,7 @@ def running(command: Sequence[str], *, folder: Path, environment: Mapping[str, s
 
 
 def cpu_seconds(pid: int) -> float:
-    """Used so far, in user and kernel mode; 0 for a process that has ended."""
+    """Return the CPU time so far, in user and kernel mode; 0 for a process that has ended."""
     fields = _stat(pid)
     return 0.0 if fields is None else (int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND
 
@@ -86,7 +86,7 @@ def _session(pid: int) -> int | None:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """The fields of /proc/PID/stat from the state on, which is the third."""
+    """Return the fields of /proc/PID/stat from the third one, the state, on."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

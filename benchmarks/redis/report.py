@@ -22,9 +22,9 @@ def table(figures: Sequence[Figures]) -> str:
         "  ".join(_padded(text, width, at) for at, (text, width) in enumerate(zip(row, widths, strict=True)))
         for row in [heads, *rows]
     ]
-    told = [f"{head}: {meaning}" for head, meaning, _ in COLUMNS if meaning]
+    legend = [f"{head}: {meaning}" for head, meaning, _ in COLUMNS if meaning]
     left_out = [f"left out: {each.contestant}: {each.trouble}" for each in figures if each.trouble]
-    return "\n".join([*lines, "", *told, *left_out])
+    return "\n".join([*lines, "", *legend, *left_out])
 
 
 def write(file: Path, figures: Sequence[Figures], *, messages: int, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""A Redis server of the benchmark's own, and what it is asked from outside."""
+"""A private Redis server, and queries about a contestant's queue."""
 
 import socket
 import subprocess
@@ -18,16 +18,16 @@ START_SECONDS_MAX = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
-    """The keys in which a contestant keeps what is not done yet: waiting or in work. All empty: nothing is left."""
+    """The keys in which a contestant keeps unfinished messages. If all are empty, nothing is left."""
 
     lists: tuple[str, ...] = ()
     sorted_sets: tuple[str, ...] = ()
     hashes: tuple[str, ...] = ()
     streams: tuple[str, ...] = ()  # whose entries are deleted when they are done
-    groups: tuple[str, ...] = ()  # streams that keep them: what counts is what their groups have not acknowledged
+    groups: tuple[str, ...] = ()  # streams that keep them: unacknowledged entries of their groups count
 
     def count(self, redis: Any) -> int:
-        """In one round trip; what is in two keys at once is counted twice."""
+        """Count in one round trip; a message in two keys is counted twice."""
         pipe = redis.pipeline(transaction=False)
         for keys, length in (
             (self.lists, pipe.llen),
@@ -46,12 +46,12 @@ class Server:
     pid: int
     address: str
     port: int
-    redis: Any  # a connection for looking from outside
+    redis: Any  # a connection for queries
 
 
 @contextmanager
 def server(folder: Path) -> Iterator[Server]:
-    """On a free port of this host, without persistence, ended at the end."""
+    """Start a server on a free port, without persistence, and stop it in the end."""
     port = _free_port()
     command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
     process = subprocess.Popen([*command, "--dir", str(folder)], stdout=subprocess.DEVNULL, start_new_session=True)
@@ -105,7 +105,7 @@ def _size(answer: Any) -> int:
 
 
 def _port_of(redis: Any) -> int:
-    """The port that our connection to the server comes from, by which MONITOR names us."""
+    """Return the client port of our connection, by which MONITOR identifies it."""
     address: str = redis.client_info()["addr"]
     return int(address.rpartition(":")[2])
 

@@ -18,7 +18,7 @@ SEND_SECONDS_MAX = 120.0
 
 
 class Failed(Exception):
-    """A contestant did not do its work, and what is known about it."""
+    """A contestant did not do its work; the message has the details."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,21 +31,21 @@ class Stage:
     _next: int = 0
 
     def take(self, messages: int) -> range:
-        """Numbers for that many messages, which were in use for none before."""
+        """Return new numbers for that many messages."""
         numbers = range(self._next, self._next + messages)
         self._next += messages
         return numbers
 
     def send(self, numbers: range, *, seconds: float = 0.0, mode: str = "one") -> float:
-        """Send messages that tell their handler to sleep that long; answers how long the sending took."""
+        """Send messages whose handlers sleep that long, and return the duration of sending."""
         words = (str(numbers.start), str(len(numbers)), str(seconds), mode)
-        with self.log.open("ab") as told:
+        with self.log.open("ab") as output:
             sent = subprocess.run(
                 [*self.contestant.sender, *words],
                 cwd=self.contestant.folder,
                 env={**os.environ, **self.environment()},
                 stdout=subprocess.PIPE,
-                stderr=told,
+                stderr=output,
                 text=True,
                 timeout=SEND_SECONDS_MAX,
                 check=False,
@@ -55,7 +55,7 @@ class Stage:
         return float(sent.stdout.strip().splitlines()[-1])
 
     def fill(self, numbers: range, *, seconds: float = 0.0) -> None:
-        """Send in the fastest way there is."""
+        """Send with the contestant's fastest method."""
         self.send(numbers, seconds=seconds, mode="many" if self.contestant.bulk else "one")
 
     @contextmanager
@@ -87,7 +87,7 @@ class Stage:
 
     def last_words(self) -> str:
         lines = self.log.read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
+        return lines[-1] if lines else "no output"
 
 
 @contextmanager

@@ -20,7 +20,7 @@ RECOVERY_SECONDS_MAX = 100.0
 
 
 def idle(contestants: Sequence[Contestant], figures: dict[str, Figures], folder: Path) -> None:
-    """Each beside a server of its own, on an empty queue that has been used."""
+    """Measure each worker with its own server, on an empty queue that has been used."""
     with ExitStack() as stack:
         workers, listening, before = {}, {}, {}
         for contestant in contestants:
@@ -29,19 +29,19 @@ def idle(contestants: Sequence[Contestant], figures: dict[str, Figures], folder:
             workers[contestant.name] = stack.enter_context(own.worker(contestant.waiting_concurrency))
             listening[contestant.name] = own
         time.sleep(SETTLE_SECONDS)
-        heard = {name: Listening(own.server) for name, own in listening.items()}
+        listeners = {name: Listening(own.server) for name, own in listening.items()}
         before = {name: worker.cpu_seconds() for name, worker in workers.items()}
         begun = time.monotonic()
         time.sleep(IDLE_SECONDS)
         for name, worker in workers.items():
             seconds = time.monotonic() - begun
             figures[name].idle_cpu_percent = (worker.cpu_seconds() - before[name]) / seconds * 100
-            figures[name].idle_commands_rate = sum(heard[name].close().values()) / seconds
+            figures[name].idle_commands_rate = sum(listeners[name].close().values()) / seconds
             figures[name].resident_idle_mib = worker.resident_mib()
 
 
 def recovery(contestants: Sequence[Contestant], figures: dict[str, Figures], folder: Path) -> None:
-    """All at the same time, since this is nothing but waiting."""
+    """Measure all at the same time, because this is only waiting."""
     elsewhere = [contestant for contestant in contestants if contestant.elsewhere]
     with ThreadPoolExecutor(max_workers=len(contestants) + len(elsewhere)) as pool:
         here = [pool.submit(_recovery, each, folder / "here", {}) for each in contestants]
@@ -53,7 +53,7 @@ def recovery(contestants: Sequence[Contestant], figures: dict[str, Figures], fol
 
 
 def _recovery(contestant: Contestant, folder: Path, second: Mapping[str, str]) -> str:
-    """SIGKILL with work in flight, another worker at once: seconds until all of it was begun again, or what else."""
+    """Kill a worker with work in flight and start another. Return the seconds until all work restarted, or why not."""
     try:
         with stage(contestant, folder, messages_max=IN_FLIGHT) as own:
             return _killed(own, second)

@@ -1,1 +1,1 @@
-"""A rolling update acted out: see `__main__`."""
+"""Simulate a rolling update: see `__main__`."""

@@ -1,11 +1,11 @@
-"""A rolling update acted out: three workers behind one queue under load, replaced one by one, three times over.
+"""Simulate a rolling update: three workers of one queue under load are replaced one by one, three times.
 
     python -m benchmarks.rolling_update [--rate 20] [--write docs/why/rolling-update.md]
 
-First by SIGTERM, as any deploy does it; then by SIGTERM while handlers are at work that takes longer than the stop
-timeout grants; then by SIGKILL. Each worker is a process with a data directory of its own, as on a host of its own; the
-queue is in Redis; a monitor measures it. The figures come from the workers' logs and from the metrics of workers
-and monitor; what is lost and what is done twice is judged by a journal that the handlers write. Takes two minutes.
+First with SIGTERM, like any deploy; then with SIGTERM while handlers run for longer than the stop timeout; then with
+SIGKILL. Each worker is a process with its own data directory, as on separate hosts. The queue is in Redis, and a
+monitor measures it. The figures come from the workers' logs and from the metrics of workers and monitor; a journal that
+the handlers write shows lost and repeated messages. Takes two minutes.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The account of a rolling update, in Markdown."""
+"""The report of a rolling update, in Markdown."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -26,17 +26,17 @@ benchmarks.rolling_update`. [Deploying](../run/deploying.md) explains the times 
 
 
 def page(stories: Sequence[Story], fleet: Fleet, sent: Sequence[str], *, rate: float) -> str:
-    """The whole account, in Markdown."""
+    """Return the whole report, in Markdown."""
     lines = fleet.lines()
     ended = Counter(line.id for line in lines if line.what == "end")
     lost = set(sent) - set(ended)
     twice = sum(count > 1 for count in ended.values())
-    told = (
+    summary = (
         f"{WORKERS} workers, {rate:g} messages a second, a lease of {LEASE_SECONDS} s, a stop timeout of "
         f"{STOP_TIMEOUT_SECONDS} s: {len(sent)} messages were sent, **{len(lost)} lost**, {twice} done twice."
     )
     parts = [
-        told,
+        summary,
         "",
         "| act | exit after (most) | released | picked up after, median / most | orphaned | done twice |",
         "|---|---|---|---|---|---|",
@@ -52,7 +52,7 @@ def _summary(story: Story, fleet: Fleet) -> str:
     waits = [at - _left_at(story, fleet, pid) for pid, starts in _starts_again(story, fleet).items() for at in starts]
     held = {line.message for line in lines if line.pid in story.names}
     ends = Counter(line.message for line in lines if line.what == "end" and line.message in held)
-    given_back = sum(
+    released_count = sum(
         event["count"]
         for worker in fleet.workers
         if worker.pid in story.names
@@ -61,7 +61,7 @@ def _summary(story: Story, fleet: Fleet) -> str:
     orphaned = story.samples[-1].orphaned - story.samples[0].orphaned
     picked_up = f"{median(waits):.1f} s / {max(waits):.1f} s" if waits else "-"
     return (
-        f"| {story.act.title} | {max(story.exits):.1f} s | {given_back} | {picked_up} | {orphaned:.0f} | "
+        f"| {story.act.title} | {max(story.exits):.1f} s | {released_count} | {picked_up} | {orphaned:.0f} | "
         f"{sum(count > 1 for count in ends.values())} |"
     )
 
@@ -83,7 +83,7 @@ def _starts_again(story: Story, fleet: Fleet) -> dict[int, list[float]]:
 def _begun_again(story: Story, fleet: Fleet) -> list[Moment]:
     return [
         Moment(
-            at=max(starts), who="the others", what=f"have started messages of {story.names[pid]} again: {len(starts)}"
+            at=max(starts), actor="the others", event=f"have started messages of {story.names[pid]} again: {len(starts)}"
         )
         for pid, starts in _starts_again(story, fleet).items()
     ]
@@ -93,8 +93,8 @@ def _left_at(story: Story, fleet: Fleet, pid: int) -> float:
     """Return when a worker lost its messages: when it released them, or when it was killed."""
     [worker] = [worker for worker in fleet.workers if worker.pid == pid]
     released = [datetime.fromisoformat(line["ts"]).timestamp() for line in worker.events("message.released")]
-    after = [at for at in released if at >= story.gone_at[pid]]
-    return max(after, default=story.gone_at[pid])
+    after = [at for at in released if at >= story.signalled_at[pid]]
+    return max(after, default=story.signalled_at[pid])
 
 
 def _timeline(story: Story, fleet: Fleet) -> list[str]:
@@ -103,7 +103,7 @@ def _timeline(story: Story, fleet: Fleet) -> list[str]:
         "|---:|---|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     start = story.samples[0]
-    end = Moment(at=story.samples[-1].at, who="all", what="at the end")
+    end = Moment(at=story.samples[-1].at, actor="all", event="at the end")
     moments = sorted([*story.moments, *_begun_again(story, fleet)], key=lambda moment: moment.at)
     for moment in (*moments, end):
         nearest = min(story.samples, key=lambda sample: abs(sample.at - moment.at))
@@ -121,4 +121,4 @@ def _row(story: Story, sample: Sample, start: Sample, moment: Moment) -> str:
         f"{sample.released - start.released:.0f}",
         f"{sample.orphaned - start.orphaned:.0f}",
     )
-    return f"| {moment.at - story.began_at:.1f} | {moment.who} | {moment.what} | {' | '.join(figures)} |"
+    return f"| {moment.at - story.began_at:.1f} | {moment.actor} | {moment.event} | {' | '.join(figures)} |"

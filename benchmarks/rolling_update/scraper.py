@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from prometheus_client.parser import text_string_to_metric_families
 
 QUEUE = "orders"
-TELLING = ("state", "outcome")  # labels that tell samples of one queue apart
+TELLING = ("state", "outcome")  # labels that distinguish samples of one queue
 Figures = defaultdict[str, float]
 
 
@@ -31,12 +31,12 @@ class Sample:
 
 
 class Scraper:
-    """Reads the metrics of all endpoints once a second, as Prometheus would more seldom."""
+    """A thread that reads the metrics of all endpoints once a second, more often than Prometheus would."""
 
     def __init__(self, monitor_port: int) -> None:
         self._monitor_port = monitor_port
         self._ports: list[int] = []  # appended to by the stage
-        self._last: dict[int, Figures] = {}  # of the workers, by port: also of those that are gone
+        self._last: dict[int, Figures] = {}  # of the workers, by port, ended ones included
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.samples: list[Sample] = []  # written by the thread
@@ -78,13 +78,13 @@ class Scraper:
 
 @contextmanager
 def _away() -> Iterator[None]:
-    """An endpoint that is not there yet, or no more."""
+    """An endpoint does not exist yet, or no longer."""
     with suppress(urllib.error.URLError, ConnectionError, TimeoutError):
         yield
 
 
 def scraped(port: int) -> Figures:
-    """The samples of the queue, by name and by the label that tells them apart, if one does."""
+    """Return the samples of the queue, by name and by the label that distinguishes them, if there is one."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=2) as answer:
         text = answer.read().decode()
     figures: Figures = defaultdict(float)

@@ -1,4 +1,4 @@
-"""Workers that come and go under load, and the monitor beside them."""
+"""Workers that are replaced under load, and the monitor."""
 
 import signal
 import subprocess
@@ -58,7 +58,7 @@ def order(body, ctx):
 
 
 def play(folder: Path, *, rate: float) -> tuple[list[Story], Fleet, list[str]]:
-    """All acts; answers their stories, the fleet with its journal, and what was sent."""
+    """Run all acts, and return their results, the fleet with its journal, and the sent messages."""
     redis = RedisServer(folder=folder / "redis", tcp=True).start()
     try:
         fleet = Fleet(
@@ -122,7 +122,7 @@ def monitored(fleet: Fleet) -> Iterator[int]:
 
 
 class Load:
-    """A steady stream of messages, from a thread of its own."""
+    """A thread that sends a steady stream of messages."""
 
     def __init__(self, fleet: Fleet, rate: float) -> None:
         self._fleet = fleet
@@ -150,7 +150,7 @@ class Load:
 
 
 class Stage:
-    """The workers, and who stands in for whom."""
+    """The workers, and their replacements."""
 
     def __init__(self, fleet: Fleet, scraper: Scraper) -> None:
         self._fleet = fleet
@@ -159,7 +159,7 @@ class Stage:
         self._names: dict[int, str] = {}
 
     def join(self, story: Story | None = None) -> WorkerProcess:
-        """One more worker, which is waited for until it says that it is ready."""
+        """Start another worker and wait until it is ready."""
         number, port = len(self._fleet.workers) + 1, free_port()
         self._fleet.environment["PENSTOCK_DATA_DIR"] = str(self._fleet.folder / f"host-{number}")
         self._fleet.environment["PENSTOCK_METRICS_ADDRESS"] = f"127.0.0.1:{port}"
@@ -167,7 +167,7 @@ class Stage:
         self._names[worker.pid] = f"worker {number}"
         wait_for(lambda: answers(port, "/readyz"), f"worker {number} is ready")
         if story is not None:
-            story.moments.append(Moment(at=time.time(), who=self._names[worker.pid], what="is ready (`/readyz`)"))
+            story.moments.append(Moment(at=time.time(), actor=self._names[worker.pid], event="is ready (`/readyz`)"))
         self._scraper.watch(port)
         self._living.append(worker)
         return worker
@@ -177,8 +177,8 @@ class Stage:
         for old in list(self._living):
             self.join(story)
             self._living.remove(old)
-            time.sleep(1.5)  # so that the last scrape sees its work; no scrape is waited for
-            self._told(old, story)
+            time.sleep(1.5)  # so that the last scrape includes its work
+            self._signal(old, story)
             time.sleep(pause_seconds)
 
     def leave(self) -> None:
@@ -187,29 +187,29 @@ class Stage:
         for worker in self._living:
             worker.end(within=STOP_TIMEOUT_SECONDS + 5)
 
-    def _told(self, old: WorkerProcess, story: Story) -> None:
+    def _signal(self, old: WorkerProcess, story: Story) -> None:
         name, began_at = self._names[old.pid], time.time()
-        story.moments.append(Moment(at=began_at, who=name, what=f"gets {story.act.signal.name}"))
+        story.moments.append(Moment(at=began_at, actor=name, event=f"gets {story.act.signal.name}"))
         story.names[old.pid] = name
-        story.gone_at[old.pid] = began_at
+        story.signalled_at[old.pid] = began_at
         old.signal(story.act.signal)
         code = old.end(within=STOP_TIMEOUT_SECONDS + 5)
         story.exits.append(time.time() - began_at)
-        story.moments.append(Moment(at=time.time(), who=name, what=f"has ended (exit code {code})"))
+        story.moments.append(Moment(at=time.time(), actor=name, event=f"has ended (exit code {code})"))
         story.moments += [moment for line in old.events() if (moment := logged(name, line)) is not None]
 
 
-def logged(who: str, line: dict[str, Any]) -> Moment | None:
+def logged(actor: str, line: dict[str, Any]) -> Moment | None:
     """Return the end of a worker as a moment, from its log line."""
     at = datetime.fromisoformat(line["ts"]).timestamp()
     match line["event"]:
         case "worker.draining":
-            return Moment(at=at, who=who, what=f"logs `worker.draining`, {line['in_flight']} in flight")
+            return Moment(at=at, actor=actor, event=f"logs `worker.draining`, {line['in_flight']} in flight")
         case "worker.drained":
-            return Moment(at=at, who=who, what="logs `worker.drained`")
+            return Moment(at=at, actor=actor, event="logs `worker.drained`")
         case "worker.interrupted":
-            return Moment(at=at, who=who, what=f"logs `worker.interrupted`, {line['count']} of them")
+            return Moment(at=at, actor=actor, event=f"logs `worker.interrupted`, {line['count']} of them")
         case "worker.forced":
-            return Moment(at=at, who=who, what="logs `worker.forced`")
+            return Moment(at=at, actor=actor, event="logs `worker.forced`")
         case _:
             return None

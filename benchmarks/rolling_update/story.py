@@ -1,4 +1,4 @@
-"""The acts of the story, and the result of each."""
+"""The acts of the simulation, and the result of each."""
 
 import signal
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ LONG_SHARE = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Act:
-    """How the three are replaced, and by what work they are kept busy."""
+    """The method of replacement, and the work of the handlers meanwhile."""
 
     title: str
     says: str
@@ -52,8 +52,8 @@ ACTS = (
 @dataclass(frozen=True, kw_only=True)
 class Moment:
     at: float
-    who: str
-    what: str
+    actor: str
+    event: str
 
 
 @dataclass(kw_only=True)
@@ -65,5 +65,5 @@ class Story:
     moments: list[Moment] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     names: dict[int, str] = field(default_factory=dict)  # of those that were replaced, by pid
-    gone_at: dict[int, float] = field(default_factory=dict)  # when they got their signal, by pid
+    signalled_at: dict[int, float] = field(default_factory=dict)  # when they got their signal, by pid
     exits: list[float] = field(default_factory=list)  # seconds from the signal to the end

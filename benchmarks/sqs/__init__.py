@@ -1,1 +1,1 @@
-"""Penstock's worker on SQS beside a bare loop of boto3: see `__main__`."""
+"""Compare Penstock's worker on SQS with a bare loop of boto3: see `__main__`."""

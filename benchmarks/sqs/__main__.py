@@ -1,10 +1,10 @@
-"""Penstock's worker on SQS beside a bare loop of boto3 with as many pollers.
+"""Compare Penstock's worker on SQS with a bare loop of boto3 with the same number of pollers.
 
     python -m benchmarks.sqs [--messages 20000] [--rounds 3] [--delays-ms 10,50] [--only rate,delay,sleeps,latency,idle]
 
-The server is one for tests, fauxqs, in the memory of the same machine; with a delay, every answer comes so much later,
-as AWS's do. Rounds alternate; printed are medians, and ratios to the bare loop's in the same round.
-docs/why/benchmarks.md tells what is measured and how. Takes some minutes.
+The server is one for tests, fauxqs, in the memory of the same machine; with a delay, every answer arrives that much
+later, as from AWS. Rounds alternate. Prints medians, and ratios to the bare loop's in the same round.
+docs/why/benchmarks.md describes measurements and method. Takes some minutes.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def main() -> None:
     if (reason := fauxqs_package.why_not_here()) is not None:
         print(f"left out: {reason}")
         return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended, as after Ctrl-C
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that all processes are stopped, as after Ctrl-C
     delays = [float(each) / 1_000 for each in arguments.delays_ms.split(",")]
     parts: Mapping[str, Callable[[Stage], None]] = {
         "rate": lambda own: figures.rates(own, arguments.messages, arguments.rounds, delay_seconds=None),

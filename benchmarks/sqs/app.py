@@ -1,4 +1,4 @@
-"""Penstock as a user has it: an app module for `penstock worker`, with a plain and an async handler."""
+"""Penstock as users run it: an app module for `penstock worker`, with a plain and an async handler."""
 
 from benchmarks.sqs import peer
 from penstock import App, Message, Queue

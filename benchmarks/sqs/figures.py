@@ -23,7 +23,7 @@ BATCH = 10
 
 
 def rates(stage: Stage, messages: int, rounds: int, *, delay_seconds: float | None) -> None:
-    """Handlers that do nothing."""
+    """Measure handlers that do nothing."""
     drained: dict[str, list[Drained]] = {name: [] for name in CONTESTANTS}
     for number in range(rounds):
         for name in CONTESTANTS if number % 2 else reversed(CONTESTANTS):
@@ -41,14 +41,14 @@ def rates(stage: Stage, messages: int, rounds: int, *, delay_seconds: float | No
 
 
 def delayed(stage: Stage, messages: int, rounds: int, delays_seconds: Sequence[float]) -> None:
-    """The same over ways with delays, with so many messages that it ends soon."""
+    """Measure over proxies with delays, with few enough messages to end soon."""
     for delay_seconds in delays_seconds:
         in_time = int(stage.pollers * BATCH * ROUND_SECONDS / (2 * delay_seconds)) if delay_seconds else messages
         rates(stage, min(messages, in_time), rounds, delay_seconds=delay_seconds)
 
 
 def sleeps(stage: Stage, delay_seconds: float) -> None:
-    """Handlers that wait; the bare loop, one message at a time and poller, has no answer."""
+    """Measure handlers that wait. The bare loop, with one message per poller, cannot compete."""
     best_seconds = SLEEPS * SLEEP_SECONDS / stage.concurrency
     print(
         f"{SLEEPS:,} sleeps of {SLEEP_SECONDS * 1_000:g} ms, concurrency {stage.concurrency}; "
@@ -66,7 +66,7 @@ def sleeps(stage: Stage, delay_seconds: float) -> None:
 
 
 def latency(stage: Stage, delays_seconds: Sequence[float | None]) -> None:
-    """From before the send to the handler's start, at a worker that has nothing else."""
+    """Measure the time from the send to the handler's start, with an idle worker."""
     print(f"{PACED} messages, one in {PACE_SECONDS:g} s; load {os.getloadavg()[0]:.1f}")
     for delay in delays_seconds:
         for name in CONTESTANTS:
@@ -76,7 +76,7 @@ def latency(stage: Stage, delays_seconds: Sequence[float | None]) -> None:
 
 
 def idle(stage: Stage) -> None:
-    """Workers without any messages, all at the same time, each with a way of its own to be counted on."""
+    """Measure idle workers, all at the same time, each with its own proxy for counting."""
     print(f"nothing to do for {IDLE_SECONDS:g} s; load {os.getloadavg()[0]:.1f}")
     with ExitStack() as stack:
         workers = {}
@@ -100,7 +100,7 @@ def idle(stage: Stage) -> None:
 
 
 def _waited(stage: Stage, name: str, delay_seconds: float | None) -> Sequence[float]:
-    """Milliseconds, sorted."""
+    """Return sorted milliseconds."""
     pauses = random.Random(1)  # or all would fall into the same moment of a poll
     with (
         stage.effects(name, PACED + 1) as book,

@@ -1,4 +1,4 @@
-"""Putting messages into a queue, quickly: requests without boto3, which would take longer to send than to work off."""
+"""Fill a queue quickly, with requests without boto3, which would take longer to send than a worker to process."""
 
 import http.client
 import json
@@ -9,7 +9,7 @@ BATCH = 10
 
 
 class Filler:
-    """One connection to a server that checks no signatures. One thread's."""
+    """One connection to a server that checks no signatures. For one thread."""
 
     def __init__(self, port: int, *, account: str) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port)
@@ -19,14 +19,14 @@ class Filler:
         self._ask("CreateQueue", {"QueueName": queue})
 
     def fill(self, queue: str, numbers: Sequence[int], *, seconds: float = 0.0) -> None:
-        """Messages that tell their handler their number, and how long to sleep."""
+        """Send messages with their number and the time that their handler sleeps."""
         for at in range(0, len(numbers), BATCH):
             bodies = [json.dumps([number, seconds]) for number in numbers[at : at + BATCH]]
             entries = [{"Id": str(place), "MessageBody": body} for place, body in enumerate(bodies)]
             self._ask("SendMessageBatch", {"QueueUrl": f"{self._url}/{queue}", "Entries": entries})
 
     def left(self, queue: str) -> int:
-        """How many are in the queue, those at work included."""
+        """Return the number of messages in the queue, those in flight included."""
         names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
         asked = {"QueueUrl": f"{self._url}/{queue}", "AttributeNames": names}
         return sum(map(int, self._ask("GetQueueAttributes", asked)["Attributes"].values()))

@@ -1,7 +1,7 @@
-"""One contestant in a process of its own: `python -m benchmarks.sqs.peer bare|plain|async`.
+"""One contestant in its own process: `python -m benchmarks.sqs.peer bare|plain|async`.
 
-Reads BENCH_EFFECTS, BENCH_POLLERS, BENCH_CONCURRENCY and BENCH_CORES (which to stay on), and AWS's own environment. Its
-queue has the contestant's name. Penstock runs from its own command, as a user has it.
+Reads BENCH_EFFECTS, BENCH_POLLERS, BENCH_CONCURRENCY and BENCH_CORES (the cores to use), and AWS's own environment. Its
+queue has the contestant's name. Penstock runs from its own command, as users run it.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ def effects() -> Effects:
 
 
 def bare(queue: str) -> None:
-    """The limit: threads that receive ten, call, and delete ten; no lease is extended, nothing tried again."""
+    """Run the bare loop, the upper limit: threads receive ten, call, and delete ten, without extensions or retries."""
     import boto3
     from botocore.config import Config
 

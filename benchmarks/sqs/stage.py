@@ -1,6 +1,6 @@
-"""The environment of the contestants: one server, a way to it with a delay, and a queue and a process for each.
+"""The environment of the contestants: one server, a delaying proxy, and a queue and a process for each.
 
-Contestants stay on one core; the server, the way and the harness on the others, if there are any.
+Contestants use one core; the server, the proxy and the benchmark use the others, if there are any.
 """
 
 import os
@@ -29,7 +29,7 @@ CONTESTANTS = ("bare", "plain", "async")  # also their queues' names
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drained:
-    """One queue worked off."""
+    """The figures of one queue that was processed."""
 
     rate: float  # messages a second, from the first handler's start until the last delete
     cpu_microseconds: float  # of the contestant, a message
@@ -77,7 +77,7 @@ class Stage:
 
     @contextmanager
     def effects(self, name: str, messages: int) -> Iterator[Effects]:
-        """An empty book of what the contestant's handlers do."""
+        """Return an empty file for the effects of the contestant's handlers."""
         book = Effects.make(self.effects_file(name), messages)
         try:
             yield book
@@ -85,7 +85,7 @@ class Stage:
             book.close()
 
     def drain(self, name: str, messages: int, *, delay_seconds: float | None, seconds: float = 0.0) -> Drained:
-        """Fill the queue and let a new worker empty it, with handlers that sleep so long."""
+        """Fill the queue and let a new worker empty it, with handlers that sleep that long."""
         with self.effects(name, messages) as book, self.way(delay_seconds) as way:
             self.filler.fill(name, range(messages), seconds=seconds)
             with self.worker(name, way) as worker:
@@ -107,7 +107,7 @@ class Stage:
     def wait(
         self, true: Callable[[], bool], name: str, worker: Processes, *, seconds_max: float, look: float = LOOK_SECONDS
     ) -> None:
-        """Until it is true. Ends the benchmark where the contestant ended, or the time is over."""
+        """Wait for a condition. Ends the benchmark if the contestant has ended or the time is over."""
         deadline = time.monotonic() + seconds_max
         while not true():
             if worker.ended or time.monotonic() > deadline:
@@ -115,7 +115,7 @@ class Stage:
             time.sleep(look)
 
     def check(self, name: str, effects: list[Effect]) -> None:
-        """Each message was worked on once, or there are no figures."""
+        """Check that each message was processed once; otherwise there are no figures."""
         wrong = sum(effect.starts != 1 for effect in effects)
         if wrong:
             raise SystemExit(f"{name} worked on {wrong:,} of {len(effects):,} messages not once")

@@ -1,8 +1,7 @@
-"""The way to a server: every answer comes so much later, and requests are counted as they pass.
+"""A proxy that delays every answer and counts requests.
 
-An answer's bytes are held and never the requests behind them, so a call takes as long as it takes the server plus the
-delay, however many there are at once: as over a network, and unlike at a server that is slow. What is counted is what
-arrives here; no contestant is asked.
+It holds the bytes of an answer but not the requests after it, so a call takes the server's time plus the delay, with
+any number of concurrent calls: like a network, and unlike a slow server. The counts do not depend on the contestants.
 """
 
 import asyncio
@@ -16,7 +15,7 @@ PATIENCE_SECONDS = 10.0
 
 
 class Way:
-    """Listens on a loopback port of the system's choice, in a thread of its own."""
+    """A proxy on a loopback port chosen by the system, with its own thread."""
 
     def __init__(self, server_port: int, *, delay_seconds: float = 0.0) -> None:
         self.calls: Counter[str] = Counter()  # by operation; written by the way's thread

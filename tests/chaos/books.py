@@ -1,6 +1,6 @@
-"""Whether a ledger's books are right, judged by raw SQL over a connection of its own: nothing of the product is used.
+"""Check the invariants of a ledger with raw SQL over a separate connection, without code of the product.
 
-It holds for every database, and at every moment between two transactions: after a death, a lost answer, a restart.
+They hold for every database and between any two transactions: after a kill, a lost answer or a restart.
 """
 
 from collections import Counter
@@ -42,15 +42,15 @@ EMPTY_IF_RIGHT = {
         SELECT uri, attempt_id FROM objects WHERE state = 'unprocessed' AND attempt_id IS NOT NULL""",
     "an object that lives has an end": """
         SELECT uri, state FROM objects WHERE state IN ('unprocessed', 'processing') AND ended_at IS NOT NULL""",
-    "an object was found missing, and nobody knows since when": """
+    "an object was found missing, but not since when": """
         SELECT uri, state FROM objects WHERE sought_at IS NULL AND (missed_at IS NOT NULL OR state = 'gone')""",
     "an object that was processed is missing": """
         SELECT uri FROM objects WHERE state = 'processed' AND (missed_at IS NOT NULL OR sought_at IS NOT NULL)""",
-    "an object was not charged once for each attempt": """
+    "an object does not count each attempt once": """
         SELECT o.uri, o.charged, count(t.attempt_id) FROM objects o
         LEFT JOIN object_attempts t ON t.pipeline = o.pipeline AND t.object_id = o.object_id
         GROUP BY o.pipeline, o.object_id, o.uri, o.charged HAVING o.charged <> count(t.attempt_id)""",
-    "an object was given back more than it was charged": "SELECT uri FROM objects WHERE refunds > charged",
+    "an object has more uncounted attempts than attempts": "SELECT uri FROM objects WHERE refunds > charged",
     "a schema is missing, or there twice": """
         SELECT p.id, p.schema_id, count(s.schema_id) FROM pipelines p LEFT JOIN table_schemas s ON s.pipeline = p.id
         GROUP BY p.id, p.schema_id HAVING p.schema_id <> count(s.schema_id)""",
@@ -76,7 +76,7 @@ def check_idle(url: str) -> None:
 
 
 def attempt(url: str, attempt_id: str) -> tuple[str, str | None] | None:
-    """State and outcome of an attempt."""
+    """Return the state and outcome of an attempt."""
     found: tuple[str, str | None] | None = _only(
         ask(url, "SELECT state, outcome FROM attempts WHERE id = %s", attempt_id)
     )
@@ -84,7 +84,7 @@ def attempt(url: str, attempt_id: str) -> tuple[str, str | None] | None:
 
 
 def held_by(url: str, attempt_id: str) -> set[bytes]:
-    """The objects that an attempt holds."""
+    """Return the objects that an attempt holds."""
     rows = ask(url, "SELECT object_id FROM objects WHERE attempt_id = %s AND state = 'processing'", attempt_id)
     return {bytes(row[0]) for row in rows}
 
@@ -94,17 +94,17 @@ def batches_of(url: str, attempt_id: str) -> list[int]:
 
 
 def counted(url: str) -> dict[bytes, int]:
-    """By object: its attempts that count."""
+    """Return the counted attempts of each object."""
     return {bytes(id): int(count) for id, count in ask(url, "SELECT object_id, charged - refunds FROM objects")}
 
 
 def states(url: str) -> Counter[str]:
-    """How many objects are in which state."""
+    """Return the number of objects in each state."""
     return Counter({str(state): int(n) for state, n in ask(url, "SELECT state, count(*) FROM objects GROUP BY state")})
 
 
 def work(url: str, key: str) -> tuple[str, str, int, str | None] | None:
-    """State, attempt, number of attempts and outcome of a work."""
+    """Return the state, attempt, number of attempts and outcome of a work."""
     sql = "SELECT w.state, w.attempt_id, w.attempts, w.outcome FROM works w WHERE w.key = %s"
     found: tuple[str, str, int, str | None] | None = _only(ask(url, sql, key))
     return found
@@ -112,7 +112,7 @@ def work(url: str, key: str) -> tuple[str, str, int, str | None] | None:
 
 def _check(url: str, empty: dict[str, str]) -> None:
     with connected(url) as connection:
-        ask_by(connection, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")  # all of it at one moment
+        ask_by(connection, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")  # one snapshot for all checks
         for complaint, sql in empty.items():
             rows = ask_by(connection, sql)
             assert not rows, f"{complaint}: {len(rows)} times, as in {list(rows)[:SHOWN]}"

@@ -1,6 +1,6 @@
-"""Transforms that bring faults into a run on a cluster. Copied into the folder where the ingest runs.
+"""Transforms that inject faults into a run on a cluster. Copied into the folder where the ingest runs.
 
-What runs in Spark's Python workers is defined inside its function: so it travels by value, and they need not find this
+Functions for Spark's Python workers are nested, so that Spark pickles them by value and the workers do not import this
 module.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
-COMMANDS = "CLUSTER_COMMANDS"  # what `meanwhile` runs, as JSON
+COMMANDS = "CLUSTER_COMMANDS"  # the commands of `meanwhile`, as JSON
 FAULTS = "CLUSTER_FAULTS"  # a folder in which each fault leaves a file of its name and host, so that it happens once
 TASK, EXECUTOR, WORKER, STRAGGLER = "task", "executor", "worker", "straggler"
 PARTITIONS = 4
@@ -23,19 +23,22 @@ Tasks = Callable[[Iterator[Any]], Iterator[Any]]
 
 
 def meanwhile(frame: DataFrame) -> DataFrame:
-    """Run commands once: after the proof that the hosts share their folders, and before they read."""
+    """Run commands once, after the check that the hosts share their folders and before they read."""
     for command in json.loads(os.environ.pop(COMMANDS, "[]")):
         subprocess.run(command, check=True)
     return frame
 
 
 def faulty(frame: DataFrame) -> DataFrame:
-    """Behind a shuffle, and after some of their rows: one task fails, one has its executor killed, one waits until its
-    host is gone. Behind another shuffle, when all that is made up for: one task hangs."""
+    """Inject four faults.
+
+    After a shuffle and some rows, one task fails, one kills its executor, and one waits until its host has ended.
+    After another shuffle, when Spark has recovered from these, one task hangs.
+    """
     folder, patience_seconds = os.environ[FAULTS], PATIENCE_SECONDS
 
     def faults(*names: str) -> Tasks:
-        """Let the fault of that place happen in the partition of that number, once."""
+        """Return a function that causes the n-th fault in the n-th partition, once."""
 
         def tasks(batches: Iterator[Any]) -> Iterator[Any]:
             import os

@@ -1,4 +1,4 @@
-"""A folder, a table and the processes on them; whatever still runs when a test ends is ended."""
+"""Cases of a folder, a table and the processes on them. Processes that outlive their test are killed."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -10,13 +10,13 @@ from tests.chaos.runs import IN_PROCESS, ON_SPARK, Case
 
 @pytest.fixture
 def case(tmp_path: Path) -> Iterator[Case]:
-    """Ingests whose batches run in their own process: for what is not about Spark."""
+    """Return a case whose ingests run batches in their own process, without Spark."""
     with closing(Case(tmp_path, module=IN_PROCESS)) as made:
         yield made
 
 
 @pytest.fixture
 def spark_case(tmp_path: Path) -> Iterator[Case]:
-    """Ingests that start Spark, each a JVM of its own."""
+    """Return a case whose ingests each start Spark in a JVM of their own."""
     with closing(Case(tmp_path, module=ON_SPARK)) as made:
         yield made

@@ -1,10 +1,9 @@
 """`penstock` without Spark: `python -m tests.chaos.in_process ingest ...` runs its batches in its own process.
 
-For stories whose subject is the protocol around a run: claim, commit, publish, settle, and what the next process does
-after a death. Such a process starts in about a second, a JVM in six to nine. Everything but the engine is the
-product's: the plan, the reader, the reports, the manifest, the batch record. The engine announces the same steps as
-`penstock.pipeline.spark.run`, so that a process dies at them here, too; that Spark's runs bear it, stories on Spark
-show.
+For tests of the protocol around a run: claim, commit, publish, settle, and the recovery after a kill. Such a process
+starts in about a second, a JVM in six to nine. Only the engine differs from the product: plan, reader, reports,
+manifest and batch record are the product's. The engine announces the same steps as `penstock.pipeline.spark.run`, so a
+process can be killed at them here, too. Tests on Spark show that Spark's own runs survive these kills.
 """
 
 import threading
@@ -36,15 +35,15 @@ from penstock.sinks.manifest import encode
 from penstock.sinks.parquet import WrittenFile, list_files
 from penstock.sinks.schema import encode as encode_columns
 
-CORES = 2  # as the stories on Spark have
+CORES = 2  # as in the tests on Spark
 GATE_SECONDS_MAX = 120.0
-RUN = 0  # its number: no run is repeated here
+RUN = 0  # no run is repeated here
 
 
 class InProcessEngine:
     """A `penstock.pipeline.engine.CheckedEngine`. One Parquet file per partition that has rows.
 
-    No transforms, no partition columns, no objects that fail: whoever needs these needs Spark.
+    It supports no transforms, no partition columns and no objects that fail: tests of these need Spark.
     """
 
     def __init__(self, declaration: Declaration, *, agree: Agree, probe: Probe) -> None:
@@ -73,7 +72,7 @@ class InProcessEngine:
             self._cancelled.add(attempt_id)
 
     def check(self) -> None:
-        """Nothing that it needs can end before the process."""
+        """Do nothing: the engine needs nothing that can end before the process."""
 
     def _plan(self, request: RunRequest) -> ReadPlan:
         declaration = self._declaration
@@ -101,7 +100,7 @@ class InProcessEngine:
 
     def _write(self, path: str, rows: pa.Table) -> WrittenFile:
         with self._declaration.table.open_output(path) as file:
-            sink = pa.PythonFile(file, mode="w")  # never closed: the file is not ours to close
+            sink = pa.PythonFile(file, mode="w")  # never closed: `open_output` closes the file
             pq.write_table(rows, sink)
             size_bytes = sink.tell()
         return WrittenFile(path=path, rows=rows.num_rows, size_bytes=size_bytes)

@@ -1,8 +1,8 @@
 """Check a table and its state without using any code of the product.
 
-The files are read with plain Python, the tables by their Delta log and pyarrow, the ledger and the queue with sqlite3.
-Where the ledger is on a server, ``ledger`` is its URL, and it is read by that server's driver.
-A good line is known by its place (file URI, byte offset); each must be in the table once, with its values.
+It reads the files with plain Python, the tables through their Delta log and pyarrow, ledger and queue with sqlite3.
+If the ledger is on a server, ``ledger`` is its URL, and the oracle reads it with that server's driver.
+A good line is identified by its place (file URI, byte offset). Each must be in the table once, with its values.
 """
 
 import gzip
@@ -21,7 +21,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 from tests.services.sql_asking import ask
 
-Place = tuple[str, int]  # the file's URI, the byte offset of the line in what it inflates to
+Place = tuple[str, int]  # the file's URI, the byte offset of the line in the decompressed file
 Values = Mapping[str, object]
 
 COLUMNS: Mapping[str, type] = {"id": int, "v": float, "s": str}
@@ -30,7 +30,7 @@ SHOWN = 5  # how many places a failure names
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Truth:
-    """Return the files of a folder."""
+    """The lines in the files of a folder."""
 
     good: Mapping[Place, Values]
     bad: Mapping[Place, bytes]
@@ -40,7 +40,7 @@ class Truth:
         return len({uri for uri, _ in [*self.good, *self.bad]})
 
     def plus(self, older: "Truth") -> "Truth":
-        """Also what the folder held before, for files that went or changed after they were read."""
+        """Add the earlier content of the folder, for files that were deleted or changed after they were read."""
         return Truth(
             good={**older.good, **self.good},
             bad={**older.bad, **self.bad},
@@ -49,7 +49,7 @@ class Truth:
 
 
 def truth(folder: Path, *, without: Sequence[Path] = ()) -> Truth:
-    """Read every file; ``without`` those that no reader could read when it mattered."""
+    """Read every file; ``without`` are files that no ingest could read."""
     good: dict[Place, Values] = {}
     bad: dict[Place, bytes] = {}
     unreadable: list[str] = []
@@ -101,22 +101,22 @@ def _values(line: bytes) -> Values | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """Return the rows that readers of a table see."""
+    """The rows that readers of a table see."""
 
     rows: Sequence[tuple[Place, Values]]
     files: Sequence[str]  # paths below the table's root
 
 
-def look(table: Path) -> Seen:
-    """The rows table: place and values of each row, without what a transform added. Nothing where there is no table."""
-    return _look(table, ("_object", "_offset"), COLUMNS)
+def read_table(table: Path) -> Seen:
+    """Return the place and values of each row, without columns of a transform. Empty if there is no table."""
+    return _read(table, ("_object", "_offset"), COLUMNS)
 
 
-def look_at_quarantine(table: Path) -> Seen:
-    return _look(table.with_name(f"{table.name}_quarantine"), ("object", "offset"), ("raw",))
+def read_quarantine(table: Path) -> Seen:
+    return _read(table.with_name(f"{table.name}_quarantine"), ("object", "offset"), ("raw",))
 
 
-def _look(table: Path, place: tuple[str, str], columns: Collection[str]) -> Seen:
+def _read(table: Path, place: tuple[str, str], columns: Collection[str]) -> Seen:
     try:
         delta = DeltaTable(str(table))
     except TableNotFoundError:
@@ -131,7 +131,7 @@ def _look(table: Path, place: tuple[str, str], columns: Collection[str]) -> Seen
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """How far a table is: rows that are there, good lines that are not yet, bad lines that are."""
+    """The progress of a table: rows, good lines that are still missing, quarantined lines."""
 
     rows: int
     missing: int
@@ -140,7 +140,7 @@ class Found:
 
 def check_meanwhile(truth: Truth, table: Path, *, ledger: str | None = None) -> Found:
     """Check the state after any kill: no row twice, none invented, none uncommitted."""
-    seen, quarantine = look(table), look_at_quarantine(table)
+    seen, quarantine = read_table(table), read_quarantine(table)
     _check_rows(truth.good, seen.rows)
     _check_rows({place: {"raw": raw} for place, raw in truth.bad.items()}, quarantine.rows)
     committed = {attempt_id for attempt_id, state in _attempts(table, ledger) if state == "committed"}
@@ -152,7 +152,7 @@ def check_meanwhile(truth: Truth, table: Path, *, ledger: str | None = None) -> 
 def check_done(truth: Truth, table: Path, *, ledger: str | None = None) -> None:
     """Check the state after a successful ingest: every line once, nothing open, no leftovers."""
     found = check_meanwhile(truth, table, ledger=ledger)
-    seen = {place for place, _ in look(table).rows}
+    seen = {place for place, _ in read_table(table).rows}
     missing = sorted(set(truth.good) - seen)
     assert not missing, f"{len(missing)} good lines are lost: {missing[:SHOWN]}"
     assert found.quarantined == len(truth.bad), "bad lines are missing in the quarantine table"
@@ -172,21 +172,21 @@ def _check_rows(expected: Mapping[Place, Values], rows: Sequence[tuple[Place, Va
 
 
 def _check_files(committed: Collection[str], files: Sequence[str]) -> None:
-    """Every file a table names is of an attempt that the ledger committed."""
+    """Check that every file of a table belongs to an attempt that the ledger committed."""
     foreign = [file for file in files if file.split("/")[1] not in committed]
     assert not foreign, f"the table names files of attempts that were not committed: {foreign[:SHOWN]}"
     assert len(set(files)) == len(files), "a table names a file twice"
 
 
 def abandoned_folders(table: Path, *, ledger: str | None = None) -> list[Path]:
-    """Folders of abandoned attempts, in the table, its quarantine and its work folder."""
+    """Return the folders of abandoned attempts in the table, its quarantine and its work folder."""
     abandoned = {attempt_id for attempt_id, state in _attempts(table, ledger) if state == "abandoned"}
     roots = (table / "data", table.with_name(f"{table.name}_quarantine") / "data", table / "_penstock" / "work")
     return [folder for root in roots if root.is_dir() for folder in root.iterdir() if folder.name in abandoned]
 
 
 def attempts(table: Path, *, ledger: str | None = None) -> Counter[str]:
-    """How many attempts are in which state."""
+    """Return the number of attempts in each state."""
     return Counter(word for _, word in _attempts(table, ledger))
 
 
@@ -197,19 +197,19 @@ def _attempts(table: Path, ledger: str | None) -> Sequence[tuple[str, str]]:
 
 
 def objects(table: Path) -> Mapping[str, tuple[str, int, str | None]]:
-    """By URI: the state, the attempts that count, the reason. Of a file with several versions the last one seen."""
+    """Return the state, counted attempts and reason of each URI, for the version that was seen last."""
     sql = "SELECT uri, state, charged - refunds, reason FROM objects ORDER BY first_seen_at"
     return {str(uri): (str(word), int(count), reason) for uri, word, count, reason in query(table, sql)}
 
 
 def claims(table: Path) -> Mapping[str, int]:
-    """By URI: how many attempts ever held it."""
+    """Return the number of attempts that ever held each URI."""
     sql = """SELECT uri, count(*) FROM objects JOIN object_attempts USING (pipeline, object_id) GROUP BY uri"""
     return {str(uri): int(count) for uri, count in query(table, sql)}
 
 
 def messages(table: Path, *, dead: bool = False) -> int:
-    """How many messages wait in the queue, or are dead."""
+    """Return the number of messages in the queue, or in the DLQ."""
     sql = "SELECT count(*) FROM messages JOIN queues ON queues.id = queue_id WHERE (queues.name LIKE '%-dlq') = ?"
     return int(query(table, sql, int(dead), file="queue.db")[0][0])
 
@@ -220,7 +220,7 @@ def messages_held(table: Path) -> int:
 
 
 def query(table: Path, sql: str, *parameters: object, file: str = "ledger.db") -> Sequence[Sequence[Any]]:
-    """Ask a state file directly. Nothing where it, or its tables, are not made yet."""
+    """Query a database file directly. Empty if the file or its tables do not exist yet."""
     path = table / "_penstock" / file
     if not path.exists():
         return ()

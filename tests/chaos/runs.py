@@ -1,4 +1,4 @@
-"""Ingests as real processes, each in a process group of its own, and the folders they read."""
+"""Ingests as real processes, each in its own process group, and the folders they read."""
 
 import gzip
 import json
@@ -18,15 +18,15 @@ from tests.services.forked_process import ForkedPopen
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = "id long, v double, s string"
-RUN_SECONDS_MAX = 240.0  # a hang, or a wait for a lease, fails a test instead of stretching it
-# Nobody may need a lease to run out: whoever waits for one misses the bound above.
+RUN_SECONDS_MAX = 240.0  # a hang, or a wait for a lease, fails a test instead of prolonging it
+# No process may need a lease to expire: one that waits for it exceeds the bound above.
 LEASE_SECONDS = 600
 KILLED = -signal.SIGKILL
 STOPPED = 75
 INTERRUPTED = 130
 SOME_DEAD = 3
 ON_SPARK = "penstock"
-IN_PROCESS = "tests.chaos.in_process"  # for stories in which Spark is not the subject
+IN_PROCESS = "tests.chaos.in_process"  # for tests whose subject is not Spark
 JUNK = b"--- log rotated ---"
 
 
@@ -44,14 +44,14 @@ class Ended:
         document: dict[str, Any] = json.loads(self.out)
         return document
 
-    def but(self, code: int) -> "Ended":
-        """Itself, if it ended with that code; else the test fails with what it said."""
+    def expect(self, code: int) -> "Ended":
+        """Return this, or fail with the output unless the process ended with that code."""
         assert self.code == code, f"ended with {self.code} and not {code} after {self.seconds:.1f} s:\n{self.err}"
         return self
 
 
 class Running:
-    """An ingest at work. Its output goes to files: a pipe could be held open by what a kill leaves behind."""
+    """A running ingest. Its output goes to files, because processes that survive a kill could hold a pipe open."""
 
     def __init__(
         self,
@@ -77,23 +77,23 @@ class Running:
         self.began_at = time.monotonic()
 
     def send(self, number: signal.Signals) -> None:
-        """To the process alone, as a platform does it."""
+        """Send a signal to the process alone, as a platform does."""
         self.process.send_signal(number)
 
     def send_group(self, number: signal.Signals) -> None:
-        """To the process and its JVM at one moment."""
+        """Send a signal to the process and its JVM at the same time."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
 
-    def said(self) -> str:
+    def log(self) -> str:
         return self._err.read_text()
 
     def wait_until(self, condition: Callable[[], bool], *, seconds: float = RUN_SECONDS_MAX) -> None:
-        """Until something is to be seen from outside. Fails when the process ends, or the time does."""
+        """Wait for a condition. Fails if the process ends or the time is over."""
         deadline = time.monotonic() + seconds
         while not condition():
-            assert self.process.poll() is None, f"it ended too early with {self.process.returncode}:\n{self.said()}"
-            assert time.monotonic() < deadline, f"it did not come so far in {seconds} s:\n{self.said()}"
+            assert self.process.poll() is None, f"it ended too early with {self.process.returncode}:\n{self.log()}"
+            assert time.monotonic() < deadline, f"it did not get that far in {seconds} s:\n{self.log()}"
             time.sleep(0.02)  # between two looks at a file that another process writes
 
     def end(self, *, seconds: float = RUN_SECONDS_MAX) -> Ended:
@@ -102,16 +102,15 @@ class Running:
         except subprocess.TimeoutExpired:
             self.send_group(signal.SIGKILL)
             self.process.wait()
-            raise AssertionError(f"it did not end in {seconds} s:\n{self.said()}") from None
-        return Ended(code=code, out=self._out.read_text(), err=self.said(), seconds=time.monotonic() - self.began_at)
+            raise AssertionError(f"it did not end in {seconds} s:\n{self.log()}") from None
+        return Ended(code=code, out=self._out.read_text(), err=self.log(), seconds=time.monotonic() - self.began_at)
 
 
 class Case:
-    """A folder to read, a table to fill, and every process started on them."""
+    """A folder to read, a table to write, and all processes that use them."""
 
     def __init__(self, folder: Path, *, module: str = ON_SPARK, **settings: object) -> None:
-        """``module`` is what Python runs from now on: `ON_SPARK` or `IN_PROCESS`. ``settings``, by their names, are
-        those of every process."""
+        """``module`` is the module that processes run: `ON_SPARK` or `IN_PROCESS`. ``settings`` apply to each."""
         self.module = module
         self.folder = folder
         self.source = folder / "in"
@@ -120,41 +119,41 @@ class Case:
         self._settings = settings
         self._started: list[Running] = []
 
-    def bring(self, numbers: range) -> None:
-        """Put the objects of these numbers where ingests find them."""
+    def add_objects(self, numbers: range) -> None:
+        """Add the objects of these numbers to the source."""
         write_objects(self.source, numbers)
 
     def truth(self) -> Truth:
-        """The source of the ingests."""
+        """Return the lines of the source."""
         return truth(self.source)
 
     def mirror(self) -> Path:
-        """Return where the oracle is to look."""
+        """Return a local copy of the table for the oracle."""
         return self.table
 
     @property
     def arguments(self) -> Sequence[str]:
-        """The arguments of every ingest."""
+        """Return the arguments of every ingest."""
         return str(self.source), str(self.table)
 
     def start(self, *options: str, before_exec: Callable[[], None] | None = None, **settings: object) -> Running:
-        """`penstock ingest` with these options, and settings by their names."""
+        """Start `penstock ingest` with these options, and settings by their names."""
         arguments = ["ingest", *self.arguments, "--schema", SCHEMA, "--json", *options]
         return self._start(arguments, before_exec=before_exec, **settings)
 
     def ingest(
         self, *options: str, code: int = 0, before_exec: Callable[[], None] | None = None, **settings: object
     ) -> Ended:
-        """Run it to its end, which must be that one."""
-        return self.start(*options, before_exec=before_exec, **settings).end().but(code)
+        """Run an ingest to its end and check its exit code."""
+        return self.start(*options, before_exec=before_exec, **settings).end().expect(code)
 
-    def verb(self, *arguments: str) -> Ended:
-        """Any verb, to its good end."""
-        return self._start(arguments).end().but(0)
+    def command(self, *arguments: str) -> Ended:
+        """Run any command and check that it succeeds."""
+        return self._start(arguments).end().expect(0)
 
     def show(self, path: Path) -> dict[str, Any]:
-        """The newest version in `penstock objects show`."""
-        shown = self.verb("objects", "show", str(path), "--table", str(self.table), "--json")
+        """Return the newest version from `penstock objects show`."""
+        shown = self.command("objects", "show", str(path), "--table", str(self.table), "--json")
         document: dict[str, Any] = json.loads(shown.out)[-1]
         return document
 
@@ -180,26 +179,26 @@ class Case:
 
 
 def environment(**settings: object) -> dict[str, str]:
-    """The tests' own, with nothing of a user's settings, small and quick to start."""
+    """Return an environment without a user's settings, with a small Spark that starts quickly."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
     given = {
         "spark_master": "local[2]",
         "spark_driver_memory": "1g",
         "worker_lease": LEASE_SECONDS,
-        "one_host": True,  # where a test has a queue in SQS
+        "one_host": True,  # for tests with a queue in SQS
         **settings,
     }
     return {
         **inherited,
         "PYTHONPATH": str(ROOT),  # where `tests` is, for `IN_PROCESS`
-        # A JVM that lives for seconds gains nothing from its second compiler, and pays for it with a third of them.
+        # A JVM that lives for seconds gains nothing from its second compiler, which costs a third of that time.
         "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         **{f"PENSTOCK_{name.upper()}": str(value) for name, value in given.items()},
     }
 
 
 def write_objects(folder: Path, numbers: Iterator[int] | range, *, lines: int = 20, junk_every: int = 5) -> list[Path]:
-    """Numbered objects of that many good lines; each fourth gzipped, each ``junk_every``-th with a bad line."""
+    """Write numbered objects of that many good lines; every fourth gzipped, every ``junk_every``-th with a bad line."""
     return [write_object(folder, number, lines=lines, junk=number % junk_every == 0) for number in numbers]
 
 

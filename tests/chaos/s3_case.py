@@ -1,7 +1,7 @@
-"""Ingests from S3, through notifications in SQS, into a table in S3; judged by what anybody can download.
+"""Ingests from S3, through notifications in SQS, into a table in S3, checked on a download of the table.
 
-The files are written into a folder as everywhere, and uploaded; the table is mirrored into the folder that the oracle
-looks at, where the ledger lies anyway.
+The files are written into a folder and uploaded. The table is downloaded into the folder that the oracle reads, which
+also has the ledger.
 """
 
 import shutil
@@ -17,11 +17,11 @@ from tests.services.s3_scene import Announced, Way
 
 LAKE = "lake"
 PREFIX = "in"
-LEASE_SECONDS = 5  # SQS knows no holders: what a killed process held comes back when its lease ends
+LEASE_SECONDS = 5  # SQS knows no holders: messages of a killed process become visible when the lease ends
 
 
 class S3Case(Case):
-    """Buckets and a queue at one server, and every process started on them."""
+    """Buckets and a queue at one server, and all processes that use them."""
 
     def __init__(
         self,
@@ -33,9 +33,9 @@ class S3Case(Case):
         way: Way = "sqs",
         **settings: object,
     ) -> None:
-        """Not ``by_queue``: it looks through the bucket itself. ``settings`` as of every case."""
-        # By listing the queue is a file of this host, which knows at once who died: no lease needs to end, and none of
-        # a process that lives ends on a busy machine.
+        """Without ``by_queue``, ingests list the bucket. ``settings`` are as for every case."""
+        # With listings, the queue is a file of this host, and a killed process is detected at once. So the lease can
+        # be long enough for a busy machine.
         lease_seconds = LEASE_SECONDS if by_queue else HOST_LEASE_SECONDS
         super().__init__(folder, module=module, aws_endpoint_url=server.url, worker_lease=lease_seconds, **settings)
         self._by_queue = by_queue
@@ -48,7 +48,7 @@ class S3Case(Case):
         queue = ("--queue", self._landing.queue_arn) if self._by_queue else ()
         return self._remote, f"s3://{LAKE}/table", "--data-dir", str(self.table / "_penstock"), *queue
 
-    def bring(self, numbers: range) -> None:
+    def add_objects(self, numbers: range) -> None:
         self.upload(write_objects(self.source, numbers))
 
     def upload(self, paths: list[Path]) -> None:
@@ -56,18 +56,18 @@ class S3Case(Case):
             self._landing.put(f"{PREFIX}/{path.name}", path.read_bytes())
 
     def truth(self) -> Truth:
-        """Return the folder's files, under their names in S3."""
+        """Return the lines of the folder's files, under their names in S3."""
         local = self.source.resolve().as_uri()
 
-        def moved(place: Place) -> Place:
+        def renamed(place: Place) -> Place:
             return place[0].replace(local, self._remote), place[1]
 
         found = truth(self.source)
-        good: dict[Place, Values] = {moved(place): values for place, values in found.good.items()}
-        return replace(found, good=good, bad={moved(place): raw for place, raw in found.bad.items()})
+        good: dict[Place, Values] = {renamed(place): values for place, values in found.good.items()}
+        return replace(found, good=good, bad={renamed(place): raw for place, raw in found.bad.items()})
 
     def mirror(self) -> Path:
-        """Download both tables and the runs' work as they are now; answers where the oracle is to look."""
+        """Download both tables and the work folder, and return the path for the oracle."""
         quarantine = self.table.with_name(f"{self.table.name}_quarantine")
         for folder in (self.table / "data", self.table / "_delta_log", self.table / "_penstock" / "work", quarantine):
             shutil.rmtree(folder, ignore_errors=True)
@@ -80,7 +80,7 @@ class S3Case(Case):
         return self.table
 
     def waiting(self) -> int:
-        """Messages of the queue, in any state."""
+        """Return the number of messages in the queue, in any state."""
         if not self._by_queue:
             return 0
         names = [f"ApproximateNumberOfMessages{state}" for state in ("", "NotVisible", "Delayed")]

@@ -1,4 +1,4 @@
-"""Ingests from a queue, with the ledger on an SQL server; all else is as with a ledger beside the table."""
+"""Ingests from a queue, with the ledger on an SQL server; everything else is as with a ledger beside the table."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ QUEUE = "landing"
 
 
 class SqlCase(Case):
-    """A folder whose files are announced in the queue beside the table, and every process started on them."""
+    """A folder whose files are announced in the queue beside the table, and all processes that use them."""
 
     def __init__(self, folder: Path, ledger: str, *, module: str = ON_SPARK) -> None:
         self.ledger = ledger
@@ -22,7 +22,7 @@ class SqlCase(Case):
         return str(self.source), str(self.table), "--queue", QUEUE, "--ledger", self.ledger
 
     def announce(self) -> int:
-        """A message for each file; answers how many."""
+        """Send a message for each file and return their number."""
         app = App(broker=self._broker)
         try:
             return app.announce(QUEUE, str(self.source))

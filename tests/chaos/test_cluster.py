@@ -1,7 +1,7 @@
-"""Ingests on a standalone cluster of two workers that are hosts of their own, as far as their mounts and names go.
+"""Ingests on a standalone cluster of two workers that have separate mounts and names, like two hosts.
 
-Judged by the oracle: a run either has every line exactly once, or it fails and has committed nothing. That the faults
-happened is judged by Spark's own event log.
+The oracle checks that a run either has every line exactly once, or fails and commits nothing. Spark's event log shows
+that the faults happened.
 """
 
 import json
@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from tests.chaos import cluster_transforms
 from tests.chaos.cluster_transforms import COMMANDS, FAULTS, WORKER
-from tests.chaos.oracle import attempts, check_done, check_meanwhile, look, objects
+from tests.chaos.oracle import attempts, check_done, check_meanwhile, objects, read_table
 from tests.chaos.runs import IN_PROCESS, KILLED, Case, write_objects
 from tests.chaos.s3_case import S3Case
 from tests.services.aws_server import AwsServer
@@ -30,7 +30,7 @@ from penstock.messaging.steps import Step
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 OBJECTS = 200  # several partitions
-ROUNDS = 3  # of the long form, in each place
+ROUNDS = 3  # of the long test, on each kind of storage
 SEED = 20261123
 DRIVER_DIES_AT = (Step.ATTEMPT_OPENED, Step.PLANNED, Step.WRITTEN, Step.MANIFESTED, Step.COMMITTED, Step.ROWS_PUBLISHED)
 CANNOT_WORK = 78
@@ -49,7 +49,7 @@ CONF: Mapping[str, str] = {
 
 @pytest.fixture(scope="module")
 def apart(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that is another one on each host."""
+    """Return a path that is a different folder on each host."""
     return tmp_path_factory.mktemp("apart")
 
 
@@ -71,7 +71,7 @@ def case(tmp_path: Path, cluster: SparkCluster) -> Iterator[Case]:
 
 @pytest.fixture(params=["shared disk", "S3"])
 def either(request: pytest.FixtureRequest, tmp_path: Path, cluster: SparkCluster, moto: AwsServer) -> Iterator[Case]:
-    """Source and table on a disk that all hosts share, or in S3."""
+    """Return a case with source and table on a disk that all hosts share, or in S3."""
     if request.param == "S3":
         yield from prepared(S3Case(tmp_path, moto, by_queue=False, **settings(cluster)))
     else:
@@ -81,7 +81,7 @@ def either(request: pytest.FixtureRequest, tmp_path: Path, cluster: SparkCluster
 def prepared(case: Case) -> Iterator[Case]:
     with closing(case):
         shutil.copy(cluster_transforms.__file__, case.folder)
-        case.bring(range(OBJECTS))
+        case.add_objects(range(OBJECTS))
         yield case
 
 
@@ -90,7 +90,7 @@ def settings(cluster: SparkCluster) -> dict[str, Any]:
 
 
 class Faults:
-    """The faults of `cluster_transforms.faulty`, and what Spark recorded of them. Used by one test."""
+    """The faults of `cluster_transforms.faulty`, and Spark's record of them. One instance for one test."""
 
     def __init__(self, cluster: SparkCluster, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._cluster = cluster
@@ -99,7 +99,7 @@ class Faults:
         self._rounds = 0
 
     def strike(self, case: Case) -> SparkEvents:
-        """Ingest while all of them happen. Fails unless Spark saw each, and made up for it."""
+        """Ingest while all of them happen. Fails unless Spark recorded each fault and recovered."""
         faults, events = (self._folder / f"{name}-{self._rounds}" for name in ("faults", "events"))
         faults.mkdir()
         events.mkdir()
@@ -111,7 +111,7 @@ class Faults:
         number = self._cluster.number_of(_text(faults / WORKER))
         self._cluster.kill_worker(number)
         self._cluster.start_worker(number)
-        running.end().but(0)
+        running.end().expect(0)
         seen = SparkEvents.of(events)
         assert seen.tasks_failed == 1, f"not one task failed: {seen}"
         assert seen.tasks_done_again >= 1, f"the task that failed was not tried again: {seen}"
@@ -136,7 +136,9 @@ def mounted_later(
     cluster: SparkCluster, monkeypatch: pytest.MonkeyPatch, *mounts: Sequence[str], here: Sequence[str] = ("true",)
 ) -> Iterator[None]:
     """Have `cluster_transforms.meanwhile` run ``mount`` with these options on each host, and ``here`` on the driver's.
-    The last option of each is where to. In the end it is undone."""
+
+    The last option of each is the mount point. All are unmounted in the end.
+    """
     hosts = [cluster.inside(number) for number in range(cluster.workers)]
     commands = [[*host, "mount", *options] for host in hosts for options in mounts]
     monkeypatch.setenv(COMMANDS, json.dumps([*commands, here]))
@@ -148,11 +150,11 @@ def mounted_later(
                 subprocess.run([*host, "umount", options[-1]], capture_output=True, check=False)
 
 
-def check_nothing_happened(case: Case) -> None:
-    """No object has an end, no attempt is committed, and no row is in the table."""
+def check_nothing_committed(case: Case) -> None:
+    """Check that no object is finished, no attempt is committed, and no row is in the table."""
     assert {state for state, _, _ in objects(case.table).values()} <= {"unprocessed"}
     assert attempts(case.table).keys() <= {"abandoned"}
-    assert look(case.table).rows == ()
+    assert read_table(case.table).rows == ()
 
 
 def test_a_table_that_the_hosts_do_not_share_is_refused(case: Case, apart: Path) -> None:
@@ -160,7 +162,7 @@ def test_a_table_that_the_hosts_do_not_share_is_refused(case: Case, apart: Path)
     ended = case.ingest(code=CANNOT_WORK)
     assert f"do not share the folder {apart}/table" in ended.err
     assert "Traceback" not in ended.err
-    check_nothing_happened(case)
+    check_nothing_committed(case)
     assert not attempts(case.table), "something was claimed"
 
 
@@ -170,12 +172,12 @@ def test_a_source_that_the_hosts_do_not_share_is_refused(case: Case, apart: Path
     write_objects(case.source, range(8))
     ended = case.ingest(code=CANNOT_WORK)
     assert f"do not share the folder {apart}/in: the host spark-host-" in ended.err
-    check_nothing_happened(case)
+    check_nothing_committed(case)
     assert not attempts(case.table), "something was claimed"
 
 
 @pytest.mark.parametrize("folder", ["table/data", "in"])
-def test_a_disk_that_is_another_one_after_the_proof_loses_nothing(
+def test_a_disk_mounted_after_the_sharing_check_loses_nothing(
     case: Case, cluster: SparkCluster, monkeypatch: pytest.MonkeyPatch, folder: str
 ) -> None:
     over = case.folder / folder
@@ -183,17 +185,19 @@ def test_a_disk_that_is_another_one_after_the_proof_loses_nothing(
     with mounted_later(cluster, monkeypatch, ["-t", "tmpfs", "none", str(over)]):
         ended = case.ingest("--transform", "cluster_transforms:meanwhile", code=FAULT_PERSISTS)
     assert "ll hosts of the Spark cluster must share" in ended.err
-    check_nothing_happened(case)
-    case.module = IN_PROCESS  # how the next one runs a batch is not the subject
+    check_nothing_committed(case)
+    case.module = IN_PROCESS  # the next ingest need not run on Spark
     case.ingest(spark_master=ON_THIS_HOST)
     check_done(case.truth(), case.table)
 
 
-def test_objects_that_only_hosts_cannot_read_cost_no_attempt(
+def test_objects_that_only_the_hosts_cannot_read_count_no_attempt(
     case: Case, cluster: SparkCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The hosts mount the source under device numbers of their own; there one file is closed, and another no file.
-    A third one is deleted, and is so for all."""
+    """On the hosts, the source has other device numbers; one file is unreadable and another no regular file.
+
+    A third file is deleted for the driver, too.
+    """
     denied, refused, deleted = (next(case.source.glob(f"object-{number:04}*")) for number in (1, 2, 3))
     empty = case.folder / "empty"
     empty.mkdir()
@@ -207,12 +211,12 @@ def test_objects_that_only_hosts_cannot_read_cost_no_attempt(
         here=["rm", "-f", str(deleted)],
     ):
         ended = case.ingest("--transform", "cluster_transforms:meanwhile", code=FAULT_PERSISTS)
-    assert re.search(r"on the host (spark-host-\d); .* can read it: look at mounts and rights on \1", ended.err)
+    assert re.search(r"on the host (spark-host-\d); .* can read it: read_table at mounts and rights on \1", ended.err)
     found = objects(case.table)
-    for path, why in ((denied, "Permission denied"), (refused, "not a regular file")):
+    for path, expected_reason in ((denied, "Permission denied"), (refused, "not a regular file")):
         state, counted, reason = found[path.as_uri()]
         assert (state, counted) == ("unprocessed", 0)
-        assert why in str(reason)
+        assert expected_reason in str(reason)
     assert Counter(state for state, _, _ in found.values())["processed"] == OBJECTS - 3
     case.ingest(spark_master=ON_THIS_HOST)
     check_done(case.truth(), case.table)
@@ -229,16 +233,18 @@ def test_no_death_loses_or_doubles_a_line(either: Case, faults: Faults) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1_800)
-def test_rounds_of_deaths(either: Case, faults: Faults, capsys: pytest.CaptureFixture[str]) -> None:
+def test_repeated_kills_lose_and_duplicate_nothing(
+    either: Case, faults: Faults, capsys: pytest.CaptureFixture[str]
+) -> None:
     dies_at, total = random.Random(SEED), SparkEvents()
     for first in range(0, 2 * ROUNDS * OBJECTS, 2 * OBJECTS):
-        either.bring(range(first, first + OBJECTS))
+        either.add_objects(range(first, first + OBJECTS))
         either.ingest(code=KILLED, kill_at=dies_at.choice(DRIVER_DIES_AT).value)
         check_meanwhile(either.truth(), either.mirror())
-        either.bring(range(first + OBJECTS, first + 2 * OBJECTS))
+        either.add_objects(range(first + OBJECTS, first + 2 * OBJECTS))
         total += faults.strike(either)
         check_done(either.truth(), either.mirror())
-    lines = Counter(place for place, _ in look(either.mirror()).rows)
+    lines = Counter(place for place, _ in read_table(either.mirror()).rows)
     lost, doubled = either.truth().good.keys() - lines.keys(), lines.total() - len(lines)
     with capsys.disabled():
         print(  # noqa: T201 - the figures of a long run

@@ -1,6 +1,6 @@
-"""The process group is killed from outside, at any moment; the same command again must make it good.
+"""The process group is killed from outside at random moments; running the same command again must recover.
 
-In CI without Spark, so that there is time for many moments; the long matrix kills Spark.
+CI runs this without Spark, to have time for many moments; the slow tests kill Spark.
 """
 
 import random
@@ -22,7 +22,7 @@ SEED = 20260101
 
 
 def killed_after(case: Case, whole: Truth, running: Running, seconds: float) -> bool:
-    """Kill it after that time; answers whether that was before its end."""
+    """Kill the process after that time, and return True if it had not ended before."""
     try:
         running.process.wait(seconds)
     except subprocess.TimeoutExpired:
@@ -35,22 +35,22 @@ def killed_after(case: Case, whole: Truth, running: Running, seconds: float) -> 
 
 
 def at_work(case: Case) -> Running:
-    """An ingest that has looked around: before that, little can go wrong."""
+    """Start an ingest and wait until it has scanned its source: before that, little can go wrong."""
     running = case.start(*OPTIONS)
-    running.wait_until(lambda: "to do" in running.said())
+    running.wait_until(lambda: "to do" in running.log())
     return running
 
 
-def test_killed_ten_times_in_a_row_at_any_moment(case: Case) -> None:
-    """Every process has four batches to do besides what the one before left."""
-    case.bring(range(OBJECTS))
+def test_ten_kills_in_a_row_lose_nothing(case: Case) -> None:
+    """Every process has four new batches, and the unfinished ones of the process before."""
+    case.add_objects(range(OBJECTS))
     measured, began_at = at_work(case), time.monotonic()
-    measured.end().but(0)
+    measured.end().expect(0)
     duration_seconds = time.monotonic() - began_at
     moments = random.Random(SEED)
     deaths = 0
     for number in range(1, ROUNDS + 1):
-        case.bring(range(number * OBJECTS, (number + 1) * OBJECTS))
+        case.add_objects(range(number * OBJECTS, (number + 1) * OBJECTS))
         deaths += killed_after(case, case.truth(), at_work(case), moments.uniform(0.0, duration_seconds))
     assert deaths >= ROUNDS // 2, "most moments must lie before the end, or they prove nothing"
     case.ingest(*OPTIONS)
@@ -59,14 +59,14 @@ def test_killed_ten_times_in_a_row_at_any_moment(case: Case) -> None:
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_killed_at_fifty_moments(tmp_path: Path) -> None:
-    """Every moment on a folder of its own, drawn evenly over a run's duration as measured first."""
-    measured = fresh(tmp_path, "measured")
+def test_a_kill_at_any_of_fifty_moments_loses_nothing(tmp_path: Path) -> None:
+    """Each kill has its own folder; the moments are uniform over the duration of a measured run."""
+    measured = new_case(tmp_path, "measured")
     duration_seconds = measured.ingest(*OPTIONS).seconds
     moments = random.Random(SEED)
     deaths = 0
     for number in range(50):
-        case = fresh(tmp_path, f"moment-{number}")
+        case = new_case(tmp_path, f"moment-{number}")
         whole = truth(case.source)
         deaths += killed_after(case, whole, case.start(*OPTIONS), moments.uniform(0.0, duration_seconds))
         case.ingest(*OPTIONS)
@@ -75,7 +75,7 @@ def test_killed_at_fifty_moments(tmp_path: Path) -> None:
     assert deaths >= 25, "most moments must lie before the end, or they prove nothing"
 
 
-def fresh(tmp_path: Path, name: str) -> Case:
+def new_case(tmp_path: Path, name: str) -> Case:
     folder = tmp_path / name
     folder.mkdir()
     case = Case(folder)

@@ -1,8 +1,8 @@
-"""The process group is killed at every step of the protocol; the same command again must make it good.
+"""The process group is killed at every step of the protocol; running the same command again must recover.
 
-In CI one story leads through all steps: killed at one, begun again and killed at the next, until nothing kills it any
-more. It runs without Spark; another one kills Spark at the steps that a run of Spark announces, and while it writes.
-The long matrix kills Spark at each step alone, and at its second time where there is one.
+In CI, one test goes through all steps without Spark: killed at one step, started again, killed at the next, and so on.
+Another test kills Spark at the steps that a run of Spark announces, and while it writes. The slow tests kill Spark at
+each step alone, and at the second occurrence of a step that occurs twice.
 """
 
 import inspect
@@ -40,7 +40,7 @@ STORY = (
     Step.QUARANTINE_PUBLISHED,
     Step.SETTLING,
     Step.SETTLED,
-    Step.DELETING,  # of what the many attempts before left
+    Step.DELETING,  # of the leftovers of the attempts before
     Step.DELETED,
 )
 
@@ -51,16 +51,16 @@ OF_A_COMPACTION = {Step.COMPACTED, Step.COMPACTION_COMMITTED, Step.LEFTOVER_MARK
 OF_THE_ARCHIVE = {Step.ARCHIVE_WRITTEN, Step.ARCHIVING, Step.ARCHIVED}  # killed at in tests/cli/test_ledger.py
 OF_A_REPAIR = {Step.REPAIRING, Step.REPAIRED}  # killed at in test_repair.py
 OF_A_REPLAY = {Step.REPLAY_INTENDED, Step.REPLAY_SENT, Step.REPLAY_MARKED}  # killed at in test_replay_kills.py
-OF_KEPT_LETTERS = {
+OF_DEAD_LETTER_FILES = {
     Step.DEAD_LETTERS_WRITTEN,
     Step.DEAD_LETTERS_KEPT,
     Step.DEAD_LETTERS_REMOVED,
-}  # killed at in test_letter_kills.py
+}  # killed at in test_dead_letter_file_kills.py
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alone:
-    """How one step is reached for the n-th time: what has to have happened before."""
+    """The n-th occurrence of one step, and the step to kill at before, if it is reached only after a death."""
 
     step: Step
     nth: int = 1
@@ -81,8 +81,8 @@ def alone() -> list[Alone]:
     return cases
 
 
-def test_every_step_of_the_protocol_is_killed_at() -> None:
-    elsewhere = OF_A_REPAIR | OF_A_CLEANUP | OF_A_COMPACTION | OF_THE_ARCHIVE | OF_A_REPLAY | OF_KEPT_LETTERS
+def test_every_step_of_the_protocol_has_a_kill_test() -> None:
+    elsewhere = OF_A_REPAIR | OF_A_CLEANUP | OF_A_COMPACTION | OF_THE_ARCHIVE | OF_A_REPLAY | OF_DEAD_LETTER_FILES
     assert set(STORY) == set(Step) - elsewhere
     assert {case.step for case in alone()} == set(STORY)
     assert set(OF_A_RUN) == announced_in(run) == announced_in(in_process), "an engine announces other steps"
@@ -98,7 +98,7 @@ def kill_and_check(case: Case, whole: Truth, kill_at: str) -> None:
     print(f"killed at {kill_at} after {ended.seconds:.1f} s: {found}")  # noqa: T201 - shown when the test fails
 
 
-def test_killed_at_every_step_one_after_another(case: Case) -> None:
+def test_kills_at_every_step_in_turn_lose_nothing(case: Case) -> None:
     write_objects(case.source, range(OBJECTS))
     whole = truth(case.source)
     for step in STORY:
@@ -114,7 +114,7 @@ def test_killed_at_every_step_one_after_another(case: Case) -> None:
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.parametrize("death", alone(), ids=lambda death: f"{death.step.value}-{death.nth}")
-def test_killed_at_one_step(spark_case: Case, death: Alone) -> None:
+def test_a_kill_at_one_step_loses_nothing(spark_case: Case, death: Alone) -> None:
     case = spark_case
     write_objects(case.source, range(OBJECTS))
     whole = truth(case.source)

@@ -1,4 +1,4 @@
-"""The oracle itself: it must complain of every wrong that it is there to find."""
+"""The oracle itself: it must report every kind of error that it exists for."""
 
 import sqlite3
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ class World:
         self._ask("queue.db", "INSERT INTO queues VALUES (1, 'ingest'), (2, 'ingest-dlq')")
 
     def attempt(self, name: str, state: str, rows: Sequence[Values], junk: Sequence[Values] = ()) -> None:
-        """An attempt in the ledger whose files are in the tables, whatever its state."""
+        """Add an attempt to the ledger and its files to the tables, whatever its state."""
         self._ask("ledger.db", f"INSERT INTO attempts VALUES ('{name}', '{state}')")
         _append(self.table, name, rows, ROWS)
         _append(self.table.with_name("table_quarantine"), name, junk, QUARANTINE)
@@ -77,44 +77,45 @@ def test_the_oracle_accepts_every_line_once(world: World) -> None:
     check_done(world.truth, world.table)
 
 
-def test_it_is_content_meanwhile_with_less(world: World) -> None:
+def test_missing_lines_are_accepted_before_the_end(world: World) -> None:
     assert check_meanwhile(world.truth, world.table).missing == 2
     world.attempt("one", "committed", world.rows[:1])
     assert check_meanwhile(world.truth, world.table).missing == 1
 
 
-def test_it_sees_a_lost_line(world: World) -> None:
+def test_the_oracle_finds_a_lost_line(world: World) -> None:
     world.attempt("one", "committed", world.rows[:1], world.junk)
     assert "1 good lines are lost" in complaint(world)
 
 
-def test_it_sees_a_line_twice(world: World) -> None:
+def test_the_oracle_finds_a_duplicate_line(world: World) -> None:
     world.attempt("one", "committed", world.rows, world.junk)
     world.attempt("two", "committed", world.rows[:1])
     assert "1 lines are in the table twice" in complaint(world)
 
 
 @pytest.mark.parametrize("wrong", [{"v": 7.5}, {"_offset": 1}, {"s": None}])
-def test_it_sees_a_wrong_value(world: World, wrong: Mapping[str, object]) -> None:
+def test_the_oracle_finds_a_wrong_value(world: World, wrong: Mapping[str, object]) -> None:
     world.attempt("one", "committed", [{**world.rows[0], **wrong}, *world.rows[1:]], world.junk)
     assert "1 rows are not what the files hold" in complaint(world)
 
 
-def test_it_sees_a_lost_bad_line_one_twice_and_one_changed(world: World) -> None:
+def test_the_oracle_finds_lost_changed_and_duplicate_bad_lines(world: World) -> None:
     world.attempt("one", "committed", world.rows)
     assert "bad lines are missing" in complaint(world)
-    world.attempt("two", "committed", [], world.junk)
+    world.attempt("two", "committed", [], [{**line, "raw": b"changed"} for line in world.junk])
+    assert "1 rows are not what the files hold" in complaint(world)
     world.attempt("three", "committed", [], world.junk)
     assert "twice" in complaint(world)
 
 
 @pytest.mark.parametrize("state", ["abandoned", "open"])
-def test_it_sees_a_file_of_an_attempt_that_was_not_committed(world: World, state: str) -> None:
+def test_the_oracle_finds_a_file_of_an_uncommitted_attempt(world: World, state: str) -> None:
     world.attempt("one", state, world.rows, world.junk)
     assert "attempts that were not committed" in complaint(world)
 
 
-def test_it_sees_what_is_left_open_or_behind(world: World) -> None:
+def test_the_oracle_finds_open_attempts_and_leftovers(world: World) -> None:
     world.attempt("one", "committed", world.rows, world.junk)
     world.attempt("two", "abandoned", [])
     (world.table / "data" / "two").mkdir()

@@ -1,7 +1,7 @@
-"""Workers and a sender at a Redis server, with a network between them that fails in every way it can.
+"""Workers and a sender at a Redis server, with network faults of all kinds between them.
 
-The oracle is the handlers' journal and the list of what the sender was told is accepted: nothing is lost, nothing is
-begun a second time but where the network was away for longer than a lease, and no effect is doubled under idempotency.
+The oracle is the handlers' journal and the sender's list of accepted messages. Nothing is lost. No message is started a
+second time unless the network failed for longer than a lease. Idempotent effects happen once.
 """
 
 import random
@@ -23,22 +23,22 @@ from tests.services.redis_server import VERSIONS, RedisServer
 from penstock.brokers.redis.server import scripts
 from penstock.messaging.message import Outgoing
 
-SHORT_LEASE_SECONDS = 5  # two failed heartbeats in a row may be its end
-LEASE_SECONDS = 8  # some faults a second do not end it, nor a machine that is late by seconds
+SHORT_LEASE_SECONDS = 5  # two failed heartbeats in a row may end it
+LEASE_SECONDS = 8  # survives several faults per second and a machine that is seconds late
 LONG_WORK_SECONDS = 9.0  # more than a lease
 AWAY_SECONDS = SHORT_LEASE_SECONDS * 1.2  # more than a short lease
 MOMENT_SECONDS = 0.3  # less than anything that matters
-TRAP_SECONDS = 30.0  # after which a kind of request is held not to come
+TRAP_SECONDS = 30.0  # after this time, the expected request is assumed not to come
 BETWEEN = (3, 40)  # lines of the journal between two faults
 
 SLOW = [pytest.mark.slow, pytest.mark.timeout(1_800)]
 
-Fault = Callable[[FaultProxy], bool]  # answers whether it happened: what it waits for may not come
+Fault = Callable[[FaultProxy], bool]  # returns True if it happened: the request that it waits for may not come
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Happened:
-    """A fault, and when it was. Times are epoch seconds."""
+    """A fault and its time, in epoch seconds."""
 
     name: str
     began_at: float
@@ -46,7 +46,7 @@ class Happened:
 
 
 def load(number: int) -> tuple[str, Sequence[Outgoing]]:
-    """Messages of all kinds; some work for longer than a lease, and under idempotency each comes twice."""
+    """Return messages of all kinds. Some take longer than a lease; each idempotent one is sent twice."""
     if number % 3 == 0:
         return "once", [outgoing(f"once-{number}", copy=copy) for copy in range(2)]
     if number % 40 == 1:
@@ -70,7 +70,7 @@ def stall_a_moment(proxy: FaultProxy) -> bool:
 
 
 def hold_replies_a_moment_and_cut(proxy: FaultProxy) -> bool:
-    """The request was executed, but its answer is lost."""
+    """Lose the reply of a request that was executed."""
     proxy.stall(Way.REPLIES)
     let_pass(MOMENT_SECONDS)
     proxy.cut()
@@ -78,7 +78,7 @@ def hold_replies_a_moment_and_cut(proxy: FaultProxy) -> bool:
 
 
 def swallow(script: str, afterwards: Afterwards = Afterwards.CUT) -> Fault:
-    """The next call of that script is done, and its reply lost."""
+    """Return a fault that loses the reply of the script's next call, which is executed."""
     marker = scripts()[script].sha.encode()
 
     def fault(proxy: FaultProxy) -> bool:
@@ -89,11 +89,11 @@ def swallow(script: str, afterwards: Afterwards = Afterwards.CUT) -> Fault:
 
 
 def swallow_a_token(proxy: FaultProxy) -> bool:
-    """The wake-up token was taken, but the answer is lost."""
+    """Lose the reply of the request that took the wake-up token."""
     return proxy.swallow(b"BLPOP").sprung.wait(TRAP_SECONDS)
 
 
-def swallow_take_and_what_makes_it_good(proxy: FaultProxy) -> bool:
+def swallow_take_and_its_recovery(proxy: FaultProxy) -> bool:
     return swallow("take")(proxy) and swallow("doubts")(proxy)
 
 
@@ -115,7 +115,7 @@ SHORT: Sequence[Fault] = (
     hold_replies_a_moment_and_cut,
     *(swallow(script) for script in ("send", "take", "settle", "extend", "sweep")),
     swallow_a_token,
-    swallow_take_and_what_makes_it_good,
+    swallow_take_and_its_recovery,
 )
 LONG: Sequence[Fault] = (
     stall_beyond_the_leases,
@@ -125,7 +125,7 @@ LONG: Sequence[Fault] = (
 )
 
 
-def happens(fault: Fault, proxy: FaultProxy) -> Happened:
+def run_fault(fault: Fault, proxy: FaultProxy) -> Happened:
     began_at = time.time()
     happened = fault(proxy)
     proxy.heal()
@@ -158,7 +158,7 @@ class Run:
     lease_seconds: float
 
     def begun_again(self) -> list[tuple[Line, Line]]:
-        """Each start of a message but its first, with the one before it."""
+        """Return each start of a message except its first, with the one before it."""
         starts: dict[str, list[Line]] = defaultdict(list)
         for line in self.lines:
             if line.what == "start":
@@ -166,7 +166,7 @@ class Run:
         return [pair for lines in starts.values() for pair in pairwise(lines)]
 
     def away_between(self, first: Line, second: Line) -> list[Happened]:
-        """The faults that could end the lease of the first start. It may be as old as a lease by then."""
+        """Return the faults that could end the lease of the first start, which may have begun a lease earlier."""
         since = first.at - self.lease_seconds
         return [fault for fault in self.faults if fault.began_at <= second.at and fault.ended_at >= since]
 
@@ -174,7 +174,7 @@ class Run:
 def run(
     folder: Path, server: RedisServer, proxy: FaultProxy, faults: Sequence[Fault], *, seed: int, lease_seconds: float
 ) -> Run:
-    """Two workers and a sender behind the proxy; the faults one after the other, and then peace until all is done."""
+    """Run two workers and a sender behind the proxy, cause the faults in turn, and wait until all messages are done."""
     chance = random.Random(seed)
     fleet = Fleet(folder, broker=proxy.url, aside=server.url, worker_lease=lease_seconds, worker_stop_timeout=10)
     sender: Sender | None = None
@@ -183,9 +183,9 @@ def run(
         sender = Sender(proxy.url, load)
         happened = []
         for fault in faults:
-            goes_on(fleet, chance.randint(*BETWEEN))
-            happened.append(happens(fault, proxy))
-        goes_on(fleet, BETWEEN[1])
+            wait_for_progress(fleet, chance.randint(*BETWEEN))
+            happened.append(run_fault(fault, proxy))
+        wait_for_progress(fleet, BETWEEN[1])
         accepted = sender.stop()
         wait_for(lambda: fleet.ended() >= ids(accepted), "everything accepted is done")
         wait_for(fleet.empty, "and acked")
@@ -202,7 +202,7 @@ def run(
         fleet.close()
 
 
-def goes_on(fleet: Fleet, lines: int) -> None:
+def wait_for_progress(fleet: Fleet, lines: int) -> None:
     before = len(fleet.lines())
     wait_for(lambda: len(fleet.lines()) >= before + lines, "work goes on")
 
@@ -239,7 +239,7 @@ def test_short_faults_lose_nothing_and_nothing_is_begun_twice(
 
 
 @pytest.mark.parametrize(("seed", "count"), [(1, 2), pytest.param(2, 40, marks=SLOW)])
-def test_faults_longer_than_a_lease_lose_nothing_and_only_what_was_held_then_is_begun_again(
+def test_faults_longer_than_a_lease_lose_nothing_and_restart_only_held_messages(
     tmp_path: Path,
     start_redis: StartRedis,
     proxies: Callable[[RedisServer], FaultProxy],
@@ -256,7 +256,7 @@ def test_faults_longer_than_a_lease_lose_nothing_and_only_what_was_held_then_is_
 
 
 def drawn(kinds: Sequence[Fault], count: int, *, seed: int) -> list[Fault]:
-    """As many faults, each kind about as often as any other, in an order of the seed's."""
+    """Return that many faults, all kinds about equally often, in a seeded random order."""
     faults = [kinds[number % len(kinds)] for number in range(count)]
     random.Random(seed).shuffle(faults)
     return faults

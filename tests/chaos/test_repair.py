@@ -1,7 +1,7 @@
-"""A ledger is put back to an earlier day while its table went on; real ingests, judged by the oracle.
+"""A ledger is restored from a backup that is older than its table; real ingests, checked by the oracle.
 
-Publishing halts, a repair that is killed at each of its steps is run again, and in the end every good line is in the
-table once.
+Publishing halts, a repair is killed at each of its steps and run again, and in the end every good line is in the table
+once.
 """
 
 import json
@@ -24,7 +24,7 @@ def ledger_files(case: Case) -> list[Path]:
     return sorted((case.table / "_penstock").glob("ledger.db*"))
 
 
-def test_a_ledger_from_a_backup_is_repaired_and_every_line_is_there_once(case: Case, tmp_path: Path) -> None:
+def test_a_ledger_restored_from_a_backup_is_repaired_without_loss_or_duplicates(case: Case, tmp_path: Path) -> None:
     write_objects(case.source, range(10))
     case.ingest(*OPTIONS)
     backup = tmp_path / "backup"
@@ -42,12 +42,12 @@ def test_a_ledger_from_a_backup_is_repaired_and_every_line_is_there_once(case: C
 
     repair = ["admin", "repair", "--table", str(case.table), "--yes", "--json"]
     for step in (Step.REPAIRING, Step.REPAIRED):
-        case._start(repair, kill_at=step.value).end().but(KILLED)
-    (found,) = json.loads(case.verb(*repair).out)
+        case._start(repair, kill_at=step.value).end().expect(KILLED)
+    (found,) = json.loads(case.command(*repair).out)
 
     assert found["needed"] is False
     check_meanwhile(truth(case.source), case.table)
-    case.verb("admin", "gc", "--table", str(case.table))
+    case.command("admin", "gc", "--table", str(case.table))
     report = case.ingest(*OPTIONS).report
     assert report["objects_skipped"] >= 25
     check_done(truth(case.source), case.table)

@@ -1,7 +1,7 @@
-"""Replayers killed at every step and at random: no dead letter is lost, and none is replayed in vain.
+"""Replayers killed at every step and at random: no dead letter is lost, and no replay is wasted.
 
-Where a broker deduplicates, a replay arrives once, whoever dies. SQS has no such thing: there it may arrive once more
-for each replayer that dies between sending it and marking it, and a key makes its effect one.
+If the broker deduplicates, a replay arrives once. On SQS it may arrive once more for each replayer that dies between
+sending and marking it; idempotency keys make its effect happen once.
 """
 
 import re
@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from tests.chaos.replay_case import AT_RANDOM, FIRST_TIERS, QUEUES, SECOND_TIERS, STEPS, ReplayCase, Verdict
+from tests.chaos.replay_case import AT_RANDOM, DLQS, FINAL_DLQS, QUEUES, STEPS, ReplayCase, Result
 from tests.services.aws_server import AwsServer, environment_for
 from tests.services.plugin import Servers
 
@@ -27,7 +27,7 @@ OpenCase = Callable[[str], ReplayCase]
 
 @pytest.fixture
 def open_case(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OpenCase]:
-    """A case at the named broker; its processes end with the test."""
+    """Return a function that opens a case at the named broker; its processes end with the test."""
     opened: list[ReplayCase] = []
 
     def open_one(broker: str) -> ReplayCase:
@@ -40,11 +40,11 @@ def open_case(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OpenCa
 
 
 def on_sqlite(_: pytest.FixtureRequest, folder: Path) -> ReplayCase:
-    asked = "SELECT body FROM messages JOIN queues ON queues.id = queue_id WHERE name = ?"
+    statement = "SELECT body FROM messages JOIN queues ON queues.id = queue_id WHERE name = ?"
 
     def bodies(queue: str) -> Sequence[bytes]:
         with closing(sqlite3.connect(folder / "queue.db", timeout=60)) as connection:
-            return [body for (body,) in connection.execute(asked, (queue,))]
+            return [body for (body,) in connection.execute(statement, (queue,))]
 
     return ReplayCase(folder, bodies=bodies)
 
@@ -55,13 +55,13 @@ def on_redis(request: pytest.FixtureRequest, folder: Path) -> ReplayCase:
     request.addfinalizer(server.clean)
 
     def bodies(queue: str) -> Sequence[bytes]:
-        """Whatever looks like a body in the strings, lists, sets and streams of the queue."""
+        """Return everything that matches a body in the strings, lists, sets and streams of the queue."""
         name, _, tier = queue.partition("-")
         base = f"penstock:{{{name}}}{f'-{tier}' if tier else ''}:"
         raw = server.client
         waiting = [raw.lrange(key, 0, -1) for key in raw.scan_iter(f"{base}ready*")]
-        delayed, handed_over = raw.zrange(f"{base}delayed", 0, -1), raw.xrange(f"{base}stream")
-        return BODY.findall(repr([*waiting, delayed, handed_over]).encode())
+        delayed, in_flight = raw.zrange(f"{base}delayed", 0, -1), raw.xrange(f"{base}stream")
+        return BODY.findall(repr([*waiting, delayed, in_flight]).encode())
 
     return ReplayCase(folder, bodies=bodies, broker=server.url)
 
@@ -69,8 +69,8 @@ def on_redis(request: pytest.FixtureRequest, folder: Path) -> ReplayCase:
 def on_sqs(request: pytest.FixtureRequest, folder: Path) -> ReplayCase:
     server: AwsServer = request.getfixturevalue("moto")
     raw = server.client("sqs")
-    urls = {queue: raw.create_queue(QueueName=queue)["QueueUrl"] for queue in (*QUEUES, *FIRST_TIERS, *SECOND_TIERS)}
-    found: dict[str, list[bytes]] = {queue: [] for queue in SECOND_TIERS}
+    urls = {queue: raw.create_queue(QueueName=queue)["QueueUrl"] for queue in (*QUEUES, *DLQS, *FINAL_DLQS)}
+    found: dict[str, list[bytes]] = {queue: [] for queue in FINAL_DLQS}
 
     def bodies(queue: str) -> Sequence[bytes]:
         """Receive from the final DLQ, which no other process reads, and from the others."""
@@ -93,27 +93,27 @@ OPENERS = {"sqlite": on_sqlite, "redis": on_redis, "sqs": on_sqs}
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("broker", BROKERS)
-def test_killed_at_each_step_nothing_is_lost(open_case: OpenCase, broker: str) -> None:
+def test_a_replayer_killed_at_each_step_loses_nothing(open_case: OpenCase, broker: str) -> None:
     check(run(open_case(broker), [*STEPS, AT_RANDOM, AT_RANDOM]), broker)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("broker", BROKERS)
-def test_killed_two_hundred_times_nothing_is_lost(open_case: OpenCase, broker: str) -> None:
+def test_a_replayer_killed_two_hundred_times_loses_nothing(open_case: OpenCase, broker: str) -> None:
     steps = [*STEPS, AT_RANDOM, AT_RANDOM]
     check(run(open_case(broker), [steps[number % len(steps)] for number in range(LONG_KILLS)]), broker)
 
 
-def run(case: ReplayCase, steps: Sequence[str]) -> Verdict:
+def run(case: ReplayCase, steps: Sequence[str]) -> Result:
     case.begin()
     for step in steps:
         case.kill(step)
     return case.finish()
 
 
-def check(verdict: Verdict, broker: str) -> None:
-    """What is lost, has too many effects, or was sent twice by one replayer, is found in `finish`."""
-    print(f"{broker}: {verdict}")  # noqa: T201 # the figures, shown with -s
+def check(result: Result, broker: str) -> None:
+    """Check the duplicates; `finish` has checked for lost messages, repeated effects and repeated sends."""
+    print(f"{broker}: {result}")  # noqa: T201 # the figures, shown with -s
     if broker != "sqs":
-        assert (verdict.doubles, verdict.set_aside_again) == (0, 0), "the broker deduplicates, and moves letters whole"
+        assert (result.doubles, result.set_aside_again) == (0, 0), "a broker that deduplicates let a message in twice"

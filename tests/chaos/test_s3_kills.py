@@ -1,4 +1,4 @@
-"""Killed anywhere on the way from S3 through SQS into a table in S3; the same command again must make it good."""
+"""Ingests from S3 through SQS into a table in S3, killed at every step; running the same command again must recover."""
 
 import random
 import signal
@@ -23,7 +23,7 @@ OBJECTS = 40
 OPTIONS = ("--max-batch-objects", "20")  # two batches
 SEED = 20261121
 
-BY_QUEUE = [step for step in STORY if step is not Step.ANNOUNCED]  # S3 announces
+BY_QUEUE = [step for step in STORY if step is not Step.ANNOUNCED]  # S3 sends the notifications
 BY_LISTING = [Step.ANNOUNCED, Step.WRITTEN, Step.COMMITTED, Step.SETTLING]  # the rest is as with a queue
 
 
@@ -53,7 +53,7 @@ def finish_and_check(case: S3Case, whole: Truth) -> None:
     assert abandoned_folders(case.table) == []
 
 
-def test_killed_at_every_step_one_after_another(case: S3Case) -> None:
+def test_kills_at_every_step_in_turn_lose_nothing(case: S3Case) -> None:
     whole = prepared(case)
     for step in BY_QUEUE:
         kill_and_check(case, whole, step.value)
@@ -61,7 +61,7 @@ def test_killed_at_every_step_one_after_another(case: S3Case) -> None:
     assert attempts(case.table)["abandoned"] >= 5, "each death in a claim leaves an abandoned attempt"
 
 
-def test_killed_while_it_lists(tmp_path: Path, moto: AwsServer) -> None:
+def test_kills_while_listing_lose_nothing(tmp_path: Path, moto: AwsServer) -> None:
     with closing(S3Case(tmp_path, moto, module=IN_PROCESS, by_queue=False)) as case:
         whole = prepared(case)
         for step in BY_LISTING:
@@ -71,8 +71,8 @@ def test_killed_while_it_lists(tmp_path: Path, moto: AwsServer) -> None:
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_killed_at_thirty_moments(tmp_path: Path, start_moto: StartAws) -> None:
-    """Every moment on buckets of its own, drawn evenly over a run's duration as measured first."""
+def test_a_kill_at_any_of_thirty_moments_loses_nothing(tmp_path: Path, start_moto: StartAws) -> None:
+    """Each kill has its own buckets; the moments are uniform over the duration of a measured run."""
     moments, deaths, duration_seconds = random.Random(SEED), 0, 0.0
     for number in range(31):
         folder = tmp_path / f"moment-{number}"

@@ -1,7 +1,7 @@
-"""Spark is killed at the steps that its runs announce, and while it writes; the same command again makes it good.
-And two ingests at once, each with a Spark of its own.
+"""Spark is killed at the steps that its runs announce, and while it writes; running the command again recovers.
+Also two ingests at once, each with its own Spark.
 
-The other steps of the protocol are killed at without Spark: test_kill_steps.py, test_s3_kills.py, test_sql_kills.py.
+Kills at the other steps of the protocol run without Spark: test_kill_steps.py, test_s3_kills.py, test_sql_kills.py.
 """
 
 import shutil
@@ -22,7 +22,7 @@ from tests.services.aws_server import AwsServer
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 
-def test_spark_is_killed_while_it_writes_and_at_every_step_of_a_run(spark_case: Case) -> None:
+def test_killing_spark_while_it_writes_or_at_any_step_loses_nothing(spark_case: Case) -> None:
     case = spark_case
     shutil.copy(transforms.__file__, case.folder / "transforms.py")
     write_objects(case.source, range(OBJECTS))
@@ -32,7 +32,7 @@ def test_spark_is_killed_while_it_writes_and_at_every_step_of_a_run(spark_case: 
     writing = case.start(*OPTIONS, "--transform", "transforms:held")
     writing.wait_until((case.folder / transforms.AT_GATE).exists)
     writing.send_group(signal.SIGKILL)
-    writing.end().but(KILLED)
+    writing.end().expect(KILLED)
     gate.unlink()
     check_meanwhile(whole, case.table)
     for step in OF_A_RUN:
@@ -43,7 +43,7 @@ def test_spark_is_killed_while_it_writes_and_at_every_step_of_a_run(spark_case: 
 
 
 @pytest.mark.slow  # quick: the steps with S3 in test_s3_kills, those with Spark above, both in test_cluster
-def test_spark_is_killed_at_every_step_of_a_run_from_s3(tmp_path: Path, moto: AwsServer) -> None:
+def test_killing_spark_at_every_step_of_a_run_from_s3_loses_nothing(tmp_path: Path, moto: AwsServer) -> None:
     with closing(S3Case(tmp_path, moto, by_queue=False)) as case:
         whole = prepared(case)
         for step in OF_A_RUN:
@@ -51,14 +51,14 @@ def test_spark_is_killed_at_every_step_of_a_run_from_s3(tmp_path: Path, moto: Aw
         finish_and_check(case, whole)
 
 
-def test_two_at_once_share_the_work(spark_case: Case) -> None:
-    # On Spark, whose batches are slow: an ingest of quick ones can end while it still holds prefetched repeats of
-    # what the other has done, and leaves these in the queue.
+def test_two_ingests_share_the_work(spark_case: Case) -> None:
+    # On Spark, because its batches are slow: an ingest with quick batches can end while it holds prefetched messages
+    # for objects that the other has processed, and leave these in the queue.
     case = spark_case
     write_objects(case.source, range(80))
     whole = truth(case.source)
     both = [case.start("--max-batch-objects", "10") for _ in range(2)]
-    reports = [running.end().but(0).report for running in both]
+    reports = [running.end().expect(0).report for running in both]
     check_done(whole, case.table)
     assert sum(report["rows_written"] for report in reports) == len(whole.good)
     assert sum(report["lines_quarantined"] for report in reports) == len(whole.bad)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(900)
 OBJECTS = 40
 OPTIONS = ("--max-batch-objects", "20")  # two batches
 
-# Around what the ledger is told; the rest is as with a ledger beside the table.
+# The steps around the ledger's transactions; the others are as with a ledger beside the table.
 LEDGERS = (Step.ATTEMPT_OPENED, Step.COMMITTING, Step.COMMITTED)
 ALL = [step for step in STORY if step is not Step.ANNOUNCED]  # the test announces
 TWICE = [step for step in ALL if step not in AFTER_A_DEATH]
@@ -27,7 +27,7 @@ on_both = pytest.mark.parametrize("server", ["mariadb", "postgresql"])
 
 @pytest.fixture
 def case(request: pytest.FixtureRequest, tmp_path: Path, server: str) -> Iterator[SqlCase]:
-    """The ledger hears the same of any engine; none of these starts Spark."""
+    """Return a case without Spark: the ledger gets the same calls from every engine."""
     made = SqlCase(tmp_path, request.getfixturevalue(f"{server}_url"), module=IN_PROCESS)
     yield made
     made.close()
@@ -54,7 +54,7 @@ def finish_and_check(case: SqlCase, whole: Truth) -> None:
 
 
 @on_both
-def test_killed_at_each_ledger_call_in_turn(case: SqlCase) -> None:
+def test_kills_at_each_ledger_call_in_turn_lose_nothing(case: SqlCase) -> None:
     whole = prepared(case)
     for step in LEDGERS:
         kill_and_check(case, whole, step.value)
@@ -64,7 +64,7 @@ def test_killed_at_each_ledger_call_in_turn(case: SqlCase) -> None:
 
 @pytest.mark.slow
 @on_both
-def test_killed_at_every_step_one_after_another(case: SqlCase) -> None:
+def test_kills_at_every_step_in_turn_lose_nothing(case: SqlCase) -> None:
     whole = prepared(case)
     for step in ALL:
         kill_and_check(case, whole, step.value)
@@ -74,7 +74,7 @@ def test_killed_at_every_step_one_after_another(case: SqlCase) -> None:
 @pytest.mark.slow
 @on_both
 @pytest.mark.parametrize("step", TWICE)
-def test_killed_at_the_second_time_of_one_step(case: SqlCase, step: Step) -> None:
+def test_a_kill_at_the_second_time_of_one_step_loses_nothing(case: SqlCase, step: Step) -> None:
     whole = prepared(case)
     kill_and_check(case, whole, f"{step.value}:2")
     finish_and_check(case, whole)

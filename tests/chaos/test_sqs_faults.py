@@ -1,7 +1,8 @@
-"""Workers at a server that speaks SQS's dialect, which restarts and freezes, behind a network that fails in every way.
+"""Workers at an SQS server that restarts and freezes, with network faults of all kinds between them.
 
-The oracle is the handlers' journal and what the sender, who comes another way, was told is accepted. Nothing is lost;
-nothing is begun a second time but where something was away for longer than a lease; no effect of a key is doubled.
+The oracle is the handlers' journal and the list of accepted messages of the sender, which is not behind the proxy.
+Nothing is lost. No message is started a second time unless server or network failed for longer than a lease. The effect
+of a key run_fault once.
 """
 
 import random
@@ -12,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from tests.chaos.test_redis_faults import Happened, Run, goes_on, load
+from tests.chaos.test_redis_faults import Happened, Run, load, wait_for_progress
 from tests.integration.fleet import let_pass, wait_for
 from tests.integration.sender import Sender, ids
 from tests.integration.sqs_fleet import sqs_fleet, straight
@@ -22,17 +23,17 @@ from tests.services.fault_proxy import Afterwards, Way
 from tests.services.plugin import StartAwsProxy
 
 SHORT_LEASE_SECONDS = 5
-LEASE_SECONDS = 8  # some faults do not end it, nor does a call that is given up after five seconds
+LEASE_SECONDS = 8  # survives several faults, and a call that times out after five seconds
 AWAY_SECONDS = SHORT_LEASE_SECONDS * 1.2
 MOMENT_SECONDS = 0.3
-TRAP_SECONDS = 30.0  # after which a kind of request is held not to come
+TRAP_SECONDS = 30.0  # after this time, the expected request is assumed not to come
 SETTLED_SECONDS = 180.0
 BETWEEN = (3, 25)  # lines of the journal between two faults
-ATTEMPTS = 20  # every receive counts, also one whose answer is lost
+ATTEMPTS = 20  # every receive counts, even if its answer is lost
 
 SLOW = [pytest.mark.slow, pytest.mark.timeout(1_800)]
 
-Fault = Callable[[AwsProxy, AwsServer], bool]  # answers whether it happened: what it waits for may not come
+Fault = Callable[[AwsProxy, AwsServer], bool]  # returns True if it happened: the request that it waits for may not come
 
 
 # --- faults of the network
@@ -50,7 +51,7 @@ def stall_a_moment(proxy: AwsProxy, server: AwsServer) -> bool:
 
 
 def hold_replies_a_moment_and_cut(proxy: AwsProxy, server: AwsServer) -> bool:
-    """The request was executed, but its answer is lost."""
+    """Lose the reply of a request that was executed."""
     proxy.stall(Way.REPLIES)
     let_pass(MOMENT_SECONDS)
     proxy.cut()
@@ -58,7 +59,7 @@ def hold_replies_a_moment_and_cut(proxy: AwsProxy, server: AwsServer) -> bool:
 
 
 def swallow(operation: str, afterwards: Afterwards = Afterwards.CUT) -> Fault:
-    """The next call of that kind is done, and its reply lost."""
+    """Return a fault that loses the reply of the operation's next call, which is executed."""
 
     def fault(proxy: AwsProxy, server: AwsServer) -> bool:
         return proxy.swallow(f"AmazonSQS.{operation}".encode(), afterwards=afterwards).sprung.wait(TRAP_SECONDS)
@@ -68,12 +69,12 @@ def swallow(operation: str, afterwards: Afterwards = Afterwards.CUT) -> Fault:
 
 
 def hold(operation: str) -> Fault:
-    """The next call of that kind comes to the server a moment late."""
+    """Return a fault that delays the operation's next call."""
 
     def fault(proxy: AwsProxy, server: AwsServer) -> bool:
-        came = proxy.hold(f"AmazonSQS.{operation}".encode()).sprung.wait(TRAP_SECONDS)
+        happened = proxy.hold(f"AmazonSQS.{operation}".encode()).sprung.wait(TRAP_SECONDS)
         let_pass(MOMENT_SECONDS)
-        return came
+        return happened
 
     fault.__name__ = f"hold_{operation}"
     return fault
@@ -95,7 +96,7 @@ def half_open_beyond_the_leases(proxy: AwsProxy, server: AwsServer) -> bool:
 
 
 def restart(proxy: AwsProxy, server: AwsServer) -> bool:
-    """Connections are cut, and for a moment refused; it keeps its data, as SQS does."""
+    """Cut connections and refuse new ones for a moment. The server keeps its data, as SQS does."""
     server.leave()
     let_pass(MOMENT_SECONDS)
     server.come_back()
@@ -126,7 +127,7 @@ LONG: Sequence[Fault] = (
 )
 
 
-def happens(fault: Fault, proxy: AwsProxy, server: AwsServer) -> Happened:
+def run_fault(fault: Fault, proxy: AwsProxy, server: AwsServer) -> Happened:
     began_at = time.time()
     happened = fault(proxy, server)
     proxy.heal()
@@ -139,7 +140,7 @@ def happens(fault: Fault, proxy: AwsProxy, server: AwsServer) -> Happened:
 def run(
     folder: Path, server: AwsServer, proxy: AwsProxy, faults: Sequence[Fault], *, seed: int, lease_seconds: float
 ) -> Run:
-    """Two workers behind the proxy; the faults one after the other, and then peace until all is done."""
+    """Run two workers behind the proxy, cause the faults in turn, and wait until all messages are done."""
     chance = random.Random(seed)
     fleet = sqs_fleet(folder, server, way=proxy.url, worker_lease=lease_seconds)
     sender: Sender | None = None
@@ -150,9 +151,9 @@ def run(
         sender = Sender(straight(server), load)
         happened = []
         for fault in faults:
-            goes_on(fleet, chance.randint(*BETWEEN))
-            happened.append(happens(fault, proxy, server))
-        goes_on(fleet, BETWEEN[1])
+            wait_for_progress(fleet, chance.randint(*BETWEEN))
+            happened.append(run_fault(fault, proxy, server))
+        wait_for_progress(fleet, BETWEEN[1])
         accepted = sender.stop()
         wait_for(lambda: fleet.ended() >= ids(accepted), "everything accepted is done", within=SETTLED_SECONDS)
         wait_for(fleet.empty, "and acked", within=SETTLED_SECONDS)
@@ -182,7 +183,7 @@ def check(run: Run) -> None:
 
 @pytest.fixture
 def server(request: pytest.FixtureRequest, kind: Kind) -> AwsServer:
-    """One of the test's own."""
+    """Start a server for this test alone."""
     started: AwsServer = request.getfixturevalue(f"start_{kind}")()
     return started
 
@@ -211,7 +212,7 @@ def test_short_faults_lose_nothing_and_nothing_is_begun_twice(
     ("kind", "seed", "count"),
     [("fauxqs", 1, 2), pytest.param("fauxqs", 2, 40, marks=SLOW), pytest.param("moto", 3, 15, marks=SLOW)],
 )
-def test_faults_longer_than_a_lease_lose_nothing_and_only_what_was_held_then_is_begun_again(
+def test_faults_longer_than_a_lease_lose_nothing_and_restart_only_held_messages(
     tmp_path: Path, server: AwsServer, start_aws_proxy: StartAwsProxy, seed: int, count: int
 ) -> None:
     faults = drawn(LONG, count, seed=seed)
@@ -231,7 +232,7 @@ def test_a_server_that_restarts_under_load_loses_nothing(
 
 
 def drawn(kinds: Sequence[Fault], count: int, *, seed: int) -> Sequence[Fault]:
-    """Each kind about as often as any other; in an order of the seed's, where each comes at least once."""
+    """Return that many faults, all kinds about equally often; in a seeded random order if every kind occurs."""
     faults = [kinds[number % len(kinds)] for number in range(count)]
     if count >= len(kinds):
         random.Random(seed).shuffle(faults)

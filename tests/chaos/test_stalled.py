@@ -1,4 +1,4 @@
-"""A process that is stopped past its lease and goes on later can neither commit nor settle, and learns it by itself."""
+"""A process that is suspended beyond its lease can neither commit nor settle when it resumes, and ends normally."""
 
 import signal
 
@@ -23,10 +23,10 @@ def test_a_stalled_ingest_wakes_up_to_find_its_work_done(case: Case) -> None:
     stalled.send_group(signal.SIGSTOP)
     gate.unlink()
 
-    other = case.ingest().report  # whose lock is held: only the lease of the stalled one can end
+    other = case.ingest().report  # the stalled process still holds its lock, so only its lease can end
     assert other["rows_written"] == len(whole.good)
     stalled.send_group(signal.SIGCONT)
-    report = stalled.end().but(0).report
+    report = stalled.end().expect(0).report
     assert report["rows_written"] == 0
     assert report["batches"] == 0
     check_done(whole, case.table)

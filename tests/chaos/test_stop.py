@@ -12,24 +12,24 @@ pytestmark = pytest.mark.timeout(400)
 
 OBJECTS = 40
 ONE_BATCH = ("--max-batch-objects", str(OBJECTS))
-STOP_TIMEOUT_SECONDS = 12.0  # far less than a run is held at the gate
-LATE_SECONDS = 30.0  # so much may a busy machine add, and it is still no drain to the gate's end
+STOP_TIMEOUT_SECONDS = 12.0  # far less than the gate holds a run
+LATE_SECONDS = 30.0  # allowance for a busy machine; still less than the gate holds a run
 
 
 @pytest.fixture
 def gated(case: Case) -> Case:
-    """A case whose runs wait at the gate, with its objects."""
-    return shut(case)
+    """Return a case with objects, whose runs wait at the gate."""
+    return shut_gate(case)
 
 
-def shut(case: Case) -> Case:
+def shut_gate(case: Case) -> Case:
     write_objects(case.source, range(OBJECTS))
     (case.folder / transforms.GATE).touch()
     return case
 
 
 def at_gate(case: Case, *options: str) -> Running:
-    """An ingest whose run has begun and cannot end."""
+    """Start an ingest and wait until its run is held at the gate."""
     running = case.start(*options)
     running.wait_until((case.folder / transforms.AT_GATE).exists)
     return running
@@ -39,7 +39,7 @@ def open_gate(case: Case) -> None:
     (case.folder / transforms.GATE).unlink()
 
 
-def nothing_is_held(table: Path) -> None:
+def check_nothing_is_held(table: Path) -> None:
     assert attempts(table)["open"] == 0
     assert messages_held(table) == 0
     assert {state for state, _, _ in objects(table).values()} <= {"unprocessed"}
@@ -49,20 +49,20 @@ def test_sigterm_releases_within_the_budget_and_the_next_ingest_continues_at_onc
     whole = truth(gated.source)
     running = at_gate(gated, *ONE_BATCH, "--stop-timeout", f"{STOP_TIMEOUT_SECONDS:g}")
     running.send(signal.SIGTERM)
-    ended = running.end(seconds=STOP_TIMEOUT_SECONDS + LATE_SECONDS).but(STOPPED)
+    ended = running.end(seconds=STOP_TIMEOUT_SECONDS + LATE_SECONDS).expect(STOPPED)
     assert ended.report["stopped"]
     assert ended.report["objects_unfinished"] == OBJECTS
-    nothing_is_held(gated.table)
+    check_nothing_is_held(gated.table)
     assert messages(gated.table) == OBJECTS
     check_meanwhile(whole, gated.table)
 
     (gated.folder / transforms.AT_GATE).unlink()
-    # With leases far longer than the test: it waits for none.
+    # Leases are far longer than the test, so this ingest does not wait for one.
     running = at_gate(gated, *ONE_BATCH, "--stop-timeout", "300")
     running.send(signal.SIGTERM)
-    open_gate(gated)  # what is in flight can end while the worker drains
-    report = running.end().but(0).report
+    open_gate(gated)  # work in flight can finish while the worker drains
+    report = running.end().expect(0).report
     assert not report["stopped"]
     assert report["objects_processed"] == OBJECTS
     check_done(whole, gated.table)
-    assert {count for _, count, _ in objects(gated.table).values()} == {1}, "being given back costs no attempt"
+    assert {count for _, count, _ in objects(gated.table).values()} == {1}, "a release counts no attempt"

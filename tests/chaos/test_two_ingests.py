@@ -1,4 +1,4 @@
-"""Two ingests of one folder at once, on one state: each object once, and neither depends on the other's living."""
+"""Two ingests of one folder at once, with one ledger: each object is ingested once, even if one of them is killed."""
 
 import pytest
 from tests.chaos import transforms
@@ -12,19 +12,21 @@ pytestmark = pytest.mark.timeout(400)
 OPTIONS = ("--max-batch-objects", "10")
 
 
-def test_one_is_killed_and_the_other_finishes_everything_at_once(case: Case) -> None:
-    """Their leases last longer than the test may: only the proof that the other is dead can free what it held."""
+def test_an_ingest_finishes_the_work_of_a_killed_one_at_once(case: Case) -> None:
+    """Leases are longer than the test, so the survivor must detect the death to take over the objects."""
     write_objects(case.source, range(160))
     whole = truth(case.source)
     gate = case.folder / transforms.GATE
     gate.touch()
     survivor = case.start(*OPTIONS)
-    survivor.wait_until((case.folder / transforms.AT_GATE).exists)  # it looked for dead processes, and found none
+    survivor.wait_until(
+        (case.folder / transforms.AT_GATE).exists
+    )  # by now it has checked for dead processes and found none
     other = case.start(*OPTIONS, kill_at=Step.WRITTEN.value)
-    other.wait_until(lambda: "batch of" in other.said())
+    other.wait_until(lambda: "batch of" in other.log())
     gate.unlink()
-    other.end().but(KILLED)
-    report = survivor.end().but(0).report
+    other.end().expect(KILLED)
+    report = survivor.end().expect(0).report
     check_done(whole, case.table)
     assert report["rows_written"] == len(whole.good)
     outcomes = query(case.table, "SELECT outcome, count(*) FROM attempts WHERE state = 'abandoned' GROUP BY 1")

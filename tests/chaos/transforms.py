@@ -1,6 +1,6 @@
-"""Transforms that the ingests of the tests name. Copied into the folder where the ingest runs.
+"""Transforms for the ingests of the tests. Copied into the folder where the ingest runs.
 
-What runs in Spark's Python workers is defined inside its function: so it travels by value, and they need not find this
+Functions for Spark's Python workers are nested, so that Spark pickles them by value and the workers do not import this
 module.
 """
 
@@ -11,11 +11,14 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own documentation calls it so
 
-GATE, AT_GATE = "gate-is-shut", "at-gate"  # files: who makes the first holds the run, the second says that it is held
+GATE, AT_GATE = (
+    "gate-is-shut",
+    "at-gate",
+)  # files: while the first exists, the run waits; the second shows that it waits
 
 
 def held(frame: DataFrame) -> DataFrame:
-    """Every task waits at the gate, at most two minutes."""
+    """Make every task wait at the gate, at most two minutes."""
     gate, at_gate = Path.cwd() / GATE, Path.cwd() / AT_GATE
 
     def wait(batches: Iterator[Any]) -> Iterator[Any]:
@@ -32,26 +35,26 @@ def held(frame: DataFrame) -> DataFrame:
 
 
 def no_number(frame: DataFrame) -> DataFrame:
-    """Fails in execution for a row whose s is `poison`, for its cast alone."""
+    """Fail in execution, in the cast of a row whose s is `poison`."""
     return frame.withColumn("n", F.when(F.col("s") == "poison", F.col("s").cast("int")))
 
 
 def always_fails(frame: DataFrame) -> DataFrame:
-    """Fine to plan; every row fails."""
+    """Fail in execution for every row, after a successful planning."""
     return frame.withColumn("n", F.concat(F.lit("no number "), F.col("s")).cast("int"))
 
 
 def mended(frame: DataFrame) -> DataFrame:
-    """The same columns as `always_fails`, without its mistake."""
+    """Return the same columns as `always_fails` without its mistake."""
     return frame.withColumn("n", F.length("s"))
 
 
 def tangled(frame: DataFrame) -> DataFrame:
-    """Counts first, joins with itself, sorts: everything is read several times, and every row comes out once."""
+    """Count, join with itself, and sort: the input is read several times, and every row is returned once."""
     assert frame.count() > 0
     return frame.join(frame.select("id").distinct(), "id").orderBy(F.desc("v"), "id")
 
 
 def nothing(frame: DataFrame) -> DataFrame:
-    """Spark need not even read for this."""
+    """Return no rows, which Spark can do without reading."""
     return frame.where("false")

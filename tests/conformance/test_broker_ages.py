@@ -42,8 +42,8 @@ def test_with_redrive_the_age_resets_at_the_third_failure_and_ends_at_the_sixth(
         assert sample.queue.in_flight == (minute < 12 and minute % 2)
         assert sample.queue.visible == (minute < 12 and not minute % 2)
         assert sample.begun == min((minute + 1) // 2, 6)
-        assert sample.letters.visible == (minute >= 12)
-        assert sample.letters.oldest_message_age_seconds == (None if minute < 12 else (minute - 12) * MINUTE)
+        assert sample.dlq.visible == (minute >= 12)
+        assert sample.dlq.oldest_message_age_seconds == (None if minute < 12 else (minute - 12) * MINUTE)
 
 
 def test_without_redrive_the_age_resets_at_every_third_failure(stand: Stand) -> None:
@@ -53,7 +53,7 @@ def test_without_redrive_the_age_resets_at_every_third_failure(stand: Stand) -> 
         assert sample.queue.oldest_message_age_seconds == sample.minute % 6 * MINUTE
         assert sample.queue.in_flight + sample.queue.visible == 1
         assert sample.begun == (sample.minute + 1) // 2
-        assert sample.letters.visible == 0
+        assert sample.dlq.visible == 0
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -72,7 +72,7 @@ def test_a_broker_without_ages_dead_letters_the_poison_message_too(stand: Stand,
     for sample in islice(run(experiment, broker, stand.advance), 60):  # not every server keeps the order
         assert sample.queue.oldest_message_age_seconds is None
         assert sample.queue.oldest_visible_message_age_seconds is None
-        dead = sample.letters.visible + sample.letters.in_flight
+        dead = sample.dlq.visible + sample.dlq.in_flight
         assert sample.queue.visible + sample.queue.in_flight + dead == 1  # counted while in flight, and in one place
         if dead:
             break

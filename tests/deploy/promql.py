@@ -1,6 +1,6 @@
 """Check the metrics, labels and label values in PromQL expressions against the catalogue.
 
-Whether an expression parses is for promtool to say; that what it names exists it cannot know.
+promtool checks the syntax of expressions, but it cannot know which names exist.
 """
 
 import re
@@ -13,10 +13,10 @@ from tests.deploy.tools import run
 
 from penstock.monitoring.metrics.catalogue import METRICS, PREFIX, Metric
 
-# Labels that the scrape gives, and those that the rules tell deployments apart by.
+# Labels that the scrape adds, and those by which the rules distinguish deployments.
 OF_THE_SCRAPE = frozenset({"job", "instance", "cluster", "namespace", "environment"})
 HISTOGRAM_SUFFIXES = ("_bucket", "_count", "_sum")
-# Of Prometheus itself, and of prometheus_client: no metrics of ours.
+# Metrics of Prometheus itself and of prometheus_client.
 NOT_OURS = frozenset({"up", "process_start_time_seconds", "process_cpu_seconds_total", "process_resident_memory_bytes"})
 
 _SELECTOR = re.compile(rf"(?<![\w:])(?P<name>{PREFIX}\w+|process_\w+|up)\b(?!\()(?:\{{(?P<matchers>[^}}]*)\}})?")
@@ -26,7 +26,7 @@ _GROUPING = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selector:
-    """One place in an expression that names a metric. ``matchers``: label, operator, value."""
+    """A metric in an expression. ``matchers``: label, operator, value."""
 
     name: str
     matchers: tuple[tuple[str, str, str], ...]
@@ -68,7 +68,7 @@ def metric_of(name: str) -> Metric | None:
     plain = name.removeprefix(PREFIX)
     metric = METRICS.get(plain)
     if metric is not None:
-        return metric if metric.kind != "histogram" else None  # of a histogram there are only its parts
+        return metric if metric.kind != "histogram" else None  # only a histogram's parts exist as series
     for suffix in HISTOGRAM_SUFFIXES:
         metric = METRICS.get(plain.removesuffix(suffix))
         if plain.endswith(suffix) and metric is not None and metric.kind == "histogram":

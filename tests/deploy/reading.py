@@ -1,4 +1,4 @@
-"""Read files of Terraform and CloudFormation. A module of its own, because these parsers take seconds to import."""
+"""Read files of Terraform and CloudFormation. A separate module, because these parsers take seconds to import."""
 
 import json
 from pathlib import Path

@@ -27,7 +27,7 @@ from penstock.monitoring.metrics.catalogue import METRICS, PREFIX
 from penstock.monitoring.metrics.cloudwatch import points
 from penstock.monitoring.metrics.meters import NOTHING_READ, Meters, changes
 
-# What SQS tells CloudWatch, as far as it is watched.
+# The metrics of SQS in CloudWatch that alarms use.
 OF_SQS = {
     "ApproximateAgeOfOldestMessage",
     "ApproximateNumberOfMessagesVisible",
@@ -76,7 +76,7 @@ def test_without_metrics_and_log_there_are_alarms_on_metrics_of_sqs(template: Ma
     dead = {"DeadLettersForPeople", "DeadLetters", "FirstTierNearEnd", "SecondTierNearEnd"}
     assert set(alarms) == {"OldestMessage", "Unconsumed", *dead}
     assert all(metric["Namespace"] == "AWS/SQS" for alarm in alarms.values() for metric in watched(alarm))
-    assert {alarm["AlarmActions"][0] for alarm in alarms.values()} == {PAGE_TOPIC}  # the only one that was named
+    assert {alarm["AlarmActions"][0] for alarm in alarms.values()} == {PAGE_TOPIC}  # the only topic of these parameters
 
 
 def test_with_our_metrics_the_alarm_uses_our_age_instead_of_that_of_sqs(stack: Stack) -> None:
@@ -94,13 +94,13 @@ def test_urgent_alarms_have_one_topic_and_the_others_another(stack: Stack) -> No
 def test_an_alarm_is_as_urgent_as_the_rule_it_shares_a_runbook_with(stack: Stack) -> None:
     page = (ROOT / "docs/fix/alerts.md").read_text(encoding="utf-8")
     for alarm in stack.alarms.values():
-        urgency, _, told = alarm["AlarmDescription"].partition(": ")
-        runbook = re.search(r"docs/fix/alerts\.md, (Penstock\w+)\.$", told)
+        urgency, _, text = alarm["AlarmDescription"].partition(": ")
+        runbook = re.search(r"docs/fix/alerts\.md, (Penstock\w+)\.$", text)
         assert runbook is not None
         assert f"### {runbook[1]}\n\n*{urgency}*: " in page
 
 
-# -- what they watch
+# -- their metrics
 
 
 def sent() -> set[tuple[str, tuple[tuple[str, str], ...]]]:
@@ -110,8 +110,8 @@ def sent() -> set[tuple[str, tuple[tuple[str, str], ...]]]:
     for name, metric in METRICS.items():
         series: list[tuple[str, ...]] = [()]
         for label in metric.labels:
-            said = metric.values.get(label, (declared.get(label, "x"),))
-            series = [(*one, value) for one in series for value in said]
+            values = metric.values.get(label, (declared.get(label, "x"),))
+            series = [(*one, value) for one in series for value in values]
         for labels in series:
             if metric.kind == "gauge":
                 meters.replace(name, dict.fromkeys(series, 1.0))
@@ -123,7 +123,7 @@ def sent() -> set[tuple[str, tuple[tuple[str, str], ...]]]:
     return {(point.name, point.dimensions) for point in points(fresh, METRICS)}
 
 
-def test_our_metrics_come_under_these_names_and_dimensions(stack: Stack) -> None:
+def test_our_metrics_have_these_names_and_dimensions(stack: Stack) -> None:
     there = sent()
     ours = [
         identity(metric)
@@ -135,7 +135,7 @@ def test_our_metrics_come_under_these_names_and_dimensions(stack: Stack) -> None
     assert [metric for metric in ours if metric not in there] == []
 
 
-def test_the_others_are_those_of_sqs_and_of_the_log(stack: Stack) -> None:
+def test_the_other_metrics_come_from_sqs_or_the_log(stack: Stack) -> None:
     filters = {
         transformation["MetricName"]: transformation
         for one in stack.of_type("AWS::Logs::MetricFilter").values()
@@ -151,7 +151,7 @@ def test_the_others_are_those_of_sqs_and_of_the_log(stack: Stack) -> None:
             elif not name.startswith(PREFIX):
                 assert filters[name]["MetricNamespace"] == metric["Namespace"] == "Penstock"
                 assert filters[name]["MetricValue"] == "1"
-                assert not dimensions  # CloudWatch gives defaults to metrics without dimensions alone
+                assert not dimensions  # CloudWatch has defaults only for metrics without dimensions
 
 
 def test_the_log_has_the_lines_that_are_counted(stack: Stack) -> None:
@@ -201,7 +201,7 @@ def test_all_reasons_of_quarantine_are_summed_up(stack: Stack) -> None:
     assert reasons == set(METRICS["quarantined_lines_total"].values["reason"])
 
 
-def test_the_numbers_are_those_of_the_settings(stack: Stack) -> None:
+def test_thresholds_equal_those_of_the_settings(stack: Stack) -> None:
     assert stack.alarms["Late"]["Threshold"] == Settings.model_fields["alerts_lagging_after"].default
     assert stack.alarms["MonitorBlind"]["Namespace"] == Settings.model_fields["metrics_cloudwatch_namespace"].default
     assert stack.alarms["FirstTierNearEnd"]["Threshold"] == 14 * 86_400 / 2

@@ -29,9 +29,9 @@ def numbers(tmp_path: Path) -> Path:
 def in_terraform(folder: Path, **alarms: object) -> Mapping[str, Mapping[str, Any]]:
     """Return its alarms in the form of CloudFormation."""
     (folder / "terraform.tfvars.json").write_text(json.dumps({"queue": "orders", "alarms": alarms}))
-    said = terraform(folder, "console", say="jsonencode([local.metric_alarms, local.math_alarms])")
-    assert said.returncode == 0, said.stderr
-    simple, sums = json.loads(json.loads(said.stdout))
+    done = terraform(folder, "console", stdin="jsonencode([local.metric_alarms, local.math_alarms])")
+    assert done.returncode == 0, done.stderr
+    simple, sums = json.loads(json.loads(done.stdout))
     return {
         **{name: as_cloudformation(one) for name, one in simple.items() if one["wanted"]},
         **{name: as_cloudformation(one) for name, one in sums.items() if one["wanted"]},
@@ -49,12 +49,12 @@ def as_cloudformation(alarm: Mapping[str, Any]) -> Mapping[str, Any]:
     }
     if "metric" in alarm:
         one = {"name": alarm["metric"], "dimensions": alarm["dimensions"], "stat": alarm["statistic"]}
-        return {**judged, "watched": [asked(alarm, one)], "expressions": {}}
-    queries = [asked(alarm, one, id_=id_) for id_, one in sorted(alarm["metrics"].items())]
+        return {**judged, "watched": [query_of(alarm, one)], "expressions": {}}
+    queries = [query_of(alarm, one, id_=id_) for id_, one in sorted(alarm["metrics"].items())]
     return {**judged, "watched": queries, "expressions": alarm["expression"]}
 
 
-def asked(alarm: Mapping[str, Any], metric: Mapping[str, Any], *, id_: str = "") -> Sequence[object]:
+def query_of(alarm: Mapping[str, Any], metric: Mapping[str, Any], *, id_: str = "") -> Sequence[object]:
     dimensions = sorted(metric["dimensions"].items())
     namespace = metric.get("namespace", alarm["namespace"])
     return [id_, namespace, metric["name"], dimensions, metric["stat"], alarm["period"]]
@@ -70,16 +70,16 @@ def comparable(alarm: Mapping[str, Any]) -> Mapping[str, Any]:
         "ComparisonOperator",
         "TreatMissingData",
     )
-    asked_for = [("", alarm, alarm["Statistic"], alarm["Period"])] if "MetricName" in alarm else []
+    queries = [("", alarm, alarm["Statistic"], alarm["Period"])] if "MetricName" in alarm else []
     for query in alarm.get("Metrics", ()):
         if "MetricStat" in query:
             stat = query["MetricStat"]
-            asked_for.append((query["Id"], stat["Metric"], stat["Stat"], stat["Period"]))
+            queries.append((query["Id"], stat["Metric"], stat["Stat"], stat["Period"]))
     return {
         **{name: alarm[name] for name in judged},
         "watched": [
             [id_, metric["Namespace"], metric["MetricName"], sorted(identity(metric)[1]), stat, period]
-            for id_, metric, stat, period in sorted(asked_for, key=lambda one: one[0])
+            for id_, metric, stat, period in sorted(queries, key=lambda one: one[0])
         ],
         "expressions": {q["Id"]: q["Expression"] for q in alarm.get("Metrics", ()) if "Expression" in q},
     }
@@ -114,6 +114,6 @@ def test_terraform_plans_one_resource_per_alarm_and_none_without_a_topic(numbers
     for alarms, count in (({}, 0), (topic, 6), ({**topic, "log_group": "/x"}, 10)):
         (numbers / "terraform.tfvars.json").write_text(json.dumps({"queue": "orders", "alarms": alarms}))
         assert terraform(numbers, "init", "-input=false").returncode == 0
-        said = terraform(numbers, "plan", "-input=false", "-no-color")
-        assert said.returncode == 0, said.stderr
-        assert len(re.findall(r"will be created", said.stdout)) == count
+        done = terraform(numbers, "plan", "-input=false", "-no-color")
+        assert done.returncode == 0, done.stderr
+        assert len(re.findall(r"will be created", done.stdout)) == count

@@ -93,9 +93,9 @@ def test_cfn_lint_finds_mistakes(tmp_path: Path, right: str, wrong: str) -> None
     assert lint_file(spoilt)
 
 
-def test_the_rights_are_those_of_the_terraform(template: dict[str, Any]) -> None:
+def test_the_permissions_equal_those_of_the_terraform(template: dict[str, Any]) -> None:
     here, there = granted(template), granted_by_terraform()
-    # Of its own the Terraform has what this template has no parameters for: metrics, people who replay, pods.
+    # Only the Terraform has statements for metrics, people who replay, and pods.
     assert there.keys() - here.keys() == {"Metrics", "Pods", "TakeOn", "Tasks"}
     assert here == {sid: there[sid] for sid in here}
 
@@ -188,15 +188,15 @@ def test_dead_letters_are_kept_for_longer_than_messages_and_everything_outlives_
         queue = resource(template, name)
         assert queue["MessageRetentionPeriod"] == RETENTION_LIMIT_SECONDS
         assert queue["QueueName"] == {"Fn::Sub": f"${{QueueName}}{suffix}"}
-        letters_of = "" if name == "FirstTier" else "-dlq"
-        arn = f"arn:${{AWS::Partition}}:sqs:${{AWS::Region}}:${{AWS::AccountId}}:${{QueueName}}{letters_of}"
+        source_suffix = "" if name == "FirstTier" else "-dlq"
+        arn = f"arn:${{AWS::Partition}}:sqs:${{AWS::Region}}:${{AWS::AccountId}}:${{QueueName}}{source_suffix}"
         assert queue["RedriveAllowPolicy"] == {"redrivePermission": "byQueue", "sourceQueueArns": [{"Fn::Sub": arn}]}
     for name in (*QUEUES, "Bucket"):
         made = template["Resources"][name]
         assert (made["DeletionPolicy"], made["UpdateReplacePolicy"]) == ("Retain", "Retain")
 
 
-def test_numbers_and_settings_of_every_queue_are_the_terraforms(template: dict[str, Any]) -> None:
+def test_numbers_and_queue_settings_equal_those_of_the_terraform(template: dict[str, Any]) -> None:
     variables = {name: one for block in read_hcl(TERRAFORM / "variables.tf")["variable"] for name, one in block.items()}
     for parameter, variable in {"LeaseSeconds": "lease_seconds", "RetentionSeconds": "retention_seconds"}.items():
         assert template["Parameters"][parameter]["Default"] == variables[variable]["default"]
@@ -212,7 +212,7 @@ def test_numbers_and_settings_of_every_queue_are_the_terraforms(template: dict[s
         assert queue["VisibilityTimeout"] == {"Ref": "LeaseSeconds"}
 
 
-def test_workers_are_scaled_as_by_the_terraform(template: dict[str, Any]) -> None:
+def test_the_scaling_equals_that_of_the_terraform(template: dict[str, Any]) -> None:
     file = read_hcl(TERRAFORM / "scaling.tf")
     made = {name: body for block in file["resource"] for kind in block.values() for name, body in [*kind.items()]}
     [policy] = [

@@ -23,9 +23,9 @@ def compose() -> dict[str, Any]:
     return found
 
 
-def test_it_follows_the_compose_specification() -> None:
-    said = run("check-jsonschema", "--builtin-schema", "vendor.compose-spec", FILE)
-    assert said.returncode == 0, said.stdout + said.stderr
+def test_the_file_follows_the_compose_specification() -> None:
+    done = run("check-jsonschema", "--builtin-schema", "vendor.compose-spec", FILE)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_docker_waits_for_the_stop_timeout(compose: dict[str, Any]) -> None:
 def test_every_service_has_a_health_check_and_is_stopped_in_time(compose: dict[str, Any]) -> None:
     for name, service in compose["services"].items():
         if name == "worker":
-            assert "healthcheck" not in service  # the image's
+            assert "healthcheck" not in service  # the image has one
         else:
             assert {"test", "interval", "timeout", "retries", "start_period"} <= service["healthcheck"].keys(), name
         assert service["stop_grace_period"], name
@@ -61,7 +61,7 @@ def test_every_service_has_a_health_check_and_is_stopped_in_time(compose: dict[s
         assert service["restart"] == "unless-stopped", name  # on-failure restarts nothing after the host has restarted
 
 
-def test_one_service_is_penstocks_and_its_image_has_the_app(compose: dict[str, Any]) -> None:
+def test_only_the_worker_and_the_local_aws_are_built(compose: dict[str, Any]) -> None:
     built = {name: service["build"] for name, service in compose["services"].items() if "build" in service}
     dockerfile = {"context": "../..", "dockerfile": "deploy/docker/Dockerfile"}
     assert built == {"worker": dockerfile, "aws": {**dockerfile, "target": "aws"}}
@@ -69,14 +69,14 @@ def test_one_service_is_penstocks_and_its_image_has_the_app(compose: dict[str, A
 
 def test_dependencies_secrets_and_volumes_exist(compose: dict[str, Any]) -> None:
     for service in compose["services"].values():
-        for other, how in service.get("depends_on", {}).items():
+        for other, condition in service.get("depends_on", {}).items():
             assert other in compose["services"]
-            assert how == {"condition": "service_healthy"}
+            assert condition == {"condition": "service_healthy"}
         assert set(service.get("secrets", [])) <= compose["secrets"].keys()
         for volume in service.get("volumes", []):
             source = volume.partition(":")[0]
             if source == "../grafana":
-                continue  # compose makes an empty one where there is none
+                continue  # compose creates an empty one if it is missing
             assert (DOCKER / source).exists() if source.startswith(".") else source in compose["volumes"]
 
 
@@ -122,7 +122,7 @@ def test_every_variable_is_a_setting(compose: dict[str, Any], monkeypatch: pytes
     assert unknown_variables() == []
 
 
-def test_the_example_of_settings_fits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_example_settings_are_valid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     for line in (DOCKER / "penstock.env.example").read_text().splitlines():
         name, equals, value = line.removeprefix("# ").partition("=")

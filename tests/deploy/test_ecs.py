@@ -70,7 +70,7 @@ def test_ecs_waits_for_the_stop_timeout() -> None:
 def test_signals_reach_penstock() -> None:
     found = container()
     assert found["command"] == ["worker", "shop:app"]
-    assert "entryPoint" not in found  # that of the image: tini, and no shell
+    assert "entryPoint" not in found  # the image's entry point is tini, without a shell
     assert found["linuxParameters"]["initProcessEnabled"] is False  # tini is one
     assert found["essential"] is True
 
@@ -97,7 +97,7 @@ def test_no_secret_is_in_clear_and_no_process_runs_as_root() -> None:
     assert not [value for value in environment().values() if "@" in value]
 
 
-def test_every_variable_is_a_setting_that_fits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_every_variable_is_a_valid_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     for name, value in environment().items():
         monkeypatch.setenv(name, value)
@@ -107,7 +107,7 @@ def test_every_variable_is_a_setting_that_fits(monkeypatch: pytest.MonkeyPatch, 
     assert (settings.worker_ecs_task_protection, settings.dead_letters_replay) == (True, True)
 
 
-def test_it_has_the_workers_role_and_a_log_that_blocks_nothing() -> None:
+def test_the_task_has_the_workers_role_and_a_non_blocking_log() -> None:
     assert read("worker.task.json")["taskRoleArn"].endswith(":role/orders-worker")
     log = container()["logConfiguration"]
     assert (log["logDriver"], log["options"]["mode"]) == ("awslogs", "non-blocking")

@@ -17,9 +17,9 @@ from penstock.monitoring.metrics.catalogue import METRICS
 
 FILE = DEPLOY / "grafana/penstock.json"
 COLUMNS = 24
-OLDEST_SCHEMA = 36  # in which a data source is named by type and uid, as it is here
+OLDEST_SCHEMA = 36  # the first in which a data source is named by type and uid
 KINDS = {"row", "stat", "table", "timeseries", "heatmap"}
-# What Grafana puts in the place of its variables, or could.
+# Possible values of Grafana's variables.
 FILLED_IN = {"$__rate_interval": "5m", "$job": ".*", "$queue": ".*", "$pipeline": ".*", "$late": "300"}
 
 
@@ -37,13 +37,13 @@ def titled(panel: Mapping[str, Any]) -> str:
     return str(panel["title"])
 
 
-def asking() -> Sequence[Mapping[str, Any]]:
+def panels_with_queries() -> Sequence[Mapping[str, Any]]:
     return [panel for panel in panels() if panel["type"] != "row"]
 
 
 def expressions() -> Iterator[tuple[str, str]]:
     """Yield each query with the panel, annotation or variable that it belongs to."""
-    for panel in asking():
+    for panel in panels_with_queries():
         yield from ((titled(panel), target["expr"]) for target in panel["targets"])
     yield from ((one["name"], one["expr"]) for one in dashboard()["annotations"]["list"] if "expr" in one)
     for variable in dashboard()["templating"]["list"]:
@@ -62,15 +62,15 @@ def filled_in(expression: str) -> str:
 # -- Grafana
 
 
-def test_it_can_be_provisioned_and_has_what_grafana_wants() -> None:
+def test_the_dashboard_can_be_provisioned() -> None:
     found = dashboard()
     assert (found["uid"], found["title"]) == ("penstock", "Penstock")
     assert found["schemaVersion"] >= OLDEST_SCHEMA
-    assert not {"id", "__inputs", "__requires"} & found.keys()  # of an export for somebody to import by hand
+    assert not {"id", "__inputs", "__requires"} & found.keys()  # fields of an export for manual import
     assert {panel["type"] for panel in panels()} <= KINDS
 
 
-def test_every_panel_has_an_id_of_its_own_and_a_title() -> None:
+def test_every_panel_has_a_unique_id_and_title() -> None:
     ids = [panel["id"] for panel in panels()]
     assert len(ids) == len(set(ids))
     assert len({titled(panel) for panel in panels()}) == len(ids)
@@ -101,7 +101,7 @@ def test_the_status_row_comes_first() -> None:
     assert {panel["gridPos"]["y"] for panel in rest[:6]} == {1}
 
 
-@pytest.mark.parametrize("panel", asking(), ids=titled)
+@pytest.mark.parametrize("panel", panels_with_queries(), ids=titled)
 def test_a_panel_uses_the_chosen_source_and_has_a_description(panel: Mapping[str, Any]) -> None:
     source = {"type": "prometheus", "uid": "${datasource}"}
     assert panel["datasource"] == source
@@ -124,23 +124,23 @@ def test_the_variable_late_is_the_default_of_the_setting() -> None:
     )
 
 
-# -- what it asks
+# -- its queries
 
 
-def check(folder: Path, asked: Mapping[str, str]) -> str:
+def check(folder: Path, queries: Mapping[str, str]) -> str:
     """Return promtool's errors about these expressions, as rules; empty if there are none."""
-    rules = [{"record": f"asked:{at}", "expr": expression} for at, expression in enumerate(asked.values())]
-    file = folder / "asked.yaml"
-    file.write_text(yaml.safe_dump({"groups": [{"name": "asked", "rules": rules}]}), encoding="utf-8")
-    said = ask("check", "rules", file)
-    return "" if said.returncode == 0 else said.stdout + said.stderr
+    rules = [{"record": f"queries:{at}", "expr": expression} for at, expression in enumerate(queries.values())]
+    file = folder / "queries.yaml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": rules}]}), encoding="utf-8")
+    done = ask("check", "rules", file)
+    return "" if done.returncode == 0 else done.stdout + done.stderr
 
 
-def test_promtool_reads_every_expression(tmp_path: Path) -> None:
-    asked = {f"{who} {at}": filled_in(expression) for at, (who, expression) in enumerate(expressions())}
-    assert len(asked) > 50
-    assert not [expression for expression in asked.values() if "$" in expression]
-    assert check(tmp_path, asked) == ""
+def test_promtool_accepts_every_expression(tmp_path: Path) -> None:
+    queries = {f"{name} {at}": filled_in(expression) for at, (name, expression) in enumerate(expressions())}
+    assert len(queries) > 50
+    assert not [expression for expression in queries.values() if "$" in expression]
+    assert check(tmp_path, queries) == ""
 
 
 @pytest.mark.parametrize("expression", ["sum by (queue) (up", "rate(up)", "up[$__interval]", "sumby(up)"])
@@ -148,14 +148,15 @@ def test_promtool_finds_mistakes(tmp_path: Path, expression: str) -> None:
     assert check(tmp_path, {"": expression})
 
 
-@pytest.mark.parametrize(("who", "expression"), list(expressions()))
-def test_metrics_and_labels_of_an_expression_are_in_the_catalogue(who: str, expression: str) -> None:
-    # Of alerts, and of series of several names, there is nothing in the catalogue but the names.
+@pytest.mark.parametrize(("name", "expression"), list(expressions()))
+def test_metrics_and_labels_of_an_expression_are_in_the_catalogue(name: str, expression: str) -> None:
+    # Alerts are not in the catalogue. For a selector with several names, only the names are checked.
     plain = re.sub(r"ALERTS\{[^}]*\}", "vector(1)", expression)
-    for names in re.findall(r'\{__name__=~"([^"]+)"', plain):
-        assert all(metric_of(name) for name in names.split("|")), names
-        return
-    assert not problems(filled_in(plain))
+    selected = re.findall(r'\{__name__=~"([^"]+)"', plain)
+    for names in selected:
+        assert all(metric_of(one) for one in names.split("|")), (name, names)
+    if not selected:
+        assert not problems(filled_in(plain)), name
 
 
 def test_every_metric_has_a_panel() -> None:
@@ -163,23 +164,23 @@ def test_every_metric_has_a_panel() -> None:
     assert set(METRICS) - {metric.name for metric in found if metric is not None} == set()
 
 
-@pytest.mark.parametrize("panel", asking(), ids=titled)
+@pytest.mark.parametrize("panel", panels_with_queries(), ids=titled)
 def test_a_legend_uses_labels_of_its_expression(panel: Mapping[str, Any]) -> None:
     for target in panel["targets"]:
-        spoken = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
+        used = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
         left = {label.strip() for one in re.findall(r"\bby \(([^)]*)\)", target["expr"]) for label in one.split(",")}
-        assert spoken <= (left or {"instance", "job"})
+        assert used <= (left or {"instance", "job"})
 
 
-def test_counters_are_never_shown_as_they_are() -> None:
-    """They only grow, and start at zero with each process."""
-    for who, expression in expressions():
+def test_counters_are_shown_only_as_rates_or_increases() -> None:
+    """Counters only grow, and start at zero with each process."""
+    for title, expression in expressions():
         for name in re.findall(r"(?<!\()\b(penstock_\w+_total)\b(?!\|)", expression):
             inside = re.search(rf"(?:rate|increase)\({name}\{{[^}}]*\}}\[[^\]]+\]\)", expression)
-            assert inside or "__name__" in expression, (who, name)
+            assert inside or "__name__" in expression, (title, name)
 
 
-def test_the_alerts_on_it_are_ours() -> None:
+def test_the_alert_annotation_matches_all_our_alerts() -> None:
     (alerts,) = [one for one in dashboard()["annotations"]["list"] if one["name"] == "Alerts"]
     rules = yaml.safe_load((DEPLOY / "prometheus/penstock.rules.yaml").read_text(encoding="utf-8"))
     names = [rule["alert"] for group in rules["groups"] for rule in group["rules"] if "alert" in rule]

@@ -57,8 +57,8 @@ def test_there_is_one_dockerfile_whose_default_is_the_image() -> None:
 
 
 def test_hadolint_finds_nothing() -> None:
-    said = run("hadolint", "--failure-threshold", "style", FILE)
-    assert (said.returncode, said.stdout) == (0, "")
+    done = run("hadolint", "--failure-threshold", "style", FILE)
+    assert (done.returncode, done.stdout) == (0, "")
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_copied_files_exist_and_pass_the_ignore_file() -> None:
     both = {each.replace("${LOCK}", lock) for each in copied for lock in ("image", "image-spark")}
     assert both == {line[1:] for line in lines if line[:1] == "!"}
     assert [each for each in both if not (ROOT / each).exists()] == []
-    assert "*" in lines  # so no secret gets into an image
+    assert "*" in lines  # keeps secrets out of images
 
 
 def test_the_variables_of_the_image_are_settings() -> None:
@@ -139,7 +139,7 @@ def test_the_image_has_every_extra() -> None:
     assert wanted - {"penstock"} - {name.partition("[")[0] for name in pins("image-spark")} == set()
 
 
-def test_the_example_works(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_app_works(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.syspath_prepend(str(DOCKER / "app"))
     monkeypatch.setitem(sys.modules, "shop", None)  # other tests have modules of that name, before and after this one
     monkeypatch.delitem(sys.modules, "shop")
@@ -149,8 +149,8 @@ def test_the_example_works(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     assert '{"id": 1}' in capsys.readouterr().out
 
 
-class Answering(ThreadingHTTPServer):
-    """The metrics endpoint of a process."""
+class FakeEndpoint(ThreadingHTTPServer):
+    """A fake metrics endpoint of a process."""
 
     def __init__(self) -> None:
         self.status = 200
@@ -160,7 +160,7 @@ class Answering(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-        assert isinstance(self.server, Answering)
+        assert isinstance(self.server, FakeEndpoint)
         self.server.asked.append(self.path)
         self.send_response(self.server.status)
         self.send_header("Content-Length", "2")
@@ -172,8 +172,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def endpoint() -> Iterator[Answering]:
-    with Answering() as server:
+def endpoint() -> Iterator[FakeEndpoint]:
+    with FakeEndpoint() as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield server
@@ -181,7 +181,7 @@ def endpoint() -> Iterator[Answering]:
         thread.join(DEADLINE_SECONDS)
 
 
-def test_the_health_check_asks_the_worker_and_uses_no_proxy(endpoint: Answering) -> None:
+def test_the_health_check_asks_the_worker_and_uses_no_proxy(endpoint: FakeEndpoint) -> None:
     program, *arguments = json.loads(last("HEALTHCHECK").partition("CMD ")[2])
     assert program == "python"
     assert f"PENSTOCK_METRICS_ADDRESS=0.0.0.0:{last('EXPOSE')}" in last("ENV")

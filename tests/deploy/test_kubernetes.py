@@ -14,7 +14,7 @@ from penstock.monitoring.metrics.catalogue import METRICS
 
 FOLDER = DEPLOY / "kubernetes"
 CORE = ("config", "networkpolicy", "operator", "worker")
-OLDEST, NEWEST = "1.27", "1.33"  # of Kubernetes; unhealthyPodEvictionPolicy is there by itself from 1.27 on
+OLDEST, NEWEST = "1.27", "1.33"  # of Kubernetes; unhealthyPodEvictionPolicy is enabled by default since 1.27
 
 
 def documents(name: str) -> list[dict[str, Any]]:
@@ -45,7 +45,7 @@ def settings() -> dict[str, str]:
     return found
 
 
-def test_every_manifest_is_checked_and_one_is_a_service() -> None:
+def test_every_manifest_is_checked_and_one_has_a_deployment() -> None:
     assert {path.stem for path in FOLDER.iterdir()} == {*CORE, "keda", "podmonitor"}
     assert [name for name in CORE if any(one["kind"] == "Deployment" for one in documents(name))] == ["worker"]
 
@@ -53,8 +53,8 @@ def test_every_manifest_is_checked_and_one_is_a_service() -> None:
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
 @pytest.mark.parametrize("name", CORE)
 def test_kubernetes_knows_every_field(name: str, version: str) -> None:
-    said = run("kubernetes-validate", "--strict", "--kubernetes-version", version, FOLDER / f"{name}.yaml")
-    assert said.returncode == 0, said.stdout + said.stderr
+    done = run("kubernetes-validate", "--strict", "--kubernetes-version", version, FOLDER / f"{name}.yaml")
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_kubernetes_waits_for_the_stop_timeout() -> None:
     assert "lifecycle" not in container("worker")  # the seconds of a preStop hook would have to be added
 
 
-def test_probes_check_the_loop() -> None:
+def test_probes_use_the_health_endpoints() -> None:
     found = container("worker")
     (port,) = found["ports"]
     assert port == {"name": "metrics", "containerPort": 9464}
@@ -94,7 +94,7 @@ def test_probes_check_the_loop() -> None:
         "readinessProbe": {"path": "/readyz", "port": "metrics"},
     }
     assert found["args"] == ["worker", "shop:app"]
-    assert "command" not in found  # the image's: tini, and no shell
+    assert "command" not in found  # the image's entry point is tini, without a shell
     annotations = only("worker", "Deployment")["spec"]["template"]["metadata"]["annotations"]
     assert annotations["prometheus.io/port"] == str(port["containerPort"])
 
@@ -136,9 +136,9 @@ def test_the_operators_pod_has_the_workers_configuration_and_ends_after_an_hour(
     accounts = {one["metadata"]["name"]: one for one in documents("config") if one["kind"] == "ServiceAccount"}
     role = accounts[whole["serviceAccountName"]]["metadata"]["annotations"]["eks.amazonaws.com/role-arn"]
     assert role.endswith(":role/orders-operator")
-    assert found["command"] == ["tini", "--", "sleep", "infinity"]  # which ends at SIGTERM; sleep alone would not
+    assert found["command"] == ["tini", "--", "sleep", "infinity"]  # ends at SIGTERM; sleep alone would not
     assert (whole["restartPolicy"], whole["activeDeadlineSeconds"]) == ("Never", 3_600)
-    assert "ports" not in found  # nobody scrapes it
+    assert "ports" not in found  # it is not scraped
 
 
 def test_uncommenting_allows_a_collector(tmp_path: Path) -> None:
@@ -148,17 +148,17 @@ def test_uncommenting_allows_a_collector(tmp_path: Path) -> None:
     allowed = tmp_path / "networkpolicy.yaml"
     allowed.write_text(text.replace(example[0], example[0].replace("    # ", "    ")))
     assert yaml.safe_load(allowed.read_text())["spec"]["egress"][-1]["ports"] == [{"port": 4318, "protocol": "TCP"}]
-    said = run("kubernetes-validate", "--strict", "--kubernetes-version", NEWEST, allowed)
-    assert said.returncode == 0, said.stdout + said.stderr
+    done = run("kubernetes-validate", "--strict", "--kubernetes-version", NEWEST, allowed)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
-# --- Prometheus's operator: its schema is not among Kubernetes' own, either.
+# --- Prometheus's operator: its schema is not among those of Kubernetes.
 
 
 def test_the_pod_monitor_selects_the_workers() -> None:
     found = only("podmonitor", "PodMonitor")
     assert found["apiVersion"] == "monitoring.coreos.com/v1"
-    assert "penstock" in found["metadata"]["name"]  # it becomes the job's name, which PenstockTargetDown goes by
+    assert "penstock" in found["metadata"]["name"]  # it becomes the job's name, which PenstockTargetDown uses
     assert found["spec"].keys() == {"selector", "podMetricsEndpoints"}
     (endpoint,) = found["spec"]["podMetricsEndpoints"]
     labels = only("worker", "Deployment")["spec"]["template"]["metadata"]["labels"]
@@ -186,7 +186,7 @@ def test_a_deploy_starts_new_workers_before_it_stops_old_ones() -> None:
     assert only("worker", "PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
 
 
-# --- KEDA: its schema is not among Kubernetes' own, so these are the fields that its documentation names.
+# --- KEDA: its schema is not among those of Kubernetes, so these are the fields of its documentation.
 
 SPEC = {"scaleTargetRef", "minReplicaCount", "maxReplicaCount", "pollingInterval", "fallback", "advanced", "triggers"}
 PROMETHEUS = {"serverAddress", "query", "threshold", "ignoreNullValues"}
@@ -198,7 +198,7 @@ def test_workers_are_scaled_by_waiting_messages_and_messages_in_flight() -> None
     assert scaled["spec"].keys() == SPEC
     assert scaled["spec"]["scaleTargetRef"] == {"name": only("worker", "Deployment")["metadata"]["name"]}
     (trigger,) = scaled["spec"]["triggers"]
-    assert (trigger["type"], trigger["metricType"]) == ("prometheus", "AverageValue")  # which a fallback needs
+    assert (trigger["type"], trigger["metricType"]) == ("prometheus", "AverageValue")  # required for a fallback
     assert trigger["metadata"].keys() == PROMETHEUS
     assert all(isinstance(value, str) for value in trigger["metadata"].values())
     assert trigger["metadata"]["threshold"] == settings()["PENSTOCK_WORKER_CONCURRENCY"]

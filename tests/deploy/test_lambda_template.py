@@ -74,7 +74,7 @@ def test_the_function_has_only_the_permissions_that_it_needs(template: dict[str,
         "SendLetters": ("Allow", "sqs:SendMessage", [queue_arn(), queue_arn("-dead")]),
         "Log": ("Allow", ["logs:CreateLogStream", "logs:PutLogEvents"], {"Fn::GetAtt": ["Log", "Arn"]}),
     }
-    assert "Policies" not in resource(template, "Replay")  # which SAM would make a second role of
+    assert "Policies" not in resource(template, "Replay")  # SAM would create a second role for them
     (trust,) = role["AssumeRolePolicyDocument"]["Statement"]
     assert trust["Principal"] == {"Service": "lambda.amazonaws.com"}
 
@@ -85,10 +85,10 @@ def test_messages_that_the_function_reports_as_failed_stay(template: dict[str, A
     assert mapping["FunctionResponseTypes"] == ["ReportBatchItemFailures"]
     first = {"Fn::GetAtt": ["FirstTier", "Arn"]}
     assert mapping["EventSourceArn"] == {"Fn::If": ["MakesTiers", first, queue_arn("-dlq")]}
-    assert mapping["BatchSize"] <= 10  # more than ten FIFO does not have, and needs a batching window
+    assert mapping["BatchSize"] <= 10  # FIFO allows no more, and more would need a batching window
     assert mapping["ScalingConfig"] == {"MaximumConcurrency": {"Ref": "Concurrency"}}
     assert resource(template, "Replay")["ReservedConcurrentExecutions"] == {"Ref": "Concurrency"}
-    assert template["Parameters"]["Concurrency"]["MinValue"] == 2  # AWS takes no less for a source's
+    assert template["Parameters"]["Concurrency"]["MinValue"] == 2  # the least that AWS accepts for an event source
 
 
 def test_the_dlq_is_not_skipped_and_has_a_longer_retention_than_the_queue(template: dict[str, Any]) -> None:
@@ -106,10 +106,10 @@ def test_the_dlq_is_not_skipped_and_has_a_longer_retention_than_the_queue(templa
     assert resource(template, "Replay")["Timeout"] * 6 <= first["VisibilityTimeout"]
 
 
-@pytest.mark.parametrize(("tier", "letters_of"), [("FirstTier", ""), ("SecondTier", "-dlq")])
-def test_no_other_queue_may_use_the_dlq(template: dict[str, Any], tier: str, letters_of: str) -> None:
+@pytest.mark.parametrize(("tier", "source_suffix"), [("FirstTier", ""), ("SecondTier", "-dlq")])
+def test_no_other_queue_may_use_the_dlq(template: dict[str, Any], tier: str, source_suffix: str) -> None:
     allowed = resource(template, tier)["RedriveAllowPolicy"]
-    assert allowed == {"redrivePermission": "byQueue", "sourceQueueArns": [queue_arn(letters_of)]}
+    assert allowed == {"redrivePermission": "byQueue", "sourceQueueArns": [queue_arn(source_suffix)]}
 
 
 @pytest.mark.parametrize("tier", ["FirstTier", "SecondTier"])
@@ -125,21 +125,21 @@ def test_the_dlqs_have_the_names_that_workers_expect(template: dict[str, Any]) -
         assert resource(template, tier)["QueueName"] == {"Fn::If": ["IsFifo", {"Fn::Sub": fifo}, {"Fn::Sub": standard}]}
 
 
-def test_the_defaults_are_the_samples_and_penstocks_own(template: dict[str, Any]) -> None:
+def test_the_defaults_equal_those_of_the_sample_and_of_penstock(template: dict[str, Any]) -> None:
     assert (default(template, "BackoffRate"), default(template, "MaxAttempts")) == (2, 3)
     assert Settings.model_fields["dead_letters_replay_base"].default == default(template, "BackoffRate")
     assert Settings.model_fields["dead_letters_max_replays"].default == default(template, "MaxAttempts")
     assert set(template["Parameters"]["LogLevel"]["AllowedValues"]) == {"debug", "info", "warning", "error"}
 
 
-def test_what_the_template_says_is_what_the_function_reads(template: dict[str, Any]) -> None:
+def test_the_function_reads_the_variables_of_the_template(template: dict[str, Any]) -> None:
     variables = resource(template, "Replay")["Environment"]["Variables"]
-    said = {name: str(default(template, value["Ref"])) for name, value in variables.items() if "Ref" in value} | {
+    given = {name: str(default(template, value["Ref"])) for name, value in variables.items() if "Ref" in value} | {
         "SQS_MAIN_URL": "https://sqs.eu-west-1.amazonaws.com/123456789012/orders"
     }
-    read = sample_settings(said)
+    read = sample_settings(given)
     assert (read.replays_max, read.base_seconds, read.cap_seconds) == (3, 2.0, 345_600.0)
-    assert read.queue == said["SQS_MAIN_URL"]
+    assert read.queue == given["SQS_MAIN_URL"]
     ours = {name.removeprefix("PENSTOCK_").lower() for name in variables if name.startswith("PENSTOCK_")}
     assert ours <= Settings.model_fields.keys()
     assert variables["SQS_MAIN_URL"]["Fn::Sub"][0] == (
@@ -155,19 +155,17 @@ def test_the_handler_exists_and_its_package_is_required(template: dict[str, Any]
     assert [line for line in lines if not line.startswith("#")] == ["penstock[aws]"]
 
 
-def test_existing_dlqs_may_invoke_it(template: dict[str, Any]) -> None:
-    """AWS refuses a queue whose visibility timeout is shorter than the function's."""
+def test_existing_dlqs_may_invoke_the_function(template: dict[str, Any]) -> None:
+    """AWS rejects a queue whose visibility timeout is shorter than the function's timeout."""
     function = template["Resources"]["Replay"]["Properties"]
     assert function["Timeout"] <= Settings.model_fields["worker_lease"].default
     for tier in ("FirstTier", "SecondTier"):
         assert template["Resources"][tier]["Properties"]["VisibilityTimeout"] == 6 * function["Timeout"]
 
 
-def test_the_redrive_policy_that_the_queue_is_to_have_is_json(template: dict[str, Any]) -> None:
+def test_the_redrive_policy_for_the_queue_is_json(template: dict[str, Any]) -> None:
     text, names = template["Outputs"]["RedrivePolicy"]["Value"]["Fn::Sub"]
     policy = json.loads(text.replace("${End}", ""))
     assert policy["deadLetterTargetArn"] == f"{ARN}-dlq"
-    assert (
-        policy["maxReceiveCount"] == 20
-    )  # as `penstock init --aws` has it: four attempts, and sixteen times given back
+    assert policy["maxReceiveCount"] == 20  # as in `penstock init --aws`: four attempts and sixteen releases
     assert names == {"End": FIFO_END}

@@ -54,29 +54,29 @@ def threshold(name: str) -> float:
 # -- promtool
 
 
-def test_promtool_reads_the_rules() -> None:
-    said = ask("check", "rules", RULES)
-    assert said.returncode == 0, said.stdout + said.stderr
+def test_promtool_accepts_the_rules() -> None:
+    done = ask("check", "rules", RULES)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_tests_of_the_alerts_pass() -> None:
-    said = ask("test", "rules", TESTS)
-    assert said.returncode == 0, said.stdout + said.stderr
+    done = ask("test", "rules", TESTS)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
     ("about", "right", "wrong"),
     [
-        # What other deployments do with a queue of that name is nobody's business here.
+        # Other deployments with a queue of that name must not count.
         ("QueueUnconsumed", "unless penstock:messages_received", "unless on (queue) penstock:messages_received"),
-        # One that was never served is in no counter, and who has all places taken cannot receive.
+        # A queue that was never served is in no counter, and a worker without free slots cannot receive.
         (
             "QueueUnconsumed",
             "unless penstock:messages_received:increase5m >",
             "and penstock:messages_received:increase5m <=",
         ),
         ("QueueUnconsumed", ">= sum by (cluster, namespace, environment, queue) (penstock_worker_slots)", "> 10000"),
-        # What a young process counted, what an old one counted for the first time, and what was only not scraped.
+        # Counts of a young process, first counts of an old one, and counts after a gap in scraping.
         ("LeasesOrphaned", "time() - process_start_time_seconds < 900", "time() - process_start_time_seconds < -1"),
         ("LeasesLost", "up offset 15m == 1", "up offset 15m > 1"),
         ("LeasesLost", "up offset 15m == 1", "up >= 0"),
@@ -112,7 +112,7 @@ def test_a_queue_with_its_own_threshold_has_only_that_one(tmp_path: Path) -> Non
     assert own is not None
     (tmp_path / RULES.name).write_text(text.replace(own.group(), own.group().replace("# ", "")), encoding="utf-8")
     age = "penstock_queue_oldest_visible_message_age_seconds"
-    # orders is late after 60 s, all others after 300.
+    # The queue orders is late after 60 s, all others after 300 s.
     test = {
         "rule_files": [RULES.name],
         "tests": [
@@ -137,8 +137,8 @@ def test_a_queue_with_its_own_threshold_has_only_that_one(tmp_path: Path) -> Non
         ],
     }
     (tmp_path / TESTS.name).write_text(yaml.safe_dump(test), encoding="utf-8")
-    said = ask("test", "rules", tmp_path / TESTS.name)
-    assert said.returncode == 0, said.stdout + said.stderr
+    done = ask("test", "rules", tmp_path / TESTS.name)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_each_alert_is_tested_firing_and_not_firing() -> None:
@@ -146,25 +146,25 @@ def test_each_alert_is_tested_firing_and_not_firing() -> None:
     expected: dict[bool, set[str]] = {True: set(), False: set()}
     for test in yaml.safe_load(TESTS.read_text(encoding="utf-8"))["tests"]:
         for one in test["promql_expr_test"]:
-            told = " ".join(sample["labels"] for sample in one["exp_samples"]) + one["expr"]
-            pattern = re.findall(r'alertname=~?"([^"]+)"', told)
+            text = " ".join(sample["labels"] for sample in one["exp_samples"]) + one["expr"]
+            pattern = re.findall(r'alertname=~?"([^"]+)"', text)
             for name in (rule["alert"] for rule in alerts()):
                 if any(re.fullmatch(each, name) for each in pattern):
                     expected[bool(one["exp_samples"])].add(name)
     missing_when_quiet = {rule["alert"] for rule in alerts()} - expected[False]
     assert {rule["alert"] for rule in alerts()} - expected[True] == set()
-    # These have other series beside the ones that fire, in the same look.
+    # The tests of these have series that do not fire beside the ones that do.
     assert missing_when_quiet <= {"PenstockTargetDown", "PenstockWorkerLags", "PenstockQuarantineHigh"}
 
 
-# -- what the rules name
+# -- names in the rules
 
 
 @pytest.mark.parametrize("rule", list(rules()), ids=named)
 def test_metrics_and_labels_of_a_rule_are_in_the_catalogue(rule: Mapping[str, Any]) -> None:
     expression = RECORDED.sub("0", str(rule["expr"])) if RECORDED.search(str(rule["expr"])) else str(rule["expr"])
     ours = problems(expression)
-    if expression != rule["expr"]:  # over rules of this file, whose labels are checked where they are recorded
+    if expression != rule["expr"]:  # uses recorded rules, whose labels are checked with those rules
         ours = [problem for problem in ours if "nothing here has" not in problem]
     assert not ours
 
@@ -188,11 +188,11 @@ def test_names_that_do_not_exist_are_found(expression: str, problem: str | None)
 
 def test_recorded_series_exist_and_are_used() -> None:
     recorded = {rule["record"] for rule in rules() if "record" in rule}
-    # A table of people's own, empty as the file comes.
+    # Thresholds of users, none by default.
     recorded.add("penstock:queue_late_after_seconds")
     taken = {name for rule in rules() for name in RECORDED.findall(str(rule["expr"]))}
     assert taken <= recorded
-    assert recorded <= taken  # nothing is recorded for nobody
+    assert recorded <= taken  # every recorded series is used
 
 
 def test_every_threshold_is_a_number_with_a_comment_above_it() -> None:
@@ -211,7 +211,7 @@ def test_thresholds_are_those_of_the_settings() -> None:
     assert f"/ {1 / warned_after:g}\n" in alert("PenstockDeadLettersNearEnd")["expr"]
 
 
-# -- what people are told
+# -- texts of the alerts
 
 
 @pytest.mark.parametrize("rule", alerts(), ids=named)
@@ -226,7 +226,7 @@ def test_an_alert_has_a_severity_texts_and_a_runbook(rule: Mapping[str, Any]) ->
 
 @pytest.mark.parametrize("rule", alerts(), ids=named)
 def test_the_texts_of_an_alert_use_labels_of_its_expression(rule: Mapping[str, Any]) -> None:
-    spoken = set(re.findall(r"\$labels\.(\w+)", " ".join(rule["annotations"].values())))
+    used = set(re.findall(r"\$labels\.(\w+)", " ".join(rule["annotations"].values())))
     expression = str(rule["expr"])
     for name in RECORDED.findall(expression):
         expression += next((str(one["expr"]) for one in rules() if one.get("record") == name), "")
@@ -234,7 +234,7 @@ def test_the_texts_of_an_alert_use_labels_of_its_expression(rule: Mapping[str, A
         left = {label.strip() for labels in re.findall(r"\bby \(([^)]*)\)", expression) for label in labels.split(",")}
     else:
         left = {"job", "instance"}
-    assert spoken <= left
+    assert used <= left
 
 
 def test_only_urgent_alerts_page() -> None:
@@ -273,5 +273,5 @@ def test_a_runbook_section_is_complete(rule: Mapping[str, Any]) -> None:
     assert text.lstrip().startswith(f"*{rule['labels']['severity']}*")
 
 
-def test_the_page_is_reached_from_the_guide() -> None:
+def test_the_guide_links_to_the_page() -> None:
     assert "(alerts.md" in (ROOT / "docs/fix/troubleshooting.md").read_text(encoding="utf-8")

@@ -37,8 +37,8 @@ def environment() -> dict[str, str]:
 def verified(folder: Path, words: str) -> tuple[int, str]:
     """Return the exit code and output of `systemd-analyze verify`, with a program that exists here."""
     (folder / UNIT).write_text(words.replace(PENSTOCK, "/bin/true"))
-    said = run("systemd-analyze", "verify", "--man=no", folder / "penstock-worker@shop.service", folder=folder)
-    return said.returncode, said.stdout + said.stderr
+    done = run("systemd-analyze", "verify", "--man=no", folder / "penstock-worker@shop.service", folder=folder)
+    return done.returncode, done.stdout + done.stderr
 
 
 def test_there_is_one_unit() -> None:
@@ -81,7 +81,7 @@ def test_only_penstock_gets_the_signal_and_errors_that_a_restart_cannot_fix_end_
     assert hopeless == {UsageError.exit_code, ConfigurationError.exit_code}
 
 
-def test_it_may_write_only_its_data_directory() -> None:
+def test_the_unit_may_write_only_its_data_directory() -> None:
     found = service()
     assert (found["ProtectSystem"], found["StateDirectory"]) == (["strict"], ["penstock/%i"])
     assert environment()["PENSTOCK_DATA_DIR"] == "%S/penstock/%i"
@@ -97,10 +97,10 @@ def test_every_variable_is_a_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.chdir(tmp_path)
     for name, value in environment().items():
         monkeypatch.setenv(name, value)
-    for name in re.findall(r"\$\{(\w+)\}", text()):  # what the unit wants besides, from its file
+    for name in re.findall(r"\$\{(\w+)\}", text()):  # variables that the unit expects in its environment file
         monkeypatch.setenv(name, "shop:app")
     assert unknown_variables() == []
-    # A file `ledger` of the folder that LoadCredential names becomes the credential penstock_ledger in %d.
+    # A file `ledger` in the folder of LoadCredential becomes the credential penstock_ledger in %d.
     assert service()["LoadCredential"] == ["penstock:/etc/penstock/%i.secrets"]
     assert environment()["PENSTOCK_SECRETS_DIR"] == "%d"
     (tmp_path / "penstock_ledger").write_text("postgresql://p:x@db/p")

@@ -1,6 +1,6 @@
 """The Terraform of `penstock init --aws`: it parses, permissions are minimal, and its numbers are consistent.
 
-Where a `terraform` is installed it is asked, too, for what it can say without AWS's provider.
+If `terraform` is installed, it runs the checks that need no AWS provider.
 """
 
 import json
@@ -98,18 +98,18 @@ def test_the_worker_has_only_the_permissions_that_it_needs() -> None:
 @pytest.mark.parametrize(
     ("sid", "values"),
     [
-        # A listing also asks whether an object has the prefix itself for its name.
+        # A listing also checks for an object whose name is the prefix itself.
         ("ListObjects", '${flatten([for prefix in var.prefixes : [trimsuffix(prefix, "/"), "${prefix}*"]])}'),
         ("ListTable", '${[for prefix in local.table_prefixes : "${prefix}*"]}'),
     ],
 )
-def test_a_bucket_is_listed_below_its_prefixes_alone(sid: str, values: str) -> None:
+def test_a_bucket_is_listed_only_below_its_prefixes(sid: str, values: str) -> None:
     (condition,) = statements("worker")[sid]["condition"]
     assert (condition["test"], condition["variable"]) == ("StringLike", "s3:prefix")
     assert condition["values"] == values
 
 
-def test_a_sender_may_send() -> None:
+def test_a_sender_may_only_send() -> None:
     assert granted("sender") == {"Send": (SEND, [SOURCE])}
 
 
@@ -239,15 +239,15 @@ def test_max_receive_counts_leave_room_for_attempts_and_deploys() -> None:
     assert "redrive_policy" not in resource("aws_sqs_queue.dead")
 
 
-@pytest.mark.parametrize(("queue", "letters_of"), [("dlq", "source"), ("dead", "dlq")])
-def test_no_other_queue_may_use_the_dlq(queue: str, letters_of: str) -> None:
+@pytest.mark.parametrize(("queue", "source_queue"), [("dlq", "source"), ("dead", "dlq")])
+def test_no_other_queue_may_use_the_dlq(queue: str, source_queue: str) -> None:
     allowed = resource(f"aws_sqs_queue_redrive_allow_policy.{queue}")
     assert allowed["queue_url"] == f"${{aws_sqs_queue.{queue}.id}}"
     assert "byQueue" in allowed["redrive_allow_policy"]
-    assert f"[aws_sqs_queue.{letters_of}.arn]" in allowed["redrive_allow_policy"]
+    assert f"[aws_sqs_queue.{source_queue}.arn]" in allowed["redrive_allow_policy"]
 
 
-def test_the_values_are_the_names_and_the_settings() -> None:
+def test_the_values_file_has_the_names_and_the_settings() -> None:
     names = wanted(queue="orders", bucket="landing-zone", prefixes=["clicks", "a/b/"], table="s3://lake/t/clicks/")
     settings = Settings.model_construct(
         objects_max_attempts=7,
@@ -287,25 +287,25 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_terraform_reads_the_files_and_finds_them_well_laid_out(folder: Path) -> None:
+def test_terraform_fmt_finds_nothing_in_the_starter(folder: Path) -> None:
     for name in TEMPLATES:
         shutil.copy(STARTER / name, folder)
     (folder / "numbers.tf").unlink()
-    said = terraform(folder, "fmt", "-check", "-diff")
-    assert said.returncode == 0, said.stdout + said.stderr
+    done = terraform(folder, "fmt", "-check", "-diff")
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_terraform_accepts_the_values_and_computes_the_same_sums(folder: Path) -> None:
     names = wanted(queue="orders", bucket="landing", prefixes=["a", "b/c"], table="s3://lake/clicks")
     settings = Settings.model_construct(objects_max_attempts=7, worker_lease=45.5)
     (folder / VALUES).write_text(aws_files(names, settings)[VALUES])
-    said = terraform(
+    done = terraform(
         folder,
         "console",
-        say="jsonencode([local.max_receive_count, ceil(var.lease_seconds), var.prefixes, var.table.prefix])",
+        stdin="jsonencode([local.max_receive_count, ceil(var.lease_seconds), var.prefixes, var.table.prefix])",
     )
-    assert said.returncode == 0, said.stderr
-    found = json.loads(json.loads(said.stdout))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(json.loads(done.stdout))
     assert found == [7 + variable("give_backs"), 46, ["a/", "b/c/"], "clicks"]
 
 
@@ -322,7 +322,7 @@ def test_terraform_accepts_the_values_and_computes_the_same_sums(folder: Path) -
 )
 def test_terraform_refuses_the_values_that_init_refuses(folder: Path, name: str, value: object) -> None:
     (folder / VALUES).write_text(json.dumps({name: value}))
-    said = terraform(folder, "plan", "-no-color")
-    assert said.returncode != 0
-    assert "Invalid value for variable" in said.stderr
-    assert f'{VALUES} line 1:\n   1: {{"{name}"' in said.stderr
+    done = terraform(folder, "plan", "-no-color")
+    assert done.returncode != 0
+    assert "Invalid value for variable" in done.stderr
+    assert f'{VALUES} line 1:\n   1: {{"{name}"' in done.stderr

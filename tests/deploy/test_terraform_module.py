@@ -1,7 +1,7 @@
-"""The Terraform module: the files of `penstock init --aws`, and more. With AWS's provider, terraform validates it.
+"""The Terraform module: the files of `penstock init --aws`, and more. With the AWS provider, terraform validates it.
 
-It would download the provider, which is large and takes the network. So `TERRAFORM_PLUGIN_DIR` names a folder that has
-it, as for `terraform init -plugin-dir`.
+terraform would download the provider, which is large. So `TERRAFORM_PLUGIN_DIR` names a folder that has it, as for
+`terraform init -plugin-dir`.
 """
 
 import os
@@ -48,10 +48,10 @@ def test_queues_and_policies_are_those_of_init(name: str) -> None:
 @pytest.mark.parametrize(("kind", "file"), [("variable", "variables.tf"), ("output", "outputs.tf")])
 def test_variables_and_outputs_of_init_are_the_same_here(kind: str, file: str) -> None:
     here, there = (blocks((folder / file).read_text(), kind) for folder in (FOLDER, STARTER))
-    provider = {"region", "tags"}  # which a module has from whoever calls it
+    provider = {"region", "tags"}  # a module gets these from its caller
     assert there.keys() - here.keys() == (provider if kind == "variable" else set())
     different = {name for name in there.keys() & here.keys() if here[name] != there[name]}
-    assert different == (set() if kind == "variable" else {"policy_documents"})  # here with the operator's
+    assert different == (set() if kind == "variable" else {"policy_documents"})  # here with the operator's policies
 
 
 def test_all_references_resolve_and_are_in_the_readme() -> None:
@@ -171,9 +171,9 @@ def test_each_role_has_the_policy_of_its_kind() -> None:
 
 def ask(folder: Path, *arguments: str) -> str:
     """Run terraform, assert success, and return the output."""
-    said = terraform(folder, *arguments)
-    assert said.returncode == 0, said.stdout + said.stderr
-    return said.stdout
+    done = terraform(folder, *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -195,11 +195,11 @@ def provided(module: Path) -> Path:
     return module
 
 
-def test_terraform_finds_the_files_well_laid_out(module: Path) -> None:
+def test_terraform_fmt_finds_nothing_in_the_module(module: Path) -> None:
     assert ask(module, "fmt", "-check", "-diff", "-recursive") == ""
 
 
-def test_terraform_and_the_provider_find_the_module_valid(provided: Path) -> None:
+def test_terraform_validates_the_module(provided: Path) -> None:
     assert "The configuration is valid" in ask(provided, "validate", "-no-color")
 
 

@@ -15,7 +15,7 @@ SECONDS_MAX = 120.0
 TERRAFORM_SECONDS = 200.0  # AWS's provider is slow to start
 
 
-def run(program: str, *arguments: str | Path, folder: Path = ROOT, say: str = "") -> subprocess.CompletedProcess[str]:
+def run(program: str, *arguments: str | Path, folder: Path = ROOT, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """Run a program of the development packages or of this machine. If it is missing, skip the test; in CI, fail."""
     beside = Path(sys.executable).parent / program
     found = str(beside) if beside.exists() else shutil.which(program)
@@ -24,7 +24,7 @@ def run(program: str, *arguments: str | Path, folder: Path = ROOT, say: str = ""
     return subprocess.run(
         [found, *map(str, arguments)],
         cwd=folder,
-        input=say,
+        input=stdin,
         env={**os.environ, "NO_COLOR": "1"},
         capture_output=True,
         text=True,
@@ -33,13 +33,13 @@ def run(program: str, *arguments: str | Path, folder: Path = ROOT, say: str = ""
     )
 
 
-def terraform(folder: Path, *arguments: str | Path, say: str = "") -> subprocess.CompletedProcess[str]:
+def terraform(folder: Path, *arguments: str | Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """Run terraform in that folder, without its check for updates. Skip the test if it is missing."""
     if shutil.which("terraform") is None:
-        pytest.skip("not applicable: there is no terraform here, and the files are checked without it")
+        pytest.skip("not applicable: terraform is not installed, and the files are checked without it")
     return subprocess.run(
         ["terraform", f"-chdir={folder}", *map(str, arguments)],
-        input=say,
+        input=stdin,
         env={**os.environ, "CHECKPOINT_DISABLE": "1", "TF_CLI_CONFIG_FILE": os.devnull},
         capture_output=True,
         text=True,

@@ -1,4 +1,4 @@
-"""docs/fix/alerts.md: its commands do what the page says."""
+"""The commands in docs/fix/alerts.md work as the page says."""
 
 import json
 import os
@@ -16,7 +16,7 @@ PAGE = (ROOT / "docs/fix/alerts.md").read_text(encoding="utf-8")
 SHELL_SECONDS = 60.0
 NOTE = 'printf "%s\\0" {name} "$@" >> "{calls}"; printf "\\n\\n" >> "{calls}"'
 SCRIPTS = {
-    # What the page calls, instead of which: a script that notes its arguments, one a line, and answers.
+    # Replacements for the programs that the page calls. Each records its arguments and prints a fixed answer.
     "aws": """[ "$2" = describe-services ] && echo '{"awsvpcConfiguration": {"subnets": ["subnet-1"]}}'
 [ "$2" = run-task ] && echo arn:aws:ecs:eu-west-1:123456789012:task/shop/0123
 exit 0""",
@@ -28,13 +28,13 @@ exit 0""",
 
 
 def section(heading: str) -> str:
-    """The shell of a section."""
+    """Return the shell commands of a section."""
     text = PAGE.partition(f"\n### {heading}\n")[2].partition("\n##")[0]
     return "\n".join(re.findall(r"^```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
 
 
 def called(folder: Path, heading: str) -> list[list[str]]:
-    """Every call that the shell of a section makes of those scripts, name first."""
+    """Run the shell commands of a section and return the calls of the scripts, each with the script's name first."""
     for name, script in SCRIPTS.items():
         program = folder / name
         program.write_text(f"#!/bin/sh\n{NOTE.format(name=name, calls=folder / 'calls')}\n{script}\n")
@@ -51,7 +51,7 @@ def option(call: list[str], name: str) -> str:
     return call[call.index(name) + 1]
 
 
-def test_on_ecs_a_task_with_the_operators_role_runs_the_words_that_were_given(tmp_path: Path) -> None:
+def test_the_ecs_commands_run_in_a_task_with_the_operators_role(tmp_path: Path) -> None:
     calls = called(tmp_path, "On ECS")
     runs = [call for call in calls if call[:3] == ["aws", "ecs", "run-task"]]
     words = []
@@ -78,7 +78,7 @@ def test_on_ecs_a_task_with_the_operators_role_runs_the_words_that_were_given(tm
     assert streams == [f"{prefix}/{container['name']}/0123"] * len(runs)
 
 
-def test_with_systemd_a_command_has_what_the_unit_has(tmp_path: Path) -> None:
+def test_the_systemd_commands_have_the_configuration_of_the_unit(tmp_path: Path) -> None:
     calls = [call for call in called(tmp_path, "With systemd") if call[0] == "systemd-run"]
     unit = (
         (ROOT / "deploy/systemd/penstock-worker@.service").read_text().replace("%i", "shop").replace("%S", "/var/lib")
@@ -95,7 +95,7 @@ def test_with_systemd_a_command_has_what_the_unit_has(tmp_path: Path) -> None:
     program = tmp_path / "program"
     program.write_text('#!/bin/sh\necho "$PENSTOCK_SECRETS_DIR" "$@"\n')
     program.chmod(0o755)
-    told = subprocess.run(
+    printed = subprocess.run(
         ["sh", "-c", script.replace("/opt/penstock/bin/penstock", str(program)), *words],
         env={"CREDENTIALS_DIRECTORY": "/run/c", "PATH": os.environ["PATH"]},
         capture_output=True,
@@ -103,7 +103,7 @@ def test_with_systemd_a_command_has_what_the_unit_has(tmp_path: Path) -> None:
         timeout=SHELL_SECONDS,
         check=True,
     ).stdout
-    assert told == "/run/c status --app shop:app\n"
+    assert printed == "/run/c status --app shop:app\n"
 
 
 def option_with(call: list[str], start: str) -> str:
@@ -112,12 +112,12 @@ def option_with(call: list[str], start: str) -> str:
 
 
 @pytest.mark.parametrize("heading", ["On Kubernetes", "On ECS", "With systemd", "With Compose"])
-def test_each_platform_can_ask_for_the_state_the_dead_and_the_log(heading: str) -> None:
+def test_each_platform_has_commands_for_status_dead_letters_and_logs(heading: str) -> None:
     for verb in ("status", "dead groups", "logs diagnose"):
         assert verb in section(heading)
 
 
-def test_kubernetes_and_compose_are_asked_for_what_there_is() -> None:
+def test_kubernetes_and_compose_commands_name_existing_resources() -> None:
     kubernetes = section("On Kubernetes")
     names = set(re.findall(r"(?:pod[/ ]|deployment/|exec -it |exec -i )(penstock-\w+)", kubernetes))
     manifests = "".join(path.read_text() for path in (ROOT / "deploy/kubernetes").glob("*.yaml"))

@@ -1,5 +1,4 @@
-"""docs/why/benchmarks.md names every benchmark, and which of them `make bench` runs; the account of a rolling update is
-the one that its script writes."""
+"""docs/why/benchmarks.md lists all benchmarks, and docs/why/rolling-update.md is a generated report without losses."""
 
 import re
 from pathlib import Path
@@ -10,18 +9,18 @@ from benchmarks.rolling_update.account import HEAD
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks"
 PAGE = (ROOT / "docs/why/benchmarks.md").read_text(encoding="utf-8")
-ACCOUNT = (ROOT / "docs/why/rolling-update.md").read_text(encoding="utf-8")
+REPORT = (ROOT / "docs/why/rolling-update.md").read_text(encoding="utf-8")
 
 
 def test_every_benchmark_is_in_the_table_of_its_kind() -> None:
-    by_themselves, by_hand = (
+    automatic, manual = (
         re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) for table in PAGE.partition("\n## ")[0].split("These take")
     )
-    assert tuple(by_themselves) == BENCHMARKS
+    assert tuple(automatic) == BENCHMARKS
     there = {path.stem for path in FOLDER.glob("*.py")} | {path.parent.name for path in FOLDER.glob("*/__main__.py")}
-    assert set(by_hand) == there - {"__init__", "__main__"} - set(BENCHMARKS)
+    assert set(manual) == there - {"__init__", "__main__"} - set(BENCHMARKS)
 
 
-def test_the_account_says_how_it_was_made_and_that_nothing_was_lost() -> None:
-    assert ACCOUNT.startswith(HEAD)
-    assert ", **0 lost**, " in ACCOUNT
+def test_the_rolling_update_report_has_its_head_and_shows_no_loss() -> None:
+    assert REPORT.startswith(HEAD)
+    assert ", **0 lost**, " in REPORT

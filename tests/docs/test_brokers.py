@@ -1,4 +1,4 @@
-"""The table in docs/run/brokers.md is what the brokers say of themselves."""
+"""The table in docs/run/brokers.md equals the capabilities of the brokers."""
 
 import dataclasses
 
@@ -7,12 +7,12 @@ from scripts.broker_table import PAGE, _cell, capabilities, written
 from scripts.made_tables import rewritten
 
 
-def test_the_table_is_fresh() -> None:
+def test_the_table_is_up_to_date() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert written(page, capabilities()) == page, "it is stale: make docs"
 
 
-def test_a_change_makes_it_stale() -> None:
+def test_a_change_makes_the_table_stale() -> None:
     page = PAGE.read_text(encoding="utf-8")
     found = dict(capabilities())
     name = next(iter(found))
@@ -20,12 +20,12 @@ def test_a_change_makes_it_stale() -> None:
     assert written(page, {**found, name: changed}) != page
 
 
-def test_a_page_that_has_lost_its_marks_is_reported() -> None:
+def test_a_page_without_its_marks_is_reported() -> None:
     with pytest.raises(SystemExit, match=r"scripts/broker_table\.py"):
         rewritten("a page without marks", script="broker_table", table="")
 
 
-def test_numbers_are_for_people() -> None:
+def test_numbers_are_formatted_with_units() -> None:
     assert _cell("delay_seconds_max", 900.0) == "900 s"
     assert _cell("lease_seconds_max", 43_200.0) == "12 hours"
     assert _cell("body_bytes_max", 262_144) == "256 KiB"

@@ -20,14 +20,14 @@ PAGE = (Path(__file__).parents[2] / "docs" / "fix" / "dead-letters.md").read_tex
 PLAN = DeadLetterPlan(dead_letters=0, by_queue={}, groups=(), others=0, ids_met=frozenset())
 
 
-def row(verb: str) -> str:
+def row(command: str) -> str:
     """Return the fields that the table lists for a command."""
-    (found,) = re.findall(rf"^\| (?:{verb}) \| (.*) \|$", PAGE, re.MULTILINE)
+    (found,) = re.findall(rf"^\| (?:{command}) \| (.*) \|$", PAGE, re.MULTILINE)
     return str(found)
 
 
 @pytest.mark.parametrize(
-    ("verb", "fields"),
+    ("command", "fields"),
     [
         ("each group", [field.name for field in dataclasses.fields(FailureGroup)]),
         ("`audit`", [field.name for field in dataclasses.fields(AuditRow)]),
@@ -37,5 +37,5 @@ def row(verb: str) -> str:
         ("`dead replay`", get_args(get_type_hints(ReplayReport)["outcome"])),
     ],
 )
-def test_every_field_is_written_down(verb: str, fields: Collection[str]) -> None:
-    assert [name for name in fields if f"`{name}`" not in row(verb)] == []
+def test_every_field_is_documented(command: str, fields: Collection[str]) -> None:
+    assert [name for name in fields if f"`{name}`" not in row(command)] == []

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 PAGE = (ROOT / "docs/run/deploying.md").read_text(encoding="utf-8")
 ALERTS = ROOT / "docs/fix/alerts.md"
-SKIPPED = {".terraform", "__pycache__", "secrets"}  # what running them leaves
+SKIPPED = {".terraform", "__pycache__", "secrets"}  # created when the files are used
 
 
 def files() -> list[Path]:
@@ -45,12 +45,12 @@ def test_every_platform_has_its_seconds(name: str) -> None:
     assert ("preStop" in row) is platform.pre_stop
 
 
-def test_the_chain_is_that_of_the_budget() -> None:
+def test_the_table_of_stop_phases_equals_the_plan() -> None:
     stop_seconds = 100.0
     parts = {part.name.split(":")[0]: part.seconds for part in plan("ecs", platform_seconds=stop_seconds).parts}
-    told = {row[0]: row[1] for row in re.findall(r"^\| ([a-z ]+) \| (S - \d+|\d+) \|", PAGE, re.MULTILINE)}
+    documented = {row[0]: row[1] for row in re.findall(r"^\| ([a-z ]+) \| (S - \d+|\d+) \|", PAGE, re.MULTILINE)}
     rest = stop_seconds - parts["drain"]
-    assert told == {
+    assert documented == {
         "fetch no more": f"{parts['stop fetching']:g}",
         "drain": f"S - {rest:g}",
         "release": f"{parts['release unfinished messages']:g}",
@@ -59,7 +59,7 @@ def test_the_chain_is_that_of_the_budget() -> None:
     }
 
 
-def test_how_long_a_task_is_protected_is_reported() -> None:
+def test_the_duration_of_task_protection_is_documented() -> None:
     words = {3: "three"}
     assert RENEW_SECONDS == 60.0
     assert f"asks again each minute, for {words[EXPIRES_IN_MINUTES]} minutes" in PAGE
@@ -69,22 +69,22 @@ def test_how_long_a_task_is_protected_is_reported() -> None:
 
 
 def fenced(language: str, about: str) -> str:
-    """The example in that language in which a text stands."""
+    """Return the example in that language that contains a text."""
     (found,) = [
         one for one in re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE) if about in one
     ]
     return str(found)
 
 
-def test_prometheus_takes_the_job_and_the_job_takes_our_pods(tmp_path: Path) -> None:
+def test_prometheus_accepts_the_job_and_the_job_selects_our_pods(tmp_path: Path) -> None:
     example = fenced("yaml", "kubernetes_sd_configs")
     (job,) = yaml.safe_load(example)["scrape_configs"]
-    # Not every promtool knows Kubernetes, so it is asked about the rest.
+    # Not every promtool knows Kubernetes, so it checks only the rest.
     assert job["kubernetes_sd_configs"] == [{"role": "pod", "namespaces": {"names": ["shop"]}}]
     rest = {name: value for name, value in job.items() if name != "kubernetes_sd_configs"}
     (tmp_path / "prometheus.yaml").write_text(yaml.safe_dump({"scrape_configs": [rest]}))
-    said = ask("check", "config", "--syntax-only", tmp_path / "prometheus.yaml")
-    assert said.returncode == 0, said.stdout + said.stderr
+    done = ask("check", "config", "--syntax-only", tmp_path / "prometheus.yaml")
+    assert done.returncode == 0, done.stdout + done.stderr
     assert "penstock" in job["job_name"]
     keep = job["relabel_configs"][0]
     assert keep["source_labels"] == [
@@ -98,7 +98,7 @@ def test_prometheus_takes_the_job_and_the_job_takes_our_pods(tmp_path: Path) -> 
     assert re.fullmatch(keep["regex"], target), target
 
 
-def test_the_queues_of_this_hosts_sqs_are_those_that_the_example_finds(moto: AwsServer) -> None:
+def test_the_example_creates_the_queues_of_the_local_sqs(moto: AwsServer) -> None:
     (program,) = re.findall(r"aws python -c '(.*?)'", fenced("sh", "--profile aws"), re.DOTALL)
     there = "http://127.0.0.1:5000"
     assert there in program
@@ -115,7 +115,7 @@ def test_the_queues_of_this_hosts_sqs_are_those_that_the_example_finds(moto: Aws
         broker.close()
 
 
-def test_the_secrets_that_the_execution_role_may_read_are_those_of_the_tasks() -> None:
+def test_the_execution_role_may_read_the_secrets_of_the_task() -> None:
     (statement,) = json.loads(fenced("json", "secretsmanager"))["Statement"]
     assert (statement["Effect"], statement["Action"]) == ("Allow", "secretsmanager:GetSecretValue")
     task = json.loads((DEPLOY / "ecs/worker.task.json").read_text())
@@ -125,24 +125,24 @@ def test_the_secrets_that_the_execution_role_may_read_are_those_of_the_tasks() -
     assert f"--role-name {role} " in fenced("sh", "create-role")
 
 
-def test_a_trust_policy_that_is_pasted_into_a_shell_is_one() -> None:
+def test_the_trust_policy_in_a_shell_command_is_valid() -> None:
     (policy,) = re.findall(r"--assume-role-policy-document '(.*?)'", fenced("sh", "create-role"), re.DOTALL)
     (statement,) = json.loads(policy)["Statement"]
     assert (statement["Principal"], statement["Action"]) == ({"Service": "ecs-tasks.amazonaws.com"}, "sts:AssumeRole")
 
 
-def test_the_terraform_has_the_accounts_of_the_manifests() -> None:
-    told = dict(re.findall(r'^  (\w+) += "shop:([\w-]+)"$', fenced("hcl", "service_accounts"), re.MULTILINE))
+def test_terraform_and_manifests_name_the_same_service_accounts() -> None:
+    documented = dict(re.findall(r'^  (\w+) += "shop:([\w-]+)"$', fenced("hcl", "service_accounts"), re.MULTILINE))
     manifests = yaml.safe_load_all((DEPLOY / "kubernetes/config.yaml").read_text())
     roles = {
         one["metadata"]["annotations"]["eks.amazonaws.com/role-arn"].rpartition("/orders-")[2]: one["metadata"]["name"]
         for one in manifests
         if one["kind"] == "ServiceAccount"
     }
-    assert told == roles
+    assert documented == roles
 
 
-def test_what_the_commands_replace_in_the_manifests_is_there() -> None:
+def test_the_texts_that_the_commands_replace_are_in_the_manifests() -> None:
     for old, files in re.findall(r"sed -i 's\|([^|]+)\|[^|]+\|' (\S+)", fenced("sh", "create namespace")):
         found = sorted((DEPLOY / "kubernetes").glob(files))
         assert any(old in path.read_text() for path in found), old

@@ -1,4 +1,4 @@
-"""The docs and the code say the same: every name a user meets is written down."""
+"""Docs and code agree: every name that users see is documented."""
 
 import dataclasses
 import inspect
@@ -135,8 +135,8 @@ def test_every_exit_code_is_documented() -> None:
     def codes(kind: type[PenstockError]) -> set[int]:
         return {kind.exit_code}.union(*(codes(sub) for sub in kind.__subclasses__()))
 
-    told = COMMANDS[COMMANDS.index("Exit codes:") :].split("\n\n")[0]
-    assert {code for code in codes(PenstockError) if not re.search(rf"\b{code}\b", told)} == set()
+    documented = COMMANDS[COMMANDS.index("Exit codes:") :].split("\n\n")[0]
+    assert {code for code in codes(PenstockError) if not re.search(rf"\b{code}\b", documented)} == set()
 
 
 def anchors(page: Path) -> set[str]:
@@ -148,7 +148,7 @@ def anchors(page: Path) -> set[str]:
 @pytest.mark.parametrize(
     "page", sorted([README, ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")]), ids=lambda page: page.name
 )
-def test_every_link_between_pages_leads_somewhere(page: Path) -> None:
+def test_every_link_between_pages_resolves(page: Path) -> None:
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", text):
         there = page.parent / target if target else page
@@ -161,19 +161,19 @@ def parameters(function: Callable[..., Any]) -> list[str]:
 
 
 def fields(*kinds: type[Any]) -> list[str]:
-    """The public fields, properties and methods of dataclasses."""
+    """Return the public fields, properties and methods of dataclasses."""
     return sorted({name for kind in kinds for name in dir(kind) if not name.startswith("_")})
 
 
 def section(title: str) -> str:
-    """A section of the reference of handlers."""
+    """Return a section of the handlers' reference."""
     _, found, rest = HANDLERS.partition(f"\n## {title}\n")
     assert found, title
     return rest.partition("\n## ")[0]
 
 
 def names_in(text: str) -> set[str]:
-    """The words in what is written as code: `max_attempts`, `retrying(...)`, `Queue("orders", Order)`."""
+    """Return the words in code spans: `max_attempts`, `retrying(...)`, `Queue("orders", Order)`."""
     return {word for code in re.findall(r"`([^`\n]+)`", text) for word in re.findall(r"\w+", code)}
 
 
@@ -202,9 +202,9 @@ def test_every_parameter_is_in_its_section_of_the_reference(title: str, function
         ("pipeline", (penstock.Pipeline,)),
     ],
 )
-def test_every_field_that_a_function_meets_is_in_the_reference(title: str, kinds: tuple[type[Any], ...]) -> None:
-    told = names_in(section(title)) | {"declaration", "belongs_to", "name"}  # of pipelines, for the app alone
-    assert set(fields(*kinds)) - told == set()
+def test_every_field_of_an_argument_is_in_the_reference(title: str, kinds: tuple[type[Any], ...]) -> None:
+    documented = names_in(section(title)) | {"declaration", "belongs_to", "name"}  # of pipelines, only for the app
+    assert set(fields(*kinds)) - documented == set()
 
 
 def test_every_field_of_a_published_batch_is_in_the_reference() -> None:
@@ -235,13 +235,13 @@ def test_every_fixture_is_in_the_guide_to_tests(fixture: str) -> None:
     [ROOT / "CONTRIBUTING.md", *(page for page in DOCS.rglob("*.md") if page.parent != DECISIONS)],
     ids=lambda page: page.name,
 )
-def test_every_test_that_a_page_names_is_there(page: Path) -> None:
+def test_every_test_that_a_page_names_exists(page: Path) -> None:
     named = re.findall(r"`(tests/[^`*]+?)`", page.read_text(encoding="utf-8"))
     assert {path for path in named if not (ROOT / path).exists()} == set()
 
 
 @pytest.mark.parametrize("name", ["messages", "files"])
-def test_each_tutorial_names_what_to_install_before_it_is_used(name: str) -> None:
+def test_each_tutorial_names_the_packages_to_install_before_their_use(name: str) -> None:
     tutorial = (DOCS / "learn" / f"{name}.md").read_text(encoding="utf-8")
     assert 0 < tutorial.index("pip install pytest") < tutorial.index("\npytest ")
     assert "clone" in tutorial.partition("\n## ")[0]

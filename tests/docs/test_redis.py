@@ -51,21 +51,21 @@ def commands_of_scripts() -> set[str]:
     return {"|".join(filter(None, found)).lower() for found in re.findall(pattern, text)}
 
 
-def everything(settings: Settings) -> dict[str, str]:
+def all_findings(settings: Settings) -> dict[str, str]:
     return {finding.check: f"{finding.level.value}: {finding.found}" for finding in redis_checks(settings)}
 
 
-def test_the_user_may_do_what_the_scripts_do_and_no_more() -> None:
+def test_the_documented_user_has_exactly_the_rights_of_the_scripts() -> None:
     given = {right.removeprefix("+") for right in documented_rights()}
     assert commands_of_scripts() - given == set()
     assert given - commands_of_scripts() - OUTSIDE_SCRIPTS == set()
 
 
 @both_versions
-def test_the_user_can_work(start_redis: StartRedis, version: str) -> None:
+def test_the_documented_user_has_enough_rights(start_redis: StartRedis, version: str) -> None:
     server = start_redis(version, users=f"user default off\n{documented_user()}", tcp=True)
     for url in (f"unix://shop:PASSWORD@{server.socket}", server.tcp_url.replace("//", "//shop:PASSWORD@")):
-        found = everything(Settings(broker=url))
+        found = all_findings(Settings(broker=url))
         assert found["redis rights"].startswith(FindingLevel.OK), found
     with closing(RedisStreamsBroker(url, holder="me")) as broker:
         broker.send("q", [Outgoing(body=b"{}")] * 2_001)  # three scripts in one transaction
@@ -74,10 +74,10 @@ def test_the_user_can_work(start_redis: StartRedis, version: str) -> None:
         assert broker.queue_names() == ["q", "q-dlq"]
 
 
-def test_the_user_can_work_in_a_cluster(start_redis: StartRedis) -> None:
+def test_the_documented_user_has_enough_rights_in_a_cluster(start_redis: StartRedis) -> None:
     more = next(line for line in section("Rights").split("`") if line.startswith("+cluster"))
     server = start_redis(cluster=True, users=f"user default off\n{documented_user()} {more}")
-    found = everything(Settings(broker=server.cluster_url.replace("//", "//shop:PASSWORD@")))
+    found = all_findings(Settings(broker=server.cluster_url.replace("//", "//shop:PASSWORD@")))
     assert "a cluster" in found["redis"]
     assert found["redis rights"].startswith(FindingLevel.OK), found
 
@@ -90,7 +90,7 @@ def test_a_missing_right_is_named(start_redis: StartRedis, version: str, command
     server = start_redis(version, users=f"user default off\n{less}")
     with pytest.raises(PenstockError) as raised:
         try_everything(f"unix://shop:PASSWORD@{server.socket}", prefix="penstock")
-    unnamed = "can't run this command"  # Redis does not name what a script may not call
+    unnamed = "can't run this command"  # Redis does not name a forbidden command of a script
     assert command in str(raised.value).lower() or unnamed in str(raised.value)
     assert "PASSWORD" not in str(raised.value)
 
@@ -101,7 +101,7 @@ def test_keys_outside_the_prefix_are_denied(start_redis: StartRedis) -> None:
         try_everything(f"unix://shop:PASSWORD@{server.socket}", prefix="other")
 
 
-def test_trying_leaves_nothing_behind(redis_server: RedisServer) -> None:
+def test_the_check_of_rights_leaves_nothing_behind(redis_server: RedisServer) -> None:
     try_everything(redis_server.url, prefix="penstock")
     assert redis_server.cli("KEYS", "*") == []
 
@@ -113,34 +113,34 @@ def test_every_key_is_in_the_table_of_keys(redis_server: RedisServer) -> None:
         first, _ = broker.receive("orders", messages_max=2, lease_seconds=LEASE_SECONDS)
         broker.settle([(first, DeadLetter(reason="bad"))])
         found = {key.decode() for key in redis_server.cli("KEYS", "*")}
-    told = set(re.findall(r"`([^`]+)`", section("The keys of a queue")))
+    documented = set(re.findall(r"`([^`]+)`", section("The keys of a queue")))
     named = {key.replace("-dlq:", ":") for key in found}
-    assert named - told == set()
+    assert named - documented == set()
     assert len(named) >= 7
 
 
 def test_every_parameter_of_an_address_is_in_its_table() -> None:
-    told = set(re.findall(r"`(\w+)`", section("The address")))
-    assert (redis_address._ALWAYS | redis_address._TLS | {"db"}) - told == set()
+    documented = set(re.findall(r"`(\w+)`", section("The address")))
+    assert (redis_address._ALWAYS | redis_address._TLS | {"db"}) - documented == set()
     assert {f"`{scheme}://" for scheme in redis_address.REDIS_SCHEMES if f"`{scheme}://" not in PAGE} == set()
 
 
-def test_a_backlog_of_others_is_answered_with_nothing_once_for_every_20_000(redis_server: RedisServer) -> None:
+def test_a_foreign_backlog_yields_one_empty_receive_per_20_000_messages(redis_server: RedisServer) -> None:
     assert "nothing for every 20,000" in " ".join(section("Others who send").split())
-    with closing(redis.Redis.from_url(redis_server.url)) as somebody:
-        pipeline = somebody.pipeline(transaction=False)
+    with closing(redis.Redis.from_url(redis_server.url)) as foreign:
+        pipeline = foreign.pipeline(transaction=False)
         for number in range(40_001):
             pipeline.xadd("penstock:{orders}:stream", {"body": str(number)})
         pipeline.execute()
     with closing(RedisStreamsBroker(redis_server.url, holder="me")) as broker:
-        answers = [len(broker.receive("orders", messages_max=3, lease_seconds=LEASE_SECONDS)) for _ in range(4)]
-    assert answers == [0, 0, 3, 3]
+        received = [len(broker.receive("orders", messages_max=3, lease_seconds=LEASE_SECONDS)) for _ in range(4)]
+    assert received == [0, 0, 3, 3]
 
 
 @pytest.mark.parametrize("page", ["run/redis", "run/brokers", "run/commands", "why/guarantees"])
-def test_the_pages_say_how_long_others_wait_for_what_a_host_held_that_is_gone(page: str) -> None:
+def test_the_pages_state_how_long_messages_of_a_lost_host_stay_leased(page: str) -> None:
     sweeping = LeaseSweeper(
-        Server("redis://localhost"),  # connects when asked, and is not
+        Server("redis://localhost"),  # connects on the first request, and there is none
         QueueKeys("penstock"),
         every_seconds=None,
         clock=FakeClock(),
@@ -154,10 +154,10 @@ def test_the_pages_say_how_long_others_wait_for_what_a_host_held_that_is_gone(pa
 
 def test_a_plain_xadd_is_a_message(redis_server: RedisServer) -> None:
     (block,) = blocks(section("Others who send"))
-    verb, key, star, field, body = block.strip().split(" ", 4)
-    redis_server.cli(verb, key, star, field, body.strip("'"))
-    redis_server.cli(verb, key, star, "group", "tenant", "body", "in a group", "left", "out")
-    redis_server.cli(verb, key, star, "a", "1")
+    command, key, star, field, body = block.strip().split(" ", 4)
+    redis_server.cli(command, key, star, field, body.strip("'"))
+    redis_server.cli(command, key, star, "group", "tenant", "body", "in a group", "left", "out")
+    redis_server.cli(command, key, star, "a", "1")
     with closing(RedisStreamsBroker(redis_server.url, holder="me")) as broker:
         deliveries = broker.receive("orders", messages_max=9, lease_seconds=LEASE_SECONDS)
         assert sorted((each.message.group or "", each.message.body) for each in deliveries) == [
@@ -175,7 +175,7 @@ def test_a_full_server_refuses_sends_and_is_emptied_by_workers(start_redis: Star
     sent = settled = 0
     with closing(RedisStreamsBroker(server.url, holder="me")) as broker:
         with suppress(TemporaryError):
-            while True:  # ends: the server's memory does
+            while True:  # until the server is full
                 sent += len(broker.send("q", filler))
         with pytest.raises(TemporaryError, match=r"maxmemory|OOM"):
             broker.send("q", filler)

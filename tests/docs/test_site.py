@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 SECONDS_MAX = 540
 
 
-@pytest.mark.timeout(600)  # the first time, it installs mkdocs
+@pytest.mark.timeout(600)  # the first run installs mkdocs
 def test_the_site_builds_and_loads_nothing_from_other_hosts() -> None:
     built = subprocess.run(
         ["make", "site", f"PYTHON={sys.executable}"],

@@ -1,9 +1,9 @@
-"""The tutorials and other pages with steps, run literally in an empty folder.
+"""The tutorials and other pages with steps, followed literally in an empty folder.
 
-A comment before a block of a page says what the reader does with it. ``run``: run it. ``run until: TEXT xN``: start it,
-and end it by SIGTERM once the text has come out N times; or ``run until: FILE exists``; or several, joined by ``and``.
-``file: NAME``: write it there. ``more: NAME``: add it. ``shows``: the run before has to print these lines, apart from
-how wide columns are.
+A comment before a block tells the reader's action. ``run``: run it. ``run until: TEXT xN``: start it, and send SIGTERM
+once it has printed the text N times; or ``run until: FILE exists``; or several conditions, joined by ``and``.
+``file: NAME``: write it to that file. ``more: NAME``: append it. ``shows``: the run before must print these lines, with
+any width of columns.
 """
 
 import os
@@ -20,11 +20,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(
-    r"<!-- (?P<do>run|run until|file|more|shows)(?:: (?P<what>[^\n]+?))? -->\n```(?P<language>\w+)\n(?P<text>.*?)```",
+    r"<!-- (?P<do>run|run until|file|more|shows)(?:: (?P<value>[^\n]+?))? -->\n```(?P<language>\w+)\n(?P<text>.*?)```",
     re.DOTALL,
 )
-# A process that read a table with deltalake 1.6 and pyarrow 26 now and then aborts while Python is taken down, after
-# all is done and said ("terminate called without an active exception"). What the page shows is done by then.
+# With deltalake 1.6 and pyarrow 26, a process that read a table sometimes aborts during Python's shutdown ("terminate
+# called without an active exception"), after the steps of the page. So it exits without that shutdown.
 LEAVE = "\nimport os, sys\nsys.stdout.flush()\nos._exit(0)\n"
 SECONDS_MAX = 240
 UNTIL_SECONDS_MAX = 150
@@ -49,15 +49,15 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """One step of a page, with its text."""
+    """One step of a page: the action, its argument, and the text."""
 
     do: str
-    what: str
+    value: str
     language: str
     text: str
 
 
-# Parts that are read one after the other share a folder: what the README makes, the operating guide looks at.
+# Parts of one entry share a folder: the page on reading tables uses the table that the README creates.
 WITHOUT_SPARK = {
     "messages": (Part(page="docs/learn/messages.md"),),
     "from Celery": (Part(page="docs/learn/from-celery.md"),),
@@ -86,14 +86,14 @@ def test_the_steps_of_a_page_work(tmp_path: Path, parts: tuple[Part, ...]) -> No
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_no_block_is_marked_and_never_followed(page: str) -> None:
+def test_every_marked_block_is_followed(page: str) -> None:
     text = Part(page=page).text()
     parts = [part for parts in (*WITHOUT_SPARK.values(), *WITH_SPARK.values()) for part in parts if part.page == page]
     assert len(re.findall(r"^<!-- (?!example: )", text, re.MULTILINE)) == sum(len(list(blocks(part))) for part in parts)
 
 
-def test_a_text_that_was_not_shown_is_a_failure() -> None:
-    block = Block(do="shows", what="", language="text", text="b  2\n")
+def test_a_text_missing_from_the_output_is_a_failure() -> None:
+    block = Block(do="shows", value="", language="text", text="b  2\n")
     compare(block, "a 1\nb      2\n")
     with pytest.raises(AssertionError, match="b 2"):
         compare(block, "a 1\nb 3\n")
@@ -101,15 +101,15 @@ def test_a_text_that_was_not_shown_is_a_failure() -> None:
 
 def blocks(part: Part) -> Iterator[Block]:
     for match in BLOCK.finditer(part.text()):
-        yield Block(do=match["do"], what=match["what"] or "", language=match["language"], text=match["text"])
+        yield Block(do=match["do"], value=match["value"] or "", language=match["language"], text=match["text"])
 
 
 def follow_and_check(parts: tuple[Part, ...], folder: Path) -> None:
-    """All that is to be run has to end well, and to show what the page says that it shows."""
+    """Follow the steps of pages: every command must succeed and print the lines that the page shows."""
     environment = {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONUNBUFFERED": "1",  # as at a terminal: what is printed is seen at once
+        "PYTHONUNBUFFERED": "1",  # as at a terminal, output appears immediately
         "PENSTOCK_LOG_LEVEL": "debug",  # a step may wait for the start of a message, which is not logged at info
     }
     for part in parts:
@@ -119,9 +119,9 @@ def follow_and_check(parts: tuple[Part, ...], folder: Path) -> None:
         for step in steps:
             match step.do:
                 case "file":
-                    (folder / step.what).write_text(step.text, encoding="utf-8")
+                    (folder / step.value).write_text(step.text, encoding="utf-8")
                 case "more":
-                    with (folder / step.what).open("a", encoding="utf-8") as file:
+                    with (folder / step.value).open("a", encoding="utf-8") as file:
                         file.write(f"\n\n{step.text}")
                 case "shows":
                     compare(step, shown)
@@ -153,7 +153,7 @@ def run(step: Block, folder: Path, environment: Mapping[str, str]) -> str:
 
 
 def run_until(step: Block, folder: Path, environment: Mapping[str, str]) -> str:
-    """Start it, and end it as a platform would: SIGTERM to this process alone. It has to end well."""
+    """Start a step and stop it as a platform would, with SIGTERM to this process alone. It must exit with 0."""
     output = folder / ".output"
     with output.open("wb") as file:
         process = subprocess.Popen(
@@ -165,22 +165,22 @@ def run_until(step: Block, folder: Path, environment: Mapping[str, str]) -> str:
             start_new_session=True,
         )
     try:
-        reached = _reached(step.what, folder, output)
+        reached = _reached(step.value, folder, output)
         ends_at = time.monotonic() + UNTIL_SECONDS_MAX
         while not reached():
-            told = output.read_text(encoding="utf-8")
-            assert process.poll() is None, f"{step.text} ended before {step.what}\n{told}"
-            assert time.monotonic() < ends_at, f"{step.text} did not come to {step.what}\n{told}"
-            time.sleep(0.05)  # between two looks at what another process writes
+            output_text = output.read_text(encoding="utf-8")
+            assert process.poll() is None, f"{step.text} ended before {step.value}\n{output_text}"
+            assert time.monotonic() < ends_at, f"{step.text} did not reach {step.value}\n{output_text}"
+            time.sleep(0.05)  # between two looks at a file that another process writes
         process.send_signal(signal.SIGTERM)
         exit_code = process.wait(END_SECONDS_MAX)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    told = output.read_text(encoding="utf-8")
-    assert exit_code == 0, f"{step.text}\n{told}"
-    return told
+    output_text = output.read_text(encoding="utf-8")
+    assert exit_code == 0, f"{step.text}\n{output_text}"
+    return output_text
 
 
 def _command(step: Block) -> list[str]:
@@ -189,16 +189,16 @@ def _command(step: Block) -> list[str]:
     return ["bash", "-ec", step.text]
 
 
-def _reached(what: str, folder: Path, output: Path) -> Callable[[], bool]:
-    if " and " in what:
-        all_of = [_reached(part, folder, output) for part in what.split(" and ")]
+def _reached(condition: str, folder: Path, output: Path) -> Callable[[], bool]:
+    if " and " in condition:
+        all_of = [_reached(part, folder, output) for part in condition.split(" and ")]
         return lambda: all(reached() for reached in all_of)
-    if what.endswith(" exists"):
-        return (folder / what.removesuffix(" exists")).exists
-    text, _, times = what.partition(" x")
+    if condition.endswith(" exists"):
+        return (folder / condition.removesuffix(" exists")).exists
+    text, _, times = condition.partition(" x")
     return lambda: output.read_text(encoding="utf-8").count(text) >= int(times or 1)
 
 
 def _narrow(text: str) -> str:
-    """With one blank where there are several."""
+    """Replace several blanks by one."""
     return re.sub(r"[ \t]+", " ", text).rstrip(" ")

@@ -67,13 +67,15 @@ def taken(folder: Path, broker: str, *, messages: int, environment: dict[str, st
     return set((folder / "taken.txt").read_text().splitlines())
 
 
-def test_a_worker_takes_what_redis_py_sends(redis_server: RedisServer, tmp_path: Path) -> None:
+def test_a_worker_processes_messages_sent_by_redis_py(redis_server: RedisServer, tmp_path: Path) -> None:
     exec(example("redis").replace("redis://localhost", redis_server.url))
     lines = taken(tmp_path, redis_server.url, messages=3, environment={})
     assert lines == {"a 100 None", "b 200 tenant-7", "c 300 None"}
 
 
-def test_a_worker_takes_what_boto3_sends(moto: AwsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_processes_messages_sent_by_boto3(
+    moto: AwsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     environment = {
         "AWS_ACCESS_KEY_ID": "testing",
         "AWS_SECRET_ACCESS_KEY": "testing",
@@ -90,7 +92,7 @@ def test_a_worker_takes_what_boto3_sends(moto: AwsServer, tmp_path: Path, monkey
     assert lines == {"d 400 None", "e 500 None"}
 
 
-def test_sqs_carries_what_penstock_sends_as_ordinary_messages() -> None:
+def test_penstock_sends_ordinary_messages_to_sqs() -> None:
     entry = sealed(b'{"id": "a"}', {"colour": "red"}, "tenant-7", fifo=False)
     assert entry["MessageBody"] == '{"id": "a"}'
     assert entry["MessageAttributes"]["colour"] == {"DataType": "String", "StringValue": "red"}

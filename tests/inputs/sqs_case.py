@@ -1,4 +1,4 @@
-"""A bucket whose notifications go to a queue on SQS, and an app with a function for its objects: S3 to effect."""
+"""A bucket whose notifications go to a queue on SQS, and an app with an object handler."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -23,16 +23,15 @@ from penstock.pipeline.objects.stream import IncomingObject
 from penstock.worker.shutdown import StopSignal
 
 HANDLER = "each"
-LEASE_SECONDS = 5.0  # short, as tests wait for its end, and yet a late machine does not end it
+LEASE_SECONDS = 5.0  # short, because tests wait for its end, but long enough for a slow machine
 PATIENCE_SECONDS = 60.0
 
-Told = TypeVar("Told", bound=Event)
+EventT = TypeVar("EventT", bound=Event)
 Function = Callable[[IncomingObject], None]
 
 
 class Case:
-    """One bucket and its queue, at a real server. What an app's function saw is in ``taken``, what was told in
-    ``events``."""
+    """One bucket and its queue, at a real server. ``taken`` has the handler's objects, ``events`` all events."""
 
     def __init__(self, folder: Path, server: AwsServer, way: Way = "sqs", *, versioned: bool = False) -> None:
         self.folder = folder
@@ -50,10 +49,10 @@ class Case:
     def open_broker(self, holder: str) -> SqsBroker:
         return SqsBroker(self.server.aws, holder=holder, poll_seconds=1)
 
-    # --- what arrives
+    # --- messages
 
     def put(self, key: str, content: bytes = b"x") -> None:
-        """An object, announced as AWS does it: moto's EventBridge names the ETag otherwise, and tells of tags, too."""
+        """Put an object and announce it as AWS does: moto's EventBridge names the ETag differently and reports tags."""
         self.announced.put(key, content)
         if self.announced.way == "eventbridge":
             self.send(*[as_eventbridge_documents_it(body) for body in self.arrived(2) if b"Object Created" in body])
@@ -80,7 +79,7 @@ class Case:
         holder: str = "worker",
         **options: object,
     ) -> Iterator[App]:
-        """A worker's own app; ``s3_url``: where it reads, if not at the server."""
+        """Open the app of one worker. ``s3_url`` is the address that it reads from, by default the server's."""
         settings = Settings(
             aws_region=REGION,
             aws_endpoint_url=s3_url or self.server.url,
@@ -102,12 +101,12 @@ class Case:
         self.taken.append((obj.key, obj.read()))
 
     def work(self, function: Function | None = None, **options: object) -> None:
-        """One worker, until the queue is empty."""
+        """Run one worker until the queue is empty."""
         with self.app(function, **options) as app:  # type: ignore[arg-type] # as the caller gave them
             self.serve(app)
 
     def serve(self, app: App, *, until: Callable[[], bool] | None = None) -> None:
-        """Until the queue is empty, or that is true; no longer than the patience."""
+        """Serve until the queue is empty or a condition is true, at most `PATIENCE_SECONDS`."""
         stop = StopSignal()
         late = threading.Timer(PATIENCE_SECONDS, stop.request)
         late.start()
@@ -115,15 +114,15 @@ class Case:
             serve(app, stop=stop, until=until or self.is_empty, listeners=[self.events.append], resident=False)
         finally:
             late.cancel()
-        assert not stop.requested, f"it did not come to its end; {self.events[-5:]}"
+        assert not stop.requested, f"it did not end; {self.events[-5:]}"
 
     def serve_together(self, *apps: App) -> None:
-        """Workers at the same time."""
+        """Serve several apps at the same time."""
         with ThreadPoolExecutor(len(apps)) as pool:
             for served in [pool.submit(self.serve, app) for app in apps]:
                 served.result()
 
-    # --- what came of it
+    # --- results
 
     def is_empty(self) -> bool:
         stats = self.broker.stats(self.queue)
@@ -132,11 +131,11 @@ class Case:
     def dead(self) -> int:
         return self.broker.stats(f"{self.queue}-dlq").visible
 
-    def told(self, kind: type[Told]) -> list[Told]:
+    def events_of(self, kind: type[EventT]) -> list[EventT]:
         return [event for event in self.events if isinstance(event, kind)]
 
     def settled(self) -> list[Settlement]:
-        return [event.settlement for event in self.told(DeliverySettled)]
+        return [event.settlement for event in self.events_of(DeliverySettled)]
 
     def states(self) -> list[ObjectState]:
         with closing(Ledger.open(self.folder / "ledger.db")) as ledger:

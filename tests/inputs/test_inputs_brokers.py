@@ -1,4 +1,4 @@
-"""INPUTS, the rows that the embedded brokers decide, against both; those about the file against the SQLite broker."""
+"""The rows of INPUTS about the embedded brokers, for both of them; the rows about the file for the SQLite broker."""
 
 import re
 import sqlite3
@@ -26,7 +26,7 @@ Opener = Callable[[str], EmbeddedBroker]  # holder -> another worker's view of t
 
 
 class HostClock(FakeClock):
-    """A wall clock that is set, or differs from another worker's; monotonic time is unaffected."""
+    """A wall clock that can be set or differ from another worker's; monotonic time is unaffected."""
 
     def __init__(self, source: FakeClock, ahead_seconds: float = 0.0) -> None:
         super().__init__()
@@ -67,8 +67,8 @@ def receive(broker: EmbeddedBroker, *, queue: str = "q", lease: float = LEASE) -
     return list(broker.receive(queue, messages_max=10, lease_seconds=lease))
 
 
-def put_past_the_checks(path: Path, body: bytes) -> None:
-    """As a file holds it whose writer had another limit."""
+def store_unchecked(path: Path, body: bytes) -> None:
+    """Store a body over the limit, as a writer with another limit could."""
     connection = sqlite3.connect(path)
     connection.execute("UPDATE messages SET body = ? WHERE body = x'00'", (body,))
     connection.commit()
@@ -81,21 +81,21 @@ def test_row_25_a_body_over_the_limit_is_refused_at_send_and_nothing_of_that_sen
     too_large = re.escape(f"a body of {most + 1} bytes: give it at most {most}")
     with pytest.raises(ConfigurationError, match=too_large) as caught:
         broker.send("q", [Outgoing(body=b"good"), Outgoing(body=b"x" * (most + 1))])
-    assert "reference" in str(caught.value)  # what to do instead
+    assert "reference" in str(caught.value)  # the message names the remedy
     assert receive(broker) == []
     broker.send("q", [Outgoing(body=b"x" * most)])
     assert [len(delivery.message.body) for delivery in receive(broker)] == [most]
 
 
-def test_row_25_a_body_over_the_limit_in_the_queue_is_dead_and_the_others_come(tmp_path: Path) -> None:
+def test_row_25_a_body_over_the_limit_in_the_queue_is_dead_lettered_and_the_others_are_received(tmp_path: Path) -> None:
     path = tmp_path / "queue.db"
     broker = SqliteBroker(path, holder="w1", clock=FakeClock())
     most = broker.capabilities.body_bytes_max
     broker.send("q", [Outgoing(body=b"\x00", group="a", attributes={"k": b"\x01"}), Outgoing(body=b"good", group="a")])
-    put_past_the_checks(path, b"x" * (most + 1))
+    store_unchecked(path, b"x" * (most + 1))
     (good,) = receive(broker)
     assert good.message.body == b"good"
-    for _ in range(2):  # dead letters are handed over and given back like any other
+    for _ in range(2):  # dead letters are delivered and released like any other message
         (dead,) = receive(broker, queue="q-dlq")
         assert not broker.settle([(dead, Release())])
     assert len(dead.message.body) == most + 1
@@ -107,17 +107,17 @@ def test_row_25_a_body_over_the_limit_in_the_queue_is_dead_and_the_others_come(t
     broker.close()
 
 
-def test_row_25_a_queue_of_nothing_but_such_bodies_ends_the_receive(tmp_path: Path) -> None:
+def test_row_25_a_queue_with_only_such_bodies_ends_the_receive(tmp_path: Path) -> None:
     path = tmp_path / "queue.db"
     broker = SqliteBroker(path, holder="w1", clock=FakeClock())
     broker.send("q", [Outgoing(body=b"\x00", group=str(n)) for n in range(25)])
-    put_past_the_checks(path, b"x" * (broker.capabilities.body_bytes_max + 1))
+    store_unchecked(path, b"x" * (broker.capabilities.body_bytes_max + 1))
     assert receive(broker) == []
     assert broker.stats("q-dlq").visible == 25
     broker.close()
 
 
-def test_row_76_what_arrives_during_the_draining_poll_is_released_for_another_with_its_attempt(opened: Opener) -> None:
+def test_row_76_a_message_received_while_draining_is_released_and_its_attempt_not_counted(opened: Opener) -> None:
     draining, other = opened("w1"), opened("w2")
     arrived: list[Delivery] = []
 
@@ -129,7 +129,7 @@ def test_row_76_what_arrives_during_the_draining_poll_is_released_for_another_wi
     thread = threading.Thread(target=poll)
     thread.start()
     other.send("q", [Outgoing(body=b"late")])
-    while thread.is_alive():  # the poll of another view of the file needs time to pass
+    while thread.is_alive():  # the poll of the other process ends only when time passes
         clock.advance(0.05)
         thread.join(0.01)
     assert [delivery.message.body for delivery in arrived] == [b"late"]
@@ -142,7 +142,7 @@ def test_row_76_what_arrives_during_the_draining_poll_is_released_for_another_wi
     assert again.previous.reason == "the worker stops"
 
 
-def test_row_77_while_everything_is_in_flight_no_visible_age_and_an_oldest_age(
+def test_row_77_with_everything_in_flight_there_is_an_oldest_age_and_no_visible_age(
     opened: Opener, clock: FakeClock
 ) -> None:
     broker = opened("w1")
@@ -152,12 +152,12 @@ def test_row_77_while_everything_is_in_flight_no_visible_age_and_an_oldest_age(
     clock.advance(10)
     stats = broker.stats("q")
     assert (stats.visible, stats.in_flight) == (0, 2)
-    assert stats.oldest_visible_message_age_seconds is None  # no message waits: shown as 0
+    assert stats.oldest_visible_message_age_seconds is None  # no message waits; shown as 0
     assert stats.oldest_message_age_seconds == 15
 
 
 @pytest.mark.parametrize("by_release", [True, False], ids=["released", "expired"])
-def test_row_78_the_age_resets_after_the_3rd_failed_receive_and_the_6th_takes_the_message_away(
+def test_row_78_the_age_resets_after_the_3rd_failed_receive_and_the_6th_dead_letters_the_message(
     opened: Opener, clock: FakeClock, by_release: bool
 ) -> None:
     broker = opened("w1")
@@ -170,7 +170,7 @@ def test_row_78_the_age_resets_after_the_3rd_failed_receive_and_the_6th_takes_th
             assert not broker.settle([(delivery, Release(delay_seconds=1))])
             clock.advance(1)
         ages.append(broker.stats("q").oldest_message_age_seconds)
-    since = 1.0 if by_release else 0.0  # from the release on, also while its delay runs
+    since = 1.0 if by_release else 0.0  # counted from the release, even while its delay runs
     assert ages == [LEASE, 2 * LEASE, since, since + LEASE, since + 2 * LEASE, 0]
     assert broker.stats("q-dlq").visible == 1
 
@@ -187,17 +187,17 @@ def test_row_78_without_a_limit_the_6th_failed_receive_resets_the_age_again(tmp_
         broker.close()
 
 
-def test_row_84_a_stale_receipt_deletes_nothing(opened: Opener, clock: FakeClock) -> None:
+def test_row_84_a_stale_ack_token_deletes_nothing(opened: Opener, clock: FakeClock) -> None:
     slow, other = opened("slow"), opened("other")
     slow.send("q", [Outgoing(body=b"a")])
     (stale,) = receive(slow)
     clock.advance(LEASE)
     settlements: list[Settlement] = [Ack(), DeadLetter(reason="late"), Release()]
-    for settlement in settlements:  # over, though nobody else has the message yet
+    for settlement in settlements:  # the lease has ended, although no other worker has the message yet
         (failure,) = slow.settle([(stale, settlement)])
         assert failure.lost
     (fresh,) = receive(other)
-    for settlement in settlements:  # and while somebody else has it
+    for settlement in settlements:  # the same while another worker has the message
         (failure,) = slow.settle([(stale, settlement)])
         assert failure.lost
     assert not other.extend([fresh], lease_seconds=LEASE)
@@ -210,12 +210,12 @@ def test_row_84_a_stale_receipt_deletes_nothing(opened: Opener, clock: FakeClock
 def test_row_85_clocks_some_seconds_apart_steal_no_lease_that_is_extended(
     tmp_path: Path, clock: FakeClock, ahead_seconds: float
 ) -> None:
-    """On one host there is one clock; should two workers differ all the same, a heartbeat's room covers it."""
+    """A host has one clock. If the clocks of two workers differ all the same, the margin of heartbeats covers it."""
     holder = SqliteBroker(tmp_path / "queue.db", holder="w1", clock=clock)
     other = SqliteBroker(tmp_path / "queue.db", holder="w2", clock=HostClock(clock, ahead_seconds))
     holder.send("q", [Outgoing(body=b"mine")])
     (mine,) = receive(holder)
-    for _ in range(20):  # the heartbeat comes after each third of the lease
+    for _ in range(20):  # a heartbeat after each third of the lease
         clock.advance(LEASE / 3)
         other.send("q", [Outgoing(body=b"other")])
         theirs = receive(other)
@@ -232,7 +232,7 @@ def test_row_85_clocks_further_apart_than_a_lease_let_one_of_two_settle(tmp_path
     thief = SqliteBroker(tmp_path / "queue.db", holder="w2", clock=HostClock(clock, 2 * LEASE))
     holder.send("q", [Outgoing(body=b"a")])
     (first,) = receive(holder)
-    (second,) = receive(thief)  # no fence can hinder that; but
+    (second,) = receive(thief)  # no fence can prevent that
     (failure,) = holder.settle([(first, Ack())])
     assert failure.lost
     assert not thief.settle([(second, Ack())])
@@ -252,7 +252,7 @@ def test_row_85_a_clock_set_back_neither_ends_a_lease_nor_lets_it_last_past_its_
     extended = next(delivery for delivery in deliveries if delivery.message.body == b"extended")
     dead.extend([extended], lease_seconds=LEASE)
     host.ahead_seconds -= back_seconds
-    assert receive(other) == []  # nobody's lease ended
+    assert receive(other) == []  # no lease ended
     clock.advance(LEASE + 1)
     assert {delivery.message.body for delivery in receive(other)} == {b"given", b"extended"}
     dead.close()
@@ -260,7 +260,7 @@ def test_row_85_a_clock_set_back_neither_ends_a_lease_nor_lets_it_last_past_its_
 
 
 def test_row_85_clocks_that_differ_keep_no_lease_of_a_dead_worker_alive(tmp_path: Path, clock: FakeClock) -> None:
-    """To the one behind, the other's every lease looks like a clock set back; each is cut once and not begun anew."""
+    """To the worker behind, each lease of the other looks like a clock set back; it is cut once and not renewed."""
     behind = SqliteBroker(tmp_path / "queue.db", holder="behind", clock=clock)
     ahead = SqliteBroker(tmp_path / "queue.db", holder="ahead", clock=HostClock(clock, 5.0))
     ahead.send("q", [Outgoing(body=b"held by the dead")])
@@ -295,7 +295,7 @@ def test_row_85_a_clock_set_back_many_times_does_not_wear_a_lease_down(tmp_path:
 
 
 def test_row_85_the_time_comes_from_one_source(tmp_path: Path) -> None:
-    """The clock given, which is the host's: neither SQLite's nor the file's own, however long ago it may be."""
+    """All times come from the given clock, never from SQLite or the file system."""
     asks_sqlite = re.compile(r"\b(julianday|unixepoch|datetime|strftime|date|time|current_\w+)\b", re.IGNORECASE)
     assert [name for name, statement in statements().items() if asks_sqlite.search(statement)] == []
     clock = FakeClock(start=1_000.0)
@@ -310,7 +310,7 @@ def test_row_85_the_time_comes_from_one_source(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("attributes", ["no json", "[1]", '{"a": 1}', b"\xff"], ids=repr)
-def test_attributes_that_cannot_be_read_are_one_dead_letter(
+def test_unreadable_attributes_dead_letter_only_their_message(
     tmp_path: Path, clock: FakeClock, attributes: str | bytes
 ) -> None:
     path = tmp_path / "queue.db"
@@ -324,10 +324,10 @@ def test_attributes_that_cannot_be_read_are_one_dead_letter(
         connection.close()
         assert len(broker.browse("q", messages_max=9)) == 3
         assert [each.message.body for each in receive(broker)] == [b"first", b"last"]
-        (letter,) = receive(broker, queue="q-dlq")
-        death = death_of(letter.message.attributes)
-        assert letter.message.body == b"bad"
+        (dead_letter,) = receive(broker, queue="q-dlq")
+        death = death_of(dead_letter.message.attributes)
+        assert dead_letter.message.body == b"bad"
         assert death is not None
         assert death.poison
-        assert not broker.settle([(letter, DeadLetter(reason="for people", set_aside=True))])
+        assert not broker.settle([(dead_letter, DeadLetter(reason="for people", set_aside=True))])
         assert broker.stats("q-dead").visible == 1

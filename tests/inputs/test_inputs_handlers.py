@@ -1,6 +1,6 @@
 """Input of typed queues, a test per row: bad messages are dead-lettered with a reason, odd ones processed literally.
 
-Through a real worker over the embedded queue: each bad message comes between two good ones, which must be done.
+A real worker on the embedded queue gets each bad message between two good ones, which must be processed.
 """
 
 import gzip
@@ -32,7 +32,7 @@ ORDERS = Queue("orders", Order)
 
 
 class Case:
-    """An app on a queue file of its own, and what its handler saw."""
+    """An app with its own queue file, and the orders that its handler saw."""
 
     def __init__(self, folder: Path) -> None:
         self.broker = SqliteBroker(folder / "queue.db", holder="test")
@@ -46,7 +46,7 @@ class Case:
     def work(self, *bodies: bytes, attributes: dict[str, str] | None = None) -> None:
         self.app.send(ORDERS, Order(key="before"))
         for body in bodies:
-            self.app.send("raw bytes", body)  # a contract of its own, so that nothing is checked on the way in
+            self.app.send("raw bytes", body)  # another queue, so that the body is not checked on sending
         self._move()
         self.app.send(ORDERS, Order(key="after"))
         serve(self.app, stop=StopSignal(), until=self._done, resident=False)
@@ -111,11 +111,11 @@ BAD = {
 
 
 @pytest.mark.parametrize(("body", "reason"), BAD.values(), ids=BAD)
-def test_a_bad_message_is_dead_on_its_first_attempt(case: Case, body: bytes, reason: str) -> None:
+def test_a_bad_message_is_dead_lettered_on_its_first_attempt(case: Case, body: bytes, reason: str) -> None:
     case.work(body)
     assert case.keys == ["before", "after"]
-    (told,) = case.reasons
-    assert reason in told
+    (found,) = case.reasons
+    assert reason in found
 
 
 def test_row_23_an_unknown_version_waits_and_is_dead_lettered_in_the_end(case: Case) -> None:
@@ -125,9 +125,9 @@ def test_row_23_an_unknown_version_waits_and_is_dead_lettered_in_the_end(case: C
     impatient.send(Queue("orders", Order, schema=2), Order(key="new"))
     serve(impatient, stop=StopSignal(), until=case._done, resident=False)
     assert case.keys == []
-    (told,) = case.reasons
-    assert "version 2" in told
-    assert "no newer worker" in told
+    (reason,) = case.reasons
+    assert "version 2" in reason
+    assert "no newer worker" in reason
 
 
 def test_row_25_a_body_over_the_limit_is_refused_when_it_is_sent(case: Case) -> None:
@@ -157,7 +157,7 @@ def test_an_odd_value_arrives_literally(case: Case, key: str) -> None:
     assert case.reasons == []
 
 
-def test_row_48_unknown_fields_are_the_models_business(case: Case) -> None:
+def test_row_48_unknown_fields_are_left_to_the_model(case: Case) -> None:
     case.work(b'{"key": "a", "added_later": [1, 2]}')
     assert case.keys == ["before", "a", "after"]
 

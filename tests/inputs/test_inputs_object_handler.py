@@ -1,4 +1,4 @@
-"""INPUTS, by way of a function for objects: a real queue and a real ledger, workers without their threads."""
+"""The rows of INPUTS for object handlers: a real queue and a real ledger, workers without their threads."""
 
 import bz2
 import gzip
@@ -36,7 +36,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 
 class Function:
-    """Reads every object whole and remembers it."""
+    """A handler that reads every object whole and remembers it."""
 
     def __init__(self) -> None:
         self.contents: dict[str, bytes] = {}
@@ -48,7 +48,7 @@ class Function:
 
 
 class Lines(Function):
-    """The same, line by line."""
+    """A handler that reads objects line by line."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ def announced_together(*refs: ObjectRef) -> bytes:
 
 
 def dead_at_once(scene: Scene, body: bytes, function: Function | None = None) -> str:
-    """The reason why the message is dead, on its first attempt; another one is worked on all the same."""
+    """Return why the message is dead-lettered on its first attempt, and check that another one is processed."""
     called = function or Function()
     handler = scene.handler(called)
     scene.send(body)
@@ -153,7 +153,7 @@ def test_row_29_a_zip_bomb(scene: Scene) -> None:
     assert "zip archive" in dead_object(scene, "bomb.zip", archive.getvalue(), Lines())
 
 
-def test_row_30_a_corrupt_gzip_gives_no_line_at_all(scene: Scene) -> None:
+def test_row_30_a_corrupt_gzip_yields_no_line(scene: Scene) -> None:
     whole = gzip.compress(b"one\ntwo\n" * 100_000)
     function = Lines()
     reason = dead_object(scene, "a.gz", whole[:-8] + b"\0\0\0\0" + whole[-4:], function)
@@ -187,7 +187,7 @@ def test_row_32_an_object_that_changes_while_it_is_read_is_superseded_too(scene:
         try:
             obj.read()
         except Exception:
-            return  # and says nothing
+            return  # hides the error
 
     ref = scene.put("a", b"old")
     scene.announce(ref)
@@ -195,13 +195,13 @@ def test_row_32_an_object_that_changes_while_it_is_read_is_superseded_too(scene:
     assert scene.state(ref) is ObjectState.SUPERSEDED
 
 
-# Odd but right
+# Odd but valid
 
 ODD_NAMES = {
     "row_40_newline_and_ansi": ["a\nb", "\x1b[31mred"],
     "row_41_sql": ["'; DROP TABLE objects; --", '"x" OR 1=1', "100%_\\"],
     "row_42_script": ["<script>alert(1)<"],
-    "row_43_letter_case": ["Data.csv", "data.csv"],
+    "row_43_case": ["Data.csv", "data.csv"],
     "row_44_trailing_blank": ["a", "a "],
     "row_45_two_emoji": ["\N{GRINNING FACE}", "\N{PILE OF POO}"],
     "row_46_japanese": [unicodedata.normalize(form, "ガギグ.txt") for form in ("NFC", "NFD")],
@@ -209,7 +209,7 @@ ODD_NAMES = {
 
 
 @pytest.mark.parametrize("names", ODD_NAMES.values(), ids=ODD_NAMES.keys())
-def test_rows_40_to_46_odd_names_are_worked_on_once_literally(scene: Scene, names: list[str]) -> None:
+def test_rows_40_to_46_odd_names_are_processed_once_literally(scene: Scene, names: list[str]) -> None:
     function = Function()
     refs = [scene.put(name, name.encode()) for name in names]
     scene.announce(*refs, *refs)
@@ -264,10 +264,10 @@ def test_row_54_a_multipart_upload_announced_twice(scene: Scene) -> None:
     assert function.calls == [ref.key]
 
 
-# Said otherwise
+# Deleted, denied, repeated and removed objects
 
 
-def test_row_57_an_object_deleted_meanwhile_is_gone_after_a_second_look(scene: Scene) -> None:
+def test_row_57_a_deleted_object_is_marked_as_deleted_on_the_second_attempt(scene: Scene) -> None:
     ref = scene.put("a")
     scene.put("another")  # an empty folder might be a mount point without its mount
     Path(ref.key).unlink()
@@ -305,13 +305,13 @@ def test_row_58_no_permission_for_anything_makes_no_dead_letters(scene: Scene) -
         assert set(map(type, scene.serve(handler))) <= {Release}
         scene.clock.advance(400.0)
     assert scene.dead() == []
-    assert {event.outcome for event in scene.emitted(ObjectFailed)} == {"retry"}, "and that is told each time"
+    assert {event.outcome for event in scene.emitted(ObjectFailed)} == {"retry"}, "each time is reported"
     denying.closed = False
     assert set(map(type, scene.serve_to_the_end(handler))) == {Ack}
     assert len(function.calls) == 6
 
 
-def test_row_58_one_object_without_permission_has_its_attempts(scene: Scene) -> None:
+def test_row_58_one_object_without_permission_is_dead_lettered_after_its_attempts(scene: Scene) -> None:
     refs = [scene.put(str(number)) for number in range(3)]
     scene.store = Denying(scene.store, refs[1])
     scene.announce(*refs)
@@ -321,9 +321,7 @@ def test_row_58_one_object_without_permission_has_its_attempts(scene: Scene) -> 
     assert scene.row(refs[1]).attempts == 4
 
 
-def test_row_58_the_local_store_calls_missing_permission_by_its_name(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_row_58_the_local_store_reports_missing_permission(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     ref = scene.put("a")
 
     def forbidden(*_: object) -> int:
@@ -377,13 +375,13 @@ class Version(io.BytesIO):
         return self.getvalue()[offset : offset + length_bytes]
 
     def verify(self) -> None:
-        """A version never changes."""
+        """Do nothing: a version never changes."""
 
     def __enter__(self) -> "Version":
         return self
 
 
-def test_row_60_two_versions_of_one_key_are_both_worked_on(scene: Scene) -> None:
+def test_row_60_two_versions_of_one_key_are_both_processed(scene: Scene) -> None:
     contents: list[tuple[str | None, bytes]] = []
     scene.store = versioned = Versioned(v1=b"one", v2=b"second")
     scene.announce(versioned.ref("v2"), versioned.ref("v1"))
@@ -411,7 +409,7 @@ def test_row_64_a_duplicate_with_a_new_message_id_has_no_second_effect(scene: Sc
     assert [event.reason for event in scene.emitted(ObjectSkipped)] == ["already_processed"]
 
 
-def test_row_65_two_workers_and_one_object_are_one_run(scene: Scene) -> None:
+def test_row_65_two_workers_run_one_object_once(scene: Scene) -> None:
     calls: list[str] = []
     inner_ends: list[object] = []
     ref = scene.put("a")
@@ -426,31 +424,31 @@ def test_row_65_two_workers_and_one_object_are_one_run(scene: Scene) -> None:
     assert scene.settle([(first, run(handler.begin([first])))]) == [Ack()]
     [waiting] = inner_ends
     assert isinstance(waiting, Release)
-    assert waiting.uncounted, "waiting for another worker costs no attempt"
+    assert waiting.uncounted, "waiting for another worker counts no attempt"
     assert LEASE_SECONDS <= waiting.delay_seconds <= LEASE_SECONDS + 1
     assert scene.serve_to_the_end(handler) == [Ack()]
     assert calls == [ref.key]
 
 
-def test_row_65_two_workers_at_the_same_moment_are_one_run(scene: Scene) -> None:
+def test_row_65_two_simultaneous_workers_run_one_object_once(scene: Scene) -> None:
     calls: list[str] = []
     ref = scene.put("a")
     scene.announce(ref, ref)
     handler = scene.handler(lambda obj: calls.append(obj.key))
     gate = threading.Barrier(2, timeout=60)
-    answers: list[object] = []
+    results: list[object] = []
 
     def work(delivery: Any) -> None:
         execution = handler.begin([delivery])
         gate.wait()
-        answers.append(run(execution))
+        results.append(run(execution))
 
     threads = [threading.Thread(target=work, args=(delivery,)) for delivery in scene.receive()]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert len(answers) == 2
+    assert len(results) == 2
     assert calls == [ref.key]
 
 
@@ -470,7 +468,7 @@ def test_row_66_of_ten_records_only_the_failed_one_runs_again(scene: Scene) -> N
     assert calls == [*(str(number) for number in range(10)), "6"]
 
 
-def test_row_69_work_longer_than_the_lease_is_not_handed_out_again(scene: Scene) -> None:
+def test_row_69_work_longer_than_the_lease_is_not_delivered_again(scene: Scene) -> None:
     calls: list[str] = []
     ref = scene.put("a")
     scene.announce(ref)
@@ -491,7 +489,7 @@ def test_row_69_work_longer_than_the_lease_is_not_handed_out_again(scene: Scene)
     assert calls == [ref.key]
 
 
-def test_row_69_a_claim_that_nobody_extends_is_taken_over_and_the_late_commit_refused(scene: Scene) -> None:
+def test_row_69_an_expired_claim_is_taken_over_and_the_late_commit_refused(scene: Scene) -> None:
     calls: list[str] = []
     ref = scene.put("a")
     scene.announce(ref)
@@ -517,7 +515,7 @@ def test_row_72_a_crash_after_the_commit_has_no_second_effect(scene: Scene) -> N
     scene.announce(ref)
     handler = scene.handler(function)
     _, execution = scene.begin(handler)
-    assert list(run(execution).values()) == [Ack()]  # and nobody comes to tell the broker
+    assert list(run(execution).values()) == [Ack()]  # and the broker never learns of it
     scene.clock.advance(LEASE_SECONDS + 1)
     assert scene.serve_to_the_end(handler) == [Ack()]
     assert function.calls == [ref.key]
@@ -538,6 +536,6 @@ def test_row_73_a_line_of_invalid_utf8_is_quarantined_with_its_offset(scene: Sce
     assert quarantined == [(2, 4, b"\xff\xfebad")]
     row = scene.row(ref)
     assert (row.state, row.lines_quarantined) == (ObjectState.PROCESSED, 1)
-    [told] = scene.emitted(LinesQuarantined)
-    assert (told.object_uri, told.count, told.sample[0][0]) == (ref.uri, 1, 4)
-    assert "invalid UTF-8" in told.sample[0][1]
+    [event] = scene.emitted(LinesQuarantined)
+    assert (event.object_uri, event.count, event.sample[0][0]) == (ref.uri, 1, 4)
+    assert "invalid UTF-8" in event.sample[0][1]

@@ -1,6 +1,6 @@
-"""Rows of INPUTS that the package `objects` decides: objects that a notification names, and refused ones.
+"""The rows of INPUTS for the package `objects`: objects that a notification names, and refused ones.
 
-What becomes of a refused message (the dead-letter queue) and of an accepted object (its rows) is tested where they go.
+Other tests cover the handling of a refused message (the DLQ) and of an accepted object (its rows).
 """
 
 import json
@@ -27,7 +27,7 @@ def record(
     bucket: str = "landing",
     **described: object,
 ) -> dict[str, Any]:
-    """A record as S3 writes it; ``key`` is given as it stands in the JSON."""
+    """Return a record as S3 writes it. ``key`` is encoded as in the JSON."""
     described = {"key": key, "size": 12, "eTag": "0f", "sequencer": "0A"} | described
     return {
         "eventVersion": version,
@@ -70,7 +70,7 @@ def in_unknown_field(text: str) -> bytes:
     return GOOD.replace(b'{"Records"', b'{"odd": ' + text.encode() + b', "Records"')
 
 
-def test_the_good_notification_of_these_tests_is_good() -> None:
+def test_the_sample_notification_is_valid() -> None:
     assert len(read(GOOD).objects) == 1
     assert len(read(in_unknown_field("1")).objects) == 1
 
@@ -311,7 +311,7 @@ def test_row_56_records_empty() -> None:
     assert read(b'{"Records": []}') == Notification(kind=NotificationKind.EMPTY)
 
 
-def test_row_57_an_object_deleted_meanwhile_is_gone(tmp_path: Path) -> None:
+def test_row_57_an_object_deleted_meanwhile_raises_object_gone(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.touch()
     store = LocalStore(tmp_path)
@@ -336,7 +336,7 @@ def test_row_60_same_key_two_versions() -> None:
 
 
 @pytest.mark.parametrize("event", ["ObjectRemoved:Delete", "ObjectRemoved:DeleteMarkerCreated"])
-def test_row_61_removals_announce_nothing_to_read(event: str) -> None:
+def test_row_61_removals_name_no_object_to_read(event: str) -> None:
     notification = read(body(record(event=event, size=None, eTag=None)))
     assert (notification.objects, notification.reason) == ((), None)
     assert [item.event for item in notification.ignored] == [event]

@@ -1,8 +1,9 @@
-"""INPUTS, the rows of replays that are about many letters, or about a worker: 62, 80 and 82. Letter by letter, rows 62,
-79 and 81 to 83 are held on every broker by `tests.conformance.replay`.
+"""The rows of INPUTS about replays of many dead letters, or about a worker: 62, 80 and 82.
 
-Waits are tested against the uniform distribution (Kolmogorov and Smirnov): the bound is met by chance once in a million
-where ids are not the test's.
+`tests.conformance.replay` covers rows 62, 79 and 81 to 83 for single dead letters on every broker.
+
+Waits are tested against the uniform distribution (Kolmogorov-Smirnov). With random ids, the bound would be exceeded by
+chance once in a million.
 """
 
 import math
@@ -29,18 +30,20 @@ CHANCE = 1e-6
 
 
 def distance(shares: Sequence[float]) -> float:
-    """The largest one between how these are distributed and the uniform distribution over [0, 1]."""
+    """Return the largest distance between the distribution of shares and the uniform distribution over [0, 1]."""
     count = len(shares)
     return max(max((place + 1) / count - share, share - place / count) for place, share in enumerate(sorted(shares)))
 
 
 def bound(count: int) -> float:
-    """Return the distance that so many uniform draws exceed with the probability `CHANCE`."""
+    """Return the distance that ``count`` uniform draws exceed with the probability `CHANCE`."""
     return math.sqrt(-math.log(CHANCE / 2) / (2 * count))
 
 
 def wait_seconds(number: int, so_far: int, policy: ReplayPolicy) -> float:
-    dead_letter = Message(id=f"letter {number}", body=b"", enqueued_at=0.0, attributes={COUNTER_ATTRIBUTE: str(so_far)})
+    dead_letter = Message(
+        id=f"message {number}", body=b"", enqueued_at=0.0, attributes={COUNTER_ATTRIBUTE: str(so_far)}
+    )
     replay = plan_replay(
         dead_letter,
         dead_letter_queue=DLQ,
@@ -65,14 +68,14 @@ def test_row_80_10000_waits_are_uniform_below_their_ceiling_and_none_piles_up_at
     assert most <= expected + 6 * math.sqrt(expected) + 1, "too many of them in one second"
 
 
-def test_row_80_nor_do_they_at_the_end_of_their_retention() -> None:
+def test_row_80_waits_limited_by_the_retention_are_uniform_too() -> None:
     policy = ReplayPolicy(base_seconds=100 * DAY_SECONDS)
     days = [wait_seconds(number, 0, policy) / DAY_SECONDS for number in range(10_000)]
     assert max(days) < 0.9 * 14
     assert distance([each / (0.9 * 14) for each in days]) < bound(10_000)
 
 
-def test_row_80_and_82_messages_that_always_fail_wait_so_and_end_in_the_final_dlq_once() -> None:
+def test_row_80_and_82_messages_that_always_fail_wait_uniformly_and_end_in_the_final_dlq_once() -> None:
     stand = MemoryStand()
     scene = Scene(stand=stand, broker=stand.broker(queues=TIERS), log=NoLog())
     handler, count = scene.handler(ReplayPolicy(replays_max=3, base_seconds=2.0, cap_seconds=6.0)), 500
@@ -82,7 +85,7 @@ def test_row_80_and_82_messages_that_always_fail_wait_so_and_end_in_the_final_dl
         scene.events.clear()
         while scene.run_once(handler):
             pass
-        waits = [told.due_at - stand.clock.now() for told in scene.replayed() if told.due_at is not None]
+        waits = [event.due_at - stand.clock.now() for event in scene.replayed() if event.due_at is not None]
         assert scene.results() == ["sent"] * count
         assert distance([wait / ceiling_seconds for wait in waits]) < bound(count)
         stand.advance(ceiling_seconds)
@@ -99,7 +102,7 @@ def test_row_80_and_82_messages_that_always_fail_wait_so_and_end_in_the_final_dl
 
 
 def fail_all(scene: Scene) -> int:
-    """Let all messages of the queue die; answers how many."""
+    """Let all messages of the queue fail, and return their number."""
     count = 0
     while deliveries := scene.receive(QUEUE):
         scene.settle({delivery.receipt: DIED for delivery in deliveries}, deliveries)
@@ -107,21 +110,21 @@ def fail_all(scene: Scene) -> int:
     return count
 
 
-class UntilDead:
-    """Listen to a worker, and stop it when a dead letter is set aside."""
+class StopWhenSetAside:
+    """A listener that stops its worker when a dead letter is set aside."""
 
     def __init__(self) -> None:
         self.stop = StopSignal()
-        self.told: list[DeadLetterReplayed] = []
+        self.replayed: list[DeadLetterReplayed] = []
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, DeadLetterReplayed):
-            self.told.append(event)
+            self.replayed.append(event)
             if event.result == "set_aside":
                 self.stop.request()
 
 
-def test_rows_62_and_82_in_a_worker_that_replays_beside_its_work(tmp_path: Path) -> None:
+def test_rows_62_and_82_a_worker_with_replay_replays_and_sets_aside(tmp_path: Path) -> None:
     settings = Settings.model_construct(
         broker=f"sqlite:///{tmp_path}/queue.db",
         ledger=f"sqlite:///{tmp_path}/ledger.db",
@@ -130,7 +133,7 @@ def test_rows_62_and_82_in_a_worker_that_replays_beside_its_work(tmp_path: Path)
         dead_letters_max_replays=2,
         dead_letters_replay_base=1e-9,
     )
-    until, seen = UntilDead(), list[str | bytes | None]()
+    until, seen = StopWhenSetAside(), list[str | bytes | None]()
     attributes: dict[str, str | bytes] = {"binary": b"\x00\xff", COUNTER_ATTRIBUTE: "-7"}
     with App(settings=settings) as app:
 
@@ -142,7 +145,7 @@ def test_rows_62_and_82_in_a_worker_that_replays_beside_its_work(tmp_path: Path)
         app.broker.send(QUEUE, [Outgoing(body=b"\x00body", attributes=attributes, group="g")])
         serve(app, stop=until.stop, listeners=[until])
         assert seen == ["-7", "1", "2"]
-        assert [told.result for told in until.told] == ["sent", "sent", "set_aside"]
+        assert [event.result for event in until.replayed] == ["sent", "sent", "set_aside"]
         (dead_letter,) = app.broker.receive(FINAL_DLQ, messages_max=9, lease_seconds=60)
     assert (dead_letter.message.body, dead_letter.message.group) == (b"\x00body", "g")
     assert dead_letter.message.attributes["binary"] == b"\x00\xff"

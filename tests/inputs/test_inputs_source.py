@@ -1,4 +1,4 @@
-"""INPUTS, the rows that the reader decides: objects that cannot be read, and contents that are odd but right."""
+"""The rows of INPUTS for the reader: objects that cannot be read, and contents that are odd but valid."""
 
 import bz2
 import gzip
@@ -127,7 +127,7 @@ def test_row_28_a_bomb_of_newlines_ends_at_the_limit_for_an_object(tmp_path: Pat
 
 
 def explode(folder: Path, name: str, bomb: bytes, options: ReadOptions) -> tuple[str, int]:
-    """Read a bomb in a process of its own: why it failed, and by how many MiB the process grew."""
+    """Read a bomb in a separate process. Return the reason of the failure, and the growth of the process in MiB."""
     plan = plan_of(folder, {name: bomb}, options)
     assert plan.objects[0].size_bytes < MIB
     plan.save()
@@ -169,7 +169,7 @@ def test_row_30_corrupt_and_truncated_objects_are_named(tmp_path: Path, suffix: 
         assert words in refused(tmp_path / str(number), f"1.jsonl.{suffix}", bytes(damaged))
 
 
-def test_row_30_gzip_that_is_not_named_so(tmp_path: Path) -> None:
+def test_row_30_gzip_without_its_suffix_is_named(tmp_path: Path) -> None:
     assert "is gzip and not named so" in refused(tmp_path, "1.jsonl", gzip.compress(LINE))
 
 
@@ -203,10 +203,10 @@ def refused_of(plan: ReadPlan) -> set[int]:
     return set(summary.failures)
 
 
-# -- odd but right ---------------------------------------------------------------------------------------------------
+# -- odd but valid ---------------------------------------------------------------------------------------------------
 
 Written = Callable[[bytes], bytes]
-FORMATS: dict[str, tuple[ReadOptions, Written, bytes]] = {  # how it is read, a string as a line, what comes first
+FORMATS: dict[str, tuple[ReadOptions, Written, bytes]] = {  # options, a function from string to line, the header
     "jsonl": (JSONL, lambda text: b'{"s":"' + text + b'"}', b""),
     "csv": (ReadOptions(schema_ddl="s string", format="csv"), lambda text: text, b"s\n"),
     "text": (ReadOptions(schema_ddl="s string", format="text"), lambda text: text, b""),
@@ -216,7 +216,7 @@ FORMATS: dict[str, tuple[ReadOptions, Written, bytes]] = {  # how it is read, a 
 def strings(
     folder: Path, form: str, lines: list[bytes], end: bytes = b"\n"
 ) -> tuple[list[tuple[object, object]], Summary]:
-    """Values and offsets of the lines, as an object of that format."""
+    """Read the lines as an object of that format, and return their values and offsets."""
     options, written, head = FORMATS[form]
     rows, summary = read(plan_of(folder, {"o": head + end.join(written(line) for line in lines)}, options))
     return sorted(((row["s"], row["_offset"]) for row in rows), key=lambda row: str(row[1]).zfill(9)), summary

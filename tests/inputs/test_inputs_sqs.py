@@ -1,4 +1,4 @@
-"""INPUTS, the rows that come by S3 and SQS: put into a bucket, announced as AWS announces, worked on by real workers.
+"""The rows of INPUTS about S3 and SQS: objects in a bucket, notifications as AWS sends them, real workers.
 
 Rows 74 to 76 are in tests/integration/test_sqs_fleet.py.
 """
@@ -49,11 +49,11 @@ def opened(tmp_path: Path, moto: AwsServer) -> Iterator[Open]:
 
 
 def together(*bodies: bytes) -> bytes:
-    """The records of several messages in one."""
+    """Return one message with the records of several."""
     return json.dumps({"Records": [record for body in bodies for record in json.loads(body)["Records"]]}).encode()
 
 
-# Odd but right
+# Odd but valid
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def together(*bodies: bytes) -> bytes:
         pytest.param("eventbridge", "a%2Bb+c", id="row_39_eventbridge_is_left_alone"),
     ],
 )
-def test_rows_35_to_39_a_key_is_worked_on_literally(opened: Open, way: Way, key: str) -> None:
+def test_rows_35_to_39_a_key_is_processed_literally(opened: Open, way: Way, key: str) -> None:
     case = opened(way)
     case.put(key, key.encode())
     case.work()
@@ -98,7 +98,7 @@ def test_row_49_wrapped_by_sns_equals_raw(opened: Open) -> None:
 
 
 @pytest.mark.parametrize("way", ["sqs", "eventbridge"])
-def test_row_54_a_multipart_upload_announced_twice_is_worked_on_once(opened: Open, way: Way) -> None:
+def test_row_54_a_multipart_upload_announced_twice_is_processed_once(opened: Open, way: Way) -> None:
     case = opened(way)
     case.announced.put_in_parts("big", [b"x" * PART_BYTES, b"y"])  # moto announces both the put and the completion
     bodies = [body for body in case.arrived(2 if way == "sqs" else 3) if b"Object Tags" not in body]
@@ -112,26 +112,26 @@ def test_row_54_a_multipart_upload_announced_twice_is_worked_on_once(opened: Ope
     assert case.dead() == 0
 
 
-# Said otherwise
+# Test events, deleted, denied, repeated and removed objects
 
 
 @pytest.mark.parametrize("way", ["sqs", "sns raw", "sns wrapped"])
 def test_row_55_the_test_event_is_acked_and_counted(opened: Open, way: Way) -> None:
     case = opened(way)
     case.work()
-    assert case.settled() == [Ack()]  # one message that left the queue, as every other is counted
+    assert case.settled() == [Ack()]  # counted like every other message that leaves the queue
     assert (case.taken, case.dead()) == ([], 0)
 
 
 def test_row_56_no_records_are_acked_and_counted(opened: Open) -> None:
-    case = opened("eventbridge")  # which sends no test event
+    case = opened("eventbridge")  # EventBridge sends no test event
     case.send(b'{"Records": []}')
     case.work()
     assert case.settled() == [Ack()]
     assert (case.taken, case.dead()) == ([], 0)
 
 
-def test_row_57_an_object_deleted_meanwhile_is_gone_after_a_second_look(opened: Open) -> None:
+def test_row_57_a_deleted_object_is_marked_as_deleted_on_the_second_attempt(opened: Open) -> None:
     case = opened("eventbridge")
     case.put("a")
     case.announced.s3.delete_object(Bucket=case.announced.bucket, Key="a")
@@ -142,7 +142,7 @@ def test_row_57_an_object_deleted_meanwhile_is_gone_after_a_second_look(opened: 
 
 
 class Refusing:
-    """An S3 that permits nothing, until it does."""
+    """An S3 that denies every request while ``refuses`` is set."""
 
     def __init__(self, case: Case, content: bytes) -> None:
         self.case = case
@@ -167,14 +167,14 @@ def test_row_58_no_permission_to_read_is_reported_and_retried_and_makes_no_dead_
     with S3Stub(answer) as stub:
 
         def refused_often() -> bool:
-            """More often than an object has attempts."""
-            times = Counter(event.object_uri for event in case.told(ObjectFailed))
+            """Return True if each object was refused more often than it has attempts."""
+            times = Counter(event.object_uri for event in case.events_of(ObjectFailed))
             return len(times) == 4 and min(times.values()) > 2
 
         with case.app(s3_url=stub.url, max_attempts=2) as app:
             case.serve(app, until=refused_often)
-        assert {event.outcome for event in case.told(ObjectFailed)} == {"retry"}
-        assert all("AccessDenied" in event.reason or "denied" in event.reason for event in case.told(ObjectFailed))
+        assert {event.outcome for event in case.events_of(ObjectFailed)} == {"retry"}
+        assert all("AccessDenied" in event.reason or "denied" in event.reason for event in case.events_of(ObjectFailed))
         assert case.dead() == 0
         answer.refuses = False
         case.work(s3_url=stub.url, max_attempts=2)
@@ -193,15 +193,15 @@ def test_row_59_an_older_sequencer_after_a_newer_one_is_superseded(opened: Open)
     case.work()
     assert case.taken == [("a", b"newer")]
     assert case.states() == [ObjectState.PROCESSED, ObjectState.SUPERSEDED]
-    assert [event.reason for event in case.told(ObjectSkipped)] == ["superseded"]
+    assert [event.reason for event in case.events_of(ObjectSkipped)] == ["superseded"]
     assert case.dead() == 0
 
 
 @pytest.mark.parametrize("way", ["sqs", "eventbridge"])
-def test_row_60_two_versions_of_a_key_are_both_worked_on(opened: Open, way: Way) -> None:
+def test_row_60_two_versions_of_a_key_are_both_processed(opened: Open, way: Way) -> None:
     case = opened(way, versioned=True)
     ids = [case.announced.put("a", content)["VersionId"] for content in (b"one", b"second")]
-    if way == "sqs":  # moto says no version there
+    if way == "sqs":  # moto omits the version here
         old, newer = case.arrived(2)
         bodies = [as_s3_documents_it(newer, version_id=ids[1], sequencer="0B")]
         bodies += [as_s3_documents_it(old, version_id=ids[0], sequencer="0A")]
@@ -222,7 +222,7 @@ def test_row_61_a_removal_is_acked_and_nothing_is_read(opened: Open, marker: boo
     case.announced.s3.delete_object(Bucket=case.announced.bucket, Key="a")
     (body,) = case.arrived()
     assert json.loads(body)["Records"][0]["eventName"] == "ObjectRemoved:Delete"
-    if marker:  # of which moto tells nobody
+    if marker:  # moto sends no notification for these
         body = body.replace(b"ObjectRemoved:Delete", b"ObjectRemoved:DeleteMarkerCreated")
         body = as_s3_documents_it(body, version_id="v2", sequencer="0B")
     case.send(body)
@@ -242,19 +242,19 @@ def test_row_64_a_duplicate_with_a_new_message_id_has_no_second_effect(opened: O
     case.send(body)
     case.work()
     assert case.taken == [("a", b"x")]
-    ids = {id for event in case.told(MessagesReceived) for id in event.message_ids}
+    ids = {id for event in case.events_of(MessagesReceived) for id in event.message_ids}
     assert len(ids) == 2
-    assert [event.reason for event in case.told(ObjectSkipped)] == ["already_processed"]
+    assert [event.reason for event in case.events_of(ObjectSkipped)] == ["already_processed"]
 
 
-def test_row_65_two_workers_and_one_object_are_one_run(opened: Open) -> None:
+def test_row_65_two_workers_run_one_object_once(opened: Open) -> None:
     case = opened()
     case.put("a")
     (body,) = case.arrived()
     case.send(body, body)
     met = threading.Event()
 
-    def runs_until_the_other_comes(obj: IncomingObject) -> None:
+    def wait_for_the_other_worker(obj: IncomingObject) -> None:
         case.take(obj)
         assert met.wait(PATIENCE_SECONDS), "the other worker never saw the duplicate"
 
@@ -263,8 +263,8 @@ def test_row_65_two_workers_and_one_object_are_one_run(opened: Open) -> None:
             met.set()
 
     with (
-        case.app(runs_until_the_other_comes, holder="one", concurrency=1) as one,
-        case.app(runs_until_the_other_comes, holder="two", concurrency=1) as two,
+        case.app(wait_for_the_other_worker, holder="one", concurrency=1) as one,
+        case.app(wait_for_the_other_worker, holder="two", concurrency=1) as two,
     ):
         one.listeners = two.listeners = (listen,)
         case.serve_together(one, two)
@@ -291,7 +291,7 @@ def test_row_66_of_ten_records_only_the_failed_one_runs_again(opened: Open) -> N
     assert case.dead() == 0
 
 
-def test_row_69_work_longer_than_its_lease_is_not_handed_out_again(opened: Open) -> None:
+def test_row_69_work_longer_than_its_lease_is_not_delivered_again(opened: Open) -> None:
     case = opened()
     case.put("a")
     found: list[object] = []
@@ -303,11 +303,11 @@ def test_row_69_work_longer_than_its_lease_is_not_handed_out_again(opened: Open)
 
     case.work(long)
     assert (case.taken, found) == ([("a", b"x")], [])
-    assert case.told(LeaseLost) == []
+    assert case.events_of(LeaseLost) == []
 
 
-class Away:
-    """A ledger whose database is away when it shall commit: the first times, as in a failover."""
+class UnavailableLedger:
+    """A ledger whose database is unavailable for the first commits, as in a failover."""
 
     def __init__(self, ledger: Ledger, *, times: int) -> None:
         self._ledger = ledger
@@ -319,7 +319,7 @@ class Away:
     def commit(self, *given: Any, **named: Any) -> Any:
         if self.times:
             self.times -= 1
-            raise TemporaryError("the database is away")
+            raise TemporaryError("the database is unavailable")
         return self._ledger.commit(*given, **named)
 
 
@@ -329,9 +329,9 @@ def test_row_71_while_the_ledger_is_away_nothing_is_acked(opened: Open) -> None:
     (body,) = case.arrived()
     case.send(body)
     with closing(Ledger.open(case.folder / "ledger.db")) as ledger:
-        away = Away(ledger, times=1)  # after each failure the message stays away for up to 30 s: its receives count
-        case.work(ledger=away)
-        assert away.times == 0
+        unavailable = UnavailableLedger(ledger, times=1)  # each failure hides the message for up to 30 s
+        case.work(ledger=unavailable)
+        assert unavailable.times == 0
     assert [type(end) for end in case.settled()] == [Release, Ack]
     assert case.states() == [ObjectState.PROCESSED]
     assert case.dead() == 0
@@ -372,9 +372,9 @@ def test_row_72_a_crash_after_the_commit_and_before_the_ack_has_no_second_effect
         assert fleet.start(kill_at="settling").end(within=PATIENCE_SECONDS) == -signal.SIGKILL
         assert case.states() == [ObjectState.PROCESSED]
         assert not case.is_empty()
-        heir = fleet.start().ready()
-        wait_for(lambda: heir.events("message.acked"), "the redelivery is acked")  # told after it is done
-        assert [event["attempt"] for event in heir.events("message.acked")] == [2]
+        successor = fleet.start().ready()
+        wait_for(lambda: successor.events("message.acked"), "the redelivery is acked")  # reported after the ack
+        assert [event["attempt"] for event in successor.events("message.acked")] == [2]
         assert case.is_empty()
         assert [line.id for line in fleet.lines()] == ["a"]
     finally:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 from benchmarks.leases import measure
-from tests.services.aws_server import NOBODY
+from tests.services.aws_server import NO_ACCOUNT
 from tests.services.plugin import need_aws, need_mariadb, need_postgresql, need_redis
 
 LEASE_SECONDS = 10.0  # a busy machine may stop for some seconds
@@ -23,7 +23,7 @@ NEEDS: Mapping[str, Callable[[], None]] = {
 @pytest.mark.parametrize("part", NEEDS)
 def test_no_message_is_lost_while_its_handler_is_alive(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     NEEDS[part]()
-    for name, value in NOBODY.items():
+    for name, value in NO_ACCOUNT.items():
         monkeypatch.setenv(name, value)
     found = measure(part, seconds=SECONDS, messages=2_000, claims=200, lease_seconds=LEASE_SECONDS)
     assert found["lost"] == 0, found

@@ -1,8 +1,8 @@
-"""The way to an AWS server through the fault proxy.
+"""A fault proxy for an AWS server.
 
-Neither server keeps anything over a kill. What a restart does to those who are connected is `AwsServer.leave` and
-`come_back`; what a network does, on every way and to single requests, is here. A request is told by its words: those to
-SQS say `AmazonSQS.DeleteMessage` and the like in their head, those to S3 begin as `PUT /bucket/key`.
+It causes network faults, for all requests or single ones. The effect of a restart on clients is simulated by
+`AwsServer.leave` and `come_back`, because the servers lose their data at a kill. A request is recognised by its bytes:
+one to SQS has `AmazonSQS.DeleteMessage` or another operation in its head, one to S3 begins with `PUT /bucket/key`.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from penstock.storage.aws import Aws
 
 
 class AwsProxy(FaultProxy):
-    """A `FaultProxy` that a client of AWS takes for the server."""
+    """A `FaultProxy` that looks like an AWS server to clients."""
 
     def __init__(self, server: AwsServer) -> None:
         super().__init__(("127.0.0.1", server.port))
@@ -30,11 +30,11 @@ class AwsProxy(FaultProxy):
 
     @property
     def environment(self) -> dict[str, str]:
-        """For child processes that are to come this way."""
+        """Return the environment for child processes that use the proxy."""
         return environment_for(self.url)
 
     def client(self, service: str) -> Any:
-        """The harness's own client, by this way and without retries."""
+        """Return the tests' own client, through the proxy and without retries."""
         if service not in self._clients:
             self._clients[service] = client_at(self.url, service)
         return self._clients[service]

@@ -1,8 +1,7 @@
-"""Servers that speak AWS's dialect, for tests: private, on loopback, and under the test's command.
+"""Servers with AWS's protocols for tests: private, on loopback, started and stopped by tests.
 
-`moto` has SQS, SNS, EventBridge, and an S3 with conditional puts. `fauxqs` has SQS and SNS, is quick on deep queues and
-exact about receipt handles; its S3 puts without looking at conditions. Both keep everything in memory: `stop`, `kill`
-and another `start` lose it all.
+`moto` has SQS, SNS, EventBridge, and an S3 with conditional puts. `fauxqs` has SQS and SNS, is fast on deep queues and
+exact about receipt handles; its S3 ignores conditions of puts. Both keep everything in memory: a stop or kill loses it.
 """
 
 import os
@@ -30,7 +29,7 @@ CLEAN: Mapping[Kind, str] = {"moto": "/moto-api/reset", "fauxqs": "/_clean"}
 START_SECONDS = 60.0  # far more than a start takes
 STOP_SECONDS = 10.0
 
-NOBODY = {
+NO_ACCOUNT = {
     "AWS_ACCESS_KEY_ID": "test",
     "AWS_SECRET_ACCESS_KEY": "test",
     "AWS_REGION": REGION,
@@ -39,7 +38,7 @@ NOBODY = {
     "AWS_CONFIG_FILE": os.devnull,
     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
 }
-"""An environment in which boto3 finds nobody's account."""
+"""An environment in which boto3 finds no real account."""
 
 
 @dataclass(kw_only=True)
@@ -63,7 +62,7 @@ class AwsServer:
 
     @property
     def account(self) -> str:
-        """Whose queues and topics these are; a part of their ARNs."""
+        """Return the account id, which is a part of ARNs."""
         return ACCOUNTS[self.kind]
 
     @property
@@ -72,7 +71,7 @@ class AwsServer:
 
     @property
     def environment(self) -> dict[str, str]:
-        """For child processes that are to find this server and nobody else."""
+        """Return the environment for child processes that use this server."""
         return environment_for(self.url)
 
     @property
@@ -88,20 +87,20 @@ class AwsServer:
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
-    # --- its life
+    # --- running it
 
     def start(self) -> "AwsServer":
-        """Start it and wait until it serves. Empty, also after `stop` or `kill`; at the same port."""
+        """Start it and wait until it serves. It is always empty, and keeps its port."""
         assert not self.running, "the server is running already"
         self.folder.mkdir(parents=True, exist_ok=True)
-        with self.log.open("wb") as log:  # each start has a log of its own
+        with self.log.open("wb") as log:  # each start begins a new log
             self._process = subprocess.Popen(
                 self._command(),
                 env={**os.environ, **self.environment_added},
-                stdin=subprocess.PIPE,  # it ends when this does: nothing is left of a test run that was killed
+                stdin=subprocess.PIPE,  # it ends with this process, even if that is killed
                 stdout=log,
                 stderr=log,
-                # Else, when the shell above ends while it is frozen, the kernel sends it SIGHUP and SIGCONT.
+                # Otherwise the kernel sends a frozen server SIGHUP and SIGCONT when the shell above ends.
                 start_new_session=True,
             )
         self._wait_for_words(1, "listening on ")
@@ -109,7 +108,7 @@ class AwsServer:
         return self
 
     def stop(self) -> None:
-        """End it. Harms nothing if it is not running."""
+        """Stop it, if it is running."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
@@ -117,17 +116,17 @@ class AwsServer:
         self._end(signal.SIGKILL)
 
     def freeze(self) -> None:
-        """Its connections stay open, and nothing is answered until `thaw`."""
+        """Keep connections open but answer nothing until `thaw`."""
         halt(self.pid)
 
     def thaw(self) -> None:
         resume(self.pid)
 
     def leave(self) -> None:
-        """Refuse connections and end those there are, until `come_back`; keep all that it answered for.
+        """Refuse connections and end existing ones until `come_back`. The server keeps its data.
 
-        The nearest that a server in memory comes to the restart of one that keeps its data. A request that it is
-        working at may take effect, and its answer is lost.
+        This simulates the restart of a server with durable data. A request in progress may take effect, but its answer
+        is lost.
         """
         before = len(self._words("away"))
         os.kill(self.pid, signal.SIGHUP)
@@ -144,7 +143,7 @@ class AwsServer:
     # --- asking it
 
     def client(self, service: str) -> Any:
-        """The harness's own client of that service, without retries. Threads may share it."""
+        """Return the tests' own client of a service, without retries. Threads may share it."""
         if service not in self._clients:
             self._clients[service] = client_at(self.url, service)
         return self._clients[service]
@@ -164,7 +163,7 @@ class AwsServer:
         return ["node", str(here / "fauxqs" / "server.mjs"), str(self.port), str(fauxqs_package.FOLDER)]
 
     def _words(self, beginning: str) -> list[str]:
-        """What the server said after these words, a line each."""
+        """Return the rest of each log line that begins with these words."""
         lines = self.log.read_text(encoding="utf-8").splitlines(keepends=True)
         whole = (line.strip() for line in lines if line.endswith("\n"))
         return [line.removeprefix(beginning) for line in whole if line.startswith(beginning)]
@@ -177,7 +176,7 @@ class AwsServer:
             tick.wait(0.005)
 
     def _story(self, awaited: str) -> str:
-        return f"{self.kind} does not say `{awaited}`; it says:\n{self.log.read_text(encoding='utf-8')}"
+        return f"{self.kind} did not log `{awaited}`; its log:\n{self.log.read_text(encoding='utf-8')}"
 
     def _end(self, number: signal.Signals) -> None:
         for client in self._clients.values():
@@ -186,7 +185,7 @@ class AwsServer:
         process, self._process = self._process, None
         if process is None:
             return
-        process.send_signal(signal.SIGCONT)  # a frozen process hears nothing else
+        process.send_signal(signal.SIGCONT)  # a frozen process handles no other signal
         process.send_signal(number)
         if process.stdin is not None:
             process.stdin.close()
@@ -202,11 +201,11 @@ def aws_at(url: str) -> Aws:
 
 
 def environment_for(url: str) -> dict[str, str]:
-    return {**NOBODY, "AWS_ENDPOINT_URL": url}
+    return {**NO_ACCOUNT, "AWS_ENDPOINT_URL": url}
 
 
 def client_at(url: str, service: str) -> Any:
-    """A client of boto3 that asks once, and waits for an answer as long as a long poll takes."""
+    """Return a boto3 client without retries, with a timeout that is longer than a long poll."""
     from botocore.config import Config
 
     config = Config(retries={"total_max_attempts": 1}, connect_timeout=5, read_timeout=30, max_pool_connections=32)

@@ -1,4 +1,4 @@
-"""A certificate that signs itself, for the loopback address: made anew in a test's folder."""
+"""A new self-signed certificate for the loopback address, in a test's folder."""
 
 import subprocess
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
-    """``path`` is also what a client has to trust."""
+    """A certificate. ``path`` is also the CA file for clients."""
 
     path: Path
     key_path: Path

@@ -1,4 +1,4 @@
-"""What a handler may stand on: a server on loopback that answers, refuses or hangs, as the test says."""
+"""A dependency of a handler: a server on loopback that answers, refuses or hangs on command."""
 
 import socket
 import threading
@@ -9,7 +9,7 @@ BACKLOG = 512
 
 
 class Dependency:
-    """Answers each line with a line. Keeps its port while it refuses, so that nobody else can answer there."""
+    """A server that answers each line with a line, and keeps its port number over refusals."""
 
     def __init__(self) -> None:
         self._port = 0  # chosen at the first start and kept
@@ -17,7 +17,7 @@ class Dependency:
         self._listener: socket.socket | None = None  # under the lock
         self._open: set[socket.socket] = set()  # under the lock
         self._hangs = False  # written by the test
-        self._asked = 0  # under the lock: lines that came, answered or not
+        self._asked = 0  # under the lock: received lines, answered or not
         self.answer()
 
     @property
@@ -26,27 +26,27 @@ class Dependency:
 
     @property
     def asked(self) -> int:
-        """How many lines reached it."""
+        """Return the number of received lines."""
         return self._asked
 
     def answer(self) -> None:
-        """From here on; who was left hanging has to ask again."""
+        """Answer from now on. Requests that hung must be repeated."""
         self._hangs = False
         self._drop_connections()
         self._listen()
 
     def refuse(self) -> None:
-        """Nobody listens on the port."""
+        """Refuse connections."""
         with self._lock:
             listener, self._listener = self._listener, None
         if listener is not None:
             with suppress(OSError):
-                listener.shutdown(socket.SHUT_RDWR)  # wakes who accepts
+                listener.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread
             listener.close()
         self._drop_connections()
 
     def hang(self) -> None:
-        """Connections are taken, and nothing ever comes."""
+        """Accept connections, but never answer."""
         self._hangs = True
         self._listen()
 
@@ -94,7 +94,7 @@ class Dependency:
 
 
 def ask(port: int, *, timeout_seconds: float) -> None:
-    """One call, as a client library would make it. Raises OSError."""
+    """Make one call, as a client library would. Raises OSError."""
     with socket.create_connection(("127.0.0.1", port), timeout=timeout_seconds) as connection:
         connection.sendall(b"do\n")
         if connection.recv(len(ANSWER)) != ANSWER:

@@ -1,7 +1,7 @@
 """Ledgers on a database server that tests use one after another.
 
-Making the ledger's tables takes most of the time of a short test. A database whose tables a test left as they were is
-emptied for the next test; one whose tables it changed (a downgrade) is dropped.
+Creating the ledger's tables takes most of the time of a short test. If a test left the tables unchanged, the database
+is emptied for the next test; if it changed them (a downgrade), the database is dropped.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +16,7 @@ from penstock.ledger.database import parsed_url
 from penstock.ledger.dialects import dialect_for
 from penstock.ledger.schema import VERSION_TABLE, metadata
 
-# All that a revision of the schema consists of, for the database of the connection.
+# Queries for everything that a revision of the schema consists of.
 SHAPE = {
     "mysql": (
         """
@@ -44,7 +44,7 @@ Rows = Sequence[tuple[Any, ...]]
 
 @dataclass
 class EmptiedLedgers:
-    """Empty ledgers on one server, by one thread. `fresh`, `disconnect` and `drop` are the server's methods."""
+    """Empty ledgers on one server, for one thread. `fresh`, `disconnect` and `drop` are the server's methods."""
 
     fresh: Callable[[], str]
     disconnect: Callable[[str], None]
@@ -79,7 +79,7 @@ class EmptiedLedgers:
         return url
 
     def _emptied(self, url: str) -> bool:
-        """Delete all that tests stored, unless the tables are not as they were made."""
+        """Delete everything that tests stored. Return False if the tables have changed."""
         parsed = parsed_url(url)
         engine = dialect_for(parsed).create_engine(parsed, now=None)
         with engine.begin() as connection:

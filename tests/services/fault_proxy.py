@@ -1,6 +1,6 @@
-"""A proxy on the way to a server, which does to connections what networks do, at the command of a test.
+"""A proxy for a server that causes network faults on command of a test.
 
-It parses nothing: it passes bytes on, holds them, loses them, or ends connections.
+It parses nothing: it forwards bytes, holds them, drops them, or ends connections.
 """
 
 import select
@@ -11,32 +11,32 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 CHUNK_BYTES = 64 * 1024
-PATIENCE_SECONDS = 60.0  # a bound; what is waited for comes at once on a machine with time to spare
+PATIENCE_SECONDS = 60.0  # a bound; on an idle machine, waits end at once
 LOOK_UP_SECONDS = 0.05
-RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER: closing says RST
+RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends RST
 
 Address = str | tuple[str, int]  # a unix socket's path, or host and port
 
 
 class Way(Enum):
-    """Of bytes, seen from the client."""
+    """The direction of bytes, seen from the client."""
 
     REQUESTS = "to the server"
     REPLIES = "to the client"
 
 
 class Afterwards(Enum):
-    """What becomes of a connection whose reply was swallowed."""
+    """The state of a connection after its reply was swallowed."""
 
     CUT = "it is reset"
-    HOLD = "it stays open, and nothing comes any more"
+    HOLD = "it stays open, and no more bytes arrive"
 
 
 @dataclass(slots=True, eq=False)
 class Trap:
-    """Waits for one request that contains the marker; ``sprung`` is set when what it waits for has happened.
+    """A wait for one request that contains the marker.
 
-    That is a reply that was swallowed; or, without ``afterwards``, a request that is held.
+    ``sprung`` is set when its reply was swallowed or, without ``afterwards``, when the request is held.
     """
 
     marker: bytes
@@ -48,11 +48,11 @@ class Trap:
 
 
 class Link:
-    """One client's connection and the one to the server that belongs to it."""
+    """A client's connection and its connection to the server."""
 
     def __init__(self, client: socket.socket, server: socket.socket) -> None:
         self.client, self.server = client, server
-        self.deaf = False  # never unset: what comes is thrown away. Written by the test's thread and the link's own
+        self.deaf = False  # never unset: bytes are dropped. Written by the test's thread and the link's threads
         self.held = False  # under the proxy's lock: requests wait
         self.ending = False  # never unset, written by any thread
         self.trap: Trap | None = None  # written by the thread of the requests before it passes them on
@@ -72,7 +72,7 @@ class Link:
                 continue
 
     def leave(self) -> bool:
-        """Called by each of the two threads at its end; answers whether it was the last."""
+        """Note the end of one of the two threads. Return True if it was the last."""
         with self._lock:
             self._left -= 1
             last = self._left == 0
@@ -83,7 +83,7 @@ class Link:
 
 
 class FaultProxy:
-    """Listens on a loopback port of the system's choice. One test commands it; all connections obey at once."""
+    """A proxy on a loopback port chosen by the system. Faults apply to all connections at once."""
 
     def __init__(self, server: Address) -> None:
         self.server = server
@@ -101,21 +101,21 @@ class FaultProxy:
 
     @property
     def connections(self) -> int:
-        """Those open now."""
+        """Return the number of open connections."""
         with self._changed:
             return len(self._links)
 
     # --- faults
 
     def stall(self, *ways: Way) -> None:
-        """Hold what comes on these ways, by default on both, until `heal`: then all of it goes on."""
+        """Hold bytes in these directions, by default in both, until `heal` forwards them."""
         with self._changed:
             self._stalled = frozenset(ways or Way)
 
     def half_open(self) -> None:
-        """Lose all bytes of every connection from now on, and tell nobody; of new ones too, until `heal`.
+        """Silently drop all bytes of every connection, new ones included, until `heal`.
 
-        Connections that lost bytes stay dead: bytes behind a gap would make no sense.
+        Connections that lost bytes stay dead: bytes after a gap would make no sense.
         """
         with self._changed:
             self._deaf = True
@@ -123,7 +123,7 @@ class FaultProxy:
                 link.deaf = True
 
     def cut(self) -> None:
-        """Reset every connection; new ones are welcome. Back when both sides know."""
+        """Reset every connection and return when both sides have noticed. New connections are accepted."""
         with self._changed:
             links = tuple(self._links)
             for link in links:
@@ -133,16 +133,16 @@ class FaultProxy:
             assert link.over.wait(PATIENCE_SECONDS), "a connection did not end"
 
     def swallow(self, marker: bytes = b"", *, afterwards: Afterwards = Afterwards.CUT) -> Trap:
-        """Let the next request with these bytes in it reach the server, and its reply nobody."""
+        """Forward the next request that contains these bytes, and drop its reply."""
         trap = Trap(marker, afterwards)
         with self._changed:
             self._traps.append(trap)
         return trap
 
     def hold(self, marker: bytes) -> Trap:
-        """Let the next request with these bytes in it reach the server only after `heal`, even if its client has left.
+        """Forward the next request that contains these bytes only after `heal`, even if its client has left.
 
-        As a network does that lost a connection's packets for a while: they are sent again, and come late.
+        This simulates packets that a network loses for a while: they are sent again and arrive late.
         """
         trap = Trap(marker, None)
         with self._changed:
@@ -159,7 +159,7 @@ class FaultProxy:
         self._listen()
 
     def heal(self) -> None:
-        """From now on all goes through, and no trap waits."""
+        """Forward everything from now on, and remove all traps."""
         with self._changed:
             self._stalled = frozenset()
             self._deaf = False
@@ -173,7 +173,7 @@ class FaultProxy:
         self.heal()
         self.cut()
 
-    # --- the way of the bytes
+    # --- forwarding
 
     def _listen(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", self.port))
@@ -182,7 +182,7 @@ class FaultProxy:
         self._accepting.start()
 
     def _stop_listening(self) -> None:
-        """Harms nothing if it did already."""
+        """Stop listening, if it has not stopped already."""
         end(self._listener)  # wakes the thread that accepts
         self._accepting.join(PATIENCE_SECONDS)
         self._listener.close()
@@ -195,7 +195,7 @@ class FaultProxy:
                 return
             try:
                 link = Link(client, connect(self.server))
-            except OSError:  # the server is away: as if it had refused the client
+            except OSError:  # the server is unavailable: as if it had refused the client
                 client.close()
                 continue
             with self._changed:
@@ -205,7 +205,7 @@ class FaultProxy:
                 threading.Thread(target=way, args=(link,), daemon=True, name="fault-proxy-link").start()
 
     def _pass_requests(self, link: Link) -> None:
-        before = b""  # the end of what came earlier: a marker may come in two pieces
+        before = b""  # the end of earlier bytes: a marker may arrive in two pieces
         while data := received(link.client):
             before = self._look_for_markers(link, before + data)
             if self._may_go_on(link, Way.REQUESTS) and not link.deaf and not sent(link, link.server, data):
@@ -243,7 +243,7 @@ class FaultProxy:
         return seen[-kept:] if kept > 0 else b""
 
     def _may_go_on(self, link: Link, way: Way) -> bool:
-        """Wait while this way is stalled; False if the connection is to end."""
+        """Wait while this direction is stalled. Return False if the connection is to end."""
         with self._changed:
             self._changed.wait_for(lambda: link.ending or not self._waits(link, way))
         return not link.ending
@@ -278,7 +278,7 @@ def connect(address: Address) -> socket.socket:
 
 
 def received(side: socket.socket) -> bytes:
-    """What comes next; nothing where the connection has ended."""
+    """Return the next bytes; empty if the connection has ended."""
     try:
         return side.recv(CHUNK_BYTES)
     except OSError:
@@ -286,8 +286,10 @@ def received(side: socket.socket) -> bytes:
 
 
 def sent(link: Link, side: socket.socket, data: bytes) -> bool:
-    """Whether all of it went out before the connection ended. Whoever cuts it cannot wake a thread that is sending to a
-    side that does not read, so such a thread looks up now and then."""
+    """Send bytes. Return True if all were sent before the connection ended.
+
+    A cut cannot wake a thread that sends to a side that does not read, so the thread checks for it regularly.
+    """
     rest = memoryview(data)
     try:
         while rest and not link.ending:
@@ -301,7 +303,7 @@ def sent(link: Link, side: socket.socket, data: bytes) -> bool:
 
 
 def end(side: socket.socket) -> None:
-    """Tell the other side that nothing more comes, and hear nothing more: the thread that listens there wakes."""
+    """Shut down both directions of a socket, which wakes the thread that reads from it."""
     try:
         side.shutdown(socket.SHUT_RDWR)
     except OSError:

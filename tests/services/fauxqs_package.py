@@ -1,4 +1,4 @@
-"""Installing the npm package fauxqs, in the versions that its lock names, below the build folder."""
+"""Install the npm package fauxqs, in the locked versions, below the build folder."""
 
 import fcntl
 import shutil
@@ -12,7 +12,7 @@ INSTALL = ("npm", "ci", "--ignore-scripts", "--omit=dev", "--no-audit", "--no-fu
 
 
 def why_not_here() -> str | None:
-    """What this machine lacks, as a sentence; None if fauxqs is installed now."""
+    """Install fauxqs if necessary. Return a sentence with the missing program, or None if fauxqs is installed."""
     if shutil.which("node") is None:
         return "node is missing, which fauxqs runs on: install Node 20 or newer, with npm"
     FOLDER.mkdir(parents=True, exist_ok=True)
@@ -31,7 +31,7 @@ def _install() -> str | None:
         shutil.copy(HERE / name, FOLDER)
     done = subprocess.run(INSTALL, cwd=FOLDER, capture_output=True, text=True, timeout=INSTALL_SECONDS_MAX, check=False)
     if done.returncode:
-        said = done.stderr.strip().splitlines()
-        return f"`{' '.join(INSTALL)}` failed for fauxqs: {said[-1] if said else done.returncode}"
+        lines = done.stderr.strip().splitlines()
+        return f"`{' '.join(INSTALL)}` failed for fauxqs: {lines[-1] if lines else done.returncode}"
     stamp.write_text(wanted)
     return None

@@ -1,12 +1,12 @@
-"""Processes of Python that start with Penstock imported: forked from a server of this pytest process.
+"""Python processes that start with Penstock imported: forked from a server of this pytest process.
 
-A start of `python -m penstock` imports for most of a second, and tests start many hundreds. `ForkedPopen` is a
-`subprocess.Popen` that runs `python -m MODULE` or `python -c CODE` as a copy of a process that has imported what a
-worker imports, and done nothing else. The copy has the working directory, environment, open files and session that it
-is given, and its own process id, signals and exit. Anything else (another program, a function before exec) is started
-as usual. Tests about the start itself use `subprocess`: what is imported, when, and what a shell sees.
+`python -m penstock` spends most of a second on imports, and tests start it many hundreds of times. `ForkedPopen` is a
+`subprocess.Popen` that runs `python -m MODULE` or `python -c CODE` as a copy of a process that has only imported the
+modules of a worker. The copy has the given working directory, environment, open files and session, and its own process
+id, signals and exit. Anything else (another program, a function before exec) is started as usual. Tests of the start
+itself, such as its imports or its behaviour in a shell, use `subprocess`.
 
-The parent of a copy is a process that waits for it and passes its exit status on, so a killed one leaves no zombie.
+The parent of a copy is a process that waits for it and reports its exit status, so a killed copy leaves no zombie.
 """
 
 import atexit
@@ -49,9 +49,9 @@ _SIGNED = struct.Struct("=i")
 
 
 class ForkedPopen(subprocess.Popen[Any]):
-    """A process that is forked where that is possible, else started as usual. Any thread may make one."""
+    """A process that is forked if possible, else started as usual. Any thread may create one."""
 
-    _status: socket.socket | None = None  # from which the exit status of a copy is read; None: started as usual
+    _status: socket.socket | None = None  # delivers the exit status of a copy; None: started as usual
     _wait_status: int | None = None  # under Popen's own lock
 
     def _execute_child(self, *given: Any) -> None:
@@ -90,12 +90,12 @@ class ForkedPopen(subprocess.Popen[Any]):
         return self.returncode
 
     def _ended(self, seconds: float | None) -> int | None:
-        """Return the wait status, once it is there."""
+        """Return the wait status, or None if it has not arrived in time."""
         assert self._status is not None
         if self._wait_status is None and select.select([self._status], [], [], seconds)[0]:
-            told = self._status.recv(_SIGNED.size)
-            # Nothing is told if its parent was killed with it.
-            self._wait_status = _SIGNED.unpack(told)[0] if told else signal.SIGKILL.value
+            received = self._status.recv(_SIGNED.size)
+            # No status arrives if the parent was killed with the copy.
+            self._wait_status = _SIGNED.unpack(received)[0] if received else signal.SIGKILL.value
         return self._wait_status
 
 
@@ -111,7 +111,7 @@ def run_forked(command: Sequence[str], *, timeout: float, **options: Any) -> "su
 
 
 def _request(asked: Mapping[str, Any]) -> bytes | None:
-    """Return what the server needs to know, or None if only an exec will do."""
+    """Return the request for the server, or None if the process needs an exec."""
     command = asked["args"]
     simple = (
         sys.platform == "linux"
@@ -129,7 +129,7 @@ def _request(asked: Mapping[str, Any]) -> bytes | None:
         and asked["process_group"] == -1
     )
     environment = os.environ if asked["env"] is None else asked["env"]
-    # Read by Python itself, before it runs anything.
+    # Variables that Python itself reads before it runs anything.
     own = {name for name in environment if name.startswith("PYTHON")} - {
         "PYTHONPATH",
         "PYTHONHASHSEED",
@@ -162,15 +162,15 @@ class _Server:
             )
 
     def fork(self, request: bytes, inherited: Sequence[int]) -> tuple[int, socket.socket]:
-        """Return the process id of the copy, and where its exit status will come."""
+        """Return the process id of the copy, and the socket for its exit status."""
         ours, theirs = socket.socketpair()
         with theirs, self._lock:
             head = _UNSIGNED.pack(len(request))
             socket.send_fds(self._control, [head], [theirs.fileno(), *inherited])
             self._control.sendall(request)
-        told = ours.recv(_SIGNED.size, socket.MSG_WAITALL)
-        assert told, "the server of copies has ended"
-        return _SIGNED.unpack(told)[0], ours
+        received = ours.recv(_SIGNED.size, socket.MSG_WAITALL)
+        assert received, "the server of copies has ended"
+        return _SIGNED.unpack(received)[0], ours
 
     def close(self) -> None:
         self._control.close()
@@ -230,7 +230,7 @@ def _stay(pid: int, status: int) -> NoReturn:
         signal.signal(meant_for_the_copy, signal.SIG_IGN)
     null = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
-        os.dup2(null, stream)  # a pipe that the copy closes has to end
+        os.dup2(null, stream)  # so that a pipe ends when the copy closes it
     with socket.socket(fileno=status) as answers:
         answers.sendall(_SIGNED.pack(pid))
         _, ended = os.waitpid(pid, 0)
@@ -247,7 +247,7 @@ def _reap() -> None:
 
 
 def become(request: dict[str, Any]) -> None:
-    """Be a fresh Python that was started with this command, and run it."""
+    """Set this process up like a new Python with this command, and run it."""
     command: list[str] = request["command"]
     if request["session"]:
         os.setsid()

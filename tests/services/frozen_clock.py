@@ -1,4 +1,4 @@
-"""A clock that moves a real server's wall time along with the test's own."""
+"""A clock that moves a real server's wall time together with the test's."""
 
 import mmap
 import os
@@ -14,7 +14,7 @@ MICROSECONDS = 1_000_000
 
 
 def compile_frozen_clock(folder: Path) -> Path | None:
-    """The shared library that `frozen_clock.c` makes; None where there is no compiler."""
+    """Compile `frozen_clock.c` to a shared library. Return None if there is no compiler."""
     library = folder / "frozen_clock.so"
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
@@ -25,7 +25,7 @@ def compile_frozen_clock(folder: Path) -> Path | None:
 
 
 class ClockFile:
-    """What servers that were started in its `environment` believe the time to be."""
+    """The wall time of servers that were started in its `environment`."""
 
     def __init__(self, path: Path, library: Path) -> None:
         path.write_bytes(bytes(8))
@@ -35,7 +35,7 @@ class ClockFile:
         self.environment = {"LD_PRELOAD": preloaded, "FROZEN_CLOCK": str(path)}
 
     def write(self, micros: int) -> None:
-        # One store of eight aligned bytes: no server reads half of it.
+        # One store of eight aligned bytes, so that no server reads a partial value.
         struct.pack_into("=q", self._mapped, 0, micros)
 
     def close(self) -> None:
@@ -43,16 +43,16 @@ class ClockFile:
 
 
 class ServerClock(FakeClock):
-    """A `FakeClock` that servers agree with to the microsecond.
+    """A `FakeClock` that agrees with servers to the microsecond.
 
-    Its time is a whole number of microseconds and `now` is that number / 1,000,000: the very float that somebody makes
-    who divides a server's microseconds.
+    Its time is a whole number of microseconds, and `now` is that number / 1,000,000: the same float as a server's
+    microseconds divided by a million.
     """
 
     def __init__(self, file: ClockFile) -> None:
         super().__init__()
         self._start_micros = round(self._start * MICROSECONDS)
-        self._micros = 0  # written under the lock by whoever advances
+        self._micros = 0  # written under the lock by any thread that advances the clock
         self._file = file
         file.write(self._start_micros)
 
@@ -65,7 +65,7 @@ class ServerClock(FakeClock):
             return self._micros / MICROSECONDS
 
     def advance(self, seconds: float) -> None:
-        """As a `FakeClock` does, rounded to the microsecond."""
+        """Advance like a `FakeClock`, rounded to the microsecond."""
         if seconds < 0:
             raise ValueError(f"time does not go back: {seconds} s")
         with self._lock:

@@ -1,4 +1,4 @@
-"""Halting other processes: all threads of one, and not only once the signal for it has been sent."""
+"""Halt all threads of another process, and wait until they have stopped."""
 
 import os
 import signal
@@ -6,14 +6,16 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-HALTED_SECONDS = 30.0  # a machine may be busy; it takes microseconds
+HALTED_SECONDS = 30.0  # a bound for a busy machine; it takes microseconds
 _NAP_SECONDS = 0.001
 _HALTED, _ENDED = "T", frozenset("ZX")
 
 
 def halt(pid: int) -> None:
-    """Send SIGSTOP, and wait until no thread of the process runs any more: until its first one has taken the signal,
-    others go on, and a server may answer what it was asked meanwhile. Raises `TimeoutError` if that does not come."""
+    """Send SIGSTOP and wait until no thread of the process runs. Raises `TimeoutError`.
+
+    Without the wait, other threads run until one has handled the signal, and a server may still answer requests.
+    """
     os.kill(pid, signal.SIGSTOP)
     deadline = time.monotonic() + HALTED_SECONDS
     while not all(state == _HALTED or state in _ENDED for state in _states(pid)):
@@ -23,14 +25,14 @@ def halt(pid: int) -> None:
 
 
 def resume(pid: int) -> None:
-    """Let it go on."""
+    """Continue a halted process."""
     os.kill(pid, signal.SIGCONT)
 
 
 def _states(pid: int) -> list[str]:
-    """Of its threads, as the kernel names them."""
+    """Return the states of a process's threads, as the kernel names them."""
     states = []
-    with suppress(FileNotFoundError):  # it has just ended, and all its threads
+    with suppress(FileNotFoundError):  # the process has just ended
         for task in Path(f"/proc/{pid}/task").iterdir():
             with suppress(FileNotFoundError, ProcessLookupError):
                 states.append((task / "stat").read_text().rpartition(")")[2].split()[0])

@@ -1,7 +1,7 @@
-"""A real MariaDB server for tests: private, in a folder of its own, and under the test's command.
+"""A real MariaDB server for tests: private, in its own folder, started and stopped by tests.
 
-It listens on a unix socket, and on a loopback TCP port of the system's choice where asked; never on the port that a
-server of the machine's own may use. It syncs its log at every commit, so it keeps what it answered for over `kill`.
+It listens on a unix socket and, on request, on a loopback TCP port chosen by the system, never on the default port. It
+syncs its log at every commit, so confirmed commits survive `kill`.
 """
 
 import itertools
@@ -26,25 +26,25 @@ SOCKET_PATH_BYTES_MAX = 100  # the system's limit is 107
 START_SECONDS = 60.0  # far more than a start takes, recovery included
 STOP_SECONDS = 10.0
 PROGRAMS = ("mariadbd", "mariadb-install-db")
-SYSTEM_FOLDERS = "/usr/sbin:/usr/local/sbin:/usr/bin"  # servers are not on everybody's PATH
+SYSTEM_FOLDERS = "/usr/sbin:/usr/local/sbin:/usr/bin"  # servers are not on every user's PATH
 LOG_MB = 32  # of InnoDB; copied with every server
 USER = PASSWORD = "penstock"
 
 
 def mariadb_program(name: str) -> str | None:
-    """Where a program of the server is; None if this machine has none."""
+    """Return the path of a program of the server, or None if it is not installed."""
     return shutil.which(name) or shutil.which(name, path=SYSTEM_FOLDERS)
 
 
 def install_template(folder: Path) -> Path:
-    """An empty server's files, made once and copied for each server, which is ten times as fast."""
+    """Create the files of an empty server, to be copied for each server, which is ten times as fast."""
     data = folder / "template"
     program = mariadb_program("mariadb-install-db")
     assert program is not None, "this machine has no MariaDB"
     command = [program, "--no-defaults", f"--datadir={data}", f"--innodb-log-file-size={LOG_MB}M", *_as_root()]
     command += ["--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve"]
     path = f"{os.environ.get('PATH', '')}:{SYSTEM_FOLDERS}"
-    # Whoever starts removes the temporary tables that it finds in its TMPDIR, those of another one's start too.
+    # A starting server removes all temporary tables in its TMPDIR, even those of another one.
     environment = {**os.environ, "PATH": path, "TMPDIR": str(folder)}
     made = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert made.returncode == 0, f"mariadb-install-db failed:\n{made.stdout}\n{made.stderr}"
@@ -53,10 +53,10 @@ def install_template(folder: Path) -> Path:
 
 @dataclass(kw_only=True)
 class MariadbServer:
-    """One server. ``folder`` holds its data, and keeps it over `stop`, `kill` and another `start`.
+    """One server. ``folder`` holds its data, which survives `stop`, `kill` and another `start`.
 
-    ``template`` is what `install_template` made. ``configuration`` are more words of its command line, as in
-    ``("--max-connections=5",)``; they may change between two starts. ``environment`` is added to the server's.
+    ``template`` is a folder of `install_template`. ``configuration`` has additional arguments, such as
+    ``("--max-connections=5",)``; it may change between two starts. ``environment`` is added to the server's.
     """
 
     folder: Path
@@ -91,11 +91,11 @@ class MariadbServer:
         return self._process.pid
 
     def url_of(self, database: str) -> str:
-        """A ledger's URL by the unix socket, as a user who owns that database alone."""
+        """Return a ledger URL over the unix socket, for a user who owns only that database."""
         return f"mysql://{USER}:{PASSWORD}@localhost/{database}?unix_socket={self.socket}"
 
     def tcp_url_of(self, database: str, port: int | None = None) -> str:
-        """A ledger's URL by TCP: at the server's own port, or at a proxy's."""
+        """Return a ledger URL over TCP, with the server's own port or a proxy's."""
         assert self.port, "this server was not asked to listen on TCP, or was never started"
         return f"mysql://{USER}:{PASSWORD}@127.0.0.1:{port or self.port}/{database}"
 
@@ -103,11 +103,11 @@ class MariadbServer:
 
     @property
     def running(self) -> bool:
-        """Whether it was started and not ended by us since."""
+        """Return True if it was started and has not been stopped or killed since."""
         return self._process is not None
 
     def start(self) -> "MariadbServer":
-        """Start the program and wait until it serves. Also after `stop` or `kill`: with the data that it kept."""
+        """Start the program and wait until it serves. After `stop` or `kill`, it has its earlier data."""
         assert not self.running, "the server is running already"
         if not self._data.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -117,7 +117,7 @@ class MariadbServer:
         return self
 
     def stop(self) -> None:
-        """Let it end in order; it is killed if it does not. Harms nothing if it is not running."""
+        """Stop it normally, or kill it if that takes too long. Does nothing if it is not running."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
@@ -125,32 +125,32 @@ class MariadbServer:
         self._end(signal.SIGKILL)
 
     def freeze(self) -> None:
-        """Its connections stay open, and nothing is answered until `thaw`."""
+        """Keep connections open but answer nothing until `thaw`."""
         halt(self.pid)
 
     def thaw(self) -> None:
         resume(self.pid)
 
     def close(self) -> None:
-        """End it for good, and remove its data and what it left outside its folder."""
+        """Kill it, and remove its data and its files outside its folder."""
         self.kill()
         shutil.rmtree(self._data, ignore_errors=True)
         if self._socket_folder is not None:
             shutil.rmtree(self._socket_folder, ignore_errors=True)
             self._socket_folder = None
 
-    # --- asking it
+    # --- databases and queries
 
     def fresh(self, options: str = "") -> str:
-        """Make an empty database; answers its ledger URL. ``options`` as in ``CHARACTER SET latin1``."""
+        """Create an empty database and return its ledger URL. ``options`` as in ``CHARACTER SET latin1``."""
         return self.url_of(self.fresh_database(options))
 
     def fresh_tcp(self, options: str = "") -> str:
-        """As `fresh`, by TCP."""
+        """Create an empty database and return its ledger URL over TCP."""
         return self.tcp_url_of(self.fresh_database(options))
 
     def fresh_database(self, options: str = "") -> str:
-        """Make an empty database; answers its name."""
+        """Create an empty database and return its name."""
         name = f"ledger_{next(self._numbers)}"
         self.sql(f"CREATE DATABASE {name} {options}")
         for host in ("localhost", "%"):
@@ -159,18 +159,18 @@ class MariadbServer:
         return name
 
     def drop(self, url: str) -> None:
-        """Drop the database of a URL that `fresh` answered, whoever still holds locks in it."""
+        """Drop the database of a URL that `fresh` returned, even if connections hold locks in it."""
         self.disconnect(url)
         self.sql(f"DROP DATABASE IF EXISTS {_name_of(url)}")
 
     def disconnect(self, url: str) -> None:
         """End every connection to the database of a URL that `fresh` returned."""
         for (id,) in self.sql("SELECT id FROM information_schema.processlist WHERE db = %s", _name_of(url)):
-            with suppress(pymysql.Error):  # it ended by itself
+            with suppress(pymysql.Error):  # it has ended already
                 self.sql(f"KILL {id}")
 
     def sql(self, statement: str, *parameters: object) -> Sequence[tuple[Any, ...]]:
-        """Run one statement as the server's master; answers its rows."""
+        """Run one statement as root and return its rows."""
         connection = self.connect()
         try:
             with connection.cursor() as cursor:
@@ -180,7 +180,7 @@ class MariadbServer:
             connection.close()
 
     def connect(self, database: str | None = None) -> "pymysql.Connection[Any]":
-        """A connection of the harness's own, as the server's master."""
+        """Open a connection for the tests themselves, as root."""
         return pymysql.connect(
             unix_socket=str(self.socket),
             user="root",
@@ -198,7 +198,7 @@ class MariadbServer:
         return self.folder / "data"
 
     def _starts(self) -> bool:
-        """False if somebody else took the chosen port before the server did."""
+        """Start it. Return False if another process took the chosen port before the server did."""
         if self.tcp and not self.port:
             self.port = free_port()
         self._launch()
@@ -212,7 +212,7 @@ class MariadbServer:
         program = mariadb_program("mariadbd")
         assert program is not None, "this machine has no MariaDB"
         self.socket.unlink(missing_ok=True)
-        self.log.write_bytes(b"")  # each start has a log of its own
+        self.log.write_bytes(b"")  # each start begins a new log
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [program, *self._words()],
@@ -232,7 +232,7 @@ class MariadbServer:
         return [*words, *self.configuration]
 
     def _serves(self) -> bool:
-        """Wait until it answers; False if it ended by itself."""
+        """Wait until it answers. Return False if it has exited."""
         assert self._process is not None
         give_up, tick = time.monotonic() + START_SECONDS, threading.Event()
         while not self._answers():
@@ -253,13 +253,13 @@ class MariadbServer:
         return True
 
     def _story(self) -> str:
-        return f"MariaDB did not start; it says:\n{self.log.read_text(encoding='utf-8', errors='replace')}"
+        return f"MariaDB did not start; its log:\n{self.log.read_text(encoding='utf-8', errors='replace')}"
 
     def _end(self, number: signal.Signals) -> None:
         process, self._process = self._process, None
         if process is None:
             return
-        process.send_signal(signal.SIGCONT)  # a frozen process hears nothing else
+        process.send_signal(signal.SIGCONT)  # a frozen process handles no other signal
         process.send_signal(number)
         try:
             process.wait(STOP_SECONDS)
@@ -269,7 +269,7 @@ class MariadbServer:
 
 
 def _as_root() -> list[str]:
-    """The server refuses to run as root unless it is told to."""
+    """Return the option without which the server refuses to run as root."""
     return ["--user=root"] if os.geteuid() == 0 else []
 
 

@@ -1,8 +1,8 @@
-"""moto's AWS as a process of its own, on loopback: `python moto_server.py PORT`, where 0 lets the system choose.
+"""moto's AWS as a separate process on loopback: `python moto_server.py PORT`, where 0 lets the system choose.
 
-moto's models know no locks, so requests take turns. That makes its conditional puts atomic, too. SIGHUP closes the port
-and every connection, SIGUSR2 listens on it again: what the service holds lives on meanwhile. It ends with its
-input, where that is a pipe.
+moto's models have no locks, so requests are serialised, which also makes its conditional puts atomic. SIGHUP closes the
+port and all connections, SIGUSR2 opens it again; the data is kept meanwhile. If the standard input is a pipe, the
+process ends with it.
 """
 
 import io
@@ -30,106 +30,106 @@ Application = Callable[[dict[str, Any], Any], Iterable[bytes]]
 
 
 class Turn(threading.Condition):
-    """The turn of one request. A long poll gives it away while it waits: it waits at this very condition."""
+    """The lock of the request that runs. A long poll waits on this condition, which lets other requests run."""
 
-    times_shut = 0  # how often the door was shut; changed by who has the turn
+    times_shut = 0  # number of closed ports; written under this lock
 
     def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
-        """Always wait, and never long.
+        """Wait for a short time, even if the predicate is true.
 
-        Always, since a queue whose visible messages may not be received yet would make moto look again and again within
-        its turn. Never long, since nobody tells when the visibility of a message ends, by whatever clock.
+        Without a wait, moto would poll a queue whose visible messages may not be received yet in a busy loop. A long
+        wait would miss the end of a message's visibility timeout, which notifies no one.
         """
-        came = self.times_shut
+        times_before = self.times_shut
         self.wait(LOOK_AGAIN_SECONDS)
-        self.go_on_if_open_since(came)
+        self.check_open_since(times_before)
         return predicate()
 
-    def go_on_if_open_since(self, times_shut: int) -> None:
-        """A poll that went on for somebody who is gone would take messages from others."""
+    def check_open_since(self, times_shut: int) -> None:
+        """Raise ConnectionAbortedError if the port was closed: a poll of a lost client must receive no messages."""
         if times_shut != self.times_shut:
             raise ConnectionAbortedError("the server left while this request waited")
 
 
-class InTurns:
-    """The application, one request at a time. Requests arrive as a whole first: a slow sender keeps nobody waiting."""
+class Serialised:
+    """The application, one request at a time. A request is read completely first, so a slow client delays no other."""
 
     def __init__(self, application: Application, turn: Turn) -> None:
         self._application = application
         self._turn = turn
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        came = self._turn.times_shut
+        times_before = self._turn.times_shut
         if length := int(environ.get("CONTENT_LENGTH") or 0):
             environ["wsgi.input"] = io.BytesIO(environ["wsgi.input"].read(length))
         elif environ.get("wsgi.input_terminated"):  # sent in chunks
             environ["wsgi.input"] = io.BytesIO(environ["wsgi.input"].read())
         with self._turn:
-            self._turn.go_on_if_open_since(came)
+            self._turn.check_open_since(times_before)
             return self._application(environ, start_response)
 
 
 def is_visible(message: Any) -> bool:
-    """At the end of its time, not a millisecond later: a clock that a test moves may never get there."""
+    """Return True at the end of the visibility timeout, not a millisecond later, as a test's clock may stop there."""
     return bool(unix_time_millis() >= message.visible_at)
 
 
 class Handler(WSGIRequestHandler):
-    disable_nagle_algorithm = True  # head and body of an answer are two writes: without it the second waits 40 ms
+    disable_nagle_algorithm = True  # head and body are two writes, and the second would wait 40 ms
 
 
-class Door(ThreadedWSGIServer):
-    """Listens, and knows who is connected."""
+class Server(ThreadedWSGIServer):
+    """A listening server that knows its connections."""
 
     def __init__(self, port: int, application: Application, turn: Turn) -> None:
         super().__init__(HOST, port, application, Handler)
         self._turn = turn
-        self._visitors: set[socket.socket] = set()  # under the lock
+        self._connections: set[socket.socket] = set()  # under the lock
         self._lock = threading.Lock()
         self._serving = threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True)
         self._serving.start()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:
-            self._visitors.add(request)
+            self._connections.add(request)
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
         with self._lock:
-            self._visitors.discard(request)
+            self._connections.discard(request)
         super().shutdown_request(request)
 
     def shut(self) -> None:
-        """The request whose turn it is takes effect, and its answer reaches nobody; those that wait are lost."""
+        """Close the port. The running request takes effect but its answer is lost; waiting requests are lost."""
         self.shutdown()
         self.server_close()
         with self._turn:
             self._turn.times_shut += 1
             self._turn.notify_all()
         with self._lock:
-            for visitor in self._visitors:
-                visitor.shutdown(socket.SHUT_RDWR)
+            for connection in self._connections:
+                connection.shutdown(socket.SHUT_RDWR)
         self._serving.join()
 
 
 def main() -> None:
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {LEAVE, COME_BACK})  # they are waited for
+    signal.pthread_sigmask(signal.SIG_BLOCK, {LEAVE, COME_BACK})  # handled by sigwait
     threading.Thread(target=end_with_the_input, daemon=True).start()
     turn = Turn()
     moto.sqs.models.Message.visible = property(is_visible)  # type: ignore[method-assign, assignment]
-    application = InTurns(DomainDispatcherApplication(create_backend_app), turn)
-    with mock.patch("moto.sqs.models.Condition", return_value=turn):  # every queue asks for one of its own
+    application = Serialised(DomainDispatcherApplication(create_backend_app), turn)
+    with mock.patch("moto.sqs.models.Condition", return_value=turn):  # every queue creates one
         serve(int(sys.argv[1]), application, turn)
 
 
 def serve(port: int, application: Application, turn: Turn) -> None:
     while True:
-        door = Door(port, application, turn)
-        port = door.port
+        server = Server(port, application, turn)
+        port = server.port
         say(f"listening on {port}")
         signal.sigwait({LEAVE})
-        door.shut()
+        server.shut()
         say("away")
         signal.sigwait({COME_BACK})
 

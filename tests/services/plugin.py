@@ -1,4 +1,4 @@
-"""Servers as fixtures, for the tests of every room. What a machine lacks is skipped, which CI takes for a failure."""
+"""Fixtures for servers, for all tests. Tests of a missing program are skipped, which counts as a failure in CI."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.services import fauxqs_package
 from tests.services.aws_proxy import AwsProxy
-from tests.services.aws_server import NOBODY, AwsServer, Kind
+from tests.services.aws_server import NO_ACCOUNT, AwsServer, Kind
 from tests.services.certificate import Certificate, make_certificate
 from tests.services.emptied_ledgers import EmptiedLedgers
 from tests.services.frozen_clock import ClockFile, compile_frozen_clock
@@ -35,7 +35,7 @@ MISSING = {
 
 
 # A JVM that lives for seconds or minutes gains nothing from its second compiler and from collector threads: three files
-# of tests/spark cost 72 s of CPU with them and 39 s without. Spark's launcher passes the options on, and says nothing.
+# of tests/spark cost 72 s of CPU with them and 39 s without. Spark's launcher forwards the options silently.
 QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
@@ -46,7 +46,7 @@ def pytest_configure() -> None:
 
 
 class Servers:
-    """Started when first asked for, shared by all tests of this process, stopped at its end."""
+    """Servers that are started on first use, shared by all tests of this process, and stopped at its end."""
 
     def __init__(self, folder: Path, clock_file: ClockFile | None = None) -> None:
         self._folder = folder
@@ -60,7 +60,7 @@ class Servers:
 
     @property
     def clock_file(self) -> ClockFile:
-        assert self._clock_file is not None, "these servers live in the machine's own time"
+        assert self._clock_file is not None, "these servers use the machine's clock"
         return self._clock_file
 
     def redis(self, version: str) -> RedisServer:
@@ -88,7 +88,7 @@ class Servers:
 
     @property
     def mariadb_folder(self) -> Path:
-        """Where servers live, and beside them the template that they copy."""
+        """Return the folder of the servers and of the template that they copy."""
         if self._mariadb_folder is None:
             need_mariadb()
             self._mariadb_folder = Path(tempfile.mkdtemp(prefix="mariadb-"))
@@ -103,7 +103,7 @@ class Servers:
 
     @property
     def postgresql_template(self) -> Path:
-        """An empty cluster, which servers copy."""
+        """Return an empty cluster, which servers copy."""
         if self._postgresql_template is None:
             need_postgresql()
             self._postgresql_template = make_template()
@@ -149,12 +149,12 @@ def need_aws(kind: Kind) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def nobodys_aws_account() -> Iterator[None]:
-    """No test, and no process that a test starts, can find the AWS account of whoever runs it."""
+def no_aws_account() -> Iterator[None]:
+    """Hide the user's AWS account from all tests and the processes that they start."""
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("AWS_")]:
             patch.delenv(name)
-        for name, value in NOBODY.items():
+        for name, value in NO_ACCOUNT.items():
             patch.setenv(name, value)
         yield
 
@@ -168,7 +168,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
 
 @pytest.fixture(scope="session")
 def frozen_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    """Servers whose wall clock a `ServerClock` moves; they all read the same file."""
+    """Return servers whose wall clock a `ServerClock` moves; they all read the same file."""
     folder = tmp_path_factory.mktemp("frozen-servers")
     library = compile_frozen_clock(folder)
     if library is None:
@@ -182,7 +182,7 @@ def frozen_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers
 
 @pytest.fixture(params=VERSIONS, ids=lambda version: f"redis {version}")
 def redis_server(request: pytest.FixtureRequest, servers: Servers) -> Iterator[RedisServer]:
-    """A clean database at a server of each version. The server is shared: do not stop, freeze or configure it."""
+    """Return an empty server of each version. It is shared: do not stop, freeze or configure it."""
     server = servers.redis(request.param)
     yield server
     server.clean()
@@ -190,7 +190,7 @@ def redis_server(request: pytest.FixtureRequest, servers: Servers) -> Iterator[R
 
 @pytest.fixture
 def start_redis(tmp_path: Path) -> Iterator[StartRedis]:
-    """Start servers of the test's own, with the options of `RedisServer`; they end with it."""
+    """Start servers for one test, with the options of `RedisServer`; they end with the test."""
     started: list[RedisServer] = []
 
     def start(version: str = "7.0", **options: Any) -> RedisServer:
@@ -206,7 +206,7 @@ def start_redis(tmp_path: Path) -> Iterator[StartRedis]:
 
 @pytest.fixture
 def mariadb_url(servers: Servers) -> Iterator[str]:
-    """An empty database, as a ledger URL. The server is shared: do not stop, freeze or configure it."""
+    """Return the ledger URL of an empty database. The server is shared: do not stop, freeze or configure it."""
     server = servers.mariadb()
     url = server.fresh()
     yield url
@@ -222,14 +222,14 @@ def mariadb_ledgers(servers: Servers) -> Iterator[EmptiedLedgers]:
 
 @pytest.fixture
 def mariadb_ledger_url(mariadb_ledgers: EmptiedLedgers) -> Iterator[str]:
-    """A database with an empty ledger. Quicker than `mariadb_url`, in which a test makes the tables itself."""
+    """Return a database with an empty ledger. Faster than `mariadb_url`, in which a test creates the tables itself."""
     with mariadb_ledgers.lend() as url:
         yield url
 
 
 @pytest.fixture
 def start_mariadb(servers: Servers) -> Iterator[StartMariadb]:
-    """Start servers of the test's own, with the options of `MariadbServer`; they end with it."""
+    """Start servers for one test, with the options of `MariadbServer`; they end with the test."""
     with ExitStack() as started:
 
         def start(**options: Any) -> MariadbServer:
@@ -243,7 +243,7 @@ def start_mariadb(servers: Servers) -> Iterator[StartMariadb]:
 
 @pytest.fixture
 def postgresql_url(servers: Servers) -> Iterator[str]:
-    """An empty database, as a ledger URL. The server is shared: do not stop, freeze or configure it."""
+    """Return the ledger URL of an empty database. The server is shared: do not stop, freeze or configure it."""
     server = servers.postgresql()
     url = server.fresh()
     yield url
@@ -259,14 +259,14 @@ def postgresql_ledgers(servers: Servers) -> Iterator[EmptiedLedgers]:
 
 @pytest.fixture
 def postgresql_ledger_url(postgresql_ledgers: EmptiedLedgers) -> Iterator[str]:
-    """A database with an empty ledger. Quicker than `postgresql_url`, in which a test makes the tables itself."""
+    """Return a database with an empty ledger. Faster than `postgresql_url`, in which a test creates the tables."""
     with postgresql_ledgers.lend() as url:
         yield url
 
 
 @pytest.fixture
 def start_postgresql(servers: Servers) -> Iterator[StartPostgresql]:
-    """Start servers of the test's own; they end with it."""
+    """Start servers for one test; they end with the test."""
     with ExitStack() as started:
 
         def start(**options: Any) -> PostgresqlServer:
@@ -279,7 +279,7 @@ def start_postgresql(servers: Servers) -> Iterator[StartPostgresql]:
 
 @pytest.fixture
 def moto(servers: Servers) -> Iterator[AwsServer]:
-    """SQS, S3, SNS and EventBridge, empty. The server is shared: do not stop, freeze or hide it."""
+    """Return an empty server with SQS, S3, SNS and EventBridge. It is shared: do not stop, freeze or hide it."""
     server = servers.aws("moto")
     yield server
     server.clean()
@@ -287,7 +287,7 @@ def moto(servers: Servers) -> Iterator[AwsServer]:
 
 @pytest.fixture
 def fauxqs(servers: Servers) -> Iterator[AwsServer]:
-    """SQS, SNS and S3, empty. The server is shared: do not stop, freeze or hide it."""
+    """Return an empty server with SQS, SNS and S3. It is shared: do not stop, freeze or hide it."""
     server = servers.aws("fauxqs")
     yield server
     server.clean()
@@ -295,19 +295,19 @@ def fauxqs(servers: Servers) -> Iterator[AwsServer]:
 
 @pytest.fixture
 def start_moto(tmp_path: Path) -> Iterator[StartAws]:
-    """Start servers of the test's own; they end with it."""
+    """Start servers for one test; they end with the test."""
     yield from _starting("moto", tmp_path)
 
 
 @pytest.fixture
 def start_fauxqs(tmp_path: Path) -> Iterator[StartAws]:
-    """Start servers of the test's own; they end with it."""
+    """Start servers for one test; they end with the test."""
     yield from _starting("fauxqs", tmp_path)
 
 
 @pytest.fixture
 def start_aws_proxy() -> Iterator[StartAwsProxy]:
-    """Ways to servers through faults of the test's own."""
+    """Open fault proxies for AWS servers; they are closed after the test."""
     with ExitStack() as opened:
         yield lambda server: opened.enter_context(closing(AwsProxy(server)))
 

@@ -1,10 +1,10 @@
-"""Ports for servers that have to be told theirs."""
+"""Free ports for servers that cannot choose one themselves."""
 
 import socket
 
 
 def free_port(*, besides: int = 0) -> int:
-    """A loopback port that nobody listens on now; nor on the one so much higher, if that is wanted."""
+    """Return a free loopback port; with ``besides``, one for which the port that much higher is free, too."""
     while True:
         with socket.socket() as first:
             first.bind(("127.0.0.1", 0))

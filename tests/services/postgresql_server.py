@@ -1,7 +1,7 @@
-"""A real PostgreSQL server for tests: private, in a folder of its own, and under the test's command.
+"""A real PostgreSQL server for tests: private, in its own folder, started and stopped by tests.
 
-It listens on a unix socket, and on a loopback TCP port of the system's choice where asked. PostgreSQL refuses to run as
-root: where the tests do, its programs run as the user postgres, or as nobody.
+It listens on a unix socket and, on request, on a loopback TCP port chosen by the system. PostgreSQL refuses to run as
+root: if root runs the tests, its programs run as the user `postgres` or `nobody`.
 """
 
 import os
@@ -25,15 +25,15 @@ import psycopg
 from tests.services.halting import halt, resume
 from tests.services.ports import free_port
 
-DEBIANS_PROGRAMS = Path("/usr/lib/postgresql")  # Debian keeps them out of PATH, a folder a version
+DEBIANS_PROGRAMS = Path("/usr/lib/postgresql")  # Debian keeps them out of PATH, in one folder per version
 OWNER = "penstock"  # may do everything
 START_SECONDS = 30.0  # far more than a start takes
 STOP_SECONDS = 10.0
-USERS = ("postgres", "nobody")  # whom root runs it as: the first that this machine knows
+USERS = ("postgres", "nobody")  # for tests run by root: the first user that exists
 
 
 def postgresql_programs() -> Path | None:
-    """The folder with initdb and postgres of the newest version; None if this machine has none."""
+    """Return the folder with initdb and postgres of the newest version, or None if they are not installed."""
     debians = sorted(DEBIANS_PROGRAMS.glob("*/bin"), key=lambda folder: float(folder.parent.name), reverse=True)
     in_path = shutil.which("initdb")
     places = [*debians, *([Path(in_path).resolve().parent] if in_path else [])]
@@ -41,7 +41,7 @@ def postgresql_programs() -> Path | None:
 
 
 def make_template() -> Path:
-    """An empty cluster, to be copied by servers: making one takes a second. The caller removes the folder."""
+    """Create an empty cluster for servers to copy, which takes a second. The caller removes the folder."""
     folder = _private_folder()
     _run("initdb", "--pgdata", folder / "data", "--username", OWNER, "--auth", "trust", *_LOCALE, "--no-sync")
     return folder
@@ -52,10 +52,10 @@ _LOCALE = ("--encoding", "UTF8", "--locale", "C.UTF-8", "--no-instructions")
 
 @dataclass(kw_only=True)
 class PostgresqlServer:
-    """One server. Its data is kept over `stop`, `kill` and another `start`, until `close`.
+    """One server. Its data survives `stop`, `kill` and another `start`, until `close`.
 
-    ``configuration`` are settings, as in ``{"max_connections": "10"}``; ``access`` replaces pg_hba.conf, which trusts
-    everybody. ``environment`` is added to the server's. ``template`` is a folder of `make_template`.
+    ``configuration`` has settings, such as ``{"max_connections": "10"}``; ``access`` replaces pg_hba.conf, which trusts
+    all users. ``environment`` is added to the server's. ``template`` is a folder of `make_template`.
     """
 
     tcp: bool = False
@@ -74,7 +74,7 @@ class PostgresqlServer:
 
     @property
     def folder(self) -> Path:
-        """Its data, socket and log. A short path that its user can reach, which a test's own folder is not."""
+        """Return the folder of data, socket and log: a short path that the server's user can access."""
         if self._folder is None:
             self._folder = _private_folder()
         return self._folder
@@ -89,12 +89,12 @@ class PostgresqlServer:
         return self._process.pid
 
     def url(self, database: str = "postgres", *, user: str = OWNER) -> str:
-        """Of one of its databases, over the unix socket."""
+        """Return the URL of a database, over the unix socket."""
         port = f"&port={self.port}" if self.port else ""  # the socket's name has it
         return f"postgresql://{user}@/{database}?host={self.folder}{port}"
 
     def tcp_url(self, database: str = "postgres", *, user: str = OWNER, port: int | None = None) -> str:
-        """The same over TCP, at this server or at a proxy's port."""
+        """Return the URL of a database over TCP, with the server's own port or a proxy's."""
         assert self.port, "this server was not asked to listen on TCP, or was never started"
         return f"postgresql://{user}@127.0.0.1:{port or self.port}/{database}"
 
@@ -102,11 +102,11 @@ class PostgresqlServer:
 
     @property
     def running(self) -> bool:
-        """Whether it was started and not ended by us since."""
+        """Return True if it was started and has not been stopped or killed since."""
         return self._process is not None
 
     def start(self) -> "PostgresqlServer":
-        """Start the program and wait until it serves. Also after `stop` or `kill`: with the data that it kept."""
+        """Start the program and wait until it serves. After `stop` or `kill`, it has its earlier data."""
         assert not self.running, "the server is running already"
         if not (self.folder / "data").exists():
             self._make_data()
@@ -115,7 +115,7 @@ class PostgresqlServer:
         return self
 
     def stop(self) -> None:
-        """Let it end in order; it is killed if it does not. Harms nothing if it is not running."""
+        """Stop it normally, or kill it if that takes too long. Does nothing if it is not running."""
         process = self._process
         if process is None:
             return
@@ -126,7 +126,7 @@ class PostgresqlServer:
         self.kill()
 
     def kill(self) -> None:
-        """End it as a crash would, with all its processes: nothing is left that could still finish a commit."""
+        """Kill it with all its processes, as a crash would, so that no process can still finish a commit."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -136,10 +136,10 @@ class PostgresqlServer:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             process.wait(STOP_SECONDS)
-        (self.folder / "data" / "postmaster.pid").unlink(missing_ok=True)  # its number may be another's by now
+        (self.folder / "data" / "postmaster.pid").unlink(missing_ok=True)  # another process may have this id by now
 
     def freeze(self) -> None:
-        """Its connections stay open, and nothing is answered until `thaw`."""
+        """Keep connections open but answer nothing until `thaw`."""
         self._frozen = [*_stopped(self.pid), self.pid]
 
     def thaw(self) -> None:
@@ -149,32 +149,32 @@ class PostgresqlServer:
         self._frozen = ()
 
     def close(self) -> None:
-        """End it and remove its data."""
+        """Kill it and remove its data."""
         self.kill()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
 
-    # --- asking it
+    # --- databases and queries
 
     def fresh(self, *, tcp: bool = False) -> str:
-        """Make a new empty database; its ledger URL."""
+        """Create an empty database and return its ledger URL."""
         name = f"ledger_{next(self._numbers)}"
         self.sql(f"CREATE DATABASE {name}")
         return self.tcp_url(name) if tcp else self.url(name)
 
     def drop(self, url: str) -> None:
-        """Remove a database that `fresh` made, whoever is still connected to it."""
+        """Drop a database of `fresh`, even if clients are connected to it."""
         name = urlsplit(url).path.removeprefix("/")
         self.sql(f"DROP DATABASE {name} WITH (FORCE)")
 
     def disconnect(self, url: str) -> None:
-        """End every connection to a database that `fresh` made."""
+        """End all connections to a database of `fresh`."""
         name = urlsplit(url).path.removeprefix("/")
         self.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", name)
 
     def sql(self, statement: str, *parameters: object, url: str | None = None) -> list[tuple[Any, ...]]:
-        """One statement as the owner, outside of any transaction; its rows."""
+        """Run one statement as the owner, in autocommit mode, and return its rows."""
         with psycopg.connect(url or self.url(), autocommit=True, connect_timeout=10) as connection:
             cursor = connection.execute(statement, parameters or None)
             return cursor.fetchall() if cursor.description else []
@@ -183,7 +183,7 @@ class PostgresqlServer:
 
     def _make_data(self) -> None:
         template = self.template or make_template()
-        # By the programs' own user, so that all of it belongs to them; who may not look into every folder of our PATH.
+        # Run as the server's user, so that this user owns the files. It may lack access to folders of PATH.
         copy = Path(shutil.which("cp") or "/bin/cp").resolve()
         subprocess.run([copy, "-a", template / "data", self.folder / "data"], check=True, **_as_user())
         if template != self.template:
@@ -192,7 +192,7 @@ class PostgresqlServer:
             (self.folder / "data" / "pg_hba.conf").write_text(self.access, encoding="utf-8")
 
     def _starts(self) -> bool:
-        """False if somebody else took the chosen port before the server did."""
+        """Start it. Return False if another process took the chosen port before the server did."""
         if self.tcp and not self.port:
             self.port = free_port()
         self._launch()
@@ -208,12 +208,12 @@ class PostgresqlServer:
         settings = {
             "unix_socket_directories": str(self.folder),
             "listen_addresses": "127.0.0.1" if self.tcp else "",
-            "dynamic_shared_memory_type": "mmap",  # in files beside the data, which go with it after a kill
+            "dynamic_shared_memory_type": "mmap",  # in files beside the data, which are removed with it after a kill
             **({"port": str(self.port)} if self.tcp else {}),
             **self.configuration,
         }
         words = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
-        with self.log.open("wb") as log:  # each start has a log of its own
+        with self.log.open("wb") as log:  # each start begins a new log
             self._process = subprocess.Popen(
                 [programs / "postgres", "-D", self.folder / "data", *words],
                 stdin=subprocess.DEVNULL,
@@ -223,7 +223,7 @@ class PostgresqlServer:
             )
 
     def _serves(self) -> bool:
-        """Wait until it answers; False if it ended by itself."""
+        """Wait until it answers. Return False if it has exited."""
         assert self._process is not None
         give_up, tick = time.monotonic() + START_SECONDS, threading.Event()
         while not self._answers():
@@ -242,7 +242,7 @@ class PostgresqlServer:
         return True
 
     def _story(self) -> str:
-        return f"PostgreSQL did not start; it says:\n{self.log.read_text(encoding='utf-8')}"
+        return f"PostgreSQL did not start; its log:\n{self.log.read_text(encoding='utf-8')}"
 
 
 def _run(program: str, *words: "str | Path") -> None:
@@ -253,7 +253,7 @@ def _run(program: str, *words: "str | Path") -> None:
 
 
 def _as_user(environment: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """How to start a program: as a user who is not root, at home anywhere, and without settings of ours."""
+    """Return options to start a program as a user who is not root, in `/`, and without settings of this environment."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "LC_", "LANG"))}
     options: dict[str, Any] = {"env": {**kept, **(environment or {})}, "cwd": "/"}
     if os.geteuid() == 0:
@@ -268,7 +268,7 @@ def _user() -> pwd.struct_passwd:
 
 
 def _private_folder() -> Path:
-    """A new folder of the programs' user, where that user can reach it and the socket's path stays short."""
+    """Create a folder for the programs' user, in a place that the user can access, with a short path for the socket."""
     places = [tempfile.gettempdir(), "/tmp", "/var/tmp"]
     place = places[0] if os.geteuid() != 0 else next(filter(_is_open_to_all, places))
     folder = Path(tempfile.mkdtemp(prefix="pg-", dir=place))
@@ -283,7 +283,7 @@ def _is_open_to_all(place: str) -> bool:
 
 
 def _stopped(postmaster: int) -> list[int]:
-    """Stop the postmaster, so that it has no more children, and then them; answers the children."""
+    """Halt the postmaster, so that it starts no more children, then halt its children, and return them."""
     halt(postmaster)
     children = _children(postmaster)
     for pid in children:

@@ -1,4 +1,4 @@
-"""A real Prometheus for tests: on loopback, with its data in a folder of the test's own."""
+"""A real Prometheus for tests: on loopback, with its data in a test's folder."""
 
 import json
 import shutil
@@ -19,7 +19,7 @@ SECONDS_MAX = 30.0  # far more than a start or an answer takes
 
 
 class PrometheusServer:
-    """Scrapes and evaluates once a second. ``targets``: addresses, by the job's name."""
+    """A server that scrapes and evaluates once a second. ``targets``: addresses by job name."""
 
     def __init__(self, folder: Path, *, rules: Path, targets: Mapping[str, Sequence[str]]) -> None:
         program = shutil.which("prometheus")
@@ -51,19 +51,19 @@ class PrometheusServer:
         self._await_ready()
 
     def query(self, expression: str) -> Sequence[Mapping[str, Any]]:
-        """What the expression gives now. Raises AssertionError with Prometheus's words where it cannot tell."""
+        """Return the present value of an expression. Raises AssertionError with Prometheus's error."""
         answer = self._asked("query", query=expression)
         assert answer["status"] == "success", f"{expression}: {answer['error']}"
         found: Sequence[Mapping[str, Any]] = answer["data"]["result"]
         return found
 
     def alerts(self) -> Sequence[Mapping[str, Any]]:
-        """Those pending or firing: labels, annotations, state."""
+        """Return the pending and firing alerts: labels, annotations, state."""
         found: Sequence[Mapping[str, Any]] = self._asked("alerts")["data"]["alerts"]
         return found
 
     def close(self) -> None:
-        self._process.kill()  # nobody needs its data any more
+        self._process.kill()  # its data is no longer needed
         self._process.wait(SECONDS_MAX)
 
     def _asked(self, path: str, **arguments: str) -> Mapping[str, Any]:
@@ -71,7 +71,7 @@ class PrometheusServer:
         try:
             with urllib.request.urlopen(url, timeout=SECONDS_MAX) as answer:
                 return dict(json.load(answer))
-        except urllib.error.HTTPError as refusal:  # says why in the same form
+        except urllib.error.HTTPError as refusal:  # errors have the same form
             return dict(json.load(refusal))
 
     def _await_ready(self) -> None:

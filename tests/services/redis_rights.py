@@ -1,4 +1,4 @@
-"""The user whom docs/run/redis.md describes: the tests give it what the page gives it, and nothing else."""
+"""The Redis user that docs/run/redis.md describes, with exactly the permissions of the page."""
 
 import re
 from pathlib import Path
@@ -8,12 +8,12 @@ PASSWORD = "PASSWORD"  # as the page has it
 
 
 def documented_user() -> str:
-    """A line of an ACL file for the user shop."""
+    """Return the line of an ACL file for the user shop."""
     found = re.search(r"^```\n(user shop .*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     assert found is not None, f"{PAGE.name} describes no user any more"
     return " ".join(found[1].split())
 
 
 def documented_rights() -> list[str]:
-    """Each as ``+command`` or ``+command|subcommand``."""
+    """Return the user's permissions, each as ``+command`` or ``+command|subcommand``."""
     return re.findall(r"\+\S+", documented_user())

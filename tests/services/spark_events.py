@@ -1,4 +1,4 @@
-"""What Spark itself recorded of its applications: the event logs, which no code of the product writes or reads."""
+"""Spark's own event logs, which no code of the product writes or reads."""
 
 import json
 from collections import Counter
@@ -20,13 +20,13 @@ def logged_to(folder: Path) -> Mapping[str, str]:
 
 @dataclass(kw_only=True)
 class SparkEvents:
-    """The faults in the logs of one folder: what Spark saw, and how it made up for it."""
+    """The faults in the logs of one folder, and Spark's recovery from them."""
 
     tasks_failed: int = 0  # in the user's code; not those that were lost with their executor
-    tasks_done_again: int = 0  # that ended well after they had failed
-    copies_done: int = 0  # speculative copies that ended well, and so before the task that they are copies of
+    tasks_done_again: int = 0  # succeeded after a failure
+    copies_done: int = 0  # speculative copies that succeeded before the original task
     tasks_lost: int = 0  # with their executors
-    stages_again: int = 0  # later attempts of stages, since output of an earlier one was lost with its executor
+    stages_again: int = 0  # stages that were repeated because their output was lost with an executor
     executors_removed: Counter[str] = field(default_factory=Counter)  # by Spark's reason
 
     def __add__(self, other: "SparkEvents") -> "SparkEvents":

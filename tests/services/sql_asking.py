@@ -1,4 +1,4 @@
-"""Asking a ledger's database by the driver alone: for oracles, which share no code with the product."""
+"""Query a ledger's database with the bare driver, for oracles, which share no code with the product."""
 
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ ANSWER_SECONDS = 60
 
 
 def ask(url: str, sql: str, *parameters: object) -> Sequence[tuple[Any, ...]]:
-    """The rows of one statement, by a connection of its own. Parameters stand as %s, for every database."""
+    """Return the rows of one statement, over a separate connection. Parameters are written as %s for every database."""
     with connected(url) as connection:
         rows = ask_by(connection, sql, *parameters)
         connection.commit()
@@ -20,7 +20,7 @@ def ask(url: str, sql: str, *parameters: object) -> Sequence[tuple[Any, ...]]:
 
 
 def ask_by(connection: Any, sql: str, *parameters: object) -> Sequence[tuple[Any, ...]]:
-    """The same, by a connection of the caller's and in its transaction."""
+    """Return the rows of one statement, over a given connection and in its transaction."""
     with closing(connection.cursor()) as cursor:
         cursor.execute(sql.replace("%s", "?") if isinstance(connection, sqlite3.Connection) else sql, parameters)
         return [tuple(row) for row in cursor.fetchall()] if cursor.description else []
@@ -28,7 +28,7 @@ def ask_by(connection: Any, sql: str, *parameters: object) -> Sequence[tuple[Any
 
 @contextmanager
 def connected(url: str) -> Iterator[Any]:
-    """A connection of the driver's own, closed afterwards."""
+    """Open a connection of the driver, and close it afterwards."""
     connection = _connect(url)
     try:
         yield connection

@@ -1,7 +1,7 @@
-"""The way to an SQL server through the fault proxy: faults are planned by request, and a COMMIT is told from the rest.
+"""A fault proxy for an SQL server: faults are planned per request, and COMMITs are recognised.
 
-A plan is asked once for every request, in the order in which the requests come, and answers what becomes of it. So what
-happens depends on counts and seeds, never on time.
+A plan is called once for every request, in the order of arrival, and returns its fate. So faults depend on counts and
+seeds, never on time.
 """
 
 import random
@@ -24,37 +24,37 @@ from tests.services.fault_proxy import (
 )
 from tests.services.sql_wire import MakeWire, MysqlWire, PostgresqlWire
 
-LATE_BY = 2  # requests of others that come before one that is late
-LATE_SECONDS = 10.0  # at most, where others wait for what it holds
+LATE_BY = 2  # requests of other connections that overtake a late one
+LATE_SECONDS = 10.0  # the limit, if others wait for locks of the late one
 
 WIRES: dict[str, MakeWire] = {"mysql": MysqlWire, "mariadb": MysqlWire, "postgresql": PostgresqlWire}
 
 
 class Fate(Enum):
-    """What becomes of a request."""
+    """The fate of a request."""
 
     PASS = "it is answered"
     CUT = "it does not reach the server, and the connection is reset"
     SWALLOW = "the server answers, and the connection is reset in place of the answer"
     LATE = "its connection ends, and it reaches the server after later requests of others"
-    FREEZE = "it does not reach the server; nothing comes any more, and the connection stays open"
-    MUTE = "the server answers; nothing comes any more, and the connection stays open"
+    FREEZE = "it does not reach the server; no more bytes arrive, and the connection stays open"
+    MUTE = "the server answers; no more bytes arrive, and the connection stays open"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One that a client sent. Numbers count all that came through the proxy, from 1."""
+    """A request of a client. Numbers count all requests through the proxy, from 1."""
 
     number: int
     connection: int
     sql: str
     commit: int | None  # its number among the COMMITs; None if it is something else
-    before: str  # what its connection asked before it
+    before: str  # the previous request of its connection
 
 
 @dataclass(slots=True, kw_only=True)
 class Asked:
-    """What came so far on one connection; of the thread that reads it."""
+    """The last request of one connection. Used by the thread that reads it."""
 
     connection: int
     last: str = ""
@@ -68,7 +68,7 @@ def all_pass(_: Request) -> Fate:
 
 
 def at_request(number: int, fate: Fate) -> Plan:
-    """Of the n-th request that comes from when the plan is made."""
+    """Return a plan that gives the n-th request that fate."""
     return lambda request: fate if request.number == number else Fate.PASS
 
 
@@ -77,7 +77,7 @@ def at_commit(number: int, fate: Fate) -> Plan:
 
 
 def at_random_commits(chance: random.Random, fates: Sequence[Fate]) -> Plan:
-    """Every COMMIT draws one, but for those of a connection's own settings."""
+    """Return a plan with a random fate for every COMMIT, except after a connection's own settings."""
 
     def draw(request: Request) -> Fate:
         return Fate.PASS if request.commit is None or request.before.startswith("SET ") else chance.choice(fates)
@@ -86,12 +86,12 @@ def at_random_commits(chance: random.Random, fates: Sequence[Fate]) -> Plan:
 
 
 def at_random_requests(chance: random.Random, share: float, fates: Sequence[Fate]) -> Plan:
-    """Of all requests such a share draws one."""
+    """Return a plan with a random fate for a share of all requests."""
     return lambda request: chance.choice(fates) if chance.random() < share else Fate.PASS
 
 
 class SqlProxy(FaultProxy):
-    """A `FaultProxy` that a driver takes for the server at ``url``, which it reaches by the socket named there."""
+    """A `FaultProxy` that looks like the server at ``url`` to drivers, and connects to the socket named there."""
 
     def __init__(self, url: str, plan: Plan = all_pass) -> None:
         parsed = make_url(url)
@@ -101,14 +101,14 @@ class SqlProxy(FaultProxy):
         self._commits = 0
         self._connections = 0
         self._faults: list[tuple[Request, Fate]] = []
-        self._late: set[Link] = set()  # their last request is on its way
-        self._come = 0  # how often those that are late were let come
+        self._late: set[Link] = set()  # with a late request that has not arrived
+        self._releases = 0  # how often late requests were released
         self._server_url = parsed
         super().__init__(address_of(parsed))
 
     @property
     def url(self) -> str:
-        """The database's, by this way."""
+        """Return the database's URL through the proxy."""
         query = {
             name: value for name, value in self._server_url.query.items() if name not in ("host", "port", "unix_socket")
         }
@@ -117,13 +117,13 @@ class SqlProxy(FaultProxy):
 
     @property
     def faults(self) -> Sequence[tuple[Request, Fate]]:
-        """Every request that was not just answered, and what became of it."""
+        """Return every request whose fate was not PASS, with its fate."""
         with self._changed:
             return tuple(self._faults)
 
     @property
     def requests(self) -> int:
-        """How many came."""
+        """Return the number of requests."""
         with self._changed:
             return self._requests
 
@@ -133,38 +133,38 @@ class SqlProxy(FaultProxy):
             return self._commits
 
     def follow(self, plan: Plan) -> None:
-        """From now on. The numbers of requests go on."""
+        """Use a plan from now on. The numbers of requests continue."""
         with self._changed:
             self._plan = plan
 
     def wait_for_faults(self, count: int) -> None:
         with self._changed:
-            came = self._changed.wait_for(lambda: len(self._faults) >= count, PATIENCE_SECONDS)
-        assert came, f"{len(self.faults)} faults, and not {count}, came within {PATIENCE_SECONDS} s"
+            happened = self._changed.wait_for(lambda: len(self._faults) >= count, PATIENCE_SECONDS)
+        assert happened, f"{len(self.faults)} faults instead of {count} within {PATIENCE_SECONDS} s"
 
     def refuse(self) -> None:
-        """Nobody listens at its port any more, until `welcome`; connections that are there go on."""
+        """Refuse new connections until `welcome`; existing ones continue."""
         self._stop_listening()
 
     def welcome(self) -> None:
         self._listen()
 
     def let_late_come(self) -> None:
-        """What is late reaches the server, which has answered it when this returns."""
+        """Forward late requests, and return when the server has answered them."""
         with self._changed:
-            self._come += 1
+            self._releases += 1
             self._changed.notify_all()
-            came = self._changed.wait_for(lambda: not self._late, PATIENCE_SECONDS)
-        assert came, "the server did not answer a late request"
+            answered = self._changed.wait_for(lambda: not self._late, PATIENCE_SECONDS)
+        assert answered, "the server did not answer a late request"
 
     def heal(self) -> None:
-        """All goes through from now on, and what is late comes."""
+        """Forward everything from now on, late requests included."""
         with self._changed:
             self._plan = all_pass
-            self._come += 1
+            self._releases += 1
         super().heal()
 
-    # --- the way of the bytes
+    # --- forwarding
 
     def _pass_requests(self, link: Link) -> None:
         wire = self._wire()
@@ -173,7 +173,7 @@ class SqlProxy(FaultProxy):
             asked = Asked(connection=self._connections)
         while data := received(link.client):
             pieces = wire.feed(data)
-            if not all(self._goes_on(link, piece.data, self._noted(asked, piece.sql)) for piece in pieces):
+            if not all(self._apply(link, piece.data, self._count(asked, piece.sql)) for piece in pieces):
                 break
         if link.deaf:
             link.cut()
@@ -181,8 +181,8 @@ class SqlProxy(FaultProxy):
             end(link.server)
         self._leave(link)
 
-    def _noted(self, asked: "Asked", sql: str | None) -> tuple[Request, Fate] | None:
-        """Count a request and ask the plan; None for what is none."""
+    def _count(self, asked: "Asked", sql: str | None) -> tuple[Request, Fate] | None:
+        """Count a request and return it with its fate, or None if the bytes are no request."""
         if sql is None:
             return None
         with self._changed:
@@ -200,14 +200,14 @@ class SqlProxy(FaultProxy):
             self._changed.notify_all()
         return request, fate
 
-    def _goes_on(self, link: Link, data: bytes, noted: tuple[Request, Fate] | None) -> bool:
-        """Do as planned; whether the connection has more to send."""
+    def _apply(self, link: Link, data: bytes, noted: tuple[Request, Fate] | None) -> bool:
+        """Apply the fate to a request. Return True if the connection may send more."""
         request, fate = noted or (None, Fate.PASS)
         if fate is Fate.CUT:
             link.cut()
             return False
         if request is not None and fate is Fate.LATE:
-            self._come_late(link, data, request)
+            self._forward_late(link, data, request)
             return False
         if fate is Fate.FREEZE:
             link.deaf = True
@@ -217,15 +217,15 @@ class SqlProxy(FaultProxy):
             return False
         return link.deaf or sent(link, link.server, data)
 
-    def _come_late(self, link: Link, data: bytes, late: Request) -> None:
+    def _forward_late(self, link: Link, data: bytes, late: Request) -> None:
         trap = link.trap = Trap(b"", Afterwards.CUT)
         with self._changed:
             self._late.add(link)
-            before = self._come
+            before = self._releases
         end(link.client)
         with self._changed:
             self._changed.wait_for(
-                lambda: link.ending or self._come > before or self._requests >= late.number + LATE_BY, LATE_SECONDS
+                lambda: link.ending or self._releases > before or self._requests >= late.number + LATE_BY, LATE_SECONDS
             )
         if sent(link, link.server, data):
             trap.sprung.wait(PATIENCE_SECONDS)
@@ -235,7 +235,7 @@ class SqlProxy(FaultProxy):
 
 
 def address_of(url: URL) -> Address:
-    """Where the server listens: the unix socket that its URL names, or host and port."""
+    """Return the server's address: the unix socket in its URL, or host and port."""
     socket_path, folder = url.query.get("unix_socket"), url.query.get("host")
     if isinstance(socket_path, str):
         return socket_path

@@ -1,7 +1,7 @@
-"""Just enough of what MySQL's and PostgreSQL's clients send to tell one request from the next, and a COMMIT from both.
+"""Just enough of the protocols of MySQL's and PostgreSQL's clients to separate requests and recognise a COMMIT.
 
-A wire is of one connection: it is fed the client's bytes as they come, and hands on the same bytes in whole pieces. Of
-an encrypted connection it would understand nothing, so the tests' servers speak plainly.
+A wire parses one connection: it gets the client's bytes as they arrive, and yields the same bytes in whole pieces. It
+cannot parse an encrypted connection, so the tests' servers use none.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,25 +11,25 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Bytes that belong together. ``sql`` is what they ask where they end a request, after which an answer comes."""
+    """Bytes that belong together. ``sql`` is set if they end a request, after which the server answers."""
 
     data: bytes
     sql: str | None = None
 
 
 class Wire(Protocol):
-    """What a client sends, cut where its requests end."""
+    """A parser that cuts a client's bytes at the ends of requests."""
 
     def feed(self, data: bytes) -> Iterator[Piece]: ...
 
 
 MYSQL_HEAD_BYTES = 4  # length, and the packet's number within its request
-MYSQL_PACKET_BYTES_MAX = 0xFFFFFF  # a packet of this length goes on in the next one
+MYSQL_PACKET_BYTES_MAX = 0xFFFFFF  # a packet of this length continues in the next one
 MYSQL_COM_QUERY = 3
 
 
 class MysqlWire:
-    """Commands begin with packet number 0; what has another number belongs to the handshake."""
+    """The parser for MySQL. Commands begin with packet number 0; other numbers belong to the handshake."""
 
     def __init__(self) -> None:
         self._left = b""
@@ -41,7 +41,7 @@ class MysqlWire:
             yield Piece(data=whole, sql=_mysql_sql(whole))
 
     def _end(self) -> int | None:
-        """Where the first request ends; None while it is not all there."""
+        """Return the offset of the end of the first request, or None if it is incomplete."""
         at = 0
         while len(self._left) >= at + MYSQL_HEAD_BYTES:
             length = int.from_bytes(self._left[at : at + 3], "little")
@@ -61,11 +61,11 @@ def _mysql_sql(whole: bytes) -> str | None:
 
 
 POSTGRESQL_HEAD_BYTES = 5  # the kind of a message, and its length without the kind
-POSTGRESQL_PLAIN = {80877103, 80877104}  # asks for encryption, after which the true start comes
+POSTGRESQL_PLAIN = {80877103, 80877104}  # request encryption; the real start follows
 
 
 class PostgresqlWire:
-    """Messages have a kind each, but for those of the start. A request ends with a simple query or a Sync."""
+    """The parser for PostgreSQL. All messages except the first have a kind. A simple query or a Sync ends a request."""
 
     def __init__(self) -> None:
         self._left = b""
@@ -86,7 +86,7 @@ class PostgresqlWire:
             if whole[:1] in b"QS":
                 yield Piece(data=self._taken(), sql=self._asked)
                 self._asked = ""
-            elif whole[:1] not in b"PBDEC":  # all else may be waited for before a Sync, as what is copied in
+            elif whole[:1] not in b"PBDEC":  # the server may need all others before a Sync, such as copied data
                 yield Piece(data=self._taken())
 
     def _message(self) -> bytes | None:

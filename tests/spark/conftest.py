@@ -1,4 +1,4 @@
-"""One Spark session for all of these tests."""
+"""One Spark session for all tests of this folder."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""A folder that passes for a place the JVM has no way to."""
+"""A folder that appears as a place that the JVM cannot access."""
 
 import sys
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from pyspark import cloudpickle
 from penstock.errors import TableError, TemporaryError
 from penstock.storage.local import LocalFiles
 
-# Spark's workers do not find the tests.
+# Spark's workers cannot import the tests.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
 
 _OPEN: list[str] = []
@@ -23,7 +23,7 @@ class Elsewhere(LocalFiles):
 
 
 class Flood(Elsewhere):
-    """The store breaks in the middle of a file."""
+    """A store that fails in the middle of a file."""
 
     @contextmanager
     def open_output(self, path: str) -> Iterator[BinaryIO]:
@@ -32,7 +32,7 @@ class Flood(Elsewhere):
 
 
 class Locked(Elsewhere):
-    """The store takes nothing from us."""
+    """A store that denies writing."""
 
     @contextmanager
     def open_output(self, path: str) -> Iterator[BinaryIO]:
@@ -43,7 +43,7 @@ class Locked(Elsewhere):
 
 
 class Single(Elsewhere):
-    """The store bears one open file a process."""
+    """A store that allows one open file per process."""
 
     @contextmanager
     def open_output(self, path: str) -> Iterator[BinaryIO]:

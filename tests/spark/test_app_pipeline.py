@@ -84,37 +84,37 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
     made.close()
 
 
-KILLED_BEFORE_TELLING = """
+KILLED_BEFORE_REPORTING = """
 import sys
 from pathlib import Path
 from tests.chaos.in_process import replace_spark
-from tests.spark.test_app_pipeline import Shop, heard_by
+from tests.spark.test_app_pipeline import Shop, collect_published
 
 replace_spark()
 shop = Shop(Path(sys.argv[1]), kill_at="rows_published", transform=None)
-heard_by(shop, [])
+collect_published(shop, [])
 shop.clicks.run(source=shop.landing)
 """
 
 
-def heard_by(shop: Shop, told: list[PublishedBatch]) -> None:
-    """Declare a handler of what was published."""
+def collect_published(shop: Shop, received: list[PublishedBatch]) -> None:
+    """Declare a handler that collects the published batches."""
 
     @shop.app.handler(shop.clicks.published)
-    def hear(batch: PublishedBatch) -> None:
-        told.append(batch)
+    def collect(batch: PublishedBatch) -> None:
+        received.append(batch)
 
 
 def row(number: int, *, place: str | None = "here", v: float | None = 1.5) -> dict[str, Any]:
     return {"id": number, "v": v, "ts": f"2024-01-{number % 28 + 1:02}T10:00:00Z", "place": place}
 
 
-def as_seen(table: Path) -> list[dict[str, Any]]:
-    """Through deltalake's own reader."""
+def rows_of_table(table: Path) -> list[dict[str, Any]]:
+    """Read the rows with deltalake."""
     return _sorted(DeltaTable(str(table)).to_pyarrow_table().to_pylist())
 
 
-def as_read(frame: DataFrame) -> list[dict[str, Any]]:
+def rows_of_frame(frame: DataFrame) -> list[dict[str, Any]]:
     return _sorted([{name: _zoned(value) for name, value in found.asDict().items()} for found in frame.collect()])
 
 
@@ -123,11 +123,11 @@ def _sorted(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _zoned(value: Any) -> Any:
-    """PySpark answers times in the machine's zone and does not say so."""
+    """Convert PySpark's naive times, which are in the machine's zone, to UTC."""
     return value.astimezone(UTC) if isinstance(value, datetime) else value
 
 
-def test_a_run_drains_the_queue_and_what_it_wrote_can_be_read(shop: Shop, spark: SparkSession) -> None:
+def test_a_run_drains_the_queue_and_writes_a_readable_table(shop: Shop, spark: SparkSession) -> None:
     shop.write("a.jsonl", [row(1), row(2, v=None)], junk=1)
     (shop.landing / "b.jsonl.gz").write_bytes(gzip.compress(json.dumps(row(3)).encode() + b"\n"))
     shop.app.announce("clicks-events", str(shop.landing))
@@ -136,23 +136,23 @@ def test_a_run_drains_the_queue_and_what_it_wrote_can_be_read(shop: Shop, spark:
     assert (report.messages_left, report.stopped, report.objects_found) == (0, False, None)
     assert shop.states()[ObjectState.PROCESSED] == 2
 
-    seen = as_read(shop.clicks.read(spark))
-    assert seen == as_seen(shop.table)
+    seen = rows_of_frame(shop.clicks.read(spark))
+    assert seen == rows_of_table(shop.table)
     assert [(one["id"], one["day"]) for one in seen] == [(1, date(2024, 1, 2)), (3, date(2024, 1, 4))]
     assert {one["_object"] for one in seen} == {path.as_uri() for path in shop.landing.iterdir()}
     (bad,) = shop.clicks.quarantine.read(spark).collect()
     assert bytes(bad["raw"]) == b"no json"
-    assert spark.range(1).count() == 1, "the session that was handed in goes on"
-    assert spark.conf.get("spark.sql.parquet.outputTimestampType") == "INT96", "and is as it was"
+    assert spark.range(1).count() == 1, "the given session is still usable"
+    assert spark.conf.get("spark.sql.parquet.outputTimestampType") == "INT96", "and its configuration unchanged"
 
 
-def test_a_run_is_fed_from_a_folder_and_again_finds_nothing_to_do(shop: Shop, spark: SparkSession) -> None:
+def test_a_run_reads_a_folder_and_a_second_one_finds_nothing_to_do(shop: Shop, spark: SparkSession) -> None:
     for number in range(5):
         shop.write(f"{number}.jsonl", [row(number)])
     shop.clicks.run(spark, source=shop.landing)
-    report = shop.clicks.run(source=shop.landing)  # without a session: one is only started where it is needed
+    report = shop.clicks.run(source=shop.landing)  # without a session: it is started only if necessary
     assert (report.objects_found, report.objects_skipped, report.objects_processed) == (5, 5, 0)
-    assert len(as_seen(shop.table)) == 5
+    assert len(rows_of_table(shop.table)) == 5
     with pytest.raises(UsageError, match="is not in"):
         shop.clicks.run(spark, source=shop.folder)
 
@@ -175,8 +175,8 @@ def test_partitions_and_columns_added_later_read_as_in_the_table(
 
     loaded = DeltaTableSink(LocalFiles(second.table), pipeline="clicks", partition_by=None).load()
     assert loaded is not None
-    seen = as_read(frame_of(spark, loaded, union_max=union_max))
-    assert seen == as_seen(second.table)
+    seen = rows_of_frame(frame_of(spark, loaded, union_max=union_max))
+    assert seen == rows_of_table(second.table)
     assert {one["place"] for one in seen} == {*places, "here"}
     assert [one["later"] for one in seen if one["id"] == 9] == [["x", None]]
     assert {one["later"] for one in seen if one["id"] != 9} == {None}
@@ -185,7 +185,7 @@ def test_partitions_and_columns_added_later_read_as_in_the_table(
     assert frame.where("day = date'2024-01-10'").select("id").collect() == [(9,)]
 
 
-def test_no_table_is_said_and_an_empty_one_has_its_columns(shop: Shop, spark: SparkSession) -> None:
+def test_a_missing_table_is_reported_and_an_empty_one_has_its_columns(shop: Shop, spark: SparkSession) -> None:
     with pytest.raises(TableError, match=r"no table at .* yet"):
         shop.clicks.read(spark)
     with pytest.raises(TableError, match="cannot be read makes it"):
@@ -198,16 +198,16 @@ def test_no_table_is_said_and_an_empty_one_has_its_columns(shop: Shop, spark: Sp
     assert frame.columns == ["id", "v", "ts", "place", "_object", "_offset", "day"]
 
 
-def test_a_worker_serves_it_and_the_handler_of_what_was_published_hears_of_each_batch(
+def test_a_worker_serves_a_pipeline_and_its_published_handler_receives_each_batch(
     tmp_path: Path, spark: SparkSession
 ) -> None:
     shop = Shop(tmp_path, max_batch_objects=2)
-    stop, told = StopSignal(), list[PublishedBatch]()
+    stop, received = StopSignal(), list[PublishedBatch]()
 
     @shop.app.handler(shop.clicks.published)
     def refresh(batch: PublishedBatch) -> None:
-        told.append(batch)
-        if sum(one.objects for one in told) == 6:
+        received.append(batch)
+        if sum(one.objects for one in received) == 6:
             stop.request()
 
     for number in range(6):
@@ -219,47 +219,45 @@ def test_a_worker_serves_it_and_the_handler_of_what_was_published_hears_of_each_
     patience.cancel()
     shop.close()
     assert conclusion.outcome == "drained"
-    assert sorted(one.seq for one in told) == list(range(1, len(told) + 1))
-    assert len(told) >= 3
-    assert (sum(one.rows for one in told), {one.table for one in told}) == (6, {str(shop.table)})
-    assert len(as_seen(shop.table)) == 6
+    assert sorted(one.seq for one in received) == list(range(1, len(received) + 1))
+    assert len(received) >= 3
+    assert (sum(one.rows for one in received), {one.table for one in received}) == (6, {str(shop.table)})
+    assert len(rows_of_table(shop.table)) == 6
 
 
-def test_a_process_killed_between_publishing_and_reporting_leaves_it_to_the_next(
-    tmp_path: Path, spark: SparkSession
-) -> None:
-    shop, told = Shop(tmp_path, transform=None), list[PublishedBatch]()
-    heard_by(shop, told)
+def test_a_batch_published_before_a_kill_is_reported_by_the_next_process(tmp_path: Path, spark: SparkSession) -> None:
+    shop, received = Shop(tmp_path, transform=None), list[PublishedBatch]()
+    collect_published(shop, received)
     shop.write("a.jsonl", [row(1)])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
     killed = subprocess.run(
-        [sys.executable, "-c", KILLED_BEFORE_TELLING, str(tmp_path)],
+        [sys.executable, "-c", KILLED_BEFORE_REPORTING, str(tmp_path)],
         env=environment,
         start_new_session=True,  # it kills its process group
         timeout=300,
         check=False,
     )
     assert killed.returncode == -signal.SIGKILL
-    assert len(as_seen(shop.table)) == 1
-    assert shop.clicks.published.name not in shop.app.broker.queue_names(), "it was not told of yet"
+    assert len(rows_of_table(shop.table)) == 1
+    assert shop.clicks.published.name not in shop.app.broker.queue_names(), "the batch was not reported yet"
 
     report = shop.clicks.run(spark)
-    assert (report.batches, len(as_seen(shop.table))) == (0, 1)
-    serve(shop.app, stop=StopSignal(), spark=spark, until=lambda: bool(told))
+    assert (report.batches, len(rows_of_table(shop.table))) == (0, 1)
+    serve(shop.app, stop=StopSignal(), spark=spark, until=lambda: bool(received))
     shop.close()
-    assert [one.seq for one in told] == [1]
+    assert [one.seq for one in received] == [1]
 
 
-def test_no_wake_up_is_sent_without_a_listener(shop: Shop, spark: SparkSession) -> None:
+def test_no_message_about_a_batch_is_sent_without_a_handler(shop: Shop, spark: SparkSession) -> None:
     shop.write("a.jsonl", [row(1)])
     shop.clicks.run(spark, source=shop.landing)
     assert shop.clicks.published.name not in shop.app.broker.queue_names()
 
 
-def test_a_run_without_an_end_serves_until_it_is_stopped(shop: Shop, spark: SparkSession) -> None:
+def test_a_continuous_run_serves_until_it_is_stopped(shop: Shop, spark: SparkSession) -> None:
     stop, seen = StopSignal(), list[Event]()
 
-    def hear(event: Event) -> None:
+    def collect(event: Event) -> None:
         seen.append(event)
         if isinstance(event, BatchCommitted):
             if event.seq == 1:
@@ -272,17 +270,19 @@ def test_a_run_without_an_end_serves_until_it_is_stopped(shop: Shop, spark: Spar
     shop.app.announce("clicks-events", str(shop.landing))
     patience = threading.Timer(PATIENCE_SECONDS, stop.request)
     patience.start()
-    report = shop.clicks.run(spark, available_now=False, stop=stop, listeners=[hear])
+    report = shop.clicks.run(spark, available_now=False, stop=stop, listeners=[collect])
     patience.cancel()
     assert (report.batches, report.stopped) == (2, False)
     assert not any(isinstance(event, SparkStarted) for event in seen)
 
 
-def test_what_dies_is_in_the_report_and_its_siblings_are_in_the_table(tmp_path: Path, spark: SparkSession) -> None:
+def test_a_failed_object_is_in_the_report_and_its_siblings_are_in_the_table(
+    tmp_path: Path, spark: SparkSession
+) -> None:
     shop = Shop(tmp_path, max_attempts=1)
     shop.write("a.jsonl", [row(1)])
     (shop.landing / "b.jsonl.gz").write_bytes(gzip.compress(b"x" * 1_000)[:-10])
     report = shop.clicks.run(spark, source=shop.landing)
     shop.close()
     assert (report.objects_processed, report.objects_dead, report.stopped) == (1, 1, False)
-    assert [one["id"] for one in as_seen(shop.table)] == [1]
+    assert [one["id"] for one in rows_of_table(shop.table)] == [1]

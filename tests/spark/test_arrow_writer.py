@@ -95,7 +95,7 @@ def nested(spark: SparkSession) -> DataFrame:
 
 
 def never_null(spark: SparkSession) -> DataFrame:
-    """Spark knows that nothing in it is null; the files are not to say so, as readers' tables do not."""
+    """Return a frame that Spark knows has no nulls. The files must not declare that, as the tables do not."""
     return spark.range(5).selectExpr(
         "id",
         "string(id) s",
@@ -106,7 +106,7 @@ def never_null(spark: SparkSession) -> DataFrame:
 
 
 def typed(spark: SparkSession, ddl: str, rows: str) -> DataFrame:
-    """In one partition, so that there is one file."""
+    """Return the rows with these types in one partition, so that there is one file."""
     empty = spark.createDataFrame([], ddl)
     values = spark.sql(f"values {rows}").toDF(*empty.columns)
     cast = [functions.col(f"`{field.name}`").cast(field.dataType).alias(field.name) for field in empty.schema]
@@ -131,14 +131,14 @@ def listed(frame: DataFrame, files: LocalFiles, partition_by: Sequence[str] = ()
 
 
 def described(found: Sequence[DataFile]) -> list[Any]:
-    """All that is told of files but their names and sizes; bounds of floats left out."""
+    """Return everything about files except names, sizes and the bounds of floats."""
     return sorted(
         (
             sorted((name, repr(value)) for name, value in file.partition_values.items()),
             file.rows,
             {
-                kind: {name: value for name, value in told.items() if kind == "nullCount" or name not in FLOATS}
-                for kind, told in file.statistics.items()
+                kind: {name: value for name, value in columns.items() if kind == "nullCount" or name not in FLOATS}
+                for kind, columns in file.statistics.items()
             },
         )
         for file in found
@@ -146,9 +146,9 @@ def described(found: Sequence[DataFile]) -> list[Any]:
 
 
 def parquet_types(files: LocalFiles, file: DataFile) -> str:
-    """Of the columns, physical and logical."""
+    """Return the physical and logical types of the columns."""
     lines = str(pq.ParquetFile(files.root / file.path).schema).splitlines()
-    return "\n".join(lines[2:])  # behind the object's and the schema's own name
+    return "\n".join(lines[2:])  # without the names of object and schema
 
 
 def rows_of(table: pa.Table | DataFrame) -> list[str]:
@@ -160,7 +160,7 @@ def rows_of(table: pa.Table | DataFrame) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    """Arrow, Spark and Python differ in a few values they make."""
+    """Remove the differences between the values that Arrow, Spark and Python return."""
     match value:
         case dt.datetime():
             return value.replace(tzinfo=None)
@@ -175,7 +175,7 @@ def _plain(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", FRAMES)
-def test_files_are_as_sparks_own(kind: str, beside: SparkSession, tmp_path: Path) -> None:
+def test_files_equal_those_of_spark(kind: str, beside: SparkSession, tmp_path: Path) -> None:
     own, other = LocalFiles(tmp_path / "own"), Elsewhere(tmp_path / "other")
     frame = FRAMES[kind](beside).coalesce(1)
     (by_spark,), (by_arrow,) = listed(frame, own), listed(frame, other)
@@ -199,7 +199,7 @@ PARTITIONINGS = [["place"], ["day"], ["z =é", "even"], ["place", "day"], ["even
 
 
 @pytest.mark.parametrize("partition_by", PARTITIONINGS, ids=", ".join)
-def test_partitions_are_as_sparks_own(partition_by: list[str], beside: SparkSession, tmp_path: Path) -> None:
+def test_partitions_equal_those_of_spark(partition_by: list[str], beside: SparkSession, tmp_path: Path) -> None:
     own, other = LocalFiles(tmp_path / "own"), Elsewhere(tmp_path / "other")
     frame = partitioned(beside)
     by_spark, by_arrow = (listed(frame, files, partition_by) for files in (own, other))
@@ -217,7 +217,7 @@ def test_every_character_is_escaped_as_spark_does(beside: SparkSession) -> None:
         assert partition_values([folder], [text or ""]) == {text or "": text or None}
 
 
-def test_a_table_of_the_files_reads_as_the_frame(files: LocalFiles, beside: SparkSession) -> None:
+def test_a_table_of_the_files_has_the_rows_of_the_frame(files: LocalFiles, beside: SparkSession) -> None:
     kept = flat(beside).withColumn("place", functions.col("s")).drop("s")
     frame = kept.where("place is null or place <> ''")  # which becomes null in a folder's name
     found = listed(frame, files, ["place", "day"])
@@ -241,10 +241,10 @@ def test_a_fault_of_the_rows_is_reported_unchanged(files: LocalFiles, beside: Sp
     frame = beside.range(20_000).selectExpr("id", "cast(if(id = 19000, 'x', id) as int) v")
     with pytest.raises(SPARK_ERRORS) as raised:
         write(frame, files, DIRECTORY, partition_by=[])
-    told = explain(raised.value)
-    assert isinstance(told, RunBroken)
-    assert "[CAST_INVALID_INPUT] The value 'x'" in str(told)
-    assert told.fingerprint.startswith("[CAST_INVALID_INPUT]")
+    explained = explain(raised.value)
+    assert isinstance(explained, RunBroken)
+    assert "[CAST_INVALID_INPUT] The value 'x'" in str(explained)
+    assert explained.fingerprint.startswith("[CAST_INVALID_INPUT]")
 
 
 def test_a_fault_of_the_users_python_is_reported_unchanged(files: LocalFiles, beside: SparkSession) -> None:

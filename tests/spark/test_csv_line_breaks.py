@@ -1,4 +1,4 @@
-"""A large file of CSV that is read in pieces, most of whose bytes lie in quoted fields with line breaks."""
+"""A large CSV file, mostly quoted fields with line breaks, that is read in pieces."""
 
 from pathlib import Path
 
@@ -39,7 +39,7 @@ def test_records_with_line_breaks_are_quarantined_once_wherever_the_file_is_cut(
             file.write(b'%d,"with ""quotes"", and a comma"\n' % (2 * number + 1))
     refs = [LocalStore(source).describe(source / "a.csv")]
     assert len(_partitions(refs, cores(spark), {})) >= 4, "it is read in pieces"
-    heard: list[Event] = []
+    events: list[Event] = []
     request = IngestRequest(
         source=str(source),
         table=str(tmp_path / "table"),
@@ -47,21 +47,21 @@ def test_records_with_line_breaks_are_quarantined_once_wherever_the_file_is_cut(
         schema="id int, comment string",
         settings=Settings(),
     )
-    report = ingest(request, stop=StopSignal(), listeners=[heard.append], spark=spark)
+    report = ingest(request, stop=StopSignal(), listeners=[events.append], spark=spark)
 
     assert (report.rows_written, report.lines_quarantined, report.objects_dead) == (len(good), RECORDS, 0)
     assert sorted(DeltaTable(tmp_path / "table").to_pyarrow_table()["id"].to_pylist()) == good
     assert report.quarantine_table is not None
     found = DeltaTable(report.quarantine_table).to_pyarrow_table().to_pylist()
     assert sorted((row["offset"], row["raw"]) for row in found) == bad
-    (told,) = [event for event in heard if isinstance(event, LinesQuarantined)]
+    (event,) = [event for event in events if isinstance(event, LinesQuarantined)]
     row = OBJECT_ROWS[LinesQuarantined]
     assert isinstance(row, LogRow)
     logged = row.fields["sample"]
     assert callable(logged)
-    assert told.count == RECORDS
-    assert sum(told.reasons.values()) == RECORDS
-    sample = logged(told)
+    assert event.count == RECORDS
+    assert sum(event.reasons.values()) == RECORDS
+    sample = logged(event)
     assert isinstance(sample, list)
     assert len(sample) == SAMPLES_MAX
     assert all(line.startswith(tuple(f"{offset}: " for offset, _ in bad)) for line in sample)

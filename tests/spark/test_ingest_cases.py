@@ -1,7 +1,7 @@
-"""`penstock ingest` as users run it: bad objects among good ones, runs again, transforms good and bad.
+"""`penstock ingest` as users run it: bad objects among good ones, repeated runs, good and bad transforms.
 
-The command runs in the test's process, in the session that all tests share; it has a process and a JVM of its own only
-where the test kills it, takes rights from it, or reads all that it writes to the terminal.
+The command runs in the test's process, in the session that all tests share. It has its own process and JVM only if the
+test kills it, takes rights from it, or reads everything that it writes to the terminal.
 """
 
 import shutil
@@ -15,13 +15,22 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 from tests.chaos import transforms
-from tests.chaos.oracle import check_done, check_meanwhile, claims, look, look_at_quarantine, messages, objects, truth
+from tests.chaos.oracle import (
+    check_done,
+    check_meanwhile,
+    claims,
+    messages,
+    objects,
+    read_quarantine,
+    read_table,
+    truth,
+)
 from tests.chaos.runs import JUNK, KILLED, SCHEMA, SOME_DEAD, STOPPED, Case, Ended, environment, line, write_objects
 from tests.permissions import obey_permissions
 
 from penstock.cli.main import main
 from penstock.messaging.steps import Step
-from penstock.operations.ingest import ingest as ingest_room
+from penstock.operations.ingest import ingest as ingest_module
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -29,7 +38,7 @@ MAX_ATTEMPTS = 4
 
 
 class SharedCase(Case):
-    """A case whose ingests run here, unless they are to be killed or to lose rights."""
+    """A case whose ingests run in this process, unless they are to be killed or to lose rights."""
 
     def __init__(
         self, folder: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -44,7 +53,7 @@ class SharedCase(Case):
     ) -> Ended:
         if before_exec is not None or code == KILLED:
             return super().ingest(*options, code=code, before_exec=before_exec, **settings)
-        return self._called("ingest", *self.arguments, "--schema", SCHEMA, "--json", *options, **settings).but(code)
+        return self._called("ingest", *self.arguments, "--schema", SCHEMA, "--json", *options, **settings).expect(code)
 
     def _called(self, *arguments: str, **settings: object) -> Ended:
         began_at = time.monotonic()
@@ -53,15 +62,15 @@ class SharedCase(Case):
             for name, value in environment(**settings).items():
                 patch.setenv(name, value)
             patch.setattr("sys.argv", ["penstock", *arguments])
-            patch.setattr(ingest_room, "ingest", partial(ingest_room.ingest, spark=self._spark))
-            patch.setattr("penstock.cli.exits.leave_within", lambda *_: None)  # this process is not its own
-            patch.setattr("penstock.cli.main.ignore_handled_signals", lambda: None)  # nor does it end
+            patch.setattr(ingest_module, "ingest", partial(ingest_module.ingest, spark=self._spark))
+            patch.setattr("penstock.cli.exits.leave_within", lambda *_: None)  # the command must not end this process
+            patch.setattr("penstock.cli.main.ignore_handled_signals", lambda: None)  # nor change its signals
             self._capfd.readouterr()
             with pytest.raises(SystemExit) as end:
                 main()
-        said = self._capfd.readouterr()
+        output = self._capfd.readouterr()
         assert isinstance(end.value.code, int)
-        return Ended(code=end.value.code, out=said.out, err=said.err, seconds=time.monotonic() - began_at)
+        return Ended(code=end.value.code, out=output.out, err=output.err, seconds=time.monotonic() - began_at)
 
 
 @pytest.fixture
@@ -73,7 +82,7 @@ def case(
         yield made
 
 
-def test_three_bad_objects_among_500_cost_the_others_nothing(case: Case) -> None:
+def test_three_bad_objects_among_500_do_not_affect_the_others(case: Case) -> None:
     paths = write_objects(case.source, range(500), lines=5, junk_every=50)
     truncated, deleted, forbidden = paths[100], paths[201], paths[302]
     truncated.write_bytes(truncated.read_bytes()[:-20])
@@ -98,12 +107,12 @@ def test_three_bad_objects_among_500_cost_the_others_nothing(case: Case) -> None
     assert seen[truncated]["reason"]
     assert seen[deleted]["reason"]
     assert seen[truncated]["attempts"] == seen[forbidden]["attempts"] == MAX_ATTEMPTS
-    ill = {path.as_uri() for path in seen}
-    assert {count for uri, count in claims(case.table).items() if uri not in ill} == {1}
+    failed = {path.as_uri() for path in seen}
+    assert {count for uri, count in claims(case.table).items() if uri not in failed} == {1}
     assert messages(case.table, dead=True) == 2
 
 
-def test_an_empty_mount_point_makes_no_object_gone(case: Case) -> None:
+def test_an_empty_mount_point_marks_no_object_as_deleted(case: Case) -> None:
     write_objects(case.source, range(4))
     case.ingest(code=KILLED, kill_at=Step.ANNOUNCED.value)
     whole = truth(case.source)
@@ -118,7 +127,7 @@ def test_an_empty_mount_point_makes_no_object_gone(case: Case) -> None:
     check_done(whole, case.table)
 
 
-def test_again_adds_nothing_and_says_so_then_only_what_is_new(case: Case) -> None:
+def test_a_second_ingest_adds_nothing_and_a_third_only_new_files(case: Case) -> None:
     paths = write_objects(case.source, range(12))
     first = truth(case.source)
     version = case.ingest().report["table_version"]
@@ -126,10 +135,10 @@ def test_again_adds_nothing_and_says_so_then_only_what_is_new(case: Case) -> Non
     assert (again["objects_skipped"], again["objects_processed"], again["rows_written"]) == (12, 0, 0)
     assert again["table_version"] == version
     arguments = ("ingest", str(case.source), str(case.table))
-    assert "Nothing new: all 12 objects are in the table already. 0 rows added." in case.verb(*arguments).out
+    assert "Nothing new: all 12 objects are in the table already. 0 rows added." in case.command(*arguments).out
 
     write_objects(case.source, range(12, 15))
-    # An empty line first: so every line of the new version has another place than those of the old one.
+    # An empty line first, so that every line of the new version has another place than in the old one.
     paths[1].write_bytes(b"\n" + b"\n".join(line(1, place, note="changed") for place in range(30)))
     whole = truth(case.source).plus(first)
     third = case.ingest().report
@@ -138,7 +147,7 @@ def test_again_adds_nothing_and_says_so_then_only_what_is_new(case: Case) -> Non
     assert third["rows_written"] == len(whole.good) - len(first.good)
 
 
-def test_an_object_that_the_transform_cannot_bear_dies_alone(case: Case) -> None:
+def test_an_object_that_breaks_the_transform_fails_alone(case: Case) -> None:
     paths = write_objects(case.source, range(60))
     culprit = paths[33]
     culprit.write_bytes(b"\n".join([line(33, 0), line(33, 1).replace(b"line 1", b"poison"), line(33, 2)]))
@@ -153,14 +162,14 @@ def test_an_object_that_the_transform_cannot_bear_dies_alone(case: Case) -> None
     assert "poison" in str(state[culprit.as_uri()][2])
     assert max(claims(case.table).values()) <= MAX_ATTEMPTS
     innocent = [uri for uri, count in claims(case.table).items() if count > 1 and uri != culprit.as_uri()]
-    assert len(innocent) <= 19, "only who shared a run with the culprit is run again"
+    assert len(innocent) <= 19, "only objects of the culprit's run are run again"
 
 
 def test_a_transform_that_always_fails_stops_the_job_and_fails_no_object(case: Case) -> None:
     write_objects(case.source, range(300), lines=3, junk_every=100)
     whole = truth(case.source)
     options = ("--max-batch-objects", "100", "--transform")
-    # As a process: a session of ours keeps what Spark logs of failed queries from the terminal.
+    # As a process: the shared session would keep Spark's logs of failed queries from the terminal.
     ended = Case.ingest(case, *options, "transforms:always_fails", code=1, objects_retry_base=0.05)
     sentence = ended.err.strip().splitlines()[-1]
     assert sentence.startswith("penstock: ")
@@ -176,13 +185,13 @@ def test_a_transform_that_always_fails_stops_the_job_and_fails_no_object(case: C
     check_done(whole, case.table)
 
 
-def test_transforms_that_let_nothing_through_or_read_everything_several_times(case: Case) -> None:
+def test_transforms_may_drop_all_rows_or_read_the_input_several_times(case: Case) -> None:
     write_objects(case.source, range(20))
     report = case.ingest("--transform", "transforms:nothing").report
     assert (report["objects_processed"], report["rows_written"], report["batches"]) == (20, 0, 1)
     assert report["lines_quarantined"] == 4
-    assert look(case.table).rows == ()
-    assert [values["raw"] for _, values in look_at_quarantine(case.table).rows] == [JUNK] * 4
+    assert read_table(case.table).rows == ()
+    assert [values["raw"] for _, values in read_quarantine(case.table).rows] == [JUNK] * 4
 
     let_through = write_objects(case.source, range(20, 40))
     report = case.ingest("--transform", "transforms:tangled").report

@@ -1,4 +1,4 @@
-"""Spark really starts on each Java that find_java answers, and the launcher never gets to fail without a word."""
+"""Spark starts on each Java that find_java returns; without Java, an error comes before the launcher fails silently."""
 
 import json
 import os
@@ -38,7 +38,7 @@ CALLED_BY_SPARK = ("bash", "chmod", "dirname", "env", "ls", "rm", "sh")
 
 @pytest.fixture
 def bare_environ(tmp_path: Path) -> dict[str, str]:
-    """An environment with an empty home, no Java, and on PATH nothing but what Spark calls."""
+    """Return an environment with an empty home, no Java, and only the programs that Spark calls on PATH."""
     tools = tmp_path / "tools"
     tools.mkdir()
     for name in CALLED_BY_SPARK:
@@ -78,6 +78,6 @@ def test_spark_runs_on_the_java_of_the_machine(bare_environ: dict[str, str], tmp
     assert answer["total"] == 999_000
 
 
-def test_with_neither_there_is_a_sentence_before_spark_is_asked(bare_environ: dict[str, str]) -> None:
+def test_a_missing_java_is_reported_before_spark_starts(bare_environ: dict[str, str]) -> None:
     with pytest.raises(ConfigurationError, match=r"^Spark needs Java 17 or newer and none was found"):
         find_java(bare_environ, bundled=lambda: None)

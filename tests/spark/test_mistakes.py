@@ -1,4 +1,4 @@
-"""Mistakes that only Spark can find: one sentence, nothing lost, and the same command works once they are mended."""
+"""Mistakes that only Spark can find: one sentence, no loss, and the same command works once they are corrected."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -82,7 +82,9 @@ def ids(table: Path) -> list[int]:
         ("interval", "interval"),
     ],
 )
-def test_a_transform_that_is_none(run: Ingest, tmp_path: Path, transform: str, part: str) -> None:
+def test_a_broken_transform_is_reported_and_loses_nothing(
+    run: Ingest, tmp_path: Path, transform: str, part: str
+) -> None:
     with pytest.raises(TransformError, match=part) as error:
         run(transform)
     assert "\n" not in str(error.value)
@@ -91,13 +93,15 @@ def test_a_transform_that_is_none(run: Ingest, tmp_path: Path, transform: str, p
     assert ids(tmp_path / "t") == [1, 2]
 
 
-def test_a_partition_column_that_the_rows_have_not(run: Ingest) -> None:
+def test_a_partition_column_missing_from_the_rows_is_refused(run: Ingest) -> None:
     with pytest.raises(UsageError, match="no column day"):
         run(partition_by=("day",))
 
 
 @pytest.mark.parametrize(("transform", "part"), [("other", "'id'|id"), ("narrower", "id")])
-def test_columns_that_do_not_go_with_the_table(run: Ingest, tmp_path: Path, transform: str, part: str) -> None:
+def test_columns_incompatible_with_the_table_are_refused(
+    run: Ingest, tmp_path: Path, transform: str, part: str
+) -> None:
     run()
     (tmp_path / "in" / "b.jsonl").write_text('{"id": 3}\n')
     with pytest.raises(TableError, match=part):
@@ -106,13 +110,13 @@ def test_columns_that_do_not_go_with_the_table(run: Ingest, tmp_path: Path, tran
     assert ids(tmp_path / "t") == [1, 2, 3]
 
 
-def test_a_foreign_table_with_other_columns(run: Ingest, tmp_path: Path) -> None:
+def test_a_foreign_table_with_other_columns_is_refused(run: Ingest, tmp_path: Path) -> None:
     DeltaTable.create(str(tmp_path / "t"), pa.schema([("name", pa.string())]))
     with pytest.raises(TableError, match="name"):
         run()
 
 
-def test_a_column_more_is_added_to_the_table_and_older_rows_are_null_there(run: Ingest, tmp_path: Path) -> None:
+def test_an_additional_column_is_added_and_null_in_older_rows(run: Ingest, tmp_path: Path) -> None:
     run()
     (tmp_path / "in" / "b.jsonl").write_text('{"id": 3}\n')
     assert run("wider").rows_written == 1

@@ -1,6 +1,6 @@
-"""A worker with a handler and a pipeline: the handler is served while Spark starts, and also if it never does.
+"""A worker with a handler and a pipeline: the handler is served while Spark starts, and even if it never does.
 
-Spark's launcher is held back, or fails, as the test says: the `java` that it finds waits for a file.
+The test delays Spark's launcher or makes it fail: the `java` that it finds waits for a file.
 """
 
 import os
@@ -56,7 +56,7 @@ exec {java} "$@"
 
 
 class Scene:
-    """One worker, and the Java that it finds."""
+    """A worker, and the Java that it finds."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -77,7 +77,7 @@ class Scene:
         return self._java
 
     def start(self, *arguments: str) -> Process:
-        """In a session of its own, as that of a terminal."""
+        """Start the worker in its own session, as in a terminal."""
         command = ("worker", "mixed:app", "--stop-timeout", f"{STOP_TIMEOUT_SECONDS:g}", *arguments)
         self.worker = Process(self.folder, *command, before=["setsid"])
         return self.worker
@@ -120,14 +120,14 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def has_ended(pid: int) -> bool:
-    """Return True if no such process is at work; one that nobody waited for is not."""
+    """Return True if there is no such process, or only a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
         return True
 
 
-def test_a_handler_is_served_before_spark_is_there_and_the_pipeline_after(scene: Scene) -> None:
+def test_a_handler_is_served_before_spark_starts_and_the_pipeline_after(scene: Scene) -> None:
     worker = scene.start()
     worker.expect("message.finished", message_id=scene.mail())
     assert not any('"spark.started"' in line for line in worker.log_lines)
@@ -137,7 +137,7 @@ def test_a_handler_is_served_before_spark_is_there_and_the_pipeline_after(scene:
     ref = LocalStore(scene.folder / "landing").describe(landed)
     scene.broker.send("clicks-events", [Outgoing(body=announce(ref))])
     worker.expect("message.finished", message_id=scene.mail())
-    assert scene.broker.stats("clicks-events").in_flight == 0, "it waits in its queue"
+    assert scene.broker.stats("clicks-events").in_flight == 0, "the message waits in its queue"
     scene.go.touch()
     worker.expect("spark.started")
     worker.expect("object.finished")
@@ -147,24 +147,26 @@ def test_a_handler_is_served_before_spark_is_there_and_the_pipeline_after(scene:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stop_waits_for_no_start_and_leaves_no_spark_behind(scene: Scene, number: signal.Signals) -> None:
+def test_a_stop_does_not_wait_for_spark_to_start_and_leaves_no_spark_behind(
+    scene: Scene, number: signal.Signals
+) -> None:
     worker = scene.start()
     worker.expect("message.finished", message_id=scene.mail())
     wait_until(scene.pid.exists)
     if number is signal.SIGINT:
-        os.killpg(worker.pid, number)  # as a terminal does, to all that it started
+        os.killpg(worker.pid, number)  # as a terminal does, to the whole process group
     else:
         worker.signal(number)
     assert worker.exit_code() == 0, worker.log_lines
-    assert not scene.go.exists(), "Spark was never let go"
+    assert not scene.go.exists(), "Spark is still held back"
     worker.expect("worker.drained")
     pid = int(scene.pid.read_text())
-    assert not has_ended(pid), "the terminal's Ctrl-C is not for Spark"
+    assert not has_ended(pid), "Ctrl-C must not reach Spark"
     scene.go.touch()
     wait_until(lambda: has_ended(pid))
 
 
-def test_handlers_are_served_also_if_spark_never_starts(scene: Scene) -> None:
+def test_handlers_are_served_even_if_spark_never_starts(scene: Scene) -> None:
     scene.fail.touch()
     scene.go.touch()
     worker = scene.start()
@@ -176,7 +178,7 @@ def test_handlers_are_served_also_if_spark_never_starts(scene: Scene) -> None:
     assert worker.exit_code() == 0, worker.log_lines
 
 
-def test_a_worker_of_pipelines_alone_ends_where_spark_never_starts(scene: Scene) -> None:
+def test_a_worker_with_only_pipelines_ends_if_spark_never_starts(scene: Scene) -> None:
     scene.fail.touch()
     scene.go.touch()
     worker = scene.start("--queues", "clicks-events")

@@ -1,4 +1,4 @@
-"""A session whose Python workers lack Penstock: noticed at the start, in one sentence, and nothing of it is changed."""
+"""A session whose Python workers lack Penstock: one sentence at the start, and an unchanged session."""
 
 import os
 import subprocess
@@ -36,10 +36,10 @@ theirs.stop()
 """
 
 
-def test_a_session_whose_workers_lack_penstock_is_told_apart_from_a_faulty_transform(tmp_path: Path) -> None:
+def test_a_session_whose_workers_lack_penstock_is_distinguished_from_a_faulty_transform(tmp_path: Path) -> None:
     python = tmp_path / "bin" / "python3"
     python.parent.mkdir()
-    # Without the packages of its environment, but for the launcher that asks with -P where the bundled Java is.
+    # A Python without site packages, except for the launcher, which asks with -P for the path of the bundled Java.
     python.write_text(f'#!/bin/sh\n[ "$1" = -P ] && exec {sys.executable} "$@"\nexec {sys.executable} -S "$@"\n')
     python.chmod(0o755)
     (tmp_path / "in").mkdir()

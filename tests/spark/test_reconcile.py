@@ -1,4 +1,4 @@
-"""Reconcile, acted out: what was lost on purpose is found, and nothing else, whichever database keeps the ledger."""
+"""Reconcile finds exactly the objects that were lost on purpose, with the ledger in each database."""
 
 import json
 import os
@@ -49,7 +49,7 @@ pytestmark = pytest.mark.timeout(400)
 QUEUE = "clicks-events"
 SCHEMA = "id long"
 LEDGERS = ("sqlite", "mariadb", "postgresql")
-OVER = -1.0  # a lease that is over when it is given
+OVER = -1.0  # a lease that has ended when it begins
 LEASE_SECONDS = 600.0
 NOW = ReconcileRequest(older_than_seconds=0.0)
 
@@ -60,7 +60,7 @@ class Scene:
 
     folder: Path
     ledger_url: str
-    heard: list[Event] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
     stop: StopSignal = field(default_factory=StopSignal)
 
     def __post_init__(self) -> None:
@@ -107,7 +107,7 @@ class Scene:
         assert len(claim.claimed) == len(refs)
 
     def end(self, refs: Sequence[ObjectRef], attempt_id: str, failure: AttemptFailure | None = None) -> None:
-        """They were processed; or failed so."""
+        """Record that objects were processed, or failed in that way."""
         self.claim(refs, attempt_id)
         ids = [ref.object_id for ref in refs]
         processed = [] if failure else [ObjectResult(object_id=one, rows=1, lines_quarantined=0) for one in ids]
@@ -117,13 +117,13 @@ class Scene:
         )
 
     def forget(self, refs: Sequence[ObjectRef]) -> None:
-        """Rows of the ledger are lost."""
+        """Delete the objects' rows from the ledger."""
         ids = [ref.object_id for ref in refs]
         statement = delete(objects).where(objects.c.pipeline == "clicks", objects.c.object_id.in_(ids))
         self.app.ledger.database.transact(lambda connection: connection.execute(statement))
 
     def archive(self, refs: Sequence[ObjectRef]) -> None:
-        """Their rows left for the archive."""
+        """Record the objects as archived."""
         rows = [
             {"pipeline": "clicks", "object_id": ref.object_id, "uri_digest": ref.object_id, "archive_id": "a"}
             for ref in refs
@@ -131,7 +131,7 @@ class Scene:
         self.app.ledger.database.transact(lambda connection: connection.execute(insert(archived_objects), rows))
 
     def reconcile(self, spark: SparkSession, request: ReconcileRequest = NOW) -> ReconcileReport:
-        tools = PipelineTools(stop=self.stop, clock=SystemClock(), bus=Bus(self.heard.append), probe=no_probe)
+        tools = PipelineTools(stop=self.stop, clock=SystemClock(), bus=Bus(self.events.append), probe=no_probe)
         return reconcile(target_in(self.app, "clicks"), request, spark=spark, tools=tools)
 
     def announced(self) -> list[ObjectRef]:
@@ -140,11 +140,11 @@ class Scene:
         return [ref for message in messages for ref in parse(message.body, buckets_allowed=None).objects]
 
     def of(self, kind: type[Event]) -> list[Any]:
-        return [event for event in self.heard if isinstance(event, kind)]
+        return [event for event in self.events if isinstance(event, kind)]
 
 
 def ids(refs: Sequence[ObjectRef]) -> list[bytes]:
-    """Each as often as it comes."""
+    """Return the sorted object ids, duplicates included."""
     return sorted(ref.object_id for ref in refs)
 
 
@@ -165,22 +165,20 @@ def any_scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]
 
 
 @pytest.mark.parametrize("seed", [11, 12])
-def test_what_was_lost_on_purpose_is_announced_and_nothing_else(
-    any_scene: Scene, spark: SparkSession, seed: int
-) -> None:
+def test_only_deliberately_lost_objects_are_announced(any_scene: Scene, spark: SparkSession, seed: int) -> None:
     scene, chance = any_scene, random.Random(seed)
     scene.write(*(f"{chance.choice('abc')}/{chance.choice('xyz')}-{number:04}.jsonl" for number in range(330)))
     refs = list(scene.refs())
     chance.shuffle(refs)
     parts = iter([refs[start : start + 30] for start in range(0, 330, 30)])
-    # Known, each in a way of its own.
+    # Known, each for another reason.
     scene.end(next(parts), "processed")
     scene.end(next(parts), "dead", AttemptFailure.DEAD)
-    seemed_gone, seemed_superseded = next(parts), next(parts)
-    scene.end(seemed_gone, "gone", AttemptFailure.DELETED)
+    seemed_deleted, seemed_superseded = next(parts), next(parts)
+    scene.end(seemed_deleted, "gone", AttemptFailure.DELETED)
     scene.end(seemed_superseded, "superseded", AttemptFailure.SUPERSEDED)
     scene.archive(next(parts))
-    # Lost, each in a way of its own.
+    # Lost, each in another way.
     never_announced = next(parts)
     row_lost = next(parts)
     scene.end(row_lost, "whose rows are lost")
@@ -194,7 +192,7 @@ def test_what_was_lost_on_purpose_is_announced_and_nothing_else(
     live = next(parts)
     scene.claim(live, "live")
     scene.claim(crashed, "whose worker died", lease_seconds=OVER)
-    lost = ids([*seemed_gone, *seemed_superseded, *never_announced, *row_lost, *purged, *freed, *crashed])
+    lost = ids([*seemed_deleted, *seemed_superseded, *never_announced, *row_lost, *purged, *freed, *crashed])
 
     report = scene.reconcile(spark)
     assert ids(scene.announced()) == lost
@@ -208,7 +206,7 @@ def test_what_was_lost_on_purpose_is_announced_and_nothing_else(
     assert (last.listed, last.missing, last.sent, last.source) == (330, 210, 210, str(scene.landing))
 
 
-def test_nothing_missing_is_said_in_a_sentence(scene: Scene, spark: SparkSession) -> None:
+def test_a_report_without_missing_objects_is_one_sentence(scene: Scene, spark: SparkSession) -> None:
     scene.write("a", "b")
     scene.end(scene.refs(), "processed")
     report = scene.reconcile(spark)
@@ -223,7 +221,7 @@ def test_nothing_missing_is_said_in_a_sentence(scene: Scene, spark: SparkSession
 def test_a_backfill_is_a_reconcile_with_an_empty_ledger(scene: Scene, spark: SparkSession) -> None:
     scene.write(*(f"in/{number:03}.jsonl" for number in range(40)), "in/日本.jsonl", os.fsdecode(b"in/\xff.jsonl"))
     assert scene.reconcile(spark).sent == 42
-    assert scene.reconcile(spark).sent == 42  # before a worker came: it sends once more, and does no harm
+    assert scene.reconcile(spark).sent == 42  # no worker has run yet: a repetition sends again, which is harmless
     report = scene.clicks.run(spark)
     assert (report.objects_processed, report.rows_written, report.messages_left) == (42, 42, 0)
     assert scene.clicks.read(spark).count() == 42
@@ -247,7 +245,7 @@ def test_a_dry_run_sends_nothing_and_leaves_the_record_alone(scene: Scene, spark
     assert scene.app.ledger.reconciliation("clicks") == sent
 
 
-def test_what_is_younger_than_the_margin_is_not_missing_yet(scene: Scene, spark: SparkSession) -> None:
+def test_objects_younger_than_the_margin_are_not_missing_yet(scene: Scene, spark: SparkSession) -> None:
     scene.write("old", "young")
     hour_ago = time.time() - 3_600
     os.utime(scene.landing / "old", (hour_ago, hour_ago))
@@ -256,17 +254,17 @@ def test_what_is_younger_than_the_margin_is_not_missing_yet(scene: Scene, spark:
     assert (report.listed, report.missing, dict(report.left_out)) == (2, 1, {"young": 1})
 
 
-def test_a_limit_and_a_rate_bound_what_is_sent(scene: Scene, spark: SparkSession) -> None:
+def test_a_limit_and_a_rate_bound_the_messages_sent(scene: Scene, spark: SparkSession) -> None:
     scene.write(*(f"{number:03}" for number in range(30)))
     began_at = time.monotonic()
     report = scene.reconcile(spark, ReconcileRequest(older_than_seconds=0.0, limit=7, rate=5.0))
     assert (report.missing, report.sent, len(scene.announced())) == (30, 7, 7)
     assert time.monotonic() - began_at >= 1.0  # five at once, and the others a second later
-    told = [(event.done, event.total) for event in scene.of(ReconcileProgressed) if event.unit == "messages"]
-    assert told == [(5, 7), (7, 7)]
+    progress = [(event.done, event.total) for event in scene.of(ReconcileProgressed) if event.unit == "messages"]
+    assert progress == [(5, 7), (7, 7)]
 
 
-def test_what_cannot_be_checked_is_reported(scene: Scene, spark: SparkSession) -> None:
+def test_a_link_to_a_folder_is_reported(scene: Scene, spark: SparkSession) -> None:
     scene.write("a")
     (scene.folder / "elsewhere").mkdir()
     (scene.landing / "link").symlink_to(scene.folder / "elsewhere")
@@ -284,7 +282,7 @@ def test_a_table_below_the_source_is_left_out(tmp_path: Path, spark: SparkSessio
     scene.app.close()
 
 
-def test_a_stop_ends_it_without_a_record(scene: Scene, spark: SparkSession) -> None:
+def test_a_stopped_reconcile_leaves_no_record(scene: Scene, spark: SparkSession) -> None:
     scene.write("a")
     scene.stop.request()
     report = scene.reconcile(spark)
@@ -293,18 +291,18 @@ def test_a_stop_ends_it_without_a_record(scene: Scene, spark: SparkSession) -> N
     assert scene.of(ReconcileFinished) == []
 
 
-def test_a_stop_in_the_middle_of_spark_s_work_cancels_it(
+def test_a_stop_cancels_the_spark_job_of_a_reconcile(
     scene: Scene, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     scene.write("a")
     real, begun = known_frame, tmp_path / "begun"
 
     def slow(*arguments: Any, **options: Any) -> Any:
-        at_work = str(begun)  # by value: this runs in Spark's Python worker
+        at_work = str(begun)  # pickled by value, for Spark's Python worker
 
         def wait(batches: Any) -> Any:
             Path(at_work).touch()
-            time.sleep(3_600)  # longer than this test may take: who waits for it fails
+            time.sleep(3_600)  # longer than this test may take: only a cancelled job passes
             yield from batches
 
         return real(*arguments, **options).mapInArrow(wait, "known_id binary")

@@ -69,15 +69,15 @@ def done(shop: Path, *words: str) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-def wait_until(there: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
     give_up_at = time.monotonic() + PATIENCE_SECONDS
     pause = threading.Event()
-    while not there():
-        assert time.monotonic() < give_up_at, "it did not come"
+    while not condition():
+        assert time.monotonic() < give_up_at, "the condition did not come true"
         pause.wait(0.2)
 
 
-def test_a_check_finds_a_reconcile_sends_and_status_shows_it(shop: Path) -> None:
+def test_a_check_reports_missing_objects_a_reconcile_sends_them_and_status_shows_them(shop: Path) -> None:
     code, out, err = done(shop, "reconcile", "shop:app", "clicks", "--check", "--json")
     assert code == 3, err
     report: dict[str, Any] = json.loads(out)
@@ -109,7 +109,7 @@ def test_the_number_of_waiting_messages_is_reported(capsys: pytest.CaptureFixtur
     assert ("may be among these" in waited) == bool(missing)
 
 
-def test_a_worker_reconciles_by_itself_and_stops_in_time(shop: Path) -> None:
+def test_a_worker_reconciles_on_its_schedule_and_stops_in_time(shop: Path) -> None:
     (shop / ".penstock").mkdir()
     worker = begun(shop, "worker", "shop:app", "--reconcile-every", "1 min", module=IN_PROCESS)
     try:
@@ -128,7 +128,7 @@ def test_a_worker_reconciles_by_itself_and_stops_in_time(shop: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("shop:app",), "Name an app and a pipeline"),
         (("shop:app", "clicks", "--listing", "--inventory", "x"), "not both"),
@@ -136,7 +136,7 @@ def test_a_worker_reconciles_by_itself_and_stops_in_time(shop: Path) -> None:
         (("shop:app", "nothing"), "no pipeline nothing"),
     ],
 )
-def test_mistakes_are_reported_in_a_sentence(shop: Path, words: tuple[str, ...], told: str) -> None:
+def test_mistakes_are_reported_in_a_sentence(shop: Path, words: tuple[str, ...], message: str) -> None:
     code, _, err = done(shop, "reconcile", *words)
     assert code == 2
-    assert told in err
+    assert message in err

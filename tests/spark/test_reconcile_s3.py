@@ -1,4 +1,4 @@
-"""Reconcile of a bucket: its listing and its inventories in all formats agree with what notifications announce."""
+"""Reconcile of a bucket: its listing and its inventories in all formats agree with the notifications."""
 
 import gzip
 import io
@@ -72,7 +72,7 @@ NO_OBJECTS = {  # keys that are never announced, and why
 
 @dataclass
 class Scene:
-    """A bucket, and an app with a pipeline whose table lies below its own source."""
+    """A bucket, and an app with a pipeline whose table is below its own source."""
 
     folder: Path
     server: AwsServer
@@ -102,7 +102,7 @@ class Scene:
             self.s3.put_object(Bucket=BUCKET, Key=key, Body=b"" if key.endswith("/") else body)
 
     def refs(self) -> Sequence[ObjectRef]:
-        """What is there now, by the listing that everything else uses."""
+        """Return the present objects, from the listing that the product uses everywhere."""
         excluded = [s3_address(f"s3://{BUCKET}/in/{own}") for own in ("clicks", "clicks_quarantine")]
         listing = S3Listing(s3_address(f"s3://{BUCKET}/in"), aws=self.server.aws, excluded=excluded)
         return [ref for chunk in listing.chunks() for ref in chunk]
@@ -134,7 +134,7 @@ class Scene:
         return [ref for message in messages for ref in parse(message.body, buckets_allowed=frozenset({BUCKET})).objects]
 
     def rows(self) -> list[dict[str, Any]]:
-        """An inventory's rows: every version, and every delete marker."""
+        """Return the rows of an inventory: every version, and every delete marker."""
         found = self.s3.list_object_versions(Bucket=BUCKET)
         return [
             {
@@ -226,7 +226,7 @@ def manifest_of(form: str, keys: Sequence[str], names: Sequence[str], bucket: st
 def make_inventory(
     scene: Scene, form: str, where: str, rows: Sequence[Mapping[str, Any]], names: Sequence[str] = SCHEMA.names
 ) -> str:
-    """In two files, in S3 or in a folder; answers the manifest's address."""
+    """Write an inventory of two files to S3 or a folder, and return the manifest's address."""
     halves = [files_of(rows[: len(rows) // 2], form, names), files_of(rows[len(rows) // 2 :], form, names)]
     ending = "csv.gz" if form == "CSV" else form.lower()
     keys = [f"all/data/{number}.{ending}" for number in range(2)]
@@ -259,7 +259,7 @@ def scene(tmp_path: Path, moto: AwsServer) -> Iterator[Scene]:
 
 
 def lose_some(scene: Scene) -> Sequence[ObjectRef]:
-    """Every third object was never processed."""
+    """Process two of three objects, and return the others."""
     refs = scene.refs()
     lost = refs[::3]
     scene.process([ref for ref in refs if ref not in lost])
@@ -267,7 +267,7 @@ def lose_some(scene: Scene) -> Sequence[ObjectRef]:
 
 
 @pytest.mark.parametrize("versions", [False, True], ids=["plain", "versions"])
-def test_a_listing_finds_what_was_lost_and_no_more(
+def test_a_listing_finds_exactly_the_lost_objects(
     scene: Scene, spark: SparkSession, versions: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -290,7 +290,7 @@ def test_a_listing_finds_what_was_lost_and_no_more(
 
 @pytest.mark.parametrize("where", ["s3", "folder"])
 @pytest.mark.parametrize("form", FORMATS)
-def test_an_inventory_finds_what_was_lost_and_no_more(scene: Scene, spark: SparkSession, form: str, where: str) -> None:
+def test_an_inventory_finds_exactly_the_lost_objects(scene: Scene, spark: SparkSession, form: str, where: str) -> None:
     scene.keep_versions()
     scene.put("elsewhere/a", *PLAIN_KEYS, *ODD_KEYS, *NO_OBJECTS)
     scene.put(*PLAIN_KEYS[:5], body=b"once more")
@@ -303,9 +303,7 @@ def test_an_inventory_finds_what_was_lost_and_no_more(scene: Scene, spark: Spark
     assert report.left_out == {reason: [*NO_OBJECTS.values()].count(reason) for reason in {*NO_OBJECTS.values()}}
 
 
-def test_versions_that_were_overwritten_are_looked_for_where_they_are_asked_for(
-    scene: Scene, spark: SparkSession
-) -> None:
+def test_overwritten_versions_are_checked_on_request(scene: Scene, spark: SparkSession) -> None:
     scene.keep_versions()
     scene.put("in/a", "in/b")
     scene.put("in/a", body=b"once more")
@@ -321,14 +319,16 @@ def test_versions_that_were_overwritten_are_looked_for_where_they_are_asked_for(
         scene.app.broker.purge(QUEUE)
 
 
-def test_a_list_without_version_ids_does_for_a_bucket_that_never_had_any(scene: Scene, spark: SparkSession) -> None:
+def test_an_inventory_without_version_ids_is_enough_for_an_unversioned_bucket(
+    scene: Scene, spark: SparkSession
+) -> None:
     scene.put(*PLAIN_KEYS)
     lost = lose_some(scene)
     names = [name for name in SCHEMA.names if name not in ("version_id", "is_latest", "is_delete_marker")]
     uri = make_inventory(scene, "CSV", "s3", scene.rows(), names)
     assert scene.reconcile(spark, from_inventory(uri)).missing == len(lost)
     assert ids(scene.announced()) == ids(lost)
-    scene.keep_versions()  # from here on its ETags are no identity
+    scene.keep_versions()  # now an ETag does not identify a version
     with pytest.raises(ConfigurationError, match="has no version ids, and versioning is Enabled"):
         scene.reconcile(spark, from_inventory(uri))
 

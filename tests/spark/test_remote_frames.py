@@ -1,4 +1,4 @@
-"""Tables as DataFrames: one suite over both readers, Spark's own and the one for places that the JVM has no way to."""
+"""Tables as DataFrames: one suite for both readers, Spark's own and the one for places that the JVM cannot access."""
 
 import datetime as dt
 from collections.abc import Mapping, Sequence
@@ -50,7 +50,7 @@ BC = dt.date(1, 1, 1)
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table whose files lie at another place than its log says, for all that the reader can know."""
+    """A table that the reader sees at another place than in its log."""
 
     loaded: Any
     root: Files
@@ -100,7 +100,7 @@ def row(number: int, place: str | None) -> dict[str, Any]:
 
 
 def made(root: LocalFiles, *, partitioned: bool = True) -> DeltaTableSink:
-    """A table with a file for each place, and one more with a column added later."""
+    """Return a table with a file for each place, and one file with a column added later."""
     columns = ["place", "day"] if partitioned else []
     first = pa.schema([*FIRST, ("place", pa.string())])
     sink = DeltaTableSink(LocalFiles(root.root), pipeline="p", partition_by=columns)
@@ -158,7 +158,7 @@ def plain(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("union_max", [UNION_MAX, 1], ids=["few partitions", "many partitions"])
-def test_a_table_reads_as_it_is(root: LocalFiles, union_max: int, beside: SparkSession) -> None:
+def test_a_frame_has_the_rows_of_its_table(root: LocalFiles, union_max: int, beside: SparkSession) -> None:
     sink = made(root)
     frame = frame_of(beside, Table(sink.load(), root), union_max=union_max)
     assert as_spark(frame) == as_arrow(root)
@@ -167,7 +167,7 @@ def test_a_table_reads_as_it_is(root: LocalFiles, union_max: int, beside: SparkS
     assert frame.where("later is null and day = date'0001-01-01'").count() == len(PLACES) + 4
 
 
-def test_a_table_without_partitions_reads_as_it_is(root: LocalFiles, beside: SparkSession) -> None:
+def test_a_frame_of_an_unpartitioned_table_has_its_rows(root: LocalFiles, beside: SparkSession) -> None:
     sink = made(root, partitioned=False)
     assert as_spark(frame_of(beside, Table(sink.load(), root))) == as_arrow(root)
 
@@ -179,7 +179,7 @@ def test_a_table_without_files_has_its_columns(root: LocalFiles, beside: SparkSe
     assert frame.columns == [*FIRST.names, "place", "later"]
 
 
-def test_partitions_that_a_filter_does_not_want_are_not_read(root: LocalFiles, beside: SparkSession) -> None:
+def test_partitions_excluded_by_a_filter_are_not_read(root: LocalFiles, beside: SparkSession) -> None:
     sink = made(root)
     frame = frame_of(beside, Table(sink.load(), root))
     for path in (root.root / "data" / "1").rglob("*.parquet"):
@@ -187,7 +187,7 @@ def test_partitions_that_a_filter_does_not_want_are_not_read(root: LocalFiles, b
     assert frame.where("place = 'here'").count() == 20
 
 
-def test_a_file_that_is_gone_is_named(beside: SparkSession, tmp_path: Path) -> None:
+def test_a_deleted_file_is_named_in_the_error(beside: SparkSession, tmp_path: Path) -> None:
     root = Elsewhere(tmp_path)
     frame = frame_of(beside, Table(made(root).load(), root))
     (root.root / "data/2/r1/an odd=name%200.parquet").unlink()

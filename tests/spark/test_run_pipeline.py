@@ -1,4 +1,4 @@
-"""`run_pipeline`: a declared pipeline over files of the test's."""
+"""`run_pipeline` runs a declared pipeline over the files of a test."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def clean(df: DataFrame) -> DataFrame:
     return df.where("v is not null").withColumn("double", functions.col("v") * 2)
 
 
-def test_rows_quarantine_and_report_come_back_and_nothing_of_the_declaration_is_touched(
+def test_run_pipeline_returns_rows_quarantine_and_report_and_leaves_the_declared_folders_alone(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     app = App()
@@ -41,7 +41,7 @@ def test_rows_quarantine_and_report_come_back_and_nothing_of_the_declaration_is_
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_name_that_leads_out_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_file_name_outside_the_source_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     app = App()
     lines = app.pipeline(
         "lines", source=ObjectSource(tmp_path, queue="lines", format="text"), sink=DeltaSink(tmp_path / "t")
@@ -61,7 +61,7 @@ def test_a_test_worker_leaves_pipelines_alone(tmp_path: Path) -> None:
     assert seen == [b"x"]
 
 
-def test_a_run_that_is_to_end_says_so_where_its_ledger_takes_no_claims(
+def test_a_run_fails_with_the_reason_if_its_ledger_takes_no_claims(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "landing").mkdir()

@@ -41,7 +41,7 @@ ODD_KEYS = (
 
 
 class Scene:
-    """Buckets, a queue that hears of one of them, and an app with a pipeline between them."""
+    """Buckets, a queue with notifications from one of them, and an app with a pipeline between them."""
 
     def __init__(self, folder: Path, server: AwsServer, way: Way = "sqs") -> None:
         self.landing = Announced(server, way)
@@ -96,7 +96,7 @@ def ids(frame: DataFrame) -> list[int]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_every_way_of_notification_leads_into_the_table(
+def test_objects_reach_the_table_by_every_notification_path(
     tmp_path: Path, moto: AwsServer, spark: SparkSession, way: Way
 ) -> None:
     if way == "eventbridge":
@@ -117,7 +117,7 @@ def test_every_way_of_notification_leads_into_the_table(
     scene.app.close()
 
 
-def test_a_worker_serves_it_and_takes_each_version_once(scene: Scene, spark: SparkSession) -> None:
+def test_a_worker_processes_each_version_once(scene: Scene, spark: SparkSession) -> None:
     clicks = scene.pipeline()
     committed, stop = threading.Semaphore(0), StopSignal()
 
@@ -141,7 +141,7 @@ def test_a_worker_serves_it_and_takes_each_version_once(scene: Scene, spark: Spa
     assert scene.app.ledger.counts("clicks")[ObjectState.PROCESSED] == 2
 
 
-def test_an_ingest_lists_any_key_and_finds_nothing_new_again(scene: Scene, spark: SparkSession) -> None:
+def test_an_ingest_lists_odd_keys_and_a_second_one_finds_nothing_new(scene: Scene, spark: SparkSession) -> None:
     for number, key in enumerate(ODD_KEYS):
         scene.put(key, number)
     scene.put(".hidden/x", 99)
@@ -153,7 +153,7 @@ def test_an_ingest_lists_any_key_and_finds_nothing_new_again(scene: Scene, spark
     assert (again.objects_skipped, again.rows_written) == (len(ODD_KEYS), 0)
 
 
-def test_an_ingest_takes_what_the_queue_announces_and_leaves_it_empty(scene: Scene, spark: SparkSession) -> None:
+def test_an_ingest_processes_the_announced_objects_and_empties_the_queue(scene: Scene, spark: SparkSession) -> None:
     scene.put("in/a.jsonl", 1, 2)
     scene.put("in/b.jsonl", 3)
     scene.landing.s3.delete_object(Bucket=scene.landing.bucket, Key="in/b.jsonl")
@@ -165,8 +165,8 @@ def test_an_ingest_takes_what_the_queue_announces_and_leaves_it_empty(scene: Sce
     assert (again.objects_found, again.rows_written) == (0, 0)
 
 
-def test_a_table_in_the_bucket_that_announces_is_no_source_of_itself(scene: Scene, spark: SparkSession) -> None:
-    """Its plans and its log are JSON lines to whoever reads them so."""
+def test_a_table_in_the_source_bucket_does_not_feed_on_itself(scene: Scene, spark: SparkSession) -> None:
+    """The table's plans and log would be valid JSON lines if they were ingested."""
     scene.table = f"s3://{scene.landing.bucket}/tables/clicks"
     scene.put("in/a.jsonl", 1, 2, junk=b"no json\n")
     first = scene.ingest(spark, queue=scene.landing.queue_arn)
@@ -181,7 +181,7 @@ def test_a_table_in_the_bucket_that_announces_is_no_source_of_itself(scene: Scen
 
 
 def test_objects_listed_by_one_ingest_are_not_reported_by_another(scene: Scene, spark: SparkSession) -> None:
-    """A listing and a notification name one version alike."""
+    """A listing and a notification yield the same identity for a version."""
     scene.put("in/a.jsonl", 1)
     assert scene.ingest(spark).rows_written == 1
     by_queue = scene.ingest(spark, queue=scene.landing.queue_arn)

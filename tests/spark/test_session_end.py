@@ -1,4 +1,4 @@
-"""The end of a session of our own writes nothing to the terminal, however its JVM ends."""
+"""Ending a session that Penstock started writes nothing to the terminal, however its JVM ends."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
-# Spark's own stop takes longer than it is given, so that its calls meet a JVM that has ended.
+# Spark's own stop takes longer than its time limit, so its calls reach a JVM that has ended.
 SLOW_STOP = """
 import os, sys, threading
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The data source inside Spark: whatever a query does with it, the reports come out right."""
+"""The data source inside Spark: its reports are right for every kind of query."""
 
 import bz2
 import gzip
@@ -93,7 +93,7 @@ def test_rows_arrive_typed_and_know_where_they_came_from(spark: SparkSession, tm
 
 
 def struct(ddl: str) -> StructType:
-    """Spark's own understanding of schema text."""
+    """Parse schema text with Spark."""
     parsed = StructType.fromDDL(ddl)
     assert isinstance(parsed, StructType)
     return parsed
@@ -147,7 +147,7 @@ def test_reports_are_right_whatever_the_transform_does(
 
 
 def with_partitions(plan: ReadPlan, count: int) -> ReadPlan:
-    """The same plan in more partitions than so few bytes would get."""
+    """Return the plan with more partitions than its few bytes would get."""
     parts: list[list[Piece]] = [[] for _ in range(count)]
     for index, ref in enumerate(plan.objects):
         parts[index % count].append(Piece(object=index, start=0, stop=ref.size_bytes))
@@ -156,7 +156,7 @@ def with_partitions(plan: ReadPlan, count: int) -> ReadPlan:
 
 
 @pytest.mark.parametrize("place", ["work", "quarantine"])
-def test_a_place_that_cannot_be_used_is_no_fault_of_an_object_or_a_transform(
+def test_an_unusable_folder_is_not_blamed_on_an_object_or_a_transform(
     spark: SparkSession, tmp_path: Path, source: Path, place: str
 ) -> None:
     plan = plan_of(tmp_path, source)
@@ -188,15 +188,15 @@ def test_a_bad_object_leaves_its_siblings_alone(spark: SparkSession, tmp_path: P
     assert (len(summary.readings), dict(summary.exclude)) == (19, {})
 
 
-def test_a_split_object_is_read_once_in_all(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_split_object_is_read_exactly_once(spark: SparkSession, tmp_path: Path) -> None:
     source = tmp_path / "in"
     source.mkdir()
     (source / "big.jsonl").write_bytes(b"".join(line(number) for number in range(150_000)))
     plan = plan_of(tmp_path, source)
     assert len(plan.partitions) > 2
     rows = datasource.read(spark, plan)
-    told = rows.agg(F.count("*"), F.sum("id"), F.countDistinct("_offset")).first()
-    assert tuple(told or ()) == (150_000, 150_000 * 149_999 // 2, 150_000)
+    totals = rows.agg(F.count("*"), F.sum("id"), F.countDistinct("_offset")).first()
+    assert tuple(totals or ()) == (150_000, 150_000 * 149_999 // 2, 150_000)
     assert summarise(plan).readings[0].rows == 150_000
 
 
@@ -214,15 +214,15 @@ def test_row_53_a_line_of_50_mb_is_a_row(spark: SparkSession, tmp_path: Path) ->
     assert summarise(plan).rows == 3
 
 
-def test_five_thousand_small_objects(spark: SparkSession, tmp_path: Path) -> None:
+def test_five_thousand_small_objects_are_read_once(spark: SparkSession, tmp_path: Path) -> None:
     source = tmp_path / "in"
     source.mkdir()
     for number in range(5_000):
         (source / f"{number:04}.jsonl").write_bytes(line(number) + (b"" if number % 2 else b"no\n") + line(number)[:-1])
     plan = plan_of(tmp_path, source, ddl="id bigint")
     rows = datasource.read(spark, plan)
-    told = rows.agg(F.count("*"), F.countDistinct("_object"), F.sum("id")).first()
-    assert tuple(told or ()) == (10_000, 5_000, 5_000 * 4_999)
+    totals = rows.agg(F.count("*"), F.countDistinct("_object"), F.sum("id")).first()
+    assert tuple(totals or ()) == (10_000, 5_000, 5_000 * 4_999)
     summary = summarise(plan)
     assert (len(summary.readings), summary.rows, summary.lines_quarantined) == (5_000, 10_000, 2_500)
 
@@ -234,7 +234,7 @@ def test_without_provenance_rows_are_as_declared(spark: SparkSession, tmp_path: 
     assert rows.count() == 40
 
 
-def test_a_plan_of_nothing_gives_nothing(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_empty_plan_yields_no_rows(spark: SparkSession, tmp_path: Path) -> None:
     source = tmp_path / "in"
     source.mkdir()
     plan = plan_of(tmp_path, source)
@@ -262,7 +262,7 @@ def text_line(number: int) -> bytes:
 
 @pytest.mark.parametrize("suffix", SQUEEZES)
 @pytest.mark.parametrize("form", ["jsonl", "csv", "text"])
-def test_every_format_in_every_compression(spark: SparkSession, tmp_path: Path, form: str, suffix: str) -> None:
+def test_every_format_is_read_in_every_compression(spark: SparkSession, tmp_path: Path, form: str, suffix: str) -> None:
     source = tmp_path / "in"
     source.mkdir()
     write = {"jsonl": line, "csv": csv_line, "text": text_line}[form]
@@ -294,13 +294,13 @@ def test_a_big_csv_is_read_in_pieces_that_all_know_its_header(spark: SparkSessio
     plan = with_pieces(plan, 5)
     plan.save()
     rows = datasource.read(spark, plan)
-    told = rows.agg(F.count("*"), F.sum("id"), F.countDistinct("_offset"), F.count("gone"), F.min("_offset")).first()
-    assert tuple(told or ()) == (count, count * (count - 1) // 2, count, 0, 5)
+    totals = rows.agg(F.count("*"), F.sum("id"), F.countDistinct("_offset"), F.count("gone"), F.min("_offset")).first()
+    assert tuple(totals or ()) == (count, count * (count - 1) // 2, count, 0, 5)
     assert summarise(plan).readings[0].rows == count
 
 
 def with_pieces(plan: ReadPlan, count: int) -> ReadPlan:
-    """The same plan of one object in more pieces than so few bytes would get."""
+    """Return the plan of one object with more pieces than its few bytes would get."""
     size = plan.objects[0].size_bytes
     edges = [size * number // count for number in range(count + 1)]
     pieces = [Piece(object=0, start=start, stop=stop) for start, stop in pairwise(edges)]
@@ -311,7 +311,7 @@ def with_pieces(plan: ReadPlan, count: int) -> ReadPlan:
 def test_a_csv_object_that_was_cut_within_a_record_is_read_again_cut_at_records(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """The piece that begins within quotes gives false rows at first, which the driver does not let count."""
+    """The piece that begins inside quotes yields false rows at first, which the driver discards."""
     folder = tmp_path / "in"
     folder.mkdir()
     record = b'1,"first\n' + b"99,false\n" * 100_000 + b'last"\n'

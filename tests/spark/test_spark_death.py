@@ -1,4 +1,4 @@
-"""A JVM of Spark that is killed, idle or in a run: the process ends for a new one, and nothing is lost."""
+"""Spark's JVM is killed, idle or in a run: the process exits so that a new one can continue, and nothing is lost."""
 
 import json
 import os
@@ -89,7 +89,7 @@ class Scene:
         return self._start(*(["--transform", "slow:slow"] if self.kind == "ingest" else options))
 
     def go_on(self) -> Process:
-        """Start the next process, without Spark: how it runs a batch is not the subject."""
+        """Start the next process, without Spark, which this test does not need."""
         (self.folder / "shop.py").write_text(APP.replace("    transform=slow,\n", ""))
         return self._start(module=IN_PROCESS)
 
@@ -101,7 +101,7 @@ class Scene:
         return self._processes[-1]
 
     def put(self) -> None:
-        """One more file of one row, announced in a queue without a consumer."""
+        """Add a file of one row, and announce it in the queue of a worker."""
         name, self._files = f"{self._files}.jsonl", self._files + 1
         draft = self.folder / name
         draft.write_text(json.dumps({"id": self._files}) + "\n")
@@ -146,7 +146,7 @@ def wait_until(condition: Callable[[], object]) -> None:
 
 
 def jvm_below(pid: int) -> int:
-    """The process id of the JVM that a process has started."""
+    """Return the process id of the JVM that a process has started."""
     [found] = [
         child
         for task in Path(f"/proc/{pid}/task").iterdir()
@@ -170,7 +170,7 @@ def readiness(address: str) -> tuple[int, str]:
 
 @pytest.mark.parametrize("kind", ["worker", "ingest"])
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "in a run"])
-def test_the_process_ends_for_a_new_one_that_continues(scene: Scene, busy: bool) -> None:
+def test_a_process_whose_jvm_dies_exits_and_the_next_continues(scene: Scene, busy: bool) -> None:
     worker = scene.start()
     scene.put()
     wait_until(lambda: scene.rows() == [1])
@@ -185,10 +185,10 @@ def test_the_process_ends_for_a_new_one_that_continues(scene: Scene, busy: bool)
     scene.put()
     scene.go_on()
     wanted = [1, 2, 3] if busy else [1, 2]
-    wait_until(lambda: scene.rows() == wanted)  # one attempt is all they had, and the dead JVM cost none
+    wait_until(lambda: scene.rows() == wanted)  # with max_attempts=1, so the dead JVM counted no attempt
 
 
-def test_a_mixed_worker_lets_its_handlers_finish_and_is_not_ready(scene: Scene) -> None:
+def test_a_mixed_worker_whose_jvm_dies_finishes_its_handlers_and_is_not_ready(scene: Scene) -> None:
     worker = scene.start()
     address = worker.expect("worker.started")["metrics"]
     wait_until(lambda: readiness(address) == (200, "serving mails, clicks-events"))
@@ -203,7 +203,7 @@ def test_a_mixed_worker_lets_its_handlers_finish_and_is_not_ready(scene: Scene) 
     assert worker.exit_code() == TEMPORARY_FAILURE, worker.log_lines
 
 
-def test_a_jvm_that_dies_as_soon_as_it_is_there_is_no_other_matter(scene: Scene) -> None:
+def test_a_jvm_that_dies_right_after_its_start_is_handled_the_same(scene: Scene) -> None:
     worker = scene.start("--queues", "clicks-events")
     worker.expect("spark.started")
     kill_jvm(worker)
@@ -211,7 +211,7 @@ def test_a_jvm_that_dies_as_soon_as_it_is_there_is_no_other_matter(scene: Scene)
     assert "Spark went away" in worker.error_message()
 
 
-def test_a_supervisor_starts_another_worker(scene: Scene) -> None:
+def test_a_supervisor_replaces_a_worker_whose_jvm_died(scene: Scene) -> None:
     supervisor = scene.start("--processes", "2", "--queues", "clicks-events")
     scene.put()
     supervisor.expect("spark.started", times=2)

@@ -14,7 +14,7 @@ from penstock.config import Settings
 from penstock.errors import TransformError
 
 
-def test_a_batch_is_followed_from_its_announcements_to_the_table(tmp_path: Path, spark: SparkSession) -> None:
+def test_a_batch_is_traced_from_its_notifications_to_the_table(tmp_path: Path, spark: SparkSession) -> None:
     traces = Traces(process_provider())
     landing = tmp_path / "landing"
     landing.mkdir()
@@ -55,9 +55,9 @@ def test_a_batch_is_followed_from_its_announcements_to_the_table(tmp_path: Path,
     )
     assert linked(received) == linked(process) == [traceparent(sent)]
     assert process.parent is None
-    within = process.get_span_context()
-    assert (run.parent, commit.parent, publish.parent) == (within, within, within)
-    assert mine.parent == run.get_span_context(), "what a transform does is within the run"
+    process_context = process.get_span_context()
+    assert (run.parent, commit.parent, publish.parent) == (process_context, process_context, process_context)
+    assert mine.parent == run.get_span_context(), "spans of a transform are process_context the run"
     names = ("messaging.system", "messaging.batch.message_count", "penstock.handler", "penstock.outcome")
     found = dict(process.attributes or {})
     assert [found[name] for name in names] == ["sqlite", 3, "clicks", "ack"]
@@ -71,7 +71,7 @@ def test_a_batch_is_followed_from_its_announcements_to_the_table(tmp_path: Path,
     assert {one.status.status_code for one in (run, commit, publish, process)} == {StatusCode.UNSET}
 
 
-def test_a_run_that_breaks_is_an_error_on_its_span(tmp_path: Path, spark: SparkSession) -> None:
+def test_a_failed_run_is_an_error_on_its_span(tmp_path: Path, spark: SparkSession) -> None:
     traces = Traces(process_provider())
     landing = tmp_path / "landing"
     landing.mkdir()

@@ -1,4 +1,4 @@
-"""`ingest` that stays up: what comes is taken once it is at rest, and the end is in order."""
+"""`ingest --watch`: files are ingested once they are stable, and a stop ends it normally."""
 
 import json
 import threading
@@ -16,12 +16,12 @@ from penstock.worker.shutdown import StopSignal
 pytestmark = pytest.mark.timeout(400)
 
 PATIENCE_SECONDS = 120.0
-SETTLE_SECONDS = 2.5  # no writer here is that late
+SETTLE_SECONDS = 2.5  # longer than any pause of a writer in these tests
 LINES = 30
 
 
 class Watched:
-    """An ingest that watches, in a thread; the test writes, and waits for what was committed."""
+    """A watching ingest in a thread; the test writes files and waits for commits."""
 
     def __init__(self, folder: Path, spark: SparkSession, *, schema: str | None = "id long") -> None:
         self.source = folder / "in"
@@ -47,11 +47,11 @@ class Watched:
         self.wait_for(SourceScanned)
 
     def wait_for(self, kind: type[Event], count: int = 1) -> None:
-        def there() -> bool:
+        def has_arrived() -> bool:
             return sum(isinstance(event, kind) for event in self.events) >= count or bool(self._failures)
 
         with self._changed:
-            assert self._changed.wait_for(there, PATIENCE_SECONDS), f"{count} {kind.__name__} did not come"
+            assert self._changed.wait_for(has_arrived, PATIENCE_SECONDS), f"{count} {kind.__name__} did not arrive"
         if self._failures:
             raise self._failures[0]
 
@@ -83,8 +83,8 @@ def lines(*ids: int) -> str:
     return "".join(json.dumps({"id": one}) + "\n" for one in ids)
 
 
-def test_a_file_that_is_written_slowly_is_taken_once_and_whole(tmp_path: Path, spark: SparkSession) -> None:
-    pen = threading.Event()  # never set: what is tested is a file that grows over several settle times
+def test_a_slowly_written_file_is_ingested_once_and_whole(tmp_path: Path, spark: SparkSession) -> None:
+    pen = threading.Event()  # never set: the file must grow over several settle times
     watched = Watched(tmp_path, spark)
     (watched.source / "before.jsonl").write_text(lines(1_000))
     watched.start()
@@ -101,7 +101,7 @@ def test_a_file_that_is_written_slowly_is_taken_once_and_whole(tmp_path: Path, s
     assert (report.objects_superseded, report.objects_new_versions, report.batches) == (0, 0, 2)
 
 
-def test_a_schema_is_inferred_from_the_first_file_that_comes(tmp_path: Path, spark: SparkSession) -> None:
+def test_a_schema_is_inferred_from_the_first_file_that_arrives(tmp_path: Path, spark: SparkSession) -> None:
     watched = Watched(tmp_path, spark, schema=None)
     watched.start()
     (watched.source / ".a.tmp").write_text(lines(1, 2))
@@ -112,7 +112,7 @@ def test_a_schema_is_inferred_from_the_first_file_that_comes(tmp_path: Path, spa
     assert (report.schema, report.stopped) == ("id BIGINT", False)
 
 
-def test_a_folder_that_goes_and_comes_back_is_gone_on_with(tmp_path: Path, spark: SparkSession) -> None:
+def test_watching_resumes_when_a_removed_folder_returns(tmp_path: Path, spark: SparkSession) -> None:
     watched = Watched(tmp_path, spark)
     watched.start()
     (watched.source / "a.jsonl").write_text(lines(1))
@@ -126,7 +126,7 @@ def test_a_folder_that_goes_and_comes_back_is_gone_on_with(tmp_path: Path, spark
     assert watched.ids() == [1, 2]
 
 
-def test_nothing_ever_came_and_it_was_stopped(tmp_path: Path, spark: SparkSession) -> None:
+def test_a_watch_stopped_before_any_file_reports_nothing_ingested(tmp_path: Path, spark: SparkSession) -> None:
     watched = Watched(tmp_path, spark, schema=None)
     watched.start()
     report = watched.end()

@@ -1,4 +1,4 @@
-"""`ingest --watch --queue` while its source is away: the queue is paused, and messages keep their receives on SQS."""
+"""`ingest --watch --queue` while its source is unavailable: the queue is paused, and SQS counts no receives."""
 
 import json
 import threading
@@ -23,33 +23,33 @@ from penstock.worker.shutdown import StopSignal
 pytestmark = pytest.mark.timeout(400)
 
 PATIENCE_SECONDS = 120.0
-PINGS = 15  # that fail: were each a receive, every message would be dead
+PINGS = 15  # failed ones: if each were a receive, every message would be dead-lettered
 QUEUE = "landed"
 
 
-class Heard:
+class Recorder:
     """The events of an ingest, and the number of failed requests to its source."""
 
     def __init__(self) -> None:
-        self.events: list[Event] = []  # this and the next are written under it
+        self.events: list[Event] = []  # written under the condition, like the next one
         self.failed_pings = 0
-        self._news = threading.Condition()
+        self._changed = threading.Condition()
 
     def __call__(self, event: Event) -> None:
-        with self._news:
+        with self._changed:
             self.events.append(event)
-            self._news.notify_all()
+            self._changed.notify_all()
 
     def ping_failed(self) -> None:
-        with self._news:
+        with self._changed:
             self.failed_pings += 1
-            self._news.notify_all()
+            self._changed.notify_all()
 
-    def until(self, condition: Callable[[], bool], what: str) -> None:
-        with self._news:
-            assert self._news.wait_for(condition, PATIENCE_SECONDS), f"never came true: {what}"
+    def until(self, condition: Callable[[], bool], description: str) -> None:
+        with self._changed:
+            assert self._changed.wait_for(condition, PATIENCE_SECONDS), f"never came true: {description}"
 
-    def until_there(self, kind: type[Event], count: int = 1) -> None:
+    def until_count(self, kind: type[Event], count: int = 1) -> None:
         self.until(lambda: sum(isinstance(one, kind) for one in self.events) >= count, f"{count} {kind.__name__}")
 
     @property
@@ -58,15 +58,15 @@ class Heard:
 
 
 @pytest.fixture
-def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
-    heard, away = Heard(), outage.OutageWatch._record_unavailable
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    recorder, record_unavailable = Recorder(), outage.OutageWatch._record_unavailable
 
-    def counted(self: outage.OutageWatch, error: str, *, by_request: bool) -> None:
-        away(self, error, by_request=by_request)
+    def record_and_count(self: outage.OutageWatch, error: str, *, by_request: bool) -> None:
+        record_unavailable(self, error, by_request=by_request)
         if not by_request:
-            heard.ping_failed()
+            recorder.ping_failed()
 
-    monkeypatch.setattr(outage.OutageWatch, "_record_unavailable", counted)
+    monkeypatch.setattr(outage.OutageWatch, "_record_unavailable", record_and_count)
     for name, seconds in {
         "CHECK_SECONDS": 0.1,
         "PAUSE_SECONDS_MIN": 0.05,
@@ -74,11 +74,11 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
         "COUNTED_RELEASE_SECONDS": 1.0,
     }.items():
         monkeypatch.setattr(outage, name, seconds)
-    return heard
+    return recorder
 
 
-def test_a_watching_ingest_receives_nothing_while_its_source_is_away(
-    tmp_path: Path, spark: SparkSession, moto: AwsServer, heard: Heard
+def test_a_watching_ingest_receives_nothing_while_its_source_is_unavailable(
+    tmp_path: Path, spark: SparkSession, moto: AwsServer, recorder: Recorder
 ) -> None:
     source, table, stop = tmp_path / "in", tmp_path / "t", StopSignal()
     source.mkdir()
@@ -99,25 +99,29 @@ def test_a_watching_ingest_receives_nothing_while_its_source_is_away(
         queue=QUEUE,
         settings=Settings(aws_endpoint_url=moto.url, aws_region=moto.aws.region, one_host=True),
     )
-    thread = threading.Thread(target=lambda: ingest(request, stop=stop, spark=spark, listeners=(heard,)), daemon=True)
+    thread = threading.Thread(
+        target=lambda: ingest(request, stop=stop, spark=spark, listeners=(recorder,)), daemon=True
+    )
     for number in range(3):
         put(number)
     sqs.send_message(QueueUrl=url, MessageBody=bodies[0])
     thread.start()
     try:
-        heard.until_there(BatchCommitted)
-        source.rename(tmp_path / "away")
-        heard.until_there(StoreUnavailable)
+        recorder.until_count(BatchCommitted)
+        source.rename(tmp_path / "record_unavailable")
+        recorder.until_count(StoreUnavailable)
         for body in bodies[1:]:
             sqs.send_message(QueueUrl=url, MessageBody=body)
-        asked = heard.failed_pings
-        heard.until(lambda: heard.failed_pings >= asked + PINGS, "the source is asked in vain")
-        (tmp_path / "away").rename(source)
-        heard.until_there(StoreAvailable)
-        heard.until(lambda: sum(one.rows for one in heard.events if isinstance(one, BatchCommitted)) == 3, "all rows")
+        pings_before = recorder.failed_pings
+        recorder.until(lambda: recorder.failed_pings >= pings_before + PINGS, "pings of the source fail")
+        (tmp_path / "record_unavailable").rename(source)
+        recorder.until_count(StoreAvailable)
+        recorder.until(
+            lambda: sum(one.rows for one in recorder.events if isinstance(one, BatchCommitted)) == 3, "all rows"
+        )
     finally:
         stop.request()
         thread.join(PATIENCE_SECONDS)
     assert not thread.is_alive()
     assert sorted(DeltaTable(str(table)).to_pyarrow_table(columns=["id"])["id"].to_pylist()) == [0, 1, 2]
-    assert max(heard.receives.values()) <= 2, "one that a poll under way may have brought, and one that counts"
+    assert max(recorder.receives.values()) <= 2, "one by a poll that was under way, and the successful one"

@@ -1,1 +1,1 @@
-"""The Python contestants, a module each: PACKAGES, worker() and sender(). peer.py calls them."""
+"""The Python contestants, one module each, with PACKAGES, worker() and sender(), which peer.py uses."""

@@ -33,12 +33,12 @@ class WorkerSettings:
     functions = (work,)
     on_startup = on_startup
     max_jobs = concurrency()
-    # It looks into the queue this often, and starts at most max_jobs at a look: with its default of half a second the
-    # poll is the whole benchmark. Less than 10 ms costs more than it brings.
+    # It polls the queue this often and starts at most max_jobs per poll: with its default of half a second, the poll
+    # interval alone would decide the result. Less than 10 ms costs more than it gains.
     poll_delay = 0.01
     keep_result = 0  # results are not read
     log_results = False
-    job_timeout = 50  # and 10 more are the lease on a job in progress: together a minute, as most others have
+    job_timeout = 50  # plus 10 is the lease of a job in progress: a minute, as for most others
 
 
 def worker() -> None:

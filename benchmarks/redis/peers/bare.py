@@ -1,7 +1,7 @@
 """The limit: a loop that reads, calls and acknowledges a hundred at a time, and does nothing else.
 
-No leases, no retries, no second worker, no concurrency: what Redis, redis-py and hiredis allow one Python thread. For
-the sleeps it has no answer.
+No leases, no retries, no second worker, no concurrency: the limit of Redis, redis-py and hiredis for one Python thread.
+It cannot compete with sleeping handlers.
 """
 
 import json
@@ -32,7 +32,7 @@ def worker() -> None:
         if receipts:
             pipe.xack(STREAM, GROUP, *receipts)
             pipe.xdel(STREAM, *receipts)
-        # It blocks only where nothing was just done: a blocking read would hold the answers before it back.
+        # Block only if there are no acks to send: a blocking read would delay the answers before it.
         pipe.xreadgroup(GROUP, "bench", {STREAM: ">"}, count=AT_ONCE, block=None if receipts else BLOCK_MS)
         answers: Any = pipe.execute()[-1]
         entries = [entry for _, found in answers or () for entry in found]

@@ -20,7 +20,7 @@ app.conf.update(
     # Acked after the handler, so that a worker that dies loses nothing; its default acks before.
     task_acks_late=True,
     task_reject_on_worker_lost=True,
-    # An hour by default, after which a message of a dead worker comes back; a minute, as most others have.
+    # An hour by default, until a message of a dead worker is redelivered; a minute, as for most others.
     broker_transport_options={"visibility_timeout": 60},
     worker_prefetch_multiplier=4,  # its default; more was no faster
     worker_send_task_events=False,

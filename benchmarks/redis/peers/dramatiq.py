@@ -16,7 +16,7 @@ from benchmarks.redis.peer import Many, One, address, concurrency, effects
 
 PACKAGES = ("dramatiq", "redis", "hiredis")
 
-# Without middleware that empty handlers have no use for (ages, times, prometheus, callbacks, pipelines); retries stay.
+# Without the middleware that empty handlers do not need (ages, times, prometheus, callbacks, pipelines); retries stay.
 dramatiq.set_broker(RedisBroker(url=address(), middleware=[dramatiq.middleware.Retries()]))
 book = effects()
 

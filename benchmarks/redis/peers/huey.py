@@ -1,4 +1,4 @@
-"""huey: pickled tasks in a list. A message is gone from Redis once it was read."""
+"""huey: pickled tasks in a list. Reading a message deletes it from Redis."""
 
 # mypy: disable-error-code="import-not-found,import-untyped,untyped-decorator,no-untyped-call,misc"
 # (Its library is in no environment that is linted.)

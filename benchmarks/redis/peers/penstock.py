@@ -16,7 +16,7 @@ PACKAGES = ("penstock", "redis", "hiredis")
 # Bodies without a model, as the others have them: checking a contract costs some 5 us more a message.
 plain = Queue[Message]("plain")
 waiting = Queue[Message]("async")
-# Everything is as it comes but for the log: a line a message is as much work again, and the others write none.
+# All settings are defaults except the log: a line per message doubles the work, and the others write none.
 app = App.from_config(log_level="warning", worker_max_fetch=100)
 book = effects()
 

@@ -14,7 +14,7 @@ from benchmarks.redis.peer import Many, One, address, chunks, concurrency, effec
 PACKAGES = ("streaq", "coredis")
 SEND_AT_ONCE = 500  # more in one of its pipelines was no faster
 
-# anyio takes uvloop when told to; streaq's own default for prefetching is as much again as the concurrency.
+# anyio uses uvloop only on request; streaq's default prefetch equals the concurrency.
 app = streaq.Worker(
     redis_url=address(), queue_name="bench", concurrency=concurrency(), anyio_kwargs={"use_uvloop": True}
 )

@@ -15,7 +15,8 @@ from benchmarks.redis.peer import Many, One, address, concurrency, effects
 
 PACKAGES = ("taskiq", "taskiq-redis", "redis", "hiredis")
 
-# Its default takes unacknowledged messages of others after 10 minutes; a minute, as most others have.
+# By default it claims unacknowledged messages of others after 10 minutes; a minute, as for most others.
+
 broker = RedisStreamBroker(
     address(), queue_name="bench", consumer_id="0", idle_timeout=60_000, unacknowledged_lock_timeout=10
 )

@@ -1,13 +1,16 @@
 """The language check of `make lint` finds dialect in prose and ignores code."""
 
 import ast
+from pathlib import Path
 
 import pytest
-from scripts.check_language import Text, findings_in, paragraphs_of, strings_of
+from scripts.check_language import Text, findings_in, names_of, paragraphs_of, strings_of, texts_of
+from scripts.measure_code import Module
 
 
-def _phrases(text: str, *, is_docstring: bool = False) -> list[str]:
-    return [found.phrase for found in findings_in(Text(path="x.py", text=text, is_docstring=is_docstring))]
+def _phrases(text: str, *, is_docstring: bool = False, is_name: bool = False) -> list[str]:
+    found = findings_in(Text(path="x.py", text=text, is_docstring=is_docstring, is_name=is_name))
+    return [finding.phrase for finding in found]
 
 
 @pytest.mark.parametrize("first", ["What", "Whether", "Whoever", "Of", "Where"])
@@ -52,3 +55,59 @@ def test_strings_of_the_code_are_read_without_their_values() -> None:
 def test_fenced_blocks_of_a_page_are_not_prose() -> None:
     page = "One paragraph.\n\n```bash\nnobody reads this\n```\n\nAnother one.\n"
     assert [paragraph.strip() for paragraph in paragraphs_of(page)] == ["One paragraph.", "Another one."]
+
+
+@pytest.mark.parametrize(
+    ("name", "phrase"),
+    [
+        ("test_what_takes_it_again", "what"),
+        ("test_a_slow_hook_holds_nobody_up", "nobody"),
+        ("test_it_is_for_somebody", "somebody"),
+        ("test_who_waits", "who"),
+        ("test_it_serves_whoever", "whoever"),
+        ("test_a_worker_is_told", "told"),
+        ("test_it_tells_the_worker", "tells"),
+        ("test_a_letter_waits", "letter"),
+        ("test_letters_wait", "letters"),
+    ],
+)
+def test_a_forbidden_word_is_found_in_the_name_of_a_test(name: str, phrase: str) -> None:
+    assert _phrases(name, is_name=True) == [phrase]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "test_a_dead_letter_waits",
+        "test_dead_letters_wait",
+        "test_a_message_is_dead_lettered",
+        "test_the_whole_file_is_read",
+        "test_somewhat_slow",
+    ],
+)
+def test_other_words_in_the_name_of_a_test_are_left_alone(name: str) -> None:
+    assert _phrases(name, is_name=True) == []
+
+
+def test_only_test_functions_and_test_classes_have_their_names_checked() -> None:
+    code = "class TestA:\n    async def test_b(self): ...\nclass Helper: ...\ndef told(): ...\ndef test_c(): ...\n"
+    module = Module(name="x", path="x.py", text=code, tree=ast.parse(code))
+    assert {(text.text, text.is_name) for text in names_of(module)} == {
+        ("TestA", True),
+        ("test_b", True),
+        ("test_c", True),
+    }
+
+
+def test_the_folder_of_tests_is_read_on_request(tmp_path: Path) -> None:
+    for page in ("README.md", "CONTRIBUTING.md"):
+        (tmp_path / page).touch()
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_x.py").write_text('"""What it does."""\n\n\ndef test_who() -> None: ...  # nobody\n')
+    assert list(texts_of(tmp_path, [], tests=False)) == []
+    texts = list(texts_of(tmp_path, [], tests=True))
+    assert {(finding.path, finding.phrase) for text in texts for finding in findings_in(text)} == {
+        ("tests/test_x.py", "What"),
+        ("tests/test_x.py", "nobody"),
+        ("tests/test_x.py", "who"),
+    }

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from botocore.exceptions import BotoCoreError, ClientError
-from tests.services.aws_server import NOBODY, AwsServer, Kind
+from tests.services.aws_server import NO_ACCOUNT, AwsServer, Kind
 from tests.services.frozen_clock import ServerClock
 from tests.services.plugin import Servers, StartAws
 
@@ -202,7 +202,7 @@ def test_a_server_ends_with_the_process_that_started_it_even_if_that_is_killed(
 
 
 def test_tests_never_use_a_real_aws_account(tmp_path: Path) -> None:
-    assert {name: value for name, value in os.environ.items() if name.startswith("AWS_")} == NOBODY
+    assert {name: value for name, value in os.environ.items() if name.startswith("AWS_")} == NO_ACCOUNT
     script = "import boto3; c = boto3.Session().get_credentials(); print(c.access_key, c.method)"
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert ran.stdout.split() == ["test", "env"]

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import pytest
-from tests.services.moto_server import InTurns, Turn
+from tests.services.moto_server import Serialised, Turn
 
 PATIENCE_SECONDS = 60.0
 
@@ -18,7 +18,7 @@ class Stage:
     def __init__(self) -> None:
         self.turn = Turn()
         self.log: list[str] = []
-        self._serve = InTurns(lambda environ, start_response: environ["does"](), self.turn)
+        self._serve = Serialised(lambda environ, start_response: environ["does"](), self.turn)
         self._pool = ThreadPoolExecutor(4)
 
     def request(self, does: Callable[[], Any], **environ: Any) -> "Future[Any]":

@@ -1,6 +1,6 @@
-"""Exports and archives of dead letters, killed at each step: each is in its queue, in a file, or in both.
+"""Exports and archives of dead letters, killed at each step: each dead letter is in its queue, in a file, or in both.
 
-What lies in a queue and in a file is read past the product, with bare clients and a JSON parser.
+Queues and files are read without the product, with bare clients and a JSON parser.
 """
 
 import json
@@ -31,7 +31,7 @@ from penstock.messaging.message import Outgoing
 from penstock.messaging.steps import Step
 
 STEPS = (Step.DEAD_LETTERS_WRITTEN, Step.DEAD_LETTERS_KEPT, Step.DEAD_LETTERS_REMOVED)
-QUEUE = "orders-dead"  # for people alone: a replayer sends nothing of it back
+QUEUE = "orders-dead"  # the final DLQ: a replayer sends nothing from it
 RETENTION_SECONDS = 100_000.0
 FEW = 20
 PROCESS_SECONDS = 120.0
@@ -44,7 +44,7 @@ app = App.from_config()
 def bill(message):
     pass
 """
-# Where a look is a receive it hides the letters for some minutes, beyond the death of who looks: here for seconds.
+# On SQS, reading dead letters hides them for some minutes, even if the reader dies: here for seconds.
 PENSTOCK = """
 import runpy
 from penstock.dead_letters.reader import ReceivingReader
@@ -55,15 +55,15 @@ runpy.run_module("penstock", run_name="__main__")
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """A folder with an app and a queue of dead letters; ``lying`` reads that queue without the product."""
+    """A folder with an app and a queue of dead letters; ``bodies_in_queue`` reads that queue without the product."""
 
     folder: Path
     broker: Broker
-    lying: Callable[[], Sequence[str]]
-    settled: Callable[[int], bool]  # whether so many letters can be looked at again
+    bodies_in_queue: Callable[[], Sequence[str]]
+    all_visible: Callable[[int], bool]  # True if that many dead letters can be read again
     environment: dict[str, str] = field(default_factory=dict)
 
-    def bury(self, count: int) -> set[str]:
+    def add_dead_letters(self, count: int) -> set[str]:
         bodies = [f"letter {number}" for number in range(count)]
         for first in range(0, count, 500):
             self.broker.send(QUEUE, [Outgoing(body=body.encode()) for body in bodies[first : first + 500]])
@@ -88,11 +88,11 @@ class Scene:
 
     def run(self, *arguments: object, kill_at: str | None = None, code: int = 0) -> None:
         process = self.start(*arguments, kill_at=kill_at)
-        _, said = process.communicate(timeout=PROCESS_SECONDS)
-        assert process.returncode == (-signal.SIGKILL if kill_at else code), said
+        _, err = process.communicate(timeout=PROCESS_SECONDS)
+        assert process.returncode == (-signal.SIGKILL if kill_at else code), err
 
     def kept(self) -> dict[str, Counter[str]]:
-        """The bodies in each file."""
+        """Return the bodies in each file."""
         return {
             path.name: Counter(json.loads(line)["body"] for line in path.read_text(encoding="utf-8").splitlines())
             for path in sorted(self.folder.rglob("[!.]*.jsonl"))
@@ -109,12 +109,17 @@ def on_sqlite(request: pytest.FixtureRequest, folder: Path) -> Scene:
     broker = SqliteBroker(file, holder="test", queues=[QueueSettings(name=QUEUE, retention_seconds=RETENTION_SECONDS)])
     request.addfinalizer(broker.close)
 
-    def lying() -> Sequence[str]:
-        asked = "SELECT body FROM messages JOIN queues ON queues.id = queue_id WHERE name = ?"
+    def bodies_in_queue() -> Sequence[str]:
+        statement = "SELECT body FROM messages JOIN queues ON queues.id = queue_id WHERE name = ?"
         with closing(sqlite3.connect(file, timeout=60)) as connection:
-            return [body.decode() for (body,) in connection.execute(asked, (QUEUE,))]
+            return [body.decode() for (body,) in connection.execute(statement, (QUEUE,))]
 
-    return Scene(folder=folder, broker=broker, lying=lying, settled=lambda count: len(lying()) == count)
+    return Scene(
+        folder=folder,
+        broker=broker,
+        bodies_in_queue=bodies_in_queue,
+        all_visible=lambda count: len(bodies_in_queue()) == count,
+    )
 
 
 def on_sqs(request: pytest.FixtureRequest, folder: Path) -> Scene:
@@ -124,15 +129,15 @@ def on_sqs(request: pytest.FixtureRequest, folder: Path) -> Scene:
     broker = SqsBroker(server.aws, holder="test", queues=[QueueSettings(name="orders")], poll_seconds=1)
     request.addfinalizer(broker.close)
 
-    def counted(*which: str) -> int:
+    def counted(*states: str) -> int:
         found = raw.get_queue_attributes(QueueUrl=urls[QUEUE], AttributeNames=["All"])["Attributes"]
-        return sum(int(found[f"ApproximateNumberOfMessages{of}"]) for of in which)
+        return sum(int(found[f"ApproximateNumberOfMessages{state}"]) for state in states)
 
     def visible_again(count: int) -> bool:
         return counted("") == count and counted("NotVisible") == 0
 
-    def lying() -> Sequence[str]:
-        wait_for(lambda: counted("NotVisible") == 0, "all letters are visible")
+    def bodies_in_queue() -> Sequence[str]:
+        wait_for(lambda: counted("NotVisible") == 0, "all dead letters are visible")
         held = []
         while batch := raw.receive_message(QueueUrl=urls[QUEUE], MaxNumberOfMessages=10).get("Messages"):
             held += batch
@@ -141,13 +146,19 @@ def on_sqs(request: pytest.FixtureRequest, folder: Path) -> Scene:
         return [one["Body"] for one in held]
 
     environment = {**environment_for(server.url), "PENSTOCK_BROKER": "sqs://", "PENSTOCK_ONE_HOST": "true"}
-    return Scene(folder=folder, broker=broker, lying=lying, settled=visible_again, environment=environment)
+    return Scene(
+        folder=folder,
+        broker=broker,
+        bodies_in_queue=bodies_in_queue,
+        all_visible=visible_again,
+        environment=environment,
+    )
 
 
 OPENERS = {"sqlite": on_sqlite, "sqs": on_sqs}
 
 
-SLOWLY = ("sqs", Step.DEAD_LETTERS_REMOVED)  # hundreds of letters, on a server that has to serve each by itself
+SLOWLY = ("sqs", Step.DEAD_LETTERS_REMOVED)  # hundreds of dead letters, and the server sends each one separately
 EXPORTS = [
     pytest.param(broker, step, marks=[pytest.mark.slow] if (broker, step) == SLOWLY else [])
     for broker in OPENERS
@@ -163,13 +174,13 @@ def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Scene:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("scene", "step"), EXPORTS, indirect=["scene"])
-def test_an_export_that_removes(scene: Scene, step: Step) -> None:
+def test_a_killed_export_that_removes_loses_no_dead_letter(scene: Scene, step: Step) -> None:
     export = ("dead", "export", "--queue", "orders", "--remove", "--to")
-    dead_letters = scene.bury(PAGE + FEW if step is Step.DEAD_LETTERS_REMOVED else FEW)
+    dead_letters = scene.add_dead_letters(PAGE + FEW if step is Step.DEAD_LETTERS_REMOVED else FEW)
     scene.run(*export, "letters.jsonl", kill_at=step)
-    left = FEW  # of a page that was removed, and of none
-    wait_for(lambda: scene.settled(left), "the letters can be looked at again")
-    in_queue, in_files = Counter(scene.lying()), scene.kept()
+    left = FEW  # with and without a removed page before them
+    wait_for(lambda: scene.all_visible(left), "the dead letters can be read again")
+    in_queue, in_files = Counter(scene.bodies_in_queue()), scene.kept()
     assert in_queue.keys() | in_files.get("letters.jsonl", Counter()).keys() == dead_letters, "nothing is lost"
     assert in_files == ({} if step is Step.DEAD_LETTERS_WRITTEN else {"letters.jsonl": Counter(dead_letters)})
     assert (in_queue.total(), set(in_queue.values())) == (left, {1})
@@ -177,24 +188,24 @@ def test_an_export_that_removes(scene: Scene, step: Step) -> None:
     again = "letters.jsonl"
     if step is not Step.DEAD_LETTERS_WRITTEN:
         scene.run(*export, again, code=UsageError.exit_code)
-        assert Counter(scene.lying()) == in_queue
+        assert Counter(scene.bodies_in_queue()) == in_queue
         again = "rest.jsonl"
     scene.run(*export, again)
-    assert scene.lying() == []
+    assert scene.bodies_in_queue() == []
     assert scene.kept() == {**in_files, again: in_queue}
     scene.import_all()
-    assert Counter(scene.lying()) == Counter(dead_letters), "each once, from however many files"
+    assert Counter(scene.bodies_in_queue()) == Counter(dead_letters), "each once, from however many files"
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("one_more", [False, True], ids=["alone", "with one more meanwhile"])
 @pytest.mark.parametrize("step", STEPS)
-def test_an_archive_of_dead_letters_near_their_end(scene: Scene, step: Step, one_more: bool) -> None:
+def test_a_killed_archive_of_expiring_dead_letters_loses_none(scene: Scene, step: Step, one_more: bool) -> None:
     scene.environment["PENSTOCK_DEAD_LETTERS_ARCHIVE"] = str(scene.folder / "archive")
-    dead_letters = scene.bury(FILE_MESSAGES_MAX + FEW if step is Step.DEAD_LETTERS_REMOVED else FEW)
+    dead_letters = scene.add_dead_letters(FILE_MESSAGES_MAX + FEW if step is Step.DEAD_LETTERS_REMOVED else FEW)
     grow_old(scene)
     scene.run("worker", "shop_with_letters:app", "--replay", "--jobs", "only", kill_at=step)
-    in_queue, first = Counter(scene.lying()), scene.kept()
+    in_queue, first = Counter(scene.bodies_in_queue()), scene.kept()
     in_files = sum(first.values(), Counter())
     assert in_queue.keys() | in_files.keys() == dead_letters, "nothing is lost"
     assert set(in_queue.values()) == {1}
@@ -206,20 +217,20 @@ def test_an_archive_of_dead_letters_near_their_end(scene: Scene, step: Step, one
         grow_old(scene, but=dead_letters)
     process = scene.start("worker", "shop_with_letters:app", "--replay", "--jobs", "only")
     try:
-        wait_for(lambda: not scene.lying(), "the archive has all of them")
+        wait_for(lambda: not scene.bodies_in_queue(), "the archive has all of them")
     finally:
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=PROCESS_SECONDS)
     dead_letters |= {"one more"} if one_more else set()
     in_files = sum(scene.kept().values(), Counter())
-    twice = in_queue if one_more and step is Step.DEAD_LETTERS_KEPT else Counter[str]()  # the file is another one then
+    twice = in_queue if one_more and step is Step.DEAD_LETTERS_KEPT else Counter[str]()  # a second file is written then
     assert in_files == Counter(dead_letters) + twice
     scene.import_all()
-    assert Counter(scene.lying()) == Counter(dead_letters), "each once, from however many files"
+    assert Counter(scene.bodies_in_queue()) == Counter(dead_letters), "each once, from however many files"
 
 
 def grow_old(scene: Scene, *, but: set[str] | None = None) -> None:
     """Make dead letters expire soon, as if time had passed."""
-    rows = [(0.97 * RETENTION_SECONDS, body.encode()) for body in scene.lying() if body not in (but or ())]
+    rows = [(0.97 * RETENTION_SECONDS, body.encode()) for body in scene.bodies_in_queue() if body not in (but or ())]
     with closing(sqlite3.connect(scene.folder / ".penstock" / "queue.db", timeout=60)) as connection, connection:
         connection.executemany("UPDATE messages SET enqueued_at = enqueued_at - ? WHERE body = ?", rows)

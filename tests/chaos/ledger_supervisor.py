@@ -1,8 +1,8 @@
-"""Processes that work on one ledger and die at any of their words to the database; one takes the place of each dead.
+"""Supervise processes that work on one ledger and are killed at random requests to the database; replace each one.
 
-A program of its own, which has loaded everything before it forks, so that a death costs milliseconds. Arguments: the
-ledger's URL, how many live at once, how many die, a seed, the file of the journal. On stdout a line of JSON for each
-end. In the journal stands what the ledger confirmed to a process before it went on.
+A separate program that imports everything before it forks, so that a death costs milliseconds. Arguments: the ledger's
+URL, the number of concurrent processes, the number of deaths, a seed, the journal's path. It prints a JSON line for
+each process that ends. The journal has what the ledger confirmed to a process before the process continued.
 """
 
 import json
@@ -18,17 +18,17 @@ from typing import Any
 
 import psycopg
 import pymysql.connections
-from tests.chaos.ledger_life import Child, Life
+from tests.chaos.ledger_worker import Child, LedgerWorker
 
 from penstock.ledger import Ledger
 
-MOMENTS_MAX = 600  # two for each word to the database; each process dies at one of them
-COMMITS_MAX = 60  # every second process dies at a COMMIT, of which two moments are counted too
-OBJECTS_EACH = 10  # so many more are there for each process that was ever started
+MOMENTS_MAX = 600  # two for each request to the database; each process dies at one of them
+COMMITS_MAX = 60  # every second process dies at a COMMIT, with two moments each
+OBJECTS_EACH = 10  # objects added with each process that starts
 KEYS_EACH = 3
-DEAD_REMEMBERED = 6  # whose claims a new process frees, again if need be; the last ones free those of all
+DEAD_REMEMBERED = 6  # a new process frees the claims of this many dead ones, again if necessary; the last ones of all
 
-DRIVERS: Sequence[tuple[type, str]] = (  # everything that is said to a database goes through one of these
+DRIVERS: Sequence[tuple[type, str]] = (  # every request to a database goes through one of these
     (pymysql.connections.Connection, "query"),
     (pymysql.connections.Connection, "commit"),
     (psycopg.Cursor, "execute"),
@@ -38,8 +38,8 @@ DRIVERS: Sequence[tuple[type, str]] = (  # everything that is said to a database
 COMMIT = "commit"
 
 
-class Doom:
-    """Kills the process before or after one of its words to the database."""
+class KillAtRequest:
+    """Kill the process before or after one of its requests to the database."""
 
     def __init__(self, moments: int, *, at_commits: bool) -> None:
         self._left = moments
@@ -51,15 +51,15 @@ class Doom:
                 continue
             setattr(kind, name, self._wrapped(getattr(kind, name)))
 
-    def _wrapped(self, said: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(said)
-        def doomed(*args: Any, **named: Any) -> Any:
+    def _wrapped(self, request: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(request)
+        def counted(*args: Any, **named: Any) -> Any:
             self._moment()
-            answer = said(*args, **named)
+            answer = request(*args, **named)
             self._moment()
             return answer
 
-        return doomed
+        return counted
 
     def _moment(self) -> None:
         self._left -= 1
@@ -67,15 +67,15 @@ class Doom:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def born(child: Child, doom: Doom) -> int:
-    """Fork; answers the child's number. The child never returns."""
+def fork_worker(child: Child, kill: KillAtRequest) -> int:
+    """Fork and return the child's process id. The child never returns."""
     pid = os.fork()
     if pid:
         return pid
     try:
         if not child.last:
-            doom.install()
-        Life(child).live()
+            kill.install()
+        LedgerWorker(child).run()
     except BaseException:
         traceback.print_exc()
         os._exit(1)
@@ -92,7 +92,7 @@ def main() -> None:
     )
     chance = random.Random(seed)
     written = os.open(Path(journal), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    Ledger.open(url).close()  # how its tables are made has tests of its own
+    Ledger.open(url).close()  # create the tables first: other tests cover the migrations
     living: dict[int, Child] = {}
     dead: list[str] = []
     for number in range(1, deaths + processes + 1):
@@ -114,7 +114,7 @@ def main() -> None:
         )
         at_commits = chance.random() < 0.5
         moments = chance.randint(1, COMMITS_MAX if at_commits else MOMENTS_MAX)
-        living[born(child, Doom(moments, at_commits=at_commits))] = child
+        living[fork_worker(child, KillAtRequest(moments, at_commits=at_commits))] = child
     while living:
         _await(living, dead)
 

@@ -1,6 +1,6 @@
 """A process that uses every operation of a ledger, in random order, until it is killed.
 
-What the ledger confirmed to it stands in a journal before it goes on.
+It writes what the ledger confirmed into a journal before it continues.
 """
 
 import json
@@ -28,13 +28,13 @@ from penstock.ledger.records import (
 
 PIPELINE = "clicks"
 HANDLER = "thumbs"
-LATER = 1e11  # than any database's clock says
-LEASE_SECONDS = 3600.0  # nobody waits for a lease: who is dead is known to be
+LATER = 1e11  # later than the clock of any database
+LEASE_SECONDS = 3600.0  # never expires: claims of dead processes are abandoned explicitly
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Child:
-    """One process: what it is called, what there is to do, and who died before it."""
+    """The parameters of one process: its name, its work, and the processes that died before it."""
 
     url: str
     name: str
@@ -46,7 +46,7 @@ class Child:
     last: bool  # it does not die, and ends when everything is done
 
 
-class Life:
+class LedgerWorker:
     """Work until killed."""
 
     def __init__(self, child: Child) -> None:
@@ -55,15 +55,15 @@ class Life:
         self._ledger = Ledger.open(child.url)
         self._count = 0
 
-    def live(self) -> None:
+    def run(self) -> None:
         self._ledger.ensure_pipeline(PIPELINE)
         for name in self._child.dead:
-            self._until_answered(lambda: self._ledger.abandon_worker(PIPELINE, name))  # noqa: B023 - called now
-            self._until_answered(lambda: self._ledger.abandon_worker_works(name))  # noqa: B023 - called now
+            self._repeat_until_answered(lambda: self._ledger.abandon_worker(PIPELINE, name))  # noqa: B023 - called now
+            self._repeat_until_answered(lambda: self._ledger.abandon_worker_works(name))  # noqa: B023 - called now
         while not self._child.last:
             with suppress(TemporaryError, ClaimLost):
                 self._chance.choice(
-                    (self._batch, self._batch, self._nothing, self._give_back, self._work, self._fail)
+                    (self._batch, self._batch, self._batch_without_results, self._release, self._work, self._fail)
                 )()
         self._finish_all()
         self._ledger.close()
@@ -88,10 +88,10 @@ class Life:
     # Objects
 
     def _batch(self) -> None:
-        self._commit(self._claim(self._some()), failures=True)
+        self._commit(self._claim(self._some_numbers()), failures=True)
 
-    def _nothing(self) -> None:
-        claim = self._claim(self._some())
+    def _batch_without_results(self) -> None:
+        claim = self._claim(self._some_numbers())
         failed = [
             FailedObject(object_id=id, failure=AttemptFailure.RETRY, reason="", uncounted=True) for id in claim.claimed
         ]
@@ -101,8 +101,8 @@ class Life:
                 BatchOutcome(pipeline=PIPELINE, attempt_id=claim.attempt_id, processed=(), failed=failed)
             )
 
-    def _give_back(self) -> None:
-        claim = self._claim(self._some())
+    def _release(self) -> None:
+        claim = self._claim(self._some_numbers())
         if claim.claimed:
             self._ledger.abandon(
                 claim.attempt_id,
@@ -113,8 +113,8 @@ class Life:
             )
 
     def _claim(self, numbers: Sequence[int]) -> ObjectClaims:
-        attempt_id = self._fresh()
-        # A message of its own, that knows better than every end that the database recorded; or the first one.
+        attempt_id = self._fresh_id()
+        # Either a message newer than every recorded end, so that the object is claimed again, or the first one.
         news = (
             OriginalMessage(message_id=attempt_id, enqueued_at=LATER) if self._child.last or self._is_news() else None
         )
@@ -143,11 +143,11 @@ class Life:
             failed=failed,
             record=BatchRecord(rows=3 * len(done)),
         )
-        seq = self._until_answered(lambda: self._ledger.commit(outcome))
+        seq = self._repeat_until_answered(lambda: self._ledger.commit(outcome))
         self._note(committed=claim.attempt_id, seq=seq)
 
     def _failed(self, id: bytes) -> FailedObject:
-        """Tried again, found missing for the first time, deleted, or replaced."""
+        """Return a failure: to be retried, missing for the first time, deleted, or superseded."""
         failure = self._chance.choice(
             (AttemptFailure.RETRY, AttemptFailure.RETRY, AttemptFailure.DELETED, AttemptFailure.SUPERSEDED)
         )
@@ -157,7 +157,7 @@ class Life:
     def _is_news(self) -> bool:
         return self._chance.random() < 0.5
 
-    def _some(self) -> list[int]:
+    def _some_numbers(self) -> list[int]:
         return self._chance.sample(range(self._child.objects), min(8, self._child.objects))
 
     # Works
@@ -166,40 +166,42 @@ class Life:
         self._work_at(self._chance.randrange(self._child.keys))
 
     def _work_at(self, number: int) -> bool:
-        """Whether the key is done."""
-        standing, attempt_id = self._begin(number)
-        if isinstance(standing, WorkBegun):
+        """Return True if the key is done."""
+        status, attempt_id = self._begin(number)
+        if isinstance(status, WorkBegun):
             self._ledger.extend_work(attempt_id, lease_seconds=LEASE_SECONDS)
-            finished = self._until_answered(lambda: self._ledger.finish_work(attempt_id, outcome=f'"{attempt_id}"'))
-            assert finished, "nobody takes away what a living process holds"
+            finished = self._repeat_until_answered(
+                lambda: self._ledger.finish_work(attempt_id, outcome=f'"{attempt_id}"')
+            )
+            assert finished, "a claim of a living process was taken over"
             self._note(finished=f"key-{number}", by=attempt_id)
-        return isinstance(standing, WorkBegun | WorkDone)
+        return isinstance(status, WorkBegun | WorkDone)
 
     def _fail(self) -> None:
-        standing, attempt_id = self._begin(self._chance.randrange(self._child.keys))
-        if isinstance(standing, WorkBegun):
-            self._until_answered(lambda: self._ledger.end_work(attempt_id, outcome="failed", reason=""))
+        status, attempt_id = self._begin(self._chance.randrange(self._child.keys))
+        if isinstance(status, WorkBegun):
+            self._repeat_until_answered(lambda: self._ledger.end_work(attempt_id, outcome="failed", reason=""))
 
     def _begin(self, number: int) -> tuple[object, str]:
-        attempt_id = self._fresh()
-        standing = self._until_answered(
+        attempt_id = self._fresh_id()
+        status = self._repeat_until_answered(
             lambda: self._ledger.begin_work(
                 HANDLER, f"key-{number}", attempt_id=attempt_id, worker=self._child.name, lease_seconds=LEASE_SECONDS
             )
         )
-        return standing, attempt_id
+        return status, attempt_id
 
-    def _fresh(self) -> str:
+    def _fresh_id(self) -> str:
         self._count += 1
         return f"{self._child.name}-{self._count}"
 
-    def _until_answered(self, ask: Callable[[], Any]) -> Any:
+    def _repeat_until_answered(self, ask: Callable[[], Any]) -> Any:
         while True:
             with suppress(TemporaryError):
                 return ask()
 
-    def _note(self, **what: object) -> None:
-        os.write(self._child.journal, (json.dumps(what) + "\n").encode())
+    def _note(self, **confirmed: object) -> None:
+        os.write(self._child.journal, (json.dumps(confirmed) + "\n").encode())
 
 
 def object_id(number: int) -> bytes:
