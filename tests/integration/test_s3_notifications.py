@@ -1,7 +1,7 @@
-"""S3's announcements, by every way there is to a queue: what arrives is read as the object that was put.
+"""S3's notifications, by every way to a queue: each message is read as the object that was put.
 
-The server is moto. What it does not send, or sends under another name than AWS, is put right from AWS's documentation,
-by functions that are named so; see tests/services/s3_scene.py.
+The server is moto. Notifications that it does not send, or sends in another form than AWS, are corrected from AWS's
+documentation by functions with such names; see tests/services/s3_scene.py.
 """
 
 import json
@@ -26,13 +26,13 @@ PART_BYTES_MIN = 5 * 2**20
 
 OpenWay = Callable[..., Announced]
 
-every_way = pytest.mark.parametrize("way", WAYS)
+every_notification_way = pytest.mark.parametrize("way", WAYS)
 s3_json = pytest.mark.parametrize("way", ["sqs", "sns raw", "sns wrapped"])
 
 
 @pytest.fixture
 def open_way(moto: AwsServer) -> OpenWay:
-    """A bucket that announces by that way; the test event, where one is sent, has arrived already."""
+    """Return a factory of buckets that notify by a given way; the test event, if one is sent, has arrived already."""
 
     def open_one(way: Way, *, versioned: bool = False) -> Announced:
         opened = Announced(moto, way, versioned=versioned)
@@ -54,7 +54,9 @@ def object_of(announced: Announced, body: bytes) -> ObjectRef:
 
 
 def put(announced: Announced, key: str, content: bytes = b"x") -> tuple[bytes, Any]:
-    """(the body that announces it, S3's answer). moto's EventBridge tells of tags, too, though there are none."""
+    """Return the body of the notification and S3's response. moto's EventBridge sends tag events, too, though there are
+    no tags.
+    """
     answer = announced.put(key, content)
     if announced.way != "eventbridge":
         [body] = announced.arrived()
@@ -65,7 +67,7 @@ def put(announced: Announced, key: str, content: bytes = b"x") -> tuple[bytes, A
 
 
 def raw_key(body: bytes) -> str:
-    """As it stands in the JSON."""
+    """Return the key as it is in the JSON."""
     document = json.loads(body)
     if "Message" in document:
         document = json.loads(document["Message"])
@@ -73,9 +75,9 @@ def raw_key(body: bytes) -> str:
     return str(described["object"]["key"])
 
 
-@every_way
+@every_notification_way
 @pytest.mark.parametrize("key", ["a/b.jsonl", "日本/é e\u0301.csv", "🙂", "a ", "<script>", "'; DROP TABLE x --"])
-def test_an_object_is_announced_as_it_is(open_way: OpenWay, way: Way, key: str) -> None:
+def test_a_notification_is_read_as_the_stored_object(open_way: OpenWay, way: Way, key: str) -> None:
     announced = open_way(way)
     body, answer = put(announced, key, b"four")
     ref = object_of(announced, body)
@@ -93,7 +95,7 @@ def test_an_object_is_announced_as_it_is(open_way: OpenWay, way: Way, key: str) 
         pytest.param("a b+c", "a+b%2Bc", id="row 38: a+b%2Bc is a b+c"),
     ],
 )
-def test_s3_encodes_keys_as_a_form_does(open_way: OpenWay, way: Way, key: str, in_json: str) -> None:
+def test_form_encoded_keys_of_s3_are_decoded(open_way: OpenWay, way: Way, key: str, in_json: str) -> None:
     announced = open_way(way)
     body, _ = put(announced, key)
     assert raw_key(body) == in_json
@@ -101,7 +103,7 @@ def test_s3_encodes_keys_as_a_form_does(open_way: OpenWay, way: Way, key: str, i
 
 
 @pytest.mark.parametrize("key", ["a%2Bb", "a+b c", "a%252Fb"])
-def test_row_39_eventbridge_writes_keys_as_they_are(open_way: OpenWay, key: str) -> None:
+def test_row_39_keys_of_eventbridge_are_not_decoded(open_way: OpenWay, key: str) -> None:
     announced = open_way("eventbridge")
     body, _ = put(announced, key)
     assert raw_key(body) == key
@@ -109,7 +111,7 @@ def test_row_39_eventbridge_writes_keys_as_they_are(open_way: OpenWay, key: str)
 
 
 @pytest.mark.parametrize("way", ["sqs", "sns raw"])
-def test_row_48_a_later_minor_version_with_unknown_fields(open_way: OpenWay, way: Way) -> None:
+def test_row_48_unknown_fields_of_a_later_minor_version_are_ignored(open_way: OpenWay, way: Way) -> None:
     announced = open_way(way)
     body, _ = put(announced, "a")
     document = json.loads(body)
@@ -129,7 +131,7 @@ def test_row_49_an_envelope_changes_nothing(open_way: OpenWay) -> None:
 
 
 @s3_json
-def test_row_54_an_upload_in_parts_that_is_announced_twice_is_one_object(open_way: OpenWay, way: Way) -> None:
+def test_row_54_a_multipart_upload_notified_twice_is_one_object(open_way: OpenWay, way: Way) -> None:
     announced = open_way(way)
     answer = announced.put_in_parts("big", [b"x" * PART_BYTES_MIN, b"y"])
     one, two = [object_of(announced, body) for body in announced.arrived(2)]
@@ -139,7 +141,7 @@ def test_row_54_an_upload_in_parts_that_is_announced_twice_is_one_object(open_wa
     )
 
 
-def test_row_54_an_upload_in_parts_by_eventbridge(open_way: OpenWay) -> None:
+def test_row_54_a_multipart_upload_by_eventbridge_is_one_object(open_way: OpenWay) -> None:
     announced = open_way("eventbridge", versioned=True)
     answer = announced.put_in_parts("big", [b"x" * PART_BYTES_MIN, b"y"])
     read_all = [read(announced, as_eventbridge_documents_it(body)) for body in announced.arrived(3)]
@@ -180,9 +182,9 @@ def test_row_60_two_versions_of_a_key_are_two_objects_as_s3_documents_it(open_wa
     assert refs[0].object_id != refs[1].object_id
 
 
-@every_way
+@every_notification_way
 @pytest.mark.parametrize("many", [False, True], ids=["alone", "among others"])
-def test_row_61_a_removed_object_announces_nothing_to_read(open_way: OpenWay, way: Way, many: bool) -> None:
+def test_row_61_a_removed_object_is_ignored(open_way: OpenWay, way: Way, many: bool) -> None:
     announced = open_way(way)
     put(announced, "a b")
     if many:
@@ -196,8 +198,8 @@ def test_row_61_a_removed_object_announces_nothing_to_read(open_way: OpenWay, wa
     assert notification.ignored == (Ignored(event=event, uri=f"s3://{announced.bucket}/a b"),)
 
 
-def test_row_61_a_delete_marker_as_s3_documents_it(open_way: OpenWay) -> None:
-    """moto announces no delete markers."""
+def test_row_61_a_delete_marker_is_ignored(open_way: OpenWay) -> None:
+    """moto sends no notification for delete markers."""
     announced = open_way("sqs", versioned=True)
     body, _ = put(announced, "a")
     marker = announced.s3.delete_object(Bucket=announced.bucket, Key="a")
