@@ -14,7 +14,7 @@ DEADLINE_SECONDS = 60.0
 
 @dataclass
 class Receiver:
-    """A server and its requests. ``status`` is its response from now on; while ``open`` is cleared it does not respond."""
+    """A server and its requests. ``status`` is its response from now on; while ``open`` is cleared it hangs."""
 
     port: int = 0
     status: int = 200

@@ -1,4 +1,4 @@
-"""Listeners on a real server: one leaves a server that became a replica, and a paused queue hides no delays of others."""
+"""Listeners on a real server: one leaves a server that became a replica, a paused queue hides no other delays."""
 
 import threading
 from contextlib import closing

@@ -152,7 +152,7 @@ def test_deduplication_ids_leave_no_memory_after_their_window(
 
 
 def commands_of(server: RedisServer) -> int:
-    """Return the commands by clients: commands of scripts are counted under names that Penstock's clients never send."""
+    """Return the commands by clients: scripts' commands are counted under names that these clients never send."""
     names = ("evalsha", "blpop", "multi", "exec", "smembers", "sadd", "ping", "script|load")
     stats = server.client.info("commandstats")
     return sum(int(stats[f"cmdstat_{name}"]["calls"]) for name in names if f"cmdstat_{name}" in stats)

@@ -56,7 +56,7 @@ def work_without(server: RedisServer, command: str) -> None:
 
 
 def everything(server: RedisServer) -> list[bytes]:
-    """Return the messages in any state, including those of the dead worker. Delayed ones were due after a millisecond."""
+    """Return messages in any state, also of the dead worker. Delayed ones were due after a millisecond."""
     found: list[bytes] = []
     with closing(RedisStreamsBroker(server.url, holder="w2", sweep_seconds=3600.0)) as broker:
         broker.release_holder("w1")

@@ -140,7 +140,7 @@ def test_a_worker_killed_while_dead_lettering_loses_nothing_and_doubles_one_mess
 
 
 def halted_at_work(fleet: Fleet, queue: str) -> tuple[WorkerProcess, WorkerProcess]:
-    """Return a worker that is halted during its work, and another that starts the same work when the lease has expired."""
+    """Return a worker halted during its work, and another that starts the same work after the lease."""
     zombie = fleet.start("--queues", queue).ready()
     fleet.send(queue, {"id": "work", "gated": True})
     wait_for(lambda: "work" in fleet.started(), "the work begins")
