@@ -89,9 +89,7 @@ def test_two_killed_apps_that_share_an_inbox_take_effect_once_each(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_random_kills_lose_and_double_nothing(
-    kind: str, request: pytest.FixtureRequest, folder: Path
-) -> None:
+def test_random_kills_lose_and_double_nothing(kind: str, request: pytest.FixtureRequest, folder: Path) -> None:
     shop = Shop(folder=folder, database=make_user_database(kind, request, folder))
     chance = random.Random(f"outbox {kind}")
     orders, kills = 240, 12

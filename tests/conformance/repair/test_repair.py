@@ -25,7 +25,7 @@ from penstock.testing import FakeClock
 
 
 class Died(BaseException):
-    """Stands for the end of the process."""
+    """Simulates the death of the process."""
 
 
 def assert_halted(scene: Scene) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 from tests.claims import extended
-from tests.conformance.broker_stands import LEASE, MemoryStand
+from tests.conformance.broker_harnesses import LEASE, MemoryHarness
 from tests.conformance.replay.scene import DIED, DLQ, FINAL_DLQ, QUEUE, TIERS, Crash, Scene, crash_at
 
 from penstock.dead_letters.policy import ReplayPolicy
@@ -81,9 +81,9 @@ def log() -> ToldLog:
 
 @pytest.fixture
 def scene(log: ToldLog) -> Iterator[Scene]:
-    stand = MemoryStand()
-    yield Scene(stand=stand, broker=stand.broker(queues=TIERS), log=log)
-    stand.close()
+    harness = MemoryHarness()
+    yield Scene(harness=harness, broker=harness.broker(queues=TIERS), log=log)
+    harness.close()
 
 
 def run(scene: Scene, broker: object = None, **options: object) -> list[object]:
@@ -93,7 +93,7 @@ def run(scene: Scene, broker: object = None, **options: object) -> list[object]:
 
 
 def arrived(scene: Scene) -> list[bytes]:
-    scene.stand.advance(1)
+    scene.harness.advance(1)
     return [delivery.message.body for delivery in scene.take(QUEUE)]
 
 
@@ -109,12 +109,12 @@ def test_a_record_that_is_away_lets_dead_letters_wait_ever_longer_and_sends_noth
         assert isinstance(settlement, Release)
         assert (settlement.uncounted, settlement.reason) == (True, "it is away")
         waits.append(settlement.delay_seconds)
-        scene.stand.advance(settlement.delay_seconds)
+        scene.harness.advance(settlement.delay_seconds)
     assert waits == [0.5, 1, 2, 4, 8, 16, 30, 30]  # at one half of what is drawn from
     assert arrived(scene) == []
     assert scene.results() == ["released"] * 16
     log.open_fails = False
-    scene.stand.advance(60)
+    scene.harness.advance(60)
     assert [type(each) for each in scene.run_once(handler).values()] == [Ack, Ack]
     assert arrived(scene) == [b"a", b"b"]
     log.open_fails = True
@@ -162,7 +162,7 @@ def test_a_queue_that_a_person_has_to_mend_is_no_fault_of_its_dead_letters(scene
     missing = ConfigurationError("There is no queue 'q'.")
     with pytest.raises(ConfigurationError, match="There is no queue"):
         run(scene, Particular(scene.broker, fails={b"*": missing}))
-    scene.stand.advance(LEASE + 1)
+    scene.harness.advance(LEASE + 1)
     assert len(scene.receive(DLQ)) == 1
 
 
@@ -185,7 +185,7 @@ def test_what_a_server_holds_against_a_queue_is_no_fault_of_its_dead_letters(sce
     refused.__cause__ = OSError("WRONGTYPE")
     with pytest.raises(ConfigurationError, match="something else"):
         run(scene, Sending(scene.broker, fails={b"a": refused, b"b": refused}))
-    scene.stand.advance(LEASE + 1)
+    scene.harness.advance(LEASE + 1)
     assert len(scene.receive(DLQ)) == 2
 
 
@@ -202,8 +202,8 @@ def test_a_dead_letter_that_is_marked_is_only_deleted(scene: Scene, log: ToldLog
     with pytest.raises(Crash):
         scene.handler(probe=crash_at(Step.REPLAY_MARKED)).begin(dead_letters).run()
     assert arrived(scene) == [b"a"]
-    scene.stand.advance(LEASE)
-    scene.stand.advance(300)  # past what a broker deduplicates
+    scene.harness.advance(LEASE)
+    scene.harness.advance(300)  # past what a broker deduplicates
     assert run(scene) == [Ack()]
     assert arrived(scene) == []
     assert scene.results()[-1] == "already_sent"
@@ -269,7 +269,7 @@ def test_without_a_record_a_crash_sends_once_more_at_most(scene: Scene) -> None:
     scene.die(b"a")
     with pytest.raises(Crash):
         scene.handler(probe=crash_at(Step.REPLAY_SENT)).begin(scene.receive(DLQ)).run()
-    scene.stand.advance(LEASE + 300)
+    scene.harness.advance(LEASE + 300)
     assert run(scene) == [Ack()]
     assert arrived(scene) == [b"a", b"a"]
     assert run(scene) == []
@@ -290,7 +290,7 @@ def test_the_wait_that_was_chosen_first_holds_whatever_the_settings_say_later(sc
     with pytest.raises(Crash):
         slow.begin(dead_letters).run()
     (due_at,) = [replay.due_at for replay in log.replays.values()]
-    scene.stand.advance(LEASE + 1)
+    scene.harness.advance(LEASE + 1)
     scene.run_once(scene.handler())
     told = [event for event in scene.events if isinstance(event, DeadLetterReplayed)][-1]
     assert told.due_at == due_at
@@ -318,26 +318,26 @@ def test_a_wait_beyond_what_the_queue_can_delay_is_held_and_never_longer_than_a_
     for _ in range(3):
         (settlement,) = scene.run_once(handler).values()
         delays.append(settlement.delay_seconds if isinstance(settlement, Release) else None)
-        scene.stand.advance(delays[-1] or 0)
+        scene.harness.advance(delays[-1] or 0)
     assert delays == [43_140.0, pytest.approx(86_400 - 43_140 - 900), None]
     assert scene.results() == ["waiting", "waiting", "sent"]
     assert arrived(scene) == []
-    scene.stand.advance(900)
+    scene.harness.advance(900)
     assert arrived(scene) == [b"a"]
 
 
 def test_a_message_is_not_delayed_past_half_of_its_retention(log: ToldLog) -> None:
-    stand = MemoryStand()
+    harness = MemoryHarness()
     brief = replace(TIERS[0], retention_seconds=1_000.0)
-    scene = Scene(stand=stand, broker=stand.broker(queues=[brief, TIERS[1]]), log=log)
+    scene = Scene(harness=harness, broker=harness.broker(queues=[brief, TIERS[1]]), log=log)
     scene.die(b"a")
     scene.make_due_in(5_000)
     handler = scene.handler()
     assert list(scene.run_once(handler).values()) == [Release(delay_seconds=4_500.0, uncounted=True)]
-    stand.advance(4_500)
+    harness.advance(4_500)
     assert list(scene.run_once(handler).values()) == [Ack()]
     assert arrived(scene) == []
-    stand.advance(500)
+    harness.advance(500)
     assert arrived(scene) == [b"a"]
 
 
@@ -351,7 +351,7 @@ def test_a_fifo_queue_delays_nothing(scene: Scene) -> None:
     (settlement,) = handler.begin([dead_letter]).run().values()
     assert isinstance(settlement, Release)
     scene.settle({dead_letter.receipt: settlement}, [dead_letter])
-    scene.stand.advance(settlement.delay_seconds)
+    scene.harness.advance(settlement.delay_seconds)
     (dead_letter,) = scene.receive(dead_letters)
     assert list(handler.begin([dead_letter]).run().values()) == [Ack()]
     assert [each.message.body for each in scene.receive(queue)] == [b"a"]
