@@ -7,7 +7,8 @@ from typing import Literal
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from tests.conformance.publishing.batch_maker import SCHEMA, BatchMaker
+from tests.conformance.publishing.batch_maker import SCHEMA
+from tests.conformance.publishing.batch_maker import BatchMaker as Mill
 
 from penstock.app.paths import TablePaths, table_paths
 from penstock.app.tables import Tables
@@ -24,18 +25,18 @@ def where(tmp_path: Path) -> TablePaths:
 
 
 @pytest.fixture
-def maker(where: TablePaths) -> Iterator[BatchMaker]:
+def mill(where: TablePaths) -> Iterator[Mill]:
     ledger = Ledger.open("sqlite://")
-    yield BatchMaker(root=Path(str(where.table)), ledger=ledger, pipeline=where.pipeline)
+    yield Mill(root=Path(str(where.table)), ledger=ledger, pipeline=where.pipeline)
     ledger.close()
 
 
 @pytest.fixture
-def tables(where: TablePaths, maker: BatchMaker) -> Tables:
+def tables(where: TablePaths, mill: Mill) -> Tables:
     """Three batches of two rows each; the first version with all of them is 3."""
-    made = Tables(where, maker.ledger, bus=Bus())
+    made = Tables(where, mill.ledger, bus=Bus())
     for no in range(3):
-        maker.batch([2 * no, 2 * no + 1])
+        mill.batch([2 * no, 2 * no + 1])
         made.publish()
     assert delta(where).version() == 3
     return made
@@ -67,9 +68,9 @@ def forget_the_log(where: TablePaths) -> None:
             path.unlink()
 
 
-def fresh(where: TablePaths, maker: BatchMaker) -> Tables:
+def fresh(where: TablePaths, mill: Mill) -> Tables:
     """In another process."""
-    return Tables(where, maker.ledger, partition_by=None, bus=Bus())
+    return Tables(where, mill.ledger, partition_by=None, bus=Bus())
 
 
 def test_rows_that_are_there_are_kept(tables: Tables) -> None:
@@ -112,7 +113,7 @@ def test_rows_in_merged_files_are_kept(tables: Tables, where: TablePaths) -> Non
     assert tables.retained_to(0, 3) == 3
 
 
-def test_a_restore_takes_rows_out_of_merged_files(tables: Tables, where: TablePaths, maker: BatchMaker) -> None:
+def test_a_restore_takes_rows_out_of_merged_files(tables: Tables, where: TablePaths, mill: Mill) -> None:
     merge_files(tables)
     append(where, 1)
     restore(where, 2)
@@ -122,7 +123,7 @@ def test_a_restore_takes_rows_out_of_merged_files(tables: Tables, where: TablePa
     restore(where, 4)
     merge_files(tables)
     assert tables.retained_to(0, 3) == 3
-    assert fresh(where, maker).retained_to(0, 3) == 3
+    assert fresh(where, mill).retained_to(0, 3) == 3
 
 
 def test_a_restore_to_before_a_merge_removes_no_rows(tables: Tables, where: TablePaths) -> None:
@@ -143,24 +144,24 @@ def test_rows_that_were_deleted_or_changed_on_purpose_are_no_loss(tables: Tables
         tables.retained_to(0, 3)
 
 
-def test_rows_are_counted_once_the_log_no_longer_tells(tables: Tables, where: TablePaths, maker: BatchMaker) -> None:
+def test_rows_are_counted_once_the_log_no_longer_tells(tables: Tables, where: TablePaths, mill: Mill) -> None:
     merge_files(tables)
     forget_the_log(where)
-    assert fresh(where, maker).retained_to(0, 3) == 3
+    assert fresh(where, mill).retained_to(0, 3) == 3
     assert tables.retained_to(0, 3) == 3
 
 
-def test_what_may_be_lost_counts_as_lost(tables: Tables, where: TablePaths, maker: BatchMaker) -> None:
+def test_what_may_be_lost_counts_as_lost(tables: Tables, where: TablePaths, mill: Mill) -> None:
     merge_files(tables)
     restore(where, 2)
     forget_the_log(where)
     append(where, 2)  # as many as are missing
     with pytest.raises(PublishHalted, match=r"may have lost rows of batch 3.*delta.logRetentionDuration"):
-        fresh(where, maker).retained_to(0, 3)
-    assert fresh(where, maker).retained_to(0, 2) == 2
+        fresh(where, mill).retained_to(0, 3)
+    assert fresh(where, mill).retained_to(0, 2) == 2
 
 
-def test_a_table_in_the_place_of_another_is_read_anew(tables: Tables, where: TablePaths, maker: BatchMaker) -> None:
+def test_a_table_in_the_place_of_another_is_read_anew(tables: Tables, where: TablePaths, mill: Mill) -> None:
     merge_files(tables)
     assert tables.retained_to(0, 3) == 3
     for path in (Path(str(where.table)) / "_delta_log").glob("*"):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.conformance.publishing.batch_maker import BatchMaker
+from tests.conformance.publishing.batch_maker import BatchMaker as Mill
 
 from penstock.app.paths import TablePaths, table_paths
 from penstock.app.tables import Tables
@@ -27,9 +27,9 @@ def where(tmp_path: Path) -> TablePaths:
 
 
 @pytest.fixture
-def maker(where: TablePaths) -> Iterator[BatchMaker]:
+def mill(where: TablePaths) -> Iterator[Mill]:
     ledger = Ledger.open("sqlite://")
-    yield BatchMaker(root=Path(str(where.table)), ledger=ledger, pipeline=where.pipeline)
+    yield Mill(root=Path(str(where.table)), ledger=ledger, pipeline=where.pipeline)
     ledger.close()
 
 
@@ -39,8 +39,8 @@ def told() -> list[Event]:
 
 
 @pytest.fixture
-def tables(where: TablePaths, maker: BatchMaker, told: list[Event]) -> Tables:
-    return Tables(where, maker.ledger, bus=Bus(told.append))
+def tables(where: TablePaths, mill: Mill, told: list[Event]) -> Tables:
+    return Tables(where, mill.ledger, bus=Bus(told.append))
 
 
 def write_quarantine(where: TablePaths, attempt_id: str) -> Sequence[DataFile]:
@@ -52,9 +52,9 @@ def write_quarantine(where: TablePaths, attempt_id: str) -> Sequence[DataFile]:
     return list_files(where.quarantine, f"data/{attempt_id}/r0", partition_by=(), schema=schema)
 
 
-def quarantined_batch(where: TablePaths, maker: BatchMaker, ids: Sequence[int]) -> None:
-    attempt_id = maker.claim()
-    maker.commit(attempt_id, maker.write(attempt_id, ids), quarantine=write_quarantine(where, attempt_id))
+def quarantined_batch(where: TablePaths, mill: Mill, ids: Sequence[int]) -> None:
+    attempt_id = mill.claim()
+    mill.commit(attempt_id, mill.write(attempt_id, ids), quarantine=write_quarantine(where, attempt_id))
 
 
 def test_nothing_committed_makes_nothing(tables: Tables, where: TablePaths) -> None:
@@ -63,13 +63,11 @@ def test_nothing_committed_makes_nothing(tables: Tables, where: TablePaths) -> N
     assert not Path(str(where.table)).exists()
 
 
-def test_the_quarantine_is_made_when_something_was_quarantined(
-    tables: Tables, where: TablePaths, maker: BatchMaker
-) -> None:
-    maker.batch([1])
+def test_the_quarantine_is_made_when_something_was_quarantined(tables: Tables, where: TablePaths, mill: Mill) -> None:
+    mill.batch([1])
     tables.publish()
     assert not tables.has_quarantine()
-    quarantined_batch(where, maker, [2])
+    quarantined_batch(where, mill, [2])
     tables.publish()
     assert tables.has_quarantine()
     assert open_dataset(where.table).count_rows() == 2
@@ -77,11 +75,11 @@ def test_the_quarantine_is_made_when_something_was_quarantined(
 
 
 def test_unpublished_counts_batches_with_files_that_one_of_the_tables_lacks(
-    tables: Tables, where: TablePaths, maker: BatchMaker
+    tables: Tables, where: TablePaths, mill: Mill
 ) -> None:
-    maker.batch([1])
-    maker.batch([])
-    quarantined_batch(where, maker, [2])
+    mill.batch([1])
+    mill.batch([])
+    quarantined_batch(where, mill, [2])
     assert tables.unpublished() == 2
 
     class Died(BaseException):
@@ -92,34 +90,34 @@ def test_unpublished_counts_batches_with_files_that_one_of_the_tables_lacks(
             raise Died
 
     with pytest.raises(Died):
-        Tables(where, maker.ledger, bus=Bus(), probe=die).publish()
+        Tables(where, mill.ledger, bus=Bus(), probe=die).publish()
     assert tables.unpublished() == 1
     tables.publish()
-    maker.batch([])
+    mill.batch([])
     assert tables.unpublished() == 0
 
 
 def test_other_partition_columns_are_refused_unless_one_only_looks(
-    tables: Tables, where: TablePaths, maker: BatchMaker
+    tables: Tables, where: TablePaths, mill: Mill
 ) -> None:
-    maker.batch([1])
+    mill.batch([1])
     tables.publish()
     with pytest.raises(TableError, match="--partition-by"):
-        Tables(where, maker.ledger, partition_by=["id"], bus=Bus()).publish()
-    assert Tables(where, maker.ledger, partition_by=None, bus=Bus()).version() == 1
+        Tables(where, mill.ledger, partition_by=["id"], bus=Bus()).publish()
+    assert Tables(where, mill.ledger, partition_by=None, bus=Bus()).version() == 1
 
 
-def abandoned(maker: BatchMaker) -> Path:
-    attempt_id = maker.claim()
-    files = maker.write(attempt_id, [9])
-    maker.ledger.abandon(attempt_id, reason="test", outcome="failed", uncounted=False, unattributed=False)
-    return maker.root / files[0].path
+def abandoned(mill: Mill) -> Path:
+    attempt_id = mill.claim()
+    files = mill.write(attempt_id, [9])
+    mill.ledger.abandon(attempt_id, reason="test", outcome="failed", uncounted=False, unattributed=False)
+    return mill.root / files[0].path
 
 
-def test_a_sweep_deletes_what_abandoned_attempts_left(tables: Tables, where: TablePaths, maker: BatchMaker) -> None:
-    maker.batch([1])
+def test_a_sweep_deletes_what_abandoned_attempts_left(tables: Tables, where: TablePaths, mill: Mill) -> None:
+    mill.batch([1])
     tables.publish()
-    garbage = abandoned(maker)
+    garbage = abandoned(mill)
     assert tables.collect_garbage(dry_run=True).files == 1
     assert garbage.exists()
     tables.sweep()
@@ -128,9 +126,9 @@ def test_a_sweep_deletes_what_abandoned_attempts_left(tables: Tables, where: Tab
 
 
 def test_a_sweep_that_fails_is_told_and_stops_nothing(
-    tables: Tables, maker: BatchMaker, told: list[Event], monkeypatch: pytest.MonkeyPatch
+    tables: Tables, mill: Mill, told: list[Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    garbage = abandoned(maker)
+    garbage = abandoned(mill)
 
     def refuse(self: Path, missing_ok: bool = False) -> None:
         raise PermissionError(13, "Permission denied")
@@ -143,9 +141,9 @@ def test_a_sweep_that_fails_is_told_and_stops_nothing(
 
 
 def test_a_sweep_without_anything_abandoned_reads_no_manifest(
-    tables: Tables, maker: BatchMaker, monkeypatch: pytest.MonkeyPatch
+    tables: Tables, mill: Mill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    maker.batch([1])
+    mill.batch([1])
     tables.publish()
 
     def never(manifest: str) -> tuple[DataFile, ...]:
@@ -155,13 +153,11 @@ def test_a_sweep_without_anything_abandoned_reads_no_manifest(
     tables.sweep()
 
 
-def test_nothing_is_deleted_by_a_ledger_that_is_not_the_tables(
-    tables: Tables, where: TablePaths, maker: BatchMaker
-) -> None:
+def test_nothing_is_deleted_by_a_ledger_that_is_not_the_tables(tables: Tables, where: TablePaths, mill: Mill) -> None:
     """A ledger brought back from a backup calls attempts abandoned that the table shows."""
-    maker.batch([1])
+    mill.batch([1])
     tables.publish()
-    restored = BatchMaker(root=maker.root, ledger=Ledger.open("sqlite://"), pipeline=where.pipeline)
+    restored = Mill(root=mill.root, ledger=Ledger.open("sqlite://"), pipeline=where.pipeline)
     garbage = abandoned(restored)
     theirs = Tables(where, restored.ledger, bus=Bus())
     with pytest.raises(PublishHalted):

@@ -7,7 +7,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from tests.conformance.ledger.ledger_harness import PIPELINE, LedgerHarness, candidate, object_id_of, outcome
+from tests.conformance.ledger.ledger_harness import PIPELINE, candidate, object_id_of, outcome
+from tests.conformance.ledger.ledger_harness import LedgerHarness as Desk
 
 from penstock.errors import UsageError
 from penstock.ledger import Ledger
@@ -23,10 +24,10 @@ EVERYTHING: dict[str, Any] = {"older_than_seconds": 0.0, "up_to_seq": 1_000}
 
 
 @pytest.fixture
-def harness() -> Iterator[LedgerHarness]:
+def desk() -> Iterator[Desk]:
     ledger = Ledger.open("sqlite://")
     ledger.ensure_pipeline(PIPELINE)
-    yield LedgerHarness(ledger)
+    yield Desk(ledger)
     ledger.close()
 
 
@@ -35,9 +36,9 @@ def place(tmp_path: Path) -> LocalFiles:
     return LocalFiles(tmp_path / "archive")
 
 
-def archivist(harness: LedgerHarness, place: LocalFiles, **fields: Any) -> Archivist:
+def archivist(desk: Desk, place: LocalFiles, **fields: Any) -> Archivist:
     given: dict[str, Any] = {
-        "ledger": harness.ledger,
+        "ledger": desk.ledger,
         "pipeline": PIPELINE,
         "location": place,
         "probe": no_probe,
@@ -47,16 +48,16 @@ def archivist(harness: LedgerHarness, place: LocalFiles, **fields: Any) -> Archi
 
 
 def test_an_object_is_found_in_its_file_with_all_that_was_known(
-    harness: LedgerHarness, place: LocalFiles, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, place: LocalFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(archive, "GROUP_ROWS", 8)
     names = [f"object {number}" for number in range(100)]
-    harness.process(*names)
-    before = {row.object_id: row for row in harness.ledger.objects(PIPELINE)}
-    timelines = {id: list(harness.ledger.attempts_of(PIPELINE, id)) for id in before}
-    done = archivist(harness, place).run(**EVERYTHING)
+    desk.process(*names)
+    before = {row.object_id: row for row in desk.ledger.objects(PIPELINE)}
+    timelines = {id: list(desk.ledger.attempts_of(PIPELINE, id)) for id in before}
+    done = archivist(desk, place).run(**EVERYTHING)
     assert (done.objects, done.batches, done.files, done.more) == (100, 1, 1, False)
-    (row,) = harness.ledger.archives.all(PIPELINE)
+    (row,) = desk.ledger.archives.all(PIPELINE)
     assert row.uri is not None
     path = row.uri.rpartition("/")[2]
     assert row.bytes == done.bytes == (place.root / path).stat().st_size
@@ -75,45 +76,43 @@ def test_an_object_is_found_in_its_file_with_all_that_was_known(
         find_in_file(place, "other.parquet", b"\0" * 16)
 
 
-def test_two_keys_that_show_alike_are_told_apart_by_their_ids(harness: LedgerHarness, place: LocalFiles) -> None:
+def test_two_keys_that_show_alike_are_told_apart_by_their_ids(desk: Desk, place: LocalFiles) -> None:
     for name, key in (("one", b"/\xff"), ("other", b"/\\xff")):
-        harness.ledger.commit(outcome(harness.claim([candidate(name, key=key)])))
-    archivist(harness, place).run(**EVERYTHING)
-    found = harness.ledger.archives.find(candidate("one", key=b"/\xff").uri)
+        desk.ledger.commit(outcome(desk.claim([candidate(name, key=key)])))
+    archivist(desk, place).run(**EVERYTHING)
+    found = desk.ledger.archives.find(candidate("one", key=b"/\xff").uri)
     assert {one.object_id for one in found} == {object_id_of("one"), object_id_of("other")}
 
 
-def test_many_batches_go_into_one_file_and_bounds_end_a_run(harness: LedgerHarness, place: LocalFiles) -> None:
+def test_many_batches_go_into_one_file_and_bounds_end_a_run(desk: Desk, place: LocalFiles) -> None:
     for number in range(6):
-        harness.process(f"{number}/a", f"{number}/b")
-    one = archivist(harness, place)
+        desk.process(f"{number}/a", f"{number}/b")
+    one = archivist(desk, place)
     assert one.would(**EVERYTHING, objects_max=4).files == 3
     first = one.run(**EVERYTHING, objects_max=4, files_max=1)
     assert (first.objects, first.batches, first.more) == (4, 2, True)
     second = one.run(older_than_seconds=0.0, up_to_seq=5, objects_max=4)
     assert (second.objects, second.files, second.more) == (6, 2, False)
-    assert harness.ledger.progress(PIPELINE, ARCHIVING) == 5
+    assert desk.ledger.progress(PIPELINE, ARCHIVING) == 5
     assert one.run(older_than_seconds=1_000.0, up_to_seq=1_000).objects == 0
 
 
-def test_the_loser_of_two_throws_its_file_away(harness: LedgerHarness, place: LocalFiles) -> None:
-    harness.process("a")
+def test_the_loser_of_two_throws_its_file_away(desk: Desk, place: LocalFiles) -> None:
+    desk.process("a")
 
     def be_overtaken(step: Step) -> None:
         if step is Step.ARCHIVE_WRITTEN:
-            assert archivist(harness, place).run(**EVERYTHING).objects == 1
+            assert archivist(desk, place).run(**EVERYTHING).objects == 1
 
-    assert archivist(harness, place, probe=be_overtaken).run(**EVERYTHING).objects == 0
+    assert archivist(desk, place, probe=be_overtaken).run(**EVERYTHING).objects == 0
     assert len(place.names()) == 1
-    (row,) = harness.ledger.archives.all(PIPELINE)
+    (row,) = desk.ledger.archives.all(PIPELINE)
     assert row.uri == f"{place.uri}/{place.names()[0]}"
 
 
-def test_what_the_dead_left_is_swept_away_once_it_is_old_and_nothing_else(
-    harness: LedgerHarness, place: LocalFiles
-) -> None:
-    harness.process("a")
-    archivist(harness, place).run(**EVERYTHING)
+def test_what_the_dead_left_is_swept_away_once_it_is_old_and_nothing_else(desk: Desk, place: LocalFiles) -> None:
+    desk.process("a")
+    archivist(desk, place).run(**EVERYTHING)
     (kept,) = place.names()
     orphan, young = "01ARZ3NDEKTSV4RRFFQ69G5FAV.parquet", "01BX5ZZKBKACTAV9WEVGEMMVRZ.parquet"
     half = f".{orphan}.4711"
@@ -121,28 +120,26 @@ def test_what_the_dead_left_is_swept_away_once_it_is_old_and_nothing_else(
         place.write(name, b"x")
         os.utime(place.root / name, (0, 0) if name != young else None)
     os.utime(place.root / kept, (0, 0))
-    assert archivist(harness, place).run(**EVERYTHING).swept == 2
+    assert archivist(desk, place).run(**EVERYTHING).swept == 2
     assert sorted(place.names()) == sorted([kept, young, "mine.parquet", f"{orphan}.bak"])
-    assert archivist(harness, place).run(**EVERYTHING).swept == 0
+    assert archivist(desk, place).run(**EVERYTHING).swept == 0
 
 
-def test_an_archiver_that_was_only_slow_loses_the_file_that_was_swept_away(
-    harness: LedgerHarness, place: LocalFiles
-) -> None:
-    harness.process("a")
+def test_an_archiver_that_was_only_slow_loses_the_file_that_was_swept_away(desk: Desk, place: LocalFiles) -> None:
+    desk.process("a")
 
     def be_swept_away(step: Step) -> None:
         if step is Step.ARCHIVE_WRITTEN:
             for name in place.names():
                 os.utime(place.root / name, (0, 0))
-            assert archivist(harness, place).run(older_than_seconds=1_000.0, up_to_seq=0).swept == 1
+            assert archivist(desk, place).run(older_than_seconds=1_000.0, up_to_seq=0).swept == 1
             place.write("01BX5ZZKBKACTAV9WEVGEMMVRZ.parquet", b"the slow one's, back again")
 
-    slow = archivist(harness, place, probe=be_swept_away, new_id=lambda: "01BX5ZZKBKACTAV9WEVGEMMVRZ")
+    slow = archivist(desk, place, probe=be_swept_away, new_id=lambda: "01BX5ZZKBKACTAV9WEVGEMMVRZ")
     assert slow.run(**EVERYTHING).objects == 0
-    assert harness.ledger.archives.all(PIPELINE) == []
-    assert harness.state("a") is ObjectState.PROCESSED
-    assert archivist(harness, place).run(**EVERYTHING).objects == 1
+    assert desk.ledger.archives.all(PIPELINE) == []
+    assert desk.state("a") is ObjectState.PROCESSED
+    assert archivist(desk, place).run(**EVERYTHING).objects == 1
 
 
 def test_the_least_age() -> None:

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.conformance.publishing.batch_maker import OVER, PIPELINE, BatchMaker
+from tests.conformance.publishing.batch_maker import OVER, PIPELINE
+from tests.conformance.publishing.batch_maker import BatchMaker as Mill
 from ulid import ULID
 
 from penstock.errors import TemporaryError
@@ -18,37 +19,32 @@ from penstock.storage.local import LocalFiles
 
 
 @pytest.fixture
-def maker(tmp_path: Path) -> Iterator[BatchMaker]:
+def mill(tmp_path: Path) -> Iterator[Mill]:
     ledger = Ledger.open("sqlite://")
-    yield BatchMaker(root=tmp_path / "clicks", ledger=ledger)
+    yield Mill(root=tmp_path / "clicks", ledger=ledger)
     ledger.close()
 
 
-def quarantine_root(maker: BatchMaker) -> Path:
-    return maker.root.with_name("clicks_quarantine")
+def quarantine_root(mill: Mill) -> Path:
+    return mill.root.with_name("clicks_quarantine")
 
 
-def work(maker: BatchMaker, attempt_id: str) -> Path:
+def work(mill: Mill, attempt_id: str) -> Path:
     """The plan of a run, as the driver leaves it."""
-    folder = maker.root / "_penstock" / "work" / attempt_id / "r0"
+    folder = mill.root / "_penstock" / "work" / attempt_id / "r0"
     folder.mkdir(parents=True)
     (folder / "plan.json").write_text("{}")
     return folder / "plan.json"
 
 
 def sweep(
-    maker: BatchMaker,
-    *,
-    probe: Probe = no_probe,
-    dry_run: bool = False,
-    stragglers: bool = True,
-    bus: Bus | None = None,
+    mill: Mill, *, probe: Probe = no_probe, dry_run: bool = False, stragglers: bool = True, bus: Bus | None = None
 ) -> CollectedGarbage:
     return collect(
-        maker.ledger,
+        mill.ledger,
         pipeline=PIPELINE,
-        roots=(LocalFiles(maker.root), LocalFiles(quarantine_root(maker))),
-        work=LocalFiles(maker.root / "_penstock" / "work"),
+        roots=(LocalFiles(mill.root), LocalFiles(quarantine_root(mill))),
+        work=LocalFiles(mill.root / "_penstock" / "work"),
         bus=bus or Bus(),
         probe=probe,
         dry_run=dry_run,
@@ -56,191 +52,191 @@ def sweep(
     )
 
 
-def abandon(maker: BatchMaker, attempt_id: str) -> None:
-    assert maker.ledger.abandon(attempt_id, reason="test", outcome="failed", uncounted=False, unattributed=False)
+def abandon(mill: Mill, attempt_id: str) -> None:
+    assert mill.ledger.abandon(attempt_id, reason="test", outcome="failed", uncounted=False, unattributed=False)
 
 
 def files_below(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
 
 
-def test_nothing_there_is_nothing_to_do(maker: BatchMaker) -> None:
-    assert sweep(maker) == CollectedGarbage(attempts=0, files=0, bytes=0, unknown=())
+def test_nothing_there_is_nothing_to_do(mill: Mill) -> None:
+    assert sweep(mill) == CollectedGarbage(attempts=0, files=0, bytes=0, unknown=())
 
 
 @pytest.mark.parametrize("stragglers", [True, False])
-def test_all_of_an_abandoned_attempt_goes(maker: BatchMaker, stragglers: bool) -> None:
-    attempt_id = maker.claim()
-    files = [*maker.write(attempt_id, [1]), *maker.write(attempt_id, [1], run=1)]
-    files += maker.write(attempt_id, [2], root=quarantine_root(maker))
-    plan = work(maker, attempt_id)
+def test_all_of_an_abandoned_attempt_goes(mill: Mill, stragglers: bool) -> None:
+    attempt_id = mill.claim()
+    files = [*mill.write(attempt_id, [1]), *mill.write(attempt_id, [1], run=1)]
+    files += mill.write(attempt_id, [2], root=quarantine_root(mill))
+    plan = work(mill, attempt_id)
     size_bytes = sum(file.size_bytes for file in files) + plan.stat().st_size
-    abandon(maker, attempt_id)
-    assert sweep(maker, stragglers=stragglers) == CollectedGarbage(attempts=1, files=4, bytes=size_bytes, unknown=())
-    for root in (maker.root, quarantine_root(maker)):
+    abandon(mill, attempt_id)
+    assert sweep(mill, stragglers=stragglers) == CollectedGarbage(attempts=1, files=4, bytes=size_bytes, unknown=())
+    for root in (mill.root, quarantine_root(mill)):
         assert list((root / "data").iterdir()) == []
-    assert list((maker.root / "_penstock" / "work").iterdir()) == []
+    assert list((mill.root / "_penstock" / "work").iterdir()) == []
 
 
 @pytest.mark.parametrize("stragglers", [True, False])
-def test_an_open_attempt_is_not_touched(maker: BatchMaker, stragglers: bool) -> None:
-    attempt_id = maker.claim()
-    maker.write(attempt_id, [1])
-    work(maker, attempt_id)
-    before = files_below(maker.root)
-    assert sweep(maker, stragglers=stragglers) == CollectedGarbage(attempts=0, files=0, bytes=0, unknown=())
-    assert files_below(maker.root) == before
+def test_an_open_attempt_is_not_touched(mill: Mill, stragglers: bool) -> None:
+    attempt_id = mill.claim()
+    mill.write(attempt_id, [1])
+    work(mill, attempt_id)
+    before = files_below(mill.root)
+    assert sweep(mill, stragglers=stragglers) == CollectedGarbage(attempts=0, files=0, bytes=0, unknown=())
+    assert files_below(mill.root) == before
 
 
-def test_an_expired_attempt_is_given_up_durably_before_its_files_go(maker: BatchMaker) -> None:
-    attempt_id = maker.claim(lease_seconds=OVER)
-    maker.write(attempt_id, [1])
+def test_an_expired_attempt_is_given_up_durably_before_its_files_go(mill: Mill) -> None:
+    attempt_id = mill.claim(lease_seconds=OVER)
+    mill.write(attempt_id, [1])
     seen: list[AttemptState] = []
     told: list[Event] = []
 
     def look(step: Step) -> None:
-        row = maker.ledger.attempt(attempt_id)
+        row = mill.ledger.attempt(attempt_id)
         assert row is not None
         seen.append(row.state)
-        assert step is not Step.DELETING or files_below(maker.root)
+        assert step is not Step.DELETING or files_below(mill.root)
 
-    assert sweep(maker, probe=look, bus=Bus(told.append)).files == 1
+    assert sweep(mill, probe=look, bus=Bus(told.append)).files == 1
     assert seen == [AttemptState.ABANDONED, AttemptState.ABANDONED]
     assert told == [AttemptAbandoned(pipeline=PIPELINE, attempt_id=attempt_id, reason="its lease ran out")]
 
 
-def test_a_dry_run_changes_nothing_and_says_what_would_go(maker: BatchMaker) -> None:
-    expired = maker.claim(lease_seconds=OVER)
-    maker.write(expired, [1])
-    abandoned = maker.claim()  # which gives the expired one up, as claims do
-    maker.write(abandoned, [2])
-    abandon(maker, abandoned)
-    late = maker.claim(lease_seconds=OVER)
-    maker.write(late, [3])
-    before = files_below(maker.root)
+def test_a_dry_run_changes_nothing_and_says_what_would_go(mill: Mill) -> None:
+    expired = mill.claim(lease_seconds=OVER)
+    mill.write(expired, [1])
+    abandoned = mill.claim()  # which gives the expired one up, as claims do
+    mill.write(abandoned, [2])
+    abandon(mill, abandoned)
+    late = mill.claim(lease_seconds=OVER)
+    mill.write(late, [3])
+    before = files_below(mill.root)
 
     def never(step: Step) -> None:
         raise AssertionError(step)
 
-    collected = sweep(maker, dry_run=True, probe=never)
+    collected = sweep(mill, dry_run=True, probe=never)
     assert (collected.attempts, collected.files) == (2, 2)
-    assert files_below(maker.root) == before
-    row = maker.ledger.attempt(late)
+    assert files_below(mill.root) == before
+    row = mill.ledger.attempt(late)
     assert row is not None
     assert row.state is AttemptState.OPEN
 
 
-def test_of_a_committed_attempt_only_what_its_batch_does_not_name_goes(maker: BatchMaker) -> None:
-    attempt_id = maker.claim()
-    maker.write(attempt_id, [1])  # a run that was repeated
-    files = maker.write(attempt_id, [1], run=1)
-    maker.write(attempt_id, [1], run=1, name="straggler")
-    bad = maker.write(attempt_id, [2], root=quarantine_root(maker), name="bad")
-    maker.write(attempt_id, [2], root=quarantine_root(maker), name="straggler")
-    work(maker, attempt_id)
-    maker.commit(attempt_id, files, quarantine=bad)
-    assert sweep(maker).files == 4
-    assert files_below(maker.root / "data") == {f"{attempt_id}/r1/part-0.parquet"}
-    assert files_below(quarantine_root(maker) / "data") == {f"{attempt_id}/r0/bad.parquet"}
-    assert sweep(maker) == CollectedGarbage(attempts=0, files=0, bytes=0, unknown=())
+def test_of_a_committed_attempt_only_what_its_batch_does_not_name_goes(mill: Mill) -> None:
+    attempt_id = mill.claim()
+    mill.write(attempt_id, [1])  # a run that was repeated
+    files = mill.write(attempt_id, [1], run=1)
+    mill.write(attempt_id, [1], run=1, name="straggler")
+    bad = mill.write(attempt_id, [2], root=quarantine_root(mill), name="bad")
+    mill.write(attempt_id, [2], root=quarantine_root(mill), name="straggler")
+    work(mill, attempt_id)
+    mill.commit(attempt_id, files, quarantine=bad)
+    assert sweep(mill).files == 4
+    assert files_below(mill.root / "data") == {f"{attempt_id}/r1/part-0.parquet"}
+    assert files_below(quarantine_root(mill) / "data") == {f"{attempt_id}/r0/bad.parquet"}
+    assert sweep(mill) == CollectedGarbage(attempts=0, files=0, bytes=0, unknown=())
 
 
-def test_the_sweep_after_an_ingest_takes_only_the_work_of_committed_attempts(maker: BatchMaker) -> None:
-    attempt_id = maker.claim()
-    files = maker.write(attempt_id, [1])
-    maker.write(attempt_id, [1], name="straggler")
-    work(maker, attempt_id)
-    maker.commit(attempt_id, files)
-    assert sweep(maker, stragglers=False).files == 1
-    assert len(files_below(maker.root / "data")) == 2
+def test_the_sweep_after_an_ingest_takes_only_the_work_of_committed_attempts(mill: Mill) -> None:
+    attempt_id = mill.claim()
+    files = mill.write(attempt_id, [1])
+    mill.write(attempt_id, [1], name="straggler")
+    work(mill, attempt_id)
+    mill.commit(attempt_id, files)
+    assert sweep(mill, stragglers=False).files == 1
+    assert len(files_below(mill.root / "data")) == 2
 
 
-def test_a_file_that_a_batch_names_stays_even_of_an_attempt_called_abandoned(maker: BatchMaker) -> None:
+def test_a_file_that_a_batch_names_stays_even_of_an_attempt_called_abandoned(mill: Mill) -> None:
     """Which cannot be, unless something is broken; then data must not go with it."""
-    attempt_id = maker.claim()
-    files = maker.write(attempt_id, [1])
-    maker.commit(attempt_id, files)
+    attempt_id = mill.claim()
+    files = mill.write(attempt_id, [1])
+    mill.commit(attempt_id, files)
 
     class Broken(Ledger):
         def abandoned_attempts(self, pipeline: str) -> list[str]:
             return [attempt_id]
 
-    broken = BatchMaker(root=maker.root, ledger=Broken(maker.ledger.database))
+    broken = Mill(root=mill.root, ledger=Broken(mill.ledger.database))
     for stragglers in (True, False):
         sweep(broken, stragglers=stragglers)
-    assert files_below(maker.root) == {files[0].path}
+    assert files_below(mill.root) == {files[0].path}
 
 
-def test_a_late_writer_is_swept_up_after_again(maker: BatchMaker) -> None:
-    attempt_id = maker.claim()
-    maker.write(attempt_id, [1])
-    abandon(maker, attempt_id)
-    assert sweep(maker).files == 1
-    maker.write(attempt_id, [1], name="late")
-    assert sweep(maker).files == 1
-    assert files_below(maker.root) == set()
+def test_a_late_writer_is_swept_up_after_again(mill: Mill) -> None:
+    attempt_id = mill.claim()
+    mill.write(attempt_id, [1])
+    abandon(mill, attempt_id)
+    assert sweep(mill).files == 1
+    mill.write(attempt_id, [1], name="late")
+    assert sweep(mill).files == 1
+    assert files_below(mill.root) == set()
 
 
-def test_names_that_are_no_attempts_of_ours_stay_and_are_told(maker: BatchMaker, tmp_path: Path) -> None:
+def test_names_that_are_no_attempts_of_ours_stay_and_are_told(mill: Mill, tmp_path: Path) -> None:
     stranger = str(ULID())
-    (maker.root / "data" / stranger).mkdir(parents=True)
-    (maker.root / "data" / stranger / "rows").write_text("")
-    (maker.root / "data" / "notes").mkdir()
-    (maker.root / "data" / stranger.lower()).mkdir()
-    (maker.root / "data" / "readme.txt").write_text("")
-    elsewhere = BatchMaker(root=maker.root, ledger=maker.ledger, pipeline="file:///lake/other", _numbers=iter([77]))
+    (mill.root / "data" / stranger).mkdir(parents=True)
+    (mill.root / "data" / stranger / "rows").write_text("")
+    (mill.root / "data" / "notes").mkdir()
+    (mill.root / "data" / stranger.lower()).mkdir()
+    (mill.root / "data" / "readme.txt").write_text("")
+    elsewhere = Mill(root=mill.root, ledger=mill.ledger, pipeline="file:///lake/other", _numbers=iter([77]))
     theirs = elsewhere.claim()
     elsewhere.write(theirs, [1])
     abandon(elsewhere, theirs)
-    before = files_below(maker.root)
-    assert sweep(maker).unknown == tuple(
-        sorted(f"{maker.root}/data/{name}" for name in (stranger, "notes", stranger.lower(), "readme.txt", theirs))
+    before = files_below(mill.root)
+    assert sweep(mill).unknown == tuple(
+        sorted(f"{mill.root}/data/{name}" for name in (stranger, "notes", stranger.lower(), "readme.txt", theirs))
     )
-    assert files_below(maker.root) == before
+    assert files_below(mill.root) == before
 
 
-def test_links_are_not_followed(maker: BatchMaker, tmp_path: Path) -> None:
+def test_links_are_not_followed(mill: Mill, tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "rows").write_text("")
-    linked, holding = maker.claim(), maker.claim()
-    maker.write(holding, [1])
-    (maker.root / "data" / holding / "r0" / "folder").symlink_to(precious)
-    (maker.root / "data" / holding / "r0" / "file").symlink_to(precious / "rows")
-    (maker.root / "data" / linked).symlink_to(precious)
-    abandon(maker, linked)
-    abandon(maker, holding)
-    assert sweep(maker).unknown == (f"{maker.root}/data/{linked}",)
+    linked, holding = mill.claim(), mill.claim()
+    mill.write(holding, [1])
+    (mill.root / "data" / holding / "r0" / "folder").symlink_to(precious)
+    (mill.root / "data" / holding / "r0" / "file").symlink_to(precious / "rows")
+    (mill.root / "data" / linked).symlink_to(precious)
+    abandon(mill, linked)
+    abandon(mill, holding)
+    assert sweep(mill).unknown == (f"{mill.root}/data/{linked}",)
     assert files_below(precious) == {"rows"}
-    assert [path.name for path in (maker.root / "data").iterdir()] == [linked]
+    assert [path.name for path in (mill.root / "data").iterdir()] == [linked]
 
 
-def test_a_data_folder_that_is_a_link_is_left_alone(maker: BatchMaker, tmp_path: Path) -> None:
-    attempt_id = maker.claim()
-    maker.write(attempt_id, [1])
-    abandon(maker, attempt_id)
-    (maker.root / "data").rename(tmp_path / "elsewhere")
-    (maker.root / "data").symlink_to(tmp_path / "elsewhere")
-    assert sweep(maker) == CollectedGarbage(attempts=0, files=0, bytes=0, unknown=(f"{maker.root}/data",))
+def test_a_data_folder_that_is_a_link_is_left_alone(mill: Mill, tmp_path: Path) -> None:
+    attempt_id = mill.claim()
+    mill.write(attempt_id, [1])
+    abandon(mill, attempt_id)
+    (mill.root / "data").rename(tmp_path / "elsewhere")
+    (mill.root / "data").symlink_to(tmp_path / "elsewhere")
+    assert sweep(mill) == CollectedGarbage(attempts=0, files=0, bytes=0, unknown=(f"{mill.root}/data",))
     assert len(files_below(tmp_path / "elsewhere")) == 1
 
 
-def test_a_work_folder_that_is_a_link_is_left_alone(maker: BatchMaker, tmp_path: Path) -> None:
-    attempt_id = maker.claim()
-    plan = work(maker, attempt_id)
-    abandon(maker, attempt_id)
+def test_a_work_folder_that_is_a_link_is_left_alone(mill: Mill, tmp_path: Path) -> None:
+    attempt_id = mill.claim()
+    plan = work(mill, attempt_id)
+    abandon(mill, attempt_id)
     plan.parents[2].rename(tmp_path / "elsewhere")
     plan.parents[2].symlink_to(tmp_path / "elsewhere")
-    assert sweep(maker) == CollectedGarbage(attempts=0, files=0, bytes=0, unknown=(f"{maker.root}/_penstock/work",))
+    assert sweep(mill) == CollectedGarbage(attempts=0, files=0, bytes=0, unknown=(f"{mill.root}/_penstock/work",))
     assert len(files_below(tmp_path / "elsewhere")) == 1
 
 
 @pytest.mark.parametrize("step", [Step.DELETING, Step.DELETED])
-def test_a_collector_that_dies_leaves_the_rest_to_the_next(maker: BatchMaker, step: Step) -> None:
+def test_a_collector_that_dies_leaves_the_rest_to_the_next(mill: Mill, step: Step) -> None:
     for number in range(2):
-        attempt_id = maker.claim()
-        maker.write(attempt_id, [number])
-        abandon(maker, attempt_id)
+        attempt_id = mill.claim()
+        mill.write(attempt_id, [number])
+        abandon(mill, attempt_id)
     reached: list[Step] = []
 
     class Died(BaseException):
@@ -252,18 +248,16 @@ def test_a_collector_that_dies_leaves_the_rest_to_the_next(maker: BatchMaker, st
             raise Died
 
     with pytest.raises(Died):
-        sweep(maker, probe=die)
-    assert len(files_below(maker.root)) == (2 if step is Step.DELETING else 1)
-    sweep(maker)
-    assert files_below(maker.root) == set()
+        sweep(mill, probe=die)
+    assert len(files_below(mill.root)) == (2 if step is Step.DELETING else 1)
+    sweep(mill)
+    assert files_below(mill.root) == set()
 
 
-def test_a_file_that_cannot_be_deleted_is_told_in_a_sentence(
-    maker: BatchMaker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    attempt_id = maker.claim()
-    maker.write(attempt_id, [1])
-    abandon(maker, attempt_id)
+def test_a_file_that_cannot_be_deleted_is_told_in_a_sentence(mill: Mill, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempt_id = mill.claim()
+    mill.write(attempt_id, [1])
+    abandon(mill, attempt_id)
 
     def refuse(self: Path, missing_ok: bool = False) -> None:
         raise PermissionError(13, "Permission denied")
@@ -272,22 +266,20 @@ def test_a_file_that_cannot_be_deleted_is_told_in_a_sentence(
     with pytest.raises(
         TemporaryError, match=r"garbage cannot be deleted: .*part-0\.parquet cannot be used: Permission denied"
     ):
-        sweep(maker)
+        sweep(mill)
 
 
-def test_a_folder_that_cannot_be_listed_is_told_in_a_sentence(
-    maker: BatchMaker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    attempt_id = maker.claim()
-    maker.write(attempt_id, [1])
-    abandon(maker, attempt_id)
+def test_a_folder_that_cannot_be_listed_is_told_in_a_sentence(mill: Mill, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempt_id = mill.claim()
+    mill.write(attempt_id, [1])
+    abandon(mill, attempt_id)
 
     def refuse(path: Path) -> Iterator[os.DirEntry[str]]:
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(TemporaryError, match=r"garbage cannot be listed: .*data cannot be used: Permission denied"):
-        sweep(maker)
+        sweep(mill)
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "notes", "01ARZ3NDEKTSV4RRFFQ69G5FA", "8ZZZZZZZZZZZZZZZZZZZZZZZZZ"])

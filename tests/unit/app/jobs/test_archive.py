@@ -8,7 +8,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from tests.conformance.ledger.ledger_harness import PIPELINE, LedgerHarness, candidate, outcome
+from tests.conformance.ledger.ledger_harness import PIPELINE, candidate, outcome
+from tests.conformance.ledger.ledger_harness import LedgerHarness as Desk
 
 from penstock import App
 from penstock.app.jobs.archive import MORE_SECONDS, PipelineArchive, archive_pass, archive_place
@@ -28,10 +29,10 @@ DEADLINE_SECONDS = 60.0
 
 
 @pytest.fixture
-def harness() -> Iterator[LedgerHarness]:
+def desk() -> Iterator[Desk]:
     ledger = Ledger.open("sqlite://")
     ledger.ensure_pipeline(PIPELINE)
-    yield LedgerHarness(ledger)
+    yield Desk(ledger)
     ledger.close()
 
 
@@ -45,7 +46,7 @@ def store(tmp_path: Path) -> PipelineArchive:
     return PipelineArchive(pipeline=PIPELINE, place=LocalFiles(tmp_path / "archive"), cleans_up=False)
 
 
-def archive_once(harness: LedgerHarness, told: list[Event], store: PipelineArchive) -> float | None:
+def archive_once(desk: Desk, told: list[Event], store: PipelineArchive) -> float | None:
     app = App(settings=Settings(broker="memory://"))
     context = service_context(
         app,
@@ -55,41 +56,39 @@ def archive_once(harness: LedgerHarness, told: list[Event], store: PipelineArchi
         stop=StopSignal(),
         tracing=NO_TRACING,
     )
-    return archive_pass(store, replace(context, ledger=lambda: harness.ledger), older_than_seconds=0.0)(StopSignal())
+    return archive_pass(store, replace(context, ledger=lambda: desk.ledger), older_than_seconds=0.0)(StopSignal())
 
 
-def test_a_pass_archives_old_rows_and_emits_an_event(
-    harness: LedgerHarness, told: list[Event], store: PipelineArchive
-) -> None:
-    harness.process("a", "b")
-    assert archive_once(harness, told, store) is None
+def test_a_pass_archives_old_rows_and_emits_an_event(desk: Desk, told: list[Event], store: PipelineArchive) -> None:
+    desk.process("a", "b")
+    assert archive_once(desk, told, store) is None
     assert told == [ObjectsArchived(pipeline=PIPELINE, objects=2, files=1)]
-    assert archive_once(harness, told, store) is None
+    assert archive_once(desk, told, store) is None
     assert len(told) == 1
 
 
 def test_a_pass_is_bounded_and_continues_later(
-    harness: LedgerHarness, told: list[Event], store: PipelineArchive, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, told: list[Event], store: PipelineArchive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(archiving.Archivist.run, "__kwdefaults__", {"files_max": None, "objects_max": 1})
     for number in range(6):
-        harness.process(f"{number}")
-    assert archive_once(harness, told, store) == MORE_SECONDS
-    assert archive_once(harness, told, store) is None
+        desk.process(f"{number}")
+    assert archive_once(desk, told, store) == MORE_SECONDS
+    assert archive_once(desk, told, store) is None
     assert [event.objects for event in told if isinstance(event, ObjectsArchived)] == [5, 1]
 
 
-def test_rows_wait_for_a_declared_cleanup(harness: LedgerHarness, told: list[Event], store: PipelineArchive) -> None:
-    harness.process("a")
+def test_rows_wait_for_a_declared_cleanup(desk: Desk, told: list[Event], store: PipelineArchive) -> None:
+    desk.process("a")
     waiting = PipelineArchive(pipeline=PIPELINE, place=store.place, cleans_up=True)
     unknown = PipelineArchive(pipeline=PIPELINE, place=store.place, cleans_up=None)
-    assert waiting.up_to_seq(harness.ledger, older_than_seconds=0.0) == 0
-    assert unknown.up_to_seq(harness.ledger, older_than_seconds=0.0) == 1
-    harness.process("b")
-    harness.ledger.advance_progress(PIPELINE, "cleanup", 1)
-    assert waiting.up_to_seq(harness.ledger, older_than_seconds=0.0) == 1
-    assert unknown.up_to_seq(harness.ledger, older_than_seconds=0.0) == 1
-    assert store.up_to_seq(harness.ledger, older_than_seconds=0.0) == 2
+    assert waiting.up_to_seq(desk.ledger, older_than_seconds=0.0) == 0
+    assert unknown.up_to_seq(desk.ledger, older_than_seconds=0.0) == 1
+    desk.process("b")
+    desk.ledger.advance_progress(PIPELINE, "cleanup", 1)
+    assert waiting.up_to_seq(desk.ledger, older_than_seconds=0.0) == 1
+    assert unknown.up_to_seq(desk.ledger, older_than_seconds=0.0) == 1
+    assert store.up_to_seq(desk.ledger, older_than_seconds=0.0) == 2
 
 
 def test_a_worker_archives_what_its_object_handlers_did(tmp_path: Path) -> None:
@@ -105,9 +104,9 @@ def test_a_worker_archives_what_its_object_handlers_did(tmp_path: Path) -> None:
     def read(obj: Any) -> None:
         obj.read()
 
-    harness = LedgerHarness(app.ledger)
+    desk = Desk(app.ledger)
     app.ledger.ensure_pipeline("read")
-    harness.ledger.commit(outcome(harness.claim([candidate("of another")], pipeline="read"), pipeline="read"))
+    desk.ledger.commit(outcome(desk.claim([candidate("of another")], pipeline="read"), pipeline="read"))
     with app.ledger.database.engine.begin() as connection:
         connection.exec_driver_sql("UPDATE batches SET committed_at = committed_at - 2000000")
     archived = threading.Event()
