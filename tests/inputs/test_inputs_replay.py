@@ -73,8 +73,8 @@ def test_row_80_nor_do_they_at_the_end_of_their_retention() -> None:
 
 
 def test_row_80_and_82_messages_that_always_fail_wait_so_and_end_in_the_final_dlq_once() -> None:
-    harness = MemoryHarness()
-    scene = Scene(harness=harness, broker=harness.broker(queues=TIERS), log=NoLog())
+    stand = MemoryHarness()
+    scene = Scene(harness=stand, broker=stand.broker(queues=TIERS), log=NoLog())
     handler, count = scene.handler(ReplayPolicy(replays_max=3, base_seconds=2.0, cap_seconds=6.0)), 500
     scene.broker.send(QUEUE, [Outgoing(body=b"%d" % number) for number in range(count)])
     for ceiling_seconds in (2.0, 4.0, 6.0):
@@ -82,14 +82,14 @@ def test_row_80_and_82_messages_that_always_fail_wait_so_and_end_in_the_final_dl
         scene.events.clear()
         while scene.run_once(handler):
             pass
-        waits = [told.due_at - harness.clock.now() for told in scene.replayed() if told.due_at is not None]
+        waits = [told.due_at - stand.clock.now() for told in scene.replayed() if told.due_at is not None]
         assert scene.results() == ["sent"] * count
         assert distance([wait / ceiling_seconds for wait in waits]) < bound(count)
-        harness.advance(ceiling_seconds)
+        stand.advance(ceiling_seconds)
     assert fail_all(scene) == count
     while scene.run_once(handler):
         pass
-    harness.advance(DAY_SECONDS)
+    stand.advance(DAY_SECONDS)
     assert (len(scene.receive(QUEUE)), len(scene.receive(DLQ))) == (0, 0)
     dead_letters = [dead_letter for page in iter(lambda: scene.take(FINAL_DLQ), []) for dead_letter in page]
     assert Counter(dead_letter.message.body for dead_letter in dead_letters) == {

@@ -81,9 +81,9 @@ def log() -> ToldLog:
 
 @pytest.fixture
 def scene(log: ToldLog) -> Iterator[Scene]:
-    harness = MemoryHarness()
-    yield Scene(harness=harness, broker=harness.broker(queues=TIERS), log=log)
-    harness.close()
+    stand = MemoryHarness()
+    yield Scene(harness=stand, broker=stand.broker(queues=TIERS), log=log)
+    stand.close()
 
 
 def run(scene: Scene, broker: object = None, **options: object) -> list[object]:
@@ -327,17 +327,17 @@ def test_a_wait_beyond_what_the_queue_can_delay_is_held_and_never_longer_than_a_
 
 
 def test_a_message_is_not_delayed_past_half_of_its_retention(log: ToldLog) -> None:
-    harness = MemoryHarness()
+    stand = MemoryHarness()
     brief = replace(TIERS[0], retention_seconds=1_000.0)
-    scene = Scene(harness=harness, broker=harness.broker(queues=[brief, TIERS[1]]), log=log)
+    scene = Scene(harness=stand, broker=stand.broker(queues=[brief, TIERS[1]]), log=log)
     scene.die(b"a")
     scene.make_due_in(5_000)
     handler = scene.handler()
     assert list(scene.run_once(handler).values()) == [Release(delay_seconds=4_500.0, uncounted=True)]
-    harness.advance(4_500)
+    stand.advance(4_500)
     assert list(scene.run_once(handler).values()) == [Ack()]
     assert arrived(scene) == []
-    harness.advance(500)
+    stand.advance(500)
     assert arrived(scene) == [b"a"]
 
 
