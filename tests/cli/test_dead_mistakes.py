@@ -65,7 +65,7 @@ def test_an_import_never_sends_to_a_served_queue_that_the_file_names(penstock: C
     assert (result.exit_code, "There is no queue nowhere-dlq" in result.err) == (USAGE, True)
 
 
-def test_a_dead_letter_is_imported_once_whatever_queue_is_given(penstock: Call, scene: DeadLetterScene) -> None:
+def test_a_dead_letter_is_imported_once_with_any_queue_option(penstock: Call, scene: DeadLetterScene) -> None:
     scene.dead_letter("1", "2")
     assert penstock("dead", "export", "--to", "kept", "--remove").exit_code == 0
     assert penstock("dead", "import", "kept", "--json").document["imported"] == 2

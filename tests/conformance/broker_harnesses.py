@@ -160,7 +160,7 @@ LOCAL_HARNESSES = {"memory", "sqlite"}  # need no server
 # the marker `slow` (make test-slow). tests/integration/test_redis_*.py runs on both versions of Redis in any case, and
 # test_sqs_traps.py on both SQS servers.
 SECOND_HARNESSES: dict[str, frozenset[str]] = {
-    # Each Lua script, and what the versions do differently: deleted entries, blocking reads, error texts.
+    # Each Lua script, and the differences between the versions: deleted entries, blocking reads, error texts.
     "redis 6.2": frozenset({
         "test_a_message_is_delivered_unchanged",
         "test_a_delay_is_honoured",
@@ -260,7 +260,7 @@ class WaitingReceiver:
         return not wait([self._waiting], timeout=0.2).done
 
     def over(self, *, within_seconds: float) -> list[Delivery]:
-        """Advance time in small steps until the wait is over; return what was received."""
+        """Advance time in small steps until the wait is over; return the deliveries."""
         give_up = self._harness.clock.monotonic() + within_seconds
         while not wait([self._waiting], timeout=0.01).done:
             self._harness.advance(0.1)

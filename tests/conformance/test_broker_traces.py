@@ -83,7 +83,7 @@ def test_a_trace_context_survives_a_release_a_death_and_a_replay(
     )
     send_each(broker, "q", [replayed(dead_letter.message, replay, delay_seconds=0.0)])
     broker.settle([(dead_letter, Ack())])
-    assert linked(traces.named("send q")[-1]) == [origin], "the replay's span leads to where the message came from"
+    assert linked(traces.named("send q")[-1]) == [origin], "the replay's span links to the origin of the message"
     (again,) = receive(broker)
     assert context_in(again.message.attributes) == origin
     assert again.message.attributes["a"] == "b"

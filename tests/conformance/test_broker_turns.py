@@ -19,9 +19,9 @@ def broker(harness: BrokerHarness) -> Broker:
     return harness.broker()
 
 
-def turn(broker: Broker, settlements: Sequence[tuple[Delivery, Settlement]] = (), **asked: int) -> TurnResult:
-    asks = [ReceiveRequest(queue=queue, messages_max=count) for queue, count in asked.items()]
-    return broker.turn(settlements, asks, lease_seconds=LEASE)
+def turn(broker: Broker, settlements: Sequence[tuple[Delivery, Settlement]] = (), **counts: int) -> TurnResult:
+    requests = [ReceiveRequest(queue=queue, messages_max=count) for queue, count in counts.items()]
+    return broker.turn(settlements, requests, lease_seconds=LEASE)
 
 
 # --- turns
@@ -191,15 +191,15 @@ Listen = Callable[..., CountingListener]
 @pytest.fixture
 def listen(harness: BrokerHarness, broker: Broker) -> Iterator[Listen]:
     """Return a factory of listeners to queues, by default "q"; all are closed at the end."""
-    made: list[CountingListener] = []
+    opened: list[CountingListener] = []
 
     def listen(*queues: str) -> CountingListener:
-        made.append(CountingListener(frozenset(queues or ("q",))))
-        made[-1].listening = broker.listen(queues or ("q",), made[-1].notify)
-        return made[-1]
+        opened.append(CountingListener(frozenset(queues or ("q",))))
+        opened[-1].listening = broker.listen(queues or ("q",), opened[-1].notify)
+        return opened[-1]
 
     yield listen
-    for listener in made:
+    for listener in opened:
         close(harness, listener)
 
 

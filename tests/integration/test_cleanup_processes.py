@@ -81,13 +81,13 @@ class Bucket:
 
     def put(self, name: str, text: str) -> ObjectRef:
         key = f"in/{name}"
-        answer = self.s3.put_object(Bucket="landing", Key=key, Body=text.encode())
+        response = self.s3.put_object(Bucket="landing", Key=key, Body=text.encode())
         return ObjectRef(
             bucket="landing",
             key=key,
             size_bytes=len(text),
-            etag=answer["ETag"].strip('"'),
-            version_id=answer.get("VersionId"),
+            etag=response["ETag"].strip('"'),
+            version_id=response.get("VersionId"),
         )
 
     def objects(self) -> dict[str, str]:

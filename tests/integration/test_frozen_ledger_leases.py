@@ -60,9 +60,9 @@ class Scenario:
         """Return the worker and the attempt of each call."""
         return [(name, e.attempt) for name, e in self.events if isinstance(e, MessageStarted) and e.queue == queue]
 
-    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
+    def wait_until(self, condition: Callable[[], bool], description: str) -> None:
         with self._changed:
-            assert self._changed.wait_for(condition, DEADLINE_SECONDS), f"never came true: {what}: {self.events}"
+            assert self._changed.wait_for(condition, DEADLINE_SECONDS), f"never came true: {description}: {self.events}"
 
     def extended(self, queue: str) -> int:
         return sum(isinstance(event, LeasesExtended) and event.queue == queue for _, event in self.events)

@@ -117,9 +117,9 @@ class Scenario:
             assert not broker.settle([(one, DeadLetter(reason="no")) for one in found])
             dead_lettered += len(found)
 
-    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
+    def wait_until(self, condition: Callable[[], bool], description: str) -> None:
         with self._changed:
-            assert self._changed.wait_for(condition, DEADLINE_SECONDS), f"never came true: {what}"
+            assert self._changed.wait_for(condition, DEADLINE_SECONDS), f"never came true: {description}"
 
     def wait_until_acked(self, ids: list[str]) -> None:
         self.wait_until(lambda: all(self.acked[one] for one in ids), "all are done")

@@ -78,10 +78,10 @@ class MemoryMeasurement:
             before, now = now, used(self._server)
         return now
 
-    def check(self, what: str) -> None:
+    def check(self, description: str) -> None:
         peak, bound = used(self._server), self._start * GROWTH_MAX
         end = self._settled(bound)
-        print(f"{what}: {self._start} bytes before, {peak} after, {end} settled")  # noqa: T201  # shown with -s
+        print(f"{description}: {self._start} bytes before, {peak} after, {end} settled")  # noqa: T201  # shown with -s
         assert end <= bound
 
 

@@ -57,13 +57,13 @@ def put(announced: Announced, key: str, content: bytes = b"x") -> tuple[bytes, A
     """Return the body of the notification and S3's response. moto's EventBridge sends tag events, too, though there are
     no tags.
     """
-    answer = announced.put(key, content)
+    response = announced.put(key, content)
     if announced.way != "eventbridge":
         [body] = announced.arrived()
-        return body, answer
+        return body, response
     body, tags = announced.arrived(2)
     assert read(announced, tags).ignored == (Ignored(event="Object Tags Added", uri=f"s3://{announced.bucket}/{key}"),)
-    return as_eventbridge_documents_it(body), answer
+    return as_eventbridge_documents_it(body), response
 
 
 def raw_key(body: bytes) -> str:
@@ -79,10 +79,10 @@ def raw_key(body: bytes) -> str:
 @pytest.mark.parametrize("key", ["a/b.jsonl", "日本/é e\u0301.csv", "🙂", "a ", "<script>", "'; DROP TABLE x --"])
 def test_a_notification_is_read_as_the_stored_object(open_way: OpenWay, way: Way, key: str) -> None:
     announced = open_way(way)
-    body, answer = put(announced, key, b"four")
+    body, response = put(announced, key, b"four")
     ref = object_of(announced, body)
     assert replace(ref, sequencer=None) == ObjectRef(
-        bucket=announced.bucket, key=key, size_bytes=4, etag=answer["ETag"].strip('"')
+        bucket=announced.bucket, key=key, size_bytes=4, etag=response["ETag"].strip('"')
     )
     assert announced.s3.get_object(Bucket=ref.bucket, Key=ref.key)["Body"].read() == b"four"
 
@@ -133,22 +133,22 @@ def test_row_49_an_envelope_changes_nothing(open_way: OpenWay) -> None:
 @s3_json
 def test_row_54_a_multipart_upload_notified_twice_is_one_object(open_way: OpenWay, way: Way) -> None:
     announced = open_way(way)
-    answer = announced.put_in_parts("big", [b"x" * PART_BYTES_MIN, b"y"])
+    response = announced.put_in_parts("big", [b"x" * PART_BYTES_MIN, b"y"])
     one, two = [object_of(announced, body) for body in announced.arrived(2)]
     assert one.object_id == two.object_id
     assert one == ObjectRef(
-        bucket=announced.bucket, key="big", size_bytes=PART_BYTES_MIN + 1, etag=answer["ETag"].strip('"')
+        bucket=announced.bucket, key="big", size_bytes=PART_BYTES_MIN + 1, etag=response["ETag"].strip('"')
     )
 
 
 def test_row_54_a_multipart_upload_by_eventbridge_is_one_object(open_way: OpenWay) -> None:
     announced = open_way("eventbridge", versioned=True)
-    answer = announced.put_in_parts("big", [b"x" * PART_BYTES_MIN, b"y"])
+    response = announced.put_in_parts("big", [b"x" * PART_BYTES_MIN, b"y"])
     read_all = [read(announced, as_eventbridge_documents_it(body)) for body in announced.arrived(3)]
     objects = [ref for notification in read_all for ref in notification.objects]
     assert len(objects) == 2
     assert {ref.object_id for ref in objects} == {objects[0].object_id}
-    assert objects[0].version_id == answer["VersionId"]
+    assert objects[0].version_id == response["VersionId"]
 
 
 @s3_json
@@ -166,7 +166,7 @@ def test_row_60_two_versions_of_a_key_are_two_objects_by_eventbridge(open_way: O
     announced = open_way("eventbridge", versioned=True)
     put_twice = [put(announced, "a", content) for content in (b"same", b"same")]
     one, two = [object_of(announced, body) for body, _ in put_twice]
-    assert [one.version_id, two.version_id] == [answer["VersionId"] for _, answer in put_twice]
+    assert [one.version_id, two.version_id] == [response["VersionId"] for _, response in put_twice]
     assert one.object_id != two.object_id
 
 
@@ -175,10 +175,10 @@ def test_row_60_two_versions_of_a_key_are_two_objects_as_s3_documents_it(open_wa
     announced = open_way(way, versioned=True)
     refs = []
     for sequencer in ("0055AED6DCD90281E5", "0055AED6DCD90281E6"):
-        body, answer = put(announced, "a", b"same")
-        documented = as_s3_documents_it(body, version_id=answer["VersionId"], sequencer=sequencer)
+        body, response = put(announced, "a", b"same")
+        documented = as_s3_documents_it(body, version_id=response["VersionId"], sequencer=sequencer)
         refs.append(object_of(announced, documented))
-        assert (refs[-1].version_id, refs[-1].sequencer) == (answer["VersionId"], sequencer)
+        assert (refs[-1].version_id, refs[-1].sequencer) == (response["VersionId"], sequencer)
     assert refs[0].object_id != refs[1].object_id
 
 

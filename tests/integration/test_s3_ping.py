@@ -1,4 +1,4 @@
-"""Pings of a source's store: they tell a waiting process whether the store is available."""
+"""Pings of a source's store: a waiting process pings until the store is available."""
 
 import os
 import threading
@@ -17,9 +17,9 @@ from penstock.storage.aws import Aws
 BUCKET = "s3://lake/landing"
 
 
-@pytest.mark.parametrize("answer", [Answered(), refusal(403, "AccessDenied"), refusal(404, "NoSuchBucket")])
-def test_any_response_about_the_bucket_means_available(answer: Answered) -> None:
-    with S3Stub(lambda _: answer) as stub:
+@pytest.mark.parametrize("response", [Answered(), refusal(403, "AccessDenied"), refusal(404, "NoSuchBucket")])
+def test_any_response_about_the_bucket_means_available(response: Answered) -> None:
+    with S3Stub(lambda _: response) as stub:
         source_at(BUCKET, aws_at(stub.url)).ping()
         assert [request.method for request in stub.asked] == ["HEAD"]
 

@@ -161,7 +161,7 @@ def test_the_monitor_exports_cloudwatchs_age_and_estimates_the_other_from_worker
     with worker(tmp_path, clock, enqueued_at=clock.now() - 40):
         clock.advance(20)
         (queue,) = monitor.measure().queues
-        # the waiting messages came after the poll that found none
+        # the waiting messages were sent after the poll that found none
         assert queue.oldest_visible_message_age_seconds == 20.0
         # without a poll of its own, it uses the worker's record
         (status,) = queue_statuses(app.settings, broker, ["q"])

@@ -92,9 +92,9 @@ class Scenario:
             bodies.append(announce(ref))
         return self.apps[0].broker.send(QUEUE, [Outgoing(body=body) for body in bodies])
 
-    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
+    def wait_until(self, condition: Callable[[], bool], description: str) -> None:
         with self._changed:
-            assert self._changed.wait_for(condition, DEADLINE_SECONDS), f"never came true: {what}"
+            assert self._changed.wait_for(condition, DEADLINE_SECONDS), f"never came true: {description}"
 
     def wait_until_acked(self, ids: Sequence[str]) -> None:
         self.wait_until(lambda: all(self.acked[one] for one in ids), "all are done")

@@ -283,7 +283,7 @@ def test_a_result_that_was_not_awaited_cannot_be_used(app: App, user_database: U
     run(work, user_database)
 
 
-# --- what is missing
+# --- missing tables
 
 
 def test_a_missing_table_is_a_configuration_error(app: App, user_database: UserDatabase) -> None:

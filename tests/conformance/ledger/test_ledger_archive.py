@@ -36,7 +36,7 @@ def test_archiving_removes_processed_rows_and_keeps_their_identities(harness: Le
     (row,) = harness.ledger.archives.all(PIPELINE)
     assert (row.uri, row.objects, row.bytes, row.source) == (FILE, 2, 100, "retired")
     assert harness.ledger.archives.count(PIPELINE) == 2
-    assert [batch.objects for batch in harness.ledger.batches(PIPELINE)] == [2], "what was committed stays on record"
+    assert [batch.objects for batch in harness.ledger.batches(PIPELINE)] == [2], "committed batches stay in the ledger"
 
 
 def test_a_late_duplicate_of_an_archived_object_ends_as_processed_and_leaves_no_trace(harness: LedgerHarness) -> None:
@@ -238,7 +238,7 @@ def test_adopting_keeps_claimed_and_processed_objects_and_replaces_the_others(ha
     assert adoption.replaced == {ObjectState.UNPROCESSED: 1, ObjectState.DEAD: 1}
     assert ids_with_row(harness.ledger) == ids(["done", "busy"])
     assert harness.timeline("dead") == []
-    assert harness.ledger.commit(outcome(claim)) == 2, "the attempt at work is not disturbed"
+    assert harness.ledger.commit(outcome(claim)) == 2, "the running attempt is not disturbed"
     revival = harness.claim([candidate("dead", enqueued_at=AFTER, replay="r-1")])
     assert revival.ended[object_id_of("dead")].state is ObjectState.PROCESSED
 

@@ -37,7 +37,7 @@ def harness(url: str) -> Iterator[LedgerHarness]:
 
 
 @pytest.mark.parametrize("off_seconds", [DAY_SECONDS, -DAY_SECONDS])
-def test_row_85_a_worker_whose_clock_is_off_steals_no_lease(
+def test_row_85_a_worker_with_a_wrong_clock_takes_no_lease(
     harness: LedgerHarness, url: str, monkeypatch: pytest.MonkeyPatch, off_seconds: float
 ) -> None:
     held = harness.claim(candidates("a"), attempt="held")

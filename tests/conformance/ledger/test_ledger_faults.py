@@ -102,12 +102,12 @@ def test_a_claim_that_fails_between_its_two_parts_holds_nothing(
 ) -> None:
     harness.fail(AttemptFailure.RETRY, candidate("known"), "known")
 
-    def away(step: Step) -> None:
+    def fail(step: Step) -> None:
         if step is Step.OBJECTS_REGISTERED:
             raise error("the ledger is away")
 
     with pytest.raises(error, match="away"):
-        LedgerHarness(Ledger(harness.ledger.database, away), harness.numbers).claim(candidates("a", "known"))
+        LedgerHarness(Ledger(harness.ledger.database, fail), harness.numbers).claim(candidates("a", "known"))
     assert harness.ledger.open_attempts(PIPELINE) == []
     assert harness.claim(candidates("a")).claimed[A].attempts == 1, "the broken one is not counted"
 

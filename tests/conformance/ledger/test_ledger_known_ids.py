@@ -67,7 +67,9 @@ def test_ended_live_and_archived_objects_are_known_and_no_others(harness: Ledger
     harness.claim(candidates("over"), lease_seconds=OVER)
     archive(harness, ids("archived"))
     expected = ids("processed-1", "processed-2", "dead", "live", "archived")
-    assert sorted(known(harness.ledger.known_ids(PIPELINE))) == expected, "what exists was not deleted or replaced"
+    assert sorted(known(harness.ledger.known_ids(PIPELINE))) == expected, (
+        "objects that exist were not deleted or replaced"
+    )
     expected = ids("processed-1", "processed-2", "dead", "gone", "superseded", "live", "archived")
     assert sorted(known(harness.ledger.known_ids(PIPELINE, seen_at=BEFORE))) == expected, "it was, since it was seen"
 

@@ -182,7 +182,7 @@ def test_an_attempt_keeps_the_traceback_of_its_failure(harness: LedgerHarness) -
     [attempt] = harness.ledger.attempts_of(PIPELINE, object_id_of("a"))
     assert (attempt.reason, attempt.traceback) == (failed.reason, (failed.traceback or "").rstrip())
     [row] = harness.ledger.objects(PIPELINE, state=ObjectState.DEAD, uri_contains=None, limit=10, after=None)
-    assert row.reason == failed.reason, "an object keeps what fits into one line"
+    assert row.reason == failed.reason, "an object keeps a reason of one line"
 
 
 def test_written_rows_are_summed_up_to_a_batch(harness: LedgerHarness) -> None:
@@ -215,5 +215,5 @@ def test_known_among_returns_the_objects_that_need_no_message(harness: LedgerHar
         return {ids[id] for id in harness.ledger.known_among(PIPELINE, [*ids, UNKNOWN], seen_at=seen_at)}
 
     assert known(0.0) == {"done", "held", "dead", "gone"}
-    assert known(1e15) == {"done", "held", "dead"}, "what existed later proves an end wrong"
+    assert known(1e15) == {"done", "held", "dead"}, "objects seen later were not deleted or replaced"
     assert harness.ledger.known_among("other", list(ids), seen_at=0.0) == set()

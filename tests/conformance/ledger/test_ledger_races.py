@@ -104,13 +104,13 @@ def test_concurrent_threads_open_a_new_ledger(shared_url: str) -> None:
 # Processes. Each gets its work by arguments and responds through a pipe.
 
 
-def claim_all(url: str, number: int, go: Barrier, answer: Connection) -> None:
+def claim_all(url: str, number: int, go: Barrier, sender: Connection) -> None:
     ledger = Ledger.open(url)
     ledger.ensure_pipeline(PIPELINE)
     go.wait(DEADLINE_SECONDS)
     claim = LedgerHarness(ledger).claim(candidates(*NAMES), attempt=f"process {number}")
     ledger.commit(outcome(claim)) if claim.claimed else None
-    answer.send(set(claim.claimed))
+    sender.send(set(claim.claimed))
     ledger.close()
 
 
@@ -123,7 +123,7 @@ def test_row_65_processes_share_the_same_objects_without_overlap(shared_url: str
     ]
     for child in children:
         child.start()
-    claims = [_answer(pipe[0]) for pipe in pipes]
+    claims = [_receive_claimed(pipe[0]) for pipe in pipes]
     for child in children:
         child.join(DEADLINE_SECONDS)
     assert [child.exitcode for child in children] == [0] * processes
@@ -179,7 +179,7 @@ def test_another_process_continues_after_one_killed_at_a_step(
     ledger.close()
 
 
-def _answer(pipe: Connection) -> set[bytes]:
+def _receive_claimed(pipe: Connection) -> set[bytes]:
     assert pipe.poll(DEADLINE_SECONDS), "a process did not respond"
     claimed: set[bytes] = pipe.recv()
     return claimed

@@ -107,12 +107,12 @@ def test_an_intent_that_is_not_due_yet_is_never_forgotten(harness: LedgerHarness
 
 def test_threads_that_open_the_same_dead_letters_at_once_agree(shared_harness: LedgerHarness) -> None:
     def open_all(number: int) -> dict[str, Replay]:
-        mine = [replace(one, due_at=float(number), count=number + 1) for one in replays()]
-        return dict(shared_harness.ledger.replays.open(mine[:: 1 if number % 2 else -1]))
+        own = [replace(one, due_at=float(number), count=number + 1) for one in replays()]
+        return dict(shared_harness.ledger.replays.open(own[:: 1 if number % 2 else -1]))
 
     first, *others = together(open_all)
     assert len(first) == DEAD_LETTERS
-    assert all(answer == first for answer in others)
+    assert all(result == first for result in others)
     for one in first.values():
         assert one.due_at == one.count - 1, "one whole record, not parts of two"
 

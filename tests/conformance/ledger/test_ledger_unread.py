@@ -182,7 +182,7 @@ def test_a_later_event_that_is_superseded_too_stays_superseded(harness: LedgerHa
 def test_a_listing_of_a_superseded_object_is_checked_in_the_store_once(harness: LedgerHarness) -> None:
     overtake(harness)
     claim = harness.claim([of_key("a", None, message="m-2")])
-    assert set(claim.claimed) == {A}, "the order of events says nothing of a listing: the store decides"
+    assert set(claim.claimed) == {A}, "a listing has no place in the order of events: the store decides"
     harness.ledger.commit(outcome(claim, failed={"a": AttemptFailure.SUPERSEDED}))
     for message in ("m-2", "m-3"):
         assert set(harness.claim([of_key("a", None, message=message)]).ended) == {A}

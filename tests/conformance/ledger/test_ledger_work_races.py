@@ -132,7 +132,7 @@ def test_forgetting_leaves_work_that_begins_meanwhile_alone(shared_harness: Ledg
 # Processes. Each gets its work by arguments and responds through a pipe.
 
 
-def begin_all(url: str, number: int, go: Barrier, answer: Connection) -> None:
+def begin_all(url: str, number: int, go: Barrier, sender: Connection) -> None:
     ledger = Ledger.open(url)
     go.wait(DEADLINE_SECONDS)
     harness, won = LedgerHarness(ledger), []
@@ -140,7 +140,7 @@ def begin_all(url: str, number: int, go: Barrier, answer: Connection) -> None:
         if isinstance(harness.begin(f"{key}", attempt=f"{key} by {number}"), WorkBegun):
             won.append(key)
             assert ledger.finish_work(f"{key} by {number}", outcome=f"{number}")
-    answer.send(won)
+    sender.send(won)
     ledger.close()
 
 

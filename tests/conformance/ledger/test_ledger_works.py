@@ -62,7 +62,7 @@ def test_a_completed_key_is_done_for_every_duplicate(harness: LedgerHarness) -> 
 
 def test_a_completion_past_its_lease_that_was_not_taken_over_counts(harness: LedgerHarness) -> None:
     begun(harness, "slow", lease_seconds=OVER)
-    assert harness.ledger.finish_work("slow", outcome=OUTCOME), "what fences is the state, never the time"
+    assert harness.ledger.finish_work("slow", outcome=OUTCOME), "the state fences, never the time"
     assert isinstance(harness.begin(), WorkDone)
 
 
@@ -105,7 +105,7 @@ def test_beginning_again_with_the_same_id_returns_the_held_work(harness: LedgerH
     harness.ledger.end_work("first", outcome="failed", reason="")
     before = begun(harness, "second", lease_seconds=OVER)
     everything = harness.everything()
-    assert begun(harness, "second") == before, "an attempt never takes over from itself, whatever its lease"
+    assert begun(harness, "second") == before, "an attempt never takes over from itself"
     assert harness.everything() == everything
 
 

@@ -21,13 +21,13 @@ def test_a_replayed_dead_letter_is_an_ordinary_message(scene: Scene) -> None:
     scene.die(b"a body", attributes={"traceparent": "00-ab-cd-01"}, group="tenant 1")
     scene.run_once(scene.handler())
     scene.harness.advance(1)
-    (back,) = scene.take(QUEUE)
-    assert (back.message.body, back.message.group) == (b"a body", "tenant 1")
-    assert back.message.attributes["traceparent"] == "00-ab-cd-01"
-    assert back.message.attributes[COUNTER_ATTRIBUTE] == "1"
-    assert REPLAY_ID_ATTRIBUTE in back.message.attributes
-    assert DEATH_ATTRIBUTE not in back.message.attributes
-    assert [death.reason for death in earlier_deaths_of(back.message.attributes)] == [DIED.reason]
+    (again,) = scene.take(QUEUE)
+    assert (again.message.body, again.message.group) == (b"a body", "tenant 1")
+    assert again.message.attributes["traceparent"] == "00-ab-cd-01"
+    assert again.message.attributes[COUNTER_ATTRIBUTE] == "1"
+    assert REPLAY_ID_ATTRIBUTE in again.message.attributes
+    assert DEATH_ATTRIBUTE not in again.message.attributes
+    assert [death.reason for death in earlier_deaths_of(again.message.attributes)] == [DIED.reason]
     scene.harness.advance(LEASE)
     assert not scene.receive(DLQ)
     assert not scene.receive(FINAL_DLQ)
@@ -48,7 +48,7 @@ def test_dead_letters_of_a_shared_dlq_return_to_their_own_queue(scene: Scene) ->
     scene.die(b"mine")
     scene.run_once(scene.handler(sources=("other", QUEUE)))
     scene.harness.advance(1)
-    assert [back.message.body for back in scene.take(QUEUE)] == [b"mine"]
+    assert [again.message.body for again in scene.take(QUEUE)] == [b"mine"]
     assert not scene.receive("other")
 
 
@@ -62,8 +62,8 @@ def test_a_message_dead_lettered_by_the_broker_is_replayed(harness: BrokerHarnes
     scene.run_once(scene.handler())
     harness.advance(1)
     assert scene.results() == ["sent"]
-    (back,) = scene.take(QUEUE)
-    assert (back.message.body, back.message.attributes[COUNTER_ATTRIBUTE]) == (b"deadly", "1")
+    (again,) = scene.take(QUEUE)
+    assert (again.message.body, again.message.attributes[COUNTER_ATTRIBUTE]) == (b"deadly", "1")
 
 
 def test_a_dead_letter_of_an_unknown_source_is_moved_to_the_final_dlq(scene: Scene) -> None:
@@ -98,8 +98,8 @@ def test_row_62_a_forged_counter_is_ignored_and_reset(scene: Scene, forged: str 
     scene.die(b"forged", attributes={COUNTER_ATTRIBUTE: forged})
     scene.run_once(scene.handler())
     scene.harness.advance(1)
-    (back,) = scene.take(QUEUE)
-    assert back.message.attributes[COUNTER_ATTRIBUTE] == "1"
+    (again,) = scene.take(QUEUE)
+    assert again.message.attributes[COUNTER_ATTRIBUTE] == "1"
 
 
 def test_row_79_a_wait_of_5000_seconds_is_honoured(scene: Scene) -> None:
@@ -107,13 +107,13 @@ def test_row_79_a_wait_of_5000_seconds_is_honoured(scene: Scene) -> None:
     scene.make_due_in(5_000)
     handler = scene.handler()
     began_at, step_seconds = scene.harness.clock.now(), 100.0
-    while not (back := scene.take(QUEUE)):
+    while not (again := scene.take(QUEUE)):
         scene.run_once(handler)
         waited_seconds = scene.harness.clock.now() - began_at
         assert waited_seconds <= 5_000 + 2 * step_seconds, "it was not replayed"
         scene.harness.advance(step_seconds)
     assert scene.harness.clock.now() - began_at >= 5_000
-    assert [each.message.body for each in back] == [b"later"]
+    assert [each.message.body for each in again] == [b"later"]
     assert not scene.receive(DLQ)
 
 
@@ -154,9 +154,9 @@ def test_row_83_ten_attributes_and_a_replay_lose_nothing(scene: Scene) -> None:
     scene.die(b"full", attributes=attributes)
     scene.run_once(scene.handler())
     scene.harness.advance(1)
-    (back,) = scene.take(QUEUE)
-    assert {name: back.message.attributes[name] for name in attributes} == attributes
-    assert back.message.attributes[COUNTER_ATTRIBUTE] == "1"
+    (again,) = scene.take(QUEUE)
+    assert {name: again.message.attributes[name] for name in attributes} == attributes
+    assert again.message.attributes[COUNTER_ATTRIBUTE] == "1"
 
 
 def _all(scene: Scene) -> list[Delivery]:
