@@ -83,7 +83,9 @@ def _starts_again(story: Story, fleet: Fleet) -> dict[int, list[float]]:
 def _begun_again(story: Story, fleet: Fleet) -> list[Moment]:
     return [
         Moment(
-            at=max(starts), actor="the others", event=f"have started messages of {story.names[pid]} again: {len(starts)}"
+            at=max(starts),
+            actor="the others",
+            event=f"have started messages of {story.names[pid]} again: {len(starts)}",
         )
         for pid, starts in _starts_again(story, fleet).items()
     ]

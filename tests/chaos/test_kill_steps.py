@@ -45,7 +45,7 @@ STORY = (
 )
 
 OF_A_RUN = (Step.PLANNED, Step.WRITTEN, Step.MANIFESTED, Step.RECORDED)  # announced by the engine
-OF_A_CLEANUP = {Step.CLEANING, Step.SET_ASIDE, Step.CLEANED}  # killed at in test_cleanup_story.py
+OF_A_CLEANUP = {Step.CLEANING, Step.SET_ASIDE, Step.CLEANED}  # killed at in test_cleanup_processes.py
 # killed at in tests/conformance/publishing/test_compact_leftovers.py
 OF_A_COMPACTION = {Step.COMPACTED, Step.COMPACTION_COMMITTED, Step.LEFTOVER_MARKED}
 OF_THE_ARCHIVE = {Step.ARCHIVE_WRITTEN, Step.ARCHIVING, Step.ARCHIVED}  # killed at in tests/cli/test_ledger.py

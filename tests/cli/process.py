@@ -20,7 +20,7 @@ class Process:
     """One call of `penstock` in a folder; its standard error is a log of JSON lines, perhaps with an error message."""
 
     def __init__(self, folder: Path, *arguments: object, before: Sequence[str] = (), module: str = "penstock") -> None:
-        """Start the process. ``module`` is what Python runs; `tests.chaos.in_process` starts no Spark."""
+        """Start the process. ``module`` is the module that Python runs; `tests.chaos.in_process` starts no Spark."""
         self._child = ForkedPopen(
             [*before, sys.executable, "-m", module, *map(str, arguments)],
             cwd=folder,

@@ -97,7 +97,7 @@ def test_an_argument_takes_precedence_over_the_variable(
         ("shop", "clicks", ("shop", "clicks")),
     ],
 )
-def test_a_single_argument_is_the_app_if_it_looks_like_one(
+def test_a_single_argument_is_the_app_if_it_has_its_form(
     first: str | None, second: str | None, names: tuple[str | None, str | None]
 ) -> None:
     assert app_and_pipeline(first, second) == names

@@ -54,7 +54,7 @@ def until(descriptor: int, text: str) -> str:
     return found
 
 
-def test_a_worker_on_a_terminal_prints_what_it_serves(shop: Path, terminal: tuple[int, int]) -> None:
+def test_a_worker_on_a_terminal_prints_its_banner(shop: Path, terminal: tuple[int, int]) -> None:
     controller, terminal_end = terminal
     command = [sys.executable, "-m", "penstock", "worker", "shop:app", "--queues", "orders=3,mails"]
     environment = {**os.environ, "PYTHONPATH": str(SRC)}

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Call
-from tests.cli.dead_scene import DLQ, FINAL_DLQ, QUEUE, DeadScene, lines_of
+from tests.cli.dead_letter_scene import DLQ, FINAL_DLQ, QUEUE, DeadLetterScene, lines_of
 from tests.cli.process import SRC, Process
 from tests.services.aws_server import REGION, AwsServer
 
@@ -42,12 +42,12 @@ def kind(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def scene(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[DeadScene]:
+) -> Iterator[DeadLetterScene]:
     """Create an app without dead letters."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".penstock").mkdir()
     with closing(_broker(kind, tmp_path, request, monkeypatch)) as broker:
-        yield DeadScene(folder=tmp_path, broker=broker)
+        yield DeadLetterScene(folder=tmp_path, broker=broker)
 
 
 def _broker(kind: str, folder: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Broker:
@@ -71,7 +71,7 @@ def _broker(kind: str, folder: Path, request: pytest.FixtureRequest, monkeypatch
 # Replay
 
 
-def test_dead_letters_are_replayed_unchanged_and_once(penstock: Call, scene: DeadScene) -> None:
+def test_dead_letters_are_replayed_unchanged_and_once(penstock: Call, scene: DeadLetterScene) -> None:
     scene.dead_letter("1", "2", "3", attributes={"trace": "t", "raw": b"\xff", COUNTER_ATTRIBUTE: "2"}, group="g")
     report = penstock("dead", "replay", "--yes", "--json").document
     assert (report["sent"], report["by_queue"], report["outcome"]) == (3, {QUEUE: 3}, "done")
@@ -86,7 +86,7 @@ def test_dead_letters_are_replayed_unchanged_and_once(penstock: Call, scene: Dea
     assert scene.audit() == [("replay", DLQ, 3, "done")]
 
 
-def test_dead_letters_of_the_final_dlq_are_replayed_too(penstock: Call, scene: DeadScene) -> None:
+def test_dead_letters_of_the_final_dlq_are_replayed_too(penstock: Call, scene: DeadLetterScene) -> None:
     scene.dead_letter("1")
     scene.move_to_final_dlq()
     scene.dead_letter("2")
@@ -97,7 +97,7 @@ def test_dead_letters_of_the_final_dlq_are_replayed_too(penstock: Call, scene: D
 
 
 @pytest.mark.parametrize("kind", ["sqs"])
-def test_a_fifo_queue_is_replayed_whole_and_in_order(penstock: Call, scene: DeadScene, moto: AwsServer) -> None:
+def test_a_fifo_queue_is_replayed_whole_and_in_order(penstock: Call, scene: DeadLetterScene, moto: AwsServer) -> None:
     """A group's next messages are delivered only after those before them are settled."""
     sqs = moto.client("sqs")
     for name in ("line.fifo", "line-dlq.fifo"):
@@ -116,7 +116,7 @@ def test_a_fifo_queue_is_replayed_whole_and_in_order(penstock: Call, scene: Dead
 
 @pytest.mark.parametrize("step", ["replay_intended", "replay_sent", "replay_marked"])
 def test_the_next_replay_completes_a_killed_one_and_sends_nothing_twice(
-    penstock: Call, scene: DeadScene, step: str
+    penstock: Call, scene: DeadLetterScene, step: str
 ) -> None:
     scene.dead_letter("1", "2")
     process = Process(scene.folder, "dead", "replay", "--yes", before=("setsid", "env", f"PENSTOCK_KILL_AT={step}"))
@@ -131,7 +131,7 @@ def test_the_next_replay_completes_a_killed_one_and_sends_nothing_twice(
     assert (scene.bodies(), scene.bodies(DLQ)) == (["1", "2"], [])
 
 
-def test_only_selected_messages_are_replayed_and_to_the_given_queue(penstock: Call, scene: DeadScene) -> None:
+def test_only_selected_messages_are_replayed_and_to_the_given_queue(penstock: Call, scene: DeadLetterScene) -> None:
     scene.dead_letter("1", reason="KeyError: 'a'", handler="bill", fingerprint="bill|KeyError|shop.py:f")
     scene.dead_letter("2", reason="timed out", handler="ship", attributes={"tenant": "7"})
     scene.broker.send("other", [Outgoing(body=b"0")])
@@ -153,7 +153,7 @@ def test_only_selected_messages_are_replayed_and_to_the_given_queue(penstock: Ca
     assert scene.bodies() == ["2"]
 
 
-def test_a_dry_run_reports_and_sends_nothing(penstock: Call, scene: DeadScene) -> None:
+def test_a_dry_run_reports_and_sends_nothing(penstock: Call, scene: DeadLetterScene) -> None:
     scene.dead_letter("1", "2", reason="order 7 is unknown")
     plan = penstock("dead", "replay", "--dry-run", "--json").document
     assert plan["queues"] == [{"from": DLQ, "to": QUEUE, "dead_letters": 2}]
@@ -163,14 +163,14 @@ def test_a_dry_run_reports_and_sends_nothing(penstock: Call, scene: DeadScene) -
     assert (scene.bodies(), scene.bodies(DLQ), scene.audit()) == ([], ["1", "2"], [])
 
 
-def test_a_replay_obeys_its_limit(penstock: Call, scene: DeadScene) -> None:
+def test_a_replay_obeys_its_limit(penstock: Call, scene: DeadLetterScene) -> None:
     scene.dead_letter("1", "2", "3")
     report = penstock("dead", "replay", "--yes", "--json", "--limit", 2, "--rate", 50).document
     assert report["sent"] == 2
     assert (len(scene.bodies()), len(scene.bodies(DLQ))) == (2, 1)
 
 
-def test_without_a_terminal_yes_is_required(penstock: Call, scene: DeadScene) -> None:
+def test_without_a_terminal_yes_is_required(penstock: Call, scene: DeadLetterScene) -> None:
     scene.dead_letter("1")
     for command in ("replay", "purge"):
         process = Process(scene.folder, "dead", command, "--queue", QUEUE)
@@ -179,7 +179,7 @@ def test_without_a_terminal_yes_is_required(penstock: Call, scene: DeadScene) ->
     assert scene.bodies(DLQ) == ["1"]
 
 
-def test_ctrl_c_stops_between_chunks_and_the_next_run_continues(penstock: Call, scene: DeadScene) -> None:
+def test_ctrl_c_stops_between_chunks_and_the_next_run_continues(penstock: Call, scene: DeadLetterScene) -> None:
     scene.dead_letter("1", "2", "3", "4")
     process = Process(scene.folder, "dead", "replay", "--yes", "--rate", "0.2")
     wait_until(lambda: scene.broker.stats(QUEUE).visible == 1)
@@ -194,7 +194,7 @@ def test_ctrl_c_stops_between_chunks_and_the_next_run_continues(penstock: Call, 
 # The canary
 
 
-def test_other_messages_wait_until_the_canary_is_settled(penstock: Call, scene: DeadScene) -> None:
+def test_other_messages_wait_until_the_canary_is_settled(penstock: Call, scene: DeadLetterScene) -> None:
     scene.dead_letter("1", "2", "3")
     process = Process(scene.folder, "dead", "replay", "--yes", "--canary", "1")
     wait_until(lambda: scene.broker.stats(QUEUE).visible == 1)
@@ -204,7 +204,7 @@ def test_other_messages_wait_until_the_canary_is_settled(penstock: Call, scene: 
     assert (len(scene.bodies()), scene.bodies(DLQ)) == (2, [])
 
 
-def test_a_canary_that_fails_stops_the_replay(penstock: Call, scene: DeadScene) -> None:
+def test_a_canary_that_fails_stops_the_replay(penstock: Call, scene: DeadLetterScene) -> None:
     scene.dead_letter("1", "2", "3")
     process = Process(scene.folder, "dead", "replay", "--yes", "--canary", "1")
     wait_until(lambda: scene.broker.stats(QUEUE).visible == 1)
@@ -214,7 +214,7 @@ def test_a_canary_that_fails_stops_the_replay(penstock: Call, scene: DeadScene) 
     assert (scene.bodies(), scene.bodies(DLQ)) == ([], ["1", "2", "3"])
 
 
-def test_the_wait_for_a_canary_without_a_worker_is_bounded(penstock: Call, scene: DeadScene) -> None:
+def test_the_wait_for_a_canary_without_a_worker_is_bounded(penstock: Call, scene: DeadLetterScene) -> None:
     scene.dead_letter("1", "2")
     result = penstock("dead", "replay", "--yes", "--canary", 1, "--canary-timeout", 1)
     assert result.exit_code == TEMPORARY
@@ -225,7 +225,7 @@ def test_the_wait_for_a_canary_without_a_worker_is_bounded(penstock: Call, scene
 # Purge
 
 
-def test_a_purge_deletes_the_selected_messages_and_is_audited(penstock: Call, scene: DeadScene) -> None:
+def test_a_purge_deletes_the_selected_messages_and_is_audited(penstock: Call, scene: DeadLetterScene) -> None:
     scene.dead_letter("1", "2", reason="timed out")
     scene.dead_letter("3", reason="KeyError: 7")
     assert penstock("dead", "purge", "--yes").exit_code == USAGE
@@ -244,7 +244,7 @@ def test_a_purge_deletes_the_selected_messages_and_is_audited(penstock: Call, sc
 # Export and import
 
 
-def test_exported_and_removed_messages_are_imported_unchanged_and_once(penstock: Call, scene: DeadScene) -> None:
+def test_exported_and_removed_messages_are_imported_unchanged_and_once(penstock: Call, scene: DeadLetterScene) -> None:
     scene.dead_letter("1", attributes={"raw": b"\xff\x00", "text": "é"}, group="g", traceback="line")
     scene.broker.send(QUEUE, [Outgoing(body="\u2028 ü".encode())])
     scene.dead_letter_next(reason="odd")
@@ -269,7 +269,7 @@ def test_exported_and_removed_messages_are_imported_unchanged_and_once(penstock:
 @pytest.mark.parametrize("kind", ["sqlite", "redis"])
 @pytest.mark.parametrize("kill_at", [None, "dead_letters_kept"])
 def test_a_dead_letter_replayed_during_an_export_is_not_imported(
-    penstock: Call, scene: DeadScene, kill_at: str | None
+    penstock: Call, scene: DeadLetterScene, kill_at: str | None
 ) -> None:
     """File and dead letters both exist: a copy, or an export that is about to remove them."""
     scene.dead_letter("1", "2")
@@ -288,7 +288,7 @@ def test_a_dead_letter_replayed_during_an_export_is_not_imported(
     assert (again["imported"], again["imported_before"], again["replayed"]) == (0, 1, 1)
 
 
-def test_an_export_to_standard_output_leaves_the_dead_letters(penstock: Call, scene: DeadScene) -> None:
+def test_an_export_to_standard_output_leaves_the_dead_letters(penstock: Call, scene: DeadLetterScene) -> None:
     scene.dead_letter("1", "2", reason="a")
     scene.dead_letter("3", reason="b")
     result = penstock("dead", "export", "--error", "a", "--limit", 1)
@@ -298,7 +298,7 @@ def test_an_export_to_standard_output_leaves_the_dead_letters(penstock: Call, sc
     assert penstock("dead", "export", "--remove").exit_code == USAGE
 
 
-def test_an_existing_file_is_not_overwritten(penstock: Call, scene: DeadScene) -> None:
+def test_an_existing_file_is_not_overwritten(penstock: Call, scene: DeadLetterScene) -> None:
     scene.dead_letter("1")
     (scene.folder / "kept").write_text("precious", encoding="utf-8")
     result = penstock("dead", "export", "--to", "kept", "--remove")
@@ -307,7 +307,7 @@ def test_an_existing_file_is_not_overwritten(penstock: Call, scene: DeadScene) -
     assert scene.bodies(DLQ) == ["1"]
 
 
-def test_an_invalid_line_of_an_import_is_named(penstock: Call, scene: DeadScene) -> None:
+def test_an_invalid_line_of_an_import_is_named(penstock: Call, scene: DeadLetterScene) -> None:
     scene.dead_letter("1")
     assert penstock("dead", "export", "--to", "letters").exit_code == 0
     with (scene.folder / "letters").open("a", encoding="utf-8") as file:
@@ -319,7 +319,7 @@ def test_an_invalid_line_of_an_import_is_named(penstock: Call, scene: DeadScene)
 
 @pytest.mark.parametrize("kind", ["sqlite"])
 def test_an_export_can_be_written_to_s3_and_imported(
-    penstock: Call, scene: DeadScene, moto: AwsServer, monkeypatch: pytest.MonkeyPatch
+    penstock: Call, scene: DeadLetterScene, moto: AwsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in moto.environment.items():
         monkeypatch.setenv(name, value)
@@ -351,7 +351,7 @@ def test_an_export_can_be_written_to_s3_and_imported(
     ],
 )
 def test_on_a_terminal_confirmation_names_the_count(
-    scene: DeadScene, command: str, answer: str, left: int, returned: int
+    scene: DeadLetterScene, command: str, answer: str, left: int, returned: int
 ) -> None:
     scene.dead_letter("1", "2")
     code, result = _at_a_terminal(scene.folder, answer, "dead", command, "--queue", QUEUE)
@@ -394,7 +394,7 @@ def _read(terminal: int) -> bytes:
 # Listing and showing
 
 
-def test_groups_and_show_print_counts_and_one_dead_letter(penstock: Call, scene: DeadScene) -> None:
+def test_groups_and_show_print_counts_and_one_dead_letter(penstock: Call, scene: DeadLetterScene) -> None:
     scene.dead_letter(
         "1", "2", reason="KeyError: 7", fingerprint="bill|KeyError|shop.py:f", handler="bill", exception="KeyError"
     )
@@ -417,7 +417,7 @@ def test_groups_and_show_print_counts_and_one_dead_letter(penstock: Call, scene:
     assert penstock("dead", "show", "nobody").exit_code == USAGE
 
 
-def test_dead_letters_are_visible_again_after_reading(penstock: Call, scene: DeadScene) -> None:
+def test_dead_letters_are_visible_again_after_reading(penstock: Call, scene: DeadLetterScene) -> None:
     scene.dead_letter("1", "2")
     for command in (("list",), ("groups",), ("show", "nobody"), ("list", "--limit", 1), ("export",)):
         result = penstock("dead", *command)
@@ -427,7 +427,7 @@ def test_dead_letters_are_visible_again_after_reading(penstock: Call, scene: Dea
 
 @pytest.mark.parametrize("kind", ["sqs"])
 def test_without_a_known_source_nothing_is_received(
-    penstock: Call, scene: DeadScene, monkeypatch: pytest.MonkeyPatch
+    penstock: Call, scene: DeadLetterScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PENSTOCK_WORKER_QUEUES")
     for command in (("show", "x"), ("groups",), ("replay", "--dry-run"), ("export",)):

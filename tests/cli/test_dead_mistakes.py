@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Call
-from tests.cli.dead_scene import DLQ, FINAL_DLQ, QUEUE, DeadScene, lines_of
+from tests.cli.dead_letter_scene import DLQ, FINAL_DLQ, QUEUE, DeadLetterScene, lines_of
 from tests.cli.process import SRC
 
 from penstock.brokers.sqlite.broker import SqliteBroker
@@ -24,20 +24,20 @@ DEADLINE_SECONDS = 60.0
 
 
 @pytest.fixture
-def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeadScene]:
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeadLetterScene]:
     """Create the queues orders and mails, whose DLQ is graves, without dead letters."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".penstock").mkdir()
     settings = [QueueSettings(name="mails", dead_letter_queue=MAILS_DLQ)]
     with closing(SqliteBroker(tmp_path / ".penstock" / "queue.db", holder="test", queues=settings)) as broker:
-        scene = DeadScene(folder=tmp_path, broker=broker)
+        scene = DeadLetterScene(folder=tmp_path, broker=broker)
         for queue in (QUEUE, "mails"):
             broker.send(queue, [Outgoing(body=b"0")])
             scene.ack_next(queue)
         yield scene
 
 
-def ids_in(scene: DeadScene, queue: str) -> list[str]:
+def ids_in(scene: DeadLetterScene, queue: str) -> list[str]:
     return [message.id for message in scene.messages(queue)]
 
 
@@ -46,7 +46,7 @@ def ids_in(scene: DeadScene, queue: str) -> list[str]:
 
 @pytest.mark.parametrize(("queue", "dlq"), [("mails", MAILS_DLQ), (MAILS_DLQ, MAILS_DLQ), (FINAL_DLQ, FINAL_DLQ)])
 def test_dead_letters_are_imported_into_dlqs_and_never_into_a_served_queue(
-    penstock: Call, scene: DeadScene, queue: str, dlq: str
+    penstock: Call, scene: DeadLetterScene, queue: str, dlq: str
 ) -> None:
     scene.dead_letter("1")
     assert penstock("dead", "export", "--to", "kept", "--remove").exit_code == 0
@@ -55,7 +55,7 @@ def test_dead_letters_are_imported_into_dlqs_and_never_into_a_served_queue(
     assert (scene.bodies(dlq), scene.bodies("mails")) == (["1"], [])
 
 
-def test_an_import_never_sends_to_a_served_queue_that_the_file_names(penstock: Call, scene: DeadScene) -> None:
+def test_an_import_never_sends_to_a_served_queue_that_the_file_names(penstock: Call, scene: DeadLetterScene) -> None:
     scene.dead_letter("1")
     assert penstock("dead", "export", "--to", "kept", "--remove").exit_code == 0
     (line,) = lines_of(scene.folder / "kept")
@@ -65,7 +65,7 @@ def test_an_import_never_sends_to_a_served_queue_that_the_file_names(penstock: C
     assert (result.exit_code, "There is no queue nowhere-dlq" in result.err) == (USAGE, True)
 
 
-def test_a_dead_letter_is_imported_once_whatever_queue_is_given(penstock: Call, scene: DeadScene) -> None:
+def test_a_dead_letter_is_imported_once_with_any_queue_option(penstock: Call, scene: DeadLetterScene) -> None:
     scene.dead_letter("1", "2")
     assert penstock("dead", "export", "--to", "kept", "--remove").exit_code == 0
     assert penstock("dead", "import", "kept", "--json").document["imported"] == 2
@@ -75,7 +75,7 @@ def test_a_dead_letter_is_imported_once_whatever_queue_is_given(penstock: Call, 
 
 
 def test_a_project_without_queue_and_ledger_imports_dead_letters(
-    penstock: Call, scene: DeadScene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    penstock: Call, scene: DeadLetterScene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene.dead_letter("1")
     assert penstock("dead", "export", "--to", "kept").exit_code == 0
@@ -108,7 +108,7 @@ def test_a_project_without_queue_and_ledger_imports_dead_letters(
     ],
 )
 def test_dead_letters_are_not_replayed_to_a_dlq_or_to_a_missing_queue(
-    penstock: Call, scene: DeadScene, options: tuple[str, ...], to: str, words: str
+    penstock: Call, scene: DeadLetterScene, options: tuple[str, ...], to: str, words: str
 ) -> None:
     scene.dead_letter("1")
     result = penstock("dead", "replay", "--to", to, *options)
@@ -116,7 +116,9 @@ def test_dead_letters_are_not_replayed_to_a_dlq_or_to_a_missing_queue(
     assert scene.bodies(DLQ) == ["1"]
 
 
-def test_dead_letters_of_unknown_origin_are_left_and_reported_by_both_runs(penstock: Call, scene: DeadScene) -> None:
+def test_dead_letters_of_unknown_origin_are_left_and_reported_by_both_runs(
+    penstock: Call, scene: DeadLetterScene
+) -> None:
     scene.broker.send("lost-dlq", [Outgoing(body=b"1")])
     plan = penstock("dead", "replay", "--dry-run", "--json").document
     assert (plan["dead_letters"], plan["left_without_queue"]) == (1, 1)
@@ -128,7 +130,7 @@ def test_dead_letters_of_unknown_origin_are_left_and_reported_by_both_runs(penst
     assert (scene.bodies("lost-dlq"), scene.bodies()) == (["1"], ["2"])
 
 
-def test_every_canary_is_reported_and_the_audit_has_its_outcome(penstock: Call, scene: DeadScene) -> None:
+def test_every_canary_is_reported_and_the_audit_has_its_outcome(penstock: Call, scene: DeadLetterScene) -> None:
     scene.dead_letter("1", "2", "3", "4")
     result = penstock("dead", "replay", "--yes", "--canary", 3, "--canary-timeout", 1, "--json")
     assert (result.exit_code, "3 messages are sent to orders and watched" in result.err) == (TEMPORARY, True)
@@ -138,7 +140,7 @@ def test_every_canary_is_reported_and_the_audit_has_its_outcome(penstock: Call, 
     assert report["outcome"] == "canary unknown"
 
 
-def test_move_is_refused_on_other_brokers_before_confirmation(penstock: Call, scene: DeadScene) -> None:
+def test_move_is_refused_on_other_brokers_before_confirmation(penstock: Call, scene: DeadLetterScene) -> None:
     result = penstock("dead", "replay", "--queue", QUEUE, "--move")
     assert (result.exit_code, "--move is for SQS" in result.err, "--yes" in result.err) == (USAGE, True, False)
 
@@ -146,7 +148,7 @@ def test_move_is_refused_on_other_brokers_before_confirmation(penstock: Call, sc
 # Selection by id
 
 
-def test_unknown_ids_are_reported(penstock: Call, scene: DeadScene) -> None:
+def test_unknown_ids_are_reported(penstock: Call, scene: DeadLetterScene) -> None:
     scene.dead_letter("1", "2")
     known, other = ids_in(scene, DLQ)
     for command in (("replay", "--yes"), ("replay", "--dry-run"), ("purge", "--yes"), ("export", "--to", "kept")):
@@ -159,7 +161,7 @@ def test_unknown_ids_are_reported(penstock: Call, scene: DeadScene) -> None:
     assert "no such" not in penstock("dead", "purge", "--yes", "--id", other).err
 
 
-def test_a_dead_letter_is_found_by_its_message_id_before_a_replay(penstock: Call, scene: DeadScene) -> None:
+def test_a_dead_letter_is_found_by_its_message_id_before_a_replay(penstock: Call, scene: DeadLetterScene) -> None:
     scene.broker.send(QUEUE, [Outgoing(body=b"1")])
     (first_id,) = ids_in(scene, QUEUE)
     scene.dead_letter_next(reason="the first time")
@@ -185,7 +187,9 @@ def test_a_dead_letter_is_found_by_its_message_id_before_a_replay(penstock: Call
         ("export", "--to", ""),
     ],
 )
-def test_empty_arguments_are_refused_in_one_line(penstock: Call, scene: DeadScene, arguments: tuple[str, ...]) -> None:
+def test_empty_arguments_are_refused_in_one_line(
+    penstock: Call, scene: DeadLetterScene, arguments: tuple[str, ...]
+) -> None:
     scene.dead_letter("1")
     result = penstock("dead", *arguments)
     assert (result.exit_code, result.err.count("\n"), "is empty" in result.err) == (USAGE, 1, True), result.err
@@ -195,14 +199,16 @@ def test_empty_arguments_are_refused_in_one_line(penstock: Call, scene: DeadScen
 
 
 @pytest.mark.parametrize("options", [(), ("--json",)])
-def test_a_limited_list_reports_how_many_more_exist(penstock: Call, scene: DeadScene, options: tuple[str, ...]) -> None:
+def test_a_limited_list_reports_how_many_more_exist(
+    penstock: Call, scene: DeadLetterScene, options: tuple[str, ...]
+) -> None:
     scene.dead_letter("1", "2", "3")
     assert "And 2 more in orders-dlq; --limit shows more." in penstock("dead", "list", "--limit", 1, *options).err
     assert "And more in orders-dlq;" in penstock("dead", "list", "--limit", 1, "--error", "order", *options).err
     assert "And" not in penstock("dead", "list", "--limit", 3, *options).err
 
 
-def test_an_empty_export_creates_no_file_and_json_names_the_file(penstock: Call, scene: DeadScene) -> None:
+def test_an_empty_export_creates_no_file_and_json_names_the_file(penstock: Call, scene: DeadLetterScene) -> None:
     none = penstock("dead", "export", "--to", "kept", "--json").document
     assert (none["exported"], none["file"], (scene.folder / "kept").exists()) == (0, None, False)
     scene.dead_letter("1")
@@ -215,7 +221,7 @@ def test_an_empty_export_creates_no_file_and_json_names_the_file(penstock: Call,
 
 
 @pytest.mark.parametrize("command", [("groups",), ("replay", "--dry-run")])
-def test_a_narrow_terminal_does_not_break_names_and_ids(scene: DeadScene, command: tuple[str, ...]) -> None:
+def test_a_narrow_terminal_does_not_break_names_and_ids(scene: DeadLetterScene, command: tuple[str, ...]) -> None:
     key = "bill|KeyError|shop/very/far/away/in/a/folder.py:charge_a_customer"
     scene.dead_letter("1", reason="KeyError: 7", fingerprint=key)
     (id,) = ids_in(scene, DLQ)

@@ -83,7 +83,7 @@ def test_a_dry_run_lists_files_that_would_be_overwritten(penstock: Call, here: P
     assert ((here / "aws" / "queues.tf").read_text(), values(here / "aws")["queue"]) == ("mine", "orders")
 
 
-def test_force_writes_only_what_would_change(penstock: Call, here: Path) -> None:
+def test_force_writes_only_changed_files(penstock: Call, here: Path) -> None:
     assert penstock("init", "--aws", "--queue", "orders").exit_code == 0
     again = penstock("init", "--aws", "--queue", "orders")
     assert (again.exit_code, again.out) == (0, "")

@@ -180,7 +180,7 @@ def test_two_retries_of_one_death_revive_the_object_once(penstock: Call, post: P
     assert outcomes(penstock, "a") == ["dead", "dead"]
 
 
-def test_each_death_can_be_retried_whatever_the_clocks_show(penstock: Call, post: Post) -> None:
+def test_each_death_can_be_retried_despite_clock_differences(penstock: Call, post: Post) -> None:
     post.die("a", "b")
     for lives in (2, 3):
         post.make_deaths_newer()

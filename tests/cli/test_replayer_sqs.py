@@ -75,8 +75,8 @@ def test_the_replayer_replaces_the_aws_sample_with_its_variables_and_counter(
     assert found == {"sent": 1, "waiting": 0, "set_aside": 1, "released": 0}
     (set_aside,) = broker.receive("orders-dead", messages_max=9, lease_seconds=60, wait_seconds=2)
     assert set_aside.message.attributes[COUNTER_ATTRIBUTE] == "2"
-    (back,) = broker.receive("orders", messages_max=9, lease_seconds=60, wait_seconds=3)
-    assert (back.message.attributes[COUNTER_ATTRIBUTE], back.message.attributes["binary"]) == ("1", b"\x00\xff")
+    (replayed,) = broker.receive("orders", messages_max=9, lease_seconds=60, wait_seconds=3)
+    assert (replayed.message.attributes[COUNTER_ATTRIBUTE], replayed.message.attributes["binary"]) == ("1", b"\x00\xff")
     assert not broker.receive("orders-dlq", messages_max=9, lease_seconds=60)
 
 

@@ -218,7 +218,7 @@ def test_the_length_of_a_line_is_bounded() -> None:
         list(chunks_of(Pipe(b"1\n", *[b"x" * 1_000_000] * (LINE_BYTES_MAX // 1_000_000 + 2))))
 
 
-def test_ctrl_c_during_a_send_reports_what_may_have_been_sent(
+def test_ctrl_c_during_a_send_reports_possibly_sent_messages(
     penstock: Call, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (here / "lines").write_text("1\n" * (CHUNK_MAX + 1))

@@ -382,7 +382,7 @@ def test_neither_a_drain_nor_a_dump_of_stacks_starts_the_exit_timeout(monkeypatc
     stop = StopSignal()
     exits.leave_in_time(stop, 0.0, 1)
     stop.request_stacks()
-    assert not left.wait(0.2), "a worker that was asked for its stacks goes on"
+    assert not left.wait(0.2), "a worker that dumps its stacks continues"
     stop.pause()
     assert not left.wait(0.2), "one that drains stays up"
     stop.request()

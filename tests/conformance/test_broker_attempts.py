@@ -1,7 +1,7 @@
 """A delivery describes the previous one: when, where, and how it ended."""
 
 import pytest
-from tests.conformance.broker_stands import LEASE, Stand, outgoing, receive
+from tests.conformance.broker_harnesses import LEASE, BrokerHarness, outgoing, receive
 
 from penstock.messaging.broker import Broker, QueueSettings
 from penstock.messaging.death import death_of
@@ -12,30 +12,30 @@ REASON_BYTES_MAX = 4 * 1024
 
 
 @pytest.fixture
-def broker(stand: Stand) -> Broker:
-    broker = stand.broker("w1")
+def broker(harness: BrokerHarness) -> Broker:
+    broker = harness.broker("w1")
     if not broker.capabilities.remembers_attempts:
         pytest.skip("not applicable: this broker does not remember attempts")
     return broker
 
 
-def test_the_first_delivery_has_no_previous_one(stand: Stand, broker: Broker) -> None:
+def test_the_first_delivery_has_no_previous_one(harness: BrokerHarness, broker: Broker) -> None:
     broker.send("q", outgoing("a"))
     (delivery,) = receive(broker)
     assert delivery.previous is None
 
 
 @pytest.mark.parametrize("uncounted", [False, True])
-def test_a_release_is_reported_with_its_reason(stand: Stand, broker: Broker, uncounted: bool) -> None:
+def test_a_release_is_reported_with_its_reason(harness: BrokerHarness, broker: Broker, uncounted: bool) -> None:
     if uncounted and not broker.capabilities.releases_uncounted:
         pytest.skip("not applicable: every release of this broker counts as an attempt")
     broker.send("q", outgoing("a", "b"))
     (delivery,) = receive(broker, 1)
-    started_at = stand.clock.now()
-    stand.advance(7)
+    started_at = harness.clock.now()
+    harness.advance(7)
     broker.settle([(delivery, Release(delay_seconds=50, uncounted=uncounted, reason="no löck \ud800"))])
-    stand.advance(50)
-    by_body = {d.message.body: d.previous for d in receive(stand.broker("w2"))}
+    harness.advance(50)
+    by_body = {d.message.body: d.previous for d in receive(harness.broker("w2"))}
     assert by_body == {
         b"a": PreviousAttempt(
             started_at=started_at,
@@ -48,26 +48,26 @@ def test_a_release_is_reported_with_its_reason(stand: Stand, broker: Broker, unc
     }
 
 
-def test_an_expired_lease_ended_at_its_deadline(stand: Stand, broker: Broker) -> None:
+def test_an_expired_lease_ended_at_its_deadline(harness: BrokerHarness, broker: Broker) -> None:
     broker.send("q", outgoing("a"))
     (delivery,) = receive(broker)
-    started_at = stand.clock.now()
-    stand.advance(10)
+    started_at = harness.clock.now()
+    harness.advance(10)
     broker.extend([delivery], lease_seconds=LEASE)
-    stand.advance(1_000)
-    (delivery,) = receive(stand.broker("w2"))
+    harness.advance(1_000)
+    (delivery,) = receive(harness.broker("w2"))
     assert delivery.previous == PreviousAttempt(
         started_at=started_at, ended_at=started_at + 10 + LEASE, worker="w1", end=AttemptEnd.EXPIRED
     )
 
 
-def test_a_lease_of_a_dead_worker_ended_when_its_death_was_found(stand: Stand, broker: Broker) -> None:
+def test_a_lease_of_a_dead_worker_ended_when_its_death_was_found(harness: BrokerHarness, broker: Broker) -> None:
     broker.send("q", outgoing("short", "long"))
     receive(broker, 1, lease=5)
     receive(broker, 1, lease=LEASE)
-    started_at = stand.clock.now()
-    stand.advance(8)
-    other = stand.broker("w2")
+    started_at = harness.clock.now()
+    harness.advance(8)
+    other = harness.broker("w2")
     assert other.release_holder("w1") == 2  # type: ignore[attr-defined]  # of these brokers, not of the Protocol
     deliveries = receive(other)
     assert [delivery.attempt for delivery in deliveries] == [2, 2]
@@ -76,12 +76,12 @@ def test_a_lease_of_a_dead_worker_ended_when_its_death_was_found(stand: Stand, b
     assert {delivery.previous and delivery.previous.end for delivery in deliveries} == {AttemptEnd.EXPIRED}
 
 
-def test_only_the_last_delivery_is_reported(stand: Stand, broker: Broker) -> None:
+def test_only_the_last_delivery_is_reported(harness: BrokerHarness, broker: Broker) -> None:
     broker.send("q", outgoing("a"))
     (first,) = receive(broker)
     broker.settle([(first, Release(reason="the first"))])
-    (second,) = receive(stand.broker("w2"))
-    stand.advance(LEASE)
+    (second,) = receive(harness.broker("w2"))
+    harness.advance(LEASE)
     (third,) = receive(broker)
     assert third.previous is not None
     assert (third.previous.worker, third.previous.end, third.previous.reason) == ("w2", AttemptEnd.EXPIRED, None)
@@ -89,7 +89,7 @@ def test_only_the_last_delivery_is_reported(stand: Stand, broker: Broker) -> Non
 
 
 @pytest.mark.parametrize("text", ["x" * 100_000, "ö" * 100_000, "\U0001f600" * 100_000])
-def test_a_long_reason_is_truncated_between_two_characters(stand: Stand, broker: Broker, text: str) -> None:
+def test_a_long_reason_is_truncated_between_two_characters(harness: BrokerHarness, broker: Broker, text: str) -> None:
     broker.send("q", outgoing("a"))
     (delivery,) = receive(broker)
     broker.settle([(delivery, Release(reason=text))])
@@ -100,8 +100,8 @@ def test_a_long_reason_is_truncated_between_two_characters(stand: Stand, broker:
     assert REASON_BYTES_MAX - 4 < len(delivery.previous.reason.encode()) <= REASON_BYTES_MAX
 
 
-def test_a_dead_letter_starts_with_no_attempts_and_keeps_its_death(stand: Stand) -> None:
-    broker = stand.broker(queues=[QueueSettings(name="q", receives_max=2)])
+def test_a_dead_letter_starts_with_no_attempts_and_keeps_its_death(harness: BrokerHarness) -> None:
+    broker = harness.broker(queues=[QueueSettings(name="q", receives_max=2)])
     broker.send("q", outgoing("given up on", "exhausted"))
     given_up, exhausted = receive(broker)
     broker.settle([(given_up, Release(reason="once")), (exhausted, Release(reason="once"))])

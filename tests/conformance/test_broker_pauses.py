@@ -1,7 +1,7 @@
 """Pausing a queue: no message is delivered, and everything else continues."""
 
 import pytest
-from tests.conformance.broker_stands import LEASE, Stand, bodies, outgoing, receive, waiting
+from tests.conformance.broker_harnesses import LEASE, BrokerHarness, bodies, outgoing, receive, waiting
 
 from penstock.errors import ConfigurationError
 from penstock.messaging.broker import Broker, QueueSettings
@@ -9,15 +9,15 @@ from penstock.messaging.settlement import Ack
 
 
 @pytest.fixture
-def broker(stand: Stand) -> Broker:
-    broker = stand.broker("w1")
+def broker(harness: BrokerHarness) -> Broker:
+    broker = harness.broker("w1")
     if not broker.capabilities.pausable:
         pytest.skip("not applicable: this broker cannot pause a queue")
     return broker
 
 
-def test_a_paused_queue_delivers_nothing_until_it_is_resumed(stand: Stand, broker: Broker) -> None:
-    other = stand.broker("w2")
+def test_a_paused_queue_delivers_nothing_until_it_is_resumed(harness: BrokerHarness, broker: Broker) -> None:
+    other = harness.broker("w2")
     broker.send("q", outgoing("a"))
     broker.pause("q")
     broker.pause("q")
@@ -31,20 +31,20 @@ def test_a_paused_queue_delivers_nothing_until_it_is_resumed(stand: Stand, broke
     assert bodies(receive(broker)) == ["a", "b"]
 
 
-def test_other_queues_continue_during_a_pause(stand: Stand, broker: Broker) -> None:
+def test_other_queues_continue_during_a_pause(harness: BrokerHarness, broker: Broker) -> None:
     broker.pause("q")
     broker.send("other", outgoing("a"))
     assert not broker.paused("other")
     assert bodies(receive(broker, queue="other")) == ["a"]
 
 
-def test_leases_are_extended_settled_and_end_during_a_pause(stand: Stand, broker: Broker) -> None:
+def test_leases_are_extended_settled_and_end_during_a_pause(harness: BrokerHarness, broker: Broker) -> None:
     broker.send("q", outgoing("acked", "extended", "lost"))
     acked, extended, lost = receive(broker)
     broker.pause("q")
     assert not broker.settle([(acked, Ack())])
     assert not broker.extend([extended], lease_seconds=2 * LEASE)
-    stand.advance(LEASE)
+    harness.advance(LEASE)
     assert receive(broker) == []
     stats = broker.stats("q")
     assert (stats.visible, stats.in_flight) == (1, 1)
@@ -53,31 +53,33 @@ def test_leases_are_extended_settled_and_end_during_a_pause(stand: Stand, broker
     assert bodies(receive(broker)) == ["lost"]
 
 
-def test_a_message_is_dead_lettered_at_its_last_lease_during_a_pause(stand: Stand) -> None:
-    broker = stand.broker(queues=[QueueSettings(name="q", receives_max=1)])
+def test_a_message_is_dead_lettered_at_its_last_lease_during_a_pause(harness: BrokerHarness) -> None:
+    broker = harness.broker(queues=[QueueSettings(name="q", receives_max=1)])
     if not broker.capabilities.pausable:
         pytest.skip("not applicable: this broker cannot pause a queue")
     broker.send("q", outgoing("a"))
     receive(broker)
     broker.pause("q")
-    stand.advance(LEASE)
+    harness.advance(LEASE)
     assert receive(broker) == []
     assert bodies(receive(broker, queue="q-dlq")) == ["a"]
 
 
-def test_a_queue_can_be_paused_before_its_first_send_and_settings_keep_the_pause(stand: Stand, broker: Broker) -> None:
+def test_a_queue_can_be_paused_before_its_first_send_and_settings_keep_the_pause(
+    harness: BrokerHarness, broker: Broker
+) -> None:
     assert not broker.paused("q")
     broker.resume("q")
     assert list(broker.queue_names()) == []
     broker.pause("q")
     assert list(broker.queue_names()) == ["q"]
-    again = stand.broker("w2", queues=[QueueSettings(name="q", receives_max=3)])
+    again = harness.broker("w2", queues=[QueueSettings(name="q", receives_max=3)])
     again.send("q", outgoing("a"))
     assert again.paused("q")
     assert receive(again) == []
 
 
-def test_purging_keeps_the_pause(stand: Stand, broker: Broker) -> None:
+def test_purging_keeps_the_pause(harness: BrokerHarness, broker: Broker) -> None:
     broker.send("q", outgoing("a", "b", "c"))
     receive(broker, 1)
     broker.pause("q")
@@ -86,14 +88,14 @@ def test_purging_keeps_the_pause(stand: Stand, broker: Broker) -> None:
     assert broker.paused("q")
 
 
-def test_a_waiting_receiver_continues_when_the_queue_is_resumed(stand: Stand, broker: Broker) -> None:
+def test_a_waiting_receiver_continues_when_the_queue_is_resumed(harness: BrokerHarness, broker: Broker) -> None:
     broker.send("q", outgoing("a"))
     broker.pause("q")
-    receiving = waiting(stand, broker, wait_seconds=3_600)
-    stand.broker("w2").resume("q")
+    receiving = waiting(harness, broker, wait_seconds=3_600)
+    harness.broker("w2").resume("q")
     assert bodies(receiving.over(within_seconds=600)) == ["a"]
 
 
-def test_an_invalid_queue_name_is_refused(stand: Stand, broker: Broker) -> None:
+def test_an_invalid_queue_name_is_refused(harness: BrokerHarness, broker: Broker) -> None:
     with pytest.raises(ConfigurationError):
         broker.pause("")

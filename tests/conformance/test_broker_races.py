@@ -99,7 +99,7 @@ def at_once(brokers: Sequence[Broker], work: Callable[[Broker], list[Delivery]])
         return work(broker)
 
     with ThreadPoolExecutor(len(brokers)) as pool:
-        return [delivery for answer in pool.map(run, brokers) for delivery in answer]
+        return [delivery for deliveries in pool.map(run, brokers) for delivery in deliveries]
 
 
 def drain(broker: Broker) -> list[Delivery]:

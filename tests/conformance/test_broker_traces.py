@@ -1,7 +1,7 @@
 """A trace stays with its message through redelivery, death and replay, and never prevents delivery."""
 
 import pytest
-from tests.conformance.broker_stands import LEASE, Stand, receive
+from tests.conformance.broker_harnesses import LEASE, BrokerHarness, receive
 from tests.traced import Traces, context_in, linked, traceparent
 
 from penstock.messaging.broker import Broker, QueueSettings, ReceiveRequest, send_each
@@ -20,8 +20,8 @@ def traces() -> Traces:
 
 
 @pytest.fixture
-def broker(stand: Stand, traces: Traces) -> Broker:
-    return traces.tracing.broker(stand.broker(queues=TIERS))
+def broker(harness: BrokerHarness, traces: Traces) -> Broker:
+    return traces.tracing.broker(harness.broker(queues=TIERS))
 
 
 def test_a_message_carries_the_trace_context_of_its_send(broker: Broker, traces: Traces) -> None:
@@ -61,7 +61,9 @@ def test_messages_sent_together_share_a_context_and_keep_their_own(broker: Broke
     assert found == {b"1": {"traceparent": traceparent(sent)}, b"2": {"traceparent": FOREIGN_CONTEXT, "a": "b"}}
 
 
-def test_a_trace_context_survives_a_release_a_death_and_a_replay(broker: Broker, stand: Stand, traces: Traces) -> None:
+def test_a_trace_context_survives_a_release_a_death_and_a_replay(
+    broker: Broker, harness: BrokerHarness, traces: Traces
+) -> None:
     broker.send("q", [Outgoing(body=b"1", attributes={"a": "b"})])
     origin = traceparent(traces.only("send q"))
     (first,) = receive(broker)
@@ -77,11 +79,11 @@ def test_a_trace_context_survives_a_release_a_death_and_a_replay(broker: Broker,
         dead_letter_id=dead_letter.message.id,
         queue="q",
         count=1,
-        due_at=stand.clock.now(),
+        due_at=harness.clock.now(),
     )
     send_each(broker, "q", [replayed(dead_letter.message, replay, delay_seconds=0.0)])
     broker.settle([(dead_letter, Ack())])
-    assert linked(traces.named("send q")[-1]) == [origin], "the replay's span leads to where the message came from"
+    assert linked(traces.named("send q")[-1]) == [origin], "the replay's span links to the origin of the message"
     (again,) = receive(broker)
     assert context_in(again.message.attributes) == origin
     assert again.message.attributes["a"] == "b"
@@ -122,8 +124,8 @@ def test_an_invalid_trace_context_is_passed_on_and_never_linked(broker: Broker, 
     assert [len(span.links) for span in traces.spans] == [0, 0]
 
 
-def test_a_traced_broker_has_all_methods_of_the_plain_one(stand: Stand, traces: Traces) -> None:
-    plain = stand.broker(queues=TIERS)
+def test_a_traced_broker_has_all_methods_of_the_plain_one(harness: BrokerHarness, traces: Traces) -> None:
+    plain = harness.broker(queues=TIERS)
     broker = traces.tracing.broker(plain)
     assert unwrapped(broker) is plain
     assert traces.tracing.broker(broker) is broker, "once is enough"

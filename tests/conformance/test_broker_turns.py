@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
-from tests.conformance.broker_stands import LEASE, Stand, WaitingReceiver, bodies, outgoing, receive
+from tests.conformance.broker_harnesses import LEASE, BrokerHarness, WaitingReceiver, bodies, outgoing, receive
 
 from penstock.errors import ConfigurationError, TemporaryError
 from penstock.messaging.broker import Broker, Listening, ReceiveRequest, TurnResult
@@ -15,13 +15,13 @@ DEADLINE_SECONDS = 60.0
 
 
 @pytest.fixture
-def broker(stand: Stand) -> Broker:
-    return stand.broker()
+def broker(harness: BrokerHarness) -> Broker:
+    return harness.broker()
 
 
-def turn(broker: Broker, settlements: Sequence[tuple[Delivery, Settlement]] = (), **asked: int) -> TurnResult:
-    asks = [ReceiveRequest(queue=queue, messages_max=count) for queue, count in asked.items()]
-    return broker.turn(settlements, asks, lease_seconds=LEASE)
+def turn(broker: Broker, settlements: Sequence[tuple[Delivery, Settlement]] = (), **counts: int) -> TurnResult:
+    requests = [ReceiveRequest(queue=queue, messages_max=count) for queue, count in counts.items()]
+    return broker.turn(settlements, requests, lease_seconds=LEASE)
 
 
 # --- turns
@@ -46,13 +46,13 @@ def test_a_turn_settles_first_and_redelivers_a_released_message(broker: Broker) 
     assert again.receipt != delivery.receipt
 
 
-def test_deliveries_of_a_turn_are_leased_like_any_others(stand: Stand, broker: Broker) -> None:
+def test_deliveries_of_a_turn_are_leased_like_any_others(harness: BrokerHarness, broker: Broker) -> None:
     broker.send("q", outgoing("a"))
     (delivery,) = turn(broker, q=1).deliveries
     assert delivery.queue == "q"
     assert receive(broker) == []
     assert not broker.extend([delivery], lease_seconds=2 * LEASE)
-    stand.advance(LEASE * 1.5)
+    harness.advance(LEASE * 1.5)
     assert not broker.settle([(delivery, Ack())])
 
 
@@ -142,11 +142,11 @@ def test_a_turn_on_a_closed_broker_reports_two_temporary_errors(broker: Broker) 
     assert isinstance(result.receive_error[1], TemporaryError)
 
 
-def test_a_turn_waits_for_one_queue_and_never_for_several(stand: Stand, broker: Broker) -> None:
+def test_a_turn_waits_for_one_queue_and_never_for_several(harness: BrokerHarness, broker: Broker) -> None:
     one, two = ReceiveRequest(queue="one", messages_max=1), ReceiveRequest(queue="two", messages_max=1)
     assert not broker.turn([], [one, two], lease_seconds=LEASE, wait_seconds=20).deliveries  # time does not advance
-    alone = WaitingReceiver(stand, lambda: broker.turn([], [one], lease_seconds=LEASE, wait_seconds=20).deliveries)
-    stand.advance(19)
+    alone = WaitingReceiver(harness, lambda: broker.turn([], [one], lease_seconds=LEASE, wait_seconds=20).deliveries)
+    harness.advance(19)
     assert alone.still_waits()
     assert alone.over(within_seconds=60) == []
 
@@ -175,32 +175,32 @@ class CountingListener:
         self._notified.clear()
 
 
-def close(stand: Stand, listener: CountingListener) -> None:
+def close(harness: BrokerHarness, listener: CountingListener) -> None:
     """Close the listener while time advances: a running poll of the server is never aborted."""
 
     def closed() -> Sequence[Delivery]:
         listener.listening.close()
         return ()
 
-    WaitingReceiver(stand, closed).over(within_seconds=60)
+    WaitingReceiver(harness, closed).over(within_seconds=60)
 
 
 Listen = Callable[..., CountingListener]
 
 
 @pytest.fixture
-def listen(stand: Stand, broker: Broker) -> Iterator[Listen]:
+def listen(harness: BrokerHarness, broker: Broker) -> Iterator[Listen]:
     """Return a factory of listeners to queues, by default "q"; all are closed at the end."""
-    made: list[CountingListener] = []
+    opened: list[CountingListener] = []
 
     def listen(*queues: str) -> CountingListener:
-        made.append(CountingListener(frozenset(queues or ("q",))))
-        made[-1].listening = broker.listen(queues or ("q",), made[-1].notify)
-        return made[-1]
+        opened.append(CountingListener(frozenset(queues or ("q",))))
+        opened[-1].listening = broker.listen(queues or ("q",), opened[-1].notify)
+        return opened[-1]
 
     yield listen
-    for listener in made:
-        close(stand, listener)
+    for listener in opened:
+        close(harness, listener)
 
 
 def test_an_arrival_is_reported_once_a_listener_asks(broker: Broker, listen: Listen) -> None:
@@ -214,7 +214,7 @@ def test_an_arrival_is_reported_once_a_listener_asks(broker: Broker, listen: Lis
     listener.await_notification()
 
 
-def notifications_of(stand: Stand, idle: CountingListener, listen: Listen, broker: Broker) -> int:
+def notifications_of(harness: BrokerHarness, idle: CountingListener, listen: Listen, broker: Broker) -> int:
     """Return how often the idle listener was notified by the time another one has been notified of a new arrival.
 
     Time passes meanwhile: a running poll of the idle one may receive the message, which it then releases.
@@ -227,53 +227,55 @@ def notifications_of(stand: Stand, idle: CountingListener, listen: Listen, broke
         other.await_notification()
         return ()
 
-    WaitingReceiver(stand, notified).over(within_seconds=10 * DEADLINE_SECONDS)
+    WaitingReceiver(harness, notified).over(within_seconds=10 * DEADLINE_SECONDS)
     return idle.times
 
 
-def test_nothing_is_reported_without_a_request(stand: Stand, broker: Broker, listen: Listen) -> None:
-    assert notifications_of(stand, listen(), listen, broker) == 0
+def test_nothing_is_reported_without_a_request(harness: BrokerHarness, broker: Broker, listen: Listen) -> None:
+    assert notifications_of(harness, listen(), listen, broker) == 0
 
 
-def test_a_withdrawn_request_is_not_notified(stand: Stand, broker: Broker, listen: Listen) -> None:
+def test_a_withdrawn_request_is_not_notified(harness: BrokerHarness, broker: Broker, listen: Listen) -> None:
     listener = listen()
     listener.request()
     listener.listening.want(frozenset())
-    assert notifications_of(stand, listener, listen, broker) == 0
+    assert notifications_of(harness, listener, listen, broker) == 0
 
 
-def test_only_arrivals_in_requested_queues_are_reported(stand: Stand, broker: Broker, listen: Listen) -> None:
+def test_only_arrivals_in_requested_queues_are_reported(harness: BrokerHarness, broker: Broker, listen: Listen) -> None:
     listener = listen("q", "other")
     listener.listening.want({"other"})
-    assert notifications_of(stand, listener, listen, broker) == 0
+    assert notifications_of(harness, listener, listen, broker) == 0
     broker.send("other", outgoing("b"))
     listener.await_notification()
 
 
-def test_a_listener_is_notified_once_until_it_asks_again(stand: Stand, broker: Broker, listen: Listen) -> None:
+def test_a_listener_is_notified_once_until_it_asks_again(
+    harness: BrokerHarness, broker: Broker, listen: Listen
+) -> None:
     listener = listen()
     listener.request()
     broker.send("q", outgoing("a"))
     listener.await_notification()
-    assert notifications_of(stand, listener, listen, broker) == 1
+    assert notifications_of(harness, listener, listen, broker) == 1
     listener.request()
     broker.send("q", outgoing("b"))
     listener.await_notification()
 
 
-def test_a_closed_listener_is_never_notified(stand: Stand, broker: Broker, listen: Listen) -> None:
+def test_a_closed_listener_is_never_notified(harness: BrokerHarness, broker: Broker, listen: Listen) -> None:
     listener = listen()
     listener.request()
-    close(stand, listener)
-    close(stand, listener)
+    close(harness, listener)
+    close(harness, listener)
     listener.request()
-    assert notifications_of(stand, listener, listen, broker) == 0
+    assert notifications_of(harness, listener, listen, broker) == 0
 
 
-def test_arrivals_in_other_queues_are_not_reported(stand: Stand, broker: Broker, listen: Listen) -> None:
+def test_arrivals_in_other_queues_are_not_reported(harness: BrokerHarness, broker: Broker, listen: Listen) -> None:
     listener = listen("elsewhere")
     listener.request()
-    assert notifications_of(stand, listener, listen, broker) == 0
+    assert notifications_of(harness, listener, listen, broker) == 0
 
 
 def test_a_released_message_is_reported_as_an_arrival(broker: Broker, listen: Listen) -> None:

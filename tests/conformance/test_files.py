@@ -168,10 +168,10 @@ def test_below_and_beside_return_other_roots(files: Files) -> None:
 
 def test_files_can_be_pickled_and_compared(files: Files) -> None:
     files.write("x", b"1")
-    there = pickle.loads(pickle.dumps(files))
-    assert there == files
-    assert hash(there) == hash(files)
-    assert there.read("x") == b"1"
+    copy = pickle.loads(pickle.dumps(files))
+    assert copy == files
+    assert hash(copy) == hash(files)
+    assert copy.read("x") == b"1"
 
 
 def test_files_are_opened_again_by_their_address(files: Files, moto: AwsServer) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.conformance.broker_stands import MemoryStand
+from tests.conformance.broker_harnesses import MemoryHarness
 from tests.conformance.replay.scene import DIED, DLQ, FINAL_DLQ, QUEUE, TIERS, Scene
 
 from penstock import App
@@ -76,8 +76,8 @@ def test_row_80_waits_limited_by_the_retention_are_uniform_too() -> None:
 
 
 def test_row_80_and_82_messages_that_always_fail_wait_uniformly_and_end_in_the_final_dlq_once() -> None:
-    stand = MemoryStand()
-    scene = Scene(stand=stand, broker=stand.broker(queues=TIERS), log=NoLog())
+    stand = MemoryHarness()
+    scene = Scene(harness=stand, broker=stand.broker(queues=TIERS), log=NoLog())
     handler, count = scene.handler(ReplayPolicy(replays_max=3, base_seconds=2.0, cap_seconds=6.0)), 500
     scene.broker.send(QUEUE, [Outgoing(body=b"%d" % number) for number in range(count)])
     for ceiling_seconds in (2.0, 4.0, 6.0):

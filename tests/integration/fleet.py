@@ -223,10 +223,10 @@ class WorkerProcess:
             self.process.wait(60)
 
 
-def wait_for(condition: Callable[[], object], what: str, *, within: float = DEADLINE_SECONDS) -> None:
+def wait_for(condition: Callable[[], object], description: str, *, within: float = DEADLINE_SECONDS) -> None:
     ends_at, tick = time.monotonic() + within, threading.Event()
     while not condition():
-        assert time.monotonic() < ends_at, f"not true within {within} s: {what}"
+        assert time.monotonic() < ends_at, f"not true within {within} s: {description}"
         tick.wait(0.02)
 
 

@@ -27,13 +27,13 @@ class SourceMapping:
         """Process one batch, if there is any message; return the ids of those that stay. Raise what the function
         raises.
         """
-        answer = self._client.receive_message(
+        response = self._client.receive_message(
             QueueUrl=self._url,
             MaxNumberOfMessages=messages_max,
             MessageAttributeNames=["All"],
             MessageSystemAttributeNames=["All"],
         )
-        raw = answer.get("Messages", [])
+        raw = response.get("Messages", [])
         if not raw:
             return []
         result = self.function({"Records": [record(each, self._arn) for each in raw]}, object())

@@ -39,8 +39,8 @@ class Scene:
         return [self.raw.xadd("s", {"body": body}) for body in bodies]
 
     def read(self, consumer: str, count: int = 10, *streams: str, since: str = ">") -> list[bytes]:
-        answer = self.raw.xreadgroup("g", consumer, dict.fromkeys(streams or ["s"], since), count=count)
-        return [id for _, entries in answer for id, _ in entries]
+        response = self.raw.xreadgroup("g", consumer, dict.fromkeys(streams or ["s"], since), count=count)
+        return [id for _, entries in response for id, _ in entries]
 
     def pending(self) -> int:
         return int(self.raw.xpending("s", "g")["pending"])

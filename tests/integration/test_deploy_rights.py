@@ -108,8 +108,8 @@ class Guard:
             self.used.add(right)
             return
         self.refused.add(right)
-        answer = {"Error": {"Code": "AccessDenied", "Message": "no"}, "ResponseMetadata": {"HTTPStatusCode": 403}}
-        raise ClientError(answer, operation)
+        response = {"Error": {"Code": "AccessDenied", "Message": "no"}, "ResponseMetadata": {"HTTPStatusCode": 403}}
+        raise ClientError(response, operation)
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ def errors_receiver() -> Iterator[Receiver]:
 
 
 def caught_error() -> ValueError:
-    secret = SECRET  # noqa: F841 - what must not leave
+    secret = SECRET  # noqa: F841 - must not leave the process
     try:
         raise ValueError(f"no answer from redis://app:{SECRET}@cache:6379/0")
     except ValueError as error:

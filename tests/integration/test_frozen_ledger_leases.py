@@ -28,7 +28,7 @@ BEATS = 12  # more than three leases
 STOP_SECONDS = 8.0
 
 
-class Story:
+class Scenario:
     """Two workers on one broker, and their events, by worker."""
 
     def __init__(self, stack: ExitStack, folder: Path) -> None:
@@ -60,9 +60,9 @@ class Story:
         """Return the worker and the attempt of each call."""
         return [(name, e.attempt) for name, e in self.events if isinstance(e, MessageStarted) and e.queue == queue]
 
-    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
+    def wait_until(self, condition: Callable[[], bool], description: str) -> None:
         with self._changed:
-            assert self._changed.wait_for(condition, DEADLINE_SECONDS), f"never came true: {what}: {self.events}"
+            assert self._changed.wait_for(condition, DEADLINE_SECONDS), f"never came true: {description}: {self.events}"
 
     def extended(self, queue: str) -> int:
         return sum(isinstance(event, LeasesExtended) and event.queue == queue for _, event in self.events)
@@ -92,37 +92,37 @@ def server(request: pytest.FixtureRequest) -> MariadbServer | PostgresqlServer:
 
 
 @pytest.fixture
-def story(server: MariadbServer | PostgresqlServer, tmp_path: Path) -> Iterator[Story]:
+def scenario(server: MariadbServer | PostgresqlServer, tmp_path: Path) -> Iterator[Scenario]:
     with ExitStack() as stack:
-        story = Story(stack, tmp_path)
-        yield story
+        scenario = Scenario(stack, tmp_path)
+        yield scenario
         server.thaw()
-        story.go_on.set()
+        scenario.go_on.set()
 
 
 @pytest.mark.timeout(400)
 def test_a_hanging_ledger_costs_no_lease_and_a_stop_releases_messages_that_need_no_ledger(
-    story: Story, server: MariadbServer | PostgresqlServer
+    scenario: Scenario, server: MariadbServer | PostgresqlServer
 ) -> None:
-    app, stop, thread = story.start("first", server.fresh(), plain=1, keyed=1)
+    app, stop, thread = scenario.start("first", server.fresh(), plain=1, keyed=1)
     app.send("plain", b"{}")
     app.send("keyed", b"{}")
-    story.wait_until(lambda: bool(story.started("plain") and story.started("keyed")), "both handlers run")
-    story.start("second", "sqlite://", plain=1)
+    scenario.wait_until(lambda: bool(scenario.started("plain") and scenario.started("keyed")), "both handlers run")
+    scenario.start("second", "sqlite://", plain=1)
 
     server.freeze()
-    plain, keyed = (story.extended(queue) + BEATS for queue in ("plain", "keyed"))
-    story.wait_until(lambda: story.extended("plain") >= plain, "the plain message is extended")
-    story.wait_until(lambda: story.extended("keyed") >= keyed, "the other one is extended as well")
-    story.wait_until(
-        lambda: story.has(LeasesExpiring, kind="claims"),
+    plain, keyed = (scenario.extended(queue) + BEATS for queue in ("plain", "keyed"))
+    scenario.wait_until(lambda: scenario.extended("plain") >= plain, "the plain message is extended")
+    scenario.wait_until(lambda: scenario.extended("keyed") >= keyed, "the other one is extended as well")
+    scenario.wait_until(
+        lambda: scenario.has(LeasesExpiring, kind="claims"),
         "it is logged that claims are in danger",
     )
-    assert story.started("plain") == [("first", 1)], "no other worker begins it"
-    assert not story.has(LeaseLost)
+    assert scenario.started("plain") == [("first", 1)], "no other worker begins it"
+    assert not scenario.has(LeaseLost)
 
     stop.request()
-    story.wait_until(lambda: len(story.started("plain")) > 1, "the other worker starts it")
-    assert story.started("plain")[1] == ("second", 1), "released, so the attempt is not counted"
+    scenario.wait_until(lambda: len(scenario.started("plain")) > 1, "the other worker starts it")
+    assert scenario.started("plain")[1] == ("second", 1), "released, so the attempt is not counted"
     thread.join(DEADLINE_SECONDS)
     assert not thread.is_alive(), "the stop waits for no ledger"

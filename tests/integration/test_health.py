@@ -49,11 +49,11 @@ def get(address: str, path: str) -> tuple[int, str]:
         return response.status, response.read().decode().strip()
 
 
-def eventually(condition: Callable[[], object], what: str) -> None:
+def eventually(condition: Callable[[], object], description: str) -> None:
     ends_at = time.monotonic() + DEADLINE_SECONDS
     tick = threading.Event()
     while not condition():
-        assert time.monotonic() < ends_at, f"never came true: {what}"
+        assert time.monotonic() < ends_at, f"never came true: {description}"
         tick.wait(0.05)
 
 
@@ -117,7 +117,7 @@ def test_a_handler_that_holds_the_interpreters_lock_is_visible_in_the_loop_lag(
     assert sender.exit_code() == 0
     process.expect("message.finished")
     eventually(lambda: lags_over(address, "0.5") > before, "the lag was seen")
-    assert get(address, "/livez")[0] == 200, "it goes on"
+    assert get(address, "/livez")[0] == 200, "it stays alive"
 
 
 def lags_over(address: str, seconds: str) -> float:

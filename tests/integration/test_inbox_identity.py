@@ -26,8 +26,8 @@ Record = Callable[[Connection, Message], bool]  # True if the message is new
 
 @pytest.fixture
 def engine(user_database: UserDatabase) -> Iterator[Engine]:
-    with user_database.engine() as made:
-        yield made
+    with user_database.engine() as opened:
+        yield opened
 
 
 def app_named(name: str, queue: str = "orders") -> App:

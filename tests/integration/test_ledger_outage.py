@@ -54,7 +54,7 @@ def on_sqs(request: pytest.FixtureRequest, folder: Path, holder: str) -> Broker:
     return SqsBroker(server.aws, holder=holder, queues=QUEUES, poll_seconds=1)
 
 
-class Story:
+class Scenario:
     """Workers in threads on one broker and one ledger, and their events."""
 
     def __init__(
@@ -117,9 +117,9 @@ class Story:
             assert not broker.settle([(one, DeadLetter(reason="no")) for one in found])
             dead_lettered += len(found)
 
-    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
+    def wait_until(self, condition: Callable[[], bool], description: str) -> None:
         with self._changed:
-            assert self._changed.wait_for(condition, DEADLINE_SECONDS), f"never came true: {what}"
+            assert self._changed.wait_for(condition, DEADLINE_SECONDS), f"never came true: {description}"
 
     def wait_until_acked(self, ids: list[str]) -> None:
         self.wait_until(lambda: all(self.acked[one] for one in ids), "all are done")
@@ -181,26 +181,26 @@ def test_an_outage_of_the_ledger_costs_messages_no_more_than_a_receive(
 ) -> None:
     server: MariadbServer = start_mariadb()
     with ExitStack() as stack:
-        story = Story(stack, open_broker, request, tmp_path, server.fresh())
-        stack.callback(story.close)
-        story.start()
-        story.wait_until_acked(story.send("keyed"))
+        scenario = Scenario(stack, open_broker, request, tmp_path, server.fresh())
+        stack.callback(scenario.close)
+        scenario.start()
+        scenario.wait_until_acked(scenario.send("keyed"))
         server.kill()
-        waiting = story.send("keyed")
-        story.wait_until(
-            lambda: len(story.outages) >= WORKERS, "every worker detects the outage, though it received nothing"
+        waiting = scenario.send("keyed")
+        scenario.wait_until(
+            lambda: len(scenario.outages) >= WORKERS, "every worker detects the outage, though it received nothing"
         )
         wait_for_pings(pings, len(pings) + WORKERS * PINGS)
-        waiting += story.send("keyed")
-        story.wait_until_acked(story.send("plain"))  # they need no ledger
+        waiting += scenario.send("keyed")
+        scenario.wait_until_acked(scenario.send("plain"))  # they need no ledger
         wait_for_pings(pings, len(pings) + WORKERS * PINGS)
-        assert max((story.received[one] for one in waiting), default=0) <= WORKERS
+        assert max((scenario.received[one] for one in waiting), default=0) <= WORKERS
         server.start()
-        story.wait_until_acked(waiting)
-        assert all(event.queues == ("keyed",) for event in story.outages)
-        assert story.recoveries >= WORKERS
-        assert max(story.received[one] for one in waiting) <= WORKERS + 1
-        assert story.apps[0].broker.stats("keyed-dlq").messages == 0
+        scenario.wait_until_acked(waiting)
+        assert all(event.queues == ("keyed",) for event in scenario.outages)
+        assert scenario.recoveries >= WORKERS
+        assert max(scenario.received[one] for one in waiting) <= WORKERS + 1
+        assert scenario.apps[0].broker.stats("keyed-dlq").messages == 0
 
 
 def test_a_worker_that_starts_without_its_ledger_serves_queues_that_need_none(
@@ -210,16 +210,16 @@ def test_a_worker_that_starts_without_its_ledger_serves_queues_that_need_none(
     url = server.fresh()
     server.kill()
     with ExitStack() as stack:
-        story = Story(stack, on_sqlite, request, tmp_path, url)
-        stack.callback(story.close)
-        waiting = story.send("keyed")
-        story.start()
-        story.wait_until_acked(story.send("plain"))
+        scenario = Scenario(stack, on_sqlite, request, tmp_path, url)
+        stack.callback(scenario.close)
+        waiting = scenario.send("keyed")
+        scenario.start()
+        scenario.wait_until_acked(scenario.send("plain"))
         wait_for_pings(pings, WORKERS * PINGS)
-        assert not any(story.received[one] for one in waiting)
-        assert {event.queues for event in story.outages} == {("keyed",)}
+        assert not any(scenario.received[one] for one in waiting)
+        assert {event.queues for event in scenario.outages} == {("keyed",)}
         server.start()
-        story.wait_until_acked(waiting)
+        scenario.wait_until_acked(waiting)
 
 
 @pytest.mark.parametrize("open_broker", [on_sqlite, on_sqs])
@@ -232,17 +232,17 @@ def test_an_outage_of_the_ledger_costs_dead_letters_no_receive(
 ) -> None:
     server: MariadbServer = start_mariadb()
     with ExitStack() as stack:
-        story = Story(stack, open_broker, request, tmp_path, server.fresh(), replay=True)
-        stack.callback(story.close)
-        story.start()
-        story.wait_until_acked(story.send("keyed"))
+        scenario = Scenario(stack, open_broker, request, tmp_path, server.fresh(), replay=True)
+        stack.callback(scenario.close)
+        scenario.start()
+        scenario.wait_until_acked(scenario.send("keyed"))
         server.kill()
-        story.wait_until(
-            lambda: len(story.outages) >= WORKERS, "every worker detects the outage, though it received nothing"
+        scenario.wait_until(
+            lambda: len(scenario.outages) >= WORKERS, "every worker detects the outage, though it received nothing"
         )
-        assert all("keyed-dlq" in event.queues for event in story.outages)
-        story.dead_letter()
+        assert all("keyed-dlq" in event.queues for event in scenario.outages)
+        scenario.dead_letter()
         wait_for_pings(pings, len(pings) + WORKERS * PINGS)
-        assert story.settled["keyed-dlq"] == 0
+        assert scenario.settled["keyed-dlq"] == 0
         server.start()
-        story.wait_until(lambda: story.settled["keyed-dlq"] >= MESSAGES, "they are processed after the outage")
+        scenario.wait_until(lambda: scenario.settled["keyed-dlq"] >= MESSAGES, "they are processed after the outage")

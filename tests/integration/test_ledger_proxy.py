@@ -157,19 +157,19 @@ def test_the_proxy_refuses_new_connections_and_keeps_old_ones(url: str, open_pro
 
 
 def test_a_seed_reproduces_the_same_faults(url: str, open_proxy: OpenProxy) -> None:
-    stories = []
-    for story in range(2):
+    runs = []
+    for run in range(2):
         proxy = open_proxy(at_random_commits(random.Random(7), [Fate.PASS, Fate.SWALLOW, Fate.CUT]))
         for number in range(10):
             with connected(proxy.url) as connection:
-                insert_word(connection, f"{story}-{number}")
+                insert_word(connection, f"{run}-{number}")
                 try:
                     connection.commit()
                 except Exception:
                     continue
         lost = {request.commit for request, fate in proxy.faults if fate is Fate.CUT}
-        stored = {number + 1 for number in range(10) if f"{story}-{number}" in words_stored(url)}
+        stored = {number + 1 for number in range(10) if f"{run}-{number}" in words_stored(url)}
         assert stored == set(range(1, 11)) - lost
-        stories.append([(request.commit, fate) for request, fate in proxy.faults])
-    assert stories[0] == stories[1]
-    assert {fate for _, fate in stories[0]} == {Fate.SWALLOW, Fate.CUT}
+        runs.append([(request.commit, fate) for request, fate in proxy.faults])
+    assert runs[0] == runs[1]
+    assert {fate for _, fate in runs[0]} == {Fate.SWALLOW, Fate.CUT}

@@ -156,15 +156,15 @@ def test_row_71_a_server_killed_under_load_loses_nothing(
 ) -> None:
     work_load = open_work_load(server.fresh())
     worker = work_load.fleet.start("--queues", "once,letters").ready()
-    away: list[float] = []
+    outages_seconds: list[float] = []
     for _ in range(deaths):
         work_load.run_under_load(worker)
         server.kill()
         killed_at = time.monotonic()
         server.start()
-        away.append(time.monotonic() - killed_at)
+        outages_seconds.append(time.monotonic() - killed_at)
     summary = work_load.check()
-    print(f"{deaths} deaths, away for {max(away):.1f} s at most: {summary}")  # noqa: T201 # the figures, shown with -s
+    print(f"{deaths} deaths, away for {max(outages_seconds):.1f} s at most: {summary}")  # noqa: T201 # the figures, shown with -s
     assert_ends_well(worker)
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from sqlalchemy import event
-from tests.conformance.ledger.desk import PIPELINE, Desk, candidates, outcome
+from tests.conformance.ledger.ledger_harness import PIPELINE, LedgerHarness, candidates, outcome
 
 from penstock.ledger import Ledger
 
@@ -11,9 +11,9 @@ from penstock.ledger import Ledger
 def test_processed_objects_are_counted_in_the_index_without_reading_every_object(mariadb_url: str) -> None:
     ledger = Ledger.open(mariadb_url)
     ledger.ensure_pipeline(PIPELINE)
-    desk = Desk(ledger)
-    claim = desk.claim(candidates(*(f"{number}" for number in range(200))))
-    desk.ledger.commit(outcome(claim))
+    harness = LedgerHarness(ledger)
+    claim = harness.claim(candidates(*(f"{number}" for number in range(200))))
+    harness.ledger.commit(outcome(claim))
     seen: dict[str, Any] = {}
 
     def note(_1: object, _2: object, statement: str, parameters: Any, _3: object, _4: bool) -> None:

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Engine, event, inspect, select
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
-from tests.conformance.ledger.desk import PIPELINE, Desk, candidates, outcome
+from tests.conformance.ledger.ledger_harness import PIPELINE, LedgerHarness, candidates, outcome
 from tests.services.mariadb_server import MariadbServer
 from tests.services.plugin import StartMariadb
 
@@ -50,27 +50,27 @@ def opened() -> Iterator[ExitStack]:
         yield stack
 
 
-def desk_at(url: str, opened: ExitStack) -> Desk:
+def harness_at(url: str, opened: ExitStack) -> LedgerHarness:
     ledger = Ledger.open(url)
     opened.callback(ledger.close)
     ledger.ensure_pipeline(PIPELINE)
-    return Desk(ledger)
+    return LedgerHarness(ledger)
 
 
 @pytest.fixture
-def desk(server: MariadbServer, opened: ExitStack) -> Desk:
-    return desk_at(f"{server.fresh()}&read_timeout=2&connect_timeout=2", opened)
+def harness(server: MariadbServer, opened: ExitStack) -> LedgerHarness:
+    return harness_at(f"{server.fresh()}&read_timeout=2&connect_timeout=2", opened)
 
 
 # Unresponsive and dead servers
 
 
-def test_the_wait_for_a_frozen_server_is_limited(desk: Desk, server: MariadbServer) -> None:
+def test_the_wait_for_a_frozen_server_is_limited(harness: LedgerHarness, server: MariadbServer) -> None:
     server.freeze()
     with pytest.raises(TemporaryError, match="cannot be reached"):
-        desk.claim(candidates("a"))
+        harness.claim(candidates("a"))
     server.thaw()
-    assert desk.process("a") == 1
+    assert harness.process("a") == 1
 
 
 @pytest.mark.parametrize("restarted", [True, False])
@@ -78,8 +78,8 @@ def test_a_commit_is_repeated_after_its_server_died_before_it(
     server: MariadbServer, opened: ExitStack, restarted: bool
 ) -> None:
     url = server.fresh()
-    desk = desk_at(url, opened)
-    claim = desk.claim(candidates("a", "b"))
+    harness = harness_at(url, opened)
+    claim = harness.claim(candidates("a", "b"))
     deaths: list[Step] = []
 
     def die(step: Step) -> None:
@@ -97,23 +97,25 @@ def test_a_commit_is_repeated_after_its_server_died_before_it(
         with pytest.raises(TemporaryError):
             dying.commit(outcome(claim))
         server.start()
-        assert desk.state("a") is ObjectState.PROCESSING
-        assert desk.ledger.commit(outcome(claim)) == 1
-    assert [batch.objects for batch in desk.ledger.batches(PIPELINE)] == [2]
+        assert harness.state("a") is ObjectState.PROCESSING
+        assert harness.ledger.commit(outcome(claim)) == 1
+    assert [batch.objects for batch in harness.ledger.batches(PIPELINE)] == [2]
 
 
-def test_a_commit_without_a_response_has_an_unknown_outcome(desk: Desk, server: MariadbServer) -> None:
-    with pytest.raises(OutcomeUnknown), desk.ledger.database.writing(before_commit=server.freeze) as connection:
+def test_a_commit_without_a_response_has_an_unknown_outcome(harness: LedgerHarness, server: MariadbServer) -> None:
+    with pytest.raises(OutcomeUnknown), harness.ledger.database.writing(before_commit=server.freeze) as connection:
         connection.exec_driver_sql("UPDATE pipelines SET next_seq = 5")
     server.thaw()
-    assert [row.id for row in desk.ledger.pipelines()] == [PIPELINE]
+    assert [row.id for row in harness.ledger.pipelines()] == [PIPELINE]
 
 
-def test_connections_that_died_with_the_server_are_replaced_without_an_error(desk: Desk, server: MariadbServer) -> None:
-    assert desk.process("a") == 1
+def test_connections_that_died_with_the_server_are_replaced_without_an_error(
+    harness: LedgerHarness, server: MariadbServer
+) -> None:
+    assert harness.process("a") == 1
     server.kill()
     server.start()
-    assert desk.process("b") == 2
+    assert harness.process("b") == 2
 
 
 # Locks, limits, permissions
@@ -127,21 +129,23 @@ def on_checkout(ledger: Ledger, statement: str) -> None:
     event.listen(ledger.database.engine, "checkout", run)
 
 
-def test_a_lock_wait_timeout_is_temporary_and_rolls_the_transaction_back(desk: Desk, server: MariadbServer) -> None:
-    on_checkout(desk.ledger, "SET SESSION innodb_lock_wait_timeout = 1")
-    claim = desk.claim(candidates("a"))
+def test_a_lock_wait_timeout_is_temporary_and_rolls_the_transaction_back(
+    harness: LedgerHarness, server: MariadbServer
+) -> None:
+    on_checkout(harness.ledger, "SET SESSION innodb_lock_wait_timeout = 1")
+    claim = harness.claim(candidates("a"))
     (name,) = (row[0] for row in server.sql("SHOW DATABASES LIKE 'ledger%'"))
     other = server.connect(name)
     other.begin()
     with other.cursor() as cursor:
         cursor.execute("SELECT * FROM objects FOR UPDATE")
     with pytest.raises(TemporaryError, match="kept locked"):
-        desk.ledger.commit(outcome(claim))
+        harness.ledger.commit(outcome(claim))
     other.rollback()
-    attempt = desk.ledger.attempt(claim.attempt_id)
+    attempt = harness.ledger.attempt(claim.attempt_id)
     assert attempt is not None
     assert attempt.ended_at is None, "the attempt was ended before the lock wait, and that was rolled back"
-    assert desk.ledger.commit(outcome(claim)) == 1
+    assert harness.ledger.commit(outcome(claim)) == 1
     other.close()
 
 
@@ -155,11 +159,11 @@ def test_a_client_that_stops_inside_a_transaction_loses_its_locks(
     shortened = dict.fromkeys(getattr(mysql, limits), 600) | {list(getattr(mysql, limits))[-1]: 2}
     monkeypatch.setattr(mysql, "_MARIADB_LIMITS", shortened)
     url = server.fresh()
-    silent, desk = desk_at(url, opened), desk_at(url, opened)
+    silent, harness = harness_at(url, opened), harness_at(url, opened)
     processed: list[object] = []
     with pytest.raises(TemporaryError, match="cannot be reached"), silent.ledger.database.writing() as connection:  # noqa: PT012
         connection.execute(select(pipelines.c.id).where(pipelines.c.id == PIPELINE).with_for_update())
-        processed.append(desk.process("a"))  # it would wait 10 s for the row if no limit ended the lock
+        processed.append(harness.process("a"))  # it would wait 10 s for the row if no limit ended the lock
         connection.execute(select(pipelines.c.id))
     assert processed == [1]
 
@@ -184,13 +188,13 @@ def test_a_server_without_free_connections_is_a_temporary_error(start_mariadb: S
             Ledger.open(url)
 
 
-def test_a_read_only_server_is_a_temporary_error(desk: Desk, server: MariadbServer) -> None:
+def test_a_read_only_server_is_a_temporary_error(harness: LedgerHarness, server: MariadbServer) -> None:
     server.sql("SET GLOBAL read_only = ON")
     with pytest.raises(TemporaryError, match="takes no writes"):
-        desk.claim(candidates("a"))
-    assert desk.ledger.database.engine.pool.status().startswith("Pool size"), "the pool lives on"
+        harness.claim(candidates("a"))
+    assert harness.ledger.database.engine.pool.status().startswith("Pool size"), "the pool lives on"
     server.sql("SET GLOBAL read_only = OFF")
-    assert desk.process("a") == 1
+    assert harness.process("a") == 1
 
 
 def test_a_missing_permission_is_reported_without_the_password(server: MariadbServer) -> None:
@@ -212,22 +216,22 @@ def test_a_missing_permission_is_reported_without_the_password(server: MariadbSe
 def test_similar_names_stay_different_with_any_default_collation(
     server: MariadbServer, opened: ExitStack, default: str
 ) -> None:
-    desk = desk_at(server.fresh(default), opened)
+    harness = harness_at(server.fresh(default), opened)
     ids = [f"file:///{name}" for name in SIMILAR_NAMES]
     for id in ids:
-        desk.ledger.ensure_pipeline(id)
-        claim = desk.ledger.claim(id, candidates("x"), attempt_id=id, worker=id, lease_seconds=60.0)
+        harness.ledger.ensure_pipeline(id)
+        claim = harness.ledger.claim(id, candidates("x"), attempt_id=id, worker=id, lease_seconds=60.0)
         assert list(claim.claimed) == [candidates("x")[0].object_id]
-    assert {row.id for row in desk.ledger.pipelines()} == {PIPELINE, *ids}
-    assert sorted(desk.claim(candidates(*SIMILAR_NAMES)).claimed) == sorted(
+    assert {row.id for row in harness.ledger.pipelines()} == {PIPELINE, *ids}
+    assert sorted(harness.claim(candidates(*SIMILAR_NAMES)).claimed) == sorted(
         c.object_id for c in candidates(*SIMILAR_NAMES)
     )
     for id in ids:
-        assert desk.ledger.abandon_worker(id, id) == [id]
-        desk.ledger.begin_work(id, "key", attempt_id=f"work {id}", worker=id, lease_seconds=60.0)
+        assert harness.ledger.abandon_worker(id, id) == [id]
+        harness.ledger.begin_work(id, "key", attempt_id=f"work {id}", worker=id, lease_seconds=60.0)
     for id in ids:
-        assert [row.handler for row in desk.ledger.works(id)] == [id]
-        assert desk.ledger.abandon_worker_works(id) == 1
+        assert [row.handler for row in harness.ledger.works(id)] == [id]
+        assert harness.ledger.abandon_worker_works(id) == 1
 
 
 @pytest.mark.parametrize(("rows", "uris", "attempts"), [(10_000, 1, 10_000), (10, 1, 10), (0, 0, 0)])
@@ -237,9 +241,9 @@ def test_other_versions_are_found_by_index_with_any_statistics(
     """In a new ledger the statistics are outdated: the query joined all objects with all objects, for more than a
     minute.
     """
-    desk = desk_at(server.fresh(), opened)
-    engine = desk.ledger.database.engine
-    desk.claim([replace(one, sequencer="1") for one in candidates(*map(str, range(100)))])
+    harness = harness_at(server.fresh(), opened)
+    engine = harness.ledger.database.engine
+    harness.claim([replace(one, sequencer="1") for one in candidates(*map(str, range(100)))])
     server.sql("SET GLOBAL innodb_stats_auto_recalc = 0")
     of_objects = f"WHERE database_name = '{engine.url.database}' AND table_name = 'objects'"
     server.sql(f"UPDATE mysql.innodb_table_stats SET n_rows = {rows}, clustered_index_size = 1 {of_objects}")
@@ -258,21 +262,21 @@ def test_other_versions_are_found_by_index_with_any_statistics(
     ]
 
 
-def test_insert_or_ignore_ignores_only_duplicates_and_counts_them(desk: Desk) -> None:
+def test_insert_or_ignore_ignores_only_duplicates_and_counts_them(harness: LedgerHarness) -> None:
     add = Mysql().insert_or_ignore(pipelines).values(next_seq=1, schema_id=0)
-    database = desk.ledger.database
+    database = harness.ledger.database
     counts = [database.transact(lambda c: c.execute(add, {"id": "file:///new"}).rowcount) for _ in range(2)]
     assert counts == [1, 0]
     for wrong in ({"id": "x" * 513}, {"id": None}):
         with pytest.raises(DBAPIError), database.writing() as connection:
             connection.execute(add, wrong)
-    assert {row.id for row in desk.ledger.pipelines()} == {PIPELINE, "file:///new"}
+    assert {row.id for row in harness.ledger.pipelines()} == {PIPELINE, "file:///new"}
 
 
 def test_the_ledgers_clock_is_the_servers_in_any_time_zone(start_mariadb: StartMariadb, opened: ExitStack) -> None:
     server = start_mariadb(configuration=("--default-time-zone=+09:30",))
-    desk = desk_at(server.fresh(), opened)
-    with desk.ledger.database.reading() as connection:
+    harness = harness_at(server.fresh(), opened)
+    with harness.ledger.database.reading() as connection:
         penstock_clock = connection.scalar(select(DatabaseNow()))
     ((server_clock,),) = server.sql("SELECT UNIX_TIMESTAMP()")
     assert abs(penstock_clock - server_clock) < 10.0
@@ -282,7 +286,7 @@ def test_the_ledgers_clock_is_the_servers_in_any_time_zone(start_mariadb: StartM
 
 
 class Broken(Exception):
-    """Stands for the death of the process."""
+    """Simulates the death of the process."""
 
 
 def create_fragile(self: Mysql, url: URL, *, now: Any, create_engine: Any = Mysql.create_engine) -> Engine:
@@ -310,7 +314,7 @@ def test_a_migration_killed_after_every_statement_is_completed(server: MariadbSe
             except Broken:
                 deaths += 1
     assert deaths > 20
-    assert desk_at(url, opened).process("a") == 1
+    assert harness_at(url, opened).process("a") == 1
 
 
 def test_a_downgrade_killed_after_every_statement_is_completed(server: MariadbServer) -> None:
@@ -340,7 +344,7 @@ def test_a_downgrade_killed_after_every_statement_is_completed(server: MariadbSe
 
 def test_a_process_that_waited_for_a_migration_sees_its_result(server: MariadbServer, opened: ExitStack) -> None:
     url = server.fresh()
-    first_database, second_database = desk_at(url, opened).ledger.database, desk_at(url, opened).ledger.database
+    first_database, second_database = harness_at(url, opened).ledger.database, harness_at(url, opened).ledger.database
     with first_database.writing() as connection:
         with first_database.dialect.migrating(connection):
             connection.exec_driver_sql(f"UPDATE {VERSION_TABLE} SET version_num = '0003'")
@@ -388,14 +392,14 @@ def test_a_manifest_over_the_servers_limit_is_refused_with_its_size(
 ) -> None:
     """Without a check before it is sent, the server closes the connection, and that looks like a network error."""
     server = start_mariadb(configuration=["--max-allowed-packet=4M"])
-    desk = desk_at(server.fresh(), opened)
-    claimed = desk.claim(candidates("a"))
+    harness = harness_at(server.fresh(), opened)
+    claimed = harness.claim(candidates("a"))
     manifest = "['" * (2 << 20)  # each quote is escaped
     with pytest.raises(ConfigurationError, match=r"6,356,994 bytes .* takes 4,194,304 .* max_allowed_packet"):
-        desk.ledger.commit(replace(outcome(claimed), record=BatchRecord(manifest=manifest)))
-    (attempt,) = desk.ledger.open_attempts(PIPELINE)
+        harness.ledger.commit(replace(outcome(claimed), record=BatchRecord(manifest=manifest)))
+    (attempt,) = harness.ledger.open_attempts(PIPELINE)
     assert attempt.state is AttemptState.OPEN
-    assert desk.ledger.commit(replace(outcome(claimed), record=BatchRecord(manifest="['" * (1 << 20)))) == 1
+    assert harness.ledger.commit(replace(outcome(claimed), record=BatchRecord(manifest="['" * (1 << 20)))) == 1
 
 
 def test_a_server_that_accepts_only_small_statements_is_refused(start_mariadb: StartMariadb) -> None:

@@ -74,7 +74,7 @@ def test_an_unavailable_service_is_reported_and_does_no_harm(monkeypatch: pytest
 
 def statistic(client: Any, name: str, **dimensions: str) -> Any:
     now = datetime.now(UTC)
-    answer = client.get_metric_statistics(
+    response = client.get_metric_statistics(
         Namespace="Shop",
         MetricName=name,
         Dimensions=[{"Name": label, "Value": value} for label, value in dimensions.items()],
@@ -83,5 +83,5 @@ def statistic(client: Any, name: str, **dimensions: str) -> Any:
         Period=3_600,
         Statistics=["SampleCount", "Sum", "Maximum"],
     )
-    [point] = answer["Datapoints"]
+    [point] = response["Datapoints"]
     return point

@@ -61,7 +61,7 @@ def test_files_below_an_unmounted_file_system_are_not_reported_as_deleted(tmp_pa
         text=True,
         check=False,
     )
-    away = f"nothing is mounted on {folder}/d e any more, and files are missing in it"
+    expected = f"nothing is mounted on {folder}/d e any more, and files are missing in it"
     printed = done.stdout.splitlines()
-    assert [line.startswith(away) for line in printed] == [True, True, False], done.stderr
+    assert [line.startswith(expected) for line in printed] == [True, True, False], done.stderr
     assert printed[-1] == "gone"

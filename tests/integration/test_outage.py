@@ -60,9 +60,9 @@ class EventLog:
                     return
             self._changed.notify_all()
 
-    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
+    def wait_until(self, condition: Callable[[], bool], description: str) -> None:
         with self._changed:
-            assert self._changed.wait_for(condition, DEADLINE_SECONDS), f"never came true: {what}"
+            assert self._changed.wait_for(condition, DEADLINE_SECONDS), f"never came true: {description}"
 
 
 class Shop:

@@ -7,8 +7,8 @@ from pathlib import Path
 import psycopg
 import pytest
 from sqlalchemy import Connection, text
-from tests.conformance.ledger.crowd import together
-from tests.conformance.ledger.desk import PIPELINE, Desk, candidates, outcome
+from tests.conformance.ledger.concurrency import together
+from tests.conformance.ledger.ledger_harness import PIPELINE, LedgerHarness, candidates, outcome
 from tests.services.plugin import StartPostgresql
 from tests.services.postgresql_server import PostgresqlServer
 
@@ -35,16 +35,16 @@ def opened() -> Iterator[ExitStack]:
         yield stack
 
 
-def desk_at(url: str, opened: ExitStack) -> Desk:
+def harness_at(url: str, opened: ExitStack) -> LedgerHarness:
     ledger = Ledger.open(url)
     opened.callback(ledger.close)
     ledger.ensure_pipeline(PIPELINE)
-    return Desk(ledger)
+    return LedgerHarness(ledger)
 
 
 @pytest.fixture
-def desk(server: PostgresqlServer, opened: ExitStack) -> Desk:
-    return desk_at(f"{server.fresh()}&connect_timeout=2", opened)
+def harness(server: PostgresqlServer, opened: ExitStack) -> LedgerHarness:
+    return harness_at(f"{server.fresh()}&connect_timeout=2", opened)
 
 
 def end_all_connections(server: PostgresqlServer) -> None:
@@ -52,28 +52,28 @@ def end_all_connections(server: PostgresqlServer) -> None:
 
 
 def test_the_wait_for_a_frozen_server_is_limited(
-    desk: Desk, server: PostgresqlServer, monkeypatch: pytest.MonkeyPatch
+    harness: LedgerHarness, server: PostgresqlServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(BoundedConnection, "silence_seconds", ANSWER_SECONDS)
     server.freeze()
     with pytest.raises(TemporaryError, match="cannot be reached"):
-        desk.claim(candidates("a"))
+        harness.claim(candidates("a"))
     server.thaw()
-    assert desk.process("a") == 1
+    assert harness.process("a") == 1
 
 
 def test_a_commit_to_a_frozen_server_has_an_unknown_outcome(
-    desk: Desk, server: PostgresqlServer, monkeypatch: pytest.MonkeyPatch
+    harness: LedgerHarness, server: PostgresqlServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def write() -> None:
-        with desk.ledger.database.writing(before_commit=server.freeze) as connection:
+        with harness.ledger.database.writing(before_commit=server.freeze) as connection:
             connection.execute(text("UPDATE pipelines SET source_schema = 'x'"))
 
     monkeypatch.setattr(BoundedConnection, "silence_seconds", ANSWER_SECONDS)
     with pytest.raises(OutcomeUnknown):
         write()
     server.thaw()
-    assert desk.process("a") == 1
+    assert harness.process("a") == 1
 
 
 def test_a_commit_can_be_repeated_after_its_server_was_killed_before_it(
@@ -88,7 +88,7 @@ def test_a_commit_can_be_repeated_after_its_server_was_killed_before_it(
 
     ledger = Ledger.open(url, probe=kill)
     ledger.ensure_pipeline(PIPELINE)
-    claim = Desk(ledger).claim(candidates("a", "b"))
+    claim = LedgerHarness(ledger).claim(candidates("a", "b"))
     with pytest.raises(TemporaryError):
         ledger.commit(outcome(claim))
     dying = False
@@ -99,23 +99,25 @@ def test_a_commit_can_be_repeated_after_its_server_was_killed_before_it(
 
 
 def test_connections_ended_between_transactions_are_replaced_without_an_error(
-    desk: Desk, server: PostgresqlServer
+    harness: LedgerHarness, server: PostgresqlServer
 ) -> None:
-    assert desk.process("a") == 1
+    assert harness.process("a") == 1
     end_all_connections(server)
-    assert desk.process("b") == 2
+    assert harness.process("b") == 2
 
 
-def test_a_connection_ended_within_a_transaction_is_a_temporary_error(desk: Desk, server: PostgresqlServer) -> None:
+def test_a_connection_ended_within_a_transaction_is_a_temporary_error(
+    harness: LedgerHarness, server: PostgresqlServer
+) -> None:
     def write() -> None:
-        with desk.ledger.database.writing() as connection:
+        with harness.ledger.database.writing() as connection:
             connection.execute(text("UPDATE pipelines SET next_seq = 99"))
             end_all_connections(server)
             connection.execute(text("UPDATE pipelines SET next_seq = 100"))
 
     with pytest.raises(TemporaryError, match="try again"):
         write()
-    assert desk.process("a") == 1
+    assert harness.process("a") == 1
 
 
 def test_a_lock_wait_timeout_is_a_temporary_error(server: PostgresqlServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +125,7 @@ def test_a_lock_wait_timeout_is_a_temporary_error(server: PostgresqlServer, monk
     url = server.fresh()
     ledger = Ledger.open(url)
     ledger.ensure_pipeline(PIPELINE)
-    claim = Desk(ledger).claim(candidates("a"))
+    claim = LedgerHarness(ledger).claim(candidates("a"))
     with psycopg.connect(url) as other:
         other.execute("SELECT * FROM pipelines FOR UPDATE")
         with pytest.raises(TemporaryError, match="lock"):
@@ -167,7 +169,7 @@ def test_a_standby_server_is_a_temporary_error(start_postgresql: StartPostgresql
 ACCESS = "local all all trust\nhost all penstock all scram-sha-256\nhost all plain all trust\n"
 
 
-def test_a_connection_to_a_read_only_server_is_not_reused(desk: Desk) -> None:
+def test_a_connection_to_a_read_only_server_is_not_reused(harness: LedgerHarness) -> None:
     backends: list[int] = []
 
     def write(connection: Connection) -> None:
@@ -177,7 +179,7 @@ def test_a_connection_to_a_read_only_server_is_not_reused(desk: Desk) -> None:
 
     for _ in range(postgresql.CONNECTIONS_MAX + 1):
         with pytest.raises(TemporaryError, match="takes no changes now"):
-            desk.ledger.database.transact(write)
+            harness.ledger.database.transact(write)
     assert len(set(backends)) == len(backends), "each time another connection"
 
 
@@ -224,57 +226,57 @@ def test_a_database_of_another_encoding_is_refused(server: PostgresqlServer) -> 
         Ledger.open(server.url("latin"))
 
 
-def test_a_commit_of_a_failed_transaction_raises_an_error(desk: Desk) -> None:
+def test_a_commit_of_a_failed_transaction_raises_an_error(harness: LedgerHarness) -> None:
     def write() -> None:
-        with desk.ledger.database.writing() as connection:
+        with harness.ledger.database.writing() as connection:
             connection.execute(text("UPDATE pipelines SET next_seq = 99"))
             with pytest.raises(psycopg.errors.UndefinedTable):
                 connection.connection.cursor().execute("SELECT * FROM nowhere")
 
     with pytest.raises(Clash):
         write()
-    assert desk.process("a") == 1
+    assert harness.process("a") == 1
 
 
-def test_a_transaction_pooler_is_named_in_the_error(desk: Desk) -> None:
-    claim = desk.claim(candidates("a"))
-    with desk.ledger.database.writing() as connection:
+def test_a_transaction_pooler_is_named_in_the_error(harness: LedgerHarness) -> None:
+    claim = harness.claim(candidates("a"))
+    with harness.ledger.database.writing() as connection:
         connection.execute(text("DROP TABLE leaving"))  # as in the session of another server
     with pytest.raises(ConfigurationError, match="PgBouncer"):
-        desk.ledger.commit(outcome(claim))
+        harness.ledger.commit(outcome(claim))
 
 
 def test_queries_leave_no_rows_in_temporary_tables(
     server: PostgresqlServer, monkeypatch: pytest.MonkeyPatch, opened: ExitStack
 ) -> None:
     monkeypatch.setattr(postgresql, "CONNECTIONS_MAX", 1)
-    desk = desk_at(server.fresh(), opened)
-    desk.process(*NAMES)
-    ids = [row.object_id for row in desk.ledger.objects(PIPELINE, limit=len(NAMES))]
+    harness = harness_at(server.fresh(), opened)
+    harness.process(*NAMES)
+    ids = [row.object_id for row in harness.ledger.objects(PIPELINE, limit=len(NAMES))]
     for _ in range(3):
-        assert len(desk.ledger.states(PIPELINE, ids)) == len(NAMES)
-        with desk.ledger.database.reading() as connection:
+        assert len(harness.ledger.states(PIPELINE, ids)) == len(NAMES)
+        with harness.ledger.database.reading() as connection:
             size = text("SELECT pg_relation_size('wanted') + pg_relation_size('leaving')")
             assert connection.execute(size).scalar_one() == 0
 
 
-def test_overlapping_claims_cause_no_deadlock_on_the_server(desk: Desk, server: PostgresqlServer) -> None:
+def test_overlapping_claims_cause_no_deadlock_on_the_server(harness: LedgerHarness, server: PostgresqlServer) -> None:
     def claim(number: int) -> int:
         rotated = NAMES[number * 50 :] + NAMES[: number * 50]
         names = rotated[::-1] if number % 2 else rotated
-        return len(desk.claim(candidates(*names), attempt=f"by {number}").claimed)
+        return len(harness.claim(candidates(*names), attempt=f"by {number}").claimed)
 
     assert sum(together(claim)) == len(NAMES)
     assert "deadlock" not in server.log.read_text(encoding="utf-8")
 
 
-def test_text_that_postgresql_refuses_is_stored_escaped(desk: Desk) -> None:
-    claim = desk.claim(candidates("a\0b"), worker="w\0\udcff")
+def test_text_that_postgresql_refuses_is_stored_escaped(harness: LedgerHarness) -> None:
+    claim = harness.claim(candidates("a\0b"), worker="w\0\udcff")
     assert len(claim.claimed) == 1
-    desk.ledger.commit(outcome(claim))
-    rows = desk.ledger.objects(PIPELINE)
+    harness.ledger.commit(outcome(claim))
+    rows = harness.ledger.objects(PIPELINE)
     assert {row.state for row in rows} == {ObjectState.PROCESSED}
-    (batch,) = desk.ledger.batches(PIPELINE)
+    (batch,) = harness.ledger.batches(PIPELINE)
     assert batch.worker == "w\\x00\\udcff"
 
 

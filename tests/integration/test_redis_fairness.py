@@ -215,15 +215,15 @@ def test_messages_read_by_other_consumers_of_the_group_are_redelivered_after_a_m
 
 
 def test_messages_sent_while_no_worker_polled_all_arrive(redis_server: RedisServer, broker: RedisStreamsBroker) -> None:
-    count = 21_000  # more than one call takes in, which then hands nothing over
+    count = 21_000  # more than one call reads into the queue; such a call delivers nothing
     redis_server.client.eval("for n = 0, ARGV[1] - 1 do redis.call('XADD', KEYS[1], '*', 'n', n) end", 1, STREAM, count)
     broker.send("q", outgoing("ours"))
     assert broker.stats("q").visible == count + 1
     seen: list[str] = []
-    looks = 0
+    polls = 0
     while broker.stats("q").visible:
-        deliveries, looks = take(broker, 1000), looks + 1
+        deliveries, polls = take(broker, 1000), polls + 1
         seen += bodies(deliveries)
         assert not broker.settle([(each, Ack()) for each in deliveries])
-        assert looks <= count // 1000 + 2
+        assert polls <= count // 1000 + 2
     assert sorted(seen) == sorted(["ours", *(json.dumps({"n": str(n)}, separators=(",", ":")) for n in range(count))])

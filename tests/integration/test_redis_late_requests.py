@@ -17,7 +17,7 @@ LEASE = 600.0
 
 
 @pytest.mark.parametrize("late_script", ["doubts", "settle"])
-def test_a_late_release_takes_nothing_from_the_present_holder(
+def test_a_late_release_takes_nothing_from_the_current_holder(
     redis_server: RedisServer, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, late_script: str
 ) -> None:
     monkeypatch.setattr(server, "ANSWER_SECONDS", 1.0)
@@ -34,7 +34,7 @@ def test_a_late_release_takes_nothing_from_the_present_holder(
         (delivery,) = take(broker, 1, lease=LEASE)
         before = scripts_run(redis_server)
         proxy.heal()
-        wait_for(lambda: scripts_run(redis_server) > before, "it came late")
+        wait_for(lambda: scripts_run(redis_server) > before, "the late request has run")
         assert not broker.extend([delivery], lease_seconds=LEASE)
         assert not broker.settle([(delivery, Ack())])
 

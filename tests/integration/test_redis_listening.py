@@ -1,4 +1,4 @@
-"""When to ask a real server: an ear leaves one that became a replica, and no paused queue hides others' delays."""
+"""Listeners on a real server: one leaves a server that became a replica, a paused queue hides no other delays."""
 
 import threading
 from contextlib import closing
@@ -14,30 +14,33 @@ from penstock.messaging.message import Outgoing
 SECONDS = 60.0  # far more than it takes
 
 
-def ears(server: RedisServer) -> set[str]:
-    """The connections that waited for a token last."""
+def listening_connections(server: RedisServer) -> set[str]:
+    """Return the connections whose last command waited for a wake-up token."""
     return {client["id"] for client in server.client.client_list() if client["cmd"] == "blpop"}
 
 
-def test_an_ear_leaves_a_server_that_became_a_replica_and_hears_again(redis_server: RedisServer) -> None:
-    heard = threading.Event()
-    others = ears(redis_server)  # those of earlier tests end with their last look
+def test_a_listener_leaves_a_server_that_became_a_replica_and_works_again_later(redis_server: RedisServer) -> None:
+    notified = threading.Event()
+    others = listening_connections(redis_server)  # those of earlier tests end with their last poll
     with closing(RedisStreamsBroker(redis_server.url, holder="w1")) as broker:
-        listening = broker.listen(["q"], heard.set)
+        listening = broker.listen(["q"], notified.set)
         try:
             listening.want({"q"})
             broker.send("q", outgoing("before"))
-            assert heard.wait(SECONDS)
-            heard.clear()
-            known = ears(redis_server) - others
+            assert notified.wait(SECONDS)
+            notified.clear()
+            known = listening_connections(redis_server) - others
             assert len(known) == 1
             redis_server.cli("REPLICAOF", "127.0.0.1", "1")
-            listening.want({"q"})  # not blocked at that moment: the server itself would have closed the connection
-            wait_for(lambda: not known & ears(redis_server), "it is left", within=SECONDS)
+            # not blocked at that moment: otherwise the server itself would have closed the connection
+            listening.want({"q"})
+            wait_for(
+                lambda: not known & listening_connections(redis_server), "its connection is closed", within=SECONDS
+            )
         finally:
             redis_server.cli("REPLICAOF", "NO", "ONE")
         broker.send("q", outgoing("after"))
-        assert heard.wait(SECONDS)
+        assert notified.wait(SECONDS)
         listening.close()
 
 
@@ -46,8 +49,8 @@ def test_a_delay_that_ended_in_a_paused_queue_hides_no_other(redis_server: Redis
         broker.pause("paused")
         broker.send("paused", [Outgoing(body=b"soon", delay_seconds=0.001)])
         broker.send("q", [Outgoing(body=b"later", delay_seconds=60.0)])
-        asks = [ReceiveRequest(queue=queue, messages_max=1) for queue in ("paused", "q")]
-        turn = broker.turn((), asks, lease_seconds=LEASE)
+        requests = [ReceiveRequest(queue=queue, messages_max=1) for queue in ("paused", "q")]
+        turn = broker.turn((), requests, lease_seconds=LEASE)
         assert not turn.deliveries
         assert turn.next_in_seconds is not None
         assert 50.0 < turn.next_in_seconds <= 60.0

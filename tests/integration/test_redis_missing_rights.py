@@ -1,4 +1,4 @@
-"""A user who lost a right in the middle of the work: a script that ends half way loses nothing."""
+"""A user who loses a permission during the work: a script that stops half way loses nothing."""
 
 import re
 from collections.abc import Callable
@@ -17,11 +17,11 @@ from penstock.messaging.settlement import DeadLetter, Release
 StartRedis = Callable[..., RedisServer]
 CALLS = re.compile(r"redis\.p?call\(\s*'([A-Z]+)'")
 COMMANDS = sorted({command for each in scripts().values() for command in CALLS.findall(each.text)})
-OVER = 0.0  # a lease that is over as soon as somebody looks
+OVER = 0.0  # a lease that has expired by the next poll
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_without_any_one_right_nothing_is_lost_and_nothing_doubled(start_redis: StartRedis, version: str) -> None:
+def test_without_any_single_permission_nothing_is_lost_or_doubled(start_redis: StartRedis, version: str) -> None:
     server = start_redis(version)
     for command in COMMANDS:
         for groups in (1, 2):
@@ -41,7 +41,7 @@ def send(server: RedisServer, groups: int) -> list[bytes]:
 
 
 def work_without(server: RedisServer, command: str) -> None:
-    """Take, settle in every way and sweep, each more than once, and see each fail or not."""
+    """Receive, settle in every way and sweep, each more than once; each call may fail."""
     with closing(RedisStreamsBroker(f"unix://shop:secret@{server.socket}", holder="w1", sweep_seconds=0.0)) as broker:
         first, second, third, *_ = take(broker, 6)
         server.cli("ACL SETUSER", "shop", f"-{command}")
@@ -56,7 +56,7 @@ def work_without(server: RedisServer, command: str) -> None:
 
 
 def everything(server: RedisServer) -> list[bytes]:
-    """Return the messages in any state, those of the dead worker too. Delayed ones were due after a millisecond."""
+    """Return messages in any state, also of the dead worker. Delayed ones were due after a millisecond."""
     found: list[bytes] = []
     with closing(RedisStreamsBroker(server.url, holder="w2", sweep_seconds=3600.0)) as broker:
         broker.release_holder("w1")

@@ -1,4 +1,4 @@
-"""The monitor beside a Redis that goes away and comes back, and what its looks cost there."""
+"""The monitor with a Redis that is unavailable for a while, and the commands that its polls cost."""
 
 import json
 import signal
@@ -30,7 +30,7 @@ app = App.from_config()
 def take(message):
     pass
 """
-COMMANDS_MAX = 20  # a minute and queue
+COMMANDS_MAX = 20  # per minute and queue
 
 
 @pytest.fixture
@@ -48,19 +48,19 @@ def monitors() -> Iterator[list[Process]]:
 
 
 def metrics(address: str) -> str:
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=DEADLINE_SECONDS) as answer:
-        return str(answer.read().decode())
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=DEADLINE_SECONDS) as response:
+        return str(response.read().decode())
 
 
-def awaited(address: str, line: str, *, there: bool = True) -> str:
+def awaited(address: str, line: str, *, present: bool = True) -> str:
     deadline = time.monotonic() + DEADLINE_SECONDS
-    while (line in (text := metrics(address))) is not there:
+    while (line in (text := metrics(address))) is not present:
         assert time.monotonic() < deadline, text
-        time.sleep(0.1)  # between two questions to another process
+        time.sleep(0.1)  # between two requests to another process
     return text
 
 
-def test_while_redis_is_away_its_numbers_are_gone_and_they_come_back(
+def test_gauges_of_an_unavailable_redis_disappear_and_return(
     here: Path, start_redis: StartRedis, monitors: list[Process]
 ) -> None:
     server = start_redis()
@@ -74,7 +74,7 @@ def test_while_redis_is_away_its_numbers_are_gone_and_they_come_back(
     visible = 'penstock_queue_messages{queue="orders",state="visible"} 1.0'
     awaited(address, visible)
     server.kill()
-    text = awaited(address, visible, there=False)
+    text = awaited(address, visible, present=False)
     assert "penstock_queue_messages{" not in text
     assert "penstock_queue_oldest_message_age_seconds{" not in text
     assert "penstock_dead_letters{" not in text
@@ -89,19 +89,19 @@ def test_while_redis_is_away_its_numbers_are_gone_and_they_come_back(
     broker.close()
 
 
-def test_a_stop_does_not_wait_for_a_redis_that_does_not_answer(
-    here: Path, proxy: FaultProxy, monitors: list[Process]
-) -> None:
+def test_a_stop_does_not_wait_for_a_hanging_redis(here: Path, proxy: FaultProxy, monitors: list[Process]) -> None:
     (here / "penstock.toml").write_text(
         f'broker = {json.dumps(proxy.url)}\n[metrics]\nmonitor_address = "127.0.0.1:0"\nmonitor_every = 1\n'
     )
     monitors.append(monitor := Process(here, "admin", "monitor", "shop:app"))
     address = monitor.expect("monitor.started")["address"]
     awaited(address, 'penstock_monitor_up{source="broker"} 1.0')
-    proxy.hold(b"EVALSHA").wait()  # a look is under way, and hangs
+    proxy.hold(b"EVALSHA").wait()  # a poll is running, and hangs
     monitor.signal(signal.SIGTERM)
     assert monitor.exit_code() == 0
-    assert not any('"monitor_poll.failed"' in line for line in monitor.log_lines), "it waited for the look to end"
+    assert not any('"monitor_poll.failed"' in line for line in monitor.log_lines), (
+        "the stop did not wait for the poll to end"
+    )
 
 
 def test_an_idle_queue_costs_few_commands(redis_server: RedisServer, tmp_path: Path) -> None:
@@ -127,6 +127,6 @@ def test_an_idle_queue_costs_few_commands(redis_server: RedisServer, tmp_path: P
 
 
 def scripts_called(server: RedisServer) -> int:
-    """Every command of the monitor is one, but for a few of every five minutes."""
+    """Return the number of scripts called: all commands of the monitor, but for a few in five minutes."""
     stats = server.client.info("commandstats")
     return sum(one["calls"] for name, one in stats.items() if name in ("cmdstat_evalsha", "cmdstat_hmget"))

@@ -1,4 +1,6 @@
-"""A Redis server that is killed and comes back under load: workers go on by themselves; what it kept is all done."""
+"""A Redis server that is killed and restarted under load: workers recover on their own; everything it stored is
+processed.
+"""
 
 import signal
 from collections import Counter
@@ -20,15 +22,15 @@ def restart(server: RedisServer) -> None:
     server.start()
 
 
-def ends_well(worker: WorkerProcess) -> None:
-    """It is the process that was started, and it leaves in order."""
+def assert_ends_well(worker: WorkerProcess) -> None:
+    """Check that it is still the process that was started, and stop it with exit code 0."""
     worker.signal(signal.SIGTERM)
     assert worker.end(within=60) == 0, worker.log.read_text()[-3000:]
 
 
 @both_versions
 @pytest.mark.parametrize("kills", KILLS, ids=lambda kills: f"{kills}-kills")
-def test_everything_that_a_persistent_server_accepted_is_done_however_often_it_is_killed(
+def test_messages_accepted_by_a_persistent_server_survive_any_number_of_kills(
     tmp_path: Path, start_redis: StartRedis, open_fleet: OpenFleet, version: str, kills: int
 ) -> None:
     server = start_redis(version, persistence=True)
@@ -37,7 +39,7 @@ def test_everything_that_a_persistent_server_accepted_is_done_however_often_it_i
     sender = Sender(server.url, three_plain)
     for _ in range(kills):
         done = len(fleet.ended())
-        wait_for(lambda done=done: len(fleet.ended()) >= done + AFTER_RESTART, "work goes on")  # type: ignore[misc]
+        wait_for(lambda done=done: len(fleet.ended()) >= done + AFTER_RESTART, "messages are processed")  # type: ignore[misc]
         restart(server)
     accepted = sender.stop()
     wait_for(lambda: fleet.ended() >= ids(accepted), "everything accepted is done")
@@ -46,13 +48,13 @@ def test_everything_that_a_persistent_server_accepted_is_done_however_often_it_i
     assert fleet.dead() == 0
     messages = {line.id: line.message for line in fleet.lines()}
     assert len(set(messages.values())) == len(accepted) == len({line.message for line in fleet.lines()}), "sent twice"
-    ends_well(worker)
+    assert_ends_well(worker)
     starts = Counter(line.id for line in fleet.lines() if line.what == "start")
-    print(f"{len(accepted)} messages, {sum(starts.values()) - len(starts)} begun again")  # noqa: T201 # shown with -s
+    print(f"{len(accepted)} messages, {sum(starts.values()) - len(starts)} started again")  # noqa: T201  # shown with -s
 
 
 @both_versions
-def test_after_a_forgetful_server_was_killed_what_is_sent_next_is_done(
+def test_messages_sent_after_a_server_without_persistence_was_killed_are_processed(
     tmp_path: Path, start_redis: StartRedis, open_fleet: OpenFleet, version: str
 ) -> None:
     server = start_redis(version, persistence=False)
@@ -60,17 +62,17 @@ def test_after_a_forgetful_server_was_killed_what_is_sent_next_is_done(
     worker = fleet.start().ready()
     for turn in range(3):
         fleet.broker.send(PLAIN, [outgoing(f"gone {turn}", seconds=1)])
-        wait_for(lambda turn=turn: f"gone {turn}" in fleet.started(), "it is at work")  # type: ignore[misc]
+        wait_for(lambda turn=turn: f"gone {turn}" in fleet.started(), "the message is in progress")  # type: ignore[misc]
         restart(server)
         sent = [outgoing(f"kept {turn}"), outgoing(f"delayed {turn}", delay_seconds=1.0)]
         send_until_accepted(fleet.broker, sent)
         wanted = {f"kept {turn}", f"delayed {turn}"}
-        wait_for(lambda wanted=wanted: wanted <= fleet.ended(), "work goes on")  # type: ignore[misc]
+        wait_for(lambda wanted=wanted: wanted <= fleet.ended(), "messages are processed")  # type: ignore[misc]
     wait_for(fleet.empty, "the queue is empty")
-    ends_well(worker)
+    assert_ends_well(worker)
 
 
-def test_a_server_that_halts_for_longer_than_a_lease_finds_its_worker_at_work(
+def test_a_worker_continues_after_its_server_halted_for_longer_than_a_lease(
     tmp_path: Path, start_redis: StartRedis, open_fleet: OpenFleet
 ) -> None:
     server = start_redis()
@@ -85,4 +87,4 @@ def test_a_server_that_halts_for_longer_than_a_lease_finds_its_worker_at_work(
     wait_for(lambda: fleet.ended() == {"after", *(f"before {n}" for n in range(10))}, "everything is done")
     wait_for(fleet.empty, "and acked")
     assert fleet.dead() == 0
-    ends_well(worker)
+    assert_ends_well(worker)

@@ -1,4 +1,4 @@
-"""Servers in every state that a broker meets: read-only, forgetful, loading, unable to save, full."""
+"""Servers in every state that a broker meets: read-only, without scripts, loading, unable to save, full."""
 
 import threading
 from collections.abc import Callable
@@ -17,14 +17,14 @@ from penstock.messaging.broker import ReceiveRequest
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import Ack, DeadLetter, Release
 
-# --- it changes under us
+# --- the server changes
 
 
 def connections(server: RedisServer) -> set[str]:
     return {client["id"] for client in server.client.client_list()}
 
 
-def test_a_primary_that_becomes_a_replica_is_left_and_found_again(
+def test_a_primary_that_becomes_a_replica_is_disconnected_and_found_again(
     redis_server: RedisServer, broker: RedisStreamsBroker
 ) -> None:
     cycle(broker)
@@ -43,46 +43,46 @@ def test_a_primary_that_becomes_a_replica_is_left_and_found_again(
             known = connections(redis_server)
             with pytest.raises(TemporaryError, match="read only replica"):
                 attempt()
-            wait_for(lambda known=known: known - connections(redis_server), "it is left")  # type: ignore[misc]
+            wait_for(lambda known=known: known - connections(redis_server), "its connection is closed")  # type: ignore[misc]
             with suppress(TemporaryError):
-                broker.paused("q")  # a new one, before the next attempt
+                broker.paused("q")  # reconnects before the next attempt
     finally:
         redis_server.cli("REPLICAOF", "NO", "ONE")
     assert not broker.settle([(before, Ack())])
     cycle(broker)
 
 
-@pytest.mark.parametrize("forget", ["flush", "restart"])
+@pytest.mark.parametrize("how", ["flush", "restart"])
 @both_versions
-def test_a_server_that_forgot_its_scripts_gets_them_again(start_redis: StartRedis, version: str, forget: str) -> None:
+def test_scripts_lost_by_a_server_are_loaded_again(start_redis: StartRedis, version: str, how: str) -> None:
     server = start_redis(version, persistence=True)
     with closing(RedisStreamsBroker(server.url, holder="w1", sweep_seconds=0.0)) as broker:
         broker.send("q", outgoing("before", "wait"))
         (before, _) = take(broker)
 
-        def forgets() -> None:
-            if forget == "flush":
+        def lose_scripts() -> None:
+            if how == "flush":
                 server.cli("SCRIPT FLUSH")
             else:
                 server.stop()
                 server.start()
-                with suppress(TemporaryError):  # the connections of before
+                with suppress(TemporaryError):  # the old connections
                     broker.queue_names()
 
-        forgets()
+        lose_scripts()
         broker.send("q", outgoing(*range(2_001)))  # three scripts in one transaction
-        forgets()
+        lose_scripts()
         turn = broker.turn([(before, Ack())], [ReceiveRequest(queue="q", messages_max=1)], lease_seconds=LEASE)
         assert (turn.failures, turn.settle_error, turn.receive_error) == ([], None, None)
         assert bodies(list(turn.deliveries)) == ["0"]
-        forgets()
+        lose_scripts()
         assert broker.extend(turn.deliveries, lease_seconds=LEASE) == []
         assert broker.stats("q").in_flight == 2
         assert broker.stats("q").visible == 2_000
 
 
 @both_versions
-def test_a_server_that_loads_is_away_for_a_while(start_redis: StartRedis, version: str) -> None:
+def test_a_server_that_loads_is_a_temporary_error(start_redis: StartRedis, version: str) -> None:
     server = start_redis(version, persistence=True, configuration=("--key-load-delay", "500"))  # microseconds
     with closing(RedisStreamsBroker(server.url, holder="w1", sweep_seconds=0.0)) as broker:
         broker.send("q", outgoing("kept"))
@@ -90,47 +90,47 @@ def test_a_server_that_loads_is_away_for_a_while(start_redis: StartRedis, versio
         server.stop()
         starting = threading.Thread(target=server.start)
         starting.start()
-        said: list[str] = []
+        errors: list[str] = []
 
-        def looked() -> bool:
+        def is_loaded() -> bool:
             try:
                 broker.stats("q")
             except TemporaryError as error:
-                said.append(str(error).lower())
-                return "loading" in said[-1]
+                errors.append(str(error).lower())
+                return "loading" in errors[-1]
             return True
 
-        wait_for(looked, "it is there")
+        wait_for(is_loaded, "the server is loaded")
         starting.join(60)
-        assert "loading" in said[-1]
+        assert "loading" in errors[-1]
         assert bodies(take(broker)) == ["kept"]
 
 
 @both_versions
-def test_a_server_that_cannot_save_is_away_for_a_while(start_redis: StartRedis, version: str) -> None:
+def test_a_server_that_cannot_save_is_a_temporary_error(start_redis: StartRedis, version: str) -> None:
     server = start_redis(version)
-    in_the_way = server.folder / "dump.rdb" / "something"
+    blocking_path = server.folder / "dump.rdb" / "something"
     with closing(RedisStreamsBroker(server.url, holder="w1", sweep_seconds=0.0)) as broker:
         cycle(broker)
-        in_the_way.mkdir(parents=True)
+        blocking_path.mkdir(parents=True)
         server.cli("CONFIG SET", "save", "3600 1")
         server.cli("BGSAVE")
         wait_for(lambda: server.client.info("persistence")["rdb_last_bgsave_status"] == "err", "the save fails")
         for attempt in (lambda: broker.send("q", outgoing("x")), lambda: take(broker)):
             with pytest.raises(TemporaryError, match="RDB snapshots"):
                 attempt()
-        in_the_way.rmdir()
-        in_the_way.parent.rmdir()
+        blocking_path.rmdir()
+        blocking_path.parent.rmdir()
         server.cli("BGSAVE")
         wait_for(lambda: server.client.info("persistence")["rdb_last_bgsave_status"] == "ok", "it saves again")
         cycle(broker)
 
 
-# --- it is full
+# --- the server is full
 
 
 @both_versions
-def test_a_full_server_takes_nothing_and_is_emptied(start_redis: StartRedis, version: str) -> None:
+def test_a_full_server_refuses_sends_and_can_be_emptied(start_redis: StartRedis, version: str) -> None:
     server = start_redis(version, configuration=("--maxmemory", "12mb", "--maxmemory-policy", "noeviction"))
     with closing(RedisStreamsBroker(server.url, holder="w1", sweep_seconds=0.0)) as broker:
         broker.send("few", outgoing(*range(3)))
@@ -149,7 +149,7 @@ def test_a_full_server_takes_nothing_and_is_emptied(start_redis: StartRedis, ver
 def fill(broker: RedisStreamsBroker, messages: list[Outgoing]) -> int:
     sent = 0
     with suppress(TemporaryError):
-        while True:  # ends: the server's memory does
+        while True:  # ends when the server's memory is full
             sent += len(broker.send("q", messages))
     with pytest.raises(TemporaryError, match="maxmemory"):
         broker.send("q", messages)
@@ -157,7 +157,7 @@ def fill(broker: RedisStreamsBroker, messages: list[Outgoing]) -> int:
 
 
 def empty(broker: RedisStreamsBroker, *, expected: int) -> None:
-    """Each page suffers all that can happen to it; nothing of that is refused."""
+    """Receive, release, delay, dead-letter and ack on a full server; none of these is refused."""
     assert len(take(broker, 50, lease=NOW)) == 50
     page = take(broker, 50)  # sweeps first
     assert sum(each.attempt == 2 for each in page) > 25

@@ -1,4 +1,6 @@
-"""The traps of Redis Streams, as docs/run/redis.md lists them: each is shown on a bare client, not on the broker."""
+"""The traps of Redis Streams, as docs/run/redis.md lists them: each is shown with a plain client, and then avoided by
+the broker.
+"""
 
 import re
 from contextlib import closing
@@ -14,19 +16,19 @@ from penstock.brokers.redis.server import Server, script
 from penstock.messaging.broker import ReceiveRequest
 from penstock.messaging.settlement import Ack, DeadLetter, Release
 
-# --- XGROUP DELCONSUMER drops what the consumer has pending
+# --- XGROUP DELCONSUMER drops the pending entries of the consumer
 
 
-def test_deleting_a_consumer_by_hand_loses_what_it_holds(scene: Scene) -> None:
+def test_deleting_a_consumer_by_hand_loses_its_pending_messages(scene: Scene) -> None:
     scene.naive("lost")
     assert len(scene.read("dead")) == 1
     assert scene.raw.xgroup_delconsumer("s", "g", "dead") == 1
     assert scene.raw.xautoclaim("s", "g", "heir", 0)[1] == []
     assert scene.read("heir") == []
-    assert scene.raw.xlen("s") == 1  # it is there, and nobody will ever get it
+    assert scene.raw.xlen("s") == 1  # the entry exists, and no consumer will ever get it
 
 
-def test_a_consumer_that_holds_something_is_never_deleted(scene: Scene) -> None:
+def test_a_consumer_with_pending_messages_is_never_deleted(scene: Scene) -> None:
     dead, empty, alive = (scene.broker(name) for name in ("dead", "empty", "alive"))
     alive.send("q", outgoing("held", "acked"))
     (held,) = take(dead, 1, lease=3600.0)
@@ -34,7 +36,7 @@ def test_a_consumer_that_holds_something_is_never_deleted(scene: Scene) -> None:
     assert not empty.settle([(acked, Ack())])
     server = Server(scene.server.url)
     with closing(server):
-        tidied = server.call(*script("tidy", [STREAM], 0))  # all that are idle for no time at all
+        tidied = server.call(*script("tidy", [STREAM], 0))  # all consumers idle for any time
     assert tidied == 1
     (left,) = scene.raw.xinfo_consumers(STREAM, GROUP)
     assert left["name"].startswith(b"dead|")
@@ -43,17 +45,17 @@ def test_a_consumer_that_holds_something_is_never_deleted(scene: Scene) -> None:
     assert [each.message.id for each in take(alive)] == [held.message.id]
 
 
-def test_a_worker_that_ends_deletes_nothing(scene: Scene) -> None:
-    with closing(RedisStreamsBroker(scene.server.url, holder="gone")) as broker:
+def test_closing_a_broker_deletes_no_pending_message(scene: Scene) -> None:
+    with closing(RedisStreamsBroker(scene.server.url, holder="ended")) as broker:
         broker.send("q", outgoing("held"))
         assert take(broker, lease=3600.0)
-    assert scene.broker().release_holder("gone") == 1
+    assert scene.broker().release_holder("ended") == 1
 
 
 # --- XCLAIM 0 JUSTID, as a heartbeat, takes the message back
 
 
-def test_a_late_heartbeat_by_hand_steals(scene: Scene) -> None:
+def test_a_late_heartbeat_by_hand_takes_the_message_back(scene: Scene) -> None:
     (id,) = scene.naive("mine")
     scene.read("slow")
     assert scene.raw.xautoclaim("s", "g", "heir", 0)[1] != []
@@ -62,42 +64,42 @@ def test_a_late_heartbeat_by_hand_steals(scene: Scene) -> None:
 
 
 def test_a_late_heartbeat_takes_nothing_from_the_new_owner(scene: Scene) -> None:
-    slow, heir = scene.broker("slow"), scene.broker("heir")
+    slow, successor = scene.broker("slow"), scene.broker("heir")
     slow.send("q", outgoing("mine"))
     (before,) = take(slow, lease=NOW)
-    (after,) = take(heir)
+    (after,) = take(successor)
     assert after.message.id == before.message.id
     assert slow.extend([before], lease_seconds=LEASE) == [before]
     (pending,) = scene.raw.xpending_range(STREAM, GROUP, "-", "+", 9)
     assert pending["consumer"].startswith(b"heir|")
-    assert heir.extend([after], lease_seconds=LEASE) == []
-    assert not heir.settle([(after, Ack())])
+    assert successor.extend([after], lease_seconds=LEASE) == []
+    assert not successor.settle([(after, Ack())])
 
 
-# --- XACK does not ask who acks; and a crash behind it leaks the entry
+# --- XACK does not check who acks; and a crash after it leaks the entry
 
 
-def test_an_ack_by_hand_is_anybodys_and_leaves_the_entry(scene: Scene) -> None:
+def test_an_ack_by_hand_needs_no_ownership_and_leaves_the_entry(scene: Scene) -> None:
     (id,) = scene.naive("mine")
     scene.read("slow")
     scene.raw.xautoclaim("s", "g", "heir", 0)
-    assert scene.raw.xack("s", "g", id) == 1  # by the one that lost it
+    assert scene.raw.xack("s", "g", id) == 1  # by the consumer that lost it
     assert scene.pending() == 0
-    assert scene.raw.xlen("s") == 1  # and here it crashed: pending for nobody, and never to leave
+    assert scene.raw.xlen("s") == 1  # a crash here leaves the entry pending for no consumer, and never deleted
 
 
 @pytest.mark.parametrize("settlement", [Ack(), Release(), DeadLetter(reason="x")], ids=lambda each: type(each).__name__)
-def test_a_late_settlement_does_nothing(scene: Scene, settlement: Ack | Release | DeadLetter) -> None:
-    slow, heir = scene.broker("slow"), scene.broker("heir")
+def test_a_late_settlement_has_no_effect(scene: Scene, settlement: Ack | Release | DeadLetter) -> None:
+    slow, successor = scene.broker("slow"), scene.broker("heir")
     slow.send("q", outgoing("mine"))
     (before,) = take(slow, lease=NOW)
-    (after,) = take(heir)
+    (after,) = take(successor)
     (failure,) = slow.settle([(before, settlement)])
     assert failure.lost
     assert failure.reason == shared.LOST
-    assert heir.stats("q").in_flight == 1
+    assert successor.stats("q").in_flight == 1
     assert not slow.browse("q-dlq", messages_max=9)
-    assert not heir.settle([(after, Ack())])
+    assert not successor.settle([(after, Ack())])
 
 
 def test_settled_messages_leave_no_entry(scene: Scene) -> None:
@@ -110,45 +112,45 @@ def test_settled_messages_leave_no_entry(scene: Scene) -> None:
     assert scene.raw.xlen(STREAM) == 0
 
 
-def test_ack_and_deletion_are_one_script() -> None:
-    """Redis runs a script whole or not at all, so no crash comes between."""
+def test_ack_and_deletion_are_in_one_script() -> None:
+    """Redis runs a script completely or not at all, so no crash can separate the two."""
     text = (files("penstock.brokers.redis") / "lua" / "settle.lua").read_text(encoding="utf-8")
     assert text.index("'XACK'") < text.index("'XDEL'")
     python = (Path(str(files("penstock.brokers.redis")))).glob("*.py")
     assert [path.name for path in python if re.search(r'"(XACK|XDEL)"', path.read_text(encoding="utf-8"))] == []
 
 
-# --- XAUTOCLAIM from 0-0 looks at ten times its COUNT
+# --- XAUTOCLAIM from 0-0 scans ten times its COUNT
 
 LIVE = 6_000
 
 
-def test_claiming_from_the_start_by_hand_never_reaches_what_is_dead_behind_what_lives(scene: Scene) -> None:
+def test_claiming_by_hand_from_the_start_never_reaches_expired_entries_behind_live_ones(scene: Scene) -> None:
     scene.raw.eval("for n = 1, 2001 do redis.call('XADD', KEYS[1], '*', 'n', n) end", 1, "s")
     scene.raw.xgroup_create("s", "g", "0")
     ids = scene.read("dead", 2001)
     long_ago = {"idle": 3_600_000, "justid": True}
     scene.raw.xclaim("s", "g", "dead", 0, ids[-1:], **long_ago)
-    for _ in range(5):  # as often as one likes: it begins anew each time
+    for _ in range(5):  # any number of times: each call starts at the beginning
         _, claimed, *_ = scene.raw.xautoclaim("s", "g", "heir", 60_000, start_id="0-0", count=100)
         assert claimed == []
     assert [len(scene.raw.xpending_range("s", "g", "-", "+", 9, consumername="dead", idle=60_000))] == [1]
 
 
-def test_one_sweep_reaches_what_is_dead_behind_thousands_that_live(scene: Scene) -> None:
-    alive, dead, heir = scene.broker("alive"), scene.broker("dead"), scene.broker("heir", sweep_seconds=3600.0)
+def test_one_sweep_reaches_expired_entries_behind_thousands_of_live_ones(scene: Scene) -> None:
+    alive, dead, successor = scene.broker("alive"), scene.broker("dead"), scene.broker("heir", sweep_seconds=3600.0)
     alive.send("q", outgoing(*range(LIVE), "orphan"))
     for _ in range(LIVE // 1000):
         assert len(take(alive, 1000)) == 1000
     assert bodies(take(dead, 10, lease=NOW)) == ["orphan"]
-    assert bodies(take(heir)) == ["orphan"]  # its first look sweeps, once
+    assert bodies(take(successor)) == ["orphan"]  # its first poll sweeps, once
     assert alive.stats("q").in_flight == LIVE + 1
 
 
-# --- COUNT is for each stream of a read
+# --- COUNT applies to each stream of a read
 
 
-def test_a_read_of_three_streams_by_hand_brings_three_times_what_was_asked(scene: Scene) -> None:
+def test_a_read_by_hand_of_three_streams_returns_three_times_its_count(scene: Scene) -> None:
     for stream in "abc":
         scene.raw.xgroup_create(stream, "g", "0", mkstream=True)
         for n in range(9):
@@ -156,27 +158,27 @@ def test_a_read_of_three_streams_by_hand_brings_three_times_what_was_asked(scene
     assert len(scene.read("w", 5, "a", "b", "c")) == 15
 
 
-def test_a_turn_over_three_full_queues_brings_what_was_asked_of_one(scene: Scene) -> None:
+def test_a_turn_over_three_full_queues_returns_the_messages_of_one(scene: Scene) -> None:
     broker = scene.broker()
     for queue in "abc":
         broker.send(queue, outgoing(*range(9)))
-    asks = [ReceiveRequest(queue=queue, messages_max=count) for queue, count in (("a", 5), ("b", 4), ("c", 3))]
-    turn = broker.turn((), asks, lease_seconds=LEASE)
+    requests = [ReceiveRequest(queue=queue, messages_max=count) for queue, count in (("a", 5), ("b", 4), ("c", 3))]
+    turn = broker.turn((), requests, lease_seconds=LEASE)
     assert [(each.queue, each.message.body) for each in turn.deliveries] == [("a", b"%d" % n) for n in range(5)]
     assert [broker.stats(queue).visible for queue in "abc"] == [4, 9, 9]
 
 
-# --- MAXLEN and XTRIM eat what was never delivered
+# --- MAXLEN and XTRIM delete undelivered entries
 
 
-def test_trimming_by_hand_loses(scene: Scene) -> None:
+def test_trimming_by_hand_loses_undelivered_entries(scene: Scene) -> None:
     scene.naive()
     for n in range(20):
         scene.raw.xadd("s", {"n": n}, maxlen=10, approximate=False)
     assert len(scene.read("w", 100)) == 10
 
 
-def test_nothing_is_ever_trimmed(scene: Scene) -> None:
+def test_the_broker_never_trims_a_stream(scene: Scene) -> None:
     folder = Path(str(files("penstock.brokers.redis")))
     sources = [*folder.glob("*.py"), *folder.glob("lua/*.lua")]
     assert len(sources) > 15

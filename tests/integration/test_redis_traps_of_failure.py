@@ -1,4 +1,4 @@
-"""More traps of Redis Streams: answers that are lost, counts that grow, groups and entries that are gone."""
+"""More traps of Redis Streams: lost responses, growing counts, deleted groups and entries."""
 
 from contextlib import closing
 from typing import Any
@@ -29,12 +29,12 @@ from penstock.messaging.settlement import Ack, DeadLetter, Release
 
 
 def bare_client(url: str) -> "redis.Redis":
-    """As one gets it, by host and port."""
+    """Return a client with its default options, by host and port."""
     parts = urlsplit(url)
     return redis.Redis(host=parts.hostname or "", port=parts.port or 0, protocol=2)
 
 
-def test_a_client_that_tries_again_by_itself_sends_twice(scene: Scene, proxy: FaultProxy) -> None:
+def test_a_client_with_automatic_retries_sends_twice(scene: Scene, proxy: FaultProxy) -> None:
     with closing(bare_client(proxy.url)) as client:
         client.ping()
         trap = proxy.swallow(b"XADD")
@@ -43,7 +43,7 @@ def test_a_client_that_tries_again_by_itself_sends_twice(scene: Scene, proxy: Fa
     assert scene.raw.xlen("s") == 2
 
 
-def test_a_send_whose_answer_is_lost_fails_and_is_there_once_at_most(scene: Scene, proxy: FaultProxy) -> None:
+def test_a_send_whose_response_is_lost_fails_and_is_sent_at_most_once(scene: Scene, proxy: FaultProxy) -> None:
     with closing(RedisStreamsBroker(proxy.url, holder="w1")) as broker:
         broker.send("q", outgoing("before"))
         trap = proxy.swallow(b"only once")
@@ -53,7 +53,7 @@ def test_a_send_whose_answer_is_lost_fails_and_is_there_once_at_most(scene: Scen
         assert bodies(take(broker)) == ["before", "only once"]
 
 
-def test_a_read_whose_answer_is_lost_is_not_repeated_by_the_client(scene: Scene, proxy: FaultProxy) -> None:
+def test_a_read_whose_response_is_lost_is_not_repeated_by_the_client(scene: Scene, proxy: FaultProxy) -> None:
     with closing(RedisStreamsBroker(proxy.url, holder="w1", sweep_seconds=3600.0)) as broker:
         broker.send("q", outgoing(*range(4)))
         take(broker, 1)
@@ -61,8 +61,8 @@ def test_a_read_whose_answer_is_lost_is_not_repeated_by_the_client(scene: Scene,
         with pytest.raises(TemporaryError):
             take(broker, 1)
         trap.wait()
-        assert scene.raw.xlen(STREAM) == 2  # the first, and the one of the answer that was lost
-        (again,) = take(broker, 1)  # which goes back at once
+        assert scene.raw.xlen(STREAM) == 2  # the first, and the one of the lost response
+        (again,) = take(broker, 1)  # it is redelivered at once
         assert (again.message.body, again.attempt) == (b"1", 1)
         assert again.previous is not None
         assert again.previous.end is AttemptEnd.RELEASED
@@ -73,7 +73,7 @@ def retries(client: Any) -> int:
     return found._retries
 
 
-def test_no_client_tries_again_by_itself(redis_server: RedisServer) -> None:
+def test_no_client_of_penstock_retries_automatically(redis_server: RedisServer) -> None:
     assert retries(bare_client("redis://127.0.0.1:1")) > 0
     server = Server(redis_server.url)
     with closing(server), closing(server.blocking()) as blocking:
@@ -85,7 +85,7 @@ def test_no_client_tries_again_by_itself(redis_server: RedisServer) -> None:
 # --- delivery counts
 
 
-def test_the_servers_own_count_grows_by_looking(scene: Scene) -> None:
+def test_the_servers_delivery_count_grows_by_reading(scene: Scene) -> None:
     scene.naive("m")
     scene.read("w")
     counts = []
@@ -97,7 +97,7 @@ def test_the_servers_own_count_grows_by_looking(scene: Scene) -> None:
     assert counts == [2, 3, 4, 5]
 
 
-def test_heartbeats_and_sweeps_are_no_attempts(scene: Scene) -> None:
+def test_heartbeats_and_sweeps_do_not_count_as_attempts(scene: Scene) -> None:
     broker, other = scene.broker("w1"), scene.broker("w2")
     broker.send("q", outgoing("m"))
     (delivery,) = take(broker)
@@ -112,10 +112,10 @@ def test_heartbeats_and_sweeps_are_no_attempts(scene: Scene) -> None:
     assert [each.attempt for each in (delivery, second, third, fourth)] == [1, 2, 3, 3]
 
 
-# --- the group, the stream, or an entry is gone
+# --- the group, the stream, or an entry is deleted
 
 
-def test_a_group_made_at_the_end_by_hand_passes_over_what_is_there(scene: Scene) -> None:
+def test_a_group_created_by_hand_at_the_end_skips_existing_entries(scene: Scene) -> None:
     scene.raw.xadd("s", {"body": "first"})
     scene.raw.xgroup_create("s", "g", "$")
     assert scene.read("w") == []
@@ -124,14 +124,14 @@ def test_a_group_made_at_the_end_by_hand_passes_over_what_is_there(scene: Scene)
         scene.read("w")
 
 
-@pytest.mark.parametrize("harm", ["flushall", "destroy", "delete"])
-def test_workers_continue_when_their_queue_is_deleted(scene: Scene, harm: str) -> None:
+@pytest.mark.parametrize("damage", ["flushall", "destroy", "delete"])
+def test_workers_continue_when_their_queue_is_deleted(scene: Scene, damage: str) -> None:
     broker = scene.broker()
     broker.send("q", [Outgoing(body=b"held", group="g", attributes={"a": "b"}), *outgoing("waits")])
     (held,) = take(broker, 1)
-    if harm == "flushall":
+    if damage == "flushall":
         scene.server.clean()
-    elif harm == "destroy":
+    elif damage == "destroy":
         scene.raw.xgroup_destroy(STREAM, GROUP)
     else:
         scene.raw.delete(STREAM)
@@ -139,17 +139,17 @@ def test_workers_continue_when_their_queue_is_deleted(scene: Scene, harm: str) -
     (failure,) = broker.settle([(held, Ack())])
     assert failure.lost
     broker.send("q", outgoing("next"))
-    got = take(broker)
-    expected = {"flushall": ["next"], "destroy": ["held", "waits", "next"], "delete": ["waits", "next"]}[harm]
-    assert sorted(bodies(got)) == sorted(expected)
-    if harm == "destroy":  # it is the message that it was
-        (back,) = [each for each in got if each.message.body == b"held"]
-        assert (back.message, back.attempt) == (held.message, 2)
-    assert not broker.settle([(each, Ack()) for each in got])
+    deliveries = take(broker)
+    expected = {"flushall": ["next"], "destroy": ["held", "waits", "next"], "delete": ["waits", "next"]}[damage]
+    assert sorted(bodies(deliveries)) == sorted(expected)
+    if damage == "destroy":  # it is the same message
+        (redelivered,) = [each for each in deliveries if each.message.body == b"held"]
+        assert (redelivered.message, redelivered.attempt) == (held.message, 2)
+    assert not broker.settle([(each, Ack()) for each in deliveries])
     assert scene.raw.xlen(STREAM) == 0
 
 
-def test_entries_deleted_by_hand_come_back_as_a_list_that_is_easy_to_miss(scene: Scene) -> None:
+def test_entries_deleted_by_hand_are_returned_in_a_separate_list(scene: Scene) -> None:
     (id,) = scene.naive("gone")
     scene.read("w")
     scene.raw.xdel("s", id)
@@ -162,13 +162,13 @@ def test_entries_deleted_by_hand_come_back_as_a_list_that_is_easy_to_miss(scene:
 
 
 def test_the_sweep_reports_a_deleted_entry(scene: Scene) -> None:
-    dead, heir = scene.broker("dead"), scene.broker("heir")
+    dead, successor = scene.broker("dead"), scene.broker("heir")
     dead.send("q", outgoing("gone", "kept"))
-    gone, kept = take(dead, lease=NOW)
-    scene.raw.xdel(STREAM, entry(gone))
-    assert bodies(take(heir)) == ["kept"]
-    assert scene.told == [MessagesDeleted(queue="q", entries=(entry(gone),))]
-    assert heir.stats("q").in_flight == 1
+    deleted, kept = take(dead, lease=NOW)
+    scene.raw.xdel(STREAM, entry(deleted))
+    assert bodies(take(successor)) == ["kept"]
+    assert scene.events == [MessagesDeleted(queue="q", entries=(entry(deleted),))]
+    assert successor.stats("q").in_flight == 1
     assert kept.message.body == b"kept"
 
 
@@ -176,9 +176,9 @@ def test_the_sweep_reports_a_deleted_entry(scene: Scene) -> None:
 def test_a_settlement_reports_a_deleted_entry(scene: Scene, settlement: Release | DeadLetter) -> None:
     broker = scene.broker()
     broker.send("q", outgoing("gone"))
-    (gone,) = take(broker)
-    scene.raw.xdel(STREAM, entry(gone))
-    (failure,) = broker.settle([(gone, settlement)])
+    (deleted,) = take(broker)
+    scene.raw.xdel(STREAM, entry(deleted))
+    (failure,) = broker.settle([(deleted, settlement)])
     assert failure.lost
     assert "another client deleted its entry" in failure.reason
     stats = broker.stats("q")
@@ -188,16 +188,16 @@ def test_a_settlement_reports_a_deleted_entry(scene: Scene, settlement: Release 
 def test_a_heartbeat_never_hides_a_deleted_entry(scene: Scene) -> None:
     broker = scene.broker()
     broker.send("q", outgoing("gone", "kept"))
-    gone, kept = take(broker, lease=NOW)
-    scene.raw.xdel(STREAM, entry(gone))
-    broker.extend([gone, kept], lease_seconds=NOW)
+    deleted, kept = take(broker, lease=NOW)
+    scene.raw.xdel(STREAM, entry(deleted))
+    broker.extend([deleted, kept], lease_seconds=NOW)
     take(broker)
-    assert [told for told in scene.told if isinstance(told, MessagesDeleted)] == [
-        MessagesDeleted(queue="q", entries=(entry(gone),))
+    assert [event for event in scene.events if isinstance(event, MessagesDeleted)] == [
+        MessagesDeleted(queue="q", entries=(entry(deleted),))
     ]
 
 
-def test_a_purge_within_a_millisecond_makes_no_receipt_fit_again(scene: Scene) -> None:
+def test_purges_within_a_millisecond_never_repeat_a_receipt(scene: Scene) -> None:
     broker = scene.broker()
     receipts: set[str] = set()
     for _ in range(200):
@@ -207,23 +207,23 @@ def test_a_purge_within_a_millisecond_makes_no_receipt_fit_again(scene: Scene) -
     assert len(receipts) == 200
 
 
-@pytest.mark.parametrize("harm", ["FLUSHALL", f"DEL {QueueKeys('penstock').settings('q')}"])
-def test_a_queue_gets_its_settings_again(scene: Scene, harm: str) -> None:
+@pytest.mark.parametrize("damage", ["FLUSHALL", f"DEL {QueueKeys('penstock').settings('q')}"])
+def test_deleted_settings_of_a_queue_are_restored(scene: Scene, damage: str) -> None:
     settings = QueueSettings(name="q", receives_max=2, dead_letter_queue="graves")
     broker, sender = scene.broker(queues=[settings]), scene.broker("sender")
     sender.send("q", outgoing("before"))
     assert bodies(take(broker, lease=NOW)) == ["before"]
-    scene.server.cli(*harm.split())
+    scene.server.cli(*damage.split())
     sender.send("q", outgoing("after"))
     while "after" not in bodies(take(broker, lease=NOW)):
-        pass  # ends: what comes before it is handed over twice at most
+        pass  # ends: the message before it is delivered twice at most
     assert "q" in broker.queue_names()
     while take(broker, lease=NOW):
         pass
-    assert "after" in [letter.body.decode() for letter in broker.browse("graves", messages_max=9)]
+    assert "after" in [dead_letter.body.decode() for dead_letter in broker.browse("graves", messages_max=9)]
 
 
-def test_a_worker_needs_no_sender_to_name_the_store_again(scene: Scene) -> None:
+def test_a_worker_restores_deleted_settings_without_a_sender(scene: Scene) -> None:
     broker = scene.broker()
     broker.send("q", outgoing("before"))
     scene.raw.delete(QueueKeys("penstock").settings("q"))
@@ -232,18 +232,18 @@ def test_a_worker_needs_no_sender_to_name_the_store_again(scene: Scene) -> None:
     assert not broker.settle([(delivery, Ack())])
 
 
-@pytest.mark.parametrize("harm", ["FLUSHALL", "SCRIPT FLUSH", f"DEL {STREAM}", f"XGROUP DESTROY {STREAM} {GROUP}"])
-def test_a_worker_continues_automatically(scene: Scene, harm: str) -> None:
+@pytest.mark.parametrize("damage", ["FLUSHALL", "SCRIPT FLUSH", f"DEL {STREAM}", f"XGROUP DESTROY {STREAM} {GROUP}"])
+def test_a_worker_continues_automatically(scene: Scene, damage: str) -> None:
     broker, received = scene.broker(), set[str]()
 
-    def tell(event: Event) -> None:
+    def count_received(event: Event) -> None:
         if isinstance(event, MessagesReceived):
             received.update(event.message_ids)
 
-    with working(broker, {"q": 1}, tell):
+    with working(broker, {"q": 1}, count_received):
         for _ in range(3):
             ids = broker.send("q", outgoing(*range(20)))
-            wait_for(lambda ids=ids: received.issuperset(ids), "all arrive")  # type: ignore[misc]
+            wait_for(lambda ids=ids: received.issuperset(ids), "all are received")  # type: ignore[misc]
             wait_for(lambda: broker.stats("q").in_flight == 0, "and are acked")
-            scene.server.cli(*harm.split())
+            scene.server.cli(*damage.split())
     assert len(received) == 60

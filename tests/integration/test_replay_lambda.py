@@ -1,4 +1,4 @@
-"""The function that replays, at an event source mapping that is acted out over a real server."""
+"""The replay function, invoked by a simulated event source mapping over a real server."""
 
 import json
 import time
@@ -32,12 +32,12 @@ __all__ = ["scene"]
 
 TEMPLATE = Path(__file__).parents[2] / "deploy/lambda/template.yaml"
 TINY = "0.000001"  # seconds: a base so short that SQS, which delays by whole seconds, delays by one at most
-ARRIVAL_SECONDS = 30.0  # a bound; what has to arrive does so within a second or two
+ARRIVAL_SECONDS = 30.0  # an upper bound; messages arrive within a second or two
 
 
 @dataclass
 class Stage:
-    """A queue, both DLQs, and a function that the DLQ invokes."""
+    """A queue, its DLQ and final DLQ, and a function that the DLQ invokes."""
 
     scene: Scene
     environment: pytest.MonkeyPatch
@@ -51,15 +51,15 @@ class Stage:
         return ReplayFunction(probe=probe, listeners=[listen])
 
     def mapping(self, function: ReplayFunction) -> SourceMapping:
-        first = self.name("-dlq")
-        return SourceMapping(self.scene.raw, self.scene.url(first), self.scene.arn(first), function)
+        dlq = self.name("-dlq")
+        return SourceMapping(self.scene.raw, self.scene.url(dlq), self.scene.arn(dlq), function)
 
     def run(self, **options: Any) -> list[str]:
         with closing(self.function(**options)) as function:
             return list(self.mapping(function).run())
 
-    def bury(self, *messages: Outgoing, reject: bool = False) -> None:
-        """Let Penstock's own worker make dead letters of these."""
+    def dead_letter(self, *messages: Outgoing, reject: bool = False) -> None:
+        """Let Penstock's own worker dead-letter these messages."""
         for message in messages:
             self.broker.send(self.name(), [message])
             (delivery,) = take(self.broker, queue=self.name())
@@ -73,41 +73,41 @@ class Stage:
 
     def received(self, count: int) -> list[Mapping[str, Any]]:
         """Return the messages that a mapping receives in one call."""
-        asked = {"QueueUrl": self.scene.url(self.name("-dlq")), "MaxNumberOfMessages": 10}
+        request = {"QueueUrl": self.scene.url(self.name("-dlq")), "MaxNumberOfMessages": 10}
         names = {"MessageAttributeNames": ["All"], "MessageSystemAttributeNames": ["All"]}
-        raw: list[Mapping[str, Any]] = self.scene.raw.receive_message(**asked, **names)["Messages"]
+        raw: list[Mapping[str, Any]] = self.scene.raw.receive_message(**request, **names)["Messages"]
         assert len(raw) == count
         return raw
 
     def call(self, raw: Sequence[Mapping[str, Any]]) -> list[str]:
         arn = self.scene.arn(self.name("-dlq"))
         with closing(self.function()) as function:
-            told = function({"Records": [record(each, arn) for each in raw]})
-        return [each["itemIdentifier"] for each in told["batchItemFailures"]]
+            result = function({"Records": [record(each, arn) for each in raw]})
+        return [each["itemIdentifier"] for each in result["batchItemFailures"]]
 
     def drained(self) -> list[str]:
-        """All that waits in the queue, one after the other."""
-        came: list[str] = []
+        """Receive and ack everything that waits in the queue, one after the other."""
+        received: list[str] = []
         while deliveries := self.waiting():
-            came += bodies(deliveries)
+            received += bodies(deliveries)
             assert not self.broker.settle([(each, Ack()) for each in deliveries])
-        return came
+        return received
 
     def waiting(self, suffix: str = "") -> list[Delivery]:
-        """Receive what is visible; nothing is a result."""
+        """Receive the visible messages; there may be none."""
         return take_later(self.broker, queue=self.name(suffix), seconds=1.0)
 
     def arrived(self, suffix: str = "") -> list[Delivery]:
-        """Receive what has to arrive, perhaps after a delay."""
+        """Receive messages that must arrive, perhaps after a delay."""
         return take_later(self.broker, queue=self.name(suffix), seconds=ARRIVAL_SECONDS)
 
 
 @pytest.fixture
 def stage(scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
-    return made(scene, tmp_path, monkeypatch, fifo=False)
+    return make_stage(scene, tmp_path, monkeypatch, fifo=False)
 
 
-def made(scene: Scene, folder: Path, environment: pytest.MonkeyPatch, *, fifo: bool) -> Stage:
+def make_stage(scene: Scene, folder: Path, environment: pytest.MonkeyPatch, *, fifo: bool) -> Stage:
     end = ".fifo" if fifo else ""
     broker = scene.broker(
         QueueSettings(name=f"q{end}", dead_letter_queue=f"q-dlq{end}", receives_max=3),
@@ -123,11 +123,11 @@ def made(scene: Scene, folder: Path, environment: pytest.MonkeyPatch, *, fifo: b
     return Stage(scene=scene, environment=environment, broker=broker, fifo=fifo)
 
 
-def test_a_dead_letter_is_imported_unchanged(stage: Stage) -> None:
+def test_a_dead_letter_is_replayed_unchanged(stage: Stage) -> None:
     attributes: Attributes = {f"a{n}": b"\x00\xff" if n % 2 else f"v{n}" for n in range(9)}
-    stage.bury(Outgoing(body=b"\x00raw", attributes=attributes, group="tenant"))
-    heard: list[Event] = []
-    assert stage.run(listen=heard.append) == []
+    stage.dead_letter(Outgoing(body=b"\x00raw", attributes=attributes, group="tenant"))
+    events: list[Event] = []
+    assert stage.run(listen=events.append) == []
     (again,) = stage.arrived()
     assert (again.message.body, again.message.group) == (b"\x00raw", "tenant")
     kept = {name: value for name, value in again.message.attributes.items() if name in attributes}
@@ -136,19 +136,19 @@ def test_a_dead_letter_is_imported_unchanged(stage: Stage) -> None:
     assert DEATH_ATTRIBUTE not in again.message.attributes
     assert [death.reason for death in earlier_deaths_of(again.message.attributes)] == ["bad"]
     assert stage.waiting("-dlq") == stage.waiting("-dead") == []
-    (told,) = [each for each in heard if isinstance(each, DeadLetterReplayed)]
-    assert (told.result, told.queue, told.dead_letter_queue, told.count) == ("sent", "q", "q-dlq", 1)
-    assert told.replay_id == again.message.attributes[REPLAY_ID_ATTRIBUTE]
+    (result,) = [each for each in events if isinstance(each, DeadLetterReplayed)]
+    assert (result.result, result.queue, result.dead_letter_queue, result.count) == ("sent", "q", "q-dlq", 1)
+    assert result.replay_id == again.message.attributes[REPLAY_ID_ATTRIBUTE]
 
 
-def test_a_message_that_always_fails_comes_back_three_times_and_goes_to_the_final_dlq(stage: Stage) -> None:
+def test_a_message_that_always_fails_is_replayed_three_times_and_moved_to_the_final_dlq(stage: Stage) -> None:
     stage.broker.send("q", [Outgoing(body=b"bad")])
-    came = 0
+    received = 0
     while deliveries := stage.waiting():
-        came += len(deliveries)
+        received += len(deliveries)
         assert not stage.broker.settle([(each, DeadLetter(reason="always")) for each in deliveries])
         stage.run()
-    assert came == 4
+    assert received == 4
     (dead,) = stage.arrived("-dead")
     assert set_aside_reason(dead.message.attributes) == "replayed 3 times, and dead again"
     death = death_of(dead.message.attributes)
@@ -157,15 +157,15 @@ def test_a_message_that_always_fails_comes_back_three_times_and_goes_to_the_fina
     assert stage.waiting("-dlq") == []
 
 
-def test_poison_goes_to_the_final_dlq_at_once(stage: Stage) -> None:
-    stage.bury(Outgoing(body=b"bad"), reject=True)
+def test_poison_is_moved_to_the_final_dlq_at_once(stage: Stage) -> None:
+    stage.dead_letter(Outgoing(body=b"bad"), reject=True)
     assert stage.run() == []
     (dead,) = stage.arrived("-dead")
     assert set_aside_reason(dead.message.attributes) == "another attempt cannot help: bad"
     assert stage.waiting() == stage.waiting("-dlq") == []
 
 
-def test_messages_and_settings_of_the_aws_sample_are_understood(stage: Stage) -> None:
+def test_messages_and_settings_of_the_aws_sample_are_accepted(stage: Stage) -> None:
     stage.environment.setenv("MAX_ATTEMPS", "2")
     stage.put("third", {COUNTER_ATTRIBUTE: {"DataType": "Number", "StringValue": "2"}})
     stage.put("second", {COUNTER_ATTRIBUTE: {"DataType": "Number", "StringValue": "1"}})
@@ -176,19 +176,19 @@ def test_messages_and_settings_of_the_aws_sample_are_understood(stage: Stage) ->
     assert bodies(stage.arrived("-dead")) == ["third"]
 
 
-def test_a_dead_letter_that_waits_longer_than_a_queue_delays_is_hidden_and_named(stage: Stage) -> None:
+def test_a_dead_letter_with_a_long_wait_is_hidden_and_returned_as_a_failure(stage: Stage) -> None:
     stage.environment.setenv("BACKOFF_RATE", "100000000")
-    stage.bury(Outgoing(body=b"later"))
-    heard: list[Event] = []
-    (stays,) = stage.run(listen=heard.append)
-    (told,) = [each for each in heard if isinstance(each, DeadLetterReplayed)]
-    assert (told.result, told.message_id) == ("waiting", stays)
+    stage.dead_letter(Outgoing(body=b"later"))
+    events: list[Event] = []
+    (stays,) = stage.run(listen=events.append)
+    (result,) = [each for each in events if isinstance(each, DeadLetterReplayed)]
+    assert (result.result, result.message_id) == ("waiting", stays)
     assert stage.waiting() == stage.waiting("-dlq") == []
     stats = stage.broker.stats("q-dlq")
     assert (stats.visible, stats.in_flight) == (0, 1)
 
 
-def test_without_a_death_the_queue_keeps_the_wait_as_a_delay(stage: Stage) -> None:
+def test_without_a_recorded_death_the_wait_becomes_a_delay(stage: Stage) -> None:
     stage.environment.setenv("BACKOFF_RATE", "100000000")
     stage.put("moved by SQS")
     assert stage.run() == []
@@ -199,110 +199,110 @@ def test_without_a_death_the_queue_keeps_the_wait_as_a_delay(stage: Stage) -> No
 
 @pytest.mark.parametrize("step", [Step.REPLAY_INTENDED, Step.REPLAY_SENT, Step.REPLAY_MARKED])
 def test_a_crash_at_any_step_loses_nothing_and_doubles_once(stage: Stage, step: Step) -> None:
-    stage.bury(*(Outgoing(body=f"m{n}".encode()) for n in range(3)))
+    stage.dead_letter(*(Outgoing(body=f"m{n}".encode()) for n in range(3)))
 
     def crash(at: Step) -> None:
         if at is step:
-            raise RuntimeError("the machine is gone")
+            raise RuntimeError("the machine stopped")
 
-    first = stage.name("-dlq")
-    stage.scene.raw.set_queue_attributes(QueueUrl=stage.scene.url(first), Attributes={"VisibilityTimeout": "1"})
+    dlq = stage.name("-dlq")
+    stage.scene.raw.set_queue_attributes(QueueUrl=stage.scene.url(dlq), Attributes={"VisibilityTimeout": "1"})
     with pytest.raises(RuntimeError):
         stage.run(probe=crash)
-    came = bodies(stage.waiting())
-    left = stage.broker.stats(first)
+    received = bodies(stage.waiting())
+    left = stage.broker.stats(dlq)
     while left.visible or left.in_flight:
         stage.run()
-        left = stage.broker.stats(first)
-    came += bodies(stage.waiting())
-    assert set(came) == {"m0", "m1", "m2"}
-    assert all(came.count(body) <= 2 for body in set(came))
-    assert len(came) == (3 if step is Step.REPLAY_INTENDED else 6)
+        left = stage.broker.stats(dlq)
+    received += bodies(stage.waiting())
+    assert set(received) == {"m0", "m1", "m2"}
+    assert all(received.count(body) <= 2 for body in set(received))
+    assert len(received) == (3 if step is Step.REPLAY_INTENDED else 6)
 
 
 def test_unsettled_replays_are_sent_anyway_and_no_dead_letter_is_lost(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stage.bury(Outgoing(body=b"a"))
-    stage.bury(Outgoing(body=b"p"), reject=True)
+    stage.dead_letter(Outgoing(body=b"a"))
+    stage.dead_letter(Outgoing(body=b"p"), reject=True)
 
-    def away(self: SqsBroker, settlements: object) -> None:
+    def fail(self: SqsBroker, settlements: object) -> None:
         raise TemporaryError("SQS is away")
 
     with monkeypatch.context() as patch:
-        patch.setattr(SqsBroker, "settle", away)
+        patch.setattr(SqsBroker, "settle", fail)
         stays: list[str] = []
         while stage.broker.stats("q-dlq").visible:
             stays += stage.run()
-    assert len(stays) == 1  # the poison; of the other one Lambda itself deletes the letter
+    assert len(stays) == 1  # the poison message; Lambda itself deletes the other one
     assert bodies(stage.arrived()) == ["a"]
     assert stage.broker.stats("q-dlq").in_flight == 1
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert [line["event"] for line in lines].count("settlement.failed") == 2
 
 
-def test_several_queues_with_one_dlq_each_get_their_own_dead_letters_back(stage: Stage) -> None:
+def test_dead_letters_of_a_shared_dlq_return_to_their_own_queues(stage: Stage) -> None:
     other = stage.scene.broker(QueueSettings(name="other", dead_letter_queue="q-dlq", receives_max=3))
     stage.environment.delenv("SQS_MAIN_URL")
     stage.environment.setenv("PENSTOCK_WORKER_QUEUES", '{"q": 1, "other": 1}')
-    stage.bury(Outgoing(body=b"mine"))
+    stage.dead_letter(Outgoing(body=b"mine"))
     other.send("other", [Outgoing(body=b"theirs")])
     (delivery,) = take(other, queue="other")
     assert not other.settle([(delivery, DeadLetter(reason="bad"))])
-    stage.put("nobody knows whose")
+    stage.put("of unknown origin")
     while stage.broker.stats("q-dlq").visible:
         assert stage.run() == []
     assert bodies(stage.arrived()) == ["mine"]
     assert bodies(take_later(other, queue="other")) == ["theirs"]
     (dead,) = stage.arrived("-dead")
-    assert dead.message.body == b"nobody knows whose"
+    assert dead.message.body == b"of unknown origin"
     assert "nothing says which queue it died in" in str(set_aside_reason(dead.message.attributes))
 
 
-# --- with a record
+# --- with a ledger
 
 
 @pytest.fixture
 def recorded(moto: AwsServer, postgresql_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
-    """The same with a database that remembers replays."""
+    """Return a stage with a database that records replays."""
     with closing(Scene(moto)) as scene:
         monkeypatch.setenv("PENSTOCK_LEDGER", postgresql_url)
-        yield made(scene, tmp_path, monkeypatch, fifo=False)
+        yield make_stage(scene, tmp_path, monkeypatch, fifo=False)
 
 
-def test_what_is_on_record_as_sent_is_only_deleted(recorded: Stage) -> None:
-    recorded.bury(Outgoing(body=b"once"))
-    first = recorded.scene.url("q-dlq")
-    recorded.scene.raw.set_queue_attributes(QueueUrl=first, Attributes={"VisibilityTimeout": "1"})
+def test_a_dead_letter_recorded_as_sent_is_only_deleted(recorded: Stage) -> None:
+    recorded.dead_letter(Outgoing(body=b"once"))
+    dlq = recorded.scene.url("q-dlq")
+    recorded.scene.raw.set_queue_attributes(QueueUrl=dlq, Attributes={"VisibilityTimeout": "1"})
 
     def crash(at: Step) -> None:
         if at is Step.REPLAY_MARKED:
-            raise RuntimeError("the machine is gone")
+            raise RuntimeError("the machine stopped")
 
     with pytest.raises(RuntimeError):
         recorded.run(probe=crash)
-    heard: list[Event] = []
-    while messages_in(recorded.broker, "q-dlq"):  # in one look: it becomes visible between two
-        recorded.run(listen=heard.append)
-    assert [each.result for each in heard if isinstance(each, DeadLetterReplayed)] == ["already_sent"]
+    events: list[Event] = []
+    while messages_in(recorded.broker, "q-dlq"):  # in one call: it becomes visible between two
+        recorded.run(listen=events.append)
+    assert [each.result for each in events if isinstance(each, DeadLetterReplayed)] == ["already_sent"]
     assert bodies(recorded.arrived()) == ["once"]
     assert recorded.waiting() == []
 
 
-def test_a_wait_on_record_is_as_long_as_it_was_drawn_and_drawn_once(recorded: Stage) -> None:
-    """Also of a letter that SQS moved, which by itself tells nothing."""
+def test_a_recorded_wait_is_drawn_once(recorded: Stage) -> None:
+    """This includes a message that SQS moved, which has no time of death."""
     recorded.environment.setenv("BACKOFF_RATE", "100000000")
     recorded.put("moved by SQS")
     raw = recorded.received(1)
-    heard: list[Event] = []
+    events: list[Event] = []
     for _ in range(2):
-        with closing(recorded.function(listen=heard.append)) as function:
+        with closing(recorded.function(listen=events.append)) as function:
             assert len(function({"Records": [record(raw[0], recorded.scene.arn("q-dlq"))]})["batchItemFailures"]) == 1
-    first, second = [each for each in heard if isinstance(each, DeadLetterReplayed)]
-    assert (first.result, second.result, first.due_at) == ("waiting", "waiting", second.due_at)
+    dlq, second = [each for each in events if isinstance(each, DeadLetterReplayed)]
+    assert (dlq.result, second.result, dlq.due_at) == ("waiting", "waiting", second.due_at)
 
 
-# --- rights
+# --- permissions
 
 
 ACTIONS = {
@@ -315,7 +315,7 @@ ACTIONS = {
 
 
 def rights() -> set[tuple[str, str]]:
-    """Actions and queues of the function's role, as its template says."""
+    """Return actions and queues of the function's role in its template."""
     template, _ = decode(str(TEMPLATE))
     (policy,) = template["Resources"]["Role"]["Properties"]["Policies"]
     found: set[tuple[str, str]] = set()
@@ -328,16 +328,16 @@ def rights() -> set[tuple[str, str]]:
     return found
 
 
-def test_the_role_of_the_template_suffices(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    stage.bury(Outgoing(body=b"poison"), reject=True)
-    stage.bury(Outgoing(body=b"due"))
+def test_the_permissions_of_the_templates_role_suffice(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage.dead_letter(Outgoing(body=b"poison"), reject=True)
+    stage.dead_letter(Outgoing(body=b"due"))
     allowed, refused = rights(), set[tuple[str, str]]()
-    ask = SqsApi.call
+    call = SqsApi.call
 
-    def asked(self: SqsApi, operation: str, *, queue: str = "", **parameters: Any) -> Mapping[str, Any]:
+    def request(self: SqsApi, operation: str, *, queue: str = "", **parameters: Any) -> Mapping[str, Any]:
         wanted = (ACTIONS[operation], str(parameters.get("QueueUrl", parameters.get("QueueName"))).rpartition("/")[2])
         if wanted in allowed:
-            return ask(self, operation, queue=queue, **parameters)
+            return call(self, operation, queue=queue, **parameters)
         refused.add(wanted)
         raise ConfigurationError(f"refused: {wanted}")
 
@@ -345,11 +345,11 @@ def test_the_role_of_the_template_suffices(stage: Stage, monkeypatch: pytest.Mon
         mapping = stage.mapping(function)
         while stage.broker.stats("q-dlq").visible:
             with monkeypatch.context() as patch:
-                patch.setattr(SqsApi, "call", asked)
+                patch.setattr(SqsApi, "call", request)
                 assert mapping.run() == []
     assert bodies(stage.arrived()) == ["due"]
     assert bodies(stage.arrived("-dead")) == ["poison"]
-    assert refused <= {("sqs:GetQueueAttributes", "q-dead")}  # how large a letter may be there is then not known
+    assert refused <= {("sqs:GetQueueAttributes", "q-dead")}  # the size limit of the final DLQ is then unknown
 
 
 # --- FIFO
@@ -357,10 +357,10 @@ def test_the_role_of_the_template_suffices(stage: Stage, monkeypatch: pytest.Mon
 
 @pytest.fixture
 def fifo(scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
-    return made(scene, tmp_path, monkeypatch, fifo=True)
+    return make_stage(scene, tmp_path, monkeypatch, fifo=True)
 
 
-def died(at: float) -> Attributes:
+def death_attributes(at: float) -> Attributes:
     death = Death(
         reason="bad", attempts=1, last_failed_at=at, worker="w", queue="q.fifo", message_id="m", enqueued_at=at
     )
@@ -370,30 +370,31 @@ def died(at: float) -> Attributes:
 def test_nothing_overtakes_a_waiting_message_of_its_fifo_group(
     moto: AwsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On moto, which hands several of a group over together, as AWS does."""
+    """On moto, which delivers several messages of a group together, as AWS does."""
     with closing(Scene(moto)) as scene:
-        _nothing_overtakes(made(scene, tmp_path, monkeypatch, fifo=True))
+        assert_nothing_overtakes(make_stage(scene, tmp_path, monkeypatch, fifo=True))
 
 
-def _nothing_overtakes(fifo: Stage) -> None:
+def assert_nothing_overtakes(fifo: Stage) -> None:
     fifo.environment.setenv("BACKOFF_RATE", "345600")
     long_ago, just_now = 1.0, time.time()
-    letters = [("a1", long_ago), ("a2", just_now), ("b1", long_ago), ("a3", long_ago), ("b2", long_ago)]
+    dead_letters = [("a1", long_ago), ("a2", just_now), ("b1", long_ago), ("a3", long_ago), ("b2", long_ago)]
     ids = {
         body: fifo.broker.send(
-            "q-dlq.fifo", [Outgoing(body=body.encode(), group=body[0], attributes=died(at), deduplication_id=body)]
+            "q-dlq.fifo",
+            [Outgoing(body=body.encode(), group=body[0], attributes=death_attributes(at), deduplication_id=body)],
         )[0]
-        for body, at in letters
+        for body, at in dead_letters
     }
-    told = fifo.call(fifo.received(5))
-    assert told == [ids["a2"], ids["a3"]]
-    came = fifo.drained()
-    assert [body for body in came if body.startswith("a")] == ["a1"]
-    assert [body for body in came if body.startswith("b")] == ["b1", "b2"]
+    result = fifo.call(fifo.received(5))
+    assert result == [ids["a2"], ids["a3"]]
+    received = fifo.drained()
+    assert [body for body in received if body.startswith("a")] == ["a1"]
+    assert [body for body in received if body.startswith("b")] == ["b1", "b2"]
 
 
-def test_a_fifo_queues_dead_letters_come_back_in_order(fifo: Stage) -> None:
-    fifo.bury(*(Outgoing(body=f"a{n}".encode(), group="a") for n in range(3)))
+def test_dead_letters_of_a_fifo_queue_are_replayed_in_order(fifo: Stage) -> None:
+    fifo.dead_letter(*(Outgoing(body=f"a{n}".encode(), group="a") for n in range(3)))
     while fifo.broker.stats("q-dlq.fifo").visible:
         assert fifo.run() == []
     assert fifo.drained() == ["a0", "a1", "a2"]

@@ -1,4 +1,6 @@
-"""A Delta table in S3 whose requests fail: what was committed counts once, and what may pass is no table's fault."""
+"""A Delta table in S3 whose requests fail: committed batches count once, and temporary errors are not reported as
+errors of the table.
+"""
 
 import http.client
 import io
@@ -23,7 +25,7 @@ from penstock.storage.roots import files_at
 ATTEMPTS = [f"01K0{number:022d}" for number in range(2)]
 SCHEMA = pa.schema([("id", pa.int64())])
 TABLE = "s3://lake/clicks"
-NOBODY_THERE = "http://127.0.0.1:1"
+UNREACHABLE = "http://127.0.0.1:1"
 
 
 @pytest.fixture
@@ -38,13 +40,13 @@ def sink_at(aws: Aws, table: str = TABLE) -> DeltaTableSink:
 
 
 def append(aws: Aws, number: int) -> Append:
-    """A batch of one row, its file written."""
+    """Return a batch of one row, with its file written."""
     files, path, data = files_at(TABLE, aws), f"data/{ATTEMPTS[number]}/r0/a.parquet", io.BytesIO()
     pq.write_table(pa.table({"id": [number]}, SCHEMA), data)
     files.write(path, data.getvalue())
-    there = files.stat(path)
-    assert there is not None
-    file = DataFile(path=path, size_bytes=there.size_bytes, rows=1, modified_at=there.modified_at, statistics={})
+    stat = files.stat(path)
+    assert stat is not None
+    file = DataFile(path=path, size_bytes=stat.size_bytes, rows=1, modified_at=stat.modified_at, statistics={})
     return Append(seq=number + 1, attempt_id=ATTEMPTS[number], files=[file])
 
 
@@ -52,10 +54,10 @@ def ids(aws: Aws) -> Sequence[int]:
     return sorted(open_dataset(files_at(TABLE, aws)).to_table()["id"].to_pylist())
 
 
-def committed_by_a_failing_way(straight: Aws, failing: Aws, fail: Callable[[], object]) -> Sequence[int]:
-    """A commit took effect and nobody heard of it: the next look has to find it. Answers what there is then."""
-    sink_at(straight).ensure_schema(SCHEMA)
-    first = append(straight, 0)
+def commit_with_a_lost_response(direct: Aws, failing: Aws, fail: Callable[[], object]) -> Sequence[int]:
+    """Lose the response to a successful commit, and check that the next load finds it. Return the ids in the table."""
+    sink_at(direct).ensure_schema(SCHEMA)
+    first = append(direct, 0)
     loaded = sink_at(failing).load()
     assert loaded is not None
     fail()
@@ -64,53 +66,51 @@ def committed_by_a_failing_way(straight: Aws, failing: Aws, fail: Callable[[], o
     again = sink_at(failing).load()
     assert again is not None
     assert (again.position.seq, again.version) == (1, 1)
-    again.append(append(straight, 1))
-    return ids(straight)
+    again.append(append(direct, 1))
+    return ids(direct)
 
 
-def test_a_commit_whose_answer_is_lost_is_found(moto: AwsServer, s3: Any, start_aws_proxy: StartAwsProxy) -> None:
+def test_a_commit_whose_response_is_lost_is_found(moto: AwsServer, s3: Any, start_aws_proxy: StartAwsProxy) -> None:
     proxy = start_aws_proxy(moto)
-    lose = f"PUT /lake/clicks/_delta_log/{1:020d}".encode()
-    assert committed_by_a_failing_way(moto.aws, proxy.aws, lambda: proxy.swallow(lose)) == [0, 1]
+    lost_request = f"PUT /lake/clicks/_delta_log/{1:020d}".encode()
+    assert commit_with_a_lost_response(moto.aws, proxy.aws, lambda: proxy.swallow(lost_request)) == [0, 1]
 
 
 @pytest.fixture
 def between(moto: AwsServer) -> Iterator[S3Stub]:
-    with S3Stub(lambda asked: passed_on(moto, asked)) as stub:
+    with S3Stub(lambda request: forward(moto, request)) as stub:
         yield stub
 
 
-def passed_on(moto: AwsServer, asked: Asked) -> Answered:
+def forward(moto: AwsServer, request: Asked) -> Answered:
     connection = http.client.HTTPConnection("127.0.0.1", moto.port)
-    connection.request(asked.method, asked.target, asked.body, dict(asked.headers))
-    answer = connection.getresponse()
-    told = {name: value for name, value in answer.getheaders() if name.lower() != "connection"}
-    return Answered(status=answer.status, body=answer.read(), headers=told)
+    connection.request(request.method, request.target, request.body, dict(request.headers))
+    respond = connection.getresponse()
+    statuses = {name: value for name, value in respond.getheaders() if name.lower() != "connection"}
+    return Answered(status=respond.status, body=respond.read(), headers=statuses)
 
 
-def test_a_commit_that_is_tried_again_by_the_library_and_refused_then_is_found(
-    moto: AwsServer, s3: Any, between: S3Stub
-) -> None:
-    """The first try's object is there, its answer is a 500, and the second is told 412."""
-    told: list[int] = []
+def test_a_commit_retried_by_the_library_and_then_refused_is_found(moto: AwsServer, s3: Any, between: S3Stub) -> None:
+    """The first try creates the object and its response is replaced by a 500; the second gets a 412."""
+    statuses: list[int] = []
 
-    def answer(asked: Asked) -> Answered:
-        passed = passed_on(moto, asked)
-        if asked.method == "PUT" and f"_delta_log/{1:020d}" in asked.target:
-            told.append(passed.status)
-            return passed if len(told) > 1 else refusal(500, "InternalError")
-        return passed
+    def respond(request: Asked) -> Answered:
+        response = forward(moto, request)
+        if request.method == "PUT" and f"_delta_log/{1:020d}" in request.target:
+            statuses.append(response.status)
+            return response if len(statuses) > 1 else refusal(500, "InternalError")
+        return response
 
     def fail() -> None:
-        between.answer = answer
+        between.answer = respond
 
-    assert committed_by_a_failing_way(moto.aws, aws_at(between.url), fail) == [0, 1]
-    assert told == [200, 412]
+    assert commit_with_a_lost_response(moto.aws, aws_at(between.url), fail) == [0, 1]
+    assert statuses == [200, 412]
 
 
-def test_a_store_that_is_away_is_no_fault_of_the_table(moto: AwsServer) -> None:
+def test_an_unavailable_store_is_a_temporary_error(moto: AwsServer) -> None:
     with pytest.raises(TemporaryError, match="s3://lake/clicks cannot be used: no connection to the server"):
-        sink_at(replace(moto.aws, endpoint_url=NOBODY_THERE)).load()
+        sink_at(replace(moto.aws, endpoint_url=UNREACHABLE)).load()
 
 
 @pytest.mark.parametrize(
@@ -122,28 +122,28 @@ def test_a_store_that_is_away_is_no_fault_of_the_table(moto: AwsServer) -> None:
         (refusal(404, "NoSuchBucket"), TableNowhere, "the bucket does not exist"),
     ],
 )
-def test_refusals_of_s3_become_errors_of_the_table(refused: Answered, error: type[Exception], words: str) -> None:
-    with S3Stub(lambda asked: refused) as stub, pytest.raises(error, match=words) as raised:
+def test_refusals_of_s3_become_table_errors(refused: Answered, error: type[Exception], words: str) -> None:
+    with S3Stub(lambda request: refused) as stub, pytest.raises(error, match=words) as error_info:
         sink_at(aws_at(stub.url)).load()
-    assert "\n" not in str(raised.value)
+    assert "\n" not in str(error_info.value)
 
 
-def test_a_place_that_cannot_be_listed_for_now_is_no_fault_of_the_table() -> None:
-    """No log is there, and whether the place is free cannot be told."""
+def test_a_prefix_that_cannot_be_listed_now_is_a_temporary_error() -> None:
+    """There is no log, and it is unknown whether the prefix is in use."""
     empty = b"<ListBucketResult><IsTruncated>false</IsTruncated><KeyCount>0</KeyCount></ListBucketResult>"
 
-    def answer(asked: Asked) -> Answered:
-        if "delimiter" in asked.target:
+    def respond(request: Asked) -> Answered:
+        if "delimiter" in request.target:
             return refusal(503, "SlowDown")
-        return Answered(body=empty) if "list-type" in asked.target else refusal(404, "NoSuchKey")
+        return Answered(body=empty) if "list-type" in request.target else refusal(404, "NoSuchKey")
 
-    with S3Stub(answer) as stub, pytest.raises(TemporaryError, match="slow down"):
+    with S3Stub(respond) as stub, pytest.raises(TemporaryError, match="slow down"):
         sink_at(aws_at(stub.url)).load()
 
 
 @pytest.mark.parametrize("table", ["s3://lake/clicks#1", "s3://lake/clicks?1"])
-def test_a_prefix_that_ends_early_in_a_url_is_refused(moto: AwsServer, s3: Any, table: str) -> None:
-    """The log of these would be that of s3://lake/clicks."""
+def test_a_prefix_with_a_query_or_fragment_is_refused(moto: AwsServer, s3: Any, table: str) -> None:
+    """The log of these tables would be that of s3://lake/clicks."""
     with pytest.raises(TableError, match="has a \\? or a #"):
         sink_at(moto.aws, table).ensure_schema(SCHEMA)
     assert "Contents" not in s3.list_objects_v2(Bucket="lake")

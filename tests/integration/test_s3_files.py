@@ -1,4 +1,6 @@
-"""Files in S3 on a server that speaks S3: what uploads leave behind, what readers fetch, and delta-rs beside us."""
+"""Files in S3 on a server that speaks S3: leftovers of uploads, bytes fetched by readers, and delta-rs with the same
+options.
+"""
 
 import os
 import threading
@@ -42,7 +44,7 @@ def write_large_half(files: S3Files, s3: Any) -> None:
         raise KeyError
 
 
-def test_an_upload_that_is_given_up_leaves_nothing(files: S3Files, s3: Any) -> None:
+def test_an_aborted_upload_leaves_nothing(files: S3Files, s3: Any) -> None:
     with pytest.raises(KeyError):
         write_large_half(files, s3)
     assert uploads(s3) == []
@@ -64,7 +66,7 @@ def test_many_threads_share_the_clients(files: S3Files) -> None:
     assert sorted(info.size_bytes for info in files.list("out")) == list(range(8))
 
 
-def test_a_footer_costs_little_of_a_large_file(files: S3Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_a_footer_fetches_little_of_a_large_file(files: S3Files, monkeypatch: pytest.MonkeyPatch) -> None:
     table = pa.table({"noise": [os.urandom(1_000) for _ in range(20_000)], "x": list(range(20_000))})
     with files.open_output("data/rows.parquet") as sink:
         pq.write_table(table, sink)
@@ -83,7 +85,7 @@ def test_a_footer_costs_little_of_a_large_file(files: S3Files, monkeypatch: pyte
     assert 0 < sum(fetched) < MIB
 
 
-def test_folders_that_a_console_made_are_no_files(files: S3Files, s3: Any) -> None:
+def test_folder_markers_of_a_console_are_not_files(files: S3Files, s3: Any) -> None:
     for key in ("clicks/", "clicks/data/", "clicks/data//odd", "clicks/data/1"):
         s3.put_object(Bucket="lake", Key=key, Body=b"")
     assert sorted(info.path for info in files.list()) == ["data//odd", "data/1"]
@@ -109,7 +111,7 @@ def commit(table: DeltaTable, number: int) -> None:
     table.create_write_transaction([], "append", table.schema(), [], commit_properties=properties)
 
 
-def test_a_bucket_that_does_not_exist(moto: AwsServer) -> None:
+def test_a_missing_bucket_is_a_table_error(moto: AwsServer) -> None:
     nowhere = S3Files(s3_address("s3://none/clicks"), moto.aws)
     for call in (lambda: nowhere.write("a", b""), lambda: nowhere.names(), lambda: nowhere.read("a")):
         with pytest.raises(TableError, match="the bucket does not exist"):

@@ -1,4 +1,4 @@
-"""Listing a prefix of a server that speaks S3: what is found, and what is left out for which reason."""
+"""Listing a prefix on a server that speaks S3: the objects found, and those left out with the reason."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -53,15 +53,15 @@ def keep_versions(s3: Any, status: str = "Enabled") -> None:
     s3.put_bucket_versioning(Bucket=BUCKET, VersioningConfiguration={"Status": status})
 
 
-def put(s3: Any, *keys: str, body: bytes = b"x", **more: Any) -> Mapping[str, Any]:
-    answer: Mapping[str, Any] = {}
+def put(s3: Any, *keys: str, body: bytes = b"x", **options: Any) -> Mapping[str, Any]:
+    response: Mapping[str, Any] = {}
     for key in keys:
-        answer = s3.put_object(Bucket=BUCKET, Key=key, Body=body, **more)
-    return answer
+        response = s3.put_object(Bucket=BUCKET, Key=key, Body=body, **options)
+    return response
 
 
-def listing(moto: AwsServer, address: str = f"s3://{BUCKET}", **more: Any) -> S3Listing:
-    return S3Listing(s3_address(address), aws=moto.aws, **more)
+def listing(moto: AwsServer, address: str = f"s3://{BUCKET}", **options: Any) -> S3Listing:
+    return S3Listing(s3_address(address), aws=moto.aws, **options)
 
 
 def listed(listing: S3Listing) -> list[ObjectRef]:
@@ -72,8 +72,8 @@ def keys(found: Sequence[ObjectRef]) -> list[str]:
     return [ref.key for ref in found]
 
 
-def announced(ref: ObjectRef) -> ObjectRef:
-    """The object as S3's own notification of it has it."""
+def notified(ref: ObjectRef) -> ObjectRef:
+    """Return the object as S3's own notification describes it."""
     described = {"key": quote_plus(ref.key, safe="/"), "size": ref.size_bytes, "eTag": ref.etag, "sequencer": "0055AE"}
     if ref.version_id is not None:
         described["versionId"] = ref.version_id
@@ -87,26 +87,26 @@ def announced(ref: ObjectRef) -> ObjectRef:
 
 
 @pytest.mark.parametrize("versioning", [None, "Enabled", "Suspended"])
-def test_an_object_is_the_one_that_its_notification_announces(moto: AwsServer, s3: Any, versioning: str | None) -> None:
+def test_a_listed_object_equals_the_one_in_its_notification(moto: AwsServer, s3: Any, versioning: str | None) -> None:
     put(s3, "in/before")
     if versioning:
         keep_versions(s3, versioning)
-    answer = put(s3, "in/a b", body=b"12345")
+    response = put(s3, "in/a b", body=b"12345")
     before, after = listed(listing(moto, f"s3://{BUCKET}/in"))[::-1]
     assert before.version_id is None
     assert after == ObjectRef(
         bucket=BUCKET,
         key="in/a b",
         size_bytes=5,
-        etag=answer["ETag"].strip('"'),
-        version_id=answer["VersionId"] if versioning == "Enabled" else None,
+        etag=response["ETag"].strip('"'),
+        version_id=response["VersionId"] if versioning == "Enabled" else None,
     )
     for ref in (before, after):
-        assert announced(ref).object_id == ref.object_id
-        assert replace(announced(ref), sequencer=None) == ref
+        assert notified(ref).object_id == ref.object_id
+        assert replace(notified(ref), sequencer=None) == ref
 
 
-def test_only_the_latest_version_is_found_and_nothing_deleted(moto: AwsServer, versioned: Any) -> None:
+def test_only_latest_versions_that_are_not_deleted_are_found(moto: AwsServer, versioned: Any) -> None:
     put(versioned, "in/a", body=b"old")
     latest = put(versioned, "in/a", body=b"newer")
     put(versioned, "in/deleted", "in/back")
@@ -141,14 +141,16 @@ def test_a_prefix_is_a_folder_or_one_object(moto: AwsServer, s3: Any) -> None:
     assert keys(listed(listing(moto, f"s3://{BUCKET}/none"))) == []
 
 
-def test_what_is_left_out_is_reported(moto: AwsServer, s3: Any) -> None:
+def test_left_out_objects_are_reported(moto: AwsServer, s3: Any) -> None:
     put(s3, "in/a", "in/.hidden", "in/.tmp/x", "in/b/.c/d/e", "in/own/data/x", "in/own_quarantine/x", "in/owner")
     put(s3, "in/folder/", "in/", body=b"")
     put(s3, "in/not-empty/")
     excluded = [s3_address(f"s3://{BUCKET}/in/own"), s3_address(f"s3://{BUCKET}/in/own_quarantine")]
-    tried = listing(moto, f"s3://{BUCKET}/in", excluded=[*excluded, S3Address(bucket="elsewhere", prefix="in/a")])
-    assert keys(listed(tried)) == ["in/a", "in/not-empty/", "in/owner"]
-    report = tried.report()
+    first_listing = listing(
+        moto, f"s3://{BUCKET}/in", excluded=[*excluded, S3Address(bucket="elsewhere", prefix="in/a")]
+    )
+    assert keys(listed(first_listing)) == ["in/a", "in/not-empty/", "in/owner"]
+    report = first_listing.report()
     assert report.ignored == {SkipReason.HIDDEN: 3, SkipReason.EXCLUDED: 2, SkipReason.FOLDER_MARKER: 2}
     assert (report.found, report.size_bytes, report.problems_count) == (3, 3, 0)
 
@@ -161,43 +163,45 @@ def test_a_dot_above_the_prefix_hides_nothing(moto: AwsServer, s3: Any) -> None:
 
 @pytest.mark.parametrize("page_keys", [1, 2, 3, 1_000])
 @pytest.mark.parametrize("versioning", [None, "Enabled"])
-def test_tables_are_no_source_wherever_a_page_ends(
+def test_tables_below_a_source_are_excluded_at_any_page_size(
     moto: AwsServer, s3: Any, page_keys: int, versioning: str | None
 ) -> None:
     if versioning:
         keep_versions(s3, versioning)
     put(s3, "in/0", "in/t/2024/a.parquet", "in/t/2024/b.parquet", "in/t/2025/c.parquet", "in/t/_delta_log/0.json")
     put(s3, "in/t/z", "in/u/A", "in/u/_penstock/ledger.db", "in/v/_delta_log_of_mine/x", "in/w/x/_delta_log/0", "in/z")
-    tried = listing(moto, f"s3://{BUCKET}/in", page_keys=page_keys)
-    assert keys(listed(tried)) == ["in/0", "in/v/_delta_log_of_mine/x", "in/z"]
-    assert tried.report().ignored == {SkipReason.EXCLUDED: 8}
+    first_listing = listing(moto, f"s3://{BUCKET}/in", page_keys=page_keys)
+    assert keys(listed(first_listing)) == ["in/0", "in/v/_delta_log_of_mine/x", "in/z"]
+    assert first_listing.report().ignored == {SkipReason.EXCLUDED: 8}
 
 
-def test_a_table_that_was_deleted_hides_nothing(moto: AwsServer, versioned: Any) -> None:
+def test_a_deleted_table_hides_nothing(moto: AwsServer, versioned: Any) -> None:
     put(versioned, "in/t/a", "in/t/_delta_log/0.json", "in/t/b")
     versioned.delete_object(Bucket=BUCKET, Key="in/t/_delta_log/0.json")
     assert keys(listed(listing(moto, page_keys=1))) == ["in/t/a", "in/t/b"]
 
 
-def test_archived_objects_are_problems(moto: AwsServer, s3: Any) -> None:
+def test_archived_objects_are_reported_as_problems(moto: AwsServer, s3: Any) -> None:
     put(s3, "in/old", StorageClass="GLACIER")
     put(s3, "in/quick", StorageClass="GLACIER_IR")
-    tried = listing(moto)
-    assert keys(listed(tried)) == ["in/quick"]
-    assert tried.report().problems == (f"s3://{BUCKET}/in/old: archived in GLACIER; restore it before it can be read",)
+    first_listing = listing(moto)
+    assert keys(listed(first_listing)) == ["in/quick"]
+    assert first_listing.report().problems == (
+        f"s3://{BUCKET}/in/old: archived in GLACIER; restore it before it can be read",
+    )
 
 
-def test_many_objects_come_in_chunks_and_pages(moto: AwsServer, versioned: Any) -> None:
+def test_many_objects_are_listed_in_chunks_and_pages(moto: AwsServer, versioned: Any) -> None:
     names = [f"in/{number:03}" for number in range(25)]
     put(versioned, *names)
     put(versioned, *names)
-    tried = listing(moto, chunk_objects=10, page_keys=7)
-    chunks = list(tried.chunks())
+    first_listing = listing(moto, chunk_objects=10, page_keys=7)
+    chunks = list(first_listing.chunks())
     assert [len(chunk) for chunk in chunks] == [10, 10, 5]
     assert [ref.key for chunk in chunks for ref in chunk] == names
-    assert tried.report().found == 25
-    assert keys(listed(tried)) == names
-    assert tried.report().found == 25
+    assert first_listing.report().found == 25
+    assert keys(listed(first_listing)) == names
+    assert first_listing.report().found == 25
 
 
 def test_a_bucket_that_does_not_exist_is_a_usage_error(moto: AwsServer) -> None:

@@ -1,7 +1,7 @@
-"""S3's announcements, by every way there is to a queue: what arrives is read as the object that was put.
+"""S3's notifications, by every way to a queue: each message is read as the object that was put.
 
-The server is moto. What it does not send, or sends under another name than AWS, is put right from AWS's documentation,
-by functions that are named so; see tests/services/s3_scene.py.
+The server is moto. Notifications that it does not send, or sends in another form than AWS, are corrected from AWS's
+documentation by functions with such names; see tests/services/s3_scene.py.
 """
 
 import json
@@ -26,13 +26,13 @@ PART_BYTES_MIN = 5 * 2**20
 
 OpenWay = Callable[..., Announced]
 
-every_way = pytest.mark.parametrize("way", WAYS)
+every_notification_way = pytest.mark.parametrize("way", WAYS)
 s3_json = pytest.mark.parametrize("way", ["sqs", "sns raw", "sns wrapped"])
 
 
 @pytest.fixture
 def open_way(moto: AwsServer) -> OpenWay:
-    """A bucket that announces by that way; the test event, where one is sent, has arrived already."""
+    """Return a factory of buckets that notify by a given way; the test event, if one is sent, has arrived already."""
 
     def open_one(way: Way, *, versioned: bool = False) -> Announced:
         opened = Announced(moto, way, versioned=versioned)
@@ -54,18 +54,20 @@ def object_of(announced: Announced, body: bytes) -> ObjectRef:
 
 
 def put(announced: Announced, key: str, content: bytes = b"x") -> tuple[bytes, Any]:
-    """(the body that announces it, S3's answer). moto's EventBridge tells of tags, too, though there are none."""
-    answer = announced.put(key, content)
+    """Return the body of the notification and S3's response. moto's EventBridge sends tag events, too, though there are
+    no tags.
+    """
+    response = announced.put(key, content)
     if announced.way != "eventbridge":
         [body] = announced.arrived()
-        return body, answer
+        return body, response
     body, tags = announced.arrived(2)
     assert read(announced, tags).ignored == (Ignored(event="Object Tags Added", uri=f"s3://{announced.bucket}/{key}"),)
-    return as_eventbridge_documents_it(body), answer
+    return as_eventbridge_documents_it(body), response
 
 
 def raw_key(body: bytes) -> str:
-    """As it stands in the JSON."""
+    """Return the key as it is in the JSON."""
     document = json.loads(body)
     if "Message" in document:
         document = json.loads(document["Message"])
@@ -73,14 +75,14 @@ def raw_key(body: bytes) -> str:
     return str(described["object"]["key"])
 
 
-@every_way
+@every_notification_way
 @pytest.mark.parametrize("key", ["a/b.jsonl", "日本/é e\u0301.csv", "🙂", "a ", "<script>", "'; DROP TABLE x --"])
-def test_an_object_is_announced_as_it_is(open_way: OpenWay, way: Way, key: str) -> None:
+def test_a_notification_is_read_as_the_stored_object(open_way: OpenWay, way: Way, key: str) -> None:
     announced = open_way(way)
-    body, answer = put(announced, key, b"four")
+    body, response = put(announced, key, b"four")
     ref = object_of(announced, body)
     assert replace(ref, sequencer=None) == ObjectRef(
-        bucket=announced.bucket, key=key, size_bytes=4, etag=answer["ETag"].strip('"')
+        bucket=announced.bucket, key=key, size_bytes=4, etag=response["ETag"].strip('"')
     )
     assert announced.s3.get_object(Bucket=ref.bucket, Key=ref.key)["Body"].read() == b"four"
 
@@ -93,7 +95,7 @@ def test_an_object_is_announced_as_it_is(open_way: OpenWay, way: Way, key: str) 
         pytest.param("a b+c", "a+b%2Bc", id="row 38: a+b%2Bc is a b+c"),
     ],
 )
-def test_s3_encodes_keys_as_a_form_does(open_way: OpenWay, way: Way, key: str, in_json: str) -> None:
+def test_form_encoded_keys_of_s3_are_decoded(open_way: OpenWay, way: Way, key: str, in_json: str) -> None:
     announced = open_way(way)
     body, _ = put(announced, key)
     assert raw_key(body) == in_json
@@ -101,7 +103,7 @@ def test_s3_encodes_keys_as_a_form_does(open_way: OpenWay, way: Way, key: str, i
 
 
 @pytest.mark.parametrize("key", ["a%2Bb", "a+b c", "a%252Fb"])
-def test_row_39_eventbridge_writes_keys_as_they_are(open_way: OpenWay, key: str) -> None:
+def test_row_39_keys_of_eventbridge_are_not_decoded(open_way: OpenWay, key: str) -> None:
     announced = open_way("eventbridge")
     body, _ = put(announced, key)
     assert raw_key(body) == key
@@ -109,7 +111,7 @@ def test_row_39_eventbridge_writes_keys_as_they_are(open_way: OpenWay, key: str)
 
 
 @pytest.mark.parametrize("way", ["sqs", "sns raw"])
-def test_row_48_a_later_minor_version_with_unknown_fields(open_way: OpenWay, way: Way) -> None:
+def test_row_48_unknown_fields_of_a_later_minor_version_are_ignored(open_way: OpenWay, way: Way) -> None:
     announced = open_way(way)
     body, _ = put(announced, "a")
     document = json.loads(body)
@@ -129,24 +131,24 @@ def test_row_49_an_envelope_changes_nothing(open_way: OpenWay) -> None:
 
 
 @s3_json
-def test_row_54_an_upload_in_parts_that_is_announced_twice_is_one_object(open_way: OpenWay, way: Way) -> None:
+def test_row_54_a_multipart_upload_notified_twice_is_one_object(open_way: OpenWay, way: Way) -> None:
     announced = open_way(way)
-    answer = announced.put_in_parts("big", [b"x" * PART_BYTES_MIN, b"y"])
+    response = announced.put_in_parts("big", [b"x" * PART_BYTES_MIN, b"y"])
     one, two = [object_of(announced, body) for body in announced.arrived(2)]
     assert one.object_id == two.object_id
     assert one == ObjectRef(
-        bucket=announced.bucket, key="big", size_bytes=PART_BYTES_MIN + 1, etag=answer["ETag"].strip('"')
+        bucket=announced.bucket, key="big", size_bytes=PART_BYTES_MIN + 1, etag=response["ETag"].strip('"')
     )
 
 
-def test_row_54_an_upload_in_parts_by_eventbridge(open_way: OpenWay) -> None:
+def test_row_54_a_multipart_upload_by_eventbridge_is_one_object(open_way: OpenWay) -> None:
     announced = open_way("eventbridge", versioned=True)
-    answer = announced.put_in_parts("big", [b"x" * PART_BYTES_MIN, b"y"])
+    response = announced.put_in_parts("big", [b"x" * PART_BYTES_MIN, b"y"])
     read_all = [read(announced, as_eventbridge_documents_it(body)) for body in announced.arrived(3)]
     objects = [ref for notification in read_all for ref in notification.objects]
     assert len(objects) == 2
     assert {ref.object_id for ref in objects} == {objects[0].object_id}
-    assert objects[0].version_id == answer["VersionId"]
+    assert objects[0].version_id == response["VersionId"]
 
 
 @s3_json
@@ -164,7 +166,7 @@ def test_row_60_two_versions_of_a_key_are_two_objects_by_eventbridge(open_way: O
     announced = open_way("eventbridge", versioned=True)
     put_twice = [put(announced, "a", content) for content in (b"same", b"same")]
     one, two = [object_of(announced, body) for body, _ in put_twice]
-    assert [one.version_id, two.version_id] == [answer["VersionId"] for _, answer in put_twice]
+    assert [one.version_id, two.version_id] == [response["VersionId"] for _, response in put_twice]
     assert one.object_id != two.object_id
 
 
@@ -173,16 +175,16 @@ def test_row_60_two_versions_of_a_key_are_two_objects_as_s3_documents_it(open_wa
     announced = open_way(way, versioned=True)
     refs = []
     for sequencer in ("0055AED6DCD90281E5", "0055AED6DCD90281E6"):
-        body, answer = put(announced, "a", b"same")
-        documented = as_s3_documents_it(body, version_id=answer["VersionId"], sequencer=sequencer)
+        body, response = put(announced, "a", b"same")
+        documented = as_s3_documents_it(body, version_id=response["VersionId"], sequencer=sequencer)
         refs.append(object_of(announced, documented))
-        assert (refs[-1].version_id, refs[-1].sequencer) == (answer["VersionId"], sequencer)
+        assert (refs[-1].version_id, refs[-1].sequencer) == (response["VersionId"], sequencer)
     assert refs[0].object_id != refs[1].object_id
 
 
-@every_way
+@every_notification_way
 @pytest.mark.parametrize("many", [False, True], ids=["alone", "among others"])
-def test_row_61_a_removed_object_announces_nothing_to_read(open_way: OpenWay, way: Way, many: bool) -> None:
+def test_row_61_a_removed_object_is_ignored(open_way: OpenWay, way: Way, many: bool) -> None:
     announced = open_way(way)
     put(announced, "a b")
     if many:
@@ -196,8 +198,8 @@ def test_row_61_a_removed_object_announces_nothing_to_read(open_way: OpenWay, wa
     assert notification.ignored == (Ignored(event=event, uri=f"s3://{announced.bucket}/a b"),)
 
 
-def test_row_61_a_delete_marker_as_s3_documents_it(open_way: OpenWay) -> None:
-    """moto announces no delete markers."""
+def test_row_61_a_delete_marker_is_ignored(open_way: OpenWay) -> None:
+    """moto sends no notification for delete markers."""
     announced = open_way("sqs", versioned=True)
     body, _ = put(announced, "a")
     marker = announced.s3.delete_object(Bucket=announced.bucket, Key="a")

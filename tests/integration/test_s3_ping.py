@@ -1,4 +1,4 @@
-"""Is the store of a source away? Asked by those who wait until it is back."""
+"""Pings of a source's store: a waiting process pings until the store is available."""
 
 import os
 import threading
@@ -17,21 +17,21 @@ from penstock.storage.aws import Aws
 BUCKET = "s3://lake/landing"
 
 
-@pytest.mark.parametrize("answer", [Answered(), refusal(403, "AccessDenied"), refusal(404, "NoSuchBucket")])
-def test_whatever_a_server_says_of_the_bucket_is_an_answer(answer: Answered) -> None:
-    with S3Stub(lambda _: answer) as stub:
+@pytest.mark.parametrize("response", [Answered(), refusal(403, "AccessDenied"), refusal(404, "NoSuchBucket")])
+def test_any_response_about_the_bucket_means_available(response: Answered) -> None:
+    with S3Stub(lambda _: response) as stub:
         source_at(BUCKET, aws_at(stub.url)).ping()
-        assert [asked.method for asked in stub.asked] == ["HEAD"]
+        assert [request.method for request in stub.asked] == ["HEAD"]
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-def test_a_server_that_cannot_serve_now_is_away(status: int) -> None:
+def test_an_overloaded_server_is_unavailable(status: int) -> None:
     with S3Stub(lambda _: refusal(status, "SlowDown")) as stub, pytest.raises(TemporaryError, match="s3://lake"):
         source_at(BUCKET, aws_at(stub.url)).ping()
 
 
-def test_a_ping_that_hangs_is_not_tried_for_as_long_as_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server may be back meanwhile, and the next ping finds it."""
+def test_a_hanging_ping_has_fewer_tries_than_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server may be available again meanwhile, and the next ping finds that."""
     monkeypatch.setattr(s3, "READ_SECONDS", 0.2)
     monkeypatch.setattr(s3, "PING_READ_SECONDS", 0.2)
     over = threading.Event()
@@ -43,9 +43,9 @@ def test_a_ping_that_hangs_is_not_tried_for_as_long_as_a_read(monkeypatch: pytes
     with S3Stub(never) as stub:
         with pytest.raises(TemporaryError, match="did not respond in time"):
             source_at(BUCKET, aws_at(stub.url)).ping()
-        asked = len(stub.asked)
+        request = len(stub.asked)
         over.set()
-    assert asked == s3.PING_TRIES_MAX < s3.TRIES_MAX
+    assert request == s3.PING_TRIES_MAX < s3.TRIES_MAX
 
 
 def test_no_server_at_the_port_is_an_outage() -> None:
@@ -54,12 +54,12 @@ def test_no_server_at_the_port_is_an_outage() -> None:
         source_at(BUCKET, aws).ping()
 
 
-def test_a_frozen_server_hears_no_hangup_of_the_shell_above_it(moto: AwsServer) -> None:
-    """Which would close its port and wake it: the kernel sends that to what is halted in a group without a parent."""
+def test_a_frozen_server_is_in_its_own_session(moto: AwsServer) -> None:
+    """A hangup would close its port and wake it: the kernel sends one to halted processes in an orphaned group."""
     assert os.getsid(moto.pid) == os.getpgid(moto.pid) == moto.pid
 
 
-def test_a_folder_is_away_while_it_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_folder_is_unavailable(tmp_path: Path) -> None:
     folder = tmp_path / "landing"
     folder.mkdir()
     source = source_at(folder, Aws())

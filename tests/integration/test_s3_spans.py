@@ -41,7 +41,7 @@ def cut(moto: AwsServer, parts: int) -> Sequence[Span]:
 
 @pytest.mark.parametrize("versioning", ["Enabled", None])
 @pytest.mark.parametrize("parts", [1, 4, 30])
-def test_spans_together_are_the_listing(moto: AwsServer, s3: Any, versioning: str | None, parts: int) -> None:
+def test_spans_together_equal_the_listing(moto: AwsServer, s3: Any, versioning: str | None, parts: int) -> None:
     if versioning is not None:
         s3.put_bucket_versioning(Bucket=BUCKET, VersioningConfiguration={"Status": versioning})
     put(s3, "elsewhere/0", *KEYS, "in", "inside/0")
@@ -50,7 +50,7 @@ def test_spans_together_are_the_listing(moto: AwsServer, s3: Any, versioning: st
     assert sorted(listed(moto, spans)) == sorted(["in", *KEYS])
 
 
-def test_all_versions_are_reported_where_they_are_asked_for(moto: AwsServer, s3: Any) -> None:
+def test_all_versions_are_listed_on_request(moto: AwsServer, s3: Any) -> None:
     s3.put_bucket_versioning(Bucket=BUCKET, VersioningConfiguration={"Status": "Enabled"})
     put(s3, *KEYS, *KEYS, KEYS[0])
     s3.delete_object(Bucket=BUCKET, Key=KEYS[1])

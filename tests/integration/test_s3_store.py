@@ -1,4 +1,6 @@
-"""The store for S3 on a server that speaks S3: exactly the announced version, whatever was done to the key since."""
+"""The store for S3 on a server that speaks S3: it reads exactly the notified version, even if the key has changed
+since.
+"""
 
 import random
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +19,7 @@ from penstock.storage.address import s3_address
 BUCKET = "landing"
 MIB = 1 << 20
 KEYS = ["in/a b+c%2F.jsonl", "in//../a"]  # one by obstore, one by boto3
-both_ways = pytest.mark.parametrize("key", KEYS, ids=["obstore", "boto3"])
+both_clients = pytest.mark.parametrize("key", KEYS, ids=["obstore", "boto3"])
 
 
 @pytest.fixture
@@ -46,37 +48,37 @@ def proxy(moto: AwsServer) -> Iterator[FaultProxy]:
 
 
 def put(s3: Any, key: str, body: bytes) -> ObjectRef:
-    """Store it, and refer to it as its notification would."""
-    answer: Mapping[str, Any] = s3.put_object(Bucket=BUCKET, Key=key, Body=body)
+    """Store an object, and return the reference that its notification would have."""
+    response: Mapping[str, Any] = s3.put_object(Bucket=BUCKET, Key=key, Body=body)
     return ObjectRef(
         bucket=BUCKET,
         key=key,
         size_bytes=len(body),
-        etag=answer["ETag"].strip('"'),
-        version_id=answer.get("VersionId"),
+        etag=response["ETag"].strip('"'),
+        version_id=response.get("VersionId"),
     )
 
 
-def whole(store: S3Store, ref: ObjectRef) -> bytes:
+def read_all(store: S3Store, ref: ObjectRef) -> bytes:
     with store.open(ref) as reader:
         data = reader.read()
         reader.verify()
         return data
 
 
-@both_ways
+@both_clients
 def test_two_versions_of_a_key_are_two_objects(store: S3Store, versioned: Any, key: str) -> None:
     first, second = put(versioned, key, b"one"), put(versioned, key, b"two!")
     assert first.object_id != second.object_id
-    assert (whole(store, first), whole(store, second)) == (b"one", b"two!")
+    assert (read_all(store, first), read_all(store, second)) == (b"one", b"two!")
     assert store.read_range(first, 1, 5) == b"ne"
 
 
-@both_ways
-def test_a_version_outlives_a_delete_marker_and_not_its_own_deletion(store: S3Store, versioned: Any, key: str) -> None:
+@both_clients
+def test_a_version_survives_a_delete_marker_and_not_its_own_deletion(store: S3Store, versioned: Any, key: str) -> None:
     ref = put(versioned, key, b"one")
     marker = versioned.delete_object(Bucket=BUCKET, Key=key)["VersionId"]
-    assert whole(store, ref) == b"one"
+    assert read_all(store, ref) == b"one"
     with pytest.raises(ObjectGone):
         store.open(replace(ref, version_id=marker))
     versioned.delete_object(Bucket=BUCKET, Key=key, VersionId=ref.version_id)
@@ -84,10 +86,10 @@ def test_a_version_outlives_a_delete_marker_and_not_its_own_deletion(store: S3St
         store.open(ref)
 
 
-@both_ways
-def test_an_object_without_versions_is_superseded_or_gone(store: S3Store, s3: Any, key: str) -> None:
+@both_clients
+def test_an_object_without_versions_is_superseded_or_deleted(store: S3Store, s3: Any, key: str) -> None:
     ref = put(s3, key, b"one")
-    assert whole(store, ref) == b"one"
+    assert read_all(store, ref) == b"one"
     put(s3, key, b"two")
     with pytest.raises(ObjectSuperseded):
         store.open(ref)
@@ -96,7 +98,7 @@ def test_an_object_without_versions_is_superseded_or_gone(store: S3Store, s3: An
         store.open(ref)
 
 
-@both_ways
+@both_clients
 def test_an_object_replaced_while_it_is_read_is_superseded(store: S3Store, s3: Any, key: str) -> None:
     ref = put(s3, key, bytes(20 * MIB))
     with store.open(ref) as reader:
@@ -106,19 +108,19 @@ def test_an_object_replaced_while_it_is_read_is_superseded(store: S3Store, s3: A
             reader.pread(2 * MIB, MIB)
 
 
-def test_an_object_uploaded_in_parts(store: S3Store, s3: Any) -> None:
-    asked = {"Bucket": BUCKET, "Key": "in/parts"}
-    upload = s3.create_multipart_upload(**asked)["UploadId"]
+def test_an_object_uploaded_in_parts_is_read_whole(store: S3Store, s3: Any) -> None:
+    request = {"Bucket": BUCKET, "Key": "in/parts"}
+    upload = s3.create_multipart_upload(**request)["UploadId"]
     bodies = [b"a" * 5 * MIB, b"b" * 5 * MIB]
     etags = [
-        s3.upload_part(**asked, UploadId=upload, PartNumber=number, Body=body)["ETag"]
+        s3.upload_part(**request, UploadId=upload, PartNumber=number, Body=body)["ETag"]
         for number, body in enumerate(bodies, start=1)
     ]
     parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(etags, start=1)]
-    answer = s3.complete_multipart_upload(**asked, UploadId=upload, MultipartUpload={"Parts": parts})
-    ref = ObjectRef(bucket=BUCKET, key="in/parts", size_bytes=10 * MIB, etag=answer["ETag"].strip('"'))
+    response = s3.complete_multipart_upload(**request, UploadId=upload, MultipartUpload={"Parts": parts})
+    ref = ObjectRef(bucket=BUCKET, key="in/parts", size_bytes=10 * MIB, etag=response["ETag"].strip('"'))
     assert "-2" in (ref.etag or "")
-    assert whole(store, ref) == b"".join(bodies)
+    assert read_all(store, ref) == b"".join(bodies)
 
 
 @pytest.mark.parametrize(
@@ -129,8 +131,8 @@ def test_an_object_uploaded_in_parts(store: S3Store, s3: Any) -> None:
     ],
     ids=["read", "pread"],
 )
-@both_ways
-def test_connections_that_are_killed_midway_are_resumed(
+@both_clients
+def test_reads_resume_after_their_connections_are_killed(
     proxy: FaultProxy, s3: Any, key: str, read: Callable[[Any, int], bytes]
 ) -> None:
     content = random.Random(7).randbytes(40 * MIB)
@@ -148,13 +150,13 @@ def test_connections_that_are_killed_midway_are_resumed(
     assert got == content
 
 
-def test_a_bucket_that_does_not_exist_is_a_fault_of_the_settings(moto: AwsServer) -> None:
+def test_a_missing_bucket_is_denied(moto: AwsServer) -> None:
     ref = ObjectRef(bucket="none", key="a", size_bytes=1, etag="0f")
     with pytest.raises(ObjectDenied, match="the bucket does not exist"):
         S3Store(s3_address("s3://none"), moto.aws).open(ref)
 
 
-def test_an_object_of_another_size_than_announced(store: S3Store, s3: Any) -> None:
+def test_an_object_of_another_size_than_notified_is_unreadable(store: S3Store, s3: Any) -> None:
     ref = put(s3, "in/a", b"12345")
     for size_bytes in (0, 4, 6, 20 * MIB):
         with pytest.raises(ObjectUnreadable, match="and has 5"):

@@ -1,4 +1,4 @@
-"""Ages on SQS: CloudWatch's number, the estimate, and a worker's gauge, on servers that speak AWS's dialect."""
+"""Ages on SQS: CloudWatch's value, the estimate, and a worker's gauge, on servers that speak AWS's protocols."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,13 +32,13 @@ from penstock.worker.shutdown import StopSignal
 
 @pytest.fixture
 def on_moto(moto: AwsServer) -> Iterator[Scene]:
-    made = Scene(moto)
-    yield made
-    made.close()
+    opened = Scene(moto)
+    yield opened
+    opened.close()
 
 
-def tell_cloudwatch(server: AwsServer, queue: str, *ages: float, minutes_ago: int = 1) -> None:
-    """As SQS does: a number a minute, the last of them so long ago."""
+def report_age(server: AwsServer, queue: str, *ages: float, minutes_ago: int = 1) -> None:
+    """Report ages as SQS does: one value a minute, the last of them that long ago."""
     now = datetime.now(UTC)
     server.client("cloudwatch").put_metric_data(
         Namespace="AWS/SQS",
@@ -55,7 +55,7 @@ def tell_cloudwatch(server: AwsServer, queue: str, *ages: float, minutes_ago: in
     )
 
 
-class Counting:
+class RequestCounter:
     """Count the requests to CloudWatch, through botocore's events."""
 
     def __init__(self, aws: Aws) -> None:
@@ -71,22 +71,22 @@ class Counting:
 
 
 @pytest.fixture
-def counting(moto: AwsServer) -> Iterator[Counting]:
-    made = Counting(moto.aws)
-    yield made
-    made.end()
+def counting(moto: AwsServer) -> Iterator[RequestCounter]:
+    opened = RequestCounter(moto.aws)
+    yield opened
+    opened.end()
 
 
-def test_the_latest_number_of_each_queue_comes_in_one_call_a_minute(moto: AwsServer, counting: Counting) -> None:
-    tell_cloudwatch(moto, "orders", 60, 120, 90)
-    tell_cloudwatch(moto, "mails", 0)
-    tell_cloudwatch(moto, "asleep", 500, minutes_ago=30)
+def test_the_latest_age_of_each_queue_is_read_in_one_call_a_minute(moto: AwsServer, counting: RequestCounter) -> None:
+    report_age(moto, "orders", 60, 120, 90)
+    report_age(moto, "mails", 0)
+    report_age(moto, "asleep", 500, minutes_ago=30)
     clock = FakeClock(start=datetime.now(UTC).timestamp())
     cloudwatch = CloudWatch(moto.aws, clock=clock)
     arn = "arn:aws:sqs:eu-west-1:123456789012:orders"
     queues = ["orders", "mails", "asleep", "never", arn]
     assert cloudwatch.oldest_ages(queues) == {"orders": 90.0, "mails": 0.0, arn: 90.0}
-    tell_cloudwatch(moto, "orders", 150, minutes_ago=0)
+    report_age(moto, "orders", 150, minutes_ago=0)
     clock.advance(ASKED_EVERY_SECONDS - 1)
     assert cloudwatch.oldest_ages(["orders"]) == {"orders": 90.0}
     assert counting.calls == 1
@@ -96,7 +96,7 @@ def test_the_latest_number_of_each_queue_comes_in_one_call_a_minute(moto: AwsSer
     cloudwatch.close()
 
 
-def test_a_denied_request_is_reported_and_not_repeated_for_a_while(moto: AwsServer, counting: Counting) -> None:
+def test_a_denied_request_is_reported_and_not_repeated_for_a_while(moto: AwsServer, counting: RequestCounter) -> None:
     clock = FakeClock()
     cloudwatch = CloudWatch(moto.aws, clock=clock)
 
@@ -117,7 +117,7 @@ def test_a_denied_request_is_reported_and_not_repeated_for_a_while(moto: AwsServ
     assert counting.calls == 2
 
 
-def test_a_server_without_cloudwatch_is_away_and_asked_again_in_a_minute() -> None:
+def test_an_unavailable_cloudwatch_is_a_temporary_error() -> None:
     clock = FakeClock()
     nowhere = Aws(region="eu-west-1", endpoint_url="http://127.0.0.1:1")
     cloudwatch = CloudWatch(nowhere, clock=clock)
@@ -126,7 +126,7 @@ def test_a_server_without_cloudwatch_is_away_and_asked_again_in_a_minute() -> No
             cloudwatch.oldest_ages(["orders"])
 
 
-def monitored(server: AwsServer, state: Path, clock: FakeClock, told: list[Event]) -> tuple[App, Monitor]:
+def monitored(server: AwsServer, state: Path, clock: FakeClock, events: list[Event]) -> tuple[App, Monitor]:
     settings = Settings.model_construct(
         broker="sqs://",
         aws_endpoint_url=server.aws.endpoint_url,
@@ -135,37 +135,41 @@ def monitored(server: AwsServer, state: Path, clock: FakeClock, told: list[Event
     )
     app = App(settings=settings)
     app.handler("q")(print)
-    return app, Monitor(monitor_targets(app, clock=clock), clock=clock, emit=told.append)
+    return app, Monitor(monitor_targets(app, clock=clock), clock=clock, emit=events.append)
 
 
 def test_the_monitor_exports_cloudwatchs_age_and_estimates_the_other_from_workers_of_its_host(
     on_moto: Scene, tmp_path: Path
 ) -> None:
-    told: list[Event] = []
+    events: list[Event] = []
     clock = FakeClock(start=datetime.now(UTC).timestamp())
     broker = on_moto.broker(QueueSettings(name="q"))
-    app, monitor = monitored(on_moto.server, tmp_path, clock, told)
-    tell_cloudwatch(on_moto.server, "q", 300)
+    app, monitor = monitored(on_moto.server, tmp_path, clock, events)
+    report_age(on_moto.server, "q", 300)
     (queue,) = monitor.measure().queues
     assert (queue.oldest_message_age_seconds, queue.oldest_message_age_source) == (300.0, "cloudwatch")
     assert (queue.oldest_visible_message_age_seconds, queue.oldest_visible_message_age_source) == (None, "estimated")
 
     broker.send("q", outgoing("a", "b"))
-    look = monitor.measure()
-    assert look.queues[0].visible == 2
-    assert look.queues[0].oldest_visible_message_age_seconds is None  # nobody received: nothing is known
-    assert look.up == {"broker": True, "cloudwatch": True}
+    sample = monitor.measure()
+    assert sample.queues[0].visible == 2
+    assert (
+        sample.queues[0].oldest_visible_message_age_seconds is None
+    )  # no worker received anything: the age is unknown
+    assert sample.up == {"broker": True, "cloudwatch": True}
 
     with worker(tmp_path, clock, enqueued_at=clock.now() - 40):
         clock.advance(20)
         (queue,) = monitor.measure().queues
-        assert queue.oldest_visible_message_age_seconds == 20.0  # what waits came after the look at which nothing did
-        (standing,) = queue_statuses(app.settings, broker, ["q"])  # who did not look then knows what the worker saw
-        assert standing.oldest_visible_message_age_seconds == pytest.approx(60.0, abs=30.0)
-        assert standing.oldest_visible_message_age_source == "estimated"
-        assert standing.oldest_message_age_seconds is None  # CloudWatch is queried only on request
+        # the waiting messages were sent after the poll that found none
+        assert queue.oldest_visible_message_age_seconds == 20.0
+        # without a poll of its own, it uses the worker's record
+        (status,) = queue_statuses(app.settings, broker, ["q"])
+        assert status.oldest_visible_message_age_seconds == pytest.approx(60.0, abs=30.0)
+        assert status.oldest_visible_message_age_source == "estimated"
+        assert status.oldest_message_age_seconds is None  # CloudWatch is queried only on request
     assert monitor.measure().queues[0].oldest_visible_message_age_seconds is None
-    assert told == []
+    assert events == []
     app.close()
 
 
@@ -174,18 +178,19 @@ def test_repeated_status_polls_know_when_nothing_waited(on_moto: Scene, tmp_path
     broker = on_moto.broker(QueueSettings(name="q"))
     app, _ = monitored(on_moto.server, tmp_path, clock, [])
     settings = app.settings.model_copy(update={"ledger": f"sqlite:///{tmp_path / 'ledger.db'}"})
-    looks = StatusReader(Scope(settings=settings, served={"q": "q"}), clock=clock)
-    assert looks.read().messages_visible == 0
+    reader = StatusReader(Scope(settings=settings, served={"q": "q"}), clock=clock)
+    assert reader.read().messages_visible == 0
     broker.send("q", outgoing("a", "b"))
     with worker(tmp_path, clock, enqueued_at=clock.now() - 40):
         clock.advance(20)
-        assert looks.read().oldest_visible_message_age_seconds == 20.0  # and not 60: what waits came since
+        # and not 60: the waiting messages were sent since
+        assert reader.read().oldest_visible_message_age_seconds == 20.0
     app.close()
 
 
 @contextmanager
 def worker(state: Path, clock: FakeClock, *, enqueued_at: float) -> Iterator[None]:
-    """One of this host that received a message just now, which was sent then."""
+    """Register a worker of this host that just received a message sent at that time."""
     processes = ProcessRegistry(state / PROCESSES_FOLDER)
     with processes.registered("w1"):
         keeper = RecordWriter(processes.record("w1"), worker="w1", version="1", stop=StopSignal(), clock=clock)
@@ -195,47 +200,47 @@ def worker(state: Path, clock: FakeClock, *, enqueued_at: float) -> Iterator[Non
         keeper.end()
 
 
-def test_without_the_right_to_cloudwatch_there_is_no_value_and_one_notice(
+def test_without_permission_for_cloudwatch_there_is_no_age_and_one_notice(
     on_moto: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_moto.broker(QueueSettings(name="q"))
-    told: list[Event] = []
+    events: list[Event] = []
     clock = FakeClock(start=datetime.now(UTC).timestamp())
 
     def refused(*_: object) -> None:
         raise ConfigurationError("CloudWatch refuses cloudwatch:GetMetricData")
 
     monkeypatch.setattr(CloudWatch, "oldest_ages", refused)
-    app, monitor = monitored(on_moto.server, tmp_path, clock, told)
+    app, monitor = monitored(on_moto.server, tmp_path, clock, events)
     for _ in range(5):
-        look = monitor.measure()
+        sample = monitor.measure()
         clock.advance(20)
-    assert look.queues[0].oldest_message_age_seconds is None
-    assert look.queues[0].visible == 0
-    assert look.up == {"broker": True, "cloudwatch": False}
-    (notice,) = told
+    assert sample.queues[0].oldest_message_age_seconds is None
+    assert sample.queues[0].visible == 0
+    assert sample.up == {"broker": True, "cloudwatch": False}
+    (notice,) = events
     assert isinstance(notice, MonitorPollFailed)
     assert notice.source == "cloudwatch"
     app.close()
 
 
 def test_a_worker_exports_its_own_estimate(on_moto: Scene) -> None:
-    told: list[Event] = []
+    events: list[Event] = []
     seen = SeenAges(SystemClock())
 
-    def hear(event: Event) -> None:
-        told.append(event)
+    def listen(event: Event) -> None:
+        events.append(event)
         seen(event)
 
-    broker = on_moto.broker(QueueSettings(name="q"), emit=hear)
+    broker = on_moto.broker(QueueSettings(name="q"), emit=listen)
     assert not broker.receive("q", messages_max=1, lease_seconds=30, wait_seconds=1)
-    assert told == [ReceiveEmpty(queue="q")]
+    assert events == [ReceiveEmpty(queue="q")]
     meters = Meters()
     with seen.exported(meters):
         assert meters.read().values["queue_oldest_visible_message_age_seconds"] == {("q", "estimated"): 0.0}
         broker.send("q", outgoing("a"))
         (delivery,) = broker.receive("q", messages_max=1, lease_seconds=30, wait_seconds=1)
-        assert told[1:] == []
+        assert events[1:] == []
         seen(
             MessagesReceived(
                 queue="q", message_ids=("a",), redelivered=0, first_enqueued_at=delivery.message.enqueued_at
@@ -246,16 +251,16 @@ def test_a_worker_exports_its_own_estimate(on_moto: Scene) -> None:
         assert not broker.settle([(delivery, Release())])
 
 
-def test_every_error_of_cloudwatch_is_one_of_ours(moto: AwsServer) -> None:
+def test_errors_of_cloudwatch_are_penstock_errors(moto: AwsServer) -> None:
     no_region = CloudWatch(Aws(endpoint_url=moto.aws.endpoint_url, profile="nobody's"), clock=FakeClock())
     with pytest.raises(PenstockError):
         no_region.oldest_ages(["q"])
 
 
-def test_a_poll_of_a_fifo_queue_in_vain_says_nothing(on_moto: Scene) -> None:
-    told: list[Event] = []
-    broker = on_moto.broker(QueueSettings(name="q.fifo"), emit=told.append)
+def test_an_empty_poll_of_a_fifo_queue_emits_no_event(on_moto: Scene) -> None:
+    events: list[Event] = []
+    broker = on_moto.broker(QueueSettings(name="q.fifo"), emit=events.append)
     broker.send("q.fifo", outgoing("a", "b", group="g"))
     assert broker.receive("q.fifo", messages_max=1, lease_seconds=30, wait_seconds=1)
     assert not broker.receive("q.fifo", messages_max=1, lease_seconds=30, wait_seconds=1)  # b waits behind a
-    assert told == []
+    assert events == []

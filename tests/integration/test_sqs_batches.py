@@ -1,4 +1,4 @@
-"""Batches at a server, of which entries fail as AWS lets them fail: INPUTS rows 67 and 68; and what calls cost."""
+"""Batches with failing entries, as on AWS: INPUTS rows 67 and 68; and the number of calls."""
 
 import threading
 import time
@@ -25,9 +25,9 @@ DELETE, SEND, CHANGE = "DeleteMessageBatch", "SendMessageBatch", "ChangeMessageV
 
 @pytest.fixture
 def gate(scene: Scene) -> Iterator[SqsGate]:
-    made = SqsGate(scene.server)
-    yield made
-    made.close()
+    opened = SqsGate(scene.server)
+    yield opened
+    opened.close()
 
 
 @pytest.fixture
@@ -36,12 +36,14 @@ def broker(scene: Scene, gate: SqsGate) -> SqsBroker:
     return scene.broker(aws=gate.aws)
 
 
-def test_the_gate_says_what_the_service_model_knows() -> None:
+def test_the_gates_errors_have_the_fields_of_the_service_model() -> None:
     shape = get_session().get_service_model("sqs").shape_for("BatchResultErrorEntry")
     assert set(shape.members) == {"Id", "SenderFault", "Code", "Message"}
 
 
-def test_row_67_more_than_ten_are_deleted_and_extended_and_sent_ten_at_a_time(broker: SqsBroker, gate: SqsGate) -> None:
+def test_row_67_more_than_ten_entries_are_deleted_extended_and_sent_ten_at_a_time(
+    broker: SqsBroker, gate: SqsGate
+) -> None:
     broker.send("q", numbered(25))
     deliveries = take(broker, 50)
     assert len(deliveries) == 25
@@ -53,7 +55,7 @@ def test_row_67_more_than_ten_are_deleted_and_extended_and_sent_ten_at_a_time(br
     assert (stats.visible, stats.in_flight) == (0, 0)
 
 
-def test_row_68_only_the_deletes_that_failed_are_asked_for_again(broker: SqsBroker, gate: SqsGate) -> None:
+def test_row_68_only_failed_deletes_are_retried(broker: SqsBroker, gate: SqsGate) -> None:
     broker.send("q", numbered(10))
     gate.refuse(DELETE, entries_of("37", "InternalError"), entries_of("7", "InternalError"))
     assert not broker.settle([(delivery, Ack()) for delivery in take(broker)])
@@ -61,7 +63,7 @@ def test_row_68_only_the_deletes_that_failed_are_asked_for_again(broker: SqsBrok
     assert broker.stats("q").in_flight == 0
 
 
-def test_a_delete_that_fails_for_good_is_answered_and_may_be_tried_later(broker: SqsBroker, gate: SqsGate) -> None:
+def test_a_delete_that_keeps_failing_is_reported_and_can_be_repeated(broker: SqsBroker, gate: SqsGate) -> None:
     broker.send("q", numbered(3))
     deliveries = take(broker)
     gate.refuse(DELETE, *[entries_of("1", "InternalError")] + [all_entries("InternalError")] * 3)
@@ -72,7 +74,7 @@ def test_a_delete_that_fails_for_good_is_answered_and_may_be_tried_later(broker:
     assert broker.stats("q").in_flight == 0
 
 
-def test_a_handle_that_is_refused_for_good_is_lost_after_one_try(broker: SqsBroker, gate: SqsGate) -> None:
+def test_an_invalid_receipt_handle_is_lost_without_a_retry(broker: SqsBroker, gate: SqsGate) -> None:
     broker.send("q", numbered(2))
     deliveries = take(broker)
     gate.refuse(DELETE, entries_of("0", "ReceiptHandleIsInvalid", sender_fault=True))
@@ -81,7 +83,7 @@ def test_a_handle_that_is_refused_for_good_is_lost_after_one_try(broker: SqsBrok
     assert gate.sizes(DELETE) == [2]
 
 
-def test_only_the_leases_that_failed_are_extended_again(broker: SqsBroker, gate: SqsGate) -> None:
+def test_only_failed_lease_extensions_are_retried(broker: SqsBroker, gate: SqsGate) -> None:
     broker.send("q", numbered(4))
     deliveries = take(broker)
     gate.refuse(CHANGE, entries_of("02", "InternalError"))
@@ -92,7 +94,7 @@ def test_only_the_leases_that_failed_are_extended_again(broker: SqsBroker, gate:
         broker.extend(deliveries, lease_seconds=30)
 
 
-def test_only_the_messages_that_failed_are_sent_again_and_none_twice(broker: SqsBroker, gate: SqsGate) -> None:
+def test_only_failed_messages_are_sent_again_and_none_twice(broker: SqsBroker, gate: SqsGate) -> None:
     gate.refuse(SEND, entries_of("14", "InternalError"))
     ids = broker.send("q", numbered(5))
     assert gate.sizes(SEND) == [5, 2]
@@ -102,7 +104,7 @@ def test_only_the_messages_that_failed_are_sent_again_and_none_twice(broker: Sqs
     assert [by_id[id] for id in ids] == ["0", "1", "2", "3", "4"]
 
 
-def test_a_message_that_sqs_never_takes_is_said_and_the_others_are_in(broker: SqsBroker, gate: SqsGate) -> None:
+def test_a_message_that_sqs_refuses_is_reported_and_the_others_are_sent(broker: SqsBroker, gate: SqsGate) -> None:
     gate.refuse(SEND, entries_of("1", "InvalidMessageContents", sender_fault=True))
     with pytest.raises(ConfigurationError, match="InvalidMessageContents"):
         broker.send("q", numbered(3))
@@ -118,9 +120,7 @@ def test_a_dead_letter_that_could_not_be_sent_leaves_its_message(broker: SqsBrok
     assert (broker.stats("q").in_flight, broker.stats("q-dlq").visible) == (1, 2)
 
 
-def test_where_deleting_fails_after_the_dead_letter_was_sent_there_is_still_one(
-    broker: SqsBroker, gate: SqsGate
-) -> None:
+def test_a_failed_delete_after_a_sent_dead_letter_causes_no_second_one(broker: SqsBroker, gate: SqsGate) -> None:
     broker.send("q", numbered(1))
     (delivery,) = take(broker)
     gate.refuse(DELETE, *[all_entries("InternalError")] * 4)
@@ -130,10 +130,10 @@ def test_where_deleting_fails_after_the_dead_letter_was_sent_there_is_still_one(
     assert (broker.stats("q").in_flight, broker.stats("q-dlq").visible) == (0, 1)
 
 
-# --- what it costs
+# --- number of calls
 
 
-def test_at_full_batches_three_tenths_of_a_call_a_message_are_enough(broker: SqsBroker, gate: SqsGate) -> None:
+def test_full_batches_cost_at_most_three_tenths_of_a_call_per_message(broker: SqsBroker, gate: SqsGate) -> None:
     count = 200
     broker.send("q", numbered(count))
     gate.calls.clear()
@@ -149,52 +149,52 @@ def test_at_full_batches_three_tenths_of_a_call_a_message_are_enough(broker: Sqs
         done += bodies(turn.deliveries)
         settling = [(delivery, Ack()) for delivery in turn.deliveries]
     assert sorted(map(int, done)) == list(range(count))
-    assert gate.counts().total() <= 0.3 * count + 5  # and the looks that find nothing
+    assert gate.counts().total() <= 0.3 * count + 5  # and the polls that find nothing
 
 
-def test_while_a_poll_waits_turns_cost_nothing_and_what_it_brings_is_theirs(broker: SqsBroker, gate: SqsGate) -> None:
-    told = threading.Event()
-    ear = broker.listen(["q"], told.set)
+def test_turns_during_a_listeners_poll_cost_no_call_and_get_its_messages(broker: SqsBroker, gate: SqsGate) -> None:
+    notified = threading.Event()
+    listener = broker.listen(["q"], notified.set)
     try:
         broker.turn([], [ReceiveRequest(queue="q", messages_max=5)], lease_seconds=60)
         gate.calls.clear()
-        ear.want({"q"})
+        listener.want({"q"})
         give_up, tick = time.monotonic() + DEADLINE_SECONDS, threading.Event()
         while not gate.counts()["ReceiveMessage"]:
-            assert time.monotonic() < give_up, "nobody polls"
+            assert time.monotonic() < give_up, "the listener does not poll"
             tick.wait(0.005)
         for _ in range(TURNS):
             assert not broker.turn([], [ReceiveRequest(queue="q", messages_max=5)], lease_seconds=60).deliveries
-        assert gate.counts()["ReceiveMessage"] < TURNS / 4  # polls of a second each, and no looks
+        assert gate.counts()["ReceiveMessage"] < TURNS / 4  # polls of a second each, and no others
         broker.send("q", outgoing("a", "b"))
-        assert told.wait(DEADLINE_SECONDS)
+        assert notified.wait(DEADLINE_SECONDS)
         turn = broker.turn([], [ReceiveRequest(queue="q", messages_max=5)], lease_seconds=60)
         assert bodies(turn.deliveries)[0] == "a"
     finally:
-        ear.close()
+        listener.close()
 
 
-def test_an_early_poll_has_the_lease_that_is_asked_for(broker: SqsBroker, gate: SqsGate) -> None:
-    told = threading.Event()
-    ear = broker.listen(["q"], told.set)
+def test_messages_of_a_listeners_poll_get_the_requested_lease(broker: SqsBroker, gate: SqsGate) -> None:
+    notified = threading.Event()
+    listener = broker.listen(["q"], notified.set)
     try:
-        ear.want({"q"})
+        listener.want({"q"})
         broker.send("q", outgoing("a"))
-        assert told.wait(DEADLINE_SECONDS)
+        assert notified.wait(DEADLINE_SECONDS)
         (delivery,) = broker.receive("q", messages_max=1, lease_seconds=900)
         assert gate.sizes(CHANGE) == [1]
         assert not broker.settle([(delivery, Release())])
     finally:
-        ear.close()
+        listener.close()
 
 
 def test_a_receive_during_a_listeners_poll_gets_its_messages(broker: SqsBroker, gate: SqsGate) -> None:
-    ear = broker.listen(["q"], lambda: None)
+    listener = broker.listen(["q"], lambda: None)
     try:
-        ear.want({"q"})
+        listener.want({"q"})
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(broker.receive, "q", messages_max=5, lease_seconds=60, wait_seconds=20)
             broker.send("q", outgoing("a"))
             assert bodies(waiting.result(timeout=DEADLINE_SECONDS)) == ["a"]
     finally:
-        ear.close()
+        listener.close()

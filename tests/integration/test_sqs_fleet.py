@@ -1,6 +1,6 @@
 """Workers on SQS that are killed, halted, stopped and restarted under load: nothing is lost.
 
-SQS has no fence, and counts every receive: what is done once is what a handler's key makes once.
+SQS has no fence, and counts every receive: work is done once only with an idempotency key.
 """
 
 import os
@@ -15,7 +15,7 @@ from statistics import median
 import pytest
 from tests.integration.fleet import APP, Fleet, Line, WorkerProcess, wait_for
 from tests.integration.sqs_fleet import LEASE_SECONDS, acked, bodies, ends, sqs_fleet
-from tests.integration.test_fleet import given_back, hand_overs
+from tests.integration.test_fleet import released_messages, seconds_to_restart
 from tests.services.aws_server import AwsServer, Kind
 from tests.services.plugin import StartAwsProxy
 
@@ -23,14 +23,14 @@ from penstock.ledger import Ledger
 from penstock.ledger.records import WorkState
 from penstock.messaging.settlement import Release
 
-EXIT_SECONDS = 60.0  # more than any stop timeout below, and than the machine may be late
-LONG_LEASE_SECONDS = 600.0  # whose end nobody waits for
-POLL_SECONDS = 2.0  # what a stop timeout of ten seconds leaves for a poll
+EXIT_SECONDS = 60.0  # more than any stop timeout below, with time for a slow machine
+LONG_LEASE_SECONDS = 600.0  # no test waits for its end
+POLL_SECONDS = 2.0  # the wait of a poll with a stop timeout of ten seconds
 
 SLOW = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-# While its letter is sent a message is hidden anew, whatever its lease was: here for no longer than that.
-BURIES_QUICKLY = f"""
+# While its dead letter is sent, a message is hidden again, independent of its lease: here only for that long.
+SHORT_BURYING = f"""
 from penstock.brokers.sqs import settle as settling
 
 settling.BURYING_SECONDS = {LEASE_SECONDS}
@@ -50,7 +50,7 @@ def server(request: pytest.FixtureRequest, kind: Kind) -> AwsServer:
 
 @pytest.fixture
 def open_fleet(tmp_path: Path) -> Iterator[OpenFleet]:
-    """One fleet at the server; its workers end with the test."""
+    """Return a factory of one fleet at the server; its workers end with the test."""
     opened: list[Fleet] = []
 
     def open_one(server: AwsServer, **settings: object) -> Fleet:
@@ -63,14 +63,14 @@ def open_fleet(tmp_path: Path) -> Iterator[OpenFleet]:
 
 
 def recorded(fleet: Fleet) -> set[str]:
-    """The keys whose work is recorded as done."""
+    """Return the keys whose work is recorded as done."""
     with closing(Ledger.open(fleet.folder / "ledger.db")) as ledger:
         return {work.key for work in ledger.works("once", state=WorkState.DONE, limit=10_000)}
 
 
-def messages(fleet: Fleet, what: str, pid: int) -> set[str]:
-    """Of one worker, without those whose duplicates may be done for them."""
-    return {line.message for line in fleet.lines() if (line.what, line.pid) == (what, pid) and "once" not in line.id}
+def messages(fleet: Fleet, event: str, pid: int) -> set[str]:
+    """Return the messages of one worker in the journal, without those that have duplicates."""
+    return {line.message for line in fleet.lines() if (line.what, line.pid) == (event, pid) and "once" not in line.id}
 
 
 def held_by(fleet: Fleet, pid: int) -> set[str]:
@@ -85,30 +85,33 @@ def starts_of(fleet: Fleet, id: str) -> list[Line]:
 
 
 @both_kinds
-def test_a_killed_worker_loses_nothing_and_what_it_held_continues_after_its_lease(
+def test_messages_of_a_killed_worker_are_redelivered_after_their_lease(
     server: AwsServer, open_fleet: OpenFleet
 ) -> None:
     fleet = open_fleet(server, worker_concurrency=10)
     count = 100 if server.kind == "fauxqs" else 40
-    victim, heir = fleet.start(), fleet.start()
+    victim, successor = fleet.start(), fleet.start()
     victim.ready()
-    heir.ready()
+    successor.ready()
     fleet.send("plain", *bodies("plain", count, seconds=0.5))
     fleet.send("once", *bodies("once", count, seconds=0.1), *bodies("once", count, seconds=0.1))
-    wait_for(lambda: messages(fleet, "end", victim.pid) and held_by(fleet, victim.pid), "it is in the middle")
+    wait_for(
+        lambda: messages(fleet, "end", victim.pid) and held_by(fleet, victim.pid),
+        "the victim has processed and holds messages",
+    )
     victim.kill()
     done, held = recorded(fleet), held_by(fleet, victim.pid)
     wait_for(lambda: len(fleet.ended()) == 2 * count, "all are done")
     wait_for(fleet.empty, "all are acked")
     assert fleet.dead() == 0
-    assert {id for id in done if ends(fleet)[id] != 1} == set(), "what was recorded was done again"
-    assert held, "it was killed while it held nothing"
-    assert held <= messages(fleet, "start", heir.pid)
+    assert {id for id in done if ends(fleet)[id] != 1} == set(), "recorded work was done again"
+    assert held, "the worker held nothing when it was killed"
+    assert held <= messages(fleet, "start", successor.pid)
 
 
 @mostly_fauxqs
 @pytest.mark.parametrize(
-    ("before", "letters"),
+    ("before", "dead_letters"),
     [pytest.param("SendMessageBatch", 1, id="sending"), pytest.param("DeleteMessageBatch", 2, id="deleting")],
 )
 def test_a_worker_killed_while_dead_lettering_loses_nothing_and_doubles_one_message_at_most(
@@ -117,70 +120,70 @@ def test_a_worker_killed_while_dead_lettering_loses_nothing_and_doubles_one_mess
     start_aws_proxy: StartAwsProxy,
     monkeypatch: pytest.MonkeyPatch,
     before: str,
-    letters: int,
+    dead_letters: int,
 ) -> None:
-    """The letter is sent first and the message deleted after: between the two a death doubles it."""
+    """The dead letter is sent first and the message deleted after: a death in between doubles it."""
     proxy = start_aws_proxy(server)
     monkeypatch.setenv("ATTEMPTS", "1")
-    fleet = open_fleet(server, way=proxy.url, app=APP + BURIES_QUICKLY)
+    fleet = open_fleet(server, way=proxy.url, app=APP + SHORT_BURYING)
     worker = fleet.start().ready()
     trap = proxy.hold(f"AmazonSQS.{before}\r\n".encode())
-    fleet.send("plain", {"id": "poison"})  # without what its handler looks for
+    fleet.send("plain", {"id": "poison"})  # without the field that its handler reads
     trap.wait()
     worker.kill()
     proxy.cut()
     proxy.heal()
     fleet.start().ready()
-    wait_for(fleet.empty, "its heir buried it")
-    assert fleet.dead() == letters
+    wait_for(fleet.empty, "its successor dead-lettered it")
+    assert fleet.dead() == dead_letters
     assert starts_of(fleet, "poison")[-1].pid == worker.pid, "an attempt too many"
 
 
 def halted_at_work(fleet: Fleet, queue: str) -> tuple[WorkerProcess, WorkerProcess]:
-    """A worker that is halted in the middle, and another one that begins the same when its lease is over."""
+    """Return a worker halted during its work, and another that starts the same work after the lease."""
     zombie = fleet.start("--queues", queue).ready()
     fleet.send(queue, {"id": "work", "gated": True})
     wait_for(lambda: "work" in fleet.started(), "the work begins")
     zombie.signal(signal.SIGSTOP)
     fleet.environment["PENSTOCK_WORKER_LEASE"] = f"{LONG_LEASE_SECONDS:g}"
-    heir = fleet.start("--queues", queue).ready()
+    successor = fleet.start("--queues", queue).ready()
     wait_for(lambda: len(starts_of(fleet, "work")) == 2, "its lease is over, and another begins")
-    return zombie, heir
+    return zombie, successor
 
 
 def test_late_settlements_of_a_halted_worker_take_nothing_from_another(
     fauxqs: AwsServer, open_fleet: OpenFleet
 ) -> None:
-    """SQS cannot tell a stale ack from a late one: it says yes, and deletes nothing. Nor does fauxqs."""
+    """SQS cannot distinguish a stale ack from a late one: it accepts both, and deletes nothing. So does fauxqs."""
     fleet = open_fleet(fauxqs)
-    zombie, heir = halted_at_work(fleet, "stubborn")
+    zombie, successor = halted_at_work(fleet, "stubborn")
     zombie.signal(signal.SIGCONT)
-    wait_for(lambda: zombie.events("lease.lost"), "the zombie hears that it lost")
+    wait_for(lambda: zombie.events("lease.lost"), "the zombie learns that it lost its lease")
     zombie.go_on()
-    wait_for(lambda: zombie.events("message.acked") or zombie.events("settlement.failed"), "it settles all the same")
-    assert fleet.broker.stats("stubborn").in_flight == 1, "the message is gone from under its new holder"
-    heir.go_on()
-    wait_for(lambda: heir.events("message.acked"), "the other one acks")
+    wait_for(lambda: zombie.events("message.acked") or zombie.events("settlement.failed"), "it settles nevertheless")
+    assert fleet.broker.stats("stubborn").in_flight == 1, "the message of its new holder was deleted"
+    successor.go_on()
+    wait_for(lambda: successor.events("message.acked"), "the other one acks")
     wait_for(fleet.empty, "it is acked")
-    assert [line.pid for line in starts_of(fleet, "work")] == [zombie.pid, heir.pid]
+    assert [line.pid for line in starts_of(fleet, "work")] == [zombie.pid, successor.pid]
     assert fleet.dead() == 0
 
 
 @mostly_moto
-def test_work_with_a_key_is_recorded_once_though_a_halted_worker_comes_back_to_it(
+def test_work_with_a_key_is_recorded_once_if_a_halted_worker_resumes_it(
     server: AwsServer, open_fleet: OpenFleet
 ) -> None:
-    """Whatever the server does by a stale receipt handle (moto deletes): the ledger has the fence."""
+    """The server may act on a stale receipt handle (moto deletes): the ledger has the fence."""
     fleet = open_fleet(server)
-    zombie, heir = halted_at_work(fleet, "once")
+    zombie, successor = halted_at_work(fleet, "once")
     zombie.signal(signal.SIGCONT)
-    for worker in (zombie, heir):
+    for worker in (zombie, successor):
         worker.go_on()
-    wait_for(lambda: ends(fleet)["work"] == 2, "both come to their end")
+    wait_for(lambda: ends(fleet)["work"] == 2, "both calls end")
     wait_for(fleet.empty, "it is acked")
     assert not zombie.events("message.finished")
     assert not zombie.events("message.acked")
-    assert len(heir.events("message.finished")) == 1
+    assert len(successor.events("message.finished")) == 1
     assert recorded(fleet) == {"work"}
     fleet.send("once", {"id": "work"})
     wait_for(fleet.empty, "a duplicate is acked")
@@ -199,7 +202,7 @@ def test_row_74_a_term_while_idle_ends_the_worker_within_the_poll_wait(
     worker = fleet.start().ready()
     worker.signal(signal.SIGTERM)
     assert worker.end(within=EXIT_SECONDS) == 0
-    assert worker.events("worker.drained")  # within its stop timeout: at its end it is forced
+    assert worker.events("worker.drained")  # within its stop timeout: at its end it would be forced
 
 
 @pytest.mark.parametrize(
@@ -217,7 +220,7 @@ def test_row_75_work_that_does_not_end_in_time_is_receivable_by_another_at_once(
     wait_for(lambda: len(starts_of(fleet, "long")) == 2, "another worker begins it")
     assert first.end(within=EXIT_SECONDS) == 0
     again = starts_of(fleet, "long")[-1]
-    assert (again.pid, again.attempt) == (second.pid, 2)  # SQS counts receives, whatever became of them
+    assert (again.pid, again.attempt) == (second.pid, 2)  # SQS counts every receive
     assert first.events("message.interrupted")
     assert not first.events("message.failed")
     assert "long" not in recorded(fleet)
@@ -230,7 +233,7 @@ def test_row_76_a_message_that_arrives_during_the_draining_poll_is_released_and_
     proxy = start_aws_proxy(server)
     fleet = open_fleet(server, way=proxy.url, worker_lease=60)
     poll = proxy.hold(f'"WaitTimeSeconds": {POLL_SECONDS:g}'.encode())  # on its way to the server
-    beside = proxy.hold(b'"WaitTimeSeconds": 0')
+    second_poll = proxy.hold(b'"WaitTimeSeconds": 0')
     worker = fleet.start("--queues", queue).ready()
     poll.wait()
     worker.signal(signal.SIGTERM)
@@ -238,9 +241,11 @@ def test_row_76_a_message_that_arrives_during_the_draining_poll_is_released_and_
     fleet.send(queue, {"id": "late"})
     proxy.heal()
     assert worker.end(within=EXIT_SECONDS) == 0
-    assert not beside.sprung.is_set(), "a second poll was under way, which receives what the first one gives back"
+    assert not second_poll.sprung.is_set(), (
+        "a second poll was running, which receives the messages that the first one releases"
+    )
     (delivery,) = fleet.broker.receive(queue, messages_max=10, lease_seconds=60, wait_seconds=POLL_SECONDS)
-    assert delivery.attempt == 2, "the poll did not bring it"
+    assert delivery.attempt == 2, "the poll did not receive it"
     assert not fleet.broker.settle([(delivery, Release())])
     assert fleet.lines() == []
     assert worker.events("worker.drained")
@@ -257,40 +262,40 @@ def test_row_76_a_message_that_arrives_during_the_draining_poll_is_released_and_
 def test_rolling_restarts_under_load_lose_nothing_and_continue_at_once(
     server: AwsServer, open_fleet: OpenFleet, monkeypatch: pytest.MonkeyPatch, restarts: int
 ) -> None:
-    monkeypatch.setenv("ATTEMPTS", "1000")  # every restart costs what is given back a receive
+    monkeypatch.setenv("ATTEMPTS", "1000")  # every restart costs released messages a receive
     fleet = open_fleet(server, worker_concurrency=40, worker_lease=30)
     chance = random.Random(1)
     sent: set[str] = set()
 
     def load(count: int) -> None:
         for queue in ("plain", "looped", "once"):
-            made = [
+            new_bodies = [
                 {"id": f"{queue}-{len(sent)}-{n}", "seconds": chance.choice((0.01, 0.05, 0.3, 1.0, 4.0))}
                 for n in range(count)
             ]
-            fleet.send(queue, *made)
-            sent.update(str(body["id"]) for body in made)
+            fleet.send(queue, *new_bodies)
+            sent.update(str(body["id"]) for body in new_bodies)
 
     living = [fleet.start().ready() for _ in range(2)]
     exits: list[float] = []
     for _ in range(restarts):
         if len(sent) - len(fleet.ended()) < 40:
             load(20)
-        leaving = living.pop(0)
+        stopping = living.pop(0)
         living.append(fleet.start().ready())
         began_at = time.monotonic()
-        os.kill(leaving.pid, signal.SIGTERM)
-        assert leaving.end(within=EXIT_SECONDS) == 0, leaving.log.read_text()[-2000:]
+        os.kill(stopping.pid, signal.SIGTERM)
+        assert stopping.end(within=EXIT_SECONDS) == 0, stopping.log.read_text()[-2000:]
         exits.append(time.monotonic() - began_at)
     wait_for(lambda: fleet.ended() == sent, "everything is done", within=240)
     wait_for(fleet.empty, "the queues are empty")
-    waits = hand_overs(fleet)
+    waits = seconds_to_restart(fleet)
     twice = {line.message for line in fleet.lines() if line.what == "end" and ends(fleet)[line.id] > 1}
     print(  # noqa: T201 # the figures, shown with -s
-        f"{restarts} restarts, {len(sent)} messages, {len(waits)} given back, picked up after "
+        f"{restarts} restarts, {len(sent)} messages, {len(waits)} released, started again after "
         f"{median(waits or [0]):.3f} s (median) and {max(waits, default=0):.3f} s (most), "
         f"exit after {max(exits):.1f} s at most, {len(twice)} done twice"
     )
     assert fleet.dead() == 0
     assert set(acked(fleet).values()) == {1}
-    assert twice <= given_back(fleet)
+    assert twice <= released_messages(fleet)

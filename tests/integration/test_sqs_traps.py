@@ -1,4 +1,4 @@
-"""The traps of SQS, as docs/run/sqs.md lists them: where a bare client shows one, it springs there first."""
+"""The traps of SQS, as docs/run/sqs.md lists them: if a plain client can show one, it does so first."""
 
 import json
 import socket
@@ -31,18 +31,18 @@ DEADLINE_SECONDS = 60.0
 
 @pytest.fixture
 def proxy(scene: Scene) -> Iterator[FaultProxy]:
-    made = FaultProxy(("127.0.0.1", scene.server.port))
-    yield made
-    made.close()
+    opened = FaultProxy(("127.0.0.1", scene.server.port))
+    yield opened
+    opened.close()
 
 
-def by(proxy: FaultProxy) -> Aws:
+def aws_through(proxy: FaultProxy) -> Aws:
     return aws_at(f"http://127.0.0.1:{proxy.port}")
 
 
-def test_a_send_whose_answer_is_lost_is_unknown_and_never_sent_twice(scene: Scene, proxy: FaultProxy) -> None:
+def test_a_send_whose_response_is_lost_is_unknown_and_never_repeated(scene: Scene, proxy: FaultProxy) -> None:
     scene.broker()
-    broker = scene.broker(aws=by(proxy))
+    broker = scene.broker(aws=aws_through(proxy))
     broker.send("q", outgoing("before"))
     trap = proxy.swallow(b"SendMessageBatch")
     with pytest.raises(UnknownOutcome, match="whether it accepted the messages is unknown"):
@@ -51,9 +51,9 @@ def test_a_send_whose_answer_is_lost_is_unknown_and_never_sent_twice(scene: Scen
     assert sorted(bodies(take(broker))) == ["before", "once"]
 
 
-def test_a_send_of_thirty_that_breaks_in_the_middle_sends_nothing_more(scene: Scene, proxy: FaultProxy) -> None:
+def test_a_send_of_thirty_stops_at_the_first_lost_response(scene: Scene, proxy: FaultProxy) -> None:
     scene.broker()
-    broker = scene.broker(aws=by(proxy))
+    broker = scene.broker(aws=aws_through(proxy))
     proxy.swallow(b'"MessageBody": "15"')
     with pytest.raises(UnknownOutcome):
         broker.send("q", numbered(30))
@@ -61,9 +61,9 @@ def test_a_send_of_thirty_that_breaks_in_the_middle_sends_nothing_more(scene: Sc
 
 
 @pytest.mark.parametrize("operation", [b"DeleteMessageBatch", b"ChangeMessageVisibilityBatch"])
-def test_what_may_be_done_twice_is_asked_again(scene: Scene, proxy: FaultProxy, operation: bytes) -> None:
+def test_idempotent_requests_are_retried(scene: Scene, proxy: FaultProxy, operation: bytes) -> None:
     scene.broker()
-    broker = scene.broker(aws=by(proxy))
+    broker = scene.broker(aws=aws_through(proxy))
     broker.send("q", numbered(3))
     deliveries = take(broker)
     trap = proxy.swallow(operation)
@@ -75,18 +75,18 @@ def test_what_may_be_done_twice_is_asked_again(scene: Scene, proxy: FaultProxy, 
     assert broker.stats("q").in_flight == (0 if operation.startswith(b"Delete") else 3)
 
 
-def test_a_receive_whose_answer_is_lost_is_not_tried_again_by_the_library(scene: Scene, proxy: FaultProxy) -> None:
+def test_a_receive_whose_response_is_lost_is_not_retried_by_the_library(scene: Scene, proxy: FaultProxy) -> None:
     scene.broker()
-    broker = scene.broker(aws=by(proxy))
+    broker = scene.broker(aws=aws_through(proxy))
     broker.send("q", numbered(20))
     trap = proxy.swallow(b"ReceiveMessage")
     with pytest.raises(TemporaryError):
         take(broker)
     trap.wait()
-    assert len(take(broker, 50)) == 10  # the ten of the lost answer come when their lease is over
+    assert len(take(broker, 50)) == 10  # the ten of the lost response are redelivered when their lease has expired
 
 
-def test_a_server_that_is_away_is_a_fault_that_passes(start_moto: StartAws) -> None:
+def test_an_unavailable_server_is_a_temporary_error(start_moto: StartAws) -> None:
     server = start_moto()
     with closing(SqsBroker(server.aws, holder="w", queues=[QueueSettings(name="q")], poll_seconds=1)) as broker:
         broker.send("q", outgoing("a", "b"))
@@ -98,38 +98,38 @@ def test_a_server_that_is_away_is_a_fault_that_passes(start_moto: StartAws) -> N
         assert isinstance(turn.receive_error[1], TemporaryError)
         with pytest.raises(TemporaryError) as refused:
             broker.send("q", outgoing("c"))
-        assert not isinstance(refused.value, UnknownOutcome)  # it never got there
+        assert not isinstance(refused.value, UnknownOutcome)  # the request never reached the server
         server.come_back()
         assert not broker.settle([(delivery, Ack())])
         broker.send("q", outgoing("c"))
         assert bodies(take_later(broker)) == ["c"]
 
 
-# --- a receive is never broken off
+# --- a receive is never aborted
 
 
 def test_closing_the_broker_ends_a_poll_and_leaves_no_orphaned_lease(scene: Scene) -> None:
     sender, broker = scene.broker(), scene.broker()
-    told = threading.Event()
-    ear = broker.listen(["q"], told.set)
-    ear.want({"q"})
+    notified = threading.Event()
+    listener = broker.listen(["q"], notified.set)
+    listener.want({"q"})
     give_up, tick = time.monotonic() + DEADLINE_SECONDS, threading.Event()
     while not broker._polled._polls.get("q"):
         assert time.monotonic() < give_up
         tick.wait(0.005)
-    ear.want(frozenset())
+    listener.want(frozenset())
     sender.send("q", outgoing("a"))
-    ear.close()
+    listener.close()
     (delivery,) = take_later(sender)
     assert bodies([delivery]) == ["a"]
-    assert not told.is_set()
-    assert delivery.attempt <= 2  # SQS counts the receive of whoever gave it back
+    assert not notified.is_set()
+    assert delivery.attempt <= 2  # SQS counts the receive of the broker that released it
 
 
-# --- counts carry over
+# --- receive counts are carried over
 
 
-def test_the_count_of_receives_goes_along_to_the_dead_letter_queue(scene: Scene) -> None:
+def test_sqs_carries_the_receive_count_to_the_dlq(scene: Scene) -> None:
     scene.broker()
     broker = scene.broker(QueueSettings(name="q", receives_max=2))
     broker.send("q", outgoing("poison"))
@@ -139,7 +139,7 @@ def test_the_count_of_receives_goes_along_to_the_dead_letter_queue(scene: Scene)
     assert take(broker) == []
     (dead,) = take(broker, queue="q-dlq")
     assert dead.attempt > 2
-    assert death_of(dead.message.attributes) is None  # SQS moves without a word
+    assert death_of(dead.message.attributes) is None  # SQS records no death
 
 
 def test_messages_that_penstock_dead_letters_start_with_a_new_age(scene: Scene) -> None:
@@ -151,7 +151,7 @@ def test_messages_that_penstock_dead_letters_start_with_a_new_age(scene: Scene) 
     assert dead.attempt == 1
 
 
-def test_dead_letters_go_where_the_redrive_policy_says_and_are_found_by_the_queues_name(scene: Scene) -> None:
+def test_dead_letters_follow_the_redrive_policy_and_are_found_by_the_dlq_name(scene: Scene) -> None:
     broker = scene.broker(QueueSettings(name="q", dead_letter_queue="graves"))
     broker.send("q", outgoing("poison"))
     (delivery,) = take(broker)
@@ -190,7 +190,7 @@ def test_row_83_ten_attributes_survive_dead_letter_and_replay(scene: Scene) -> N
     assert (dict(again.message.attributes), again.message.group) == (attributes, "tenant")
 
 
-def test_what_other_senders_wrote_comes_as_it_is_and_dies_as_it_is(scene: Scene) -> None:
+def test_messages_of_other_senders_are_delivered_and_dead_lettered_unchanged(scene: Scene) -> None:
     broker = scene.broker()
     scene.raw.send_message(
         QueueUrl=scene.url("q"),
@@ -204,14 +204,14 @@ def test_what_other_senders_wrote_comes_as_it_is_and_dies_as_it_is(scene: Scene)
     assert delivery.message.body == "plain é".encode()
     assert dict(delivery.message.attributes) == {"count": "12", "blob": b"\x00\x01"}
     assert not broker.settle([(delivery, DeadLetter(reason="bad"))])
-    asked = {"QueueUrl": scene.url("q-dlq"), "MessageAttributeNames": ["All"]}
-    (dead,) = scene.raw.receive_message(**asked)["Messages"]
+    request = {"QueueUrl": scene.url("q-dlq"), "MessageAttributeNames": ["All"]}
+    (dead,) = scene.raw.receive_message(**request)["Messages"]
     assert dead["Body"] == "plain é"
     assert dead["MessageAttributes"]["blob"]["BinaryValue"] == b"\x00\x01"
 
 
 @pytest.mark.parametrize("body", [b"", b"\x00", b"\xff\xfe", b"a\x1b[31m", "\ufffe".encode(), b"\r\n\t "])
-def test_bodies_that_sqs_refuses_arrive_all_the_same(scene: Scene, body: bytes) -> None:
+def test_bodies_that_sqs_would_refuse_are_delivered(scene: Scene, body: bytes) -> None:
     broker = scene.broker()
     broker.send("q", [Outgoing(body=body)])
     assert [delivery.message.body for delivery in take(broker)] == [body]
@@ -220,12 +220,12 @@ def test_bodies_that_sqs_refuses_arrive_all_the_same(scene: Scene, body: bytes) 
 # --- groups
 
 
-def test_a_standard_queue_gets_the_tenant(moto: AwsServer) -> None:
+def test_a_standard_queue_gets_the_group_id(moto: AwsServer) -> None:
     with closing(Scene(moto)) as scene:
         broker = scene.broker()
         broker.send("q", outgoing("x", group="tenant-1"))
-        asked = {"QueueUrl": scene.url("q"), "MessageSystemAttributeNames": ["MessageGroupId"]}
-        (message,) = scene.raw.receive_message(**asked)["Messages"]
+        request = {"QueueUrl": scene.url("q"), "MessageSystemAttributeNames": ["MessageGroupId"]}
+        (message,) = scene.raw.receive_message(**request)["Messages"]
         assert message["Attributes"]["MessageGroupId"] == "tenant-1"
 
 
@@ -235,16 +235,16 @@ FIFO = QueueSettings(name="q.fifo")
 def test_a_fifo_queue_keeps_the_order_of_each_group(scene: Scene) -> None:
     broker = scene.broker(FIFO)
     broker.send("q.fifo", [Outgoing(body=f"{group}{n}".encode(), group=group) for n in range(3) for group in "ab"])
-    came: list[str] = []
+    received: list[str] = []
     while deliveries := take(broker, queue="q.fifo"):
-        came += bodies(deliveries)
+        received += bodies(deliveries)
         assert not broker.settle([(delivery, Ack()) for delivery in deliveries])
     for group in "ab":
-        assert [body for body in came if body[0] == group] == [f"{group}{n}" for n in range(3)]
+        assert [body for body in received if body[0] == group] == [f"{group}{n}" for n in range(3)]
 
 
 def test_no_worker_has_two_messages_of_a_fifo_group_at_a_time(scene: Scene) -> None:
-    """Else a worker would begin both, and the second be done while the first waits for its retry."""
+    """Otherwise a worker would start both, and the second be done while the first waits for its retry."""
     broker = scene.broker(FIFO)
     broker.send("q.fifo", [Outgoing(body=f"{group}{n}".encode(), group=group) for n in range(3) for group in "ab"])
     seen: dict[str, list[str]] = {"a": [], "b": []}
@@ -257,7 +257,7 @@ def test_no_worker_has_two_messages_of_a_fifo_group_at_a_time(scene: Scene) -> N
     assert seen == {"a": ["a0", "a1", "a2"], "b": ["b0", "b1", "b2"]}
 
 
-def test_a_released_message_of_a_fifo_queue_holds_up_its_group_and_comes_first(scene: Scene) -> None:
+def test_a_released_message_of_a_fifo_queue_blocks_its_group_and_is_delivered_first(scene: Scene) -> None:
     broker = scene.broker(FIFO)
     for body in ("a0", "b0"):
         broker.send("q.fifo", [Outgoing(body=body.encode(), group=body[0])])
@@ -272,21 +272,21 @@ def test_a_released_message_of_a_fifo_queue_holds_up_its_group_and_comes_first(s
     assert bodies(turn.deliveries) == ["a1"]
 
 
-def test_a_fifo_queue_takes_a_deduplication_id_once(scene: Scene) -> None:
+def test_a_fifo_queue_accepts_a_deduplication_id_once(scene: Scene) -> None:
     broker = scene.broker(FIFO)
     for _ in range(2):
         broker.send(
             "q.fifo", [Outgoing(body=b"x", deduplication_id="tick"), Outgoing(body=b"same"), Outgoing(body=b"same")]
         )
-    came: list[str] = []
+    received: list[str] = []
     while deliveries := take(broker, queue="q.fifo"):
-        came += bodies(deliveries)
+        received += bodies(deliveries)
         assert all(delivery.message.group is None for delivery in deliveries)
         broker.settle([(delivery, Ack()) for delivery in deliveries])
-    assert sorted(came) == ["same"] * 4 + ["x"]
+    assert sorted(received) == ["same"] * 4 + ["x"]
 
 
-def test_a_dead_letter_of_a_fifo_queue_goes_to_its_fifo_queue(scene: Scene) -> None:
+def test_a_dead_letter_of_a_fifo_queue_is_moved_to_its_fifo_dlq(scene: Scene) -> None:
     broker = scene.broker(FIFO)
     broker.send("q.fifo", outgoing("x", group="a"))
     (delivery,) = take(broker, queue="q.fifo")
@@ -311,12 +311,12 @@ def test_row_84_a_late_extension_is_reported_as_lost(fauxqs: AwsServer) -> None:
             (failure,) = one.settle([(stale, settlement)])
             assert failure.lost
         assert one.stats("q-dlq").visible == 0
-        assert not one.settle([(stale, Ack())])  # SQS takes it and does nothing
+        assert not one.settle([(stale, Ack())])  # SQS accepts it and does nothing
         assert one.stats("q").in_flight == 1
         assert not two.settle([(fresh, Ack())])
 
 
-def test_what_this_worker_released_its_late_heartbeat_does_not_take_back(scene: Scene) -> None:
+def test_a_late_heartbeat_does_not_hide_a_released_message(scene: Scene) -> None:
     broker = scene.broker()
     broker.send("q", outgoing("a"))
     (delivery,) = take(broker)
@@ -325,7 +325,7 @@ def test_what_this_worker_released_its_late_heartbeat_does_not_take_back(scene: 
     assert bodies(take_later(broker)) == ["a"]
 
 
-# --- names and rights
+# --- names and permissions
 
 
 def test_a_queue_is_named_by_name_url_or_arn(scene: Scene) -> None:
@@ -338,7 +338,7 @@ def test_a_queue_is_named_by_name_url_or_arn(scene: Scene) -> None:
     assert broker.stats("q-dlq").visible == 3
 
 
-def test_a_missing_queue_is_named_with_what_to_do_and_nothing_is_created(scene: Scene) -> None:
+def test_a_missing_queue_is_named_with_a_remedy_and_nothing_is_created(scene: Scene) -> None:
     broker = scene.broker()
     for queue in ("missing", f"arn:aws:sqs:us-east-1:{scene.server.account}:missing"):
         with pytest.raises(ConfigurationError, match=r"missing.*create it"):
@@ -351,7 +351,7 @@ def test_a_missing_queue_is_named_with_what_to_do_and_nothing_is_created(scene: 
     assert list(broker.queue_names()) == ["q", "q-dead", "q-dlq"]
 
 
-def test_a_queue_that_is_deleted_and_made_again_is_found_again(scene: Scene) -> None:
+def test_a_queue_that_is_deleted_and_recreated_is_found_again(scene: Scene) -> None:
     broker = scene.broker()
     broker.send("q", outgoing("a"))
     scene.raw.delete_queue(QueueUrl=scene.url("q"))
@@ -364,13 +364,13 @@ def test_a_queue_that_is_deleted_and_made_again_is_found_again(scene: Scene) -> 
 
 def test_queues_are_created_with_their_settings(scene: Scene) -> None:
     scene.broker(QueueSettings(name="q", receives_max=7, retention_seconds=86_400))
-    asked = {"QueueUrl": scene.url("q"), "AttributeNames": ["All"]}
-    attributes = scene.raw.get_queue_attributes(**asked)["Attributes"]
+    request = {"QueueUrl": scene.url("q"), "AttributeNames": ["All"]}
+    attributes = scene.raw.get_queue_attributes(**request)["Attributes"]
     assert attributes["MessageRetentionPeriod"] == "86400"
     policy = json.loads(attributes["RedrivePolicy"])
     assert (policy["deadLetterTargetArn"], policy["maxReceiveCount"]) == (scene.arn("q-dlq"), 7)
     scene.broker(QueueSettings(name="q", receives_max=9))
-    attributes = scene.raw.get_queue_attributes(**asked)["Attributes"]
+    attributes = scene.raw.get_queue_attributes(**request)["Attributes"]
     assert json.loads(attributes["RedrivePolicy"])["maxReceiveCount"] == 9
 
 
@@ -384,7 +384,7 @@ def test_a_refused_connection_is_temporary_and_names_the_address() -> None:
         take(broker)
 
 
-def test_without_a_region_one_sentence_says_where_it_belongs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_region_is_reported_with_its_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_REGION")
     monkeypatch.delenv("AWS_DEFAULT_REGION")
     with (
@@ -394,12 +394,12 @@ def test_without_a_region_one_sentence_says_where_it_belongs(monkeypatch: pytest
         take(broker)
 
 
-def test_without_credentials_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch, moto: AwsServer) -> None:
+def test_missing_credentials_are_reported_with_a_remedy(monkeypatch: pytest.MonkeyPatch, moto: AwsServer) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    nobody = Aws(region="us-east-2", endpoint_url=moto.url)  # sessions are kept by these values
+    anonymous = Aws(region="us-east-2", endpoint_url=moto.url)  # sessions are cached by these values
     with (
-        closing(SqsBroker(nobody, holder="w")) as broker,
+        closing(SqsBroker(anonymous, holder="w")) as broker,
         pytest.raises(ConfigurationError, match="No credentials for AWS were found: set AWS_PROFILE"),
     ):
         take(broker)

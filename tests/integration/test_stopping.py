@@ -1,4 +1,4 @@
-"""Every way to stop a worker, on real processes: nothing is lost, and released messages continue at once."""
+"""Every way to stop a worker, on real processes: nothing is lost, and released messages are redelivered at once."""
 
 import os
 import signal
@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from tests.integration.fleet import Fleet, wait_for
 
-EXIT_SECONDS = 60.0  # more than any stop timeout below, and than the machine may be late
+EXIT_SECONDS = 60.0  # more than any stop timeout below, with time for a slow machine
 
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    made = Fleet(tmp_path, worker_lease=30, worker_stop_timeout=10, worker_concurrency=4)
-    yield made
-    made.close()
+    opened = Fleet(tmp_path, worker_lease=30, worker_stop_timeout=10, worker_concurrency=4)
+    yield opened
+    opened.close()
 
 
 def test_row_74_a_term_while_idle_ends_the_worker_within_a_poll(fleet: Fleet) -> None:
@@ -29,12 +29,10 @@ def test_row_74_a_term_while_idle_ends_the_worker_within_a_poll(fleet: Fleet) ->
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_work_in_flight_that_ends_in_time_is_finished_and_nothing_more_is_begun(
-    fleet: Fleet, number: signal.Signals
-) -> None:
+def test_a_signal_lets_work_in_flight_finish_and_starts_no_more(fleet: Fleet, number: signal.Signals) -> None:
     worker = fleet.start("--stop-timeout", "60").ready()
     fleet.send("plain", *({"id": f"m{n}", "seconds": 0.8} for n in range(4)))
-    wait_for(lambda: len(fleet.started()) == 4, "all slots are at work")
+    wait_for(lambda: len(fleet.started()) == 4, "all slots are busy")
     worker.signal(number)
     wait_for(lambda: worker.events("worker.draining"), "it drains")
     fleet.send("plain", {"id": "late", "seconds": 0})
@@ -54,15 +52,15 @@ def test_row_75_work_that_does_not_end_in_time_is_released_uncounted_and_continu
     second = fleet.start("--queues", queue).ready()
     first.signal(signal.SIGTERM)
     assert first.end(within=EXIT_SECONDS) == 0
-    (given_back,) = first.events("worker.interrupted")
-    assert given_back["count"] == 1
+    (interrupted,) = first.events("worker.interrupted")
+    assert interrupted["count"] == 1
     assert not first.events("message.failed")
-    wait_for(lambda: len(fleet.lines()) == 2, "another worker begins it")
-    begun, again = fleet.lines()
+    wait_for(lambda: len(fleet.lines()) == 2, "another worker starts it")
+    first_start, again = fleet.lines()
     assert again.pid == second.pid
-    assert (begun.attempt, again.attempt) == (1, 1)
+    assert (first_start.attempt, again.attempt) == (1, 1)
     released_at = max(line["ts"] for line in first.events("message.interrupted"))
-    print("released", released_at, "begun again at", again.at)  # noqa: T201 # shown with -s
+    print("released", released_at, "started again at", again.at)  # noqa: T201  # shown with -s
 
 
 def test_a_second_signal_releases_at_once(fleet: Fleet) -> None:
@@ -93,7 +91,7 @@ def test_tstp_stops_fetching_and_stays_up_until_a_term(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTTIN, signal.SIGUSR1])
-def test_ttin_and_usr1_log_what_every_thread_is_doing(fleet: Fleet, number: signal.Signals) -> None:
+def test_ttin_and_usr1_log_the_stacks_of_all_threads(fleet: Fleet, number: signal.Signals) -> None:
     worker = fleet.start().ready()
     fleet.send("stubborn", {"id": "sleeper", "seconds": 600})
     wait_for(lambda: "sleeper" in fleet.started(), "the work begins")
@@ -114,8 +112,8 @@ def test_a_drain_that_cannot_fit_is_refused_at_the_start(fleet: Fleet) -> None:
     assert "drain" in worker.log.read_text()
 
 
-def may_number_processes_anew() -> bool:
-    """Whether this machine grants a process id namespace."""
+def can_create_process_namespaces() -> bool:
+    """Return True if this machine grants a process id namespace."""
     try:
         tried = subprocess.run(["unshare", "-pf", "--mount-proc", "true"], capture_output=True, timeout=60, check=False)
     except FileNotFoundError:
@@ -124,9 +122,9 @@ def may_number_processes_anew() -> bool:
 
 
 @pytest.mark.skipif(
-    not may_number_processes_anew(), reason="not applicable: this machine grants no process id namespaces"
+    not can_create_process_namespaces(), reason="not applicable: this machine grants no process id namespaces"
 )
-def test_as_pid_1_it_drains_releases_and_ends_with_0(fleet: Fleet) -> None:
+def test_a_worker_as_pid_1_drains_releases_and_ends_with_0(fleet: Fleet) -> None:
     prefix = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child=KILL")
     worker = fleet.start("--stop-timeout", "13", prefix=prefix).ready()  # five seconds are for draining
     fleet.send("plain", {"id": "short", "seconds": 0.3}, {"id": "long", "seconds": 60})

@@ -30,21 +30,22 @@ from penstock.worker.shutdown import StopSignal
 
 DEADLINE_SECONDS = 60.0
 RECEIVES_MAX = 5
-PINGS = 3 * RECEIVES_MAX  # that fail: as many receives as this would kill every message
+PINGS = 3 * RECEIVES_MAX  # failing ones: as many receives would dead-letter every message
 MESSAGES = 12
 WORKERS = 2
 BUCKET, QUEUE = "landing", "landed"
 
 
-class Story:
+class Scenario:
     """Workers in threads that read a bucket through a proxy, and their events."""
 
     def __init__(self, stack: ExitStack, server: AwsServer, proxy: AwsProxy, folder: Path, calls: list[str]) -> None:
-        self._news = threading.Condition()
-        self.received: Counter[str] = Counter()  # settled deliveries by message id; this and the rest: under it
+        self._changed = threading.Condition()
+        # settled deliveries by message id; this and the rest: under the condition
+        self.received: Counter[str] = Counter()
         self.acked: Counter[str] = Counter()
-        self.away: list[StoreUnavailable] = []
-        self.back = 0
+        self.outages: list[StoreUnavailable] = []
+        self.recoveries = 0
         self._stop = StopSignal()
         self._s3 = server.client("s3")
         self._s3.create_bucket(Bucket=BUCKET)
@@ -67,7 +68,7 @@ class Story:
             app.handler("plain", name="plain")(lambda message: None)
             self.apps.append(app)
         self._threads = [
-            threading.Thread(target=lambda app=app: serve(app, stop=self._stop, listeners=(self._hear,)), daemon=True)
+            threading.Thread(target=lambda app=app: serve(app, stop=self._stop, listeners=(self._listen,)), daemon=True)
             for app in self.apps
         ]
 
@@ -83,7 +84,7 @@ class Story:
             assert not thread.is_alive(), "the worker did not end"
 
     def store(self, *keys: str) -> Sequence[str]:
-        """Put objects past the proxy, and send a notification for each; answers the ids of the messages."""
+        """Put objects directly into the store, and send a notification for each; return the ids of the messages."""
         bodies = []
         for key in keys:
             put: dict[str, Any] = self._s3.put_object(Bucket=BUCKET, Key=key, Body=key.encode())
@@ -91,26 +92,26 @@ class Story:
             bodies.append(announce(ref))
         return self.apps[0].broker.send(QUEUE, [Outgoing(body=body) for body in bodies])
 
-    def until(self, condition: Callable[[], bool], what: str) -> None:
-        with self._news:
-            assert self._news.wait_for(condition, DEADLINE_SECONDS), f"never came true: {what}"
+    def wait_until(self, condition: Callable[[], bool], description: str) -> None:
+        with self._changed:
+            assert self._changed.wait_for(condition, DEADLINE_SECONDS), f"never came true: {description}"
 
-    def until_acked(self, ids: Sequence[str]) -> None:
-        self.until(lambda: all(self.acked[one] for one in ids), "all are done")
+    def wait_until_acked(self, ids: Sequence[str]) -> None:
+        self.wait_until(lambda: all(self.acked[one] for one in ids), "all are done")
 
-    def _hear(self, event: Event) -> None:
-        with self._news:
+    def _listen(self, event: Event) -> None:
+        with self._changed:
             match event:
                 case DeliverySettled():
                     self.received[event.message_id] += 1
                     self.acked[event.message_id] += isinstance(event.settlement, Ack)
                 case StoreUnavailable():
-                    self.away.append(event)
+                    self.outages.append(event)
                 case StoreAvailable():
-                    self.back += 1
+                    self.recoveries += 1
                 case _:
                     return
-            self._news.notify_all()
+            self._changed.notify_all()
 
 
 @pytest.fixture
@@ -122,13 +123,12 @@ def proxy(moto: AwsServer) -> Iterator[AwsProxy]:
 
 @pytest.fixture
 def pings(monkeypatch: pytest.MonkeyPatch) -> list[threading.Event]:
-    """The rounds of the watches, which are shortened, as are the clients' own tries; one is added for each that
-    failed."""
+    """Shorten the rounds of the watches and the clients' retries, and return a list with one event per failed ping."""
     failed: list[threading.Event] = []
-    away = outage.OutageWatch._record_unavailable
+    outages = outage.OutageWatch._record_unavailable
 
     def counted(self: outage.OutageWatch, error: str, *, by_request: bool) -> None:
-        away(self, error, by_request=by_request)
+        outages(self, error, by_request=by_request)
         if not by_request:
             failed.append(threading.Event())
 
@@ -158,36 +158,40 @@ def wait_for_pings(pings: list[threading.Event], count: int) -> None:
         if len(pings) >= count:
             return
         tick.wait(0.05)
-    raise AssertionError(f"the watches asked the store {len(pings)} times in vain, and not {count}")
+    raise AssertionError(f"the watches have {len(pings)} failed pings, expected {count}")
 
 
-@pytest.mark.parametrize("breaks", [AwsProxy.leave, AwsProxy.stall], ids=["refuses", "freezes"])
+@pytest.mark.parametrize("interrupt", [AwsProxy.leave, AwsProxy.stall], ids=["refuses", "freezes"])
 def test_an_outage_of_the_store_costs_messages_no_more_than_a_receive(
-    moto: AwsServer, proxy: AwsProxy, tmp_path: Path, pings: list[threading.Event], breaks: Callable[[AwsProxy], None]
+    moto: AwsServer,
+    proxy: AwsProxy,
+    tmp_path: Path,
+    pings: list[threading.Event],
+    interrupt: Callable[[AwsProxy], None],
 ) -> None:
     calls: list[str] = []
     with ExitStack() as stack:
-        story = Story(stack, moto, proxy, tmp_path, calls)
-        stack.callback(story.close)
-        story.start()
-        story.until_acked(story.store("first"))
-        breaks(proxy)
-        waiting = [*story.store(*(f"a{number}" for number in range(MESSAGES)))]
-        story.until(lambda: len(story.away) >= WORKERS, "every worker knows")
+        scenario = Scenario(stack, moto, proxy, tmp_path, calls)
+        stack.callback(scenario.close)
+        scenario.start()
+        scenario.wait_until_acked(scenario.store("first"))
+        interrupt(proxy)
+        waiting = [*scenario.store(*(f"a{number}" for number in range(MESSAGES)))]
+        scenario.wait_until(lambda: len(scenario.outages) >= WORKERS, "every worker detects the outage")
         wait_for_pings(pings, len(pings) + WORKERS * PINGS)
-        waiting += story.store(*(f"b{number}" for number in range(MESSAGES)))
-        story.until_acked(story.apps[0].send_many("plain", [b"{}"]))  # it needs no store
+        waiting += scenario.store(*(f"b{number}" for number in range(MESSAGES)))
+        scenario.wait_until_acked(scenario.apps[0].send_many("plain", [b"{}"]))  # it needs no store
         wait_for_pings(pings, len(pings) + WORKERS * PINGS)
-        assert max((story.received[one] for one in waiting), default=0) <= WORKERS
+        assert max((scenario.received[one] for one in waiting), default=0) <= WORKERS
         assert "first" in calls
         assert len(calls) == 1, "nothing was read meanwhile"
-        if breaks is AwsProxy.leave:
+        if interrupt is AwsProxy.leave:
             proxy.come_back()
         proxy.heal()
-        story.until_acked(waiting)
-        assert {(event.store, event.queues) for event in story.away} == {(f"s3://{BUCKET}", (QUEUE,))}
-        assert story.back >= WORKERS
-        assert max(story.received[one] for one in waiting) <= WORKERS + 1
-        assert story.apps[0].broker.stats(f"{QUEUE}-dlq").messages == 0
+        scenario.wait_until_acked(waiting)
+        assert {(event.store, event.queues) for event in scenario.outages} == {(f"s3://{BUCKET}", (QUEUE,))}
+        assert scenario.recoveries >= WORKERS
+        assert max(scenario.received[one] for one in waiting) <= WORKERS + 1
+        assert scenario.apps[0].broker.stats(f"{QUEUE}-dlq").messages == 0
         assert Counter(calls) == dict.fromkeys(["first", *calls[1:]], 1)
         assert len(calls) == 1 + 2 * MESSAGES

@@ -1,4 +1,4 @@
-"""Ticks of several workers on real brokers: one message each."""
+"""Scheduled messages of several workers on real brokers: one message per tick."""
 
 import random
 import threading
@@ -30,15 +30,15 @@ DEADLINE_SECONDS = 60.0
 TICKS = 4
 
 
-class Ahead(SystemClock):
+class ClockAhead(SystemClock):
     """The clock of a host that is six minutes ahead."""
 
     def now(self) -> float:
         return super().now() + 360.0
 
 
-class Heard:
-    """The ticks that were sent, and a signal that there are enough."""
+class SentTicks:
+    """The ticks that were sent, and a signal when there are enough."""
 
     def __init__(self) -> None:
         self.ticks: list[float] = []
@@ -71,31 +71,31 @@ def run(tickers: Sequence[Ticker], enough: Sequence[threading.Event]) -> None:
 
 
 def test_on_redis_a_host_whose_clock_is_ahead_sends_no_tick_early(redis_server: RedisServer) -> None:
-    group, heard = scheduled("checks"), [Heard() for _ in range(3)]
+    group, sent_ticks = scheduled("checks"), [SentTicks() for _ in range(3)]
     tickers = [
         Ticker(
             group.declarations,
             broker=RedisStreamsBroker(redis_server.url, holder=f"w-{number}"),
-            clock=Ahead() if number == 0 else SystemClock(),
-            bus=Bus(heard[number]),
+            clock=ClockAhead() if number == 0 else SystemClock(),
+            bus=Bus(sent_ticks[number]),
             random=random.random,
         )
         for number in range(3)
     ]
-    run(tickers, [one.enough for one in heard])
+    run(tickers, [one.enough for one in sent_ticks])
     sent = Counter(
         message.body for message in RedisStreamsBroker(redis_server.url, holder="t").browse("checks", messages_max=99)
     )
     assert len(sent) >= TICKS
     assert set(sent.values()) == {1}
-    assert max(heard[0].ticks) <= time.time() + 1, "by its own clock it would have sent ticks six minutes early"
+    assert max(sent_ticks[0].ticks) <= time.time() + 1, "by its own clock it would have sent ticks six minutes early"
 
 
 def test_on_sqs_the_ledger_lets_one_worker_send_each_tick(moto: AwsServer, tmp_path: Path) -> None:
     aws = Aws(region="us-east-1", endpoint_url=moto.url)
     client = aws.client("sqs")
     queue = client.create_queue(QueueName="checks")["QueueUrl"]
-    group, heard = scheduled("checks"), Heard()
+    group, sent_ticks = scheduled("checks"), SentTicks()
     tickers = []
     for number in range(3):
         ledger = Ledger.open(f"sqlite:///{tmp_path}/ledger.db")
@@ -112,12 +112,12 @@ def test_on_sqs_the_ledger_lets_one_worker_send_each_tick(moto: AwsServer, tmp_p
                 group.declarations,
                 broker=SqsBroker(aws, holder=f"w-{number}"),
                 clock=SystemClock(),
-                bus=Bus(heard),
+                bus=Bus(sent_ticks),
                 random=random.random,
                 keys=lambda _, keys=keys: keys,  # type: ignore[misc] # the loop's own
             )
         )
-    run(tickers, [heard.enough])
+    run(tickers, [sent_ticks.enough])
     bodies: Counter[str] = Counter()
     while messages := client.receive_message(QueueUrl=queue, MaxNumberOfMessages=10).get("Messages"):
         bodies.update(message["Body"] for message in messages)

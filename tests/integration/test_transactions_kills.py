@@ -1,7 +1,7 @@
-"""Outbox, relay and inbox together: as many effects as orders, whichever process is killed at whatever step.
+"""Outbox, relay and inbox together: as many effects as orders, whichever process is killed at any step.
 
-The oracle reads both tables by the database's plain driver. Brokers drop what they have seen a moment ago; here they
-forget at once, so that what is sent twice does come twice, and the inbox alone makes it one effect.
+The oracle reads both tables by the database's plain driver. Brokers drop recent duplicates; here they forget ids at
+once, so that duplicates are delivered, and only the inbox makes them one effect.
 """
 
 import random
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.integration.fleet import let_pass, wait_for
 from tests.integration.transactions_scene import KINDS, make_user_database
-from tests.integration.transactions_shop import STEPS, Keeper, Shop
+from tests.integration.transactions_shop import STEPS, ProcessKeeper, Shop
 
 ORDERS = 12
 WITHIN_SECONDS = 180.0
@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("kind", "step"),
     [("sqlite", step) for step in STEPS]
-    # What a database does with a connection that dies is its own; the rest is the same code on each.
+    # Databases differ only in how they handle connections that die; the rest is the same code on each.
     + [
         (kind, step)
         for kind in ("mariadb", "postgresql")
@@ -35,8 +35,8 @@ def test_a_kill_at_each_step_loses_nothing_and_takes_effect_once(
     kind: str, step: str, request: pytest.FixtureRequest, folder: Path
 ) -> None:
     shop = Shop(folder=folder, database=make_user_database(kind, request, folder), die_at=step)
-    writer = Keeper(lambda: shop.write(0, ORDERS), until_success=True)
-    worker = Keeper(lambda: shop.work().process)
+    writer = ProcessKeeper(lambda: shop.write(0, ORDERS), until_success=True)
+    worker = ProcessKeeper(lambda: shop.work().process)
     try:
         writer.join(WITHIN_SECONDS)
         wait_for(lambda: shop.done() and len(shop.database.effects()) >= ORDERS, "all is done", within=WITHIN_SECONDS)
@@ -47,13 +47,13 @@ def test_a_kill_at_each_step_loses_nothing_and_takes_effect_once(
     assert shop.database.orders() == set(range(ORDERS))
     assert shop.database.effects() == list(range(ORDERS))
     if step in ("sent", "called", "committing", "committed"):
-        assert len(shop.calls()) > ORDERS, "nothing came twice, so nothing was proven"
+        assert len(shop.calls()) > ORDERS, "no message was delivered twice, so nothing was proven"
 
 
 def test_a_broker_that_remembers_ids_drops_what_is_sent_again(request: pytest.FixtureRequest, folder: Path) -> None:
     database = make_user_database("sqlite", request, folder)
     shop = Shop(folder=folder, database=database, die_at="sent", deduplication_seconds=300.0)
-    worker = Keeper(lambda: shop.work().process)
+    worker = ProcessKeeper(lambda: shop.work().process)
     try:
         assert shop.write(0, ORDERS).wait(WITHIN_SECONDS) == 0
         wait_for(lambda: shop.done() and len(shop.database.effects()) >= ORDERS, "all is done", within=WITHIN_SECONDS)
@@ -66,7 +66,7 @@ def test_a_broker_that_remembers_ids_drops_what_is_sent_again(request: pytest.Fi
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("step", ["committing", "committed"])
-def test_two_apps_share_an_inbox_and_each_takes_effect_once_although_it_is_killed(
+def test_two_killed_apps_that_share_an_inbox_take_effect_once_each(
     kind: str, step: str, request: pytest.FixtureRequest, folder: Path
 ) -> None:
     """Both have a handler of one name on a queue of one name, and messages of one id."""
@@ -75,7 +75,7 @@ def test_two_apps_share_an_inbox_and_each_takes_effect_once_although_it_is_kille
     for shop in shops:
         for no in range(ORDERS):
             shop.fleet.app.send("orders", {"no": no}, deduplication_id=f"order-{no}")
-    workers = [Keeper(lambda shop=shop: shop.work().process) for shop in shops]  # type: ignore[misc] # a closure
+    workers = [ProcessKeeper(lambda shop=shop: shop.work().process) for shop in shops]  # type: ignore[misc] # a closure
     try:
         for shop in shops:
             wait_for(shop.done, "all is done", within=WITHIN_SECONDS)
@@ -89,15 +89,15 @@ def test_two_apps_share_an_inbox_and_each_takes_effect_once_although_it_is_kille
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_whole_story_with_kills_at_random(kind: str, request: pytest.FixtureRequest, folder: Path) -> None:
+def test_random_kills_lose_and_double_nothing(kind: str, request: pytest.FixtureRequest, folder: Path) -> None:
     shop = Shop(folder=folder, database=make_user_database(kind, request, folder))
     chance = random.Random(f"outbox {kind}")
     orders, kills = 240, 12
     writers = [
-        Keeper(lambda first=first: shop.write(first, orders // 2), until_success=True)  # type: ignore[misc] # a closure
+        ProcessKeeper(lambda first=first: shop.write(first, orders // 2), until_success=True)  # type: ignore[misc] # a closure
         for first in (0, orders // 2)
     ]
-    workers = [Keeper(lambda: shop.work().process) for _ in range(2)]
+    workers = [ProcessKeeper(lambda: shop.work().process) for _ in range(2)]
     try:
         for _ in range(kills):
             let_pass(chance.uniform(0.2, 1.5))

@@ -1,4 +1,6 @@
-"""The relay on real databases: rows go when the broker has them, in order, past what is refused, with others beside."""
+"""The relay on real databases: rows are deleted when the broker has them, in order, past refused rows, with concurrent
+relays.
+"""
 
 import random
 import threading
@@ -28,7 +30,7 @@ from penstock.transactions.store import TransactionStore
 SETTINGS = RelaySettings(every_seconds=0.02, rows_max=10)
 
 
-class Journal(MemoryBroker):
+class RecordingBroker(MemoryBroker):
     """A broker that records sends, and fails on request."""
 
     def __init__(self) -> None:
@@ -53,7 +55,7 @@ class Journal(MemoryBroker):
 
 
 class StoppedClock(SystemClock):
-    """Wait until the test lets it continue."""
+    """A clock that advances only when the test sets it."""
 
     def __init__(self) -> None:
         self.time = 100.0
@@ -68,7 +70,7 @@ class Scene:
     def __init__(self, database: UserDatabase, engine: Engine) -> None:
         self.database = database
         self.engine = engine
-        self.broker = Journal()
+        self.broker = RecordingBroker()
         self.app = App(broker=self.broker)
         self.events: list[Event] = []
         self.opened = ExitStack()
@@ -100,9 +102,9 @@ class Scene:
 @pytest.fixture
 def scene(user_database: UserDatabase) -> Iterator[Scene]:
     with user_database.engine() as engine:
-        made = Scene(user_database, engine)
-        yield made
-        made.opened.close()
+        opened_scene = Scene(user_database, engine)
+        yield opened_scene
+        opened_scene.opened.close()
 
 
 def test_rows_are_sent_and_deleted(scene: Scene) -> None:
@@ -117,7 +119,7 @@ def test_rows_are_sent_and_deleted(scene: Scene) -> None:
     assert scene.relay().step() == RelayResult()
 
 
-def test_the_senders_deduplication_id_goes_before_ours(scene: Scene) -> None:
+def test_the_senders_deduplication_id_takes_precedence(scene: Scene) -> None:
     with scene.engine.begin() as connection:
         scene.app.outbox(connection).send("orders", 1, deduplication_id="d")
     scene.relay().step()
@@ -127,7 +129,7 @@ def test_the_senders_deduplication_id_goes_before_ours(scene: Scene) -> None:
 def test_uncommitted_rows_are_not_sent(scene: Scene) -> None:
     with scene.engine.connect() as connection, connection.begin() as transaction:
         scene.app.outbox(connection).send("orders", 1)
-        if scene.database.kind != "sqlite":  # where a relay would wait for the writer's end
+        if scene.database.kind != "sqlite":  # there a relay would wait for the writer's end
             assert scene.relay().step() == RelayResult()
         transaction.rollback()
     assert scene.relay().step() == RelayResult()
@@ -135,7 +137,7 @@ def test_uncommitted_rows_are_not_sent(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("error", [TemporaryError("away"), UnknownOutcome("cut off")], ids=["away", "cut off"])
-def test_a_broker_that_is_away_loses_nothing_and_gets_the_same_ids_again(scene: Scene, error: Exception) -> None:
+def test_an_unavailable_broker_loses_nothing_and_gets_the_same_ids_later(scene: Scene, error: Exception) -> None:
     scene.send("orders", 1, 2)
     scene.broker.errors = [error]
     relay = scene.relay()
@@ -147,7 +149,7 @@ def test_a_broker_that_is_away_loses_nothing_and_gets_the_same_ids_again(scene: 
     assert sent == [bytes(id).hex() for (id,) in before]
 
 
-def test_a_row_that_is_refused_lets_the_others_pass_and_says_why(scene: Scene) -> None:
+def test_a_refused_row_records_its_reason_and_does_not_block_the_others(scene: Scene) -> None:
     scene.broker.refused_bodies = {b"2"}
     scene.send("orders", 1, 2, 3, group="g")
     relay = scene.relay()
@@ -163,36 +165,36 @@ def test_a_row_that_is_refused_lets_the_others_pass_and_says_why(scene: Scene) -
     assert scene.database.outbox_rows() == 0
 
 
-def test_a_queue_that_is_missing_does_not_hold_up_the_others(scene: Scene) -> None:
+def test_a_missing_queue_does_not_block_the_others(scene: Scene) -> None:
     scene.broker.refused_queues = {"missing"}
     scene.send("missing", *range(40))
     scene.send("orders", 1)
     relay = scene.relay()
     steps = [relay.step(), relay.step()]
-    assert [step.refused for step in steps] == [3, 0], "three in a row speak for the queue"
+    assert [step.refused for step in steps] == [3, 0], "three refusals in a row pause the queue"
     assert scene.broker.bodies("orders") == [b"1"]
     assert scene.database.outbox_rows() == 40
     scene.all_due()
     scene.broker.refused_queues = set()
-    assert relay.step() == RelayResult(), "it rests"
+    assert relay.step() == RelayResult(), "the queue is paused"
     while scene.relay().step().claimed:
         pass
     assert list(map(int, scene.broker.bodies("missing"))) == list(range(40))
 
 
-def test_rows_that_wait_beside_refused_ones_keep_their_order(scene: Scene) -> None:
+def test_rows_behind_refused_ones_keep_their_order(scene: Scene) -> None:
     scene.broker.refused_queues = {"missing"}
     scene.send("missing", *range(10), group="g")
     relay = scene.relay()
     assert relay.step().refused == 3
     scene.broker.refused_queues = set()
     scene.send("missing", 10, group="g")
-    assert relay.step() == RelayResult(), "what comes later passes nothing that was never refused"
-    assert scene.relay().step().sent == 8, "another relay finds out for itself"
+    assert relay.step() == RelayResult(), "later rows do not overtake rows that were never refused"
+    assert scene.relay().step().sent == 8, "another relay does not know of the pause"
     assert list(map(int, scene.broker.bodies("missing"))) == list(range(3, 11))
 
 
-def test_a_resting_queue_is_tried_again_soon(scene: Scene) -> None:
+def test_a_paused_queue_is_tried_again_after_its_pause(scene: Scene) -> None:
     scene.broker.refused_queues = {"missing"}
     scene.send("missing", *range(4))
     relay = scene.relay(clock=(clock := StoppedClock()))
@@ -202,7 +204,7 @@ def test_a_resting_queue_is_tried_again_soon(scene: Scene) -> None:
     assert relay.step() == RelayResult(claimed=1, refused=1)
 
 
-def test_once_tries_every_row_and_ends(scene: Scene) -> None:
+def test_once_tries_every_row_once(scene: Scene) -> None:
     scene.broker.refused_queues = {"missing"}
     scene.send("missing", *range(15))
     scene.send("orders", *range(25))
@@ -210,7 +212,7 @@ def test_once_tries_every_row_and_ends(scene: Scene) -> None:
     assert (relayed.sent, relayed.refused) == (25, 15)
 
 
-def test_rows_of_a_relay_that_died_are_free_when_its_lease_ends(scene: Scene) -> None:
+def test_rows_of_a_dead_relay_are_free_when_its_lease_ends(scene: Scene) -> None:
     scene.send("orders", 1, 2)
     dead = scene.relay()._store.claim(b"x" * 16, lease_seconds=60.0, rows_max=10, bytes_max=10**6)
     assert len(dead) == 2
@@ -222,10 +224,10 @@ def test_rows_of_a_relay_that_died_are_free_when_its_lease_ends(scene: Scene) ->
         )
     assert scene.relay().step().sent == 3
     assert scene.broker.bodies("orders") == [b"1", b"2", b"3"]
-    scene.relay()._store.delete(b"x" * 16, [row.id for row in dead])  # the dead one wakes up, and finds nothing of its
+    scene.relay()._store.delete(b"x" * 16, [row.id for row in dead])  # the dead one resumes, and its claim has no rows
 
 
-def test_a_relay_that_comes_late_deletes_nothing_that_another_holds(scene: Scene) -> None:
+def test_a_late_relay_deletes_no_row_that_another_holds(scene: Scene) -> None:
     scene.send("orders", 1)
     store = scene.relay()._store
     (row,) = store.claim(b"a" * 16, lease_seconds=0.0, rows_max=10, bytes_max=10**6)
@@ -236,7 +238,7 @@ def test_a_relay_that_comes_late_deletes_nothing_that_another_holds(scene: Scene
     assert scene.relay().step() == RelayResult()
 
 
-def test_a_batch_is_bounded_in_bytes_but_takes_one_row_of_any_size(scene: Scene) -> None:
+def test_a_batch_is_limited_in_bytes_but_accepts_one_row_of_any_size(scene: Scene) -> None:
     scene.send("orders", b"a" * 1000, b"b" * 10, b"c" * 10)
     relay = scene.relay(RelaySettings(bytes_max=500))
     assert [relay.step().claimed, relay.step().claimed] == [1, 2]
@@ -270,7 +272,7 @@ def test_a_relay_that_cannot_reach_its_database_backs_off_and_continues(scene: S
     relay = scene.relay()
     thread = threading.Thread(target=relay.run, daemon=True)
     thread.start()
-    wait_for(lambda: any(isinstance(event, RelayFailed) for event in scene.events), "it says so")
+    wait_for(lambda: any(isinstance(event, RelayFailed) for event in scene.events), "the failure is emitted")
     with scene.engine.begin() as connection:
         connection.execute(text("ALTER TABLE away RENAME TO penstock_outbox"))
     scene.send("orders", 1)
@@ -286,13 +288,13 @@ def test_an_idle_relay_is_woken_by_a_commit_in_its_process(scene: Scene) -> None
         relaying(scene.app, emit=scene.events.append, clock=SystemClock(), random=lambda: 0.5),
         Session(scene.engine) as session,
     ):
-        for no in range(3):  # the first may be found by the look at the start
+        for no in range(3):  # the first may be found by the poll at the start
             scene.app.outbox(session).send("orders", no)
             session.commit()
             wait_for(partial(scene.has_sent, no + 1), "it is sent")
 
 
-def test_the_relay_forgets_what_the_inbox_held_long_enough(scene: Scene) -> None:
+def test_the_relay_deletes_old_inbox_records(scene: Scene) -> None:
     with scene.engine.begin() as connection:
         for no in range(3):
             assert scene.app.inbox(connection, Message(id=str(no), body=b"", enqueued_at=0.0), handler="ship")
@@ -303,7 +305,7 @@ def test_the_relay_forgets_what_the_inbox_held_long_enough(scene: Scene) -> None
     assert scene.database.ask("SELECT message FROM penstock_inbox") == [("message:0",)] * 2
 
 
-def test_the_databases_clock_is_the_time(scene: Scene) -> None:
+def test_created_at_is_the_databases_time(scene: Scene) -> None:
     before = time.time()
     scene.send("orders", 1)
     ((created_at,),) = scene.database.ask("SELECT created_at FROM penstock_outbox")

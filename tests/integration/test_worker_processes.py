@@ -20,12 +20,12 @@ TOY = Path(__file__).with_name("toy_worker.py")
 SRC = Path(__file__).parents[2] / "src"
 DEADLINE_SECONDS = 60.0
 NEVER_SECONDS = 3_600.0  # a lease or a stop timeout whose end no test waits for
-SHORT_LEASE_SECONDS = 4.0  # which a test outlives
+SHORT_LEASE_SECONDS = 4.0  # shorter than the test
 OFTEN_SECONDS = 0.5  # between its heartbeats, some of which may be late
 
 
 class Process:
-    """A toy worker, and everything it said, with the time of each line."""
+    """A toy worker, and every line that it printed, with its time."""
 
     def __init__(self, path: Path, name: str, options: dict[str, Any]) -> None:
         self._child = subprocess.Popen(
@@ -35,37 +35,39 @@ class Process:
             env={**os.environ, "PYTHONPATH": str(SRC)},
             text=True,
         )
-        self.said: list[dict[str, Any]] = []
-        self._news = threading.Condition()
+        self.lines: list[dict[str, Any]] = []
+        self._changed = threading.Condition()
         threading.Thread(target=self._listen, daemon=True).start()
         self.expect("ready")
 
     def _listen(self) -> None:
         assert self._child.stdout is not None
         for line in self._child.stdout:
-            with self._news:
-                self.said.append({**json.loads(line), "at": time.monotonic()})
-                self._news.notify_all()
+            with self._changed:
+                self.lines.append({**json.loads(line), "at": time.monotonic()})
+                self._changed.notify_all()
 
     def expect(self, event: str, **fields: Any) -> dict[str, Any]:
-        """The first line of that event with these fields, awaited."""
+        """Wait for and return the first line of that event with these fields."""
 
         def found() -> dict[str, Any] | None:
             wanted = {"event": event, **fields}
-            return next((line for line in self.said if wanted.items() <= line.items()), None)
+            return next((line for line in self.lines if wanted.items() <= line.items()), None)
 
-        with self._news:
-            assert self._news.wait_for(found, DEADLINE_SECONDS), f"it never said {event} {fields}: {self.said}"
+        with self._changed:
+            assert self._changed.wait_for(found, DEADLINE_SECONDS), (
+                f"the process never printed {event} {fields}: {self.lines}"
+            )
             line = found()
         assert line is not None
         return line
 
     def order(self, *events: str) -> list[str]:
-        """Those of the events that were said, in order."""
-        return [line["event"] for line in self.said if line["event"] in events]
+        """Return those of the events that were printed, in order."""
+        return [line["event"] for line in self.lines if line["event"] in events]
 
     def signal(self, number: signal.Signals) -> float:
-        """Answers when that was."""
+        """Send the signal, and return when that was."""
         at = time.monotonic()
         self._child.send_signal(number)
         return at
@@ -76,7 +78,7 @@ class Process:
         self._child.stdin.flush()
 
     def outcome(self) -> str:
-        """Its last word; the process left with 0."""
+        """Return the printed outcome of the process; its exit code must be 0."""
         outcome: str = self.expect("outcome")["outcome"]
         assert self._child.wait(DEADLINE_SECONDS) == 0
         return outcome
@@ -127,7 +129,7 @@ def test_row_74_a_signal_while_idle_ends_the_process_within_the_poll_wait(start:
     assert worker.outcome() == "drained"
 
 
-def test_work_in_flight_ends_before_the_process_does(start: Start, broker: SqliteBroker) -> None:
+def test_a_signal_lets_work_in_flight_finish(start: Start, broker: SqliteBroker) -> None:
     (message_id,) = send(broker)
     worker = start()
     worker.expect("started")
@@ -140,19 +142,17 @@ def test_work_in_flight_ends_before_the_process_does(start: Start, broker: Sqlit
     assert (stats.visible, stats.in_flight) == (0, 0)
 
 
-def test_row_75_work_beyond_the_drain_deadline_goes_to_another_worker_at_once(
-    start: Start, broker: SqliteBroker
-) -> None:
+def test_row_75_work_beyond_the_drain_deadline_is_redelivered_at_once(start: Start, broker: SqliteBroker) -> None:
     (message_id,) = send(broker)
-    first = start("a", stop_timeout_seconds=9.0, lease_seconds=NEVER_SECONDS)  # of which one is for draining
+    first = start("a", stop_timeout_seconds=9.0, lease_seconds=NEVER_SECONDS)  # one of which is for draining
     first.expect("started")
     second = start("b", idle_ceiling_seconds=0.2)
     second.expect("upkeep")
     signalled_at = first.signal(signal.SIGTERM)
-    taken = second.expect("started", ids=[message_id])
-    assert taken["attempts"] == [1], "being given back costs no attempt"
+    restarted = second.expect("started", ids=[message_id])
+    assert restarted["attempts"] == [1], "a release counts no attempt"
     freed = first.expect("claim freed")
-    assert freed["at"] - signalled_at >= 0.9, "the work had its time"
+    assert freed["at"] - signalled_at >= 0.9, "the work had its time to finish"
     assert first.outcome() == "interrupted"
     order = first.order("claim freed", "DeliverySettled", "interrupted", "ended", "WorkerStopped")
     assert order == ["claim freed", "DeliverySettled", "interrupted", "ended", "WorkerStopped"]
@@ -199,18 +199,18 @@ def test_a_worker_stopped_past_its_lease_neither_settles_nor_extends(start: Star
     zombie = start("zombie", lease_seconds=1.5)
     zombie.expect("started")
     zombie.signal(signal.SIGSTOP)
-    heir = start("heir", lease_seconds=NEVER_SECONDS)
-    heir.expect("started", ids=[message_id], attempts=[2])
+    successor = start("successor", lease_seconds=NEVER_SECONDS)
+    successor.expect("started", ids=[message_id], attempts=[2])
     zombie.signal(signal.SIGCONT)
     zombie.expect("LeaseLost", message_id=message_id)
     zombie.go_on()
     zombie.expect("SettlementFailed", message_id=message_id, lost=True)
     assert zombie.order("DeliverySettled") == []
-    # The heir's lease is its own all the while: nobody else gets the message, and its ack counts.
+    # The successor keeps its lease all the time: no other receiver gets the message, and its ack counts.
     assert broker.receive("q", messages_max=1, lease_seconds=1.5, wait_seconds=2.0) == ()
-    heir.go_on()
-    heir.expect("DeliverySettled", message_id=message_id, settlement="Ack")
-    assert heir.order("LeaseLost", "SettlementFailed") == []
+    successor.go_on()
+    successor.expect("DeliverySettled", message_id=message_id, settlement="Ack")
+    assert successor.order("LeaseLost", "SettlementFailed") == []
 
 
 def test_row_69_work_longer_than_the_lease_is_not_redelivered(start: Start, broker: SqliteBroker) -> None:
@@ -222,7 +222,7 @@ def test_row_69_work_longer_than_the_lease_is_not_redelivered(start: Start, brok
     worker.expect("DeliverySettled", message_id=message_id, settlement="Ack", attempt=1)
 
 
-def test_heartbeats_continue_while_it_drains(start: Start, broker: SqliteBroker) -> None:
+def test_heartbeats_continue_while_a_worker_drains(start: Start, broker: SqliteBroker) -> None:
     (message_id,) = send(broker)
     worker = start(
         lease_seconds=SHORT_LEASE_SECONDS, heartbeat_seconds=OFTEN_SECONDS, stop_timeout_seconds=NEVER_SECONDS
@@ -236,7 +236,7 @@ def test_heartbeats_continue_while_it_drains(start: Start, broker: SqliteBroker)
     worker.expect("DeliverySettled", message_id=message_id, settlement="Ack")
 
 
-def test_a_stuck_thread_does_not_keep_the_process(start: Start, broker: SqliteBroker) -> None:
+def test_a_stuck_thread_does_not_keep_the_process_alive(start: Start, broker: SqliteBroker) -> None:
     send(broker)
     stop_timeout_seconds = 40.0  # far more than the six that it takes without draining
     worker = start(stop_timeout_seconds=stop_timeout_seconds, drain_seconds=0.0, stubborn=True)
@@ -261,7 +261,7 @@ def test_prefetched_messages_are_released_without_a_counted_attempt(start: Start
     assert worker.outcome() == "drained"
 
 
-def test_sigtstp_stops_fetching_and_sigterm_ends_it(start: Start, broker: SqliteBroker) -> None:
+def test_sigtstp_stops_fetching_and_sigterm_ends_the_worker(start: Start, broker: SqliteBroker) -> None:
     (message_id,) = send(broker)
     worker = start(place="pool", batch_messages_max=1)
     worker.expect("started", ids=[message_id])
@@ -270,19 +270,19 @@ def test_sigtstp_stops_fetching_and_sigterm_ends_it(start: Start, broker: Sqlite
     (later,) = send(broker)
     worker.go_on()
     worker.expect("DeliverySettled", message_id=message_id, settlement="Ack")
-    # It is up: another signal is answered. And it has not fetched what came meanwhile.
+    # It is running: another signal has an effect. And it has not received the message sent meanwhile.
     worker.signal(signal.SIGUSR1)
     worker.expect("StacksDumped")
     assert broker.stats("q").visible == 1
     worker.signal(signal.SIGTERM)
     assert worker.outcome() == "drained"
     assert {"event": "held", "ids": [later]} not in [
-        {k: v for k, v in line.items() if k != "at"} for line in worker.said
+        {k: v for k, v in line.items() if k != "at"} for line in worker.lines
     ]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTTIN, signal.SIGUSR1])
-def test_a_signal_dumps_the_stacks_and_nothing_else_happens(
+def test_a_signal_dumps_the_stacks_and_changes_nothing(
     start: Start, broker: SqliteBroker, number: signal.Signals
 ) -> None:
     send(broker)

@@ -28,31 +28,31 @@ GO_ON = threading.Event()
 PRINTING = threading.Lock()
 
 
-def say(event: str, **fields: Any) -> None:
+def print_event(event: str, **fields: Any) -> None:
     with PRINTING:
         print(json.dumps({"event": event, **fields}), flush=True)  # noqa: T201 # the test reads it
 
 
-def tell(event: Event) -> None:
+def print_bus_event(event: Event) -> None:
     fields = {key: value for key, value in dataclasses.asdict(event).items() if key != "settlement"}
     if isinstance(event, DeliverySettled):
         fields["settlement"] = type(event.settlement).__name__
-    say(type(event).__name__, **fields)
+    print_event(type(event).__name__, **fields)
 
 
-class TalkingBroker(SqliteBroker):
-    """Says when a receive begins that may wait, and what a receive brought."""
+class PrintingBroker(SqliteBroker):
+    """Prints when a receive that may wait begins, and which messages it returned."""
 
     def receive(
         self, queue: str, *, messages_max: int, lease_seconds: float, wait_seconds: float = 0.0
     ) -> Sequence[Delivery]:
         if wait_seconds > 0:
-            say("waiting")
+            print_event("waiting")
         deliveries = super().receive(
             queue, messages_max=messages_max, lease_seconds=lease_seconds, wait_seconds=wait_seconds
         )
         if deliveries:
-            say("held", ids=[delivery.message.id for delivery in deliveries])
+            print_event("held", ids=[delivery.message.id for delivery in deliveries])
         return deliveries
 
 
@@ -63,10 +63,12 @@ class ToyExecution:
         self.over = threading.Event()
 
     def run(self) -> Mapping[str, Settlement]:
-        say("started", ids=[d.message.id for d in self.deliveries], attempts=[d.attempt for d in self.deliveries])
+        print_event(
+            "started", ids=[d.message.id for d in self.deliveries], attempts=[d.attempt for d in self.deliveries]
+        )
         while not (GO_ON.wait(0.01) or self.over.is_set()):
             pass
-        say("ended", interrupted=self.over.is_set())
+        print_event("ended", interrupted=self.over.is_set())
         return {delivery.receipt: Ack() for delivery in self.deliveries}
 
     def claim(self) -> HeldClaim | None:
@@ -76,7 +78,7 @@ class ToyExecution:
         return False
 
     def drain(self) -> None:
-        say("told to drain")
+        print_event("draining")
 
     def left_seconds(self, timeout_seconds: float) -> float:
         return timeout_seconds
@@ -85,10 +87,10 @@ class ToyExecution:
         return {}
 
     def release(self) -> None:
-        say("claim freed")
+        print_event("claim freed")
 
     def interrupt(self) -> None:
-        say("interrupted")
+        print_event("interrupted")
         if not self.stubborn:
             self.over.set()
 
@@ -108,7 +110,7 @@ class ToyHandler:
         return ToyExecution(deliveries, self.stubborn)
 
     def jobs(self) -> Mapping[str, Callable[[], object]]:
-        return {"upkeep": lambda: say("upkeep")}
+        return {"upkeep": lambda: print_event("upkeep")}
 
 
 def listen() -> None:
@@ -123,17 +125,17 @@ def main() -> None:
     stop = StopSignal()
     stop.install()
     threading.Thread(target=listen, daemon=True).start()
-    broker = TalkingBroker(path, holder=name)
+    broker = PrintingBroker(path, holder=name)
     worker = Worker(
         broker=broker,
         consumers=[Consumer(queue="q", handler=handler, limits=limits)],
         settings=WorkerSettings(**options),
         clock=SystemClock(),
-        bus=Bus(tell),
+        bus=Bus(print_bus_event),
     )
-    say("ready")
+    print_event("ready")
     conclusion = worker.run(stop)
-    say("outcome", outcome=conclusion.outcome, threads_left=conclusion.threads_left)
+    print_event("outcome", outcome=conclusion.outcome, threads_left=conclusion.threads_left)
     if conclusion.outcome == "forced" or conclusion.threads_left:
         os._exit(0)
     broker.close()

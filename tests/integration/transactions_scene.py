@@ -1,6 +1,7 @@
-"""A user's own database of each kind, with tables of its own beside ours; and a look at it that shares no code with us.
+"""A user's own database of each kind, with the user's tables beside Penstock's; and queries that share no code with
+Penstock.
 
-`ask` speaks to the database by its plain driver: what a test believes is what stands there.
+`ask` queries the database by its plain driver, so tests see exactly what is stored.
 """
 
 import sqlite3
@@ -22,7 +23,8 @@ from penstock.transactions import create_tables
 KINDS = ("sqlite", "mariadb", "postgresql")
 TABLES = (
     "CREATE TABLE orders (no INTEGER NOT NULL PRIMARY KEY)",
-    "CREATE TABLE effects (no INTEGER NOT NULL, pid INTEGER NOT NULL)",  # no key: what happens twice is there twice
+    # no key: an effect that happens twice has two rows
+    "CREATE TABLE effects (no INTEGER NOT NULL, pid INTEGER NOT NULL)",
 )
 
 
@@ -37,9 +39,9 @@ class UserDatabase:
 
     @contextmanager
     def engine(self, **options: Any) -> Iterator[Engine]:
-        made = create_engine(self.url, **options)
-        yield made
-        made.dispose()
+        opened = create_engine(self.url, **options)
+        yield opened
+        opened.dispose()
 
     def async_engine(self) -> AsyncEngine:
         return create_async_engine(self.async_url)
@@ -48,7 +50,7 @@ class UserDatabase:
         return self._count("penstock_outbox")
 
     def inbox_rows(self) -> int:
-        """Two for each message."""
+        """Return the number of rows, two for each message."""
         return self._count("penstock_inbox")
 
     def orders(self) -> set[int]:
@@ -62,13 +64,13 @@ class UserDatabase:
 
 
 def make_user_database(kind: str, request: pytest.FixtureRequest, folder: Path) -> UserDatabase:
-    made = _MAKERS[kind](request, folder)
-    with made.engine() as engine:
+    opened = _MAKERS[kind](request, folder)
+    with opened.engine() as engine:
         create_tables(engine)
         with engine.begin() as connection:
             for statement in TABLES:
                 connection.execute(text(statement))
-    return made
+    return opened
 
 
 def _sqlite(_request: pytest.FixtureRequest, folder: Path) -> UserDatabase:
@@ -76,9 +78,9 @@ def _sqlite(_request: pytest.FixtureRequest, folder: Path) -> UserDatabase:
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
 
-    def ask(question: str) -> Sequence[tuple[Any, ...]]:
+    def ask(query: str) -> Sequence[tuple[Any, ...]]:
         with closing(sqlite3.connect(path)) as connection:
-            return connection.execute(question).fetchall()
+            return connection.execute(query).fetchall()
 
     return UserDatabase(
         kind="sqlite", url=f"sqlite:///{path}?timeout=20", async_url=f"sqlite+aiosqlite:///{path}", ask=ask
@@ -88,11 +90,11 @@ def _sqlite(_request: pytest.FixtureRequest, folder: Path) -> UserDatabase:
 def _mariadb(request: pytest.FixtureRequest, _folder: Path) -> UserDatabase:
     url = make_url(request.getfixturevalue("mariadb_url"))
 
-    def ask(question: str) -> Sequence[tuple[Any, ...]]:
+    def ask(query: str) -> Sequence[tuple[Any, ...]]:
         access = {"user": url.username, "password": str(url.password), "database": url.database}
         with closing(pymysql.connect(unix_socket=str(url.query["unix_socket"]), **access)) as connection:
             cursor = connection.cursor()
-            cursor.execute(question)
+            cursor.execute(query)
             return list(cursor.fetchall())
 
     return UserDatabase(kind="mariadb", ask=ask, **_addresses(url, "mysql+pymysql", "mysql+aiomysql"))
@@ -101,10 +103,10 @@ def _mariadb(request: pytest.FixtureRequest, _folder: Path) -> UserDatabase:
 def _postgresql(request: pytest.FixtureRequest, _folder: Path) -> UserDatabase:
     url = make_url(request.getfixturevalue("postgresql_url"))
 
-    def ask(question: str) -> Sequence[tuple[Any, ...]]:
+    def ask(query: str) -> Sequence[tuple[Any, ...]]:
         plain = url.set(drivername="postgresql").render_as_string(hide_password=False)
         with psycopg.connect(plain) as connection:
-            return connection.execute(question.encode()).fetchall()
+            return connection.execute(query.encode()).fetchall()
 
     return UserDatabase(kind="postgresql", ask=ask, **_addresses(url, "postgresql+psycopg", "postgresql+psycopg"))
 

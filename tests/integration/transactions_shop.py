@@ -1,7 +1,7 @@
-"""A shop with a database of its own, as processes of their own, that die where a test says.
+"""A shop with its own database, as separate processes that die where a test demands.
 
 `shop` is the app that workers serve; `writers` are processes that write an order and its outbox row in one transaction,
-as a web handler would. Each process dies by its own SIGKILL at the step in DIE_AT, the first time anybody comes to it.
+as a web handler would. Each process kills itself by SIGKILL at the step in DIE_AT, once in all.
 """
 
 import subprocess
@@ -15,10 +15,10 @@ from tests.integration.fleet import Fleet, WorkerProcess, wait_for
 from tests.integration.transactions_scene import UserDatabase
 from tests.services.forked_process import ForkedPopen
 
-LEASE_SECONDS = 1.0  # of a relay: what a dead one had claimed waits for its end
+LEASE_SECONDS = 1.0  # of a relay: claims of a dead relay wait for its end
 
 APP = '''
-"""A handler with an inbox, and a relay: written by the tests."""
+"""A handler with an inbox, and a relay."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ engine = create_engine(os.environ["DATABASE"])
 
 
 def die_at(step):
-    """Here, if the test says so and nobody did before."""
+    """Kill this process if the test demands it and no process died here before."""
     if os.environ.get("DIE_AT") == step:
         try:
             os.close(os.open(os.environ["DIED"], os.O_CREAT | os.O_EXCL))
@@ -43,7 +43,7 @@ def die_at(step):
 
 
 class Broker(SqliteBroker):
-    """Forgets deduplication ids at once, where the test wants to see the inbox at work alone."""
+    """Forgets deduplication ids at once if the test examines the inbox alone."""
 
     def send(self, queue, messages):
         die_at("claimed")
@@ -75,11 +75,11 @@ def ship(body, ctx: Context):
 
 
 def write(first, count):
-    """Orders of these numbers, each in one transaction with its message; those that are there are left out."""
-    there = text("SELECT count(*) FROM orders WHERE no = :no")
+    """Write orders of these numbers, each in one transaction with its message; skip existing ones."""
+    existing = text("SELECT count(*) FROM orders WHERE no = :no")
     for no in range(first, first + count):
         with engine.begin() as connection:
-            if connection.execute(there, {"no": no}).scalar_one():
+            if connection.execute(existing, {"no": no}).scalar_one():
                 continue
             connection.execute(text("INSERT INTO orders (no) VALUES (:no)"), {"no": no})
             app.outbox(connection).send("orders", {"no": no}, group=f"g{no % 3}")
@@ -124,11 +124,11 @@ class Shop:
         return ForkedPopen([sys.executable, "-c", code], cwd=self.folder, env=self.fleet.environment)
 
     def calls(self) -> list[int]:
-        """The numbers of the orders that the handler was called with, duplicates too."""
+        """Return the numbers of the orders that the handler was called with, including duplicates."""
         return [int(line) for line in self.fleet.journal.read_text(encoding="utf-8").split()]
 
     def done(self) -> bool:
-        """Whether nothing waits anywhere."""
+        """Return True if nothing waits anywhere."""
         stats = self.fleet.broker.stats("orders")
         return not (self.database.outbox_rows() or stats.visible or stats.in_flight or stats.delayed)
 
@@ -136,7 +136,7 @@ class Shop:
         self.fleet.close()
 
 
-class Keeper:
+class ProcessKeeper:
     """Restart a process whenever it ends, until stopped; kill it on demand."""
 
     def __init__(self, start: Callable[[], "subprocess.Popen[bytes]"], *, until_success: bool = False) -> None:
@@ -150,7 +150,7 @@ class Keeper:
     def kill(self) -> None:
         process = self._process
         if process is not None:
-            process.kill()  # harms none that has ended, also where the keeper's thread has just heard so
+            process.kill()  # harmless if it has ended, even if the keeper's thread has just noticed that
 
     def join(self, within: float) -> None:
         self._thread.join(within)

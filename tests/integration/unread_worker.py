@@ -1,4 +1,4 @@
-"""An object handler on a folder as a process of its own, until its queue is empty. Argument: the folder of its app.
+"""An object handler on a folder as a separate process, until its queue is empty. Argument: the folder of its app.
 
 Below it: ``inbox`` is the source, ``read`` has a line for each object that was read.
 """
@@ -14,10 +14,10 @@ from penstock.config import load_settings
 from penstock.pipeline import notifications
 from penstock.worker.shutdown import StopSignal
 
-QUEUE, HANDLER = "letters", "load"
+QUEUE, HANDLER = "arrivals", "load"
 
 
-def made(folder: Path) -> App:
+def open_app(folder: Path) -> App:
     state = folder / ".penstock"
     broker, ledger = f"sqlite:///{state}/queue.db", f"sqlite:///{state}/ledger.db"
     app = App(settings=load_settings(data_dir=str(state), broker=broker, ledger=ledger))
@@ -32,7 +32,7 @@ def made(folder: Path) -> App:
 
 def main() -> None:
     notifications.GONE_AFTER_SECONDS = float(os.environ["GONE_AFTER_SECONDS"])
-    with made(Path(sys.argv[1])) as app:
+    with open_app(Path(sys.argv[1])) as app:
         serve(app, stop=StopSignal(), until=lambda: not app.broker.stats(QUEUE).messages)
 
 

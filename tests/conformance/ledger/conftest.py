@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[3]))  # so that tests.conformance.ledger.desk is found
+sys.path.insert(0, str(Path(__file__).parents[3]))  # so that tests.conformance.ledger.ledger_harness is found
 
-from tests.conformance.ledger.desk import PIPELINE, Desk
+from tests.conformance.ledger.ledger_harness import PIPELINE, LedgerHarness
 
 from penstock.ledger import Ledger
 
@@ -58,7 +58,7 @@ IN_MEMORY = {
     "test_five_thousand_objects_are_claimed_and_committed_in_one_call",
 }
 SERVERS = {"mariadb", "postgresql", "mariadb_url", "postgresql_url"}  # values of parameters of fixtures
-FIXTURES = {"desk", "shared_desk", "server_desk", "shared_url", "scene", "url"}
+FIXTURES = {"harness", "shared_harness", "server_harness", "shared_url", "scene", "url"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -68,14 +68,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         params = item.callspec.params
         if any(params[name] in SERVERS for name in FIXTURES & params.keys() if isinstance(params[name], str)):
             item.add_marker(pytest.mark.server)
-        if params.get("desk") == "sqlite-memory" and item.originalname not in IN_MEMORY:
+        if params.get("harness") == "sqlite-memory" and item.originalname not in IN_MEMORY:
             item.add_marker(pytest.mark.slow)
 
 
-def _desk(url: str) -> Iterator[Desk]:
+def _open_harness(url: str) -> Iterator[LedgerHarness]:
     ledger = Ledger.open(url)
     ledger.ensure_pipeline(PIPELINE)
-    yield Desk(ledger, url=url)
+    yield LedgerHarness(ledger, url=url)
     ledger.close()
 
 
@@ -87,8 +87,8 @@ def empty_sqlite_ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(params=LEDGERS)
-def desk(request: pytest.FixtureRequest) -> Iterator[Desk]:
-    yield from _desk(LEDGERS[request.param](request))
+def harness(request: pytest.FixtureRequest) -> Iterator[LedgerHarness]:
+    yield from _open_harness(LEDGERS[request.param](request))
 
 
 @pytest.fixture(params=SHARED_URLS)
@@ -98,12 +98,12 @@ def shared_url(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(params=SHARED_LEDGERS)
-def shared_desk(request: pytest.FixtureRequest) -> Iterator[Desk]:
-    """Open a ledger that other connections, threads and processes can open too, at `Desk.url`."""
-    yield from _desk(SHARED_LEDGERS[request.param](request))
+def shared_harness(request: pytest.FixtureRequest) -> Iterator[LedgerHarness]:
+    """Open a ledger that other connections, threads and processes can open too, at `LedgerHarness.url`."""
+    yield from _open_harness(SHARED_LEDGERS[request.param](request))
 
 
 @pytest.fixture(params=["mariadb", "postgresql"])
-def server_desk(request: pytest.FixtureRequest) -> Iterator[Desk]:
+def server_harness(request: pytest.FixtureRequest) -> Iterator[LedgerHarness]:
     """Open a database that lets one transaction write while another runs."""
-    yield from _desk(SHARED_LEDGERS[request.param](request))
+    yield from _open_harness(SHARED_LEDGERS[request.param](request))

@@ -4,7 +4,15 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from tests.conformance.ledger.desk import LEASE_SECONDS, OVER, PIPELINE, Desk, candidates, object_id_of, outcome
+from tests.conformance.ledger.ledger_harness import (
+    LEASE_SECONDS,
+    OVER,
+    PIPELINE,
+    LedgerHarness,
+    candidates,
+    object_id_of,
+    outcome,
+)
 
 from penstock.errors import ClaimLost
 from penstock.ledger import Ledger
@@ -21,22 +29,22 @@ def url(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def desk(url: str) -> Iterator[Desk]:
+def harness(url: str) -> Iterator[LedgerHarness]:
     ledger = Ledger.open(url)
     ledger.ensure_pipeline(PIPELINE)
-    yield Desk(ledger)
+    yield LedgerHarness(ledger)
     ledger.close()
 
 
 @pytest.mark.parametrize("off_seconds", [DAY_SECONDS, -DAY_SECONDS])
-def test_row_85_a_worker_whose_clock_is_off_steals_no_lease(
-    desk: Desk, url: str, monkeypatch: pytest.MonkeyPatch, off_seconds: float
+def test_row_85_a_worker_with_a_wrong_clock_takes_no_lease(
+    harness: LedgerHarness, url: str, monkeypatch: pytest.MonkeyPatch, off_seconds: float
 ) -> None:
-    held = desk.claim(candidates("a"), attempt="held")
-    desk.begin("k", attempt="work")
+    held = harness.claim(candidates("a"), attempt="held")
+    harness.begin("k", attempt="work")
     now = time.time
     monkeypatch.setattr(time, "time", lambda: now() + off_seconds)
-    skewed = Desk(Ledger.open(url), desk.numbers)
+    skewed = LedgerHarness(Ledger.open(url), harness.numbers)
     claim = skewed.claim(candidates("a", "b"), attempt="skewed")
     assert set(claim.claimed) == {object_id_of("b")}
     assert 0 < claim.busy[A] <= LEASE_SECONDS
@@ -45,17 +53,17 @@ def test_row_85_a_worker_whose_clock_is_off_steals_no_lease(
     assert 0 < result.seconds <= LEASE_SECONDS
     assert skewed.ledger.abandon_expired(PIPELINE) == []
     skewed.ledger.close()
-    assert desk.ledger.commit(outcome(held)) == 1
+    assert harness.ledger.commit(outcome(held)) == 1
 
 
 def test_an_expired_lease_is_expired_for_a_worker_whose_clock_is_late(
-    desk: Desk, url: str, monkeypatch: pytest.MonkeyPatch
+    harness: LedgerHarness, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lost = desk.claim(candidates("a"), attempt="lost", lease_seconds=OVER)
+    lost = harness.claim(candidates("a"), attempt="lost", lease_seconds=OVER)
     now = time.time
     monkeypatch.setattr(time, "time", lambda: now() - DAY_SECONDS)
-    late = Desk(Ledger.open(url), desk.numbers)
+    late = LedgerHarness(Ledger.open(url), harness.numbers)
     assert set(late.claim(candidates("a"), attempt="next").claimed) == {A}
     late.ledger.close()
     with pytest.raises(ClaimLost):
-        desk.ledger.commit(outcome(lost))
+        harness.ledger.commit(outcome(lost))

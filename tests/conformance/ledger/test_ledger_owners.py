@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from sqlalchemy import update
-from tests.conformance.ledger.desk import Desk
+from tests.conformance.ledger.ledger_harness import LedgerHarness
 
 from penstock.errors import ConfigurationError
 from penstock.handlers.keys import KeyBegun, KeyBusy, KeyDone
@@ -56,28 +56,28 @@ def create_ledger_of_0005(url: str, *done: str, handler: str = "handle") -> None
     ledger.close()
 
 
-def test_handlers_of_one_name_in_two_apps_have_separate_keys(desk: Desk) -> None:
-    orders = keys(desk.ledger, "orders", queue="orders")
-    refunds = keys(desk.ledger, "refunds", queue="refunds")
+def test_handlers_of_one_name_in_two_apps_have_separate_keys(harness: LedgerHarness) -> None:
+    orders = keys(harness.ledger, "orders", queue="orders")
+    refunds = keys(harness.ledger, "refunds", queue="refunds")
     finish(orders, "42")
     finish(refunds, "42")
     assert isinstance(orders.begin("42"), KeyDone)
-    assert [(row.app, row.queue, row.key) for row in sorted(desk.ledger.works(), key=lambda row: str(row.app))] == [
+    assert [(row.app, row.queue, row.key) for row in sorted(harness.ledger.works(), key=lambda row: str(row.app))] == [
         ("orders", "orders", "42"),
         ("refunds", "refunds", "42"),
     ]
 
 
-def test_one_app_deployed_under_two_names_has_two_sets_of_keys(desk: Desk) -> None:
-    europe = keys(desk.ledger, "shop-eu", queue="orders", is_named=True)
-    america = keys(desk.ledger, "shop-us", queue="orders", is_named=True)
+def test_one_app_deployed_under_two_names_has_two_sets_of_keys(harness: LedgerHarness) -> None:
+    europe = keys(harness.ledger, "shop-eu", queue="orders", is_named=True)
+    america = keys(harness.ledger, "shop-us", queue="orders", is_named=True)
     finish(europe, "42")
     finish(america, "42")
 
 
-def test_every_process_of_an_app_finds_the_same_keys(shared_desk: Desk) -> None:
-    finish(keys(shared_desk.ledger, "shop", queue="orders"), "42")
-    other = Ledger.open(shared_desk.url)
+def test_every_process_of_an_app_finds_the_same_keys(shared_harness: LedgerHarness) -> None:
+    finish(keys(shared_harness.ledger, "shop", queue="orders"), "42")
+    other = Ledger.open(shared_harness.url)
     assert isinstance(keys(other, "shop", queue="orders").begin("42"), KeyDone)
     other.close()
 
@@ -86,50 +86,52 @@ ARN, URL = "arn:aws:sqs:eu-west-1:111122223333:orders", "https://sqs.eu-west-1.a
 
 
 @pytest.mark.parametrize("first", ["orders", URL, ARN])
-def test_a_name_url_or_arn_denote_the_same_queue(desk: Desk, first: str) -> None:
-    finish(keys(desk.ledger, "shop", queue=first), "42")
+def test_a_name_url_or_arn_denote_the_same_queue(harness: LedgerHarness, first: str) -> None:
+    finish(keys(harness.ledger, "shop", queue=first), "42")
     for spelled in ("orders", URL, ARN, first):
-        assert isinstance(keys(desk.ledger, "shop", queue=spelled).begin("42"), KeyDone)
+        assert isinstance(keys(harness.ledger, "shop", queue=spelled).begin("42"), KeyDone)
     with pytest.raises(ConfigurationError, match="belong to the app 'shop'"):
-        keys(desk.ledger, "depot", queue="orders")
+        keys(harness.ledger, "depot", queue="orders")
 
 
-def test_queues_of_one_name_in_two_accounts_are_different_queues(desk: Desk) -> None:
+def test_queues_of_one_name_in_two_accounts_are_different_queues(harness: LedgerHarness) -> None:
     for account in ("111122223333", "444455556666"):
-        finish(keys(desk.ledger, "shop", queue=f"arn:aws:sqs:eu-west-1:{account}:orders"), "42")
+        finish(keys(harness.ledger, "shop", queue=f"arn:aws:sqs:eu-west-1:{account}:orders"), "42")
 
 
-def test_objects_accept_any_spelling_of_their_queue(desk: Desk) -> None:
+def test_objects_accept_any_spelling_of_their_queue(harness: LedgerHarness) -> None:
     for spelled in ("orders", URL, ARN):
-        register(desk.ledger, "thumbnails", queue=spelled, kind="objects")
+        register(harness.ledger, "thumbnails", queue=spelled, kind="objects")
 
 
 @pytest.mark.parametrize("is_named", [False, True])
-def test_another_app_on_the_same_queue_and_handler_must_use_the_same_name(desk: Desk, is_named: bool) -> None:
+def test_another_app_on_the_same_queue_and_handler_must_use_the_same_name(
+    harness: LedgerHarness, is_named: bool
+) -> None:
     """The module may have been renamed, and its keys must not be forgotten; or it is another app."""
-    keys(desk.ledger, "shop", queue="orders")
+    keys(harness.ledger, "shop", queue="orders")
     with pytest.raises(ConfigurationError, match=r"belong to the app 'shop'.*App\(name='shop'\)"):
-        keys(desk.ledger, "shop.main", queue="orders", is_named=is_named)
-    finish(keys(desk.ledger, "shop", queue="orders", is_named=True), "42")
+        keys(harness.ledger, "shop.main", queue="orders", is_named=is_named)
+    finish(keys(harness.ledger, "shop", queue="orders", is_named=True), "42")
 
 
-def test_an_object_handlers_name_belongs_to_one_app_and_one_queue(desk: Desk) -> None:
-    register(desk.ledger, "thumbnails", queue="thumbnails", kind="objects")
-    register(desk.ledger, "thumbnails", queue="thumbnails", kind="objects")
+def test_an_object_handlers_name_belongs_to_one_app_and_one_queue(harness: LedgerHarness) -> None:
+    register(harness.ledger, "thumbnails", queue="thumbnails", kind="objects")
+    register(harness.ledger, "thumbnails", queue="thumbnails", kind="objects")
     with pytest.raises(ConfigurationError, match=r"belong to the app 'thumbnails', and this app is 'index'"):
-        register(desk.ledger, "index", queue="index", kind="objects", is_named=True)
+        register(harness.ledger, "index", queue="index", kind="objects", is_named=True)
     with pytest.raises(ConfigurationError, match="fed from the queue thumbnails, and here it is index"):
-        register(desk.ledger, "thumbnails", queue="index", kind="objects")
-    register(desk.ledger, "thumbnails", queue="index", kind="objects", is_named=True)
-    register(desk.ledger, "thumbnails", queue="index", kind="objects")
+        register(harness.ledger, "thumbnails", queue="index", kind="objects")
+    register(harness.ledger, "thumbnails", queue="index", kind="objects", is_named=True)
+    register(harness.ledger, "thumbnails", queue="index", kind="objects")
 
 
-def test_nothing_is_registered_if_one_name_is_refused(desk: Desk) -> None:
-    register(desk.ledger, "first", name="load", queue="a", kind="objects")
+def test_nothing_is_registered_if_one_name_is_refused(harness: LedgerHarness) -> None:
+    register(harness.ledger, "first", name="load", queue="a", kind="objects")
     uses = [OwnedName(kind="keys", name="new", queue="new"), OwnedName(kind="objects", name="load", queue="a")]
     with pytest.raises(ConfigurationError):
-        desk.ledger.owners.register("second", is_named=False, uses=uses)
-    register(desk.ledger, "third", name="new", queue="new")
+        harness.ledger.owners.register("second", is_named=False, uses=uses)
+    register(harness.ledger, "third", name="new", queue="new")
 
 
 def test_one_of_several_apps_that_start_at_once_gets_the_name(shared_url: str) -> None:
@@ -154,13 +156,13 @@ def test_one_of_several_apps_that_start_at_once_gets_the_name(shared_url: str) -
     assert sorted(outcomes)[1:] == ["refused"] * 5
 
 
-def test_an_apps_retention_leaves_completions_of_other_apps_alone(desk: Desk) -> None:
-    billing = keys(desk.ledger, "billing", queue="invoices", retention_seconds=90 * DAY_SECONDS)
-    thumbs = keys(desk.ledger, "thumbs", queue="images", retention_seconds=0.0)
+def test_an_apps_retention_leaves_completions_of_other_apps_alone(harness: LedgerHarness) -> None:
+    billing = keys(harness.ledger, "billing", queue="invoices", retention_seconds=90 * DAY_SECONDS)
+    thumbs = keys(harness.ledger, "thumbs", queue="images", retention_seconds=0.0)
     finish(billing, "1")
     finish(thumbs, "1")
     billing.forget()
-    assert [row.app for row in desk.ledger.works()] == ["billing"], (
+    assert [row.app for row in harness.ledger.works()] == ["billing"], (
         "each row expires as its own app set it, whichever app deletes"
     )
     thumbs.forget()

@@ -1,7 +1,7 @@
 """Progress of maintenance tasks, and the objects that a batch processed."""
 
 from sqlalchemy import update
-from tests.conformance.ledger.desk import PIPELINE, Desk, candidates, object_id_of, outcome
+from tests.conformance.ledger.ledger_harness import PIPELINE, LedgerHarness, candidates, object_id_of, outcome
 
 from penstock.ledger.records import AttemptFailure
 from penstock.ledger.schema import batches
@@ -10,9 +10,9 @@ TASK = "cleanup"
 HOUR_SECONDS = 3_600.0
 
 
-def age(desk: Desk, seq: int, *, seconds: float) -> None:
+def age(harness: LedgerHarness, seq: int, *, seconds: float) -> None:
     """Make a batch's commit that much older."""
-    desk.ledger.database.transact(
+    harness.ledger.database.transact(
         lambda connection: connection.execute(
             update(batches)
             .where(batches.c.pipeline == PIPELINE, batches.c.seq == seq)
@@ -21,49 +21,49 @@ def age(desk: Desk, seq: int, *, seconds: float) -> None:
     )
 
 
-def test_the_progress_of_a_task_starts_before_the_first_batch(desk: Desk) -> None:
-    assert desk.ledger.progress(PIPELINE, TASK) == 0
+def test_the_progress_of_a_task_starts_before_the_first_batch(harness: LedgerHarness) -> None:
+    assert harness.ledger.progress(PIPELINE, TASK) == 0
 
 
-def test_progress_only_grows_and_is_kept_per_task_and_pipeline(desk: Desk) -> None:
-    desk.ledger.advance_progress(PIPELINE, TASK, 3)
-    desk.ledger.advance_progress(PIPELINE, TASK, 2)
-    desk.ledger.advance_progress(PIPELINE, "archive", 1)
-    assert desk.ledger.progress(PIPELINE, TASK) == 3
-    assert desk.ledger.progress(PIPELINE, "archive") == 1
-    assert desk.ledger.progress("another", TASK) == 0
+def test_progress_only_grows_and_is_kept_per_task_and_pipeline(harness: LedgerHarness) -> None:
+    harness.ledger.advance_progress(PIPELINE, TASK, 3)
+    harness.ledger.advance_progress(PIPELINE, TASK, 2)
+    harness.ledger.advance_progress(PIPELINE, "archive", 1)
+    assert harness.ledger.progress(PIPELINE, TASK) == 3
+    assert harness.ledger.progress(PIPELINE, "archive") == 1
+    assert harness.ledger.progress("another", TASK) == 0
 
 
-def test_a_batch_lists_exactly_the_objects_it_processed(desk: Desk) -> None:
-    claim = desk.claim(candidates("good", "bad", "better"))
-    seq = desk.ledger.commit(outcome(claim, failed={"bad": AttemptFailure.DEAD}))
-    desk.process("later")
+def test_a_batch_lists_exactly_the_objects_it_processed(harness: LedgerHarness) -> None:
+    claim = harness.claim(candidates("good", "bad", "better"))
+    seq = harness.ledger.commit(outcome(claim, failed={"bad": AttemptFailure.DEAD}))
+    harness.process("later")
     assert seq is not None
-    found = desk.ledger.processed_objects(PIPELINE, seq)
+    found = harness.ledger.processed_objects(PIPELINE, seq)
     assert [row.object_id for row in found] == sorted(map(object_id_of, ("good", "better")))
     assert {row.batch_seq for row in found} == {seq}
 
 
-def test_processed_objects_of_a_batch_are_listed_in_pages(desk: Desk) -> None:
+def test_processed_objects_of_a_batch_are_listed_in_pages(harness: LedgerHarness) -> None:
     names = [f"o-{number}" for number in range(5)]
-    seq = desk.process(*names)
+    seq = harness.process(*names)
     assert seq is not None
     pages, after = [], b""
-    while page := desk.ledger.processed_objects(PIPELINE, seq, after=after, limit=2):
+    while page := harness.ledger.processed_objects(PIPELINE, seq, after=after, limit=2):
         pages.append([row.object_id for row in page])
         after = page[-1].object_id
     assert [len(page) for page in pages] == [2, 2, 1]
     assert [one for page in pages for one in page] == sorted(map(object_id_of, names))
 
 
-def test_batches_become_old_enough_in_order_by_the_databases_clock(desk: Desk) -> None:
+def test_batches_become_old_enough_in_order_by_the_databases_clock(harness: LedgerHarness) -> None:
     for name in ("one", "two", "three"):
-        desk.process(name)
-    assert desk.ledger.last_batch_older_than(PIPELINE, after_seq=0, older_than_seconds=HOUR_SECONDS) == 0
-    age(desk, 1, seconds=2 * HOUR_SECONDS)
-    age(desk, 3, seconds=2 * HOUR_SECONDS)  # the clock was set back in between: the second batch still blocks it
-    assert desk.ledger.last_batch_older_than(PIPELINE, after_seq=0, older_than_seconds=HOUR_SECONDS) == 1
-    assert desk.ledger.last_batch_older_than(PIPELINE, after_seq=1, older_than_seconds=HOUR_SECONDS) == 1
-    age(desk, 2, seconds=2 * HOUR_SECONDS)
-    assert desk.ledger.last_batch_older_than(PIPELINE, after_seq=0, older_than_seconds=HOUR_SECONDS) == 3
-    assert desk.ledger.last_batch_older_than(PIPELINE, after_seq=3, older_than_seconds=HOUR_SECONDS) == 3
+        harness.process(name)
+    assert harness.ledger.last_batch_older_than(PIPELINE, after_seq=0, older_than_seconds=HOUR_SECONDS) == 0
+    age(harness, 1, seconds=2 * HOUR_SECONDS)
+    age(harness, 3, seconds=2 * HOUR_SECONDS)  # the clock was set back in between: the second batch still blocks it
+    assert harness.ledger.last_batch_older_than(PIPELINE, after_seq=0, older_than_seconds=HOUR_SECONDS) == 1
+    assert harness.ledger.last_batch_older_than(PIPELINE, after_seq=1, older_than_seconds=HOUR_SECONDS) == 1
+    age(harness, 2, seconds=2 * HOUR_SECONDS)
+    assert harness.ledger.last_batch_older_than(PIPELINE, after_seq=0, older_than_seconds=HOUR_SECONDS) == 3
+    assert harness.ledger.last_batch_older_than(PIPELINE, after_seq=3, older_than_seconds=HOUR_SECONDS) == 3

@@ -8,8 +8,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 
 import pytest
-from tests.conformance.ledger.crowd import CLAIMERS, DEADLINE_SECONDS, spawning, together
-from tests.conformance.ledger.desk import OVER, PIPELINE, Desk, candidates, object_id_of, outcome
+from tests.conformance.ledger.concurrency import CLAIMERS, DEADLINE_SECONDS, spawning, together
+from tests.conformance.ledger.ledger_harness import OVER, PIPELINE, LedgerHarness, candidates, object_id_of, outcome
 
 from penstock.errors import ClaimLost
 from penstock.ledger import Ledger
@@ -30,17 +30,17 @@ def assert_each_claimed_once(claims: Sequence[set[bytes]]) -> None:
     assert set(taken.values()) == {1}
 
 
-def test_row_65_threads_share_the_same_objects_without_overlap(shared_desk: Desk) -> None:
+def test_row_65_threads_share_the_same_objects_without_overlap(shared_harness: LedgerHarness) -> None:
     def claim(number: int) -> set[bytes]:
-        return set(shared_desk.claim(candidates(*NAMES), attempt=f"by {number}").claimed)
+        return set(shared_harness.claim(candidates(*NAMES), attempt=f"by {number}").claimed)
 
     claims = together(claim)
     assert_each_claimed_once(claims)
     assert sum(map(len, claims)) == len(NAMES)
 
 
-def test_overlapping_claims_never_deadlock(shared_desk: Desk) -> None:
-    claims = together(lambda n: set(shared_desk.claim(candidates(*slices(n)), attempt=f"by {n}").claimed))
+def test_overlapping_claims_never_deadlock(shared_harness: LedgerHarness) -> None:
+    claims = together(lambda n: set(shared_harness.claim(candidates(*slices(n)), attempt=f"by {n}").claimed))
     assert_each_claimed_once(claims)
     wanted = {name for number in range(CLAIMERS) for name in slices(number)}
     assert set().union(*claims) == {object_id_of(name) for name in wanted}
@@ -49,40 +49,40 @@ def test_overlapping_claims_never_deadlock(shared_desk: Desk) -> None:
 def test_threads_on_an_in_memory_ledger_take_turns() -> None:
     ledger = Ledger.open("sqlite://")
     ledger.ensure_pipeline(PIPELINE)
-    desk = Desk(ledger)
-    claims = together(lambda n: set(desk.claim(candidates(*NAMES), attempt=f"by {n}").claimed))
+    harness = LedgerHarness(ledger)
+    claims = together(lambda n: set(harness.claim(candidates(*NAMES), attempt=f"by {n}").claimed))
     assert_each_claimed_once(claims)
     ledger.close()
 
 
-def test_concurrent_commits_leave_no_gap_in_the_sequence(shared_desk: Desk) -> None:
+def test_concurrent_commits_leave_no_gap_in_the_sequence(shared_harness: LedgerHarness) -> None:
     def process(number: int) -> list[int | None]:
-        claims = [shared_desk.claim(candidates(f"{number}/{n}"), attempt=f"{number}/{n}") for n in range(5)]
-        return [shared_desk.ledger.commit(outcome(claim)) for claim in claims]
+        claims = [shared_harness.claim(candidates(f"{number}/{n}"), attempt=f"{number}/{n}") for n in range(5)]
+        return [shared_harness.ledger.commit(outcome(claim)) for claim in claims]
 
     seqs = [seq for own in together(process) for seq in own]
     assert sorted(seq for seq in seqs if seq is not None) == list(range(1, CLAIMERS * 5 + 1))
-    times = [batch.committed_at for batch in shared_desk.ledger.batches(PIPELINE)]
+    times = [batch.committed_at for batch in shared_harness.ledger.batches(PIPELINE)]
     assert times == sorted(times), "batches are numbered in the order of their commits"
 
 
-def test_concurrent_commits_of_one_attempt_make_one_batch(shared_desk: Desk) -> None:
-    claim = shared_desk.claim(candidates("a", "b"))
-    assert together(lambda _: shared_desk.ledger.commit(outcome(claim))) == [1] * CLAIMERS
-    assert len(shared_desk.ledger.batches(PIPELINE)) == 1
+def test_concurrent_commits_of_one_attempt_make_one_batch(shared_harness: LedgerHarness) -> None:
+    claim = shared_harness.claim(candidates("a", "b"))
+    assert together(lambda _: shared_harness.ledger.commit(outcome(claim))) == [1] * CLAIMERS
+    assert len(shared_harness.ledger.batches(PIPELINE)) == 1
 
 
-def test_a_commit_against_a_takeover_has_one_winner(shared_desk: Desk) -> None:
+def test_a_commit_against_a_takeover_has_one_winner(shared_harness: LedgerHarness) -> None:
     for round_ in range(5):
-        claim = shared_desk.claim(candidates(f"{round_}"), attempt=f"old {round_}", lease_seconds=OVER)
+        claim = shared_harness.claim(candidates(f"{round_}"), attempt=f"old {round_}", lease_seconds=OVER)
 
         def race(number: int, claim: ObjectClaims = claim, round_: int = round_) -> str:
             if number % 2:
                 try:
-                    return f"committed {shared_desk.ledger.commit(outcome(claim))}"
+                    return f"committed {shared_harness.ledger.commit(outcome(claim))}"
                 except ClaimLost:
                     return "lost"
-            taken = shared_desk.claim(candidates(f"{round_}"), attempt=f"new {round_} {number}").claimed
+            taken = shared_harness.claim(candidates(f"{round_}"), attempt=f"new {round_} {number}").claimed
             return "taken" if taken else "not taken"
 
         results = Counter(together(race))
@@ -94,7 +94,7 @@ def test_concurrent_threads_open_a_new_ledger(shared_url: str) -> None:
     def open_and_claim(number: int) -> int:
         ledger = Ledger.open(shared_url)
         ledger.ensure_pipeline(PIPELINE)
-        seq = Desk(ledger).claim(candidates(f"{number}"), attempt=f"by {number}")
+        seq = LedgerHarness(ledger).claim(candidates(f"{number}"), attempt=f"by {number}")
         ledger.close()
         return len(seq.claimed)
 
@@ -104,13 +104,13 @@ def test_concurrent_threads_open_a_new_ledger(shared_url: str) -> None:
 # Processes. Each gets its work by arguments and responds through a pipe.
 
 
-def claim_all(url: str, number: int, go: Barrier, answer: Connection) -> None:
+def claim_all(url: str, number: int, go: Barrier, sender: Connection) -> None:
     ledger = Ledger.open(url)
     ledger.ensure_pipeline(PIPELINE)
     go.wait(DEADLINE_SECONDS)
-    claim = Desk(ledger).claim(candidates(*NAMES), attempt=f"process {number}")
+    claim = LedgerHarness(ledger).claim(candidates(*NAMES), attempt=f"process {number}")
     ledger.commit(outcome(claim)) if claim.claimed else None
-    answer.send(set(claim.claimed))
+    sender.send(set(claim.claimed))
     ledger.close()
 
 
@@ -123,7 +123,7 @@ def test_row_65_processes_share_the_same_objects_without_overlap(shared_url: str
     ]
     for child in children:
         child.start()
-    claims = [_answer(pipe[0]) for pipe in pipes]
+    claims = [_receive_claimed(pipe[0]) for pipe in pipes]
     for child in children:
         child.join(DEADLINE_SECONDS)
     assert [child.exitcode for child in children] == [0] * processes
@@ -141,7 +141,7 @@ def die_at(url: str, step: Step) -> None:
 
     ledger = Ledger.open(url, probe=kill)
     ledger.ensure_pipeline(PIPELINE)
-    claim = Desk(ledger).claim(candidates("a", "b"), attempt="killed", worker="killed")
+    claim = LedgerHarness(ledger).claim(candidates("a", "b"), attempt="killed", worker="killed")
     ledger.commit(outcome(claim))
 
 
@@ -163,11 +163,11 @@ def test_another_process_continues_after_one_killed_at_a_step(
     assert child.exitcode == -signal.SIGKILL
 
     ledger = Ledger.open(shared_url)
-    desk = Desk(ledger)
-    assert desk.state("a") is state
+    harness = LedgerHarness(ledger)
+    assert harness.state("a") is state
     held = state is ObjectState.PROCESSING
     assert ledger.abandon_worker(PIPELINE, "killed") == (["killed"] if held else [])
-    claim = desk.claim(candidates("a", "b"))
+    claim = harness.claim(candidates("a", "b"))
     if state is not ObjectState.PROCESSED:
         assert {one.attempts for one in claim.claimed.values()} == {attempts}
         ledger.commit(outcome(claim))
@@ -179,7 +179,7 @@ def test_another_process_continues_after_one_killed_at_a_step(
     ledger.close()
 
 
-def _answer(pipe: Connection) -> set[bytes]:
+def _receive_claimed(pipe: Connection) -> set[bytes]:
     assert pipe.poll(DEADLINE_SECONDS), "a process did not respond"
     claimed: set[bytes] = pipe.recv()
     return claimed

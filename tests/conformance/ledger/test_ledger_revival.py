@@ -1,8 +1,16 @@
 """Failed objects, their original messages, and the messages that revive them."""
 
 import pytest
-from tests.conformance.ledger.crowd import once_after
-from tests.conformance.ledger.desk import AFTER, BEFORE, PIPELINE, Desk, candidate, object_id_of, outcome
+from tests.conformance.ledger.concurrency import once_after
+from tests.conformance.ledger.ledger_harness import (
+    AFTER,
+    BEFORE,
+    PIPELINE,
+    LedgerHarness,
+    candidate,
+    object_id_of,
+    outcome,
+)
 
 from penstock.ledger.records import AttemptFailure, ObjectClaims, ObjectRow, ObjectState, OriginalMessage
 
@@ -11,24 +19,26 @@ A = object_id_of("a")
 REVIVER = OriginalMessage(message_id="m-2", enqueued_at=BEFORE, replay_id="r-1")
 
 
-def die(desk: Desk, *, message: str = "m-1", replay: str | None = None, enqueued_at: float = BEFORE) -> None:
+def die(
+    harness: LedgerHarness, *, message: str = "m-1", replay: str | None = None, enqueued_at: float = BEFORE
+) -> None:
     wanted = candidate("a", message=message, replay=replay, enqueued_at=enqueued_at)
-    desk.fail(AttemptFailure.DEAD, wanted, "a")
-    assert desk.state("a") is ObjectState.DEAD
+    harness.fail(AttemptFailure.DEAD, wanted, "a")
+    assert harness.state("a") is ObjectState.DEAD
 
 
-def live_again(desk: Desk, *, message: str = "m-2", replay: str = "r-1") -> None:
+def live_again(harness: LedgerHarness, *, message: str = "m-2", replay: str = "r-1") -> None:
     """Revive the object, fail it once, and leave it free between two attempts."""
-    desk.fail(AttemptFailure.RETRY, candidate("a", message=message, replay=replay), "a")
-    assert desk.state("a") is ObjectState.UNPROCESSED
+    harness.fail(AttemptFailure.RETRY, candidate("a", message=message, replay=replay), "a")
+    assert harness.state("a") is ObjectState.UNPROCESSED
 
 
-def release(desk: Desk, claim: ObjectClaims) -> None:
-    desk.ledger.abandon(claim.attempt_id, reason="", outcome="given_back", uncounted=True, unattributed=False)
+def release(harness: LedgerHarness, claim: ObjectClaims) -> None:
+    harness.ledger.abandon(claim.attempt_id, reason="", outcome="given_back", uncounted=True, unattributed=False)
 
 
-def row_of(desk: Desk) -> ObjectRow:
-    (row,) = desk.ledger.objects(PIPELINE)
+def row_of(harness: LedgerHarness) -> ObjectRow:
+    (row,) = harness.ledger.objects(PIPELINE)
     return row
 
 
@@ -43,77 +53,81 @@ def row_of(desk: Desk) -> ObjectRow:
     ],
 )
 def test_a_failed_object_is_revived_by_a_replay_or_a_message_sent_after_its_death(
-    desk: Desk, message: str, replay: str | None, enqueued_at: float, revived: bool
+    harness: LedgerHarness, message: str, replay: str | None, enqueued_at: float, revived: bool
 ) -> None:
-    die(desk)
-    claim = desk.claim([candidate("a", message=message, replay=replay, enqueued_at=enqueued_at)])
+    die(harness)
+    claim = harness.claim([candidate("a", message=message, replay=replay, enqueued_at=enqueued_at)])
     assert (set(claim.claimed), set(claim.ended)) == (({A}, set()) if revived else (set(), {A}))
     expected = OriginalMessage(message_id=message, enqueued_at=enqueued_at, replay_id=replay)
     assert not revived or claim.claimed[A].original_message == expected
 
 
-def test_a_replay_revives_once(desk: Desk) -> None:
-    die(desk)
-    die(desk, message="m-2", replay="r-1")
-    redelivered = desk.claim([candidate("a", message="m-2", replay="r-1")])
+def test_a_replay_revives_once(harness: LedgerHarness) -> None:
+    die(harness)
+    die(harness, message="m-2", replay="r-1")
+    redelivered = harness.claim([candidate("a", message="m-2", replay="r-1")])
     assert redelivered.ended[A].original_message == OriginalMessage(
         message_id="m-2", enqueued_at=BEFORE, replay_id="r-1"
     )
-    die(desk, message="m-3", replay="r-2")
-    spent = desk.claim([candidate("a", message="m-2", replay="r-1")])
+    die(harness, message="m-3", replay="r-2")
+    spent = harness.claim([candidate("a", message="m-2", replay="r-1")])
     assert set(spent.ended) == {A}, "r-1 had its life; r-2 being the last one does not make it new"
 
 
-def test_the_original_message_revives_nothing_even_if_its_brokers_clock_is_ahead_of_the_databases(desk: Desk) -> None:
-    die(desk, message="m-1", enqueued_at=AFTER)
-    assert set(desk.claim([candidate("a", message="m-1", enqueued_at=AFTER)]).ended) == {A}
+def test_the_original_message_revives_nothing_even_if_its_brokers_clock_is_ahead_of_the_databases(
+    harness: LedgerHarness,
+) -> None:
+    die(harness, message="m-1", enqueued_at=AFTER)
+    assert set(harness.claim([candidate("a", message="m-1", enqueued_at=AFTER)]).ended) == {A}
 
 
-def test_the_first_message_that_can_revive_an_object_becomes_its_original_message(desk: Desk) -> None:
-    die(desk)
-    claim = desk.claim([candidate("a", message="m-1"), candidate("a", message="m-2", replay="r-1")])
-    assert claim.claimed[A].original_message == REVIVER == row_of(desk).original_message
+def test_the_first_message_that_can_revive_an_object_becomes_its_original_message(harness: LedgerHarness) -> None:
+    die(harness)
+    claim = harness.claim([candidate("a", message="m-1"), candidate("a", message="m-2", replay="r-1")])
+    assert claim.claimed[A].original_message == REVIVER == row_of(harness).original_message
 
 
-def test_a_revived_object_counts_attempts_from_zero_and_keeps_its_history(desk: Desk) -> None:
-    desk.fail(AttemptFailure.RETRY, candidate("a"), "a")
-    die(desk)
-    claim = desk.claim([candidate("a", replay="r-1")])
+def test_a_revived_object_counts_attempts_from_zero_and_keeps_its_history(harness: LedgerHarness) -> None:
+    harness.fail(AttemptFailure.RETRY, candidate("a"), "a")
+    die(harness)
+    claim = harness.claim([candidate("a", replay="r-1")])
     assert claim.claimed[A].attempts == 1
-    assert [outcome for _, outcome, _ in desk.timeline("a")] == ["retry", "dead", "open"]
+    assert [outcome for _, outcome, _ in harness.timeline("a")] == ["retry", "dead", "open"]
 
 
-def test_a_released_revival_can_be_claimed_by_any_message(desk: Desk) -> None:
-    die(desk)
-    claim = desk.claim([candidate("a", message="m-2", replay="r-1")])
-    release(desk, claim)
-    again = desk.claim([candidate("a", message="m-3")])
+def test_a_released_revival_can_be_claimed_by_any_message(harness: LedgerHarness) -> None:
+    die(harness)
+    claim = harness.claim([candidate("a", message="m-2", replay="r-1")])
+    release(harness, claim)
+    again = harness.claim([candidate("a", message="m-3")])
     assert again.claimed[A].original_message == REVIVER, "the message that claims it need not be the original message"
 
 
 # A second life, and a message sent before the death that a worker held meanwhile
 
 
-def test_a_message_sent_before_the_death_can_claim_the_next_life_but_is_not_its_original_message(desk: Desk) -> None:
-    die(desk)
-    live_again(desk)
-    late = desk.claim([candidate("a", message="m-1")])
+def test_a_message_sent_before_the_death_can_claim_the_next_life_but_is_not_its_original_message(
+    harness: LedgerHarness,
+) -> None:
+    die(harness)
+    live_again(harness)
+    late = harness.claim([candidate("a", message="m-1")])
     assert late.claimed[A].original_message == REVIVER
-    desk.ledger.commit(outcome(late, failed={"a": AttemptFailure.DEAD}))
+    harness.ledger.commit(outcome(late, failed={"a": AttemptFailure.DEAD}))
     for message, replay in (("m-1", None), ("m-2", "r-1")):
-        found = desk.claim([candidate("a", message=message, replay=replay)])
+        found = harness.claim([candidate("a", message=message, replay=replay)])
         assert found.ended[A].original_message == REVIVER, "so m-1 is acked, and m-2 is dead-lettered"
 
 
 @pytest.mark.parametrize("failure", [AttemptFailure.RETRY, AttemptFailure.DEAD])
 def test_the_latest_claim_sets_the_original_message_of_an_object_that_never_died(
-    desk: Desk, failure: AttemptFailure
+    harness: LedgerHarness, failure: AttemptFailure
 ) -> None:
-    desk.fail(AttemptFailure.RETRY, candidate("a", message="m-1", enqueued_at=AFTER), "a")
-    claim = desk.claim([candidate("a", message="m-2")])
+    harness.fail(AttemptFailure.RETRY, candidate("a", message="m-1", enqueued_at=AFTER), "a")
+    claim = harness.claim([candidate("a", message="m-2")])
     assert claim.claimed[A].original_message.message_id == "m-2"
-    desk.ledger.commit(outcome(claim, failed={"a": failure}))
-    assert row_of(desk).original_message == OriginalMessage(message_id="m-2", enqueued_at=BEFORE)
+    harness.ledger.commit(outcome(claim, failed={"a": failure}))
+    assert row_of(harness).original_message == OriginalMessage(message_id="m-2", enqueued_at=BEFORE)
 
 
 @pytest.mark.parametrize(
@@ -125,39 +139,39 @@ def test_the_latest_claim_sets_the_original_message_of_an_object_that_never_died
     ],
 )
 def test_a_message_that_could_have_revived_an_object_becomes_its_original_message(
-    desk: Desk, message: str, replay: str | None, enqueued_at: float
+    harness: LedgerHarness, message: str, replay: str | None, enqueued_at: float
 ) -> None:
-    die(desk)
-    live_again(desk)
+    die(harness)
+    live_again(harness)
     newer = candidate("a", message=message, replay=replay, enqueued_at=enqueued_at)
-    claim = desk.claim([candidate("a", message="m-1"), newer])
-    assert claim.claimed[A].original_message == newer.original_message == row_of(desk).original_message
-    desk.ledger.commit(outcome(claim, failed={"a": AttemptFailure.RETRY}))
-    old = desk.claim([candidate("a", message="m-1")])
+    claim = harness.claim([candidate("a", message="m-1"), newer])
+    assert claim.claimed[A].original_message == newer.original_message == row_of(harness).original_message
+    harness.ledger.commit(outcome(claim, failed={"a": AttemptFailure.RETRY}))
+    old = harness.claim([candidate("a", message="m-1")])
     assert old.claimed[A].original_message == newer.original_message
 
 
-def test_a_third_life_keeps_the_original_message_that_the_second_death_allowed(desk: Desk) -> None:
-    die(desk)
-    die(desk, message="m-2", replay="r-1")
-    live_again(desk, message="m-3", replay="r-2")
-    spent = desk.claim([candidate("a", message="m-2", replay="r-1")])
+def test_a_third_life_keeps_the_original_message_that_the_second_death_allowed(harness: LedgerHarness) -> None:
+    die(harness)
+    die(harness, message="m-2", replay="r-1")
+    live_again(harness, message="m-3", replay="r-2")
+    spent = harness.claim([candidate("a", message="m-2", replay="r-1")])
     assert spent.claimed[A].original_message == OriginalMessage(message_id="m-3", enqueued_at=BEFORE, replay_id="r-2")
 
 
-def test_a_replay_that_was_not_the_original_message_can_still_revive(desk: Desk) -> None:
-    die(desk)
-    live_again(desk)
-    both = desk.claim([candidate("a", message="m-3", replay="r-2"), candidate("a", message="m-4", replay="r-3")])
-    desk.ledger.commit(outcome(both, failed={"a": AttemptFailure.DEAD}))
-    assert set(desk.claim([candidate("a", message="m-4", replay="r-3")]).claimed) == {A}
+def test_a_replay_that_was_not_the_original_message_can_still_revive(harness: LedgerHarness) -> None:
+    die(harness)
+    live_again(harness)
+    both = harness.claim([candidate("a", message="m-3", replay="r-2"), candidate("a", message="m-4", replay="r-3")])
+    harness.ledger.commit(outcome(both, failed={"a": AttemptFailure.DEAD}))
+    assert set(harness.claim([candidate("a", message="m-4", replay="r-3")]).claimed) == {A}
 
 
-def test_each_object_of_a_claim_has_its_own_original_message(desk: Desk) -> None:
-    die(desk)
-    live_again(desk)
-    desk.fail(AttemptFailure.RETRY, candidate("b"), "b")
-    claim = desk.claim([candidate(name, message="m-9") for name in "abc"])
+def test_each_object_of_a_claim_has_its_own_original_message(harness: LedgerHarness) -> None:
+    die(harness)
+    live_again(harness)
+    harness.fail(AttemptFailure.RETRY, candidate("b"), "b")
+    claim = harness.claim([candidate(name, message="m-9") for name in "abc"])
     original_messages = {name: claim.claimed[object_id_of(name)].original_message.message_id for name in "abc"}
     assert original_messages == {"a": "m-2", "b": "m-9", "c": "m-9"}
 
@@ -165,25 +179,25 @@ def test_each_object_of_a_claim_has_its_own_original_message(desk: Desk) -> None
 # Between two statements of a claim
 
 
-def test_a_claim_that_missed_a_life_of_the_same_replay_revives_nothing(server_desk: Desk) -> None:
-    die(server_desk)
+def test_a_claim_that_missed_a_life_of_the_same_replay_revives_nothing(server_harness: LedgerHarness) -> None:
+    die(server_harness)
     with once_after(
-        server_desk.ledger, REPLAYS_LOOKED_UP, lambda: die(server_desk, message="m-2", replay="r-1")
+        server_harness.ledger, REPLAYS_LOOKED_UP, lambda: die(server_harness, message="m-2", replay="r-1")
     ) as done:
-        claim = server_desk.claim([candidate("a", message="m-2", replay="r-1")])
+        claim = server_harness.claim([candidate("a", message="m-2", replay="r-1")])
     assert done, "the claim has such a statement"
     assert set(claim.ended) == {A}
     assert claim.ended[A].original_message == REVIVER
 
 
-def test_a_claim_that_missed_a_revival_keeps_its_original_message(server_desk: Desk) -> None:
-    die(server_desk)
-    with once_after(server_desk.ledger, REPLAYS_LOOKED_UP, lambda: live_again(server_desk)) as done:
-        claim = server_desk.claim([candidate("a", message="m-1")])
+def test_a_claim_that_missed_a_revival_keeps_its_original_message(server_harness: LedgerHarness) -> None:
+    die(server_harness)
+    with once_after(server_harness.ledger, REPLAYS_LOOKED_UP, lambda: live_again(server_harness)) as done:
+        claim = server_harness.claim([candidate("a", message="m-1")])
     assert done
-    assert claim.claimed[A].original_message == REVIVER == row_of(server_desk).original_message
+    assert claim.claimed[A].original_message == REVIVER == row_of(server_harness).original_message
 
 
-def test_a_processed_object_is_not_revived(desk: Desk) -> None:
-    desk.process("a")
-    assert set(desk.claim([candidate("a", replay="r-1", enqueued_at=AFTER)]).ended) == {A}
+def test_a_processed_object_is_not_revived(harness: LedgerHarness) -> None:
+    harness.process("a")
+    assert set(harness.claim([candidate("a", replay="r-1", enqueued_at=AFTER)]).ended) == {A}

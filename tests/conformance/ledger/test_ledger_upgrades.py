@@ -4,7 +4,16 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Select, Table, inspect, select, update
-from tests.conformance.ledger.desk import AFTER, HANDLER, PIPELINE, Desk, candidate, candidates, object_id_of, outcome
+from tests.conformance.ledger.ledger_harness import (
+    AFTER,
+    HANDLER,
+    PIPELINE,
+    LedgerHarness,
+    candidate,
+    candidates,
+    object_id_of,
+    outcome,
+)
 
 from penstock.ledger import Ledger
 from penstock.ledger.dialects import DatabaseNow
@@ -26,16 +35,16 @@ SINCE_0001 = {
 COLUMNS_SINCE_0001 = {"spark_ui_url", "missed_at", "sought_at"}
 
 
-def of_revision(url: str, revision: str) -> Desk:
+def of_revision(url: str, revision: str) -> LedgerHarness:
     """Create a ledger as an older Penstock left it, with data."""
-    desk = Desk(Ledger.open(url))
-    desk.ledger.ensure_pipeline(PIPELINE)
-    desk.process("a", "b")
-    desk.fail(AttemptFailure.DEAD, candidate("c"), "c")
-    desk.claim(candidates("d"))
-    with desk.ledger.database.writing() as connection:
+    harness = LedgerHarness(Ledger.open(url))
+    harness.ledger.ensure_pipeline(PIPELINE)
+    harness.process("a", "b")
+    harness.fail(AttemptFailure.DEAD, candidate("c"), "c")
+    harness.claim(candidates("d"))
+    with harness.ledger.database.writing() as connection:
         downgrade(connection, revision)
-    return desk
+    return harness
 
 
 def rows_of_0001(ledger: Ledger) -> dict[str, list[tuple[Any, ...]]]:
@@ -63,11 +72,11 @@ def test_a_ledger_with_data_upgrades_from_0001_and_downgrades_again(shared_url: 
     old.ledger.close()
 
     ledger = Ledger.open(shared_url)
-    desk = Desk(ledger, old.numbers)
+    harness = LedgerHarness(ledger, old.numbers)
     assert rows_of_0001(ledger) == rows
-    assert isinstance(desk.begin(attempt="first"), WorkBegun)
+    assert isinstance(harness.begin(attempt="first"), WorkBegun)
     assert ledger.finish_work("first", outcome="null")
-    assert isinstance(desk.begin(), WorkDone)
+    assert isinstance(harness.begin(), WorkDone)
 
     with ledger.database.writing() as connection:
         downgrade(connection, "0001")
@@ -77,9 +86,9 @@ def test_a_ledger_with_data_upgrades_from_0001_and_downgrades_again(shared_url: 
 
     again = Ledger.open(shared_url)
     assert again.work(HANDLER, "k") is None
-    desk = Desk(again, old.numbers)
-    assert isinstance(desk.begin(), WorkBegun)
-    assert desk.claim(candidates("a")).ended
+    harness = LedgerHarness(again, old.numbers)
+    assert isinstance(harness.begin(), WorkBegun)
+    assert harness.claim(candidates("a")).ended
     again.close()
 
 
@@ -96,21 +105,25 @@ def test_objects_that_0007_found_missing_or_replaced_are_restored_by_later_notif
     old.ledger.close()
 
     ledger = Ledger.open(shared_url)
-    desk = Desk(ledger, old.numbers)
+    harness = LedgerHarness(ledger, old.numbers)
     with ledger.database.reading() as connection:
         assert set(connection.execute(select(objects.c.missed_at, objects.c.sought_at))) == {(None, None)}
-    assert set(desk.claim([candidate("e", message="m-2")]).ended) == {object_id_of("e")}, "sent before the object ended"
-    claim = desk.claim([candidate("e", message="m-3", enqueued_at=AFTER)])
+    assert set(harness.claim([candidate("e", message="m-2")]).ended) == {object_id_of("e")}, (
+        "sent before the object ended"
+    )
+    claim = harness.claim([candidate("e", message="m-3", enqueued_at=AFTER)])
     ledger.commit(outcome(claim))
-    assert desk.state("e") is ObjectState.PROCESSED
-    again = desk.claim([candidate("f", message="m-2", replay="r-1")])
+    assert harness.state("e") is ObjectState.PROCESSED
+    again = harness.claim([candidate("f", message="m-2", replay="r-1")])
     assert (set(again.claimed), again.claimed[object_id_of("f")].attempts) == ({object_id_of("f")}, 1)
     ledger.close()
 
 
-def test_a_key_held_or_completed_by_a_worker_of_0005_stays_for_its_whole_retention(shared_desk: Desk) -> None:
+def test_a_key_held_or_completed_by_a_worker_of_0005_stays_for_its_whole_retention(
+    shared_harness: LedgerHarness,
+) -> None:
     """An old worker takes a key that a newer one freed, and leaves the expiry that was set then."""
-    ledger = shared_desk.ledger
+    ledger = shared_harness.ledger
     begun = ledger.begin_work(
         HANDLER,
         "k",
@@ -136,9 +149,11 @@ def test_a_key_held_or_completed_by_a_worker_of_0005_stays_for_its_whole_retenti
     assert ledger.forget_works(limit=10) == 1
 
 
-def test_a_key_taken_over_and_completed_by_a_worker_of_0005_is_forgotten_eventually(shared_desk: Desk) -> None:
+def test_a_key_taken_over_and_completed_by_a_worker_of_0005_is_forgotten_eventually(
+    shared_harness: LedgerHarness,
+) -> None:
     """An old worker sets no expiry, and the newer one that it took the key from had recorded none yet."""
-    ledger = shared_desk.ledger
+    ledger = shared_harness.ledger
     owner = WorkOwner(app="shop", queue="orders", is_plain=True)
     begun = ledger.begin_work(
         HANDLER, "k", attempt_id="new", worker="new", lease_seconds=60.0, owner=owner, retention_seconds=3_600.0

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import text
-from tests.conformance.ledger.desk import PIPELINE, Desk, candidate, outcome
+from tests.conformance.ledger.ledger_harness import PIPELINE, LedgerHarness, candidate, outcome
 
 from penstock.ledger.records import AttemptFailure, Candidate, WorkOwner
 
@@ -16,8 +16,8 @@ SECTION = PAGE.split("## Reading it with SQL")[1].split("\n## ")[0]
 QUERIES = re.findall(r"```sql\n(.*?)```", SECTION, re.DOTALL)
 
 
-def rows_of(desk: Desk, query: str) -> list[dict[str, Any]]:
-    with desk.ledger.database.reading() as connection:
+def rows_of(harness: LedgerHarness, query: str) -> list[dict[str, Any]]:
+    with harness.ledger.database.reading() as connection:
         return [dict(row._mapping) for row in connection.execute(text(query))]
 
 
@@ -32,25 +32,25 @@ def named(key: str) -> Candidate:
 
 
 @pytest.fixture
-def filled_desk(desk: Desk) -> Desk:
+def filled_harness(harness: LedgerHarness) -> LedgerHarness:
     """Return a ledger with at least one row of every kind."""
-    desk.ledger.commit(outcome(desk.claim([named("2026-01-01/a"), named("2026-01-01/b")])))
-    desk.fail(AttemptFailure.DEAD, named("2026-01-02/bad"), "2026-01-02/bad")
-    desk.claim([named("2026-01-03/now")], worker="worker-7")
+    harness.ledger.commit(outcome(harness.claim([named("2026-01-01/a"), named("2026-01-01/b")])))
+    harness.fail(AttemptFailure.DEAD, named("2026-01-02/bad"), "2026-01-02/bad")
+    harness.claim([named("2026-01-03/now")], worker="worker-7")
     owner = WorkOwner(app="shop", queue="orders")
-    desk.ledger.begin_work(
+    harness.ledger.begin_work(
         "take", "order-42", attempt_id="w", worker="worker-7", lease_seconds=60.0, owner=owner, retention_seconds=60.0
     )
-    assert desk.ledger.finish_work("w", outcome='{"paid":42}')
-    return desk
+    assert harness.ledger.finish_work("w", outcome='{"paid":42}')
+    return harness
 
 
 def test_the_docs_have_five_queries() -> None:
     assert len(QUERIES) == 5
 
 
-def test_each_query_of_the_docs_returns_the_documented_rows(filled_desk: Desk) -> None:
-    states, failed, working, batches, keys = (rows_of(filled_desk, query) for query in QUERIES)
+def test_each_query_of_the_docs_returns_the_documented_rows(filled_harness: LedgerHarness) -> None:
+    states, failed, working, batches, keys = (rows_of(filled_harness, query) for query in QUERIES)
     assert [(row["pipeline"], row["status"], row["objects"]) for row in states] == [
         (PIPELINE, "dead", 1),
         (PIPELINE, "processed", 2),
@@ -67,17 +67,19 @@ def test_each_query_of_the_docs_returns_the_documented_rows(filled_desk: Desk) -
     ]
 
 
-def test_views_return_times_and_an_object_is_updated_when_its_attempt_begins_and_ends(filled_desk: Desk) -> None:
-    rows = rows_of(filled_desk, "SELECT status, created_at, updated_at FROM penstock_objects")
+def test_views_return_times_and_an_object_is_updated_when_its_attempt_begins_and_ends(
+    filled_harness: LedgerHarness,
+) -> None:
+    rows = rows_of(filled_harness, "SELECT status, created_at, updated_at FROM penstock_objects")
     now = datetime.now(UTC)
     for row in rows:
         created, updated = as_utc(row["created_at"]), as_utc(row["updated_at"])
         assert abs((now - created).total_seconds()) < 600
         assert updated >= created
-    (key,) = rows_of(filled_desk, "SELECT updated_at, expires_at FROM penstock_keys")
+    (key,) = rows_of(filled_harness, "SELECT updated_at, expires_at FROM penstock_keys")
     assert abs((as_utc(key["expires_at"]) - as_utc(key["updated_at"])).total_seconds() - 60.0) < 0.01
 
 
-def test_objects_are_filtered_by_age(filled_desk: Desk) -> None:
-    assert filled_desk.ledger.objects(PIPELINE, older_than_seconds=3_600.0) == []
-    assert len(filled_desk.ledger.objects(PIPELINE, older_than_seconds=-1.0)) == 4
+def test_objects_are_filtered_by_age(filled_harness: LedgerHarness) -> None:
+    assert filled_harness.ledger.objects(PIPELINE, older_than_seconds=3_600.0) == []
+    assert len(filled_harness.ledger.objects(PIPELINE, older_than_seconds=-1.0)) == 4

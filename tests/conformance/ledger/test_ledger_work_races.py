@@ -11,8 +11,8 @@ from unittest import mock
 
 import pytest
 from sqlalchemy import PoolProxiedConnection
-from tests.conformance.ledger.crowd import CLAIMERS, DEADLINE_SECONDS, spawning, together
-from tests.conformance.ledger.desk import HANDLER, LEASE_SECONDS, OVER, Desk
+from tests.conformance.ledger.concurrency import CLAIMERS, DEADLINE_SECONDS, spawning, together
+from tests.conformance.ledger.ledger_harness import HANDLER, LEASE_SECONDS, OVER, LedgerHarness
 
 from penstock.ledger import Ledger
 from penstock.ledger.records import WorkBegun, WorkBusy, WorkClaimResult, WorkDone, WorkEnd, WorkState
@@ -26,11 +26,11 @@ def begun(results: list[WorkClaimResult]) -> list[int]:
     return [number for number, standing in enumerate(results) if isinstance(standing, WorkBegun)]
 
 
-def all_begin(desk: Desk, key: str, *, by: str) -> list[WorkClaimResult]:
+def all_begin(harness: LedgerHarness, key: str, *, by: str) -> list[WorkClaimResult]:
     """Let every claimer begin the same key, each with an attempt of its own: ``<key> <by> <number>``."""
 
     def begin(number: int) -> WorkClaimResult:
-        return desk.begin(key, attempt=f"{key} {by} {number}")
+        return harness.begin(key, attempt=f"{key} {by} {number}")
 
     return together(begin)
 
@@ -38,51 +38,51 @@ def all_begin(desk: Desk, key: str, *, by: str) -> list[WorkClaimResult]:
 # Threads
 
 
-def test_one_claimer_wins_a_key_and_all_get_its_result_afterwards(shared_desk: Desk) -> None:
+def test_one_claimer_wins_a_key_and_all_get_its_result_afterwards(shared_harness: LedgerHarness) -> None:
     for round_ in range(ROUNDS):
         key = f"key {round_}"
-        results = all_begin(shared_desk, key, by="by")
+        results = all_begin(shared_harness, key, by="by")
         (winner,) = begun(results)
         kinds = Counter(type(standing) for standing in results)
         assert kinds == {WorkBegun: 1, WorkBusy: CLAIMERS - 1}
-        assert shared_desk.ledger.finish_work(f"{key} by {winner}", outcome=f'"{winner}"')
-        repeated = all_begin(shared_desk, key, by="again")
+        assert shared_harness.ledger.finish_work(f"{key} by {winner}", outcome=f'"{winner}"')
+        repeated = all_begin(shared_harness, key, by="again")
         assert {done.outcome for done in repeated if isinstance(done, WorkDone)} == {f'"{winner}"'}
         assert all(standing == repeated[0] for standing in repeated)
 
 
-def test_one_claimer_takes_over_an_expired_attempt(shared_desk: Desk) -> None:
+def test_one_claimer_takes_over_an_expired_attempt(shared_harness: LedgerHarness) -> None:
     for round_ in range(ROUNDS):
         key = f"key {round_}"
-        shared_desk.begin(key, attempt=f"{key} slow", lease_seconds=OVER)
-        results = all_begin(shared_desk, key, by="by")
+        shared_harness.begin(key, attempt=f"{key} slow", lease_seconds=OVER)
+        results = all_begin(shared_harness, key, by="by")
         (winner,) = begun(results)
         won = results[winner]
         assert isinstance(won, WorkBegun)
         assert won.previous is not None
         assert (won.previous.attempt_id, won.previous.outcome) == (f"{key} slow", WorkEnd.EXPIRED)
-        assert shared_desk.work(key).attempts == 2
+        assert shared_harness.work(key).attempts == 2
 
 
-def test_finishing_against_a_takeover_has_one_winner(shared_desk: Desk) -> None:
+def test_finishing_against_a_takeover_has_one_winner(shared_harness: LedgerHarness) -> None:
     for round_ in range(ROUNDS):
         key = f"key {round_}"
-        shared_desk.begin(key, attempt=f"{key} slow", lease_seconds=OVER)
+        shared_harness.begin(key, attempt=f"{key} slow", lease_seconds=OVER)
 
         def race(number: int, key: str = key) -> str:
             if number % 2:
-                return f"finished {shared_desk.ledger.finish_work(f'{key} slow', outcome='null')}"
-            return type(shared_desk.begin(key, attempt=f"{key} by {number}")).__name__
+                return f"finished {shared_harness.ledger.finish_work(f'{key} slow', outcome='null')}"
+            return type(shared_harness.begin(key, attempt=f"{key} by {number}")).__name__
 
         results = Counter(together(race))
         half = CLAIMERS // 2
-        if shared_desk.work(key).state is WorkState.DONE:
+        if shared_harness.work(key).state is WorkState.DONE:
             assert results == {"finished True": half, "WorkDone": half}
         else:
             assert results == {"finished False": half, "WorkBegun": 1, "WorkBusy": half - 1}
 
 
-def test_threads_with_expired_leases_complete_each_key_once(shared_desk: Desk) -> None:
+def test_threads_with_expired_leases_complete_each_key_once(shared_harness: LedgerHarness) -> None:
     """Each thread works through all keys as a handler would, with leases that expire at once: every attempt is a
     zombie.
     """
@@ -95,12 +95,12 @@ def test_threads_with_expired_leases_complete_each_key_once(shared_desk: Desk) -
             assert time.monotonic() < deadline
             key, tries = left.pop(0), tries + 1
             attempt = f"{key} by {number}, {tries}"
-            standing = shared_desk.begin(key, attempt=attempt, worker=f"{number}", lease_seconds=OVER)
+            standing = shared_harness.begin(key, attempt=attempt, worker=f"{number}", lease_seconds=OVER)
             if isinstance(standing, WorkBegun):
-                shared_desk.ledger.extend_work(attempt, lease_seconds=OVER)
+                shared_harness.ledger.extend_work(attempt, lease_seconds=OVER)
                 if tries == 1:
-                    shared_desk.ledger.end_work(attempt, outcome="failed", reason="the first always fails")
-                elif shared_desk.ledger.finish_work(attempt, outcome=f'"{attempt}"'):
+                    shared_harness.ledger.end_work(attempt, outcome="failed", reason="the first always fails")
+                elif shared_harness.ledger.finish_work(attempt, outcome=f'"{attempt}"'):
                     effects.append(key)
             if not isinstance(standing, WorkDone):
                 left.append(key)
@@ -108,39 +108,39 @@ def test_threads_with_expired_leases_complete_each_key_once(shared_desk: Desk) -
 
     effects = Counter(key for own in together(work) for key in own)
     assert effects == dict.fromkeys(keys, 1)
-    assert len(shared_desk.ledger.works(HANDLER, state=WorkState.DONE)) == len(keys)
+    assert len(shared_harness.ledger.works(HANDLER, state=WorkState.DONE)) == len(keys)
 
 
-def test_forgetting_leaves_work_that_begins_meanwhile_alone(shared_desk: Desk) -> None:
+def test_forgetting_leaves_work_that_begins_meanwhile_alone(shared_harness: LedgerHarness) -> None:
     for round_ in range(ROUNDS):
         key = f"key {round_}"
-        shared_desk.begin(key, attempt=f"{key} first")
-        shared_desk.ledger.end_work(f"{key} first", outcome="given_back", reason="")
+        shared_harness.begin(key, attempt=f"{key} first")
+        shared_harness.ledger.end_work(f"{key} first", outcome="given_back", reason="")
 
         def race(number: int, key: str = key) -> WorkClaimResult | int:
             if number % 2:
-                return shared_desk.ledger.forget_works(older_than_seconds=-1.0, limit=10)
-            return shared_desk.begin(key, attempt=f"{key} by {number}")
+                return shared_harness.ledger.forget_works(older_than_seconds=-1.0, limit=10)
+            return shared_harness.begin(key, attempt=f"{key} by {number}")
 
         results = together(race)
         (winner,) = [number for number, result in enumerate(results) if isinstance(result, WorkBegun)]
         assert sum(result for result in results if isinstance(result, int)) <= 1
-        row = shared_desk.work(key)
+        row = shared_harness.work(key)
         assert (row.state, row.attempt_id) == (WorkState.OPEN, f"{key} by {winner}")
 
 
 # Processes. Each gets its work by arguments and responds through a pipe.
 
 
-def begin_all(url: str, number: int, go: Barrier, answer: Connection) -> None:
+def begin_all(url: str, number: int, go: Barrier, sender: Connection) -> None:
     ledger = Ledger.open(url)
     go.wait(DEADLINE_SECONDS)
-    desk, won = Desk(ledger), []
+    harness, won = LedgerHarness(ledger), []
     for key in range(KEYS):
-        if isinstance(desk.begin(f"{key}", attempt=f"{key} by {number}"), WorkBegun):
+        if isinstance(harness.begin(f"{key}", attempt=f"{key} by {number}"), WorkBegun):
             won.append(key)
             assert ledger.finish_work(f"{key} by {number}", outcome=f"{number}")
-    answer.send(won)
+    sender.send(won)
     ledger.close()
 
 
@@ -212,11 +212,11 @@ def test_another_process_continues_after_one_killed_around_a_commit(
     assert child.exitcode == -signal.SIGKILL
 
     ledger = Ledger.open(shared_url)
-    desk = Desk(ledger)
+    harness = LedgerHarness(ledger)
     if abandoned:
-        assert isinstance(desk.begin(), WorkBusy)
+        assert isinstance(harness.begin(), WorkBusy)
     assert ledger.abandon_worker_works("killed") == abandoned
-    standing = desk.begin(attempt="next")
+    standing = harness.begin(attempt="next")
     if act is _finish and committed:
         assert isinstance(standing, WorkDone)
         assert standing.outcome == '"by the killed"'

@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.conformance.publishing.mill import Mill
+from tests.conformance.publishing.batch_maker import BatchMaker
 
 from penstock.ledger import Ledger
 
 
 @pytest.fixture
-def mill(tmp_path: Path) -> Iterator[Mill]:
+def maker(tmp_path: Path) -> Iterator[BatchMaker]:
     ledger = Ledger.open(tmp_path / "ledger.db")
-    yield Mill(root=tmp_path / "clicks", ledger=ledger)
+    yield BatchMaker(root=tmp_path / "clicks", ledger=ledger)
     ledger.close()

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.conformance.publishing.mill import Mill
+from tests.conformance.publishing.batch_maker import BatchMaker
 from tests.conformance.publishing.test_compaction import ids, published, sink
 
 from penstock.messaging.clock import SystemClock
@@ -19,7 +19,7 @@ from penstock.testing import FakeClock
 
 
 class Died(BaseException):
-    """Stands for the end of the process."""
+    """Simulates the death of the process."""
 
 
 class Later(SystemClock):
@@ -37,33 +37,33 @@ def dying_at(step: Step) -> Probe:
     return probe
 
 
-def compacted(mill: Mill, probe: Probe = no_probe) -> CompactionResult | None:
-    return compact(sink(mill), clock=FakeClock(auto_advance=True), probe=probe)
+def compacted(maker: BatchMaker, probe: Probe = no_probe) -> CompactionResult | None:
+    return compact(sink(maker), clock=FakeClock(auto_advance=True), probe=probe)
 
 
-def collected(mill: Mill, probe: Probe = no_probe, *, dry_run: bool = False) -> Leftovers:
-    return collect_leftovers(sink(mill), clock=Later(), probe=probe, dry_run=dry_run)
+def collected(maker: BatchMaker, probe: Probe = no_probe, *, dry_run: bool = False) -> Leftovers:
+    return collect_leftovers(sink(maker), clock=Later(), probe=probe, dry_run=dry_run)
 
 
-def leftover_files(mill: Mill) -> list[Path]:
-    folder = mill.root / "compacted"
+def leftover_files(maker: BatchMaker) -> list[Path]:
+    folder = maker.root / "compacted"
     return sorted(path for path in folder.rglob("*") if path.is_file()) if folder.exists() else []
 
 
 @pytest.fixture
-def filled(mill: Mill) -> Mill:
+def filled(maker: BatchMaker) -> BatchMaker:
     for row in range(3):
-        mill.batch([row])
-        published(mill)
-    return mill
+        maker.batch([row])
+        published(maker)
+    return maker
 
 
-def publish_row(mill: Mill, row: int) -> None:
-    mill.batch([row])
-    published(mill)
+def publish_row(maker: BatchMaker, row: int) -> None:
+    maker.batch([row])
+    published(maker)
 
 
-def test_files_of_a_dead_compaction_are_collected_once_the_table_has_moved(filled: Mill) -> None:
+def test_files_of_a_dead_compaction_are_collected_once_the_table_has_moved(filled: BatchMaker) -> None:
     with pytest.raises(Died):
         compacted(filled, dying_at(Step.COMPACTED))
     (file,) = leftover_files(filled)
@@ -79,7 +79,7 @@ def test_files_of_a_dead_compaction_are_collected_once_the_table_has_moved(fille
     assert not any((filled.root / "compacted").iterdir())
 
 
-def test_files_that_a_version_names_or_named_are_left_alone(filled: Mill) -> None:
+def test_files_that_a_version_names_or_named_are_left_alone(filled: BatchMaker) -> None:
     with pytest.raises(Died):
         compacted(filled, dying_at(Step.COMPACTION_COMMITTED))
     publish_row(filled, 3)
@@ -91,7 +91,7 @@ def test_files_that_a_version_names_or_named_are_left_alone(filled: Mill) -> Non
 
 
 @pytest.mark.parametrize("step", [Step.LEFTOVER_MARKED, Step.DELETING, Step.DELETED])
-def test_the_next_gc_completes_one_that_was_killed(filled: Mill, step: Step) -> None:
+def test_the_next_gc_completes_one_that_was_killed(filled: BatchMaker, step: Step) -> None:
     with pytest.raises(Died):
         compacted(filled, dying_at(Step.COMPACTED))
     if step is not Step.LEFTOVER_MARKED:
@@ -108,7 +108,7 @@ def test_the_next_gc_completes_one_that_was_killed(filled: Mill, step: Step) -> 
 
 
 @pytest.mark.parametrize("passes", [0, 1, 2])
-def test_a_compaction_halted_for_days_commits_no_file_that_gc_deleted(filled: Mill, passes: int) -> None:
+def test_a_compaction_halted_for_days_commits_no_file_that_gc_deleted(filled: BatchMaker, passes: int) -> None:
     rows = iter(range(3, 9))
 
     def days_pass(step: Step) -> None:
@@ -126,7 +126,7 @@ def test_a_compaction_halted_for_days_commits_no_file_that_gc_deleted(filled: Mi
     assert passes == 0 or leftover_files(filled) == []
 
 
-def test_folders_not_created_by_penstock_are_left_alone(filled: Mill) -> None:
+def test_folders_not_created_by_penstock_are_left_alone(filled: BatchMaker) -> None:
     strange = filled.root / "compacted" / "mine" / "part.parquet"
     strange.parent.mkdir(parents=True)
     strange.write_bytes(b"x")

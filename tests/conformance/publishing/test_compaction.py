@@ -12,7 +12,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from tests.conformance.publishing.mill import PIPELINE, SCHEMA, Mill
+from tests.conformance.publishing.batch_maker import PIPELINE, SCHEMA, BatchMaker
 from tests.services.aws_server import AwsServer
 
 from penstock.errors import PublishConflict, TableError, TemporaryError
@@ -33,14 +33,14 @@ COMPACTIONS = 6
 BATCHES = 30
 
 
-def sink(mill: Mill) -> DeltaTableSink:
-    return DeltaTableSink(LocalFiles(mill.root), pipeline=PIPELINE, partition_by=None)
+def sink(maker: BatchMaker) -> DeltaTableSink:
+    return DeltaTableSink(LocalFiles(maker.root), pipeline=PIPELINE, partition_by=None)
 
 
-def published(mill: Mill) -> None:
+def published(maker: BatchMaker) -> None:
     publish(
-        mill.ledger,
-        DeltaTableSink(LocalFiles(mill.root), pipeline=PIPELINE),
+        maker.ledger,
+        DeltaTableSink(LocalFiles(maker.root), pipeline=PIPELINE),
         pipeline=PIPELINE,
         manifest_of=lambda batch: batch.record.manifest,
         schema_of=lambda batch: rows_schema(batch, partition_by=()),
@@ -51,8 +51,8 @@ def published(mill: Mill) -> None:
     )
 
 
-def compacted(mill: Mill, **options: object) -> CompactionResult:
-    done = compact(sink(mill), clock=FakeClock(auto_advance=True), **options)  # type: ignore[arg-type]  # a test passes only valid options
+def compacted(maker: BatchMaker, **options: object) -> CompactionResult:
+    done = compact(sink(maker), clock=FakeClock(auto_advance=True), **options)  # type: ignore[arg-type]  # a test passes only valid options
     assert done is not None
     return done
 
@@ -62,46 +62,46 @@ def ids(root: Path) -> list[int]:
     return sorted(row for uri in DeltaTable(str(root)).file_uris() for row in pq.read_table(uri)["id"].to_pylist())
 
 
-def position(mill: Mill) -> int:
-    table = sink(mill).load()
+def position(maker: BatchMaker) -> int:
+    table = sink(maker).load()
     return table.position.seq if table is not None else 0
 
 
-def filled(mill: Mill, batches: int) -> None:
+def filled(maker: BatchMaker, batches: int) -> None:
     for number in range(batches):
-        mill.batch([number])
-        published(mill)
+        maker.batch([number])
+        published(maker)
 
 
-def test_small_files_are_merged_into_one_and_the_position_is_kept(mill: Mill) -> None:
-    filled(mill, 5)
+def test_small_files_are_merged_into_one_and_the_position_is_kept(maker: BatchMaker) -> None:
+    filled(maker, 5)
 
-    done = compacted(mill)
+    done = compacted(maker)
 
     assert (done.files_before, done.files_after, done.merged, done.left) == (5, 1, 5, 0)
     assert done.bytes_after < done.bytes_before
-    assert ids(mill.root) == [0, 1, 2, 3, 4]
-    assert position(mill) == 5
-    again = compacted(mill)
+    assert ids(maker.root) == [0, 1, 2, 3, 4]
+    assert position(maker) == 5
+    again = compacted(maker)
     assert (again.merged, again.table_version) == (0, done.table_version)
-    mill.batch([5])
-    published(mill)
-    assert ids(mill.root) == [0, 1, 2, 3, 4, 5]
+    maker.batch([5])
+    published(maker)
+    assert ids(maker.root) == [0, 1, 2, 3, 4, 5]
 
 
-def test_other_readers_read_merged_files(mill: Mill) -> None:
-    filled(mill, 3)
-    compacted(mill)
-    table = DeltaTable(str(mill.root))
+def test_other_readers_read_merged_files(maker: BatchMaker) -> None:
+    filled(maker, 3)
+    compacted(maker)
+    table = DeltaTable(str(maker.root))
     assert table.history()[0]["operation"] == "OPTIMIZE"
     table.create_checkpoint()
-    found = DeltaTable(str(mill.root)).to_pyarrow_dataset().to_table(filter=ds.field("id") >= 1)
+    found = DeltaTable(str(maker.root)).to_pyarrow_dataset().to_table(filter=ds.field("id") >= 1)
     assert sorted(found["id"].to_pylist()) == [1, 2]
-    assert DeltaTable(str(mill.root), version=3).to_pyarrow_table().num_rows == 3
+    assert DeltaTable(str(maker.root), version=3).to_pyarrow_table().num_rows == 3
 
 
-def test_concurrent_publishers_and_compactions_keep_every_row_once(mill: Mill) -> None:
-    filled(mill, 3)
+def test_concurrent_publishers_and_compactions_keep_every_row_once(maker: BatchMaker) -> None:
+    filled(maker, 3)
     ended = threading.Event()
     lock = threading.Lock()
     numbers = iter(range(3, 3 + BATCHES))
@@ -109,13 +109,13 @@ def test_concurrent_publishers_and_compactions_keep_every_row_once(mill: Mill) -
     def write() -> None:
         for _ in range(BATCHES // 2):
             with lock:  # BatchMaker is not thread-safe; publishing is the concurrent part
-                mill.batch([next(numbers)])
-            published(mill)
+                maker.batch([next(numbers)])
+            published(maker)
 
     def merge() -> int:
         merged = 0
         while not ended.is_set():
-            merged += compacted(mill).merged
+            merged += compacted(maker).merged
         return merged
 
     with ThreadPoolExecutor(4) as pool:
@@ -127,53 +127,57 @@ def test_concurrent_publishers_and_compactions_keep_every_row_once(mill: Mill) -
         finally:
             ended.set()
         assert sum(one.result(DEADLINE_SECONDS) for one in compactions) > 0
-    assert ids(mill.root) == list(range(3 + BATCHES))
-    assert position(mill) == 3 + BATCHES
+    assert ids(maker.root) == list(range(3 + BATCHES))
+    assert position(maker) == 3 + BATCHES
 
 
-def test_one_of_two_compactions_of_the_same_files_is_committed(mill: Mill, monkeypatch: pytest.MonkeyPatch) -> None:
-    filled(mill, 4)
+def test_one_of_two_compactions_of_the_same_files_is_committed(
+    maker: BatchMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(maker, 4)
     real = compacting._commit
     overtaken: list[int] = []
 
     def overtake(*args: Any, **options: Any) -> int | None:
         if not overtaken:
             overtaken.append(0)
-            overtaken[0] = compacted(mill).merged
+            overtaken[0] = compacted(maker).merged
         return real(*args, **options)
 
     monkeypatch.setattr(compacting, "_commit", overtake)
-    late = compacted(mill)
+    late = compacted(maker)
 
     assert (overtaken, late.merged, late.left) == ([4], 0, 4)
-    assert ids(mill.root) == [0, 1, 2, 3]
-    assert len(list((mill.root / "compacted").rglob("*.parquet"))) == 1, (
+    assert ids(maker.root) == [0, 1, 2, 3]
+    assert len(list((maker.root / "compacted").rglob("*.parquet"))) == 1, (
         "files of the later compaction are deleted again"
     )
 
 
 def test_a_batch_committed_first_is_kept_and_the_compaction_commits_again(
-    mill: Mill, monkeypatch: pytest.MonkeyPatch
+    maker: BatchMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    filled(mill, 4)
+    filled(maker, 4)
     tries: list[int] = []
     replace_files = DeltaTableSink.replace_files
 
     def publish_first(*args: Any, **options: Any) -> int:
         tries.append(1)
         if len(tries) == 1:
-            mill.batch([4])
-            published(mill)
+            maker.batch([4])
+            published(maker)
         return replace_files(*args, **options)
 
     monkeypatch.setattr(DeltaTableSink, "replace_files", publish_first)
-    assert compacted(mill).merged == 4
+    assert compacted(maker).merged == 4
     assert len(tries) == 2
-    assert ids(mill.root) == [0, 1, 2, 3, 4]
+    assert ids(maker.root) == [0, 1, 2, 3, 4]
 
 
-def test_a_compaction_commit_whose_response_was_lost_is_found(mill: Mill, monkeypatch: pytest.MonkeyPatch) -> None:
-    filled(mill, 3)
+def test_a_compaction_commit_whose_response_was_lost_is_found(
+    maker: BatchMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(maker, 3)
     replace_files = DeltaTableSink.replace_files
 
     def lose(*args: Any, **options: Any) -> int:
@@ -181,43 +185,43 @@ def test_a_compaction_commit_whose_response_was_lost_is_found(mill: Mill, monkey
         raise PublishConflict("no response")
 
     monkeypatch.setattr(DeltaTableSink, "replace_files", lose)
-    assert compacted(mill).merged == 3
-    assert ids(mill.root) == [0, 1, 2]
+    assert compacted(maker).merged == 3
+    assert ids(maker.root) == [0, 1, 2]
 
 
-def test_endless_conflicts_raise_a_temporary_error(mill: Mill, monkeypatch: pytest.MonkeyPatch) -> None:
-    filled(mill, 3)
+def test_endless_conflicts_raise_a_temporary_error(maker: BatchMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(maker, 3)
 
     def refuse(*_: object, **__: object) -> int:
         raise PublishConflict("another writer")
 
     monkeypatch.setattr(DeltaTableSink, "replace_files", refuse)
     with pytest.raises(TemporaryError, match="20 compactions in a row"):
-        compacted(mill)
-    assert ids(mill.root) == [0, 1, 2]
+        compacted(maker)
+    assert ids(maker.root) == [0, 1, 2]
 
 
-def test_a_dry_run_reports_the_merge_and_changes_nothing(mill: Mill) -> None:
-    filled(mill, 3)
-    before = sorted(mill.root.rglob("*"))
-    done = compacted(mill, dry_run=True)
+def test_a_dry_run_reports_the_merge_and_changes_nothing(maker: BatchMaker) -> None:
+    filled(maker, 3)
+    before = sorted(maker.root.rglob("*"))
+    done = compacted(maker, dry_run=True)
     assert (done.files_before, done.files_after, done.merged) == (3, 1, 3)
-    assert sorted(mill.root.rglob("*")) == before
+    assert sorted(maker.root.rglob("*")) == before
 
 
-def test_large_files_are_left_alone(mill: Mill) -> None:
-    filled(mill, 3)
-    size_bytes = max(path.stat().st_size for path in mill.root.rglob("*.parquet"))
-    assert compacted(mill, target_bytes=size_bytes).merged == 0
+def test_large_files_are_left_alone(maker: BatchMaker) -> None:
+    filled(maker, 3)
+    size_bytes = max(path.stat().st_size for path in maker.root.rglob("*.parquet"))
+    assert compacted(maker, target_bytes=size_bytes).merged == 0
 
 
-def test_an_added_column_is_null_in_older_merged_rows(mill: Mill) -> None:
-    filled(mill, 2)
+def test_an_added_column_is_null_in_older_merged_rows(maker: BatchMaker) -> None:
+    filled(maker, 2)
     wider = SCHEMA.append(pa.field("score", pa.float64()))
-    mill.batch([2], schema=wider)
-    published(mill)
-    assert compacted(mill).merged == 3
-    rows = DeltaTable(str(mill.root)).to_pyarrow_table()
+    maker.batch([2], schema=wider)
+    published(maker)
+    assert compacted(maker).merged == 3
+    rows = DeltaTable(str(maker.root)).to_pyarrow_table()
     assert rows.schema.names == ["id", "word", "score"]
     assert rows["score"].null_count == 3
 
@@ -243,50 +247,50 @@ def test_partitions_are_merged_separately(tmp_path: Path) -> None:
     )
 
 
-def test_a_table_with_an_unsupported_feature_is_refused(mill: Mill) -> None:
-    filled(mill, 2)
-    DeltaTable(str(mill.root)).alter.add_constraint({"positive": "id >= 0"})
+def test_a_table_with_an_unsupported_feature_is_refused(maker: BatchMaker) -> None:
+    filled(maker, 2)
+    DeltaTable(str(maker.root)).alter.add_constraint({"positive": "id >= 0"})
     with pytest.raises(TableError, match="constraint positive"):
-        compacted(mill)
+        compacted(maker)
 
 
-def test_gc_leaves_merged_files_and_their_sources_alone(mill: Mill) -> None:
-    filled(mill, 3)
-    compacted(mill)
-    before = sorted(mill.root.rglob("*.parquet"))
+def test_gc_leaves_merged_files_and_their_sources_alone(maker: BatchMaker) -> None:
+    filled(maker, 3)
+    compacted(maker)
+    before = sorted(maker.root.rglob("*.parquet"))
     collected = collect(
-        mill.ledger,
+        maker.ledger,
         pipeline=PIPELINE,
-        roots=(LocalFiles(mill.root),),
-        work=LocalFiles(mill.root / "_penstock" / "work"),
+        roots=(LocalFiles(maker.root),),
+        work=LocalFiles(maker.root / "_penstock" / "work"),
         bus=Bus(),
         probe=no_probe,
     )
     assert (collected.files, collected.unknown) == (0, ())
-    assert sorted(mill.root.rglob("*.parquet")) == before
+    assert sorted(maker.root.rglob("*.parquet")) == before
 
 
-def test_a_vacuum_deletes_merged_sources_and_no_file_of_an_open_attempt(mill: Mill) -> None:
-    filled(mill, 3)
-    open_attempt = mill.claim()
-    mill.write(open_attempt, [3])
-    compacted(mill)
-    table = sink(mill).load()
+def test_a_vacuum_deletes_merged_sources_and_no_file_of_an_open_attempt(maker: BatchMaker) -> None:
+    filled(maker, 3)
+    open_attempt = maker.claim()
+    maker.write(open_attempt, [3])
+    compacted(maker)
+    table = sink(maker).load()
     assert table is not None
     with pytest.raises(TableError, match="retention"):
         table.vacuum(retention_hours=1, dry_run=True)
-    DeltaTable(str(mill.root)).alter.set_table_properties({"delta.deletedFileRetentionDuration": "interval 0 hours"})
-    table = sink(mill).load()
+    DeltaTable(str(maker.root)).alter.set_table_properties({"delta.deletedFileRetentionDuration": "interval 0 hours"})
+    table = sink(maker).load()
     assert table is not None
     assert len(table.vacuum(retention_hours=None, dry_run=True)) == 3
-    assert len(list((mill.root / "data").rglob("*.parquet"))) == 4
+    assert len(list((maker.root / "data").rglob("*.parquet"))) == 4
     assert len(table.vacuum(retention_hours=None, dry_run=False)) == 3
-    left = [path.relative_to(mill.root).parts[1] for path in (mill.root / "data").rglob("*.parquet")]
+    left = [path.relative_to(maker.root).parts[1] for path in (maker.root / "data").rglob("*.parquet")]
     assert left == [open_attempt]
-    mill.commit(open_attempt, mill.write(open_attempt, [3], run=1))
-    published(mill)
-    assert ids(mill.root) == [0, 1, 2, 3]
-    assert position(mill) == 4
+    maker.commit(open_attempt, maker.write(open_attempt, [3], run=1))
+    published(maker)
+    assert ids(maker.root) == [0, 1, 2, 3]
+    assert position(maker) == 4
 
 
 def test_a_table_in_s3_is_compacted(moto: AwsServer, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from penstock.testing import FakeClock
 
 
 class Died(BaseException):
-    """Stands for the end of the process."""
+    """Simulates the death of the process."""
 
 
 def assert_halted(scene: Scene) -> None:
@@ -258,7 +258,7 @@ def test_without_records_the_batches_with_unknown_objects_are_named(sqlite_scene
     assert sqlite_scene.state(2) is None
     assert sqlite_scene.state(3) is ObjectState.PROCESSED
     sqlite_scene.tables.collect_garbage(dry_run=False)
-    assert sqlite_scene.shown() == [1, 2, 3], "gc leaves alone what the table shows"
+    assert sqlite_scene.shown() == [1, 2, 3], "gc leaves published files alone"
 
 
 def test_a_second_repair_changes_nothing_and_fences_no_attempt(sqlite_scene: Scene) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tests.conformance.broker_stands import LEASE, Stand
+from tests.conformance.broker_harnesses import LEASE, BrokerHarness
 
 from penstock.dead_letters.policy import ReplayPolicy, ReplayTarget, ReplayTargets
 from penstock.dead_letters.replayer import ReplayContext, ReplayHandler, ReplayLogCleanup
@@ -22,7 +22,7 @@ TIERS = (QueueSettings(name=QUEUE), QueueSettings(name=DLQ))
 
 
 class Crash(BaseException):
-    """Stands for the end of the process."""
+    """Simulates the death of the process."""
 
 
 def crash_at(step: Step) -> Probe:
@@ -39,7 +39,7 @@ def crash_at(step: Step) -> Probe:
 class Scene:
     """A broker with replayers. Time is the harness's clock and advances only when a test advances it."""
 
-    stand: Stand
+    harness: BrokerHarness
     broker: Broker
     log: ReplayLog
     events: list[Event] = field(default_factory=list)
@@ -72,7 +72,7 @@ class Scene:
     ) -> ReplayHandler:
         """Return a replayer of the DLQ."""
         broker = broker or self.broker
-        clock = self.stand.clock
+        clock = self.harness.clock
         all_sources = [
             ReplayTarget(queue=queue, policy=policy, retention_seconds=broker.retention_seconds(queue))
             for queue in sources
@@ -103,7 +103,7 @@ class Scene:
                     dead_letter_id=dead_letter.message.id,
                     queue=QUEUE,
                     count=1,
-                    due_at=self.stand.clock.now() + seconds,
+                    due_at=self.harness.clock.now() + seconds,
                 )
             ]
         )

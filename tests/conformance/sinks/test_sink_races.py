@@ -77,20 +77,22 @@ def test_concurrent_creators_with_one_schema_create_one_table(kit: Kit, tmp_path
 
 
 @pytest.mark.parametrize(
-    "theirs",
+    "other_schema",
     [pa.schema([("id", pa.int64()), ("note", pa.string())]), pa.schema([("id", pa.string()), ("name", pa.string())])],
     ids=["other columns", "another type"],
 )
-def test_concurrent_creators_with_two_schemas_drop_no_column(kit: Kit, tmp_path: Path, theirs: pa.Schema) -> None:
+def test_concurrent_creators_with_two_schemas_drop_no_column(kit: Kit, tmp_path: Path, other_schema: pa.Schema) -> None:
     """One creates the table. The other gets an error, or its columns are added when it tries again; none is ever
     dropped.
     """
     for number in range(ROUNDS):
         sink = kit.sink(tmp_path / str(number))
-        raised = at_once(lambda: sink.ensure_schema(SCHEMA), lambda: sink.ensure_schema(theirs))  # noqa: B023 -- ends here
+        raised = at_once(lambda: sink.ensure_schema(SCHEMA), lambda: sink.ensure_schema(other_schema))  # noqa: B023 -- ends here
         assert all(error is None or isinstance(error, PublishConflict | TableError) for error in raised)
         made = loaded(sink).schema
-        assert made.equals(SCHEMA) or made.equals(theirs) or set(made.names) == {*SCHEMA.names, *theirs.names}
+        assert (
+            made.equals(SCHEMA) or made.equals(other_schema) or set(made.names) == {*SCHEMA.names, *other_schema.names}
+        )
 
 
 def test_columns_added_concurrently_are_all_added(kit: Kit, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """A table format in one file: a numbered document for each version, which lists all files. It keeps no history.
 
-It shows how little a format needs. `test_another_sink` registers it and publishes to it.
+It shows how little a format needs. `test_new_sink` registers it and publishes to it.
 """
 
 import json

@@ -7,7 +7,8 @@ from typing import Literal
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from tests.conformance.publishing.mill import SCHEMA, Mill
+from tests.conformance.publishing.batch_maker import SCHEMA
+from tests.conformance.publishing.batch_maker import BatchMaker as Mill
 
 from penstock.app.paths import TablePaths, table_paths
 from penstock.app.tables import Tables

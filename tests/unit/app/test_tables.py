@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.conformance.publishing.mill import Mill
+from tests.conformance.publishing.batch_maker import BatchMaker as Mill
 
 from penstock.app.paths import TablePaths, table_paths
 from penstock.app.tables import Tables

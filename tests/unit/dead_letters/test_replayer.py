@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 from tests.claims import extended
-from tests.conformance.broker_stands import LEASE, MemoryStand
+from tests.conformance.broker_harnesses import LEASE, MemoryHarness
 from tests.conformance.replay.scene import DIED, DLQ, FINAL_DLQ, QUEUE, TIERS, Crash, Scene, crash_at
 
 from penstock.dead_letters.policy import ReplayPolicy
@@ -81,8 +81,8 @@ def log() -> MemoryReplayLog:
 
 @pytest.fixture
 def scene(log: MemoryReplayLog) -> Iterator[Scene]:
-    stand = MemoryStand()
-    yield Scene(stand=stand, broker=stand.broker(queues=TIERS), log=log)
+    stand = MemoryHarness()
+    yield Scene(harness=stand, broker=stand.broker(queues=TIERS), log=log)
     stand.close()
 
 
@@ -93,7 +93,7 @@ def run(scene: Scene, broker: object = None, **options: object) -> list[object]:
 
 
 def arrived(scene: Scene) -> list[bytes]:
-    scene.stand.advance(1)
+    scene.harness.advance(1)
     return [delivery.message.body for delivery in scene.take(QUEUE)]
 
 
@@ -111,12 +111,12 @@ def test_an_unavailable_log_makes_messages_wait_with_backoff_and_sends_nothing(
         assert isinstance(settlement, Release)
         assert (settlement.uncounted, settlement.reason) == (True, "it is away")
         waits.append(settlement.delay_seconds)
-        scene.stand.advance(settlement.delay_seconds)
+        scene.harness.advance(settlement.delay_seconds)
     assert waits == [0.5, 1, 2, 4, 8, 16, 30, 30]  # the random number is one half
     assert arrived(scene) == []
     assert scene.results() == ["released"] * 16
     log.open_fails = False
-    scene.stand.advance(60)
+    scene.harness.advance(60)
     assert [type(each) for each in scene.run_once(handler).values()] == [Ack, Ack]
     assert arrived(scene) == [b"a", b"b"]
     log.open_fails = True
@@ -169,7 +169,7 @@ def test_an_error_of_the_queue_is_raised_and_its_messages_stay(scene: Scene) -> 
     missing = ConfigurationError("There is no queue 'q'.")
     with pytest.raises(ConfigurationError, match="There is no queue"):
         run(scene, PerMessageBroker(scene.broker, fails={b"*": missing}))
-    scene.stand.advance(LEASE + 1)
+    scene.harness.advance(LEASE + 1)
     assert len(scene.receive(DLQ)) == 1
 
 
@@ -192,7 +192,7 @@ def test_a_server_error_about_the_queue_sets_no_message_aside(scene: Scene) -> N
     refused.__cause__ = OSError("WRONGTYPE")
     with pytest.raises(ConfigurationError, match="something else"):
         run(scene, FailingBroker(scene.broker, fails={b"a": refused, b"b": refused}))
-    scene.stand.advance(LEASE + 1)
+    scene.harness.advance(LEASE + 1)
     assert len(scene.receive(DLQ)) == 2
 
 
@@ -209,8 +209,8 @@ def test_a_message_marked_as_sent_is_only_deleted(scene: Scene, log: MemoryRepla
     with pytest.raises(Crash):
         scene.handler(probe=crash_at(Step.REPLAY_MARKED)).begin(dead_letters).run()
     assert arrived(scene) == [b"a"]
-    scene.stand.advance(LEASE)
-    scene.stand.advance(300)  # past the broker's deduplication window
+    scene.harness.advance(LEASE)
+    scene.harness.advance(300)  # past the broker's deduplication window
     assert run(scene) == [Ack()]
     assert arrived(scene) == []
     assert scene.results()[-1] == "already_sent"
@@ -276,7 +276,7 @@ def test_without_a_log_a_crash_sends_a_message_at_most_once_more(scene: Scene) -
     scene.die(b"a")
     with pytest.raises(Crash):
         scene.handler(probe=crash_at(Step.REPLAY_SENT)).begin(scene.receive(DLQ)).run()
-    scene.stand.advance(LEASE + 300)
+    scene.harness.advance(LEASE + 300)
     assert run(scene) == [Ack()]
     assert arrived(scene) == [b"a", b"a"]
     assert run(scene) == []
@@ -297,7 +297,7 @@ def test_a_recorded_due_time_is_kept_when_the_settings_change(scene: Scene, log:
     with pytest.raises(Crash):
         slow.begin(dead_letters).run()
     (due_at,) = [replay.due_at for replay in log.replays.values()]
-    scene.stand.advance(LEASE + 1)
+    scene.harness.advance(LEASE + 1)
     scene.run_once(scene.handler())
     last = [event for event in scene.events if isinstance(event, DeadLetterReplayed)][-1]
     assert last.due_at == due_at
@@ -325,18 +325,18 @@ def test_a_wait_beyond_the_delay_limit_is_split_into_releases_within_their_limit
     for _ in range(3):
         (settlement,) = scene.run_once(handler).values()
         delays.append(settlement.delay_seconds if isinstance(settlement, Release) else None)
-        scene.stand.advance(delays[-1] or 0)
+        scene.harness.advance(delays[-1] or 0)
     assert delays == [43_140.0, pytest.approx(86_400 - 43_140 - 900), None]
     assert scene.results() == ["waiting", "waiting", "sent"]
     assert arrived(scene) == []
-    scene.stand.advance(900)
+    scene.harness.advance(900)
     assert arrived(scene) == [b"a"]
 
 
 def test_a_message_is_not_delayed_past_half_of_its_retention(log: MemoryReplayLog) -> None:
-    stand = MemoryStand()
+    stand = MemoryHarness()
     short_lived = replace(TIERS[0], retention_seconds=1_000.0)
-    scene = Scene(stand=stand, broker=stand.broker(queues=[short_lived, TIERS[1]]), log=log)
+    scene = Scene(harness=stand, broker=stand.broker(queues=[short_lived, TIERS[1]]), log=log)
     scene.die(b"a")
     scene.make_due_in(5_000)
     handler = scene.handler()
@@ -358,7 +358,7 @@ def test_a_replay_to_a_fifo_queue_waits_in_the_dlq_and_is_sent_without_a_delay(s
     (settlement,) = handler.begin([dead_letter]).run().values()
     assert isinstance(settlement, Release)
     scene.settle({dead_letter.receipt: settlement}, [dead_letter])
-    scene.stand.advance(settlement.delay_seconds)
+    scene.harness.advance(settlement.delay_seconds)
     (dead_letter,) = scene.receive(dead_letters)
     assert list(handler.begin([dead_letter]).run().values()) == [Ack()]
     assert [each.message.body for each in scene.receive(queue)] == [b"a"]

@@ -7,7 +7,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from tests.conformance.ledger.desk import PIPELINE, Desk, candidate, object_id_of, outcome
+from tests.conformance.ledger.ledger_harness import PIPELINE, candidate, object_id_of, outcome
+from tests.conformance.ledger.ledger_harness import LedgerHarness as Desk
 
 from penstock.errors import UsageError
 from penstock.ledger import Ledger

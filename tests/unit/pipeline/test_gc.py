@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.conformance.publishing.mill import OVER, PIPELINE, Mill
+from tests.conformance.publishing.batch_maker import OVER, PIPELINE
+from tests.conformance.publishing.batch_maker import BatchMaker as Mill
 from ulid import ULID
 
 from penstock.errors import TemporaryError

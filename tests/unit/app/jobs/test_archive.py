@@ -8,7 +8,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from tests.conformance.ledger.desk import PIPELINE, Desk, candidate, outcome
+from tests.conformance.ledger.ledger_harness import PIPELINE, candidate, outcome
+from tests.conformance.ledger.ledger_harness import LedgerHarness as Desk
 
 from penstock import App
 from penstock.app.jobs.archive import MORE_SECONDS, PipelineArchive, archive_pass, archive_place

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.conformance.publishing.mill import Mill
+from tests.conformance.publishing.batch_maker import BatchMaker
 from tests.conformance.sinks.toy_sink import TOY, ToySink, ToyTable
 
 from penstock import App, DeltaSink, ObjectSource, Pipeline
@@ -33,16 +33,16 @@ def table_location(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TablePath
 
 
 @pytest.fixture
-def mill(table_location: TablePaths) -> Iterator[Mill]:
+def maker(table_location: TablePaths) -> Iterator[BatchMaker]:
     ledger = Ledger.open("sqlite://")
-    yield Mill(root=Path(str(table_location.table)), ledger=ledger, pipeline=table_location.pipeline)
+    yield BatchMaker(root=Path(str(table_location.table)), ledger=ledger, pipeline=table_location.pipeline)
     ledger.close()
 
 
-def test_batches_are_published_to_a_new_format_in_order_and_once(table_location: TablePaths, mill: Mill) -> None:
-    tables = Tables(table_location, mill.ledger, bus=Bus())
-    mill.batch([1, 2])
-    mill.batch([3])
+def test_batches_are_published_to_a_new_format_in_order_and_once(table_location: TablePaths, maker: BatchMaker) -> None:
+    tables = Tables(table_location, maker.ledger, bus=Bus())
+    maker.batch([1, 2])
+    maker.batch([3])
     assert tables.unpublished() == 2
     tables.publish()
     tables.publish()
@@ -55,10 +55,10 @@ def test_batches_are_published_to_a_new_format_in_order_and_once(table_location:
 
 
 def test_maintenance_of_a_format_without_history_is_refused_or_does_nothing(
-    table_location: TablePaths, mill: Mill
+    table_location: TablePaths, maker: BatchMaker
 ) -> None:
-    mill.batch([1])
-    kept = MaintainedPipeline(places=table_location, ledger=mill.ledger, bus=Bus(), probe=no_probe)
+    maker.batch([1])
+    kept = MaintainedPipeline(places=table_location, ledger=maker.ledger, bus=Bus(), probe=no_probe)
     assert kept.publish() == 1
     assert kept.vacuum(retention_hours=None, dry_run=False) == {}
     with pytest.raises(TableError, match="keeps no earlier versions, so its files cannot be merged"):

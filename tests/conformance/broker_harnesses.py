@@ -1,4 +1,4 @@
-"""A test harness for each broker that keeps the common contract. Add a broker by an entry in `STANDS`."""
+"""A test harness for each broker that keeps the common contract. Add a broker by an entry in `HARNESSES`."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -23,7 +23,7 @@ from penstock.testing import FakeClock
 LEASE = 30.0
 
 
-class Stand(Protocol):
+class BrokerHarness(Protocol):
     """One broker system, and as many workers' views of it as a test opens."""
 
     clock: FakeClock
@@ -36,7 +36,7 @@ class Stand(Protocol):
     def close(self) -> None: ...
 
 
-class MemoryStand:
+class MemoryHarness:
     leases_end_by_time = True
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class MemoryStand:
             broker.close()
 
 
-class SqliteStand:
+class SqliteHarness:
     leases_end_by_time = True
 
     def __init__(self, folder: Path) -> None:
@@ -78,7 +78,7 @@ class SqliteStand:
             broker.close()
 
 
-class RedisStand:
+class RedisHarness:
     """A database of a shared server, whose clock follows the test's."""
 
     leases_end_by_time = False
@@ -103,7 +103,7 @@ class RedisStand:
         self.server.clean()
 
 
-class SqsStand:
+class SqsHarness:
     """A server that speaks SQS's protocol, whose clock follows the test's. It has the queues of all tests."""
 
     leases_end_by_time = False
@@ -132,35 +132,35 @@ class SqsStand:
 SQS_QUEUES = ("q", "q-dlq", "q-dead", "other", "a", "b", "first", "second", "third", "one", "two", "elsewhere")
 
 
-def sqlite_stand(request: pytest.FixtureRequest) -> SqliteStand:
-    return SqliteStand(request.getfixturevalue("tmp_path"))
+def sqlite_harness(request: pytest.FixtureRequest) -> SqliteHarness:
+    return SqliteHarness(request.getfixturevalue("tmp_path"))
 
 
-def redis_stand(request: pytest.FixtureRequest, version: str) -> RedisStand:
-    return RedisStand(request.getfixturevalue("frozen_servers"), version)
+def redis_harness(request: pytest.FixtureRequest, version: str) -> RedisHarness:
+    return RedisHarness(request.getfixturevalue("frozen_servers"), version)
 
 
-def sqs_stand(request: pytest.FixtureRequest, kind: Kind) -> SqsStand:
-    return SqsStand(request.getfixturevalue("frozen_servers"), kind)
+def sqs_harness(request: pytest.FixtureRequest, kind: Kind) -> SqsHarness:
+    return SqsHarness(request.getfixturevalue("frozen_servers"), kind)
 
 
-STANDS: dict[str, Callable[[pytest.FixtureRequest], Stand]] = {
-    "memory": lambda request: MemoryStand(),
-    "sqlite": sqlite_stand,
-    "redis 7.0": partial(redis_stand, version="7.0"),
-    "redis 6.2": partial(redis_stand, version="6.2"),
-    "sqs moto": partial(sqs_stand, kind="moto"),
-    "sqs fauxqs": partial(sqs_stand, kind="fauxqs"),
+HARNESSES: dict[str, Callable[[pytest.FixtureRequest], BrokerHarness]] = {
+    "memory": lambda request: MemoryHarness(),
+    "sqlite": sqlite_harness,
+    "redis 7.0": partial(redis_harness, version="7.0"),
+    "redis 6.2": partial(redis_harness, version="6.2"),
+    "sqs moto": partial(sqs_harness, kind="moto"),
+    "sqs fauxqs": partial(sqs_harness, kind="fauxqs"),
 }
 
 
-LOCAL_STANDS = {"memory", "sqlite"}  # need no server
+LOCAL_HARNESSES = {"memory", "sqlite"}  # need no server
 
 # One server of each protocol runs every test: Redis 7.0 and fauxqs. The second server runs these; its other tests have
 # the marker `slow` (make test-slow). tests/integration/test_redis_*.py runs on both versions of Redis in any case, and
 # test_sqs_traps.py on both SQS servers.
-SECOND_STANDS: dict[str, frozenset[str]] = {
-    # Each Lua script, and what the versions do differently: deleted entries, blocking reads, error texts.
+SECOND_HARNESSES: dict[str, frozenset[str]] = {
+    # Each Lua script, and the differences between the versions: deleted entries, blocking reads, error texts.
     "redis 6.2": frozenset({
         "test_a_message_is_delivered_unchanged",
         "test_a_delay_is_honoured",
@@ -223,9 +223,9 @@ SECOND_STANDS: dict[str, frozenset[str]] = {
 }  # fmt: skip
 
 
-def is_slow(stand: str, test: str) -> bool:
+def is_slow(harness: str, test: str) -> bool:
     """Return True if only the long matrix runs a test with this harness."""
-    return stand in SECOND_STANDS and test not in SECOND_STANDS[stand]
+    return harness in SECOND_HARNESSES and test not in SECOND_HARNESSES[harness]
 
 
 # Tests that a server fails because it differs from the real system: harness, test, and the difference. Another server
@@ -249,8 +249,8 @@ def receive(broker: Broker, count: int = 10, *, queue: str = "q", lease: float =
 class WaitingReceiver:
     """A receiver that waits in its own thread while the test advances time."""
 
-    def __init__(self, stand: Stand, wait: Callable[[], Sequence[Delivery]]) -> None:
-        self._stand = stand
+    def __init__(self, harness: BrokerHarness, wait: Callable[[], Sequence[Delivery]]) -> None:
+        self._harness = harness
         self._pool = ThreadPoolExecutor(1)
         self._waiting = self._pool.submit(wait)
         self._pool.shutdown(wait=False)  # the thread ends with its one task
@@ -260,18 +260,18 @@ class WaitingReceiver:
         return not wait([self._waiting], timeout=0.2).done
 
     def over(self, *, within_seconds: float) -> list[Delivery]:
-        """Advance time in small steps until the wait is over; return what was received."""
-        give_up = self._stand.clock.monotonic() + within_seconds
+        """Advance time in small steps until the wait is over; return the deliveries."""
+        give_up = self._harness.clock.monotonic() + within_seconds
         while not wait([self._waiting], timeout=0.01).done:
-            self._stand.advance(0.1)
-            assert self._stand.clock.monotonic() < give_up, "the receiver still waits"
+            self._harness.advance(0.1)
+            assert self._harness.clock.monotonic() < give_up, "the receiver still waits"
         return list(self._waiting.result())
 
 
-def waiting(stand: Stand, broker: Broker, *, wait_seconds: float) -> WaitingReceiver:
+def waiting(harness: BrokerHarness, broker: Broker, *, wait_seconds: float) -> WaitingReceiver:
     """Start a receiver that waits for the first message of q."""
     return WaitingReceiver(
-        stand, lambda: broker.receive("q", messages_max=5, lease_seconds=LEASE, wait_seconds=wait_seconds)
+        harness, lambda: broker.receive("q", messages_max=5, lease_seconds=LEASE, wait_seconds=wait_seconds)
     )
 
 

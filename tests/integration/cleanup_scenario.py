@@ -37,7 +37,7 @@ DAY_SECONDS = 86_400.0
 
 
 @dataclass(kw_only=True)
-class Story:
+class CleanupScenario:
     """One pipeline of an app, whose source is ``source``."""
 
     folder: Path

@@ -85,7 +85,7 @@ def outcome(
 
 
 @dataclass
-class Desk:
+class LedgerHarness:
     """A ledger with its pipeline, and attempt ids that never repeat."""
 
     ledger: Ledger

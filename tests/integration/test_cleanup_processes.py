@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
-from tests.integration.cleanup_story import DAY_SECONDS, KILLED, Story
+from tests.integration.cleanup_scenario import DAY_SECONDS, KILLED, CleanupScenario
 from tests.services.aws_server import AwsServer
 from tests.services.s3_scene import Announced
 
@@ -29,7 +29,7 @@ NAMES = [f"eu/{number}.jsonl" for number in range(6)]
 class SourcePlace(Protocol):
     """A source with a target beside it."""
 
-    story: Story
+    scenario: CleanupScenario
 
     def put(self, name: str, text: str) -> ObjectRef: ...
 
@@ -49,7 +49,7 @@ class Folder:
         self.source, self.target = base / "landing", base / "done"
         self.source.mkdir()
         variables = {"CLEANUP": action, "CLEANUP_TO": str(self.target)}
-        self.story = Story(folder=base, source=str(self.source), variables=variables)
+        self.scenario = CleanupScenario(folder=base, source=str(self.source), variables=variables)
 
     def put(self, name: str, text: str) -> ObjectRef:
         path = self.source / name
@@ -75,19 +75,19 @@ class Bucket:
         if versioned:
             self.s3.put_bucket_versioning(Bucket="landing", VersioningConfiguration={"Status": "Enabled"})
         variables = {"CLEANUP": action, "CLEANUP_TO": "s3://landing/done"}
-        self.story = Story(
+        self.scenario = CleanupScenario(
             folder=tmp_path.resolve(), source="s3://landing/in", variables=variables, environment=server.environment
         )
 
     def put(self, name: str, text: str) -> ObjectRef:
         key = f"in/{name}"
-        answer = self.s3.put_object(Bucket="landing", Key=key, Body=text.encode())
+        response = self.s3.put_object(Bucket="landing", Key=key, Body=text.encode())
         return ObjectRef(
             bucket="landing",
             key=key,
             size_bytes=len(text),
-            etag=answer["ETag"].strip('"'),
-            version_id=answer.get("VersionId"),
+            etag=response["ETag"].strip('"'),
+            version_id=response.get("VersionId"),
         )
 
     def objects(self) -> dict[str, str]:
@@ -137,34 +137,34 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SourcePlac
 
 def assert_cleaned(place: SourcePlace, *, texts: dict[str, str], newer: str = "") -> None:
     """Check that all of these were cleaned up; the name ``newer`` has another version now."""
-    match place.story.variables["CLEANUP"]:
+    match place.scenario.variables["CLEANUP"]:
         case "tag":
             assert set(place.tagged()) == set(texts)
         case "move":
             assert place.moved() == sorted(texts.values())
-    if place.story.variables["CLEANUP"] != "tag":
+    if place.scenario.variables["CLEANUP"] != "tag":
         assert not (texts.keys() - {newer}) & place.objects().keys()
 
 
 @pytest.mark.parametrize("place", ["folder move", "versioned delete"], indirect=True)
 def test_processed_objects_stay_until_published_and_old_enough(place: SourcePlace) -> None:
     texts = {name: name for name in NAMES}
-    story = place.story
-    story.process([place.put(name, text) for name, text in texts.items()])
-    assert story.clean()["batches"] == 0
+    scenario = place.scenario
+    scenario.process([place.put(name, text) for name, text in texts.items()])
+    assert scenario.clean()["batches"] == 0
     assert place.objects() == texts
-    story.publish()
-    assert story.clean("--dry-run")["objects"] == len(NAMES)
+    scenario.publish()
+    assert scenario.clean("--dry-run")["objects"] == len(NAMES)
     assert place.objects() == texts
-    if story.variables["CLEANUP"] == "delete":
-        assert story.clean(CLEANUP_AFTER="30 days")["objects"] == 0
-        story.age(seconds=31 * DAY_SECONDS)
-        report = story.clean(CLEANUP_AFTER="30 days")
+    if scenario.variables["CLEANUP"] == "delete":
+        assert scenario.clean(CLEANUP_AFTER="30 days")["objects"] == 0
+        scenario.age(seconds=31 * DAY_SECONDS)
+        report = scenario.clean(CLEANUP_AFTER="30 days")
     else:
-        report = story.clean()
+        report = scenario.clean()
     assert (report["objects"], report["done_to"], report["skipped"]) == (len(NAMES), 1, {})
     assert_cleaned(place, texts=texts)
-    assert story.clean()["objects"] == 0
+    assert scenario.clean()["objects"] == 0
 
 
 @pytest.mark.parametrize("place", SETUPS, indirect=True)
@@ -173,21 +173,21 @@ def test_a_cleanup_killed_at_every_step_loses_no_unpublished_object(
 ) -> None:
     """Two batches are published, a third is not; and an object of the first is replaced by a newer one."""
     first, second, third = ({name.replace("eu", f"eu{n}"): f"{n} {name}" for name in NAMES} for n in range(3))
-    story = place.story
+    scenario = place.scenario
     for texts in (first, second):
-        story.process([place.put(name, text) for name, text in texts.items()])
-    story.publish()
-    story.process([place.put(name, text) for name, text in third.items()])
+        scenario.process([place.put(name, text) for name, text in texts.items()])
+    scenario.publish()
+    scenario.process([place.put(name, text) for name, text in third.items()])
     newer = "eu0/0.jsonl"
     place.put(newer, "newer and not processed")
     for step in KILL_AT:
         if step == Step.SET_ASIDE.value and any(setup in request.node.name for setup in AT_ONCE):
             continue
-        assert story.call(kill_at=step).returncode == KILLED
+        assert scenario.call(kill_at=step).returncode == KILLED
         found = place.objects()
         assert third.items() <= found.items()
         assert found[newer] == "newer and not processed"
-    report = story.clean()
+    report = scenario.clean()
     assert report["done_to"] == 2
     assert place.objects().items() >= {**third, newer: "newer and not processed"}.items()
     assert not {name for name in place.tagged() if name in third or name == newer}
@@ -199,13 +199,13 @@ def test_a_cleanup_killed_at_every_step_loses_no_unpublished_object(
 
 @pytest.mark.parametrize("place", ["plain delete"], indirect=True)
 def test_a_cleanup_obeys_its_limit_and_prints_a_summary(place: SourcePlace) -> None:
-    story = place.story
-    story.process([place.put(name, name) for name in NAMES])
-    story.publish()
-    report = story.clean("--limit", "2", "--rate", "100")
+    scenario = place.scenario
+    scenario.process([place.put(name, name) for name in NAMES])
+    scenario.publish()
+    report = scenario.clean("--limit", "2", "--rate", "100")
     assert (report["objects"], report["limited"], report["stopped"]) == (2, True, False)
     assert len(place.objects()) == 4
-    ended = story.call()
+    ended = scenario.call()
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines() == [
         "clicks: 4 objects deleted, done with 1 batch, up to batch 1.",
@@ -216,14 +216,14 @@ def test_a_cleanup_obeys_its_limit_and_prints_a_summary(place: SourcePlace) -> N
 
 @pytest.mark.parametrize("place", ["folder delete"], indirect=True)
 def test_a_cleanup_with_the_wrong_ledger_deletes_nothing(place: SourcePlace) -> None:
-    story = place.story
-    story.process([place.put(name, name) for name in NAMES])
-    story.publish()
-    ledger = story.folder / ".penstock" / "ledger.db"
+    scenario = place.scenario
+    scenario.process([place.put(name, name) for name in NAMES])
+    scenario.publish()
+    ledger = scenario.folder / ".penstock" / "ledger.db"
     for file in ledger.parent.glob("ledger.db*"):
         file.unlink()
-    story.process([place.put("other", "other")])
-    ended = story.call()
+    scenario.process([place.put("other", "other")])
+    ended = scenario.call()
     assert ended.returncode == 1
     assert "another batch of that number" in ended.stderr
     assert len(place.objects()) == len(NAMES) + 1

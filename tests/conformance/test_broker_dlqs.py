@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from tests.conformance.broker_stands import LEASE, Stand, bodies, outgoing, receive
+from tests.conformance.broker_harnesses import LEASE, BrokerHarness, bodies, outgoing, receive
 
 from penstock.errors import ConfigurationError
 from penstock.messaging.broker import Broker, QueueSettings
@@ -26,20 +26,20 @@ SET_ASIDE = DeadLetter(reason="nothing helps", set_aside=True)
 TEN: Mapping[str, str | bytes] = {f"a{n}": bytes([n, 255]) if n % 2 else f"téxt {n}" for n in range(10)}
 
 
-def dead_lettered(stand: Stand, broker: Broker, **fields: Any) -> Delivery:
+def dead_lettered(harness: BrokerHarness, broker: Broker, **fields: Any) -> Delivery:
     """Return one delivered message of the DLQ."""
     broker.send("q", outgoing("a", **fields))
     (delivery,) = receive(broker)
-    stand.advance(1)
+    harness.advance(1)
     assert not broker.settle([(delivery, BAD)])
     (dead_letter,) = receive(broker, queue="q-dlq")
     return dead_letter
 
 
-def moved_to_final_dlq(stand: Stand, broker: Broker, **fields: Any) -> Delivery:
+def moved_to_final_dlq(harness: BrokerHarness, broker: Broker, **fields: Any) -> Delivery:
     """Return one delivered message of the final DLQ."""
-    dead_letter = dead_lettered(stand, broker, **fields)
-    stand.advance(1)
+    dead_letter = dead_lettered(harness, broker, **fields)
+    harness.advance(1)
     assert not broker.settle([(dead_letter, SET_ASIDE)])
     (dead_letter,) = receive(broker, queue="q-dead")
     return dead_letter
@@ -49,13 +49,13 @@ def moved_to_final_dlq(stand: Stand, broker: Broker, **fields: Any) -> Delivery:
     ("queue", "dead_letters"), [("q", "q-dlq"), ("q-dlq", "q-dead"), ("q-dead", "q-dead"), ("new", "new-dlq")]
 )
 def test_without_settings_the_dlq_and_final_dlq_are_derived_from_the_queue_name(
-    stand: Stand, queue: str, dead_letters: str
+    harness: BrokerHarness, queue: str, dead_letters: str
 ) -> None:
-    assert stand.broker().dead_letter_queue(queue) == dead_letters
+    assert harness.broker().dead_letter_queue(queue) == dead_letters
 
 
-def test_a_queues_settings_take_precedence_over_its_name(stand: Stand) -> None:
-    broker = stand.broker(queues=[QueueSettings(name="q", dead_letter_queue="graves")])
+def test_a_queues_settings_take_precedence_over_its_name(harness: BrokerHarness) -> None:
+    broker = harness.broker(queues=[QueueSettings(name="q", dead_letter_queue="graves")])
     assert broker.dead_letter_queue("q") == "graves"
     assert broker.dead_letter_queue("graves") == "graves-dead"
     broker.send("q", outgoing("a"))
@@ -66,20 +66,20 @@ def test_a_queues_settings_take_precedence_over_its_name(stand: Stand) -> None:
     assert bodies(receive(broker, queue="graves-dead")) == ["a"]
 
 
-def test_the_retention_of_a_queue_is_reported(stand: Stand) -> None:
-    broker = stand.broker(queues=[QueueSettings(name="q", retention_seconds=3_600)])
-    assert stand.broker().retention_seconds("q") == 3_600
+def test_the_retention_of_a_queue_is_reported(harness: BrokerHarness) -> None:
+    broker = harness.broker(queues=[QueueSettings(name="q", retention_seconds=3_600)])
+    assert harness.broker().retention_seconds("q") == 3_600
     default = broker.retention_seconds("nobody sent to it".replace(" ", "-"))
     assert default == (14 * 86_400.0 if broker.capabilities.creates_queues else None)
 
 
 @pytest.mark.parametrize("group", [None, "tenant é"])
-def test_a_dead_letter_moved_to_the_final_dlq_only_gains_a_reason(stand: Stand, group: str | None) -> None:
-    broker = stand.broker("w1")
-    dead_letter = dead_lettered(stand, broker, attributes=TEN, group=group)
+def test_a_dead_letter_moved_to_the_final_dlq_only_gains_a_reason(harness: BrokerHarness, group: str | None) -> None:
+    broker = harness.broker("w1")
+    dead_letter = dead_lettered(harness, broker, attributes=TEN, group=group)
     broker.settle([(dead_letter, SET_ASIDE)])
     assert receive(broker, queue="q-dlq") == []
-    (moved,) = receive(stand.broker("w2"), queue="q-dead")
+    (moved,) = receive(harness.broker("w2"), queue="q-dead")
     assert (moved.message.body, moved.message.group, moved.attempt) == (b"a", group, 1)
     assert moved.message.attributes == {**dead_letter.message.attributes, SET_ASIDE_ATTRIBUTE: "nothing helps"}
     assert {name: moved.message.attributes[name] for name in TEN} == TEN
@@ -90,9 +90,9 @@ def test_a_dead_letter_moved_to_the_final_dlq_only_gains_a_reason(stand: Stand, 
     assert set_aside_reason(dead_letter.message.attributes) is None
 
 
-def test_a_dead_letter_with_a_new_error_keeps_its_first_death_in_its_history(stand: Stand) -> None:
-    broker = stand.broker()
-    dead_letter = dead_lettered(stand, broker, attributes=TEN)
+def test_a_dead_letter_with_a_new_error_keeps_its_first_death_in_its_history(harness: BrokerHarness) -> None:
+    broker = harness.broker()
+    dead_letter = dead_lettered(harness, broker, attributes=TEN)
     broker.settle([(dead_letter, DeadLetter(reason="unreadable"))])
     (again,) = receive(broker, queue="q-dead")
     death = death_of(again.message.attributes)
@@ -105,56 +105,60 @@ def test_a_dead_letter_with_a_new_error_keeps_its_first_death_in_its_history(sta
 
 
 @pytest.mark.parametrize("settlement", [SET_ASIDE, BAD])
-def test_a_message_that_fails_in_the_final_dlq_waits_there_unchanged(stand: Stand, settlement: DeadLetter) -> None:
-    broker = stand.broker()
-    dead_letter = moved_to_final_dlq(stand, broker)
+def test_a_message_that_fails_in_the_final_dlq_waits_there_unchanged(
+    harness: BrokerHarness, settlement: DeadLetter
+) -> None:
+    broker = harness.broker()
+    dead_letter = moved_to_final_dlq(harness, broker)
     assert not broker.settle([(dead_letter, settlement)])
     assert receive(broker, queue="q-dead") == []
-    stand.advance(900)
+    harness.advance(900)
     (again,) = receive(broker, queue="q-dead")
     assert (again.message, again.attempt) == (dead_letter.message, 2)
     broker.settle([(again, Ack())])
     assert receive(broker, queue="q-dead") == receive(broker, queue="q-dlq") == []
 
 
-def test_the_final_dlq_accepts_no_limit_of_attempts(stand: Stand) -> None:
+def test_the_final_dlq_accepts_no_limit_of_attempts(harness: BrokerHarness) -> None:
     with pytest.raises(ConfigurationError, match="go nowhere else"):
-        stand.broker(queues=[QueueSettings(name="q-dead", receives_max=3)])
+        harness.broker(queues=[QueueSettings(name="q-dead", receives_max=3)])
 
 
 @pytest.mark.parametrize("dlq", ["q-dlq", "q-dead"])
 @pytest.mark.parametrize("released", [False, True])
-def test_expired_dead_letters_of_both_dlqs_are_deleted_and_counted(stand: Stand, dlq: str, released: bool) -> None:
-    broker = stand.broker(queues=[QueueSettings(name=dlq, retention_seconds=1_000)])
+def test_expired_dead_letters_of_both_dlqs_are_deleted_and_counted(
+    harness: BrokerHarness, dlq: str, released: bool
+) -> None:
+    broker = harness.broker(queues=[QueueSettings(name=dlq, retention_seconds=1_000)])
     if not broker.capabilities.explains_deaths:
         pytest.skip("not applicable: this broker does not report messages that it deletes at expiry")
     broker.send(dlq, outgoing("grouped", "too", group="g"))  # as messages of another broker arrive, moved by hand
     broker.send(dlq, outgoing("plain"))
     if released:
         broker.settle([(delivery, Release(delay_seconds=500)) for delivery in receive(broker, queue=dlq)])
-    stand.advance(999)
+    harness.advance(999)
     assert broker.stats(dlq).visible == 3
-    stand.advance(1)
+    harness.advance(1)
     assert receive(broker, queue=dlq) == []
     assert broker.dropped(dlq) == 3  # type: ignore[attr-defined]  # of these brokers, not of the Protocol
     for other in ("q-dead", "q-dlq", "q-dlq-dlq", "q-dead-dlq", "q"):
         assert receive(broker, queue=other) == []
 
 
-def test_a_released_dead_letter_may_be_hidden_for_hours(stand: Stand) -> None:
-    broker = stand.broker()
-    dead_letter = dead_lettered(stand, broker)
-    stand.advance(10)
+def test_a_released_dead_letter_may_be_hidden_for_hours(harness: BrokerHarness) -> None:
+    broker = harness.broker()
+    dead_letter = dead_lettered(harness, broker)
+    harness.advance(10)
     assert not broker.settle([(dead_letter, Release(delay_seconds=6 * 3_600))])
-    stand.advance(6 * 3_600 - 5)
+    harness.advance(6 * 3_600 - 5)
     assert receive(broker, queue="q-dlq") == []
-    stand.advance(10)
+    harness.advance(10)
     assert bodies(receive(broker, queue="q-dlq")) == ["a"]
 
 
-def test_a_release_beyond_what_the_broker_can_hide_is_refused(stand: Stand) -> None:
-    broker = stand.broker()
-    dead_letter = dead_lettered(stand, broker)
+def test_a_release_beyond_what_the_broker_can_hide_is_refused(harness: BrokerHarness) -> None:
+    broker = harness.broker()
+    dead_letter = dead_lettered(harness, broker)
     with pytest.raises(ConfigurationError, match="delay_seconds"):
         broker.settle([(dead_letter, Release(delay_seconds=broker.capabilities.release_delay_seconds_max + 1))])
 
@@ -162,23 +166,23 @@ def test_a_release_beyond_what_the_broker_can_hide_is_refused(stand: Stand) -> N
 # --- the attempts of a message, recorded in its death
 
 
-def test_a_death_lists_every_attempt(stand: Stand) -> None:
-    broker, other = stand.broker("w1"), stand.broker("w2")
+def test_a_death_lists_every_attempt(harness: BrokerHarness) -> None:
+    broker, other = harness.broker("w1"), harness.broker("w2")
     if not broker.capabilities.remembers_attempts:
         pytest.skip("not applicable: this broker does not remember attempts")
     broker.send("q", outgoing("a"))
-    began = stand.clock.now()
+    began = harness.clock.now()
     (first,) = receive(broker)
-    stand.advance(2)
+    harness.advance(2)
     broker.settle([(first, Release(delay_seconds=8, reason="no lock é"))])
-    stand.advance(8)
+    harness.advance(8)
     (second,) = receive(other)
-    stand.advance(3)
+    harness.advance(3)
     other.settle([(second, Release(uncounted=True))])
     receive(broker)
-    stand.advance(LEASE)
+    harness.advance(LEASE)
     (fourth,) = receive(other)
-    stand.advance(1)
+    harness.advance(1)
     other.settle([(fourth, BAD)])
     (dead_letter,) = receive(broker, queue="q-dlq")
     death = death_of(dead_letter.message.attributes)
@@ -192,8 +196,8 @@ def test_a_death_lists_every_attempt(stand: Stand) -> None:
     ]
 
 
-def test_a_death_lists_the_last_of_many_attempts(stand: Stand) -> None:
-    broker = stand.broker("w1")
+def test_a_death_lists_the_last_of_many_attempts(harness: BrokerHarness) -> None:
+    broker = harness.broker("w1")
     broker.send("q", outgoing("a"))
     for n in range(TRIES_MAX + 3):
         (delivery,) = receive(broker)
@@ -211,8 +215,8 @@ def test_a_death_lists_the_last_of_many_attempts(stand: Stand) -> None:
     assert all(each.reason is None or len(each.reason) <= 200 for each in death.tries)
 
 
-def test_a_message_dead_lettered_by_its_broker_lists_its_attempts_too(stand: Stand) -> None:
-    broker = stand.broker("w1", queues=[QueueSettings(name="q", receives_max=2)])
+def test_a_message_dead_lettered_by_its_broker_lists_its_attempts_too(harness: BrokerHarness) -> None:
+    broker = harness.broker("w1", queues=[QueueSettings(name="q", receives_max=2)])
     if not broker.capabilities.explains_deaths:
         pytest.skip("not applicable: this broker records no death")
     broker.send("q", outgoing("released", "held"))
@@ -220,7 +224,7 @@ def test_a_message_dead_lettered_by_its_broker_lists_its_attempts_too(stand: Sta
         broker.settle([(delivery, Release(reason="once"))])
     second = {delivery.message.body: delivery for delivery in receive(broker)}
     broker.settle([(second[b"released"], Release(reason="twice"))])
-    stand.advance(LEASE)
+    harness.advance(LEASE)
     assert receive(broker) == []
     deaths = {
         dead_letter.message.body: death_of(dead_letter.message.attributes)
@@ -233,9 +237,9 @@ def test_a_message_dead_lettered_by_its_broker_lists_its_attempts_too(stand: Sta
     }
 
 
-def test_attempts_of_a_dead_letter_do_not_include_those_before_its_death(stand: Stand) -> None:
-    broker = stand.broker()
-    dead_letter = dead_lettered(stand, broker)
+def test_attempts_of_a_dead_letter_do_not_include_those_before_its_death(harness: BrokerHarness) -> None:
+    broker = harness.broker()
+    dead_letter = dead_lettered(harness, broker)
     broker.settle([(dead_letter, Release(reason="held"))])
     (dead_letter,) = receive(broker, queue="q-dlq")
     broker.settle([(dead_letter, DeadLetter(reason="unreadable"))])
@@ -249,8 +253,8 @@ def test_attempts_of_a_dead_letter_do_not_include_those_before_its_death(stand: 
 # --- messages that are deleted by their ids
 
 
-def discarding(stand: Stand) -> Broker:
-    broker = stand.broker()
+def discarding(harness: BrokerHarness) -> Broker:
+    broker = harness.broker()
     if not broker.capabilities.browsable:
         with pytest.raises(ConfigurationError):
             broker.discard("q", ["m"])
@@ -258,8 +262,8 @@ def discarding(stand: Stand) -> Broker:
     return broker
 
 
-def test_messages_are_discarded_in_every_state(stand: Stand) -> None:
-    broker = discarding(stand)
+def test_messages_are_discarded_in_every_state(harness: BrokerHarness) -> None:
+    broker = discarding(harness)
     (leased_id,) = broker.send("q", outgoing("leased"))
     (leased,) = receive(broker)
     ids = {"leased": leased_id}
@@ -282,14 +286,14 @@ def test_messages_are_discarded_in_every_state(stand: Stand) -> None:
     assert failure.lost
     assert list(broker.extend([leased], lease_seconds=LEASE)) == [leased]
     assert [each.body for each in broker.browse("q", messages_max=9)] == [b"left", b"also left", b"grouped", b"later"]
-    stand.advance(LEASE + 50)
+    harness.advance(LEASE + 50)
     assert sorted(bodies(receive(broker))) == ["also left", "grouped", "later", "left"]
     assert broker.send("q", [Outgoing(body=b"new", group="h")])
     assert bodies(receive(broker)) == ["new"]
 
 
-def test_messages_released_to_the_front_are_browsed_and_discarded_in_order(stand: Stand) -> None:
-    broker = discarding(stand)
+def test_messages_released_to_the_front_are_browsed_and_discarded_in_order(harness: BrokerHarness) -> None:
+    broker = discarding(harness)
     sent = [
         ("old", 0.0),
         *((f"late {n}", 20.0) for n in range(4)),
@@ -298,7 +302,7 @@ def test_messages_released_to_the_front_are_browsed_and_discarded_in_order(stand
     ]
     ids = [id for name, delay in sent for id in broker.send("q", outgoing(name, delay_seconds=delay))]
     for passes_seconds in (0, 10, 10):  # the ones with less delay became ready first, and have the higher numbers
-        stand.advance(passes_seconds)
+        harness.advance(passes_seconds)
         assert [message.id for message in broker.browse("q", messages_max=99)] == ids
         for count in (1, 2, 3):
             found: list[str] = []
@@ -313,11 +317,11 @@ def test_messages_released_to_the_front_are_browsed_and_discarded_in_order(stand
     assert left == ["late 1", "late 2", "late 3", "last 0", "last 1", "newest"]
 
 
-def test_a_body_like_the_placeholder_is_not_discarded(stand: Stand) -> None:
+def test_a_body_like_the_placeholder_is_not_discarded(harness: BrokerHarness) -> None:
     """Redis puts a placeholder in place of a discarded message, for a moment: a sender must not be able to write the
     same.
     """
-    broker = discarding(stand)
+    broker = discarding(harness)
     ids = [id for name in ("\0gone", "a", "b", "c") for id in broker.send("q", outgoing(name))]
     assert broker.discard("q", [ids[2]]) == 1
     assert [(message.id, message.body) for message in broker.browse("q", messages_max=9)] == [
@@ -328,8 +332,8 @@ def test_a_body_like_the_placeholder_is_not_discarded(stand: Stand) -> None:
     assert bodies(receive(broker)) == ["\0gone", "a", "c"]
 
 
-def test_unknown_ids_discard_nothing(stand: Stand) -> None:
-    broker = discarding(stand)
+def test_unknown_ids_discard_nothing(harness: BrokerHarness) -> None:
+    broker = discarding(harness)
     (elsewhere,) = broker.send("other", outgoing("a"))
     assert broker.discard("q", [elsewhere]) == 0  # a queue that nothing was sent to
     (here,) = broker.send("q", outgoing("b"))
@@ -340,10 +344,10 @@ def test_unknown_ids_discard_nothing(stand: Stand) -> None:
     assert broker.stats("other").visible == 1
 
 
-def test_many_dead_letters_are_discarded_in_one_call_with_their_ages(stand: Stand) -> None:
-    broker = discarding(stand)
+def test_many_dead_letters_are_discarded_in_one_call_with_their_ages(harness: BrokerHarness) -> None:
+    broker = discarding(harness)
     ids = list(broker.send("q-dlq", [Outgoing(body=b"%d" % n, group=f"g{n % 7}") for n in range(2_500)]))
-    stand.advance(100)
+    harness.advance(100)
     (young,) = broker.send("q-dlq", outgoing("young"))
     assert broker.discard("q-dlq", [*ids[:1_000], *ids[1_100:]]) == 2_400
     left = broker.browse("q-dlq", messages_max=1_000)

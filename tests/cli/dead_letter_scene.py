@@ -17,7 +17,7 @@ QUEUE, DLQ, FINAL_DLQ = "orders", "orders-dlq", "orders-dead"
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeadScene:
+class DeadLetterScene:
     """The queue `orders`, its dead letters, and the ledger, as other processes see them."""
 
     folder: Path

@@ -1,4 +1,4 @@
-"""Messages in an answer that never arrived return at once, without a counted attempt."""
+"""Messages of a lost response are redelivered at once, without a counted attempt."""
 
 import threading
 from collections.abc import Iterator
@@ -26,15 +26,15 @@ SEND = scripts()["send"].sha.encode()
 
 @pytest.fixture
 def broker(proxy: FaultProxy) -> Iterator[RedisStreamsBroker]:
-    with closing(RedisStreamsBroker(proxy.url, holder="w1")) as made:
-        yield made
+    with closing(RedisStreamsBroker(proxy.url, holder="w1")) as opened:
+        yield opened
 
 
 def receive(broker: RedisStreamsBroker, count: int) -> list[str]:
     return bodies(take(broker, count, lease=LEASE))
 
 
-def test_messages_of_a_lost_answer_are_delivered_again_uncounted(broker: RedisStreamsBroker, proxy: FaultProxy) -> None:
+def test_messages_of_a_lost_response_are_redelivered_uncounted(broker: RedisStreamsBroker, proxy: FaultProxy) -> None:
     broker.send("q", outgoing("a", "b", "c"))
     (held,) = broker.receive("q", messages_max=1, lease_seconds=LEASE)
     trap = proxy.swallow(TAKE)
@@ -46,10 +46,10 @@ def test_messages_of_a_lost_answer_are_delivered_again_uncounted(broker: RedisSt
     assert [(delivery.message.body, delivery.attempt) for delivery in again] == [(b"b", 1), (b"c", 1)]
     assert again[0].previous is not None
     assert again[0].previous.end is AttemptEnd.RELEASED
-    assert not broker.settle([(delivery, Ack()) for delivery in (held, *again)])  # what did arrive stayed ours
+    assert not broker.settle([(delivery, Ack()) for delivery in (held, *again)])  # delivered messages keep their lease
 
 
-def test_a_turn_whose_answer_is_lost_acks_once_and_brings_its_messages_again(
+def test_a_turn_whose_response_is_lost_acks_once_and_redelivers_its_messages(
     broker: RedisStreamsBroker, proxy: FaultProxy
 ) -> None:
     broker.send("q", outgoing("a", "b"))
@@ -60,17 +60,17 @@ def test_a_turn_whose_answer_is_lost_acks_once_and_brings_its_messages_again(
     assert isinstance(turn.settle_error, TemporaryError)
     assert turn.receive_error is not None
     turn = broker.turn([(first, Ack())], [ReceiveRequest(queue="q", messages_max=1)], lease_seconds=LEASE)
-    assert [failure.lost for failure in turn.failures] == [True]  # it was done the first time
+    assert [failure.lost for failure in turn.failures] == [True]  # it was acked the first time
     assert [delivery.message.body for delivery in turn.deliveries] == [b"b"]
     assert broker.stats("q").in_flight == 1
 
 
-def test_what_another_thread_takes_at_that_moment_stays_its_own(broker: RedisStreamsBroker, proxy: FaultProxy) -> None:
-    over = threading.Event()
+def test_lost_responses_do_not_affect_messages_of_other_threads(broker: RedisStreamsBroker, proxy: FaultProxy) -> None:
+    finished = threading.Event()
 
     def take_all() -> list[str]:
         mine: list[str] = []
-        while not over.is_set():
+        while not finished.is_set():
             try:
                 mine += receive(broker, 5)
             except TemporaryError:
@@ -84,13 +84,13 @@ def test_what_another_thread_takes_at_that_moment_stays_its_own(broker: RedisStr
                 broker.send("q", outgoing(*range(first, first + 40)))
                 proxy.swallow(TAKE).wait()
         finally:
-            over.set()
+            finished.set()
     taken = [body for taker in takers for body in taker.result()]
     taken += receive(broker, 400)
     assert sorted(map(int, taken)) == list(range(400))
 
 
-def test_a_server_that_forgot_has_nothing_to_put_back(
+def test_after_a_flush_there_is_nothing_to_release(
     broker: RedisStreamsBroker, proxy: FaultProxy, redis_server: RedisServer
 ) -> None:
     broker.send("q", outgoing("a"))
@@ -101,7 +101,7 @@ def test_a_server_that_forgot_has_nothing_to_put_back(
     assert receive(broker, 1) == []
 
 
-def test_what_is_held_with_another_lease_is_no_doubt(broker: RedisStreamsBroker, proxy: FaultProxy) -> None:
+def test_messages_held_with_another_lease_are_not_in_doubt(broker: RedisStreamsBroker, proxy: FaultProxy) -> None:
     broker.send("q", outgoing("held", "lost"))
     held = broker.receive("q", messages_max=1, lease_seconds=LEASE)
     assert not broker.extend(held, lease_seconds=2 * LEASE)
@@ -114,10 +114,10 @@ def test_what_is_held_with_another_lease_is_no_doubt(broker: RedisStreamsBroker,
     assert not broker.extend(held, lease_seconds=LEASE)
 
 
-def test_a_send_without_an_answer_is_reported_as_unknown_and_its_queue_is_listed(
+def test_a_send_without_a_response_is_unknown_and_its_queue_is_listed(
     broker: RedisStreamsBroker, proxy: FaultProxy
 ) -> None:
-    broker.queue_names()  # connected
+    broker.queue_names()  # connects
     proxy.swallow(SEND)
     with pytest.raises(UnknownOutcome):
         broker.send("q", outgoing("a"))
@@ -125,36 +125,36 @@ def test_a_send_without_an_answer_is_reported_as_unknown_and_its_queue_is_listed
     assert broker.stats("q").visible == 1
 
 
-def test_a_send_that_finds_no_server_took_nothing(broker: RedisStreamsBroker, start_redis: StartRedis) -> None:
+def test_a_send_to_an_unavailable_server_is_not_unknown(broker: RedisStreamsBroker, start_redis: StartRedis) -> None:
     server = start_redis()
     other = RedisStreamsBroker(server.url, holder="w1")
     other.send("q", outgoing("a"))
     server.kill()
-    for _ in range(3):  # the first may meet the connection that is just ending
-        with pytest.raises(TemporaryError) as raised:
+    for _ in range(3):  # the first may use the connection that is just closing
+        with pytest.raises(TemporaryError) as error:
             other.send("q", outgoing("b"))
-    assert not isinstance(raised.value, UnknownOutcome)
+    assert not isinstance(error.value, UnknownOutcome)
     other.close()
 
 
-def test_a_send_that_is_lost_after_scripts_had_to_be_loaded_is_not_known_either(
+def test_a_send_whose_response_is_lost_after_loading_scripts_is_unknown(
     broker: RedisStreamsBroker, proxy: FaultProxy, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker.send("q", outgoing("a"))
     redis_server.client.script_flush()
     load = broker._server._load
 
-    def load_and_lose_the_next_answer() -> None:
+    def load_and_lose_the_next_response() -> None:
         load()
         proxy.swallow(SEND)
 
-    monkeypatch.setattr(broker._server, "_load", load_and_lose_the_next_answer)
+    monkeypatch.setattr(broker._server, "_load", load_and_lose_the_next_response)
     with pytest.raises(UnknownOutcome):
         broker.send("q", outgoing("b"))
     assert broker.stats("q").visible == 2
 
 
-def test_settings_that_a_server_forgot_before_the_first_message_are_reported_again(redis_server: RedisServer) -> None:
+def test_settings_lost_before_the_first_message_are_stored_again(redis_server: RedisServer) -> None:
     settings = QueueSettings(name="q", receives_max=1)
     with closing(RedisStreamsBroker(redis_server.url, holder="w1", queues=[settings], sweep_seconds=0.0)) as broker:
         redis_server.client.flushall()

@@ -1,4 +1,4 @@
-"""Restarts, flushes and failures of a Redis server under a working worker; and other ways to connect than TCP."""
+"""Restarts, flushes and failures of a Redis server under a running worker; and other ways to connect than TCP."""
 
 import signal
 from collections.abc import Callable, Sequence
@@ -15,11 +15,11 @@ from tests.services.redis_server import RedisServer
 
 from penstock.errors import TemporaryError
 
-Mood = Callable[[RedisServer], None]
-MOMENT_SECONDS = 0.5
+Disturbance = Callable[[RedisServer], None]
+PAUSE_SECONDS = 0.5
 
 
-# --- what may happen to a server without losing anything
+# --- disturbances of a server that lose nothing
 
 
 def scripts_forgotten(server: RedisServer) -> None:
@@ -31,35 +31,35 @@ def connections_killed(server: RedisServer) -> None:
 
 
 def groups_destroyed(server: RedisServer) -> None:
-    """The deliveries are forgotten, and their messages return."""
+    """Destroy the consumer groups: deliveries are forgotten, and their messages are redelivered."""
     for stream in server.client.scan_iter(_type="stream"):
         server.cli("XGROUP DESTROY", stream, "penstock")
 
 
 def without_memory(server: RedisServer) -> None:
     server.cli("CONFIG SET", "maxmemory", "1")
-    let_pass(MOMENT_SECONDS)
+    let_pass(PAUSE_SECONDS)
     server.cli("CONFIG SET", "maxmemory", "0")
 
 
 def read_only(server: RedisServer) -> None:
-    """As after a failover to another server, which ends."""
+    """Make the server a replica for a moment, as during a failover."""
     server.cli("REPLICAOF", "127.0.0.1", free_port())
-    let_pass(MOMENT_SECONDS)
+    let_pass(PAUSE_SECONDS)
     server.cli("REPLICAOF", "NO", "ONE")
 
 
 def without_rights(server: RedisServer) -> None:
     server.cli("ACL SETUSER", "default", "-evalsha")
-    let_pass(MOMENT_SECONDS)
+    let_pass(PAUSE_SECONDS)
     server.cli("ACL SETUSER", "default", "+@all")
 
 
 def paused(server: RedisServer) -> None:
-    server.cli("CLIENT PAUSE", int(MOMENT_SECONDS * 1000), "ALL")
+    server.cli("CLIENT PAUSE", int(PAUSE_SECONDS * 1000), "ALL")
 
 
-MOODS: Sequence[Mood] = (
+DISTURBANCES: Sequence[Disturbance] = (
     scripts_forgotten,
     connections_killed,
     groups_destroyed,
@@ -71,7 +71,7 @@ MOODS: Sequence[Mood] = (
 
 
 @both_versions
-def test_a_worker_continues_after_all_that_passes_and_nothing_is_lost(
+def test_a_worker_continues_after_each_disturbance_and_loses_nothing(
     tmp_path: Path, start_redis: StartRedis, open_fleet: OpenFleet, version: str
 ) -> None:
     server = start_redis(version)
@@ -79,10 +79,10 @@ def test_a_worker_continues_after_all_that_passes_and_nothing_is_lost(
     worker = fleet.start().ready()
     sender = Sender(server.url, three_plain)
     try:
-        for mood in MOODS:
-            goes_on(fleet, f"before {mood.__name__}")
-            mood(server)
-            goes_on(fleet, f"after {mood.__name__}")
+        for disturb in DISTURBANCES:
+            wait_until_working(fleet, f"before {disturb.__name__}")
+            disturb(server)
+            wait_until_working(fleet, f"after {disturb.__name__}")
     finally:
         accepted = sender.stop()
     wait_for(lambda: fleet.ended() >= ids(accepted), "everything accepted is done")
@@ -93,9 +93,9 @@ def test_a_worker_continues_after_all_that_passes_and_nothing_is_lost(
     assert worker.end(within=60) == 0, worker.log.read_text()[-3000:]
 
 
-def goes_on(fleet: Fleet, when: str) -> None:
+def wait_until_working(fleet: Fleet, description: str) -> None:
     before = len(fleet.ended())
-    wait_for(lambda: len(fleet.ended()) > before + 20, f"work goes on {when}")
+    wait_for(lambda: len(fleet.ended()) > before + 20, f"messages are processed {description}")
 
 
 def test_a_worker_continues_after_everything_was_deleted(
@@ -104,11 +104,11 @@ def test_a_worker_continues_after_everything_was_deleted(
     server = start_redis()
     fleet = open_fleet(tmp_path, server.url)
     worker = fleet.start().ready()
-    fleet.broker.send(PLAIN, [outgoing("at work", seconds=1)])
-    wait_for(fleet.started, "it is at work")
+    fleet.broker.send(PLAIN, [outgoing("in progress", seconds=1)])
+    wait_for(fleet.started, "the message is in progress")
     server.clean()
     fleet.broker.send(PLAIN, [outgoing("next")])
-    wait_for(lambda: fleet.ended() == {"at work", "next"}, "both are done")
+    wait_for(lambda: fleet.ended() == {"in progress", "next"}, "both are done")
     wait_for(fleet.empty, "and acked")
     assert worker.process.poll() is None
 
@@ -124,11 +124,11 @@ def test_without_memory_sends_are_refused_and_waiting_messages_are_processed(
     with pytest.raises(TemporaryError):
         fleet.broker.send(PLAIN, [outgoing("one more")])
     fleet.start().ready()
-    wait_for(lambda: fleet.ended() == ids(waiting), "they are worked off")
+    wait_for(lambda: fleet.ended() == ids(waiting), "they are processed")
     wait_for(fleet.empty, "and acked")
 
 
-# --- ways to a server
+# --- ways to connect
 
 
 def test_a_worker_on_a_cluster_works_and_continues_after_a_restart(
@@ -145,7 +145,7 @@ def test_a_worker_on_a_cluster_works_and_continues_after_a_restart(
 
 
 def check_all_queues(fleet: Fleet, name: str) -> None:
-    """Work on each of them is done, and acked."""
+    """Process a message in each queue, and wait until all are acked."""
     wanted = {f"{name} {queue}" for queue in ("plain", "once", "looped")}
     for queue in ("plain", "once", "looped"):
         fleet.broker.send(queue, [outgoing(f"{name} {queue}")])
@@ -153,7 +153,7 @@ def check_all_queues(fleet: Fleet, name: str) -> None:
     wait_for(fleet.empty, "and acked")
 
 
-def test_a_worker_comes_with_tls_and_a_password(
+def test_a_worker_connects_with_tls_and_a_password(
     tmp_path: Path, start_redis: StartRedis, open_fleet: OpenFleet, certificate: Certificate
 ) -> None:
     server = start_redis(certificate=certificate, users="user default off\nuser worker on >s3cret ~* &* +@all")

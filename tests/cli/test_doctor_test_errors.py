@@ -41,7 +41,7 @@ def app(here: Path, name: str, body: str = "") -> str:
     return f"{name}:app"
 
 
-def test_without_a_hook_or_service_a_warning_says_that_failures_are_reported_nowhere(penstock: Call) -> None:
+def test_without_a_hook_or_service_a_warning_is_printed(penstock: Call) -> None:
     result = penstock("doctor", "--send-test-error")
     assert result.exit_code == 0
     assert result.out.startswith("warning  errors       failures are reported nowhere")

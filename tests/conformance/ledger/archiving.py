@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from tests.conformance.ledger.desk import PIPELINE, candidate, object_id_of
+from tests.conformance.ledger.ledger_harness import PIPELINE, candidate, object_id_of
 
 from penstock.ledger import Ledger
 from penstock.ledger.archive import ARCHIVING, Adoption, ArchiveFile, RetiredObject, Retiring

@@ -1,4 +1,4 @@
-"""Objects that seem deleted or replaced, and exist after all: whatever is announced and there is read, once."""
+"""Objects that seem deleted or replaced, and exist after all: each notified and existing object is read, once."""
 
 import json
 import os
@@ -23,27 +23,27 @@ from penstock.ledger.records import ObjectState
 from penstock.messaging.message import Outgoing
 from penstock.worker.shutdown import StopSignal
 
-QUEUE, HANDLER, BUCKET = "letters", "load", "landing"
+QUEUE, HANDLER, BUCKET = "arrivals", "load", "landing"
 DEADLINE_SECONDS = 60.0
 
 
 @dataclass
 class Scene:
-    """An object handler that notes what it reads."""
+    """An object handler that records what it reads."""
 
     app: App
     ledger: Ledger
     broker: MemoryBroker
     source: str
     read: list[bytes] = field(default_factory=list)
-    heard: list[Event] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
     after_read: Callable[[], None] = lambda: None
 
-    def announce(self) -> int:
+    def enqueue(self) -> int:
         return int(self.app.announce(QUEUE, self.source))
 
     def work(self, until: Callable[[], bool] | None = None) -> None:
-        """A worker, until its queue is empty, or something else is so."""
+        """Run a worker until its queue is empty, or the condition is true."""
         idle = until or (lambda: not self.broker.stats(QUEUE).messages)
         stop = StopSignal()
         bound = threading.Timer(DEADLINE_SECONDS, stop.request)
@@ -52,10 +52,10 @@ class Scene:
             serve(self.app, stop=stop, until=idle, resident=False)
         finally:
             bound.cancel()
-        assert not stop.requested, f"it has not come to that: {self.states}"
+        assert not stop.requested, f"the condition never became true: {self.states}"
 
-    def heard_of(self, kind: type[Event]) -> list[Any]:
-        return [event for event in self.heard if isinstance(event, kind)]
+    def events_of(self, kind: type[Event]) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
 
     @property
     def states(self) -> dict[str, int]:
@@ -63,16 +63,16 @@ class Scene:
 
 
 @pytest.fixture(autouse=True)
-def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_check_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.pipeline.notifications.GONE_AFTER_SECONDS", 0.2)
 
 
-def made(tmp_path: Path, source: str) -> Scene:
+def make_scene(tmp_path: Path, source: str) -> Scene:
     broker, ledger = MemoryBroker(), Ledger.open(f"sqlite:///{tmp_path}/ledger.db")
-    heard: list[Event] = []
+    events: list[Event] = []
     settings = Settings(data_dir=str(tmp_path / "state"), objects_retry_base=0.05, objects_max_retry_wait=0.1)
-    app = App(broker=broker, ledger=ledger, settings=settings, listeners=[heard.append])
-    scene = Scene(app, ledger, broker, source, heard=heard)
+    app = App(broker=broker, ledger=ledger, settings=settings, listeners=[events.append])
+    scene = Scene(app, ledger, broker, source, events=events)
 
     def load(each: Any) -> None:
         scene.read.append(each.read())
@@ -91,62 +91,62 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def scene(tmp_path: Path, folder: Path) -> Iterator[Scene]:
-    made_here = made(tmp_path, str(folder))
-    with closing(made_here.ledger):
-        yield made_here
+    scene = make_scene(tmp_path, str(folder))
+    with closing(scene.ledger):
+        yield scene
 
 
-def test_a_file_that_was_moved_out_and_back_is_read_once(scene: Scene, folder: Path, tmp_path: Path) -> None:
+def test_a_file_moved_out_and_back_is_read_once(scene: Scene, folder: Path, tmp_path: Path) -> None:
     (folder / "stays").write_text("s")
     (folder / "a").write_text("hello")
-    scene.announce()
+    scene.enqueue()
     shutil.move(folder / "a", tmp_path / "a")
     scene.work()
     assert scene.states == {"processed": 1, "gone": 1}
     shutil.move(tmp_path / "a", folder / "a")
     for _ in range(2):
-        scene.announce()
+        scene.enqueue()
         scene.work()
     assert sorted(scene.read) == [b"hello", b"s"]
     assert scene.states == {"processed": 2}
 
 
-def test_a_file_that_was_replaced_and_put_back_is_read(scene: Scene, folder: Path) -> None:
+def test_a_file_replaced_and_put_back_is_read(scene: Scene, folder: Path) -> None:
     (folder / "a").write_text("first")
     kept = (folder / "a").stat()
-    scene.announce()
+    scene.enqueue()
     (folder / "a").write_text("replaced")
     scene.work()
     assert scene.states == {"superseded": 1}
     (folder / "a").write_text("first")
     os.utime(folder / "a", ns=(kept.st_atime_ns, kept.st_mtime_ns))
-    scene.announce()
+    scene.enqueue()
     scene.work()
     assert scene.read == [b"first"]
 
 
 @pytest.mark.parametrize("left_behind", [False, True], ids=["no folder", "an empty mount point"])
-def test_while_the_source_is_away_nothing_is_taken_for_deleted(
+def test_while_the_source_is_unmounted_no_file_is_recorded_as_deleted(
     scene: Scene, folder: Path, tmp_path: Path, left_behind: bool
 ) -> None:
     for number in range(20):
         (folder / f"{number}").write_text(f"{number}")
-    scene.announce()
+    scene.enqueue()
 
-    def leave() -> None:
+    def unmount() -> None:
         if len(scene.read) == 1:
             folder.rename(tmp_path / "unmounted")
             if left_behind:
                 folder.mkdir()
 
-    scene.after_read = leave
+    scene.after_read = unmount
 
-    def looks_failed() -> bool:  # where the folder is missing, the queue is not served until it is there
-        return bool(scene.heard_of(StoreUnavailable)) or len(scene.heard_of(ObjectInterrupted)) >= 60
+    def checks_failed() -> bool:  # if the folder is missing, the queue is paused until it exists
+        return bool(scene.events_of(StoreUnavailable)) or len(scene.events_of(ObjectInterrupted)) >= 60
 
-    scene.work(until=looks_failed)
+    scene.work(until=checks_failed)
     assert ObjectState.DELETED.value not in scene.states
-    assert any("is its file system mounted?" in event.reason for event in scene.heard_of(ObjectInterrupted))
+    assert any("is its file system mounted?" in event.reason for event in scene.events_of(ObjectInterrupted))
     if left_behind:
         folder.rmdir()
     (tmp_path / "unmounted").rename(folder)
@@ -155,21 +155,21 @@ def test_while_the_source_is_away_nothing_is_taken_for_deleted(
     assert sorted(scene.read) == sorted(f"{number}".encode() for number in range(20))
 
 
-def test_a_worker_that_starts_before_the_mount_takes_nothing_for_deleted(
+def test_a_worker_started_before_the_mount_records_no_file_as_deleted(
     scene: Scene, folder: Path, tmp_path: Path
 ) -> None:
     for number in range(3):
         (folder / f"{number}").write_text(f"{number}")
-    scene.announce()
-    away = folder.rename(tmp_path / "unmounted")
+    scene.enqueue()
+    moved = folder.rename(tmp_path / "unmounted")
     folder.mkdir()
-    scene.work(until=lambda: len(scene.heard_of(ObjectInterrupted)) >= 15)
+    scene.work(until=lambda: len(scene.events_of(ObjectInterrupted)) >= 15)
     assert ObjectState.DELETED.value not in scene.states
-    assert {event.reason.split("; ")[0] for event in scene.heard_of(ObjectInterrupted)} == {
+    assert {event.reason.split("; ")[0] for event in scene.events_of(ObjectInterrupted)} == {
         f"the source folder {folder} is empty, and was empty when this process started"
     }
     folder.rmdir()
-    away.rename(folder)
+    moved.rename(folder)
     scene.work()
     assert scene.states == {"processed": 3}
 
@@ -180,7 +180,7 @@ def bucket(tmp_path: Path, moto: AwsServer, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setenv(name, value)
     s3 = moto.client("s3")
     s3.create_bucket(Bucket=BUCKET)
-    scene = made(tmp_path, f"s3://{BUCKET}/in/")
+    scene = make_scene(tmp_path, f"s3://{BUCKET}/in/")
     with closing(scene.ledger):
         yield scene, s3
 
@@ -196,7 +196,7 @@ def notify(scene: Scene, etag: str, size: int, sequencer: str) -> None:
     scene.broker.send(QUEUE, [Outgoing(body=json.dumps({"Records": [record]}).encode())])
 
 
-def test_what_was_deleted_and_put_again_with_the_same_bytes_is_read(bucket: tuple[Scene, Any]) -> None:
+def test_an_object_deleted_and_put_again_with_the_same_bytes_is_read(bucket: tuple[Scene, Any]) -> None:
     scene, s3 = bucket
     etag = s3.put_object(Bucket=BUCKET, Key="in/a", Body=b"hello")["ETag"]
     notify(scene, etag, 5, "0061")
@@ -205,13 +205,13 @@ def test_what_was_deleted_and_put_again_with_the_same_bytes_is_read(bucket: tupl
     assert scene.states == {"gone": 1}
     s3.put_object(Bucket=BUCKET, Key="in/a", Body=b"hello")
     notify(scene, etag, 5, "0063")
-    notify(scene, etag, 5, "0063")  # S3 announces at least once
+    notify(scene, etag, 5, "0063")  # S3 notifies at least once
     scene.work()
     assert scene.read == [b"hello"]
-    assert scene.heard_of(ObjectSkipped)[-1].reason == "already_processed"
+    assert scene.events_of(ObjectSkipped)[-1].reason == "already_processed"
 
 
-def test_what_was_replaced_and_put_back_without_versions_is_read(bucket: tuple[Scene, Any]) -> None:
+def test_an_object_replaced_and_put_back_without_versions_is_read(bucket: tuple[Scene, Any]) -> None:
     scene, s3 = bucket
     first = s3.put_object(Bucket=BUCKET, Key="in/a", Body=b"first")["ETag"]
     other = s3.put_object(Bucket=BUCKET, Key="in/a", Body=b"other!")["ETag"]
@@ -220,7 +220,7 @@ def test_what_was_replaced_and_put_back_without_versions_is_read(bucket: tuple[S
     s3.put_object(Bucket=BUCKET, Key="in/a", Body=b"first")
     notify(scene, first, 5, "0061")
     scene.work()
-    assert scene.states == {"processed": 1, "superseded": 1}, "its event is older than that of what was read"
+    assert scene.states == {"processed": 1, "superseded": 1}, "its event is older than that of the object that was read"
     notify(scene, first, 5, "0063")
     scene.work()
     assert scene.read == [b"other!", b"first"]

@@ -5,11 +5,11 @@ unnoticed.
 from pathlib import Path
 
 import pytest
-from tests.conformance.broker_stands import SECOND_STANDS
+from tests.conformance.broker_harnesses import SECOND_HARNESSES
 from tests.conformance.ledger.conftest import IN_MEMORY
 
 FOLDER = Path(__file__).parent
-NAMES = {name for names in (*SECOND_STANDS.values(), IN_MEMORY) for name in names}
+NAMES = {name for names in (*SECOND_HARNESSES.values(), IN_MEMORY) for name in names}
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ OVER = -1.0  # a lease that has expired when it is granted
 
 
 @dataclass(kw_only=True)
-class Mill:
+class BatchMaker:
     """Makes attempts and batches of rows; each row is identified by its id."""
 
     root: Path

@@ -8,7 +8,7 @@ from sqlalchemy import Engine, PoolProxiedConnection
 
 
 @contextlib.contextmanager
-def replies_lost(
+def responses_lost(
     engine: Engine, *, times: int, committed: bool, meanwhile: Callable[[], object] = int
 ) -> Iterator[None]:
     """Lose the response to the next COMMITs; the client cannot know whether they took effect."""
