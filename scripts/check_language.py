@@ -1,10 +1,9 @@
 """Check the language of code and documentation, and that no two classes of the package share a name.
 
-Usage: python -m scripts.check_language [--tests] [PATH ...]
+Usage: python -m scripts.check_language [PATH ...]
 
-Reads docstrings, comments and texts of src/penstock, the docstrings and comments of scripts/ and benchmarks/, and the
-prose of README.md, CONTRIBUTING.md and docs/; with --tests also the docstrings and comments of tests/ and the names of
-test functions and classes. Code in backticks and fenced blocks is not checked. Exits with 1 if something was found.
+Reads docstrings, comments and texts of src/penstock, the docstrings and comments of scripts/, benchmarks/ and tests/,
+the names of test functions and classes, and the prose of README.md, CONTRIBUTING.md and docs/. Code in backticks and fenced blocks is not checked. Exits with 1 if something was found.
 """
 
 import argparse
@@ -17,7 +16,6 @@ from pathlib import Path
 
 from scripts.measure_code import ROOT, Module, comments_of, docstrings_of, duplicate_classes, modules_of
 
-TESTS_INCLUDED = False  # the default of --tests; True once no finding is left in tests/
 TEXT_WORDS_MIN = 3  # a string of fewer words is a name or a key, not a text
 UNCHECKED = {"scripts/check_language.py", "tests/unit/scripts/test_check_language.py"}  # quote what the rules forbid
 
@@ -105,19 +103,9 @@ class Finding:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Check the language of code and documentation.")
     parser.add_argument("paths", nargs="*", metavar="PATH", help="only files whose path begins so")
-    parser.add_argument(
-        "--tests",
-        action=argparse.BooleanOptionalAction,
-        default=TESTS_INCLUDED,
-        help="read tests/ too, with the names of tests",
-    )
     arguments = parser.parse_args()
     modules = list(modules_of(ROOT))
-    texts = [
-        text
-        for text in texts_of(ROOT, modules, tests=arguments.tests)
-        if text.path.startswith(tuple(arguments.paths) or "")
-    ]
+    texts = [text for text in texts_of(ROOT, modules) if text.path.startswith(tuple(arguments.paths) or "")]
     findings = [str(finding) for text in texts for finding in findings_in(text)]
     findings += [
         f"{name} is the name of {len(paths)} classes: {', '.join(paths)}" for name, paths in duplicates(modules)
@@ -131,13 +119,13 @@ def duplicates(modules: Sequence[Module]) -> Sequence[tuple[str, Sequence[str]]]
     return list(duplicate_classes(modules).items())
 
 
-def texts_of(root: Path, modules: Sequence[Module], *, tests: bool) -> Iterator[Text]:
-    """Yield every piece of prose of a checkout; with ``tests``, that of tests/ and the names of tests, too."""
+def texts_of(root: Path, modules: Sequence[Module]) -> Iterator[Text]:
+    """Yield every piece of prose of a checkout, and the names of its tests."""
     for module in modules:
         yield from prose_of(module)
         for text in strings_of(module.tree):
             yield Text(path=module.path, text=text)
-    for folder in ("scripts", "benchmarks", *(["tests"] if tests else [])):
+    for folder in ("scripts", "benchmarks", "tests"):
         for path in sorted((root / folder).rglob("*.py")):
             text = path.read_text(encoding="utf-8")
             name = str(path.relative_to(root))

@@ -156,7 +156,7 @@ def test_a_released_dead_letter_may_be_hidden_for_hours(harness: BrokerHarness) 
     assert bodies(receive(broker, queue="q-dlq")) == ["a"]
 
 
-def test_a_release_beyond_what_the_broker_can_hide_is_refused(harness: BrokerHarness) -> None:
+def test_a_release_beyond_the_limit_of_the_broker_is_refused(harness: BrokerHarness) -> None:
     broker = harness.broker()
     dead_letter = dead_lettered(harness, broker)
     with pytest.raises(ConfigurationError, match="delay_seconds"):

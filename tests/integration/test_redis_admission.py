@@ -72,7 +72,7 @@ def test_a_user_with_exactly_the_documented_permissions_can_do_everything(
     try_everything(url, prefix="penstock")
 
 
-def test_a_user_who_may_not_read_the_version_can_work(start_redis: StartRedis) -> None:
+def test_a_user_without_permission_to_read_the_version_can_work(start_redis: StartRedis) -> None:
     server = start_redis(users=USER.replace("+info ", ""))
     with closing(RedisStreamsBroker(f"unix://shop:secret@{server.socket}", holder="w1", sweep_seconds=0.0)) as broker:
         cycle(broker)

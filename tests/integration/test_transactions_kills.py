@@ -50,7 +50,7 @@ def test_a_kill_at_each_step_loses_nothing_and_takes_effect_once(
         assert len(shop.calls()) > ORDERS, "no message was delivered twice, so nothing was proven"
 
 
-def test_a_broker_that_remembers_ids_drops_what_is_sent_again(request: pytest.FixtureRequest, folder: Path) -> None:
+def test_a_broker_that_remembers_ids_drops_repeated_messages(request: pytest.FixtureRequest, folder: Path) -> None:
     database = make_user_database("sqlite", request, folder)
     shop = Shop(folder=folder, database=database, die_at="sent", deduplication_seconds=300.0)
     worker = ProcessKeeper(lambda: shop.work().process)

@@ -86,7 +86,7 @@ def test_a_breaker_never_sticks_and_admits_one_probe_at_a_time(walk: list[Step],
             assert excused
             assert len(since_success[state.fingerprint]) >= policy.failures > 0
         if isinstance(state, OpenState):
-            # It never sticks: whatever is running, another probe is admitted at a known time in the near future.
+            # It never sticks: whichever calls run, another probe is admitted at a known time in the near future.
             opens_at = breaker.opens_at(state, now=now)
             assert breaker.admits(state, now=now if opens_at is None else opens_at) == 1
             near_seconds = policy.pause_seconds_max if state.probe is None else PROBE_SECONDS_MAX

@@ -40,7 +40,7 @@ class Mutation(Flag):
     GIVEN_UP_DESPITE_INTENT = auto()  # at its limit, a dead letter is set aside despite a recorded intent to replay it
     SET_ASIDE_DELETES = auto()  # moving to the final DLQ deletes
     CLAIM_TAKES_PROCESSED = auto()
-    NO_FENCE = auto()  # a commit counts whoever owns the objects now
+    NO_FENCE = auto()  # a commit counts even if another attempt owns the objects now
     ACK_BEFORE_COMMIT = auto()
     CLAIM_REPLACES_ORIGINAL = auto()  # any claim of a revived object makes its message the original one
     REPLAY_KEEPS_ORIGINAL = auto()  # the message that revived an object stays the original one despite a replay

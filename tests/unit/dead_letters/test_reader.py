@@ -80,7 +80,7 @@ def test_the_kind_of_reader_depends_on_the_broker(broker: ObservedBroker, monkey
     assert isinstance(dead_letters_in(broker, QUEUE), ReceivingReader)
 
 
-def test_a_browsing_reader_yields_pages_and_changes_only_what_it_removes(broker: ObservedBroker) -> None:
+def test_a_browsing_reader_yields_pages_and_changes_only_the_messages_it_removes(broker: ObservedBroker) -> None:
     sent = send_dead_letters(broker, 2 * PAGE + 1)
     with BrowsingReader(broker, QUEUE) as dead_letters:
         assert [len(page) for page in dead_letters.pages()] == [PAGE, PAGE, 1]

@@ -151,7 +151,7 @@ def test_an_unavailable_server_is_a_temporary_error(text: str) -> None:
         ('invalid sslmode value: "always"', "options"),
     ],
 )
-def test_a_refused_login_or_a_wrong_address_says_what_to_do(text: str, advice: str) -> None:
+def test_a_refused_login_or_a_wrong_address_names_the_remedy(text: str, advice: str) -> None:
     error = explained(psycopg.OperationalError(text))
     assert isinstance(error, ConfigurationError)
     assert advice in str(error)

@@ -454,7 +454,7 @@ def test_an_internal_error_counts_as_an_attempt(ledger: Ledger) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 10])
-def test_before_the_first_success_no_object_fails_by_what_may_be_the_transform(ledger: Ledger, count: int) -> None:
+def test_before_the_first_success_errors_of_the_transform_fail_no_object(ledger: Ledger, count: int) -> None:
     def always(request: RunRequest) -> RunResult:
         raise RunBroken("NameError: x", fingerprint="NameError")
 

@@ -287,7 +287,7 @@ def test_a_name_that_is_not_a_ulid_is_not_an_attempt_id(name: str) -> None:
     assert not is_attempt_id(name)
 
 
-def test_lower_case_and_look_alike_letters_are_not_attempt_ids() -> None:
+def test_lower_case_and_look_alike_characters_are_not_attempt_ids() -> None:
     name = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
     assert is_attempt_id(name)
     assert not is_attempt_id(name.lower())

@@ -99,13 +99,12 @@ def test_only_test_functions_and_test_classes_have_their_names_checked() -> None
     }
 
 
-def test_the_folder_of_tests_is_read_on_request(tmp_path: Path) -> None:
+def test_prose_and_names_of_tests_are_read(tmp_path: Path) -> None:
     for page in ("README.md", "CONTRIBUTING.md"):
         (tmp_path / page).touch()
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_x.py").write_text('"""What it does."""\n\n\ndef test_who() -> None: ...  # nobody\n')
-    assert list(texts_of(tmp_path, [], tests=False)) == []
-    texts = list(texts_of(tmp_path, [], tests=True))
+    texts = list(texts_of(tmp_path, []))
     assert {(finding.path, finding.phrase) for text in texts for finding in findings_in(text)} == {
         ("tests/test_x.py", "What"),
         ("tests/test_x.py", "nobody"),

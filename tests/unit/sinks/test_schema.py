@@ -85,7 +85,7 @@ def test_a_schema_is_compatible_with_itself(schema: pa.Schema) -> None:
     assert additions(nullable, schema, table="t") == ()
 
 
-def test_the_text_is_what_spark_and_delta_write() -> None:
+def test_the_text_equals_the_one_that_spark_and_delta_write() -> None:
     text = encode(pa.schema([("id", pa.int64()), ("tags", pa.list_(pa.string()))]))
     assert json.loads(text) == {
         "type": "struct",
