@@ -3,7 +3,8 @@
 Usage: python -m scripts.check_language [PATH ...]
 
 Reads docstrings, comments and texts of src/penstock, the docstrings and comments of scripts/, benchmarks/ and tests/,
-the names of test functions and classes, and the prose of README.md, CONTRIBUTING.md and docs/. Code in backticks and fenced blocks is not checked. Exits with 1 if something was found.
+the names of test functions and classes, and the prose of README.md, CONTRIBUTING.md and docs/. Code in backticks and
+fenced blocks is not checked. Exits with 1 if something was found.
 """
 
 import argparse
