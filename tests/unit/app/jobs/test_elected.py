@@ -559,7 +559,7 @@ def test_all_jobs_are_asked_to_stop_before_any_is_waited_for(scene: Scene) -> No
         all_stopped.wait(PATIENCE_SECONDS)  # passes only if the other job is asked to stop too
 
     jobs = [job_of(scene, run, name=name) for name in ("one", "two")]
-    with running(jobs, clock=SystemClock()):
+    with running(jobs, clock=SystemClock(), emit=scene.heard.append):
         begun.wait(PATIENCE_SECONDS)
     assert not all_stopped.broken
     assert scene.heard == []
