@@ -260,7 +260,8 @@ class ElectedJob:
         if left_seconds <= 0:
             return False
         self._not_before[task.name] = self._clock.monotonic() + left_seconds
-        self._reported.pop(task.name, None)
+        if last.reason == DONE:
+            self._reported.pop(task.name, None)
         return True
 
     def _run_claimed(self, task: JobTask, ledger: Ledger, attempt_id: str) -> float | None:
