@@ -56,6 +56,7 @@ class JobTask:
     # Given the seconds of the run so far. A stuck run loses its claim, so that another worker can take over.
     is_stuck: Callable[[float], bool] = lambda _: False
     key: str | None = None  # of its row in the ledger; None: the name, if no other app uses it in this ledger
+    every_seconds: Callable[[], float] | None = None  # its current period, if it may change; None: the job's
 
     @property
     def claimed_key(self) -> str:
@@ -251,7 +252,7 @@ class ElectedJob:
         if self._every_seconds is None or last is None:
             return False
         if last.reason == DONE:
-            rest_seconds = self._every_seconds
+            rest_seconds = self._every_seconds if task.every_seconds is None else task.every_seconds()
         elif last.outcome == "failed":
             rest_seconds = self._retry_seconds
         else:
