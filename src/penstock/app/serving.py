@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from penstock.app.backends import has_ledger_apart, has_local_ledger, require_shared_ledger
 from penstock.app.brokers import check_queues
 from penstock.app.housekeeping import Presence
-from penstock.app.jobs.elected import running
+from penstock.app.jobs.elected import ElectedJob, running
 from penstock.app.jobs.task_protection import protections
 from penstock.app.jobs.worker_jobs import JobOf, worker_jobs
 from penstock.app.lifespans import Lifespans
@@ -132,7 +132,7 @@ def serve(
         context = _with_lifespans(app, role, context, event_loop, stack)
         stack.callback(sessions.close)
         consumers = [*_open(role.consumed, context, stack), *replay_consumers(role.replayed, context)]
-        jobs = _start_jobs(app, role, context, stack, meters=meters, metrics_address=metrics_address)
+        jobs, elected = _start_jobs(app, role, context, stack, meters=meters, metrics_address=metrics_address)
         _watch_outages(role, context, stack)
         worker = Worker(
             broker=context.broker,
@@ -153,7 +153,10 @@ def serve(
                 ledger=str(shown("ledger", app.settings.ledger)) if role.needs_watch else None,
             ),
         )
-        return worker.run(stop, until)
+        outcome = worker.run(stop, until)
+    # A thread of a job that is in a library when the interpreter shuts down may crash the process.
+    left = [name for job in elected for name in job.threads_left]
+    return replace(outcome, threads_left=(*outcome.threads_left, *left))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,14 +306,14 @@ def _start_jobs(
     *,
     meters: "Meters | None",
     metrics_address: Callable[[], str | None],
-) -> Sequence[str]:
-    """Start the worker's background jobs, ticks and relays; the stack ends them. Return the names of the jobs.
+) -> tuple[Sequence[str], Sequence[ElectedJob]]:
+    """Start the worker's background jobs, ticks and relays; the stack ends them.
 
-    Raises `ConfigurationError` for a worker without any work.
+    Return the names of all jobs, and the elected ones. Raises `ConfigurationError` for a worker without any work.
     """
     replay = (REPLAY,) if role.replayed else ()
     if not role.resident or (role.bounded and not role.services):
-        return replay
+        return replay, ()
     jobs = worker_jobs(
         app,
         role.services,
@@ -328,8 +331,8 @@ def _start_jobs(
     if role.consumed:
         _tick(app, role.services, context, stack)
         stack.enter_context(relaying(app, emit=context.bus.emit, clock=context.clock, random=context.random))
-    stack.enter_context(running(jobs, clock=context.clock))
-    return names
+    stack.enter_context(running(jobs, clock=context.clock, emit=context.bus.emit))
+    return names, jobs
 
 
 def _monitor(

@@ -18,7 +18,7 @@ from ulid import ULID
 
 from penstock.app.service import ServiceContext
 from penstock.errors import PenstockError, TemporaryError
-from penstock.events import JobFailed, Listener
+from penstock.events import JobFailed, Listener, ThreadLeftBehind
 from penstock.ledger import Ledger
 from penstock.ledger.records import HolderOutcome, WorkAttempt, WorkBegun, WorkState
 from penstock.messaging.backoff import Random
@@ -56,6 +56,7 @@ class JobTask:
     # Given the seconds of the run so far. A stuck run loses its claim, so that another worker can take over.
     is_stuck: Callable[[float], bool] = lambda _: False
     key: str | None = None  # of its row in the ledger; None: the name, if no other app uses it in this ledger
+    every_seconds: Callable[[], float] | None = None  # its current period, if it may change; None: the job's
 
     @property
     def claimed_key(self) -> str:
@@ -141,6 +142,11 @@ class ElectedJob:
         """Stop the thread and the current task. Wait a short time for both."""
         self.ask_to_end()
         self.wait_ended(JOIN_SECONDS)
+
+    @property
+    def threads_left(self) -> Sequence[str]:
+        """The names of the threads that still run after `wait_ended`: the job's own, and those of stopped tasks."""
+        return [thread.name for thread in (self._thread, *self._leftover.values()) if thread.is_alive()]
 
     def check(self) -> None:
         """Do every task that is due and that no other worker does."""
@@ -246,7 +252,7 @@ class ElectedJob:
         if self._every_seconds is None or last is None:
             return False
         if last.reason == DONE:
-            rest_seconds = self._every_seconds
+            rest_seconds = self._every_seconds if task.every_seconds is None else task.every_seconds()
         elif last.outcome == "failed":
             rest_seconds = self._retry_seconds
         else:
@@ -255,7 +261,8 @@ class ElectedJob:
         if left_seconds <= 0:
             return False
         self._not_before[task.name] = self._clock.monotonic() + left_seconds
-        self._reported.pop(task.name, None)
+        if last.reason == DONE:
+            self._reported.pop(task.name, None)
         return True
 
     def _run_claimed(self, task: JobTask, ledger: Ledger, attempt_id: str) -> float | None:
@@ -322,8 +329,11 @@ class ElectedJob:
 
 
 @contextmanager
-def running(jobs: Sequence[ElectedJob], *, clock: Clock) -> Iterator[None]:
-    """Run the jobs inside the block. All are asked to end before any is waited for, so that they end together."""
+def running(jobs: Sequence[ElectedJob], *, clock: Clock, emit: Listener) -> Iterator[None]:
+    """Run the jobs inside the block. All are asked to end before any is waited for, so that they end together.
+
+    Threads that do not end in time are reported as events and left behind; see `ElectedJob.threads_left`.
+    """
     started: list[ElectedJob] = []
     try:
         for job in jobs:
@@ -336,6 +346,9 @@ def running(jobs: Sequence[ElectedJob], *, clock: Clock) -> Iterator[None]:
         end_at = clock.monotonic() + JOIN_SECONDS
         for job in started:
             job.wait_ended(max(end_at - clock.monotonic(), 0.0))
+        for job in started:
+            for name in job.threads_left:
+                emit(ThreadLeftBehind(thread=name))
 
 
 def elected_job(

@@ -73,6 +73,7 @@ def expiry_job(
                 run=partial(watch.inspect, queue),
                 is_stuck=is_overlong,
                 key=json.dumps([app, address, queue]),
+                every_seconds=partial(period_seconds, context.broker, [queue]),
             )
             for queue in queues
         ],

@@ -419,6 +419,27 @@ def test_a_failed_task_rests_and_can_then_run_on_any_worker(tmp_path: Path) -> N
         wait_until(succeeded)
 
 
+def test_a_task_that_fails_on_every_worker_is_reported_once_by_each(tmp_path: Path) -> None:
+    periodic = Periodic(tmp_path, every_seconds=6 * SOON_SECONDS)
+    with closing(periodic.ledger):
+        first, second = periodic.job("w1"), periodic.job("w2")
+        periodic.error = TemporaryError("the store is away")
+
+        def attempts() -> int:
+            row = periodic.ledger.work("penstock gc", "clicks")
+            return 0 if row is None else row.attempts
+
+        def has_failed(job: ElectedJob, times: int) -> bool:
+            job.check()
+            return attempts() >= times
+
+        wait_until(lambda: has_failed(first, 1))
+        wait_until(lambda: has_failed(second, 2))
+        first.check()  # it sees the other's failure, and rests
+        wait_until(lambda: has_failed(first, 3))
+        assert periodic.heard == 2 * [JobFailed(job="gc clicks", error="the store is away")]
+
+
 def test_a_failure_after_another_workers_success_is_reported_again(tmp_path: Path) -> None:
     periodic = Periodic(tmp_path, every_seconds=6 * SOON_SECONDS)
     with closing(periodic.ledger):
@@ -559,7 +580,7 @@ def test_all_jobs_are_asked_to_stop_before_any_is_waited_for(scene: Scene) -> No
         all_stopped.wait(PATIENCE_SECONDS)  # passes only if the other job is asked to stop too
 
     jobs = [job_of(scene, run, name=name) for name in ("one", "two")]
-    with running(jobs, clock=SystemClock()):
+    with running(jobs, clock=SystemClock(), emit=scene.heard.append):
         begun.wait(PATIENCE_SECONDS)
     assert not all_stopped.broken
     assert scene.heard == []

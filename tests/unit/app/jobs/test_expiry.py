@@ -1,6 +1,7 @@
 """Dead letters that are about to expire: reported, and archived."""
 
 import json
+import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -205,6 +206,20 @@ def test_an_archived_file_can_be_read_by_an_import(scene: Scene, tmp_path: Path)
     assert json.loads(path.read_bytes())["queue"] == DLQ
 
 
+def context_of(scene: Scene, ledger: Ledger, *, archive: Path, worker: str) -> Any:
+    return SimpleNamespace(
+        settings=load_settings(dead_letters_archive=str(archive)),
+        broker=scene.broker,
+        bus=Bus(scene.events.append),
+        clock=scene.clock,
+        probe=no_probe,
+        ledger=lambda: ledger,
+        worker=worker,
+        stop=StopSignal(),
+        random=lambda: 0.5,
+    )
+
+
 @pytest.mark.parametrize(
     "apps",
     [
@@ -223,19 +238,29 @@ def test_apps_or_brokers_that_share_a_ledger_each_inspect_their_queue_of_the_sam
         for scene, (name, address) in zip(scenes, apps, strict=True):
             scene.send()
             scene.clock.advance(960)
-            context: Any = SimpleNamespace(
-                settings=load_settings(dead_letters_archive=str(archive)),
-                broker=scene.broker,
-                bus=Bus(scene.events.append),
-                clock=scene.clock,
-                probe=no_probe,
-                ledger=lambda: ledger,
-                worker=name,
-                stop=StopSignal(),
-                random=lambda: 0.5,
-            )
+            context = context_of(scene, ledger, archive=archive, worker=name)
             dlqs = [ReplayedQueue(queue=DLQ, final_dlq=FINAL_DLQ, sources=())]
             job = expiry_job(dlqs, context, app=name, address=address)
             assert job is not None
             job.check()
     assert [scene.archived() for scene in scenes] == [[(DLQ, 1)], [(DLQ, 1)]]
+
+
+def test_the_period_follows_a_retention_that_becomes_shorter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the period of the start, the broker would delete dead letters before they are archived."""
+    archive, file = tmp_path / "archive", tmp_path / "ledger.db"
+    archive.mkdir()
+    with closing(Ledger.open(f"sqlite:///{file}")) as ledger:
+        scene = Scene(archive)
+        monkeypatch.setattr(scene.broker, "retention_seconds", lambda _: 14 * 86_400.0)
+        dlqs = [ReplayedQueue(queue=DLQ, final_dlq=FINAL_DLQ, sources=())]
+        job = expiry_job(dlqs, context_of(scene, ledger, archive=archive, worker="w1"), app="shop", address=None)
+        assert job is not None
+        job.check()
+        monkeypatch.undo()
+        scene.send()
+        scene.clock.advance(960)
+        with closing(sqlite3.connect(file)) as connection, connection:
+            connection.execute("UPDATE works SET last_ended_at = last_ended_at - 120")
+        job.check()
+    assert scene.archived() == [(DLQ, 1)]

@@ -12,7 +12,7 @@ from tests.unit.app.jobs.test_elected import wait_until
 from penstock import App
 from penstock.app.jobs.elected import ElectedJob
 from penstock.app.jobs.monitor import job as monitor_jobs
-from penstock.app.jobs.monitor.job import CLAIMED_AS, monitor_job
+from penstock.app.jobs.monitor.job import CLAIMED_AS, claimed_key, monitor_job
 from penstock.app.jobs.monitor.monitor import Monitor
 from penstock.app.jobs.monitor.process import MonitorLoop
 from penstock.app.jobs.monitor.sample import MonitorSample
@@ -95,8 +95,36 @@ def test_one_worker_exports_and_the_other_takes_over_when_it_ends(workers: list[
     assert not first.exports()
 
 
+def test_apps_without_a_name_that_share_a_ledger_each_have_a_monitor(tmp_path: Path) -> None:
+    """Both are named after their module, such as app: with one claim for both, one of them would not be measured."""
+    apps, workers = list[App](), list[Worker]()
+    try:
+        for queue in ("orders", "mails"):
+            app = App(
+                settings=Settings(
+                    broker=f"sqlite:///{tmp_path / 'queue.db'}",
+                    ledger=f"sqlite:///{tmp_path / 'ledger.db'}",
+                    data_dir=str(tmp_path / queue),
+                )
+            )
+            app.handler(queue, name=queue, idempotency=lambda message: message.id)(print)
+            app.broker.send(queue, [Outgoing(body=b"{}")])
+            apps.append(app)
+            workers.append(Worker(app, f"w-{queue}"))
+        assert apps[0].name == apps[1].name
+        for worker in workers:
+            worker.job.start()
+        for worker in workers:
+            wait_until(worker.exports)
+    finally:
+        for worker in workers:
+            worker.job.end()
+        for app in apps:
+            app.close()
+
+
 def test_the_claim_of_a_dead_worker_expires(app: App, workers: list[Worker]) -> None:
-    app.ledger.begin_work(CLAIMED_AS, "shop", attempt_id="dead", worker="dead", lease_seconds=3.0)
+    app.ledger.begin_work(CLAIMED_AS, claimed_key(app), attempt_id="dead", worker="dead", lease_seconds=3.0)
     worker, _ = workers
     worker.job.check()
     assert worker.heard == []

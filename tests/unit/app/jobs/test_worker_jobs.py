@@ -1,17 +1,20 @@
 """The setting `worker.jobs`: the background jobs that a worker runs."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock import App, DeltaSink, ObjectSource, cleanup
+from penstock.app.jobs import elected
 from penstock.app.serving import serve
 from penstock.config import Settings, load_settings
 from penstock.errors import ConfigurationError
-from penstock.events import Event, WorkerStarted
+from penstock.events import Event, ThreadLeftBehind, WorkerStarted
 from penstock.monitoring.metrics.meters import Meters
 from penstock.pipeline import extra
+from penstock.pipeline.maintenance.cleanup import CleanupPass, CleanupPassResult, SourceCleanup
 from penstock.worker.shutdown import StopSignal
 
 
@@ -119,3 +122,34 @@ def test_a_missing_package_of_a_pipeline_job_is_reported_at_the_start(
         serve(app, stop=StopSignal(), until=lambda: True)
     assert caught.value.exit_code == 78
     app.close()
+
+
+def test_a_task_that_ignores_the_stop_makes_the_process_leave_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop, resume, heard = StopSignal(), threading.Event(), list[Event]()
+
+    def hang(_work: SourceCleanup, _bounds: CleanupPass) -> CleanupPassResult:
+        stop.request()
+        resume.wait(60.0)
+        return CleanupPassResult()
+
+    monkeypatch.setattr(SourceCleanup, "run", hang)
+    monkeypatch.setattr(elected, "FIRST_CHECK_SECONDS_MAX", 0.0)
+    monkeypatch.setattr(elected, "END_SECONDS", 0.1)
+    app = App(
+        settings=load_settings(
+            broker=f"sqlite:///{tmp_path / 'queue.db'}",
+            ledger=f"sqlite:///{tmp_path / 'ledger.db'}",
+            data_dir=str(tmp_path / "state"),
+        )
+    )
+    app.object_handler("files", source=str(tmp_path), name="read", source_cleanup=cleanup.Delete(after=0))(print)
+    try:
+        outcome = serve(app, stop=stop, listeners=(heard.append,))
+    finally:
+        resume.set()
+        app.close()
+    assert outcome.outcome == "drained"
+    assert outcome.threads_left == ("penstock-cleanup-task",)
+    assert [event.thread for event in heard if isinstance(event, ThreadLeftBehind)] == ["penstock-cleanup-task"]

@@ -3,6 +3,7 @@
 The election needs the ledger. While the ledger is unavailable, no worker measures, and the gauges are absent.
 """
 
+import json
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -46,12 +47,21 @@ def monitor_job(
 
     return elected_job(
         NAME,
-        [JobTask(name=app.name, run=run, is_stuck=is_stuck)],
+        [JobTask(name=app.name, run=run, is_stuck=is_stuck, key=claimed_key(app))],
         context,
         claimed_as=CLAIMED_AS,
         every_seconds=None,
         check_seconds=min(context.settings.worker_lease, LEASE_SECONDS_MAX) / CHECKS_A_LEASE,
     )
+
+
+def claimed_key(app: "App") -> str:
+    """Return the key of the claim, which tells apart apps that share a ledger.
+
+    The name of an app that was given none is a guess, and another app may have the same: then their queues differ.
+    """
+    queues = () if app.is_named else sorted(service.queue_name for service in app.services)
+    return json.dumps([app.name, app.address, *queues])
 
 
 def measure(
