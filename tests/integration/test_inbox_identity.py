@@ -70,27 +70,27 @@ def _now(connection: Connection) -> str:
     )
 
 
-def is_recorded(engine: Engine, record: Record, found: Message | None = None) -> bool:
+def record_in_transaction(engine: Engine, record: Record, found: Message | None = None) -> bool:
     with engine.begin() as connection:
         return record(connection, found or message())
 
 
 def test_handlers_of_one_name_in_two_apps_have_separate_messages_in_an_inbox(engine: Engine) -> None:
     sent = message(**{DEDUPLICATION_ATTRIBUTE: "order-1"})
-    assert [is_recorded(engine, record, sent) for record in (SHOP, DEPOT)] == [True, True]
-    assert [is_recorded(engine, record, sent) for record in (SHOP, DEPOT)] == [False, False]
+    assert [record_in_transaction(engine, record, sent) for record in (SHOP, DEPOT)] == [True, True]
+    assert [record_in_transaction(engine, record, sent) for record in (SHOP, DEPOT)] == [False, False]
 
 
 def test_two_queues_have_separate_messages_in_an_inbox(engine: Engine) -> None:
     records = [recorder(app_named("shop", queue)) for queue in ("orders", "returns")]
-    assert [is_recorded(engine, record) for record in records] == [True, True]
-    assert [is_recorded(engine, record) for record in records] == [False, False]
+    assert [record_in_transaction(engine, record) for record in records] == [True, True]
+    assert [record_in_transaction(engine, record) for record in records] == [False, False]
 
 
 def test_a_queue_by_name_url_or_arn_has_one_effect(engine: Engine) -> None:
     arn, url = "arn:aws:sqs:eu-west-1:111122223333:orders", "https://sqs.eu-west-1.amazonaws.com/111122223333/orders"
     records = [recorder(app_named("shop", queue)) for queue in (url, "orders", arn)]
-    assert [is_recorded(engine, record) for record in records] == [True, False, False]
+    assert [record_in_transaction(engine, record) for record in records] == [True, False, False]
 
 
 def test_a_name_without_a_handler_is_shared_by_all_queues_of_the_app(engine: Engine) -> None:
@@ -99,18 +99,22 @@ def test_a_name_without_a_handler_is_shared_by_all_queues_of_the_app(engine: Eng
     def audit(app: App) -> Record:
         return lambda connection, found: bool(app.inbox(connection, found, handler="audit"))
 
-    assert [is_recorded(engine, record) for record in (audit(shop), audit(shop), audit(depot))] == [True, False, True]
+    assert [record_in_transaction(engine, record) for record in (audit(shop), audit(shop), audit(depot))] == [
+        True,
+        False,
+        True,
+    ]
 
 
 def test_messages_recorded_by_an_earlier_version_are_done(engine: Engine) -> None:
-    assert is_recorded(engine, record_as_before)
-    assert not is_recorded(engine, SHOP)
+    assert record_in_transaction(engine, record_as_before)
+    assert not record_in_transaction(engine, SHOP)
 
 
 def test_messages_recorded_by_this_version_are_done_for_an_earlier_one(engine: Engine) -> None:
-    assert is_recorded(engine, SHOP)
-    assert not is_recorded(engine, record_as_before)
-    assert is_recorded(engine, DEPOT)
+    assert record_in_transaction(engine, SHOP)
+    assert not record_in_transaction(engine, record_as_before)
+    assert record_in_transaction(engine, DEPOT)
 
 
 def test_a_message_is_known_while_one_of_its_two_rows_remains(engine: Engine, user_database: UserDatabase) -> None:
@@ -118,26 +122,26 @@ def test_a_message_is_known_while_one_of_its_two_rows_remains(engine: Engine, us
     app.relay(user_database.url)
     for expired in ("LIKE '% #%'", "NOT LIKE '% #%'"):
         found = message(f"m {expired[0]}")
-        assert is_recorded(engine, recorder(app), found)
+        assert record_in_transaction(engine, recorder(app), found)
         with engine.begin() as connection:
             connection.execute(text(f"UPDATE penstock_inbox SET done_at = 0 WHERE handler {expired}"))
         forget_inbox(app, older_than_seconds=60)
-        assert not is_recorded(engine, recorder(app), found)
+        assert not record_in_transaction(engine, recorder(app), found)
 
 
 def test_a_message_is_known_after_the_other_apps_rows_expired(engine: Engine, user_database: UserDatabase) -> None:
-    assert [is_recorded(engine, record) for record in (SHOP, DEPOT)] == [True, True]
+    assert [record_in_transaction(engine, record) for record in (SHOP, DEPOT)] == [True, True]
     with engine.begin() as connection:  # both rows of the first app
         connection.execute(text("DELETE FROM penstock_inbox WHERE handler LIKE '% #%' OR handler LIKE '%of shop%'"))
     assert user_database.inbox_rows() == 1
-    assert [is_recorded(engine, record) for record in (DEPOT, SHOP)] == [False, True]
+    assert [record_in_transaction(engine, record) for record in (DEPOT, SHOP)] == [False, True]
 
 
 def test_forgotten_rows_are_counted_as_messages(engine: Engine, user_database: UserDatabase) -> None:
     app = app_named("shop")
     app.relay(user_database.url)
-    assert is_recorded(engine, recorder(app), message("a"))
-    assert is_recorded(engine, record_as_before, message("b"))
+    assert record_in_transaction(engine, recorder(app), message("a"))
+    assert record_in_transaction(engine, record_as_before, message("b"))
     with engine.begin() as connection:
         connection.execute(text("UPDATE penstock_inbox SET done_at = 0"))
     assert user_database.inbox_rows() == 3
@@ -145,7 +149,7 @@ def test_forgotten_rows_are_counted_as_messages(engine: Engine, user_database: U
 
 
 def test_inbox_rows_name_handler_app_and_queue(engine: Engine, user_database: UserDatabase) -> None:
-    assert is_recorded(engine, SHOP)
+    assert record_in_transaction(engine, SHOP)
     texts = [str(row[0]) for row in user_database.ask("SELECT handler FROM penstock_inbox ORDER BY length(handler)")]
     assert texts[0] == "ship of shop, queue orders"
     assert texts[1].startswith("ship #")
@@ -207,7 +211,7 @@ def test_concurrent_workers_of_two_apps_and_two_versions_take_effect_once_per_ap
     """
     messages = [message(f"m-{no}") for no in range(8)]
     for found in messages[:4]:
-        assert is_recorded(engine, SHOP, found)
+        assert record_in_transaction(engine, SHOP, found)
     crowd: list[tuple[int, Record]] = [(1, SHOP), (1, SHOP), (1, record_as_before), (2, DEPOT), (2, DEPOT)]
     start = threading.Barrier(len(crowd))
 
@@ -243,8 +247,8 @@ def test_a_dead_letter_that_is_replayed_has_no_second_effect(engine: Engine) -> 
     broker.send("orders", [Outgoing(body=b"{}")])
     for is_new in (True, False, False):  # replayed twice
         (delivery,) = broker.receive("orders", messages_max=1, lease_seconds=60.0)
-        assert is_recorded(engine, SHOP, delivery.message) is is_new
-        assert is_recorded(engine, DEPOT, delivery.message) is is_new
+        assert record_in_transaction(engine, SHOP, delivery.message) is is_new
+        assert record_in_transaction(engine, DEPOT, delivery.message) is is_new
         assert not broker.settle([(delivery, DeadLetter(reason="the answer of COMMIT was lost"))])
         with dead_letters_in(broker, "orders-dlq") as dead_letters:
             items = [
