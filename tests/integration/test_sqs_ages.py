@@ -16,7 +16,7 @@ from penstock.app.processes import PROCESSES_FOLDER, ProcessRegistry
 from penstock.app.queues import queue_statuses
 from penstock.app.registry import RecordWriter, SeenAges
 from penstock.app.scope import Scope
-from penstock.brokers.sqs.cloudwatch import ASKED_EVERY_SECONDS, REFUSED_SECONDS, CloudWatch
+from penstock.brokers.sqs.cloudwatch import REFRESH_SECONDS, REFUSED_SECONDS, CloudWatch
 from penstock.config import Settings
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError
 from penstock.events import Event, MessagesReceived, MonitorPollFailed, ReceiveEmpty
@@ -87,7 +87,7 @@ def test_the_latest_number_of_each_queue_comes_in_one_call_a_minute(moto: AwsSer
     queues = ["orders", "mails", "asleep", "never", arn]
     assert cloudwatch.oldest_ages(queues) == {"orders": 90.0, "mails": 0.0, arn: 90.0}
     tell_cloudwatch(moto, "orders", 150, minutes_ago=0)
-    clock.advance(ASKED_EVERY_SECONDS - 1)
+    clock.advance(REFRESH_SECONDS - 1)
     assert cloudwatch.oldest_ages(["orders"]) == {"orders": 90.0}
     assert counting.calls == 1
     clock.advance(1)
@@ -109,7 +109,7 @@ def test_a_denied_request_is_reported_and_not_repeated_for_a_while(moto: AwsServ
     for _ in range(3):
         with pytest.raises(ConfigurationError, match="cloudwatch:GetMetricData"):
             cloudwatch.oldest_ages(["orders"])
-        clock.advance(ASKED_EVERY_SECONDS)
+        clock.advance(REFRESH_SECONDS)
     assert counting.calls == 1
     clock.advance(REFUSED_SECONDS)
     with pytest.raises(ConfigurationError):

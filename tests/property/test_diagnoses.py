@@ -31,7 +31,7 @@ OUTCOMES = {"failed": "dead", "retrying": "retry", "gone": "gone", "superseded":
 STRANGE = ("s3://b/plain", "s3://b/new\nline", "s3://b/\x1b[31mred", 's3://b/"quoted"{', "s3://b/ключ", "s3://b/😀")
 BEGAN = 1_764_000_000.0
 
-Answer = Counter[tuple[str | None, ...]]
+Settlements = Counter[tuple[str | None, ...]]
 
 
 @dataclass
@@ -39,14 +39,14 @@ class History:
     """Events with their times and workers, and what should be found in them."""
 
     told: list[tuple[float, str, Event]] = field(default_factory=list)
-    wrong: Answer = field(default_factory=Counter)
-    failed: Answer = field(default_factory=Counter)
-    finished: Answer = field(default_factory=Counter)
-    died: Answer = field(default_factory=Counter)
-    back: Answer = field(default_factory=Counter)
-    dead: Answer = field(default_factory=Counter)  # messages, as is the next
-    died_messages: Answer = field(default_factory=Counter)
-    over: Answer = field(default_factory=Counter)  # taken over: what, by which attempt, from whose
+    wrong: Settlements = field(default_factory=Counter)
+    failed: Settlements = field(default_factory=Counter)
+    finished: Settlements = field(default_factory=Counter)
+    died: Settlements = field(default_factory=Counter)
+    back: Settlements = field(default_factory=Counter)
+    dead: Settlements = field(default_factory=Counter)  # messages, as is the next
+    died_messages: Settlements = field(default_factory=Counter)
+    over: Settlements = field(default_factory=Counter)  # taken over: what, by which attempt, from whose
 
 
 def object_history(history: History, random: Random, pipeline: str, uri: str, attempts: list[str]) -> None:

@@ -121,18 +121,18 @@ def cloudwatch_of(settings: Settings, *, clock: Clock) -> "CloudWatch | None":
     return None if kind is None or kind.cloudwatch is None else kind.cloudwatch(settings, clock)
 
 
-def file_in_folder(file: str, what: str) -> Path:
+def file_in_folder(file: str, subject: str) -> Path:
     """Return the path of a broker's or ledger's file, and create its folder if it is missing.
 
-    ``what`` names it in errors. Raises `ConfigurationError`.
+    ``subject`` names it in errors. Raises `ConfigurationError`.
     """
     if not file:
-        raise ConfigurationError(f"The {what}'s address names no file: write {_SQLITE}FILE.")
+        raise ConfigurationError(f"The {subject}'s address names no file: write {_SQLITE}FILE.")
     path = Path(file)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigurationError(f"The {what}'s folder {path.parent} cannot be made: {error.strerror}.") from error
+        raise ConfigurationError(f"The {subject}'s folder {path.parent} cannot be made: {error.strerror}.") from error
     return path
 
 

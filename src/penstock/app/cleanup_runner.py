@@ -48,17 +48,17 @@ def source_cleanup(
     if isinstance(cleanup, Keep):
         return None
     if isinstance(cleanup, Move):
-        for place in (source.address, *map(str, own)):
-            if overlap(cleanup.target, place):
+        for written in (source.address, *map(str, own)):
+            if overlap(cleanup.target, written):
                 raise UsageError(
-                    f"Processed objects cannot move to {cleanup.target}, which overlaps with {place}, where objects "
+                    f"Processed objects cannot move to {cleanup.target}, which overlaps with {written}, where objects "
                     "are read or tables written; name a target apart from it."
                 )
     return SourceCleanup(
         pipeline=pipeline,
         action=cleanup.action,
         after_seconds=cleanup.after_seconds,
-        exclusive=cleanup.takes_away,
+        exclusive=cleanup.removes_source,
         cleaner=_cleaner(cleanup, source, probe),
         ledger=ledger,
         shown_to=shown_to,

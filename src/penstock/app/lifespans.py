@@ -74,8 +74,8 @@ class Lifespans:
         except UserError:
             raise
         except (Exception, SystemExit, asyncio.CancelledError) as error:
-            place = location_of(error)
-            where = "" if place is None else f" ({place})"
+            location = location_of(error)
+            where = "" if location is None else f" ({location})"
             raise UserError(
                 f"The lifespan {lifespan.name} raised {failure_of(error).summary}{where}; nothing is served without it."
             ) from error

@@ -113,10 +113,10 @@ def metrics_beside(settings: Settings, number: int) -> Settings:
 def running() -> Health:
     """Return probes that only confirm that the process answers."""
 
-    def answer() -> tuple[bool, str]:
+    def probe() -> tuple[bool, str]:
         return True, "The process runs."
 
-    return Health(live=answer, ready=answer, started=answer)
+    return Health(live=probe, ready=probe, started=probe)
 
 
 def _otel(settings: Settings, *, worker: str) -> "Otel":

@@ -133,8 +133,8 @@ def _check(inventory: Inventory, address: S3Address, target: ReconcileTarget) ->
 
 def _keys(target: ReconcileTarget, bucket: str) -> Sequence[str]:
     """Return the prefixes in this bucket that Penstock itself writes."""
-    places = [s3_address(one.uri) for one in target.own if not one.is_local]
-    return [place.prefix for place in places if place.bucket == bucket]
+    addresses = [s3_address(one.uri) for one in target.own if not one.is_local]
+    return [written.prefix for written in addresses if written.bucket == bucket]
 
 
 OLDER_THAN_SECONDS = 900.0
@@ -278,8 +278,8 @@ def _send(
     total = found.count if request.limit is None else min(found.count, request.limit)
     chunk_objects = CHUNK_OBJECTS if request.rate is None else max(1, min(CHUNK_OBJECTS, int(request.rate)))
     began_at, sent = tools.clock.monotonic(), 0
-    asked = threading.Event()
-    with tools.stop.watched_by(asked):
+    stop_requested = threading.Event()
+    with tools.stop.watched_by(stop_requested):
         for chunk in found.chunks(limit=request.limit, objects_max=chunk_objects):
             if tools.stop.requested:
                 break
@@ -288,7 +288,7 @@ def _send(
             tools.bus.emit(ReconcileProgressed(pipeline=target.pipeline, unit="messages", done=sent, total=total))
             if request.rate is not None and sent < total:
                 due_at = began_at + sent / request.rate
-                tools.clock.wait(asked, max(0.0, due_at - tools.clock.monotonic()))
+                tools.clock.wait(stop_requested, max(0.0, due_at - tools.clock.monotonic()))
     return sent
 
 
@@ -329,24 +329,24 @@ def _stoppable(tools: PipelineTools, spark: "Session", tag: str) -> Iterator[Non
     from penstock.pipeline.reconcile.missing import cancelled_when
 
     cancel = threading.Event()
-    asked = threading.Event()
+    stop_requested = threading.Event()
     ended = threading.Event()
 
     def pass_on() -> None:
         while not ended.is_set():
-            asked.wait()
-            asked.clear()
+            stop_requested.wait()
+            stop_requested.clear()
             if tools.stop.requested:
                 cancel.set()
                 return
 
-    with tools.stop.watched_by(asked), cancelled_when(cancel, spark, tag):
+    with tools.stop.watched_by(stop_requested), cancelled_when(cancel, spark, tag):
         threading.Thread(target=pass_on, name="penstock-reconcile-stop", daemon=True).start()
         try:
             yield
         finally:
             ended.set()
-            asked.set()
+            stop_requested.set()
 
 
 def _messages(target: ReconcileTarget) -> int:

@@ -78,9 +78,9 @@ def forced_shutdowns(settings: Settings, *, worker: str, meters: Meters | None) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRole:
-    """A worker's work and its end condition. With ``tiers``, it only replays these."""
+    """A worker's work and its end condition. With ``dlqs``, it only replays these."""
 
-    tiers: Sequence[ReplayedQueue] | None = None
+    dlqs: Sequence[ReplayedQueue] | None = None
     until: Callable[[], bool] | None = None
     listeners: Sequence[Listener] = ()
 
@@ -126,7 +126,7 @@ def run_worker(
                     *(() if seen is None else (seen,)),
                     *part.listeners,
                 ),
-                tiers=part.tiers,
+                dlqs=part.dlqs,
                 liveness=liveness,
                 metrics_address=lambda: telemetry.metrics_address,
                 meters=telemetry.meters,

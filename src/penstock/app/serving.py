@@ -64,7 +64,7 @@ def await_ledger(
     never = threading.Event()
     while True:
         try:
-            with outage.asked():
+            with outage.watch_request():
                 open_ledger()
             return
         except TemporaryError:
@@ -88,7 +88,7 @@ def serve(
     settings: WorkerSettings | None = None,
     resident: bool = True,
     spark: "Session | None" = None,
-    tiers: Sequence[ReplayedQueue] | None = None,
+    dlqs: Sequence[ReplayedQueue] | None = None,
     liveness: Liveness | None = None,
     metrics_address: Callable[[], str | None] = lambda: None,
     meters: "Meters | None" = None,
@@ -113,7 +113,7 @@ def serve(
         ConfigurationError: If a queue has no handler or does not exist, or if the ledger is local to this host beside a
             shared broker. Also raises any error that stopped the worker.
     """
-    role = _role_of(app, queues, dlqs=tiers, bounded=until is not None, resident=resident)
+    role = _role_of(app, queues, dlqs=dlqs, bounded=until is not None, resident=resident)
     numbers = settings or worker_settings(app)
     with ExitStack() as stack:
         context, sessions = _entered(
@@ -365,7 +365,7 @@ def _meet_ledger(context: ServiceContext, owners: Callable[[], object], *, waits
         )
         owners()
         return
-    with suppress(TemporaryError), context.outage.asked():
+    with suppress(TemporaryError), context.outage.watch_request():
         owners()
 
 

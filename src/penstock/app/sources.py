@@ -96,8 +96,10 @@ def source_at(source: str | PathLike[str], aws: Aws) -> SourceLocation:
         return SourceLocation(address=str(s3_address(text)), aws=aws)
     folder = real(text)
     if not folder.is_dir():
-        what = "is a file; give the folder it lies in" if folder.exists() else "does not exist; give the folder to read"
-        raise UsageError(f"The source {folder} {what}.")
+        subject = (
+            "is a file; give the folder it lies in" if folder.exists() else "does not exist; give the folder to read"
+        )
+        raise UsageError(f"The source {folder} {subject}.")
     return SourceLocation(address=str(folder), aws=aws)
 
 

@@ -170,7 +170,7 @@ def dead_letter_queues(broker: Broker, queue: str) -> tuple[str, str]:
     return first, broker.dead_letter_queue(first)
 
 
-def dead_letter_tiers(broker: Broker, queue: str) -> Mapping[str, Tier]:
+def tier_by_dlq(broker: Broker, queue: str) -> Mapping[str, Tier]:
     """Return the DLQ and the final DLQ of a queue with their tiers. A DLQ that is its own final DLQ appears once."""
     first, final = dead_letter_queues(broker, queue)
     if first == final or names_final_dlq(listed_name(first)):

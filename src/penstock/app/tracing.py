@@ -71,10 +71,12 @@ def otel_service(settings: Settings, *, worker: str) -> "TelemetryResource":
     )
 
 
-def require_otel(what: str) -> None:
+def require_otel(subject: str) -> None:
     """Raise `ConfigurationError`, naming the pip extra, if OpenTelemetry is missing. Imports none of it."""
     if not all(map(_is_there, PACKAGES)):
-        raise ConfigurationError(f"{what}, and OpenTelemetry cannot be found here: run pip install 'penstock[otel]'.")
+        raise ConfigurationError(
+            f"{subject}, and OpenTelemetry cannot be found here: run pip install 'penstock[otel]'."
+        )
 
 
 def traced(consumers: Sequence[Consumer], tracing: Tracing, *, system: str) -> Sequence[Consumer]:

@@ -39,14 +39,14 @@ class InboxAnswer:
     Using it without ``await`` raises, instead of always being true.
     """
 
-    def __init__(self, answer: Awaitable[bool]) -> None:
-        self._answer = answer
+    def __init__(self, is_new: Awaitable[bool]) -> None:
+        self._is_new = is_new
 
     def __await__(self) -> Generator[Any, Any, bool]:
-        return self._answer.__await__()
+        return self._is_new.__await__()
 
     def __bool__(self) -> NoReturn:
-        close = getattr(self._answer, "close", None)
+        close = getattr(self._is_new, "close", None)
         if close is not None:
             close()
         raise UsageError("With an async session the inbox has to be awaited: `if not await app.inbox(...)`.")

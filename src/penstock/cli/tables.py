@@ -86,7 +86,7 @@ def gc(
     """
     scope = where.with_names(app, name).scope()
     tables = scope.tables_meant
-    require_spark(*{places.scheme for places in tables.values()})
+    require_spark(*{paths.scheme for paths in tables.values()})
     from penstock.app.tables import Tables
 
     telemetry = open_reports(
@@ -94,8 +94,8 @@ def gc(
     )
     with telemetry.running(), view(scope) as seen:
         collected = {
-            name: Tables(places, seen.ledger, partition_by=None, bus=Bus()).collect_garbage(dry_run=dry_run)
-            for name, places in tables.items()
+            name: Tables(paths, seen.ledger, partition_by=None, bus=Bus()).collect_garbage(dry_run=dry_run)
+            for name, paths in tables.items()
         }
     unknown = [path for one in collected.values() for path in one.unknown]
     if json_:

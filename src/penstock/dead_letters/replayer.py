@@ -28,7 +28,7 @@ from penstock.messaging.backoff import Random, backoff_seconds
 from penstock.messaging.broker import Broker, is_fifo, send_each
 from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.handler import Answer, ExecutionPlace, HeldClaim, ServiceWatch, Unwatched
+from penstock.messaging.handler import ExecutionPlace, HeldClaim, ServiceWatch, Settlements, Unwatched
 from penstock.messaging.replay import Replay, ReplayLog, dead_letter_replay_id, replayed, replays_so_far
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
 from penstock.messaging.steps import Probe, Step, no_probe
@@ -144,12 +144,12 @@ class ReplayExecution:
         self._interrupted = threading.Event()  # set by the interrupting thread; nothing is sent afterwards
         self._now = 0.0  # epoch seconds, the time of this batch; written by the running thread
 
-    def run(self) -> Answer:
+    def run(self) -> Settlements:
         """Advance each message by one step. Raises `ConfigurationError` if a person must fix a queue or the log."""
         self._now = self._context.clock.now()
         unavailable, self._context.unavailable.in_a_row = self._context.unavailable.in_a_row, 0
         try:
-            return self._answer(unavailable)
+            return self._settlements(unavailable)
         except TemporaryError as error:  # raised by the log, before anything was sent
             return {
                 dead_letter.receipt: self._retry_later(dead_letter, None, error, unavailable)
@@ -168,7 +168,7 @@ class ReplayExecution:
     def left_seconds(self, timeout_seconds: float) -> float:
         return timeout_seconds
 
-    def time_out(self) -> Answer:
+    def time_out(self) -> Settlements:
         raise AssertionError("a replayer has no timeout")
 
     def release(self) -> None:
@@ -179,19 +179,19 @@ class ReplayExecution:
 
     # The steps, in order
 
-    def _answer(self, unavailable: int) -> Answer:
+    def _settlements(self, unavailable: int) -> Settlements:
         plans = [(dead_letter, self._plan(dead_letter)) for dead_letter in self._dead_letters]
-        with self._context.ledger_watch.asked():
+        with self._context.ledger_watch.watch_request():
             on_record = self._recorded([plan for _, plan in plans])
-        answers: dict[str, Settlement] = {}
+        settlements: dict[str, Settlement] = {}
         due: dict[str, list[tuple[_PlannedReplay, ReplayAfter]]] = {}
         for dead_letter, plan in plans:
             # A recorded intent may be from a person's replay that died after the send: carry it out.
             replay = on_record.get(_id_of(dead_letter)) or plan
             if isinstance(replay, MoveToFinal):
-                answers[dead_letter.receipt] = self._set_aside(dead_letter, replay.reason)
+                settlements[dead_letter.receipt] = self._set_aside(dead_letter, replay.reason)
             elif replay.sent:
-                answers[dead_letter.receipt] = self._sent(
+                settlements[dead_letter.receipt] = self._sent(
                     _PlannedReplay(dead_letter=dead_letter, replay=replay), new_message_id=None
                 )
             else:
@@ -200,10 +200,10 @@ class ReplayExecution:
                 if isinstance(step, ReplayAfter):
                     due.setdefault(one.replay.queue, []).append((one, step))
                 else:
-                    answers[dead_letter.receipt] = self._hide(one, step)
+                    settlements[dead_letter.receipt] = self._hide(one, step)
         for queue, sends in due.items():
-            answers |= self._send(queue, sends, unavailable)
-        return answers
+            settlements |= self._send(queue, sends, unavailable)
+        return settlements
 
     def _plan(self, dead_letter: Delivery) -> Replay | MoveToFinal:
         source = self._context.sources.of(dead_letter)
@@ -253,7 +253,7 @@ class ReplayExecution:
         retention_seconds = None if source is None else source.retention_seconds
         return most if retention_seconds is None else min(most, _DELAYED_SHARE_MAX * retention_seconds)
 
-    def _send(self, queue: str, sends: Sequence[tuple[_PlannedReplay, ReplayAfter]], unavailable: int) -> Answer:
+    def _send(self, queue: str, sends: Sequence[tuple[_PlannedReplay, ReplayAfter]], unavailable: int) -> Settlements:
         context = self._context
         if self._interrupted.is_set():
             return {one.dead_letter.receipt: Release(uncounted=True) for one, _ in sends}

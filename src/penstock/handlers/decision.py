@@ -70,16 +70,16 @@ def decide(
             fingerprint=fingerprint(handler, failure.error_type, raised, failure.traceback),
             handler=handler,
         )
-    asked_seconds = delay_asked(raised)
-    if asked_seconds is not None:
-        return Release(delay_seconds=asked_seconds, reason=words)
+    wanted_seconds = requested_delay(raised)
+    if wanted_seconds is not None:
+        return Release(delay_seconds=wanted_seconds, reason=words)
     delay_seconds = backoff_seconds(
         attempt=delivery.attempt, base_seconds=policy.base_seconds, cap_seconds=policy.cap_seconds, random=random
     )
     return Release(delay_seconds=delay_seconds, reason=words)
 
 
-def delay_asked(raised: BaseException) -> float | None:
+def requested_delay(raised: BaseException) -> float | None:
     """Return the delay of a `Retry`; None if it has none or an invalid one."""
     if not isinstance(raised, Retry):
         return None

@@ -29,8 +29,8 @@ class KeyClaimExtender:
 
     ledger: Ledger
 
-    def extend(self, ids: Sequence[str], *, lease_seconds: float, answer_seconds: float) -> Extension:
-        return self.ledger.extend_works(ids, lease_seconds=lease_seconds, answer_seconds=answer_seconds)
+    def extend(self, ids: Sequence[str], *, lease_seconds: float, response_seconds: float) -> Extension:
+        return self.ledger.extend_works(ids, lease_seconds=lease_seconds, response_seconds=response_seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -119,7 +119,7 @@ class OutageWatch:
             self._cycles = 0
 
     @contextmanager
-    def asked(self) -> Iterator[None]:
+    def watch_request(self) -> Iterator[None]:
         """Wrap a request. A `TemporaryError` in it means that the service is down, a normal end that it is up.
 
         A `PartAway` does not show that the whole service is down.
@@ -148,8 +148,8 @@ class OutageWatch:
     def pause_seconds(self, random: Random) -> float:
         """Return for how long to hide a message whose request failed: with jitter, longer in a longer outage."""
         since = self._since
-        away_seconds = 0.0 if since is None else self._clock.monotonic() - since
-        ceiling = min(PAUSE_SECONDS_MAX, max(PAUSE_SECONDS_MIN, away_seconds))
+        outage_seconds = 0.0 if since is None else self._clock.monotonic() - since
+        ceiling = min(PAUSE_SECONDS_MAX, max(PAUSE_SECONDS_MIN, outage_seconds))
         if not self._releases_uncounted:
             ceiling = COUNTED_RELEASE_SECONDS * self._service.patience
         return upper_half(ceiling, random)
@@ -272,8 +272,8 @@ class OutageWatch:
             since, self._since = self._since, None
             self._answered_at = self._clock.monotonic()
         if since is not None and not self._ended:
-            away_seconds = self._clock.monotonic() - since
-            self._bus.emit(self._service.available(outage_seconds=away_seconds, queues=tuple(sorted(self._queues))))
+            outage_seconds = self._clock.monotonic() - since
+            self._bus.emit(self._service.available(outage_seconds=outage_seconds, queues=tuple(sorted(self._queues))))
 
 
 class OutageGate:

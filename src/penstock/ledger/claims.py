@@ -241,7 +241,7 @@ class Claims:
         return claim
 
     def extend(
-        self, attempt_ids: Sequence[str], *, lease_seconds: float, answer_seconds: float | None = None
+        self, attempt_ids: Sequence[str], *, lease_seconds: float, response_seconds: float | None = None
     ) -> Extension:
         """Extend the leases of these attempts to ``lease_seconds`` from now, in one transaction."""
         named = sorted(set(attempt_ids))
@@ -253,7 +253,7 @@ class Claims:
                 connection.execute(_EXTEND_ALL, {"named": ours, "lease_seconds": lease_seconds})
             return Extension(lost=set(named) - is_open, locked=is_open - set(ours))
 
-        return self._database.hurried(answer_seconds).transact(extend)
+        return self._database.hurried(response_seconds).transact(extend)
 
     def _insert_new(self, opening: Values, named: Mapping[bytes, Sequence[Candidate]]) -> "_Found":
         """Insert and claim the objects that the ledger does not know; ignore the others."""

@@ -63,8 +63,8 @@ class AttemptClaimExtender:
 
     ledger: Ledger
 
-    def extend(self, ids: Sequence[str], *, lease_seconds: float, answer_seconds: float) -> Extension:
-        return self.ledger.extend_attempts(ids, lease_seconds=lease_seconds, answer_seconds=answer_seconds)
+    def extend(self, ids: Sequence[str], *, lease_seconds: float, response_seconds: float) -> Extension:
+        return self.ledger.extend_attempts(ids, lease_seconds=lease_seconds, response_seconds=response_seconds)
 
 
 class ClaimGuard:
@@ -100,10 +100,12 @@ class ClaimGuard:
     def _take(
         self, claim: Callable[[], ObjectClaims | None], refs: Mapping[bytes, ObjectRef]
     ) -> tuple[ObjectClaims | None, ClaimedWork | None]:
-        answer = claim()  # without the lock: heartbeats and stops must not wait for the ledger
-        if answer is None or not answer.claimed:
-            return answer, None
-        work = ClaimedWork(claim=answer, refs={id: ref for id, ref in refs.items() if id in answer.claimed})
+        claimed_batch = claim()  # without the lock: heartbeats and stops must not wait for the ledger
+        if claimed_batch is None or not claimed_batch.claimed:
+            return claimed_batch, None
+        work = ClaimedWork(
+            claim=claimed_batch, refs={id: ref for id, ref in refs.items() if id in claimed_batch.claimed}
+        )
         with self.lock:
             stopped = self._stopped
             if not stopped:
@@ -112,7 +114,7 @@ class ClaimGuard:
             with suppress(TemporaryError):  # the ledger is unreachable: the lease will expire
                 self.release(work, reason=RELEASED, outcome="given_back")
             raise RunCancelled(RELEASED)
-        return answer, work
+        return claimed_batch, work
 
     def commit(self, work: ClaimedWork, outcome: BatchOutcome) -> int | None:
         """End the attempt with a commit. The caller emits the events. Raises the same errors as `Ledger.commit`."""
@@ -288,7 +290,7 @@ class Attempts:
         """Claim the free objects of the group. Return None if the ledger is unreachable: the outcome is uncertain."""
         attempt_id = self._runtime.new_attempt_id()
         try:
-            with self._runtime.ledger_watch.asked():
+            with self._runtime.ledger_watch.watch_request():
                 claim = self._runtime.ledger.claim(
                     self._settings.pipeline,
                     candidates(group),
@@ -389,7 +391,7 @@ class Attempts:
             schema_id=result.schema_id,
             new_schema=result.new_schema,
         )
-        with self._stage("commit", work), self._runtime.ledger_watch.asked():
+        with self._stage("commit", work), self._runtime.ledger_watch.watch_request():
             seq = self._guard.commit(work, outcome)
         if seq is not None:
             self._events.committed(work, result, seq, seconds=self._runtime.clock.monotonic() - began_at)
@@ -418,7 +420,7 @@ class Attempts:
             pipeline=self._settings.pipeline, attempt_id=work.attempt_id, processed=(), failed=failed
         )
         try:
-            with self._runtime.ledger_watch.asked():
+            with self._runtime.ledger_watch.watch_request():
                 self._guard.commit(work, outcome)
         except ClaimLost:
             return self._lost(work)

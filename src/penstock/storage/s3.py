@@ -132,8 +132,8 @@ def fault_of(error: Exception) -> S3Fault:
             kind=RefusalKind.PASSING, text=f"S3 responded with {' '.join(str(part) for part in (status, code) if part)}"
         )
     described = f"{type(error).__name__} {message}"
-    for words, text in _CONNECTION:
-        if words in described:
+    for fragment, text in _CONNECTION:
+        if fragment in described:
             return S3Fault(kind=RefusalKind.PASSING, text=text)
     return S3Fault(kind=RefusalKind.PASSING, text=f"S3 cannot be reached: {_first_line(message)}")
 
@@ -315,12 +315,12 @@ def region_of(bucket: str, client: Any) -> str | None:
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
-        answer = client.head_bucket(Bucket=bucket)
+        response = client.head_bucket(Bucket=bucket)
     except ClientError as error:
-        answer = error.response
+        response = error.response
     except BotoCoreError as error:
         raise TemporaryError(f"s3://{bucket} cannot be used: {fault_of(error).text}.") from None
-    text: str | None = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("x-amz-bucket-region")
+    text: str | None = response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("x-amz-bucket-region")
     return text
 
 

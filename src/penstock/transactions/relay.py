@@ -224,22 +224,22 @@ class _ClaimedRows:
             if self._is_over() or queue in self.refusing:
                 return
             some = rows[start : start + PARTIAL_CHUNK]
-            answers: Sequence[str | PenstockError]
+            results: Sequence[str | PenstockError]
             try:
-                answers = broker.try_send(queue, [row.outgoing for row in some])
+                results = broker.try_send(queue, [row.outgoing for row in some])
             except ConfigurationError as error:  # an error of the queue: it accepted no row
-                answers = [error] * len(some)
-            outcomes = list(zip(some, answers, strict=True))
-            self._sent(queue, [(row, answer) for row, answer in outcomes if isinstance(answer, str)])
-            for row, answer in outcomes:
-                if isinstance(answer, str):
+                results = [error] * len(some)
+            outcomes = list(zip(some, results, strict=True))
+            self._sent(queue, [(row, result) for row, result in outcomes if isinstance(result, str)])
+            for row, result in outcomes:
+                if isinstance(result, str):
                     in_a_row = 0
-                elif isinstance(answer, ConfigurationError) and queue not in self.refusing:
-                    self._refuse(row, answer)
+                elif isinstance(result, ConfigurationError) and queue not in self.refusing:
+                    self._refuse(row, result)
                     in_a_row += 1
                     if in_a_row == in_a_row_max:
                         self.refusing.add(queue)
-            failed = [answer for answer in answers if isinstance(answer, TemporaryError)]
+            failed = [result for result in results if isinstance(result, TemporaryError)]
             if failed:
                 raise failed[0]
 

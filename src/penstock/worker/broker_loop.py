@@ -145,7 +145,7 @@ class BrokerLoop:
         requests = scheduler.requests()
         if requests and scheduler.full is None:
             # Listen before polling, so that no arrival is missed between the poll and the rest.
-            self._listen(scheduler.with_room)
+            self._listen(scheduler.with_capacity)
         listened = self._arrivals.wanted
         turn = NOTHING_TO_DO
         if group.settlements or requests:
@@ -159,7 +159,7 @@ class BrokerLoop:
         if self._polls_are_billed and requests and scheduler.full is not None:
             # While one queue keeps the worker busy, listen to the queues found empty instead of polling them in vain.
             # Only to those: messages waiting in another queue would be signalled at once, and the worker has no room.
-            listened = (self._arrivals.wanted | scheduler.found_empty) & scheduler.with_room
+            listened = (self._arrivals.wanted | scheduler.found_empty) & scheduler.with_capacity
             self._listen(listened - {scheduler.full})
         return received
 
@@ -179,8 +179,8 @@ class BrokerLoop:
         if seconds is None:
             self._stop_listening()
             return REST_SECONDS_MAX
-        if self._arrivals.wanted - self._scheduler.with_room:
-            self._listen(self._arrivals.wanted & self._scheduler.with_room)
+        if self._arrivals.wanted - self._scheduler.with_capacity:
+            self._listen(self._arrivals.wanted & self._scheduler.with_capacity)
         return seconds
 
     def _listen(self, queues: Set[str]) -> None:

@@ -27,7 +27,7 @@ from penstock.events import Bus, ExecutionFailed, SettlementMissing
 from penstock.messaging.backoff import Random
 from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.handler import Answer, ExecutionPlace
+from penstock.messaging.handler import ExecutionPlace, Settlements
 from penstock.messaging.settlement import UNCOUNTED, Release, Settlement
 from penstock.messaging.threads import begin_thread_or_do
 from penstock.worker.consumer import Consumer
@@ -111,7 +111,7 @@ class Executor:
         self._stranded: list[RunningBatch] = []  # under the lock; the run has ended and the batch is not settled
         self._draining = False  # set under the lock, by `drain`
         self._begun = 0  # written by the I/O thread
-        self._returned: list[tuple[RunningBatch, Answer]] = []  # this and the next: loop thread only
+        self._returned: list[tuple[RunningBatch, Settlements]] = []  # this and the next: loop thread only
         self._ended_runs: list[RunningBatch] = []
         # The number of batches with a decided outcome. Under the lock, as are the next two; written by the thread that
         # ends a batch.
@@ -286,12 +286,12 @@ class Executor:
                 if batch.end(settles=False):
                     self._release_raised(batch, error)
 
-    def _settle(self, returned: Sequence[tuple[RunningBatch, Answer]], *, failed: bool = False) -> None:
+    def _settle(self, returned: Sequence[tuple[RunningBatch, Settlements]], *, failed: bool = False) -> None:
         """Submit the settlements that these batches returned."""
         settlements: list[tuple[Delivery, Settlement]] = []
-        for batch, answer in returned:
+        for batch, settled in returned:
             for delivery in batch.deliveries:
-                settlement = answer.get(delivery.receipt)
+                settlement = settled.get(delivery.receipt)
                 if settlement is None:
                     self._bus.emit(SettlementMissing(queue=delivery.queue, message_id=delivery.message.id))
                     settlement = self._delayed(delivery)
@@ -359,13 +359,13 @@ class Executor:
         That removes the deliveries from the lease book: a hung run keeps no lease.
         """
         try:
-            answer = batch.execution.time_out()
+            settled = batch.execution.time_out()
         except Exception as error:
             self._release_raised(batch, error)
             return
         if not batch.begin_settling():
             return
-        self._settle([(batch, answer)], failed=True)
+        self._settle([(batch, settled)], failed=True)
         if not self._shares_slots:  # otherwise the handler reports the failure of each message
             self._emit_failure(
                 batch.deliveries,

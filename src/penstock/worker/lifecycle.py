@@ -613,9 +613,9 @@ class WorkerLifecycle:
         self._bus.emit(WorkerFailed(error_type=failure.error_type, error=failure.error, traceback=failure.traceback))
 
     def _dump_stacks(self) -> None:
-        asked = self._stop.stacks_requested
-        if asked != self._stacks_dumped:
-            self._stacks_dumped = asked
+        requests = self._stop.stacks_requested
+        if requests != self._stacks_dumped:
+            self._stacks_dumped = requests
             self._bus.emit(StacksDumped(stacks=stacks(self._pools.loop.loop)))
 
     @staticmethod

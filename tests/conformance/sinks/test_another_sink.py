@@ -56,7 +56,7 @@ def test_batches_are_published_to_it_in_order_and_once(where: TablePaths, mill: 
 
 def test_maintenance_without_a_history_is_refused_by_name_or_has_nothing_to_do(where: TablePaths, mill: Mill) -> None:
     mill.batch([1])
-    kept = MaintainedPipeline(places=where, ledger=mill.ledger, bus=Bus(), probe=no_probe)
+    kept = MaintainedPipeline(paths=where, ledger=mill.ledger, bus=Bus(), probe=no_probe)
     assert kept.publish() == 1
     assert kept.vacuum(retention_hours=None, dry_run=False) == {}
     with pytest.raises(TableError, match="keeps no earlier versions, so its files cannot be merged"):

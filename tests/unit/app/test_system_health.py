@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.app.queues import queue_statuses
-from penstock.app.system_health import dead_letter_tiers
+from penstock.app.system_health import tier_by_dlq
 from penstock.brokers.memory.broker import MemoryBroker
 from penstock.config import Settings
 from penstock.messaging.broker import QueueSettings
@@ -26,7 +26,7 @@ def test_the_tiers_of_a_queue_are_its_dlq_and_final_dlq_each_once(
     dead_letter_queue: str | None, tiers: dict[str, str]
 ) -> None:
     broker = MemoryBroker(queues=[QueueSettings(name="orders", dead_letter_queue=dead_letter_queue)])
-    assert dead_letter_tiers(broker, "orders") == tiers
+    assert tier_by_dlq(broker, "orders") == tiers
     broker.close()
 
 

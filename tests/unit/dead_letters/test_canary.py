@@ -71,14 +71,14 @@ def test_it_is_settled_when_it_is_gone_and_not_dead(broker: MemoryBroker, clock:
     canary = sent(broker)
     broker.send(FIRST, [Outgoing(body=b"another")])
     clock.then = [lambda: None, lambda: done(broker)]
-    assert fate(canary, broker, clock).verdict == "settled"
+    assert fate(canary, broker, clock).status == "settled"
 
 
 def test_it_died_again(broker: MemoryBroker, clock: Stepping) -> None:
     canary = sent(broker)
     clock.then = [lambda: die(broker, reason="the same")]
     found = fate(canary, broker, clock)
-    assert (found.verdict, "orders-dlq" in found.text, "the same" in found.text) == ("died", True, True)
+    assert (found.status, "orders-dlq" in found.text, "the same" in found.text) == ("died", True, True)
 
 
 def test_it_died_and_was_set_aside_at_once(broker: MemoryBroker, clock: Stepping) -> None:
@@ -90,7 +90,7 @@ def test_it_died_and_was_set_aside_at_once(broker: MemoryBroker, clock: Stepping
 
     clock.then = [both]
     found = fate(canary, broker, clock)
-    assert (found.verdict, "orders-dead" in found.text) == ("died", True)
+    assert (found.status, "orders-dead" in found.text) == ("died", True)
 
 
 def test_it_died_and_a_replayer_has_sent_it_back_already(broker: MemoryBroker, clock: Stepping) -> None:
@@ -106,16 +106,16 @@ def test_it_died_and_a_replayer_has_sent_it_back_already(broker: MemoryBroker, c
         broker.discard(FIRST, [dead_letter.id])
 
     clock.then = [both]
-    assert fate(canary, broker, clock).verdict == "died"
+    assert fate(canary, broker, clock).status == "died"
 
 
 def test_nobody_takes_it(broker: MemoryBroker, clock: Stepping) -> None:
     canary = sent(broker)
     found = fate(canary, broker, clock)
-    assert (found.verdict, "still in orders" in found.text) == ("unknown", True)
+    assert (found.status, "still in orders" in found.text) == ("unknown", True)
     assert 30.0 <= clock.monotonic() < 40.0
 
 
 def test_somebody_asks_to_stop(broker: MemoryBroker, clock: Stepping) -> None:
-    assert fate(sent(broker), broker, clock, stopped=True).verdict == "unknown"
+    assert fate(sent(broker), broker, clock, stopped=True).status == "unknown"
     assert clock.monotonic() == 0.0

@@ -88,7 +88,7 @@ def test_a_row_goes_on_over_failures_of_another_kind() -> None:
 
 
 def test_a_message_of_its_own_mind_neither_counts_nor_interrupts() -> None:
-    state = breaker.answered(after(fault(1), fault(2)), frozenset({"r7"}))
+    state = breaker.decided(after(fault(1), fault(2)), frozenset({"r7"}))
     assert isinstance(after(fault(3), state=state), OpenState)
 
 
@@ -161,7 +161,7 @@ def test_a_probe_that_fails_in_another_way_closes_it_and_is_that_message_s_own_f
 
 
 def test_after_a_close_without_a_success_one_failure_of_the_old_kind_opens_it_again() -> None:
-    closed = breaker.answered(probing(), frozenset({"r9"}))
+    closed = breaker.decided(probing(), frozenset({"r9"}))
     assert isinstance(closed, ClosedState)
     assert failed(closed, fault(20)).excused
     assert isinstance(after(fault(20), state=closed), OpenState)
@@ -209,7 +209,7 @@ def test_the_more_probes_hang_the_longer_it_is_until_the_next() -> None:
 @pytest.mark.parametrize("receipt", ["r9", "r10"])
 def test_whichever_of_them_succeeds_closes_it(receipt: str) -> None:
     assert breaker.succeeded(beside_one_that_hangs(), frozenset({receipt})) is CALM
-    assert isinstance(breaker.answered(beside_one_that_hangs(), frozenset({receipt})), ClosedState)
+    assert isinstance(breaker.decided(beside_one_that_hangs(), frozenset({receipt})), ClosedState)
 
 
 def test_one_that_hung_and_fails_at_last_is_excused_and_holds_up_nobody() -> None:
@@ -262,7 +262,7 @@ def test_what_was_excused_again_and_again_stays_away_longer_each_time() -> None:
         for tries in range(1, 30)
     ]
     assert away[:4] == [0.5, 1.0, 2.0, 4.0]
-    assert away[-1] == breaker.AWAY_SECONDS_MAX / 2
+    assert away[-1] == breaker.EXTRA_SECONDS_MAX / 2
 
 
 def test_what_is_remembered_is_bounded() -> None:

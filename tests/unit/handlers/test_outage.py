@@ -29,11 +29,11 @@ class Scene:
         self.outage = OutageWatch(bus=Bus(self.heard.append), clock=self.clock)
 
     def claim_fails(self, words: str = "away") -> None:
-        with pytest.raises(TemporaryError), self.outage.asked():
+        with pytest.raises(TemporaryError), self.outage.watch_request():
             raise TemporaryError(words)
 
     def claim_succeeds(self) -> None:
-        with self.outage.asked():
+        with self.outage.watch_request():
             pass
         self.outage.succeeded()
 
@@ -56,7 +56,7 @@ def test_an_outage_is_told_once_at_each_end() -> None:
 def test_another_failure_says_nothing_of_the_ledger() -> None:
     scene = Scene()
     scene.claim_fails()
-    with pytest.raises(ValueError, match="defect"), scene.outage.asked():
+    with pytest.raises(ValueError, match="defect"), scene.outage.watch_request():
         raise ValueError("defect")
     assert scene.heard == [LedgerUnavailable(error="away")]
 
@@ -128,7 +128,7 @@ def test_a_part_that_is_away_pauses_nothing() -> None:
     """Else each message of an object in a mount that is away would shut the queue for all others, longer each time."""
     scene = Watched()
     for _ in range(3):
-        with pytest.raises(PartAway), scene.outage.asked():
+        with pytest.raises(PartAway), scene.outage.watch_request():
             raise PartAway("nothing is mounted there any more")
     assert scene.gate.admits() is None
     assert scene.heard == []
@@ -159,7 +159,7 @@ def test_a_ledger_that_answers_and_takes_no_claims_is_tried_with_one_message_at_
         assert (scene.gate.opens_at() is None) == (cycle == 0)
     assert rests == sorted(rests)
     assert rests[-1] == pytest.approx(CLAIMS_PAUSE_SECONDS_MAX, rel=0.01)
-    with scene.outage.asked():
+    with scene.outage.watch_request():
         assert scene.gate.admits() == 0, "one is tried already"
     assert scene.gate.admits() == 1, "it answered, which says nothing of its disk"
     scene.outage.succeeded()

@@ -18,20 +18,20 @@ from tests.unit.monitoring.scraping import samples_in
 from penstock.errors import ConfigurationError
 from penstock.monitoring import endpoint as module
 from penstock.monitoring.endpoint import CONNECTIONS_MAX, Address, Endpoint, address_of
-from penstock.monitoring.health import Answer, Health
+from penstock.monitoring.health import Health, ProbeResult
 from penstock.monitoring.metrics.meters import Meters
 
 DEADLINE_SECONDS = 60.0
-WELL: Answer = (True, "The worker runs.")
+WELL: ProbeResult = (True, "The worker runs.")
 
 
 @dataclass
 class Patient:
     """What its health is to be told as."""
 
-    live: Answer = WELL
-    ready: Answer = WELL
-    started: Answer = WELL
+    live: ProbeResult = WELL
+    ready: ProbeResult = WELL
+    started: ProbeResult = WELL
     meters: Meters = field(default_factory=Meters)
 
     @property

@@ -18,7 +18,7 @@ NONE = Answered(body=b"<VersioningConfiguration/>")
 KEPT = Answered(body=b"<VersioningConfiguration><Status>Suspended</Status></VersioningConfiguration>")
 DENIED = refusal(403, "AccessDenied")
 
-Answer = Callable[[Asked], Answered]
+Settlements = Callable[[Asked], Answered]
 
 
 def versions(*entries: str) -> Answered:
@@ -39,7 +39,7 @@ PLAIN = Answered(
 )
 
 
-def answers(*, versions: Answered = DENIED, plain: Answered = DENIED, versioning: Answered = DENIED) -> Answer:
+def answers(*, versions: Answered = DENIED, plain: Answered = DENIED, versioning: Answered = DENIED) -> Settlements:
     def answer(asked: Asked) -> Answered:
         query = parse_qs(urlsplit(asked.target).query, keep_blank_values=True)
         return versions if "versions" in query else versioning if "versioning" in query else plain

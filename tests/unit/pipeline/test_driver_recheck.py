@@ -79,7 +79,7 @@ def test_what_is_wrong_with_the_content_is_no_fault_of_a_host(plan: ReadPlan, ki
     assert reread_on_driver(given, plan) == given
 
 
-@pytest.mark.parametrize("kind", [FailureKind.GONE, FailureKind.SUPERSEDED])
+@pytest.mark.parametrize("kind", [FailureKind.DELETED, FailureKind.SUPERSEDED])
 def test_no_host_can_end_an_object_that_is_here(plan: ReadPlan, kind: FailureKind) -> None:
     with pytest.raises(TemporaryError, match=r"The host spark-7 does not see .* must share the folder"):
         reread_on_driver(summary({0: failure(kind)}), plan)
@@ -87,7 +87,7 @@ def test_no_host_can_end_an_object_that_is_here(plan: ReadPlan, kind: FailureKin
 
 def test_a_file_that_is_not_here_either_is_deleted(plan: ReadPlan) -> None:
     Path(plan.objects[0].key).unlink()
-    given = summary({0: failure(FailureKind.GONE)})
+    given = summary({0: failure(FailureKind.DELETED)})
     assert reread_on_driver(given, plan) == given
 
 

@@ -61,15 +61,17 @@ def parcel(*objects: ObjectRef, problems: tuple[str, ...] = (), message_id: str 
             id="busy elsewhere",
         ),
         pytest.param(
-            (ObjectDead(reason="broken", carrier_message_id="m1"), ObjectDone()),
+            (ObjectDead(reason="broken", original_message_id="m1"), ObjectDone()),
             DeadLetter(reason="broken"),
             id="dead by this message",
         ),
         pytest.param(
-            (ObjectDead(reason="broken", carrier_message_id="other"), ObjectDone()), Ack(), id="dead by another message"
+            (ObjectDead(reason="broken", original_message_id="other"), ObjectDone()),
+            Ack(),
+            id="dead by another message",
         ),
         pytest.param(
-            (ObjectDead(reason="broken", carrier_message_id="m1"), ObjectLater(delay_seconds=1.0)),
+            (ObjectDead(reason="broken", original_message_id="m1"), ObjectLater(delay_seconds=1.0)),
             Release(delay_seconds=1.0),
             id="work left goes before the dead letter",
         ),
@@ -147,8 +149,8 @@ def test_where_runs_hold_one_object_each_is_a_part_of_its_own() -> None:
 
 def test_a_dead_letter_tells_the_first_exception_that_its_objects_died_of() -> None:
     outcomes: dict[bytes, ObjectOutcome] = {
-        A.object_id: ObjectDead(reason="too large", carrier_message_id="m1"),
-        B.object_id: ObjectDead(reason="no", carrier_message_id="m1", exception="ValueError: no", traceback="where"),
+        A.object_id: ObjectDead(reason="too large", original_message_id="m1"),
+        B.object_id: ObjectDead(reason="no", original_message_id="m1", exception="ValueError: no", traceback="where"),
     }
     assert settle_delivery(parcel(A, B), outcomes, handler="clicks") == DeadLetter(
         reason="too large; no", exception="ValueError: no", traceback="where"
@@ -175,9 +177,9 @@ def test_a_letter_says_who_gave_up_and_whether_another_attempt_can_help() -> Non
         assert isinstance(settlement, DeadLetter)
         return settlement.poison, settlement.handler
 
-    lasting = ObjectDead(reason="no", carrier_message_id="m1", lasting=True)
-    tried = ObjectDead(reason="failed 4 times", carrier_message_id="m1")
-    of_another = ObjectDead(reason="no", carrier_message_id="other", lasting=True)
+    lasting = ObjectDead(reason="no", original_message_id="m1", lasting=True)
+    tried = ObjectDead(reason="failed 4 times", original_message_id="m1")
+    of_another = ObjectDead(reason="no", original_message_id="other", lasting=True)
     assert letter(lasting, ObjectDone()) == letter(lasting, lasting) == letter(lasting, of_another) == (True, "clicks")
     assert letter(lasting, tried) == letter(tried, of_another) == (False, "clicks")
     assert letter(tried, ObjectDone(), problems=("record 3 has no key",)) == (True, "clicks")

@@ -9,7 +9,7 @@ from penstock.messaging.failure import FailureDetails as Raised
 from penstock.pipeline.engine import ReadFailure, RunBroken
 from penstock.pipeline.failures import FailureStreak
 from penstock.pipeline.notifications import (
-    GONE_AFTER_SECONDS,
+    DELETED_AFTER_SECONDS,
     ObjectDead,
     ObjectDone,
     ObjectLater,
@@ -51,8 +51,8 @@ def test_an_object_is_judged_by_its_own_attempts(
         pytest.param(
             3, None, AttemptFailure.RETRY, id="the first look, after failures of another kind, at the last attempt"
         ),
-        pytest.param(2, GONE_AFTER_SECONDS - 0.1, AttemptFailure.RETRY, id="two looks in one outage"),
-        pytest.param(1, GONE_AFTER_SECONDS, AttemptFailure.DELETED, id="two looks apart"),
+        pytest.param(2, DELETED_AFTER_SECONDS - 0.1, AttemptFailure.RETRY, id="two looks in one outage"),
+        pytest.param(1, DELETED_AFTER_SECONDS, AttemptFailure.DELETED, id="two looks apart"),
     ],
 )
 def test_a_missing_object_is_gone_after_two_looks_apart(
@@ -62,7 +62,7 @@ def test_a_missing_object_is_gone_after_two_looks_apart(
     judged = classify_failure(one, ReadFailure(failure=AttemptFailure.DELETED, reason="no"), attempts_max=3)
     uncounted = expected is AttemptFailure.RETRY
     assert judged == FailedObject(object_id=b"a", failure=expected, reason="no", uncounted=uncounted, missing=True)
-    assert recheck_seconds(one) == max(0.0, GONE_AFTER_SECONDS - (missing_seconds or 0.0))
+    assert recheck_seconds(one) == max(0.0, DELETED_AFTER_SECONDS - (missing_seconds or 0.0))
 
 
 def test_a_failure_that_is_probably_not_the_object_s_fault_is_not_counted_also_at_its_last_attempt() -> None:
@@ -108,7 +108,7 @@ def test_a_cause_may_choose_the_delay_and_tell_what_was_raised() -> None:
     assert failure_outcome(retry, claimed(), later=LATER, cause=cause) == ObjectLater(delay_seconds=0.0)
     assert failure_outcome(retry, claimed(), later=LATER) == LATER
     assert failure_outcome(dead, claimed(), later=LATER, cause=cause) == ObjectDead(
-        reason="no", carrier_message_id="m1", exception="ValueError: no", traceback="where"
+        reason="no", original_message_id="m1", exception="ValueError: no", traceback="where"
     )
     gone = FailedObject(object_id=b"a", failure=AttemptFailure.DELETED, reason="no")
     assert failure_outcome(gone, claimed(), later=LATER) == ObjectDone()

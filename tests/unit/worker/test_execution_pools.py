@@ -10,7 +10,7 @@ import pytest
 
 from penstock.events import ExecutionFailed, LeasesExtended
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.handler import Answer, ExecutionPlace
+from penstock.messaging.handler import ExecutionPlace, Settlements
 from penstock.messaging.settlement import Ack, Release
 from penstock.worker.pools import EventLoop
 
@@ -26,7 +26,7 @@ def names_seen(life: "Life", place: ExecutionPlace, concurrency: int) -> list[st
     """The names of the threads in which ten messages were worked on."""
     names: list[str] = []
 
-    def answer(deliveries: Sequence[Delivery]) -> Answer:
+    def answer(deliveries: Sequence[Delivery]) -> Settlements:
         names.append(threading.current_thread().name)
         return {delivery.receipt: Ack() for delivery in deliveries}
 
@@ -49,7 +49,7 @@ def test_the_loop_of_the_standard_library_does_as_well(life: "Life", monkeypatch
     monkeypatch.setitem(sys.modules, "uvloop", None)  # as if it were not installed
     kinds: list[type] = []
 
-    def answer(deliveries: Sequence[Delivery]) -> Answer:
+    def answer(deliveries: Sequence[Delivery]) -> Settlements:
         kinds.append(type(asyncio.get_running_loop()))
         return {delivery.receipt: Ack() for delivery in deliveries}
 
@@ -76,7 +76,7 @@ def test_whatever_a_handler_raises_costs_its_own_message_a_wait_and_nothing_else
 ) -> None:
     raised: list[str] = []
 
-    def answer(deliveries: Sequence[Delivery]) -> Answer:
+    def answer(deliveries: Sequence[Delivery]) -> Settlements:
         if deliveries[0].message.id == "m0":
             raised.append("m0")
             raise error
@@ -95,10 +95,10 @@ def test_whatever_a_handler_raises_costs_its_own_message_a_wait_and_nothing_else
 
 
 def test_a_coroutine_on_the_pool_is_a_defect_that_is_told(life: "Life") -> None:
-    async def work() -> Answer:
+    async def work() -> Settlements:
         return {}
 
-    def answer(deliveries: Sequence[Delivery]) -> Coroutine[Any, Any, Answer]:
+    def answer(deliveries: Sequence[Delivery]) -> Coroutine[Any, Any, Settlements]:
         return work()
 
     life.serve(ExecutionPlace.POOL, queue="mail", handler={"answer": answer})
@@ -115,7 +115,7 @@ def test_a_handler_that_blocks_the_loop_disturbs_neither_heartbeats_nor_settling
 ) -> None:
     blocked, let_go = threading.Event(), threading.Event()
 
-    def answer(deliveries: Sequence[Delivery]) -> Answer:
+    def answer(deliveries: Sequence[Delivery]) -> Settlements:
         blocked.set()
         assert let_go.wait(DEADLINE_SECONDS)  # in the loop's thread: nothing else runs there
         return {delivery.receipt: Ack() for delivery in deliveries}
@@ -174,7 +174,7 @@ def test_a_loop_that_was_handed_in_is_used_and_left_running(life: "Life") -> Non
     event_loop = EventLoop()
     loops: list[asyncio.AbstractEventLoop] = []
 
-    def answer(deliveries: Sequence[Delivery]) -> Answer:
+    def answer(deliveries: Sequence[Delivery]) -> Settlements:
         loops.append(asyncio.get_running_loop())
         return {delivery.receipt: Ack() for delivery in deliveries}
 

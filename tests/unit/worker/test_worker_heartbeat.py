@@ -33,8 +33,8 @@ class Extender:
         self.gate: threading.Event | None = None
         self.asked = threading.Event()
 
-    def extend(self, ids: Sequence[str], *, lease_seconds: float, answer_seconds: float) -> Extension:
-        assert answer_seconds < LEASE_SECONDS / 3, "several answers of that length fit between two heartbeats"
+    def extend(self, ids: Sequence[str], *, lease_seconds: float, response_seconds: float) -> Extension:
+        assert response_seconds < LEASE_SECONDS / 3, "several answers of that length fit between two heartbeats"
         self.calls.append((list(ids), lease_seconds))
         self.asked.set()
         if self.gate is not None:
@@ -204,9 +204,9 @@ def test_the_calls_of_a_beat_end_with_it(beating: Beating, skipping_clock: "Skip
     """A ledger that takes long to fail gets no second try in a beat that is over."""
 
     class Slow(Extender):
-        def extend(self, ids: Sequence[str], *, lease_seconds: float, answer_seconds: float) -> Extension:
+        def extend(self, ids: Sequence[str], *, lease_seconds: float, response_seconds: float) -> Extension:
             skipping_clock.time += 6.0
-            return super().extend(ids, lease_seconds=lease_seconds, answer_seconds=answer_seconds)
+            return super().extend(ids, lease_seconds=lease_seconds, response_seconds=response_seconds)
 
     extender = Slow()
     extender.answers = [TemporaryError("away")] * 9
@@ -220,9 +220,9 @@ def test_claims_that_a_beat_had_no_time_for_are_the_first_of_the_next(
     beating: Beating, skipping_clock: "SkippingClock"
 ) -> None:
     class Slow(Extender):
-        def extend(self, ids: Sequence[str], *, lease_seconds: float, answer_seconds: float) -> Extension:
+        def extend(self, ids: Sequence[str], *, lease_seconds: float, response_seconds: float) -> Extension:
             skipping_clock.time += 5.5
-            return super().extend(ids, lease_seconds=lease_seconds, answer_seconds=answer_seconds)
+            return super().extend(ids, lease_seconds=lease_seconds, response_seconds=response_seconds)
 
     extender = Slow()
     beating.claims = [Batch(extender, f"c{number}") for number in range(5)]
@@ -241,11 +241,11 @@ def test_an_extender_that_is_slow_for_each_claim_is_asked_for_fewer_until_it_ans
     beating.heartbeat = beating.made(settle_max=500)
 
     class SlowRows(Extender):
-        def extend(self, ids: Sequence[str], *, lease_seconds: float, answer_seconds: float) -> Extension:
-            skipping_clock.time += min(0.01 * len(ids), answer_seconds)
-            if 0.01 * len(ids) > answer_seconds:
+        def extend(self, ids: Sequence[str], *, lease_seconds: float, response_seconds: float) -> Extension:
+            skipping_clock.time += min(0.01 * len(ids), response_seconds)
+            if 0.01 * len(ids) > response_seconds:
                 raise TemporaryError("a statement takes too long")
-            return super().extend(ids, lease_seconds=lease_seconds, answer_seconds=answer_seconds)
+            return super().extend(ids, lease_seconds=lease_seconds, response_seconds=response_seconds)
 
     extender = SlowRows()
     beating.claims = [Batch(extender, f"c{number}") for number in range(1_000)]
@@ -267,9 +267,9 @@ def test_an_extender_that_takes_as_long_for_few_claims_as_for_many_keeps_all(
     beating.heartbeat = beating.made(settle_max=500)
 
     class Far(Extender):
-        def extend(self, ids: Sequence[str], *, lease_seconds: float, answer_seconds: float) -> Extension:
-            skipping_clock.time += answer_seconds if self.answers else 0.6 * answer_seconds
-            return super().extend(ids, lease_seconds=lease_seconds, answer_seconds=answer_seconds)
+        def extend(self, ids: Sequence[str], *, lease_seconds: float, response_seconds: float) -> Extension:
+            skipping_clock.time += response_seconds if self.answers else 0.6 * response_seconds
+            return super().extend(ids, lease_seconds=lease_seconds, response_seconds=response_seconds)
 
     extender = Far()
     extender.answers = [TemporaryError("no answer")] * failures

@@ -83,7 +83,7 @@ class ReceiveCalls:
         """
         found = self._queues.find(queue)
         called_at = self._clock.monotonic()
-        answer = self._api.on(
+        response = self._api.on(
             found,
             "receive_message",
             MaxNumberOfMessages=min(messages_max, messages_a_call(queue)),
@@ -94,7 +94,7 @@ class ReceiveCalls:
         )
         if self._clock.monotonic() - called_at >= whole_seconds(wait_seconds) + lease_seconds:
             return ()
-        messages = answer.get("Messages", ())
+        messages = response.get("Messages", ())
         # FIFO: a group in progress hides the messages behind it
         if wait_seconds and not messages and not found.is_fifo:
             self._emit(ReceiveEmpty(queue=queue))

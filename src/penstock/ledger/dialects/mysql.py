@@ -183,7 +183,7 @@ CONNECTIONS_MAX = 8  # a worker has about four threads that use its ledger
 POOL_TIMEOUT_SECONDS = 30.0
 RECYCLE_SECONDS = 1800  # shorter than the idle limit of servers and load balancers
 CONNECT_TIMEOUT_SECONDS = 10
-ANSWER_TIMEOUT_SECONDS = 60  # longer than any statement except a change of big tables
+RESPONSE_SECONDS_MAX = 60  # longer than any statement except a change of big tables
 LOCK_WAIT_SECONDS = 10  # for a row; well below ANSWER_TIMEOUT_SECONDS
 MIGRATING_WAIT_SECONDS = 30
 PACKET = "penstock_max_allowed_packet"  # key in `connection.info`: max_allowed_packet in bytes
@@ -248,16 +248,16 @@ class Mysql:
         _check(url)
         return self._engine(url, _timeouts(url), connections=CONNECTIONS_MAX, pool_seconds=POOL_TIMEOUT_SECONDS)
 
-    def hurried_engine(self, url: URL, *, now: Callable[[], float] | None, answer_seconds: float) -> Engine:  # noqa: ARG002 - as above
+    def hurried_engine(self, url: URL, *, now: Callable[[], float] | None, response_seconds: float) -> Engine:  # noqa: ARG002 - as above
         timeouts = {
-            name: min(float(url.query.get(name, seconds)), answer_seconds)  # type: ignore[arg-type] # one value each
+            name: min(float(url.query.get(name, seconds)), response_seconds)  # type: ignore[arg-type] # one value each
             for name, seconds in _ours().items()
         }
         return self._engine(
             url.difference_update_query(timeouts),
             timeouts,
             connections=HURRIED_CONNECTIONS,
-            pool_seconds=answer_seconds,
+            pool_seconds=response_seconds,
         )
 
     def _engine(self, url: URL, timeouts: Mapping[str, float], *, connections: int, pool_seconds: float) -> Engine:
@@ -334,8 +334,8 @@ def _timeouts(url: URL) -> dict[str, int]:
 def _ours() -> dict[str, int]:
     return {
         "connect_timeout": CONNECT_TIMEOUT_SECONDS,
-        "read_timeout": ANSWER_TIMEOUT_SECONDS,
-        "write_timeout": ANSWER_TIMEOUT_SECONDS,
+        "read_timeout": RESPONSE_SECONDS_MAX,
+        "write_timeout": RESPONSE_SECONDS_MAX,
     }
 
 

@@ -83,10 +83,10 @@ class Sqlite:
         connections = 1 if is_in_memory(url) else CONNECTIONS_MAX
         return self._engine(url, now=now, connections=connections, busy_seconds=BUSY_TIMEOUT_SECONDS)
 
-    def hurried_engine(self, url: URL, *, now: Callable[[], float] | None, answer_seconds: float) -> Engine | None:
+    def hurried_engine(self, url: URL, *, now: Callable[[], float] | None, response_seconds: float) -> Engine | None:
         if is_in_memory(url):
             return None
-        seconds = min(answer_seconds, BUSY_TIMEOUT_SECONDS)
+        seconds = min(response_seconds, BUSY_TIMEOUT_SECONDS)
         return self._engine(url, now=now, connections=HURRIED_CONNECTIONS, busy_seconds=seconds)
 
     def _engine(self, url: URL, *, now: Callable[[], float] | None, connections: int, busy_seconds: float) -> Engine:

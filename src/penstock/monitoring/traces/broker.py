@@ -102,20 +102,20 @@ class TracedBroker:
     ) -> Sequence[A]:
         if not messages:
             return send(queue, messages)
-        links, told = links_and_count([message.attributes for message in messages])
-        attributes = {**operation(SEND, system=self._system, queue=queue), **told}
+        links, attributes_of_links = links_and_count([message.attributes for message in messages])
+        attributes = {**operation(SEND, system=self._system, queue=queue), **attributes_of_links}
         span = self._tracer.start_span(f"{SEND} {queue}", kind=SpanKind.PRODUCER, attributes=attributes, links=links)
         try:
             carried, untraced = self._carrying(queue, messages, original_message_of(trace.set_span_in_context(span)))
             if untraced:
                 span.set_attribute(UNTRACED, untraced)
-            answers = send(queue, carried)
+            results = send(queue, carried)
         except Exception as error:
             note_error(span, type(error).__name__, str(error))
             raise
         else:
-            _answered(span, answers)
-            return answers
+            _record_results(span, results)
+            return results
         finally:
             span.end()
 
@@ -155,8 +155,8 @@ class TracedBroker:
         if not deliveries:
             return
         queue = deliveries[0].queue
-        links, told = links_and_names(deliveries)
-        attributes = {**operation(RECEIVE, system=self._system, queue=queue), **told}
+        links, attributes_of_links = links_and_names(deliveries)
+        attributes = {**operation(RECEIVE, system=self._system, queue=queue), **attributes_of_links}
         self._tracer.start_span(
             f"{RECEIVE} {queue}", kind=SpanKind.CLIENT, attributes=attributes, links=links, start_time=began_at
         ).end()
@@ -170,10 +170,10 @@ def _as_base64(size_bytes: int) -> int:
     return (size_bytes + _NOTES_BYTES) * 4 // 3
 
 
-def _answered(span: Span, answers: Sequence[object]) -> None:
+def _record_results(span: Span, results: Sequence[object]) -> None:
     """Record the message id, or the first error of a message that was refused."""
-    refused = [answer for answer in answers if isinstance(answer, BaseException)]
+    refused = [result for result in results if isinstance(result, BaseException)]
     if refused:
         note_error(span, type(refused[0]).__name__, str(refused[0]))
-    elif len(answers) == 1:
-        span.set_attribute(MESSAGE_ID, said(str(answers[0])))
+    elif len(results) == 1:
+        span.set_attribute(MESSAGE_ID, said(str(results[0])))

@@ -61,13 +61,13 @@ def _note(failed: Occurrence) -> None:
     span = trace.get_current_span()
     if not span.is_recording():
         return
-    told = {
+    values = {
         EXCEPTION_TYPE: failed.error_type,
         EXCEPTION_MESSAGE: failed.error,
         MESSAGE_ID: failed.message_id,
         OBJECT: failed.object_uri,
     }
-    noted = {name: said(value) for name, value in told.items() if value is not None}
+    noted = {name: said(value) for name, value in values.items() if value is not None}
     if failed.traceback:
         noted[EXCEPTION_STACKTRACE] = block(failed.traceback)
     span.add_event("exception", noted)

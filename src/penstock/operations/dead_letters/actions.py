@@ -32,9 +32,9 @@ from penstock.operations.dead_letters.selection import (
     QueueResult,
     audited,
     check_destination,
+    dlqs_of,
     is_worth_reading,
     selected_queues,
-    tiers_of,
 )
 from penstock.operations.inspection import ScopeView
 
@@ -96,7 +96,7 @@ class ReplayOperation:
     def __init__(
         self,
         seen: ScopeView,
-        asked: DeadLetterSelection,
+        selection: DeadLetterSelection,
         how: ReplayOptions,
         *,
         ledger: Ledger,
@@ -106,7 +106,7 @@ class ReplayOperation:
         probe: Probe = no_probe,
     ) -> None:
         self._seen = seen
-        self._asked = asked
+        self._asked = selection
         self._how = how
         self._ledger = ledger
         self._stopped = stopped
@@ -143,7 +143,7 @@ class ReplayOperation:
                 say(f"{number} sent to {queues} and watched")
             for canary in canaries:
                 self._report.canary_results.append(result := self._watched(canary))
-                if result.verdict != "not watched":
+                if result.status != "not watched":
                     say(f"the canary: {result.text}")
             if self._report.outcome != "done" and not self._stopped():
                 for queue_result in self._results:
@@ -154,8 +154,8 @@ class ReplayOperation:
             return unwatched(canary)
         seconds = self._how.canary_seconds
         result = watch(canary, self._seen.broker, seconds=seconds, clock=self._clock, stopped=self._stopped)
-        if result.verdict != "settled":
-            self._report.outcome = "canary died" if result.verdict == "died" else "canary unknown"
+        if result.status != "settled":
+            self._report.outcome = "canary died" if result.status == "died" else "canary unknown"
         return result
 
     @property
@@ -171,7 +171,7 @@ class ReplayOperation:
                 queue=item.queue,
                 message_id=id,
                 replay_id=item.replay.replay_id,
-                dead_letter_queues=list(tiers_of(broker, item.queue)),
+                dead_letter_queues=list(dlqs_of(broker, item.queue)),
             )
             for sent in self._sent(count, entries)
             for item, id in zip(sent.items, sent.ids, strict=True)
@@ -251,23 +251,23 @@ class ReplayOperation:
 
 
 def purge(
-    seen: ScopeView, asked: DeadLetterSelection, *, ledger: Ledger, stopped: Stopped, on_progress: ProgressCallback
+    seen: ScopeView, selection: DeadLetterSelection, *, ledger: Ledger, stopped: Stopped, on_progress: ProgressCallback
 ) -> PurgeReport:
     """Delete the selected messages that were dead letters when the purge began."""
     clock = SystemClock()
     began_at = clock.now()
-    left = asked.limit
+    left = selection.limit
     purged = PurgeReport()
-    for queue in selected_queues(seen, asked):
+    for queue in selected_queues(seen, selection):
         if stopped() or left == 0 or not is_worth_reading(seen.broker, queue):
             continue
         with dead_letters_in(seen.broker, queue, clock=clock) as dead_letters:
-            pages = matching(dead_letters, asked.wanted, clock=clock, stopped=stopped, until=began_at)
+            pages = matching(dead_letters, selection.wanted, clock=clock, stopped=stopped, until=began_at)
             if (first := next(pages, None)) is None:
                 continue
-            with audited(ledger, "purge", queue=queue, details=asked.details, stopped=stopped) as result:
+            with audited(ledger, "purge", queue=queue, details=selection.details, stopped=stopped) as result:
                 for page in chain([first], pages):
-                    purged.ids_met.update(*map(asked.wanted.ids_met, page))
+                    purged.ids_met.update(*map(selection.wanted.ids_met, page))
                     result.messages += dead_letters.remove([dead_letter.id for dead_letter in page[:left]])
                     on_progress(len(page[:left]))
                     left = None if left is None else left - len(page[:left])
@@ -297,7 +297,7 @@ class QueueMover(Protocol):
         ...
 
 
-def check_movable(seen: ScopeView, asked: DeadLetterSelection, *, to: str | None) -> QueueMover:
+def check_movable(seen: ScopeView, selection: DeadLetterSelection, *, to: str | None) -> QueueMover:
     """Return the broker if it can do this move.
 
     Raises `UsageError` for a broker that cannot move, for filters, which a move does not support, and for an invalid
@@ -305,7 +305,7 @@ def check_movable(seen: ScopeView, asked: DeadLetterSelection, *, to: str | None
     """
     if not isinstance(seen.broker, QueueMover):
         raise UsageError("--move is for SQS, which has tasks for it; leave it out here.")
-    if asked.queue is None or not asked.wanted.is_empty or asked.limit is not None:
+    if selection.queue is None or not selection.wanted.is_empty or selection.limit is not None:
         raise UsageError("--move takes whole queues: give --queue, and --tier if need be, and no other filter.")
     if to is not None:
         check_destination(seen, to)
@@ -314,7 +314,7 @@ def check_movable(seen: ScopeView, asked: DeadLetterSelection, *, to: str | None
 
 def move(
     seen: ScopeView,
-    asked: DeadLetterSelection,
+    selection: DeadLetterSelection,
     *,
     to: str | None,
     rate: float | None,
@@ -326,12 +326,12 @@ def move(
 
     Raises `UsageError` as `check_movable` does.
     """
-    mover = check_movable(seen, asked, to=to)
+    mover = check_movable(seen, selection, to=to)
     moved = 0
-    for queue in selected_queues(seen, asked):
+    for queue in selected_queues(seen, selection):
         if stopped() or not is_worth_reading(seen.broker, queue):
             continue
-        details = {**asked.details, "to": to, "rate": rate}
+        details = {**selection.details, "to": to, "rate": rate}
         with audited(ledger, "move", queue=queue, details=details, stopped=stopped) as result:
             per_second = None if rate is None else max(1, int(rate))
             with mover.move_all(queue, to or _destination(queue), per_second=per_second) as task:

@@ -27,7 +27,7 @@ ONE_LEDGER = (
     "Idempotent handlers, object handlers and pipelines need a ledger that all hosts share (mysql://, postgresql://). "
     "If all workers run on this host, set one_host = true."
 )
-AWAY = "Start the server, or make it reachable from this host. The setting {setting} has its address."
+UNREACHABLE = "Start the server, or make it reachable from this host. The setting {setting} has its address."
 WITHOUT_SPARK = "Only pipelines and `penstock ingest` need it. Give --app, and doctor checks whether that app does."
 FREE_BYTES_MIN = 2 * 1024**3
 
@@ -40,27 +40,27 @@ class SparkNeed(StrEnum):
     NONE = "none"
 
 
-def spark_need(asked: "ScopeRequest") -> SparkNeed:
+def spark_need(request: "ScopeRequest") -> SparkNeed:
     """Return the need of the named or current scope. An app that cannot be loaded is reported by the state checks."""
     from penstock.app.loading import load_app
     from penstock.app.paths import tables_here
 
-    if asked.means_table:
+    if request.means_table:
         return SparkNeed.NEEDED
-    if asked.app is not None:
+    if request.app is not None:
         try:
-            return SparkNeed.NEEDED if load_app(asked.app).pipelines else SparkNeed.NONE
+            return SparkNeed.NEEDED if load_app(request.app).pipelines else SparkNeed.NONE
         except PenstockError:
             return SparkNeed.UNKNOWN
-    return SparkNeed.NEEDED if not asked.means_app and tables_here(Path.cwd()) else SparkNeed.UNKNOWN
+    return SparkNeed.NEEDED if not request.means_app and tables_here(Path.cwd()) else SparkNeed.UNKNOWN
 
 
-def table_formats(asked: "ScopeRequest") -> Sequence[str]:
+def table_formats(request: "ScopeRequest") -> Sequence[str]:
     """Return the formats of the tables of the named or current scope; the default if it cannot be opened."""
     from penstock.app.scope import find_scope
 
     try:
-        return find_scope(asked, here=Path.cwd()).table_formats
+        return find_scope(request, here=Path.cwd()).table_formats
     except PenstockError:  # another check reports it
         return [DEFAULT_SCHEME]
 
@@ -83,7 +83,7 @@ def machine_checks(
             yield finding if spark is SparkNeed.NEEDED else _as_warning(finding, WITHOUT_SPARK)
 
 
-def state_checks(asked: "ScopeRequest", *, try_notification: bool = False) -> Iterator[Finding]:
+def state_checks(request: "ScopeRequest", *, try_notification: bool = False) -> Iterator[Finding]:
     """Check the app or tables that are named or in the current folder; yield nothing if there are none.
 
     ``try_notification``: let S3 send a test event to each source's queue.
@@ -92,19 +92,19 @@ def state_checks(asked: "ScopeRequest", *, try_notification: bool = False) -> It
 
     here = Path.cwd()
     try:
-        scopes = [find_scope(asked, here=here)] if asked.means_app or asked.means_table else scopes_here(here)
+        scopes = [find_scope(request, here=here)] if request.means_app or request.means_table else scopes_here(here)
     except PenstockError as error:
-        yield Finding(check="app" if asked.means_app else "table", level=FindingLevel.FAILED, found=str(error))
+        yield Finding(check="app" if request.means_app else "table", level=FindingLevel.FAILED, found=str(error))
         return
     for scope in scopes:
         failed: list[str] = []
-        for finding in _scope_checks(scope, asked.app, try_notification=try_notification):
+        for finding in _scope_checks(scope, request.app, try_notification=try_notification):
             failed += [finding.check] if finding.level is FindingLevel.FAILED else []
             yield finding
         if not {"broker", "ledger"} & set(failed):
-            what = "app" if scope.table is None else "table"
-            name = scope.name if scope.table is not None else asked.app or "the state here"
-            yield _status_check(what, scope, name, failed=failed)
+            subject = "app" if scope.table is None else "table"
+            name = scope.name if scope.table is not None else request.app or "the state here"
+            yield _status_check(subject, scope, name, failed=failed)
 
 
 def _spark_checks(environ: Mapping[str, str], formats: Sequence[str]) -> Iterator[Finding]:
@@ -158,7 +158,9 @@ def _unused_addresses(app: str) -> Iterator[Finding]:
 def _app_checks(scope: "Scope") -> Iterator[Finding]:
     """Check the app. Checks that need the broker or the ledger are skipped if it cannot be opened."""
     yield from _broker_checks(scope)
-    ledger = guarded("ledger", partial(_ledger, scope), hint=ONE_LEDGER, when_away=AWAY.format(setting="ledger"))
+    ledger = guarded(
+        "ledger", partial(_ledger, scope), hint=ONE_LEDGER, when_unreachable=UNREACHABLE.format(setting="ledger")
+    )
     yield ledger
     if not has_local_ledger(scope.settings) and ledger.level is not FindingLevel.FAILED:
         yield guarded("ledger server", partial(_ledger_server, scope))
@@ -203,7 +205,7 @@ def _broker_checks(scope: "Scope") -> Iterator[Finding]:
     from penstock.app.brokers import capabilities_of
     from penstock.operations.doctor.redis import redis_checks
 
-    broker = guarded("broker", partial(_broker, scope), when_away=AWAY.format(setting="broker"))
+    broker = guarded("broker", partial(_broker, scope), when_unreachable=UNREACHABLE.format(setting="broker"))
     yield broker
     server_checks = {"redis": redis_checks}.get(capabilities_of(scope.settings).system)
     if server_checks is not None and broker.level is not FindingLevel.FAILED:
@@ -242,10 +244,10 @@ def _ledger_server(scope: "Scope") -> tuple[FindingLevel, str]:
 
     with closing(Revisions.open(scope.settings.ledger)) as revisions:
         revisions.server()  # connect first, so that the next call measures only the query
-        asked_at = time.time()
+        sent_at = time.time()
         server, there = revisions.server()
-        took_seconds = time.time() - asked_at
-    apart_seconds = abs(there - asked_at - took_seconds / 2)
+        took_seconds = time.time() - sent_at
+    apart_seconds = abs(there - sent_at - took_seconds / 2)
     clocks = f"its clock differs by {apart_seconds:.0f} s from this host's, which does no harm"
     return FindingLevel.OK, f"{server}, responds in {took_seconds * 1_000:.0f} ms; {clocks}"
 

@@ -23,7 +23,7 @@ from penstock.operations.doctor.findings import Finding, FindingLevel
 if TYPE_CHECKING:
     from penstock.app.app import App
 
-ANSWER_SECONDS = 15.0  # for all services together; each has a shorter timeout of its own
+RESPONSE_SECONDS = 15.0  # for all services together; each has a shorter timeout of its own
 CHILD_SECONDS = 30.0
 NO_HOOK_HINT = "Set sentry_dsn, rollbar_token or notify_urls in [alerts], or App(on_error=...). See docs/run/errors.md."
 HOOK_FAILED_HINT = "Until this is fixed, failures of such a process are only in its log."
@@ -93,8 +93,8 @@ def _try_hooks(name: str, kind: _ProcessKind, app: "App | None") -> Sequence[Fin
         kind.fail(telemetry, name)
     except PenstockError as error:
         return [Finding(check=name, level=FindingLevel.FAILED, found=str(error))]
-    for hook in reporter.unfinished(ANSWER_SECONDS):
-        failures.setdefault(hook, f"no response within {ANSWER_SECONDS:g} s")
+    for hook in reporter.unfinished(RESPONSE_SECONDS):
+        failures.setdefault(hook, f"no response within {RESPONSE_SECONDS:g} s")
     accepted = [hook for hook in reporter.hooks if hook not in failures]
     found = [Finding(check=name, level=FindingLevel.OK, found=f"accepted by {', '.join(accepted)}")] if accepted else []
     return found + [

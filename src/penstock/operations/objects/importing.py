@@ -73,7 +73,7 @@ def target_of(*, app: str | None, pipeline: str | None, table: str | None, state
         raise UsageError("Say whose objects these are: APP PIPELINE, as in shop:app clicks, or --table FOLDER.")
     settings = load_settings()
     if table is not None:
-        where = _places(table, state, settings)
+        where = _paths(table, state, settings)
         with closing(
             open_ledger(settings.model_copy(update={"ledger": file_ledger(where.state / LEDGER_FILE)}))
         ) as made:
@@ -190,7 +190,7 @@ def _inventory(file: str) -> tuple[str, Callable[[], Iterator[ListedObject]]]:
     return found.uri, entries
 
 
-def _places(table: str, state: str | None, settings: Settings) -> TablePaths:
+def _paths(table: str, state: str | None, settings: Settings) -> TablePaths:
     """Return the paths of a table, possibly without a data directory yet, but not with one elsewhere."""
     where = table_paths(table, state, aws=settings.aws)
     if (where.state / LEDGER_FILE).is_file() or not where.state.exists():
@@ -211,6 +211,6 @@ def _candidate(ref: ObjectRef) -> Candidate:
     )
 
 
-def replaced_words(replaced: Mapping[ObjectState, int]) -> str:
+def replaced_text(replaced: Mapping[ObjectState, int]) -> str:
     """Return text such as "1 dead, 3 unprocessed"; empty if there are none."""
     return ", ".join(f"{count:,} {state}" for state, count in sorted(replaced.items()) if count)

@@ -32,19 +32,19 @@ from penstock.sinks.sink import TableSink
 class MaintainedPipeline:
     """One pipeline whose tables are maintained."""
 
-    places: TablePaths
+    paths: TablePaths
     ledger: Ledger
     bus: Bus
     probe: Probe
 
     @property
     def pipeline(self) -> str:
-        return self.places.pipeline
+        return self.paths.pipeline
 
     @property
     def sinks(self) -> tuple[TableSink, TableSink]:
         """The sinks of rows and quarantine, with any partitioning."""
-        return sinks_of(self.places)
+        return sinks_of(self.paths)
 
     def repairer(self, *, adopt: bool) -> Repairer:
         """Return a repairer, which inspects the tables and finds the necessary repairs."""
@@ -56,7 +56,7 @@ class MaintainedPipeline:
 
         Raises as `Tables.publish` does.
         """
-        tables = Tables(self.places, self.ledger, partition_by=self._partition_by(), bus=self.bus, probe=self.probe)
+        tables = Tables(self.paths, self.ledger, partition_by=self._partition_by(), bus=self.bus, probe=self.probe)
         waiting = tables.unpublished()
         tables.publish()
         return waiting
@@ -64,7 +64,7 @@ class MaintainedPipeline:
     def compact(self, *, target_bytes: int, dry_run: bool, progress: Progress) -> Sequence[CompactionResult]:
         """Merge small files in each table that exists. Raises as `compact` does."""
         return compact_tables(
-            self.places,
+            self.paths,
             bus=self.bus,
             probe=self.probe,
             clock=SystemClock(),
@@ -108,8 +108,7 @@ def kept(scope: Scope, *, bus: Bus) -> Iterator[Mapping[str, MaintainedPipeline]
     ledger = scope_ledger(scope, probe=probe)
     try:
         yield {
-            name: MaintainedPipeline(places=places, ledger=ledger, bus=bus, probe=probe)
-            for name, places in tables.items()
+            name: MaintainedPipeline(paths=paths, ledger=ledger, bus=bus, probe=probe) for name, paths in tables.items()
         }
     finally:
         ledger.close()

@@ -137,7 +137,7 @@ class IncomingObject:
         self._ref = ref
         self._store = store
         self._reader: ObjectReader | None = reader  # until it is used
-        self._carrier = original_message
+        self._original_message = original_message
         self._declaration = declaration
         self._check = check
         self._scratch = scratch
@@ -190,12 +190,12 @@ class IncomingObject:
     @property
     def message_id(self) -> str:
         """The id of the message that named the object."""
-        return self._carrier.message_id
+        return self._original_message.message_id
 
     @property
     def enqueued_at(self) -> float:
         """When that message was sent: epoch seconds."""
-        return self._carrier.enqueued_at
+        return self._original_message.enqueued_at
 
     # Content
 

@@ -41,11 +41,11 @@ from penstock.storage.address import is_s3
 from penstock.storage.files import Files
 
 ROUNDS_MAX = 5  # task rounds, until every executor has run one
-HOLD_SECONDS = 0.2  # a task keeps its slot this long, so that Spark gives the next task to another executor
+TASK_SECONDS_MIN = 0.2  # a task keeps its slot this long, so that Spark gives the next task to another executor
 SAMPLE_FILES = 8  # of the source
 
 _TOKEN_FILE = "driver"
-_ANSWER = pa.schema(
+_REPLY = pa.schema(
     [
         ("executor", pa.string()),
         ("host", pa.string()),
@@ -55,7 +55,7 @@ _ANSWER = pa.schema(
         ("reason", pa.string()),
     ]
 )
-_ANSWER_DDL = "executor string, host string, place int, answer string, unseen string, reason string"
+_REPLY_DDL = "executor string, host string, place int, answer string, unseen string, reason string"
 
 NAME = "penstock_check"
 TASKS = "tasks"  # option: number of tasks
@@ -137,7 +137,7 @@ def _prove(spark: SparkSession, written: Sequence[Files], source: str | None) ->
         task = _ProofTask(
             token=token.text,
             folder=token.folder,
-            places=tuple(written),
+            folders=tuple(written),
             source=source,
             sample=token.sample,
             hidden=token.hidden,
@@ -191,22 +191,22 @@ class _Proof:
         tasks = max(cores(self._spark), _executors(self._spark)) + 1
         numbers = self._spark.range(0, tasks, 1, tasks)
         try:
-            return numbers.mapInArrow(self._task.answers, _ANSWER_DDL).collect()
+            return numbers.mapInArrow(self._task.replies, _REPLY_DDL).collect()
         except SPARK_ERRORS as error:
             raise explain(error) from error
 
-    def covers_all(self, answers: Sequence[Any]) -> bool:
+    def covers_all(self, replies: Sequence[Any]) -> bool:
         """Check the answers of a round. Return True if every registered executor has answered by now."""
-        for answer in answers:
+        for answer in replies:
             self._seen.add(answer.executor)
             if answer.place is not None:
-                self._check_place(answer)
+                self._check_folder(answer)
             elif answer.unseen is not None:
                 self._check_source(answer)
         return len(self._seen) >= _executors(self._spark)
 
-    def _check_place(self, answer: Any) -> None:
-        place = self._task.places[answer.place]
+    def _check_folder(self, answer: Any) -> None:
+        place = self._task.folders[answer.place]
         if answer.answer is None:
             raise self._not_shared(place, answer.reason or f"the host {answer.host} does not see what this host writes")
         if place.stat(answer.answer) is None:
@@ -235,23 +235,23 @@ class _ProofTask:
 
     token: str
     folder: str  # of the token, in each folder
-    places: Sequence[Files]
+    folders: Sequence[Files]
     source: str | None
     sample: Sequence[ObjectRef]
     hidden: str | None
 
-    def answers(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def replies(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield one row per folder and per unseen file; at least one row, which shows that this executor answered."""
         for _ in numbers:
             pass
         host, executor = gethostname(), f"{gethostname()} {os.getppid()}"
-        found = [*map(self._place, range(len(self.places))), *self._source()]
+        found = [*map(self._place, range(len(self.folders))), *self._source()]
         for values in found or [{}]:
-            yield pa.RecordBatch.from_pylist([{**values, "host": host, "executor": executor}], schema=_ANSWER)
-        threading.Event().wait(HOLD_SECONDS)
+            yield pa.RecordBatch.from_pylist([{**values, "host": host, "executor": executor}], schema=_REPLY)
+        threading.Event().wait(TASK_SECONDS_MIN)
 
     def _place(self, number: int) -> dict[str, Any]:
-        place = self.places[number]
+        place = self.folders[number]
         try:
             if place.read(f"{self.folder}/{_TOKEN_FILE}").decode() != self.token:
                 return {"place": number}

@@ -79,7 +79,7 @@ class SparkEngine:
         pipeline, attempt_id = self._declaration.pipeline, request.attempt_id
         with (
             self._tracked(attempt_id),
-            self._store_watch.asked(),
+            self._store_watch.watch_request(),
             self._explained(attempt_id),
             self._tagged(attempt_id),
             watched(self._spark, pipeline, attempt_id, self._bus),
@@ -216,7 +216,7 @@ def judged(failures: Mapping[bytes, ObjectFailure], denials: Denials) -> dict[by
 def read_failure(failure: ObjectFailure) -> ReadFailure:
     """Map the failure of one reading to the consequence for the object's next attempt."""
     match failure.kind:
-        case FailureKind.GONE:
+        case FailureKind.DELETED:
             return ReadFailure(failure=AttemptFailure.DELETED, reason=failure.reason)
         case FailureKind.SUPERSEDED:
             return ReadFailure(failure=AttemptFailure.SUPERSEDED, reason=failure.reason)

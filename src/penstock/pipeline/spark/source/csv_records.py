@@ -173,21 +173,21 @@ def read_parts(reader: ObjectReader, piece: Piece, options: ReadOptions) -> Iter
 def layout_of(header: bytes, schema: pa.Schema, csv: CsvOptions, uri: str) -> Layout:
     """Map columns to fields; without a header, in the declared order. Raises `ObjectUnreadable`."""
     if not csv.header:
-        return Layout(fields=len(schema), places=tuple(range(len(schema))))
+        return Layout(fields=len(schema), indexes=tuple(range(len(schema))))
     names = header_names(header, csv, uri)
     folded = [name.lower() for name in names]
     wanted = [field.name.strip().lower() for field in schema]
     for name in wanted:
         if folded.count(name) > 1:
             raise ObjectUnreadable(f"{uri} has a header that names the column {name!r} twice")
-    places = tuple(folded.index(name) if name in folded else None for name in wanted)
-    if places.count(None) == len(places):
+    indexes = tuple(folded.index(name) if name in folded else None for name in wanted)
+    if indexes.count(None) == len(indexes):
         shown = ", ".join(repr(name) for name in names[:_NAMES_SHOWN])
         raise ObjectUnreadable(
             f"{uri} has a header that names no column of the schema, it begins {shown[:200]}: look at the delimiter, "
             "and whether there is a header"
         )
-    return Layout(fields=len(names), places=places)
+    return Layout(fields=len(names), indexes=indexes)
 
 
 def header_names(header: bytes, csv: CsvOptions, uri: str) -> list[str]:
