@@ -65,7 +65,7 @@ def test_a_copy_has_none_of_the_files_open(tmp_path: Path) -> None:
 def test_a_copy_continues_with_the_ledger_when_its_parent_and_others_have_closed_it(tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
     ledger = Ledger.open(path)
-    ledger.database.hurried(1.0)
+    ledger.database.for_heartbeats(1.0)
     ledger.ensure_pipeline("parent")
     names = iter(["first", "second"])
     with copied(lambda: ledger.ensure_pipeline(next(names)).id) as copy:

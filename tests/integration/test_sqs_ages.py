@@ -100,7 +100,7 @@ def test_a_denied_request_is_reported_and_not_repeated_for_a_while(moto: AwsServ
     clock = FakeClock()
     cloudwatch = CloudWatch(moto.aws, clock=clock)
 
-    client = cloudwatch._connected()
+    client = cloudwatch._connect()
 
     def denied(**_: object) -> None:
         raise ClientError({"Error": {"Code": "AccessDenied", "Message": "no"}}, "GetMetricData")
@@ -187,7 +187,7 @@ def test_repeated_status_polls_know_when_nothing_waited(on_moto: Scene, tmp_path
 def worker(state: Path, clock: FakeClock, *, enqueued_at: float) -> Iterator[None]:
     """One of this host that received a message just now, which was sent then."""
     processes = ProcessRegistry(state / PROCESSES_FOLDER)
-    with processes.registered("w1"):
+    with processes.register("w1"):
         keeper = RecordWriter(processes.record("w1"), worker="w1", version="1", stop=StopSignal(), clock=clock)
         keeper(MessagesReceived(queue="q", message_ids=("m",), redelivered=0, first_enqueued_at=enqueued_at))
         keeper.start()

@@ -108,9 +108,9 @@ class CleanupRunner(PeriodicJob):
         try:
             swept = self._work.run(CleanupPass(objects_max=objects_max, stopped=self._is_over))
         except Exception as error:  # store, ledger or table unavailable, or access denied: the next pass retries
-            self._failed(error)
+            self._record_failure(error)
             return None
-        self._succeeded()
+        self._record_success()
         return swept
 
     def _round(self) -> float:

@@ -63,14 +63,14 @@ class PeriodicJob(ABC):
     def _is_over(self) -> bool:
         return self._ended.is_set() or (self._stop is not None and (self._stop.requested or self._stop.paused))
 
-    def _failed(self, error: Exception, *, whose: str = "") -> None:
+    def _record_failure(self, error: Exception, *, whose: str = "") -> None:
         """Emit an event for a failure, once while it stays the same. The next round retries."""
         text = f"{whose}: {type(error).__name__}: {error}" if whose else f"{type(error).__name__}: {error}"
         if self._reported.get(whose) != text:
             self._reported[whose] = text
             self._emit(JobFailed(job=self._name, error=text))
 
-    def _succeeded(self, *, whose: str = "") -> None:
+    def _record_success(self, *, whose: str = "") -> None:
         self._reported.pop(whose, None)
 
     def _run(self) -> None:

@@ -256,7 +256,7 @@ def _entered(
     for one in protection:
         stack.enter_context(one.beside(bus.emit))
     if role.resident:
-        stack.enter_context(presence.registered(ledger=context.ledger, emit=bus.emit, random=context.random))
+        stack.enter_context(presence.register(ledger=context.ledger, emit=bus.emit, random=context.random))
     return context, sessions
 
 
@@ -280,7 +280,7 @@ def _with_lifespans(
     if not role.consumed:
         return context
     lifespans = Lifespans(
-        app.lifespans, loop_of=event_loop.started, bus=context.bus, close_seconds=LIFESPAN_CLOSE_SECONDS
+        app.lifespans, loop_of=event_loop.ensure_started, bus=context.bus, close_seconds=LIFESPAN_CLOSE_SECONDS
     )
     stack.callback(lifespans.close)
     return replace(context, resources=lifespans.open())

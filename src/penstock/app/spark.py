@@ -59,7 +59,7 @@ class Spark:
 
         require_spark()
         if self._given is None:
-            self._found_java()
+            self._find_java()
 
     def session(self) -> "Session":
         """Return the session, which the first call starts while others wait. A failed start is not tried again.
@@ -74,7 +74,7 @@ class Spark:
             if made is not None:
                 return made
             try:
-                return self._open_beside(self._given) if self._given is not None else self._kept(self._start())
+                return self._open_beside(self._given) if self._given is not None else self._keep(self._start())
             except UserError as error:
                 self._failure = error
                 raise
@@ -99,7 +99,7 @@ class Spark:
         self._beside = beside
         return beside
 
-    def _kept(self, own: "Session") -> "Session":
+    def _keep(self, own: "Session") -> "Session":
         with self._lock:
             is_late = self._closed
             if not is_late:
@@ -115,7 +115,7 @@ class Spark:
         end_session(own, at_once=self._stop.requested, seconds=SESSION_END_SECONDS)
         shutil.rmtree(self._scratch, ignore_errors=True)
 
-    def _found_java(self) -> "Java":
+    def _find_java(self) -> "Java":
         from penstock.pipeline.spark.java import find_java
 
         self._java = self._java or find_java(os.environ)
@@ -129,7 +129,7 @@ class Spark:
         from penstock.pipeline.spark.session import end_session, start_session
 
         began_at = self._clock.monotonic()
-        java = self._found_java()
+        java = self._find_java()
         spark = start_session(session_settings(self._settings, java, scratch=self._scratch, log=self._log))
         try:
             check_python(spark)

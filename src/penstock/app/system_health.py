@@ -221,7 +221,7 @@ class PipelineReader:
     def _read(self, ledger: "Ledger", pipeline: str, reconciled: "Reconciliation | None") -> PipelineHealth:
         unprocessed = ledger.ages.waiting(pipeline, overdue_after_seconds=self._overdue_after_seconds)
         objects = {
-            state: self._processed(ledger, pipeline)
+            state: self._count_processed(ledger, pipeline)
             if state is ObjectState.PROCESSED
             else unprocessed.objects.get(state, 0)
             for state in ObjectState
@@ -236,7 +236,7 @@ class PipelineReader:
             reconciled=reconciled,
         )
 
-    def _processed(self, ledger: "Ledger", pipeline: str) -> int:
+    def _count_processed(self, ledger: "Ledger", pipeline: str) -> int:
         now = self._clock.monotonic()
         known = self._counts.get(pipeline)
         if known is not None and now < known[1]:

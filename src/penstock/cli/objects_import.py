@@ -81,7 +81,7 @@ def _progress_printer() -> Callable[[ObjectImportReport], None]:
     pace = ProgressPace()
 
     def print_progress(done: ObjectImportReport) -> None:
-        if pace.is_due():
+        if pace.begin_if_due():
             talk(f"{done.new + done.known + len(done.busy):,} of {counted(done.listed, 'object')}")
 
     return print_progress

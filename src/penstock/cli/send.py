@@ -378,5 +378,5 @@ class _SendProgress:
 
     def __call__(self, messages: int, _size_bytes: int) -> None:
         self._sent += messages
-        if self._pace.is_due():
+        if self._pace.begin_if_due():
             talk(f"{counted(self._sent, 'message')} sent so far")

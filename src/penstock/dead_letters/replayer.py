@@ -52,25 +52,25 @@ class ReplayEvents:
         self._bus = bus
         self._sources = sources
 
-    def sent(self, dead_letter: Delivery, replay: Replay, *, new_message_id: str | None) -> None:
-        """The message was sent and has this new id; None: it had been sent before."""
+    def emit_sent(self, dead_letter: Delivery, replay: Replay, *, new_message_id: str | None) -> None:
+        """Report that the message was sent and has this new id; None: it had been sent before."""
         result: Result = "already_sent" if new_message_id is None else "sent"
         self._emit(dead_letter, replay, result=result, new_message_id=new_message_id)
 
-    def held(self, dead_letter: Delivery, replay: Replay) -> None:
-        """The message waits in its DLQ."""
+    def emit_held(self, dead_letter: Delivery, replay: Replay) -> None:
+        """Report that the message waits in its DLQ."""
         self._emit(dead_letter, replay, result="waiting")
 
-    def set_aside(self, dead_letter: Delivery, reason: str) -> None:
-        """The message moves to the final DLQ."""
+    def emit_set_aside(self, dead_letter: Delivery, reason: str) -> None:
+        """Report that the message moves to the final DLQ."""
         self._emit(dead_letter, None, result="set_aside", reason=reason)
 
-    def put_back(self, dead_letter: Delivery, replay: Replay | None, error: PenstockError) -> None:
-        """The broker or the log is unavailable; the message is retried."""
+    def emit_put_back(self, dead_letter: Delivery, replay: Replay | None, error: PenstockError) -> None:
+        """Report that the broker or the log is unavailable, so the message is retried."""
         self._emit(dead_letter, replay, result="released", reason=_error_text(error))
 
-    def unmarked(self, dead_letters: Sequence[Delivery], error: PenstockError) -> None:
-        """The messages were sent, but marking them in the log failed."""
+    def emit_unmarked(self, dead_letters: Sequence[Delivery], error: PenstockError) -> None:
+        """Report that the messages were sent, but marking them in the log failed."""
         ids = tuple(dead_letter_replay_id(dead_letter.queue, dead_letter.message) for dead_letter in dead_letters)
         self._bus.emit(ReplaysUnrecorded(replay_ids=ids, error=_error_text(error)))
 
@@ -229,7 +229,7 @@ class ReplayExecution:
         known = self._context.log.find(sorted(ids)) if ids else {}
         opened = self._context.log.open(replays) if replays else {}
         if opened:
-            self._context.ledger_watch.succeeded()
+            self._context.ledger_watch.record_success()
         self._context.probe(Step.REPLAY_INTENDED)
         return {**known, **opened}
 
@@ -271,7 +271,7 @@ class ReplayExecution:
             self._context.log.sent([one.replay.replay_id for one in sent])
         except TemporaryError as error:
             # They were sent, so their messages are deleted anyway: they are sent again only if that fails too.
-            self._events.unmarked([one.dead_letter for one in sent], error)
+            self._events.emit_unmarked([one.dead_letter for one in sent], error)
         self._context.probe(Step.REPLAY_MARKED)
 
     # Settlements of single messages
@@ -284,15 +284,15 @@ class ReplayExecution:
         return self._sent(one, new_message_id=outcome)
 
     def _sent(self, one: _PlannedReplay, *, new_message_id: str | None) -> Settlement:
-        self._events.sent(one.dead_letter, one.replay, new_message_id=new_message_id)
+        self._events.emit_sent(one.dead_letter, one.replay, new_message_id=new_message_id)
         return Ack()
 
     def _hide(self, one: _PlannedReplay, step: HideFor) -> Settlement:
-        self._events.held(one.dead_letter, one.replay)
+        self._events.emit_held(one.dead_letter, one.replay)
         return Release(delay_seconds=step.seconds, uncounted=True)
 
     def _set_aside(self, dead_letter: Delivery, reason: str) -> Settlement:
-        self._events.set_aside(dead_letter, reason)
+        self._events.emit_set_aside(dead_letter, reason)
         return DeadLetter(reason=reason, set_aside=True)
 
     def _retry_later(
@@ -300,7 +300,7 @@ class ReplayExecution:
     ) -> Settlement:
         """Retry later. The send may have succeeded: the retry then sends it again under the same id."""
         self._context.unavailable.in_a_row = unavailable + 1
-        self._events.put_back(dead_letter, replay, error)
+        self._events.emit_put_back(dead_letter, replay, error)
         wait_seconds = backoff_seconds(
             attempt=unavailable + 1,
             base_seconds=_RETRY_BASE_SECONDS,

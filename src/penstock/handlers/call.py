@@ -307,7 +307,7 @@ class Call:
             return self._settle_with(
                 Release(delay_seconds=delay_seconds, uncounted=True, reason="its key is being worked on")
             )
-        outage.succeeded()
+        outage.record_success()
         with self._lock:
             self._claim = attempt.claim
             ended = self._ended

@@ -110,7 +110,7 @@ class OutageWatch:
 
     # -- called by handlers ----------------------------------------------------------------------------------------
 
-    def succeeded(self) -> None:
+    def record_success(self) -> None:
         """Note that a request did its work: the ledger took a claim, or the store returned an object.
 
         A response alone does not prove that: a ledger on a full disk still responds.

@@ -74,7 +74,7 @@ class Abandonments:
 
         return self._probed(self._database.transact(abandon))
 
-    def expired(self, pipeline: str, *, sparing: str | None = None) -> Sequence[str]:
+    def abandon_expired(self, pipeline: str, *, sparing: str | None = None) -> Sequence[str]:
         """Abandon every expired attempt except the one being opened; return their ids. The attempts count."""
 
         def abandon(connection: Connection) -> Sequence[str]:

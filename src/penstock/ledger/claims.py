@@ -223,7 +223,7 @@ class Claims:
             found = self._insert_new(opening, named)
             self._probe(Step.OBJECTS_REGISTERED)
             if found.expired:
-                self._abandonments.expired(pipeline, sparing=attempt_id)
+                self._abandonments.abandon_expired(pipeline, sparing=attempt_id)
             remaining = {id: messages for id, messages in named.items() if id not in found.ours}
             taken = self._take(opening, remaining, opened=bool(found.ours)) if remaining else _NOTHING
         except PenstockError:
@@ -253,7 +253,7 @@ class Claims:
                 connection.execute(_EXTEND_ALL, {"named": ours, "lease_seconds": lease_seconds})
             return Extension(lost=set(named) - is_open, locked=is_open - set(ours))
 
-        return self._database.hurried(response_seconds).transact(extend)
+        return self._database.for_heartbeats(response_seconds).transact(extend)
 
     def _insert_new(self, opening: Values, named: Mapping[bytes, Sequence[Candidate]]) -> "_Found":
         """Insert and claim the objects that the ledger does not know; ignore the others."""

@@ -89,7 +89,7 @@ class Ledger:
         database = Database(
             dialect.create_engine(parsed, now=now),
             dialect,
-            hurried_engine=lambda seconds: dialect.hurried_engine(parsed, now=now, response_seconds=seconds),
+            heartbeat_engine=lambda seconds: dialect.heartbeat_engine(parsed, now=now, response_seconds=seconds),
         )
         try:
             migrate(database)
@@ -176,7 +176,7 @@ class Ledger:
 
     def abandon_expired(self, pipeline: str) -> Sequence[str]:
         """Abandon all expired attempts and return their ids. The attempts count."""
-        return self._abandonments.expired(pipeline)
+        return self._abandonments.abandon_expired(pipeline)
 
     def abandon_worker(self, pipeline: str, worker: str) -> Sequence[str]:
         """Abandon all open attempts of a worker known to be dead and return their ids. The attempts count."""

@@ -219,7 +219,7 @@ class Works:
                 connection.execute(_EXTEND, {**held, "lease_seconds": lease_seconds})
             return Extension(lost=named - is_open.keys(), locked=is_open.keys() - ours.keys())
 
-        return self._database.hurried(response_seconds).transact(extend)
+        return self._database.for_heartbeats(response_seconds).transact(extend)
 
     def ping(self) -> None:
         """Update a row that does not exist: a read-only server refuses."""

@@ -153,7 +153,7 @@ class ServiceWatch(Protocol):
         """
         ...
 
-    def succeeded(self) -> None:
+    def record_success(self) -> None:
         """Record that a request did its work; a response alone is no proof: a ledger on a full disk responds."""
         ...
 
@@ -168,7 +168,7 @@ class Unwatched:
     def watch_request(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def succeeded(self) -> None:
+    def record_success(self) -> None:
         """Record nothing."""
 
     def release_delay_seconds(self) -> float:

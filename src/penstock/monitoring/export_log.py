@@ -27,7 +27,7 @@ class ExportLog(logging.Filter):
         self._reports.begin_anew()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if self._emit is not None and self._reports.is_due():
+        if self._emit is not None and self._reports.begin_if_due():
             self._emit(record.getMessage())
         return False
 

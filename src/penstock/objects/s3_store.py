@@ -283,13 +283,13 @@ class _ResumingBody:
         for attempt in range(TRIES_MAX):
             if attempt:
                 self._pause(_wait_seconds(attempt))
-            if chunk := self._received():
+            if chunk := self._receive():
                 self._fetched += len(chunk)
                 return chunk
             self._chunks = None
         raise TemporaryError(f"{self._ref.uri} cannot be read: the connection broke at {self._fetched:,} bytes")
 
-    def _received(self) -> bytes:
+    def _receive(self) -> bytes:
         """Return the next bytes, or none if the connection broke."""
         if self._chunks is None:
             self._chunks = self._request()

@@ -150,9 +150,9 @@ class Supervisor:
                 return
             for slot in self._slots:
                 if slot.pid == pid:
-                    self._ended(slot, os.waitstatus_to_exitcode(status))
+                    self._record_exit(slot, os.waitstatus_to_exitcode(status))
 
-    def _ended(self, slot: _ProcessSlot, exit_code: int) -> None:
+    def _record_exit(self, slot: _ProcessSlot, exit_code: int) -> None:
         assert slot.pid is not None
         process, slot.pid = slot.pid, None
         now = self._clock.monotonic()

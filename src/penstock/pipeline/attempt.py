@@ -138,12 +138,12 @@ class ClaimGuard:
         """Like `abandon`, but raise `TemporaryError` if the ledger is unreachable, and keep holding the attempt."""
         ours = self._ledger.abandon(work.attempt_id, reason=reason, outcome=outcome, uncounted=True, unattributed=False)
         if ours and self._end(work):
-            self._events.released(work, reason)
+            self._events.emit_released(work, reason)
 
     def record_loss(self, work: ClaimedWork) -> None:
         """Record that the attempt was ended elsewhere. Emit the loss unless this execution already emitted an end."""
         if self._end(work):
-            self._events.claim_lost(work)
+            self._events.emit_claim_lost(work)
 
     def stop(self) -> ClaimedWork | None:
         """Forbid further claims. Return the attempt that is held, if any."""
@@ -257,7 +257,7 @@ class Attempts:
         seconds = self._runtime.clock.monotonic() - began_at
         if claim is None:
             return dict.fromkeys(refs, self._fault_later())
-        self._events.skipped(claim, refs)
+        self._events.emit_skipped(claim, refs)
         outcomes = self._unclaimed(claim)
         if work is not None:
             outcomes |= self._work(work, claim_seconds=seconds)
@@ -303,7 +303,7 @@ class Attempts:
             self.add_fault(unknown)
             return None
         if claim.claimed:  # an empty claim may not have written to the ledger, so it proves nothing
-            self._runtime.ledger_watch.succeeded()
+            self._runtime.ledger_watch.record_success()
         return claim
 
     def _abandon_unknown(self, attempt_id: str, reason: str) -> None:
@@ -324,8 +324,8 @@ class Attempts:
     def _work(self, work: ClaimedWork, *, claim_seconds: float) -> dict[bytes, ObjectOutcome]:
         """Run and commit the claimed objects. Map every way this can end to one outcome per object."""
         try:
-            self._events.claimed(work, seconds=claim_seconds)
-            self._events.taken_over(work, self._attempts_before(work))
+            self._events.emit_claimed(work, seconds=claim_seconds)
+            self._events.emit_taken_over(work, self._attempts_before(work))
             return self._run_and_commit(work)
         except RunBroken as broken:
             return self._broken(work, broken)
@@ -365,7 +365,7 @@ class Attempts:
         began_at = self._runtime.clock.monotonic()
         with self._stage("spark run", work):
             result = self._runtime.engine.run(request)
-        self._events.written(work, result, seconds=self._runtime.clock.monotonic() - began_at)
+        self._events.emit_written(work, result, seconds=self._runtime.clock.monotonic() - began_at)
         failed = [
             classify_failure(work.claim.claimed[object_id], failure, attempts_max=self._settings.attempts_max)
             for object_id, failure in result.failed.items()
@@ -394,7 +394,7 @@ class Attempts:
         with self._stage("commit", work), self._runtime.ledger_watch.watch_request():
             seq = self._guard.commit(work, outcome)
         if seq is not None:
-            self._events.committed(work, result, seq, seconds=self._runtime.clock.monotonic() - began_at)
+            self._events.emit_committed(work, result, seq, seconds=self._runtime.clock.monotonic() - began_at)
 
     def _stage(self, name: str, work: ClaimedWork) -> AbstractContextManager[None]:
         """Return a tracing span, or nothing if batches are not traced apart from their messages."""
@@ -409,7 +409,7 @@ class Attempts:
 
         Only an object that ran alone may be dead-lettered.
         """
-        self._events.broken(work, broken)
+        self._events.emit_broken(work, broken)
         suspects = list(work.claim.claimed.values())
         attempts_max = self._settings.attempts_max
         meaning = classify_broken_run(
@@ -427,7 +427,7 @@ class Attempts:
         except TemporaryError:
             return dict.fromkeys(work.refs, self._fault_later())
         if isinstance(meaning, TransformError):
-            self._events.released(work, str(meaning))
+            self._events.emit_released(work, str(meaning))
             raise meaning
         cause = ReadFailure(failure=AttemptFailure.RETRY, reason=str(broken), raised=broken.raised)
         dead = {
@@ -452,7 +452,7 @@ class Attempts:
     def _failed(
         self, work: ClaimedWork, failed: Sequence[FailedObject], causes: Mapping[bytes, ReadFailure] | None = None
     ) -> dict[bytes, ObjectOutcome]:
-        self._events.failed(work, failed, causes)
+        self._events.emit_failed(work, failed, causes)
         outcomes: dict[bytes, ObjectOutcome] = {}
         for failure in failed:
             claimed = work.claim.claimed[failure.object_id]
@@ -484,7 +484,7 @@ class Attempts:
         in a row and whenever the count has doubled. Raise `FaultPersists` after too many."""
         count = self._runtime.streak.add_fault(fault)
         if count >= 2 and count.bit_count() == 1:
-            self._events.faults_repeated(count, fault)
+            self._events.emit_faults_repeated(count, fault)
 
     def fault_seconds(self) -> float:
         """Return the delay before the next try after an infrastructure fault."""

@@ -134,7 +134,7 @@ class BatchExecution:
             receipt = one.delivery.receipt
             if one.problems and isinstance(settled[receipt], DeadLetter) and receipt not in self._invalid:
                 self._invalid = {*self._invalid, receipt}
-                self._events.invalid(one.delivery, "; ".join(one.problems))
+                self._events.emit_invalid(one.delivery, "; ".join(one.problems))
         return settled
 
     def _open(self) -> None:
@@ -147,7 +147,7 @@ class BatchExecution:
             else:
                 settlements[delivery.receipt] = opened
                 if isinstance(opened, DeadLetter):
-                    self._events.invalid(delivery, opened.reason)
+                    self._events.emit_invalid(delivery, opened.reason)
         self._settled, self._notifications = settlements, notifications
 
     def _suspects(self) -> Sequence[NotificationDelivery]:

@@ -87,7 +87,7 @@ class Relay:
                 seconds = self._seconds_after(self.step())
                 self._failures = 0
             except Exception as error:  # any error: the rows depend on this thread
-                seconds = self._failed(error)
+                seconds = self._record_failure(error)
             if seconds and not self._ended:
                 self._clock.wait(self._woken, seconds)
 
@@ -123,7 +123,7 @@ class Relay:
             lease_seconds=self._settings.lease_seconds,
             rows_max=self._settings.rows_max,
             bytes_max=self._settings.bytes_max,
-            paused=self._still_paused(claimed_at),
+            paused=self._update_paused(claimed_at),
         )
         if not claimed:
             return RelayResult()
@@ -142,7 +142,7 @@ class Relay:
                 self._store.release(claim_id)
         return RelayResult(claimed=len(claimed), sent=claim.sent, refused=claim.refused)
 
-    def _still_paused(self, now: float) -> Collection[str]:
+    def _update_paused(self, now: float) -> Collection[str]:
         self._paused = {queue: until for queue, until in self._paused.items() if until > now}
         return self._paused.keys()
 
@@ -153,7 +153,7 @@ class Relay:
         """Return 0 after a poll that found rows, otherwise the idle wait."""
         return 0.0 if step.claimed else self._settings.every_seconds * (0.5 + self._random())
 
-    def _failed(self, error: Exception) -> float:
+    def _record_failure(self, error: Exception) -> float:
         self._failures += 1
         seconds = FAILED_BASE_SECONDS / 2 + backoff_seconds(
             attempt=self._failures,
@@ -230,7 +230,7 @@ class _ClaimedRows:
             except ConfigurationError as error:  # an error of the queue: it accepted no row
                 results = [error] * len(some)
             outcomes = list(zip(some, results, strict=True))
-            self._sent(queue, [(row, result) for row, result in outcomes if isinstance(result, str)])
+            self._delete_sent(queue, [(row, result) for row, result in outcomes if isinstance(result, str)])
             for row, result in outcomes:
                 if isinstance(result, str):
                     in_a_row = 0
@@ -272,9 +272,9 @@ class _ClaimedRows:
 
     def _send(self, queue: str, rows: Sequence[ClaimedRow]) -> None:
         ids = self._broker.send(queue, [row.outgoing for row in rows])
-        self._sent(queue, list(zip(rows, ids, strict=True)))
+        self._delete_sent(queue, list(zip(rows, ids, strict=True)))
 
-    def _sent(self, queue: str, taken: Sequence[tuple[ClaimedRow, str]]) -> None:
+    def _delete_sent(self, queue: str, taken: Sequence[tuple[ClaimedRow, str]]) -> None:
         """Delete rows that the broker accepted under these ids."""
         if not taken:
             return

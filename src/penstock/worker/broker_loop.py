@@ -44,7 +44,7 @@ class BrokerLoop:
         sign: LifeSign,
         wake: threading.Event,
         until: Until | None,
-        until_met: Callable[[], None],
+        on_end_condition: Callable[[], None],
         fail: Callable[[BaseException], None],
     ) -> None:
         self._broker = broker
@@ -62,7 +62,7 @@ class BrokerLoop:
         self._sign = sign
         self._wake = wake
         self._until = until
-        self._until_met = until_met
+        self._on_end_condition = on_end_condition
         self._fail = fail
         self._paused = False  # written by the lifecycle's thread; never unset
         self._leaving = False  # written by the I/O thread, and by any thread through `leave`; never unset
@@ -74,13 +74,13 @@ class BrokerLoop:
     def run(self) -> None:
         """Serve until asked to leave, then until everything is settled."""
         self._give_sign()
-        self._guarded(self._arrivals.open)
-        self._guarded(self._begin_jobs)
+        self._run_guarded(self._arrivals.open)
+        self._run_guarded(self._begin_jobs)
         while not (self._quitting or (self._leaving and self._idle)):
-            self._guarded(self._turn)
+            self._run_guarded(self._turn)
         if self._met and not self._quitting:
-            self._guarded(self._run_last_jobs)
-        self._guarded(self._arrivals.close)
+            self._run_guarded(self._run_last_jobs)
+        self._run_guarded(self._arrivals.close)
         self._sign.end()
 
     def pause(self) -> None:
@@ -98,7 +98,7 @@ class BrokerLoop:
         self._leaving = self._quitting = True
         self._wake.set()
 
-    def _guarded(self, step: Callable[[], object]) -> None:
+    def _run_guarded(self, step: Callable[[], object]) -> None:
         """Run a step. An exception ends the worker but not this thread, which still has settlements to apply."""
         try:
             step()
@@ -263,7 +263,7 @@ class BrokerLoop:
             self._met = False
         if self._met:
             self._leaving = True
-            self._until_met()
+            self._on_end_condition()
         return self._met
 
     def _begin_jobs(self) -> None:

@@ -76,11 +76,11 @@ class Executor:
         clock: Clock,
         bus: Bus,
         random: Random,
-        freed: Callable[[], None],
+        on_free: Callable[[], None],
         fail: Callable[[BaseException], None],
         halt: Callable[[BaseException], bool],
     ) -> None:
-        """``freed`` is called for each free slot, ``halt`` with an error that only a person can fix.
+        """``on_free`` is called for each free slot, ``halt`` with an error that only a person can fix.
 
         ``fail`` is called with a defect, for example an exception of a listener, which must end the worker.
         """
@@ -103,7 +103,7 @@ class Executor:
         self._clock = clock
         self._bus = bus
         self._random = random
-        self._freed = freed
+        self._on_free = on_free
         self._fail = fail
         self._halt = halt
         self._lock = slots.lock
@@ -311,7 +311,7 @@ class Executor:
                     self._stranded = [*(one for one in self._stranded if not one.settled), batch]
             if self._shares_slots:
                 self._slots.taken -= len(batches)
-        self._freed()
+        self._on_free()
 
     # -- the other outcomes: raised, halted, timed out, claim lost --------------------------------------------------
 
@@ -342,7 +342,7 @@ class Executor:
         batch.parted = True
         # Interrupting may block, and the caller must extend other leases meanwhile.
         begin_thread_or_do(self._interrupt, batch, name="penstock-interrupt")
-        self._freed()
+        self._on_free()
 
     def _time_out(self, batch: RunningBatch) -> None:
         try:
@@ -350,7 +350,7 @@ class Executor:
         except BaseException as defect:
             self._fail(defect)
         batch.parted = True
-        self._freed()
+        self._on_free()
         self._interrupt(batch)
 
     def _settle_timed_out(self, batch: RunningBatch) -> None:

@@ -414,7 +414,7 @@ class Heartbeat:
     def run(self) -> None:
         """Beat until `end` is called."""
         try:
-            while not self._ended_while_waiting():
+            while not self._wait_for_beat():
                 self.watch()
                 self.beat()
         finally:
@@ -451,7 +451,7 @@ class Heartbeat:
             )
         self._claim_beat.watch()
 
-    def _ended_while_waiting(self) -> bool:
+    def _wait_for_beat(self) -> bool:
         """Wait for the next beat, and check for endangered leases half-way. Return True if the heartbeat was ended."""
         pause_seconds = self._pause_seconds()
         beat_at = self._clock.monotonic() + pause_seconds

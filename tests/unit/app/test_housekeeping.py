@@ -51,7 +51,7 @@ def test_a_killed_workers_message_and_work_are_free_long_before_their_leases_end
     (tmp_path / "scratch" / "gone").mkdir(parents=True)
     broker = SqliteBroker(tmp_path / "queue.db", holder="me")
     made = presence(tmp_path, broker)
-    with made.registered(ledger=lambda: ledger, emit=nobody, random=lambda: 0.5):
+    with made.register(ledger=lambda: ledger, emit=nobody, random=lambda: 0.5):
         assert broker.receive("q", messages_max=1, lease_seconds=5.0, wait_seconds=DEADLINE_SECONDS)
     assert ledger.works(state=WorkState.OPEN) == []
     assert not (tmp_path / "scratch" / "gone").exists()
@@ -71,7 +71,7 @@ def test_without_a_ledgers_file_none_is_made(tmp_path: Path) -> None:
 
     watched = Watched(tmp_path / "queue.db", holder="me")
     made = presence(tmp_path, watched)
-    with made.registered(ledger=no_ledger, emit=nobody, random=lambda: 0.5):
+    with made.register(ledger=no_ledger, emit=nobody, random=lambda: 0.5):
         assert swept.wait(DEADLINE_SECONDS)
     assert registry.living() == []
     assert not (tmp_path / "ledger.db").exists()
@@ -82,7 +82,7 @@ def test_a_worker_is_known_exactly_while_it_lives(tmp_path: Path) -> None:
     broker = SqliteBroker(tmp_path / "queue.db", holder="me")
     made = presence(tmp_path, broker)
     assert len(made.listeners) == 1
-    with made.registered(ledger=no_ledger, emit=nobody, random=lambda: 0.5):
+    with made.register(ledger=no_ledger, emit=nobody, random=lambda: 0.5):
         assert [record.worker for record in Workers(tmp_path).records()] == ["me"]
     assert Workers(tmp_path).records() == []
     broker.close()
@@ -104,7 +104,7 @@ def test_any_broker_that_knows_who_holds_what_is_told_of_the_dead_of_this_host(t
     (tmp_path / PROCESSES_FOLDER / "gone.lock").touch()
     made = presence(tmp_path, cast(Broker, OnAnotherHost()))
     assert len(made.listeners) == 1
-    with made.registered(ledger=no_ledger, emit=nobody, random=lambda: 0.5):
+    with made.register(ledger=no_ledger, emit=nobody, random=lambda: 0.5):
         assert heard.wait(DEADLINE_SECONDS)
         assert [record.worker for record in Workers(tmp_path).records()] == ["me"]
     assert told == ["gone"]
@@ -126,7 +126,7 @@ def test_beside_a_broker_that_does_not_know_who_holds_what_the_dead_are_freed_as
 
     made = presence(tmp_path, cast(Broker, SimpleNamespace(capabilities=REDIS)))
     assert len(made.listeners) == 1
-    with made.registered(ledger=lambda: Watched(ledger.database), emit=nobody, random=lambda: 0.5):
+    with made.register(ledger=lambda: Watched(ledger.database), emit=nobody, random=lambda: 0.5):
         assert swept.wait(DEADLINE_SECONDS)
         assert [record.worker for record in Workers(tmp_path).records()] == ["me"]
     assert registry.living() == []
@@ -152,7 +152,7 @@ def test_a_broker_that_is_away_leaves_the_dead_to_the_next_sweep(tmp_path: Path)
     ProcessRegistry(tmp_path / PROCESSES_FOLDER)
     (tmp_path / PROCESSES_FOLDER / "gone.lock").touch()
     made = presence(tmp_path, cast(Broker, Away()))
-    with made.registered(ledger=no_ledger, emit=told.append, random=lambda: -0.49):
+    with made.register(ledger=no_ledger, emit=told.append, random=lambda: -0.49):
         assert again.wait(DEADLINE_SECONDS)
     assert (tries, [event.error for event in told if isinstance(event, JobFailed)]) == (
         ["gone", "gone"],
@@ -164,7 +164,7 @@ def test_a_queue_in_memory_leaves_no_trace(tmp_path: Path) -> None:
     state = tmp_path / "state"
     made = presence(tmp_path, MemoryBroker(), state=state)
     assert made.listeners == ()
-    with made.registered(ledger=no_ledger, emit=nobody, random=lambda: 0.5):
+    with made.register(ledger=no_ledger, emit=nobody, random=lambda: 0.5):
         assert not state.exists()
 
 
@@ -174,7 +174,7 @@ def test_a_state_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     made = presence(tmp_path, broker, state=tmp_path / "file")
     with (
         pytest.raises(ConfigurationError, match="file cannot be written"),
-        made.registered(ledger=no_ledger, emit=nobody, random=lambda: 0.5),
+        made.register(ledger=no_ledger, emit=nobody, random=lambda: 0.5),
     ):
         pass
     broker.close()
@@ -207,7 +207,7 @@ def test_a_function_that_changes_the_working_folder_takes_no_worker_out_of_sight
     monkeypatch.chdir(tmp_path)
     broker = SqliteBroker(tmp_path / "queue.db", holder="me")
     made = presence(tmp_path, broker, state=Path("state"))
-    with made.registered(ledger=no_ledger, emit=nobody, random=lambda: 0.5):
+    with made.register(ledger=no_ledger, emit=nobody, random=lambda: 0.5):
         monkeypatch.chdir(elsewhere)
         assert ProcessRegistry(tmp_path / "state" / PROCESSES_FOLDER).living() == ["me"]
     assert list((tmp_path / "state" / PROCESSES_FOLDER).iterdir()) == []

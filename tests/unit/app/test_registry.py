@@ -216,10 +216,10 @@ def test_only_the_living_are_listed_and_a_record_goes_with_its_lock(tmp_path: Pa
     registry = registered(tmp_path, record)
     workers = Workers(tmp_path)
     assert workers.records() == []
-    with registry.registered(WORKER):
+    with registry.register(WORKER):
         assert workers.records() == [record]
         assert workers.silent() == []
-        with registry.registered("an-ingest"):
+        with registry.register("an-ingest"):
             assert workers.silent() == ["an-ingest"]
     assert list((tmp_path / PROCESSES_FOLDER).iterdir()) == []
 
@@ -233,7 +233,7 @@ def test_a_state_where_nothing_ever_ran_is_not_made_by_looking(tmp_path: Path) -
 def test_a_record_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None:
     registry = ProcessRegistry(tmp_path / PROCESSES_FOLDER)
     registry.record(WORKER).write_text(text)
-    with registry.registered(WORKER):
+    with registry.register(WORKER):
         assert Workers(tmp_path).records() == []
         assert Workers(tmp_path).silent() == [WORKER]
 
@@ -247,7 +247,7 @@ def test_a_process_whose_lock_is_free_is_never_signalled(
     (tmp_path / PROCESSES_FOLDER / f"{WORKER}.lock").touch()  # its owner was killed
     assert not Workers(tmp_path).signal(record, signal.SIGTERM)
     assert other.poll() is None
-    with registry.registered(WORKER):
+    with registry.register(WORKER):
         assert Workers(tmp_path).signal(record, signal.SIGTERM)
     assert other.wait(10) == -signal.SIGTERM
 
@@ -258,7 +258,7 @@ def test_a_process_that_is_gone_is_not_signalled(
     other.kill()
     other.wait(10)
     record = replace(writer.record(), pid=other.pid)
-    with registered(tmp_path, record).registered(WORKER):
+    with registered(tmp_path, record).register(WORKER):
         assert not Workers(tmp_path).signal(record, signal.SIGTERM)
 
 

@@ -25,10 +25,10 @@ class Watchman(PeriodicJob):
         return self._go(self)
 
     def goes_wrong(self, text: str, whose: str = "") -> None:
-        self._failed(RuntimeError(text), whose=whose)
+        self._record_failure(RuntimeError(text), whose=whose)
 
     def goes_well(self, whose: str = "") -> None:
-        self._succeeded(whose=whose)
+        self._record_success(whose=whose)
 
 
 def texts(told: Sequence[Event]) -> list[str]:

@@ -35,7 +35,7 @@ class Scene:
     def claim_succeeds(self) -> None:
         with self.outage.watch_request():
             pass
-        self.outage.succeeded()
+        self.outage.record_success()
 
 
 def test_an_outage_is_told_once_at_each_end() -> None:
@@ -162,7 +162,7 @@ def test_a_ledger_that_answers_and_takes_no_claims_is_tried_with_one_message_at_
     with scene.outage.watch_request():
         assert scene.gate.admits() == 0, "one is tried already"
     assert scene.gate.admits() == 1, "it answered, which says nothing of its disk"
-    scene.outage.succeeded()
+    scene.outage.record_success()
     assert scene.gate.admits() is None
 
 

@@ -293,7 +293,7 @@ class Watch(Unwatched):
             self.told.append(str(away))
             raise
 
-    def succeeded(self) -> None:
+    def record_success(self) -> None:
         self.told.append("succeeded")
 
     def release_delay_seconds(self) -> float:

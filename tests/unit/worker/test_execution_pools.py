@@ -183,6 +183,6 @@ def test_a_loop_that_was_handed_in_is_used_and_left_running(life: "Life") -> Non
     life.broker.put(0, queue="mail")
     life.until = lambda: bool(life.broker.acked())
     assert life.start().end() == "drained"
-    assert loops == [event_loop.started()], "it is up still"
+    assert loops == [event_loop.ensure_started()], "it is up still"
     assert not event_loop.done
     event_loop.close()

@@ -125,7 +125,7 @@ class RedisTurns:
         taken_now = NOTHING
         try:
             with self._receiving(first, lease_seconds):
-                replies = self._replies_to([*commands, *self._take(first, lease_seconds)])
+                replies = self._call([*commands, *self._take(first, lease_seconds)])
                 taken_now = self._deliverable(first, replies[len(commands) :], lease_seconds)
             for requested in others:
                 if not taken_now.deliveries:
@@ -133,7 +133,7 @@ class RedisTurns:
                     taken_now = self.receive(requested, lease_seconds)
         except Exception as error:
             receive_error = (requested[0].queue, error)
-        failures, settle_error = self._settled(settling, replies[: len(commands)])
+        failures, settle_error = self._read_settle_replies(settling, replies[: len(commands)])
         return TurnResult(
             failures=failures,
             deliveries=taken_now.deliveries,
@@ -145,7 +145,7 @@ class RedisTurns:
     def receive(self, requests: Sequence[ReceiveRequest], lease_seconds: float) -> TakenMessages:
         """Receive from the first queue that has messages. Raises the server's errors."""
         with self._receiving(requests, lease_seconds):
-            return self._deliverable(requests, self._replies_to(self._take(requests, lease_seconds)), lease_seconds)
+            return self._deliverable(requests, self._call(self._take(requests, lease_seconds)), lease_seconds)
 
     def sweep_due(self, queues: Sequence[str], lease_seconds: float, *, remove_idle_consumers: bool = True) -> None:
         """Requeue deliveries past their lease, in the queues whose sweep is due.
@@ -207,7 +207,7 @@ class RedisTurns:
         queues = {delivery.queue for delivery, each in settlements if isinstance(each, DeadLetter)}
         return {queue: self.queues.dead_letter_queue(queue) for queue in queues}
 
-    def _settled(
+    def _read_settle_replies(
         self, settling: _SettleCall, replies: Sequence[Any]
     ) -> tuple[Sequence[SettleFailure], Exception | None]:
         if settling.error is not None:
@@ -258,7 +258,7 @@ class RedisTurns:
     def _take(self, requests: Sequence[ReceiveRequest], lease_seconds: float) -> Sequence[Command]:
         return [take(self.keys, new_store(), self.consumer(lease_seconds), requests)] if requests else []
 
-    def _replies_to(self, commands: Sequence[Command]) -> list[Any]:
+    def _call(self, commands: Sequence[Command]) -> list[Any]:
         """Return the replies, with errors as values, including one that failed all commands."""
         if not commands:
             return []
@@ -282,7 +282,7 @@ class RedisTurns:
             self.unconfirmed.record(taken_now.deliveries)
             if taken_now.deliveries or not taken_now.rejected:
                 break
-            replies = self._replies_to(self._take(requests, lease_seconds))
+            replies = self._call(self._take(requests, lease_seconds))
         return taken_now
 
     def _reject(self, taken_now: TakenMessages) -> None:

@@ -137,7 +137,7 @@ class BatchCalls:
         failed: dict[int, FailedEntry] = {}
         for tries in range(1, ENTRY_TRIES_MAX + 1):
             for_good = {position: each for position, each in failed.items() if each.never}
-            failed = {**for_good, **self._tried(queue, operation, entries, left)}
+            failed = {**for_good, **self._send(queue, operation, entries, left)}
             left = [position for position, each in failed.items() if not each.never]
             if not left or tries == ENTRY_TRIES_MAX:
                 break
@@ -154,7 +154,7 @@ class BatchCalls:
         )
         self._clock.wait(threading.Event(), seconds)
 
-    def _tried(
+    def _send(
         self, queue: QueueRef, operation: str, entries: Sequence[Entry], positions: Sequence[int]
     ) -> Mapping[int, FailedEntry]:
         response = self._api.on(

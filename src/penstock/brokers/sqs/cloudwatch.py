@@ -73,7 +73,7 @@ class CloudWatch:
         try:
             for at in range(0, len(names), QUERIES_MAX):
                 page = names[at : at + QUERIES_MAX]
-                self._ages |= dict.fromkeys(page) | dict(self._results(page))
+                self._ages |= dict.fromkeys(page) | dict(self._read_ages(page))
         except PenstockError as error:  # no client can be created
             self._error = error
         except (*client.ERRORS, ValueError) as error:
@@ -81,7 +81,7 @@ class CloudWatch:
                 error, action=ACTION, queue="", endpoint="CloudWatch", known=False, final=False
             )
 
-    def _results(self, names: Sequence[str]) -> Iterator[tuple[str, float]]:
+    def _read_ages(self, names: Sequence[str]) -> Iterator[tuple[str, float]]:
         now = self._clock.now()
         request: dict[str, Any] = {
             "MetricDataQueries": [_query(n, name) for n, name in enumerate(names)],
@@ -91,7 +91,7 @@ class CloudWatch:
         }
         latest: dict[int, float] = {}
         for _ in range(PAGES_MAX):
-            response = self._connected().get_metric_data(**request)
+            response = self._connect().get_metric_data(**request)
             for result in response.get("MetricDataResults", ()):
                 if result.get("Values"):
                     latest.setdefault(int(result["Id"].removeprefix("q")), float(result["Values"][0]))
@@ -101,7 +101,7 @@ class CloudWatch:
         for n, age in latest.items():
             yield names[n], age
 
-    def _connected(self) -> Any:
+    def _connect(self) -> Any:
         if self._client is None:
             config = Config(
                 connect_timeout=2.0,

@@ -90,7 +90,7 @@ class SqsInspector:
         deadline = self._clock.monotonic() + seconds
         found = False
         while not found and self._clock.monotonic() < deadline:
-            for raw in self._received(queue):
+            for raw in self._receive(queue):
                 handle = raw["ReceiptHandle"]
                 if _is_test_event(raw["Body"], bucket=bucket, since=since):
                     self._api.on(queue, "delete_message", ReceiptHandle=handle)
@@ -123,7 +123,7 @@ class SqsInspector:
             clock_ahead_seconds=clock_ahead_seconds(response, now=self._clock.now()),
         )
 
-    def _received(self, queue: QueueRef) -> Sequence[Mapping[str, Any]]:
+    def _receive(self, queue: QueueRef) -> Sequence[Mapping[str, Any]]:
         response = self._api.on(
             queue,
             "receive_message",

@@ -42,7 +42,7 @@ class SqsSender:
         entries = [self._entry(found, message) for message in messages]
         ids: list[str] = []
         for batch in _batched(entries, fifo=found.is_fifo):
-            results = self._results(found, batch)
+            results = self._send_batch(found, batch)
             failed = [result for result in results if isinstance(result, PenstockError)]
             ids += [result for result in results if not isinstance(result, PenstockError)]
             if failed:
@@ -123,7 +123,7 @@ class SqsSender:
             # One entry may have spoiled the call.
             return list(self._each(queue, batch)) if len(batch) > 1 else [error], None
 
-    def _results(self, queue: QueueRef, batch: Sequence[Entry]) -> Sequence[str | PenstockError]:
+    def _send_batch(self, queue: QueueRef, batch: Sequence[Entry]) -> Sequence[str | PenstockError]:
         try:
             return self._batch(queue, batch)
         except PenstockError as error:
@@ -157,11 +157,11 @@ class SqsSender:
         return entry
 
     def _batch(self, queue: QueueRef, entries: Sequence[Entry]) -> Sequence[str | PenstockError]:
-        """Send as `_tried`, but without groups once a standard queue has refused them: the notes hold them."""
+        """Send as `_send_entries`, but without groups once a standard queue has refused them: the notes hold them."""
         if queue.url in self._groupless:
-            return self._tried(queue, [_groupless(entry) for entry in entries])
+            return self._send_entries(queue, [_groupless(entry) for entry in entries])
         try:
-            results = self._tried(queue, entries)
+            results = self._send_entries(queue, entries)
         except ConfigurationError as error:
             if not _refuses_groups(error):
                 raise
@@ -170,11 +170,11 @@ class SqsSender:
         if queue.is_fifo or not any(GROUP in entries[position] for position in refused):
             return results
         self._groupless.add(queue.url)
-        again = self._tried(queue, [_groupless(entries[position]) for position in refused])
+        again = self._send_entries(queue, [_groupless(entries[position]) for position in refused])
         by_position = dict(zip(refused, again, strict=True))
         return [by_position.get(position, result) for position, result in enumerate(results)]
 
-    def _tried(self, queue: QueueRef, entries: Sequence[Entry]) -> Sequence[str | PenstockError]:
+    def _send_entries(self, queue: QueueRef, entries: Sequence[Entry]) -> Sequence[str | PenstockError]:
         """Send one call and retry the failed entries alone. Raises if the call itself failed and no entry was sent."""
         ids: dict[int, str] = {}
         failed: Mapping[int, FailedEntry] = {}

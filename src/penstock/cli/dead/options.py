@@ -84,7 +84,7 @@ class _CountProgress:
 
     def __call__(self, count: int) -> None:
         self._done += count
-        if self._pace.is_due():
+        if self._pace.begin_if_due():
             talk(f"{self._doing}: {self._done:,}{self._of} {self._unit}")
 
 

@@ -30,7 +30,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import CreateTable
 
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError
-from penstock.ledger.dialects import HURRIED_CONNECTIONS, READ_ONLY, Clash, DatabaseNow, changes_tables
+from penstock.ledger.dialects import HEARTBEAT_CONNECTIONS, READ_ONLY, Clash, DatabaseNow, changes_tables
 from penstock.ledger.schema import session_metadata
 from penstock.messaging.addresses import masked
 
@@ -248,7 +248,7 @@ class Mysql:
         _check(url)
         return self._engine(url, _timeouts(url), connections=CONNECTIONS_MAX, pool_seconds=POOL_TIMEOUT_SECONDS)
 
-    def hurried_engine(self, url: URL, *, now: Callable[[], float] | None, response_seconds: float) -> Engine:  # noqa: ARG002 - as above
+    def heartbeat_engine(self, url: URL, *, now: Callable[[], float] | None, response_seconds: float) -> Engine:  # noqa: ARG002 - as above
         timeouts = {
             name: min(float(url.query.get(name, seconds)), response_seconds)  # type: ignore[arg-type] # one value each
             for name, seconds in _ours().items()
@@ -256,7 +256,7 @@ class Mysql:
         return self._engine(
             url.difference_update_query(timeouts),
             timeouts,
-            connections=HURRIED_CONNECTIONS,
+            connections=HEARTBEAT_CONNECTIONS,
             pool_seconds=response_seconds,
         )
 

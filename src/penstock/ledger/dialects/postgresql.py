@@ -34,7 +34,7 @@ from sqlalchemy.schema import CreateTable
 from sqlalchemy.sql.compiler import SQLCompiler
 
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError
-from penstock.ledger.dialects import HURRIED_CONNECTIONS, READ_ONLY, Clash, DatabaseNow, changes_tables
+from penstock.ledger.dialects import HEARTBEAT_CONNECTIONS, READ_ONLY, Clash, DatabaseNow, changes_tables
 from penstock.ledger.schema import session_metadata
 
 READ_ONLY_SERVER = "25006"  # a standby, or the old primary after a failover
@@ -205,9 +205,9 @@ class Postgresql:
     def create_engine(self, url: URL, *, now: Callable[[], float] | None) -> Engine:  # noqa: ARG002 - it has a clock
         return self._engine(url, connections=CONNECTIONS_MAX, pool_seconds=POOL_TIMEOUT_SECONDS, response_seconds=None)
 
-    def hurried_engine(self, url: URL, *, now: Callable[[], float] | None, response_seconds: float) -> Engine:  # noqa: ARG002 - as above
+    def heartbeat_engine(self, url: URL, *, now: Callable[[], float] | None, response_seconds: float) -> Engine:  # noqa: ARG002 - as above
         return self._engine(
-            url, connections=HURRIED_CONNECTIONS, pool_seconds=response_seconds, response_seconds=response_seconds
+            url, connections=HEARTBEAT_CONNECTIONS, pool_seconds=response_seconds, response_seconds=response_seconds
         )
 
     def _engine(self, url: URL, *, connections: int, pool_seconds: float, response_seconds: float | None) -> Engine:

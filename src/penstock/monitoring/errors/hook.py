@@ -66,7 +66,7 @@ class ErrorReporter(SelectiveListener):
             if occurrence is not None:
                 self._take(occurrence)
         except Exception as error:  # a user's exception may do anything when inspected; the work must not be affected
-            self._complaints.hook_failed(error)
+            self._complaints.report_hook_failure(error)
 
     @property
     def hooks(self) -> tuple[str, ...]:
@@ -88,7 +88,7 @@ class ErrorReporter(SelectiveListener):
                 )
             )
         except Exception as error:  # the caller raises the reported exception; no other may replace it
-            self._complaints.hook_failed(error)
+            self._complaints.report_hook_failure(error)
 
     def flush(self, seconds: float) -> bool:
         """Wait until every hook was called for all reports. Return False if that takes longer than ``seconds``."""

@@ -99,7 +99,7 @@ class Exporter:
         try:
             self._destination.export(fresh)
         except Exception as error:
-            if self._reports.is_due():
+            if self._reports.begin_if_due():
                 self._emit(
                     MetricsExportFailed(exporter=self._destination.name, error=f"{type(error).__name__}: {error}")
                 )

@@ -76,7 +76,7 @@ class TracedBroker:
             queue, messages_max=messages_max, lease_seconds=lease_seconds, wait_seconds=wait_seconds
         )
         with suppress(Exception):  # the messages must be processed, even if the span fails
-            self._received(deliveries, began_at)
+            self._record_receive(deliveries, began_at)
         return deliveries
 
     def turn(
@@ -90,7 +90,7 @@ class TracedBroker:
         began_at = time.time_ns()
         turn = self.inner.turn(settlements, requests, lease_seconds=lease_seconds, wait_seconds=wait_seconds)
         with suppress(Exception):  # as in receive
-            self._received(turn.deliveries, began_at)
+            self._record_receive(turn.deliveries, began_at)
         return turn
 
     def _try_send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str | PenstockError]:
@@ -150,7 +150,7 @@ class TracedBroker:
             return self._measure.takes(queue, message)
         return False
 
-    def _received(self, deliveries: Sequence[Delivery], began_at: int) -> None:
+    def _record_receive(self, deliveries: Sequence[Delivery], began_at: int) -> None:
         """Record a span for the received messages; polls without messages leave none."""
         if not deliveries:
             return

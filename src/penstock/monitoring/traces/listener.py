@@ -40,11 +40,11 @@ class TraceListener(SelectiveListener):
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, BatchPublished):
-            self._published(event)
+            self._record_publish(event)
         elif (failed := occurrence_of(event)) is not None:
             _note(failed)
 
-    def _published(self, event: BatchPublished) -> None:
+    def _record_publish(self, event: BatchPublished) -> None:
         """Record a finished span: most polls for a batch to publish find none, so none is started before."""
         now = time.time_ns()
         attributes: dict[str, AttributeValue] = {PIPELINE: said(event.pipeline), SINK: said(event.sink), SEQ: event.seq}

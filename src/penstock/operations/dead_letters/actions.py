@@ -127,7 +127,7 @@ class ReplayOperation:
             self._send_canaries(say)
         if report.outcome == "done" and not self._stopped():
             with ExitStack() as entries:
-                for _ in self._sent(self._left, entries):
+                for _ in self._send(self._left, entries):
                     pass
         if self._stopped():
             report.outcome = "interrupted"
@@ -142,14 +142,14 @@ class ReplayOperation:
                 number = "one message is" if len(canaries) == 1 else f"{len(canaries)} messages are"
                 say(f"{number} sent to {queues} and watched")
             for canary in canaries:
-                self._report.canary_results.append(result := self._watched(canary))
+                self._report.canary_results.append(result := self._watch(canary))
                 if result.status != "not watched":
                     say(f"the canary: {result.text}")
             if self._report.outcome != "done" and not self._stopped():
                 for queue_result in self._results:
                     queue_result.outcome = self._report.outcome
 
-    def _watched(self, canary: Canary) -> CanaryResult:
+    def _watch(self, canary: Canary) -> CanaryResult:
         if self._report.outcome != "done":
             return unwatched(canary)
         seconds = self._how.canary_seconds
@@ -173,11 +173,11 @@ class ReplayOperation:
                 replay_id=item.replay.replay_id,
                 dead_letter_queues=list(dlqs_of(broker, item.queue)),
             )
-            for sent in self._sent(count, entries)
+            for sent in self._send(count, entries)
             for item, id in zip(sent.items, sent.ids, strict=True)
         ]
 
-    def _sent(self, limit: int | None, entries: ExitStack) -> Iterator[ReplayedChunk]:
+    def _send(self, limit: int | None, entries: ExitStack) -> Iterator[ReplayedChunk]:
         """Send up to ``limit`` messages, chunk by chunk.
 
         Messages that an earlier replay already sent do not count. ``entries`` closes the audit entries.

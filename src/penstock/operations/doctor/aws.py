@@ -180,29 +180,29 @@ class _ResourceChecks:
             yield guarded("aws clock", partial(clocks, max(self._ahead_seconds, key=abs)), hint=_CLOCK_HINT)
 
     def _queue(self, inspector: "SqsInspector", served: ServedQueue) -> Iterator[Finding]:
-        def found() -> tuple[FindingLevel, str]:
+        def inspect_queue() -> tuple[FindingLevel, str]:
             facts = inspector.queue(served.queue)
             self._queues[served.queue] = facts
             self._record_clock(facts.clock_ahead_seconds)
             return sqs.queue(facts, lease_seconds=self._resources.lease_seconds, announces=served.source is not None)
 
-        def dlq() -> tuple[FindingLevel, str]:
+        def inspect_dlq() -> tuple[FindingLevel, str]:
             found_dlq, why = _find_dlq(inspector, served.queue)
             first.extend([] if found_dlq is None else [found_dlq])
             return sqs.check_dlq(self._queues[served.queue], found_dlq, attempts_max=served.attempts_max, why=why)
 
-        def second() -> tuple[FindingLevel, str]:
+        def inspect_final_dlq() -> tuple[FindingLevel, str]:
             found_dlq, why = _find_dlq(inspector, first[0].name)
             return sqs.check_final_dlq(self._queues[served.queue], first[0], found_dlq, why=why)
 
         first: list[QueueFacts] = []
 
-        checked = guarded("sqs queue", found)
+        checked = guarded("sqs queue", inspect_queue)
         yield replace(checked, hint=_FAILED_HINT) if checked.level is FindingLevel.FAILED else checked
         if served.queue in self._queues:
-            yield guarded("sqs dead", dlq, hint=_QUEUE_HINT)
+            yield guarded("sqs dead", inspect_dlq, hint=_QUEUE_HINT)
             if first and served.queue in self._resources.replayed:
-                yield guarded("sqs second", second, hint=_QUEUE_HINT)
+                yield guarded("sqs second", inspect_final_dlq, hint=_QUEUE_HINT)
             if served.source is not None:
                 yield guarded(
                     "sqs policy",
@@ -215,12 +215,12 @@ class _ResourceChecks:
 
         seen: list[SourceFacts] = []
 
-        def found() -> tuple[FindingLevel, str]:
+        def check_source() -> tuple[FindingLevel, str]:
             seen.append(inspect_source(address, self._resources.aws, clock=self._clock))
             self._record_clock(seen[0].clock_ahead_seconds)
             return s3.source(address, seen[0])
 
-        yield guarded("s3 source", found)
+        yield guarded("s3 source", check_source)
         queue = self._queues.get(served.queue)
         if not seen or queue is None:
             return

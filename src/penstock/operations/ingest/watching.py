@@ -69,12 +69,12 @@ class FolderWatch:
                 waiting += rested
                 if self._stop.requested:
                     return
-                if waiting and self._taken(waiting):
+                if waiting and self._take(waiting):
                     waiting = []
         except BaseException as failure:
             self._failure = failure
 
-    def _taken(self, objects: list[ObjectRef]) -> bool:
+    def _take(self, objects: list[ObjectRef]) -> bool:
         try:
             if self._watcher.scans:
                 self._pending.add(objects)

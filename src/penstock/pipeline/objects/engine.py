@@ -124,7 +124,7 @@ class ObjectEngine:
     def _open(self, ref: ObjectRef, request: RunRequest) -> IncomingObject:
         with self._runtime.store_watch.watch_request():
             reader = self._runtime.store.open(ref)
-        self._runtime.store_watch.succeeded()
+        self._runtime.store_watch.record_success()
         return IncomingObject(
             ref,
             store=self._runtime.store,
@@ -144,7 +144,7 @@ class ObjectEngine:
             previous_attempt=previous_attempt(timeline),
             resources=self._runtime.resources,
             control=self._control,
-            on_retry=partial(self._runtime.events.retrying, ref, request.attempt_id),
+            on_retry=partial(self._runtime.events.emit_retrying, ref, request.attempt_id),
         )
 
     def _call(self, obj: IncomingObject, context: ObjectContext) -> ReadFailure | None:

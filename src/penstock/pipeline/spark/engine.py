@@ -78,7 +78,7 @@ class SparkEngine:
     def run(self, request: RunRequest) -> RunResult:
         pipeline, attempt_id = self._declaration.pipeline, request.attempt_id
         with (
-            self._tracked(attempt_id),
+            self._track(attempt_id),
             self._store_watch.watch_request(),
             self._explained(attempt_id),
             self._tagged(attempt_id),
@@ -86,7 +86,7 @@ class SparkEngine:
         ):
             result = self._until_whole(request)
         if result.processed:  # otherwise possibly no object was read
-            self._store_watch.succeeded()
+            self._store_watch.record_success()
         return result
 
     def cancel(self, attempt_id: str) -> None:
@@ -168,7 +168,7 @@ class SparkEngine:
         return found
 
     @contextmanager
-    def _tracked(self, attempt_id: str) -> Iterator[None]:
+    def _track(self, attempt_id: str) -> Iterator[None]:
         """Set an event at the end of the block, for which `cancel` waits."""
         ended = threading.Event()
         with self._lock:

@@ -91,13 +91,13 @@ class TableWatch:
         if committed_seq < shown:  # the ledger was rolled back and reuses numbers
             shown = 0
         if committed_seq > shown:  # otherwise nothing is new, and no table has to be opened
-            shown = self._opened(table_paths, ledger).shown_to(shown, committed_seq)
+            shown = self._open_tables(table_paths, ledger).shown_to(shown, committed_seq)
             self._shown[pipeline] = shown
         if shown >= committed_seq:
             return 0.0
         return ledger.ages.seconds_since_commit(pipeline, shown + 1)
 
-    def _opened(self, table_paths: TablePaths, ledger: "Ledger") -> "Tables":
+    def _open_tables(self, table_paths: TablePaths, ledger: "Ledger") -> "Tables":
         if table_paths.pipeline not in self._tables:
             from penstock.app.tables import Tables
 

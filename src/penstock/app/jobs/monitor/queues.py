@@ -48,7 +48,7 @@ class _SampleRound:
     workers: Sequence[WorkerRecord]
     refused: list[str] = field(default_factory=list)
 
-    def tried(self, read: Callable[[], Health]) -> Health | None:
+    def try_read(self, read: Callable[[], Health]) -> Health | None:
         """Return the health; None if this queue is refused: a missing permission, or an invalid name."""
         try:
             return read()
@@ -101,7 +101,7 @@ class QueueWatch:
         )
 
     def _queue(self, queue: str, sampling: _SampleRound) -> QueueHealth | None:
-        return sampling.tried(
+        return sampling.try_read(
             lambda: read_queue(
                 sampling.broker,
                 queue,
@@ -122,7 +122,7 @@ class QueueWatch:
         return self._known
 
     def _dlq(self, name: str, queue: str, tier: Tier, sampling: _SampleRound) -> DeadLetterHealth | None:
-        return sampling.tried(
+        return sampling.try_read(
             lambda: read_dead_letters(
                 sampling.broker, name, sampling.ages, queue=queue, tier=tier, cloudwatch_ages=sampling.cloudwatch_ages
             )

@@ -40,7 +40,7 @@ class RollbarHook:
     def __call__(self, exception: BaseException | None, context: ErrorContext) -> None:
         if self._ours is None:
             self._ours = self._initialised()
-        with self._log.heard() as text:
+        with self._log.collect() as text:
             uuid = _reported(exception, context)
         if text or uuid is None:
             raise ReportRejected(f"Rollbar did not take the report: {text[0] if text else 'its settings leave it out'}")
@@ -99,7 +99,7 @@ class _RollbarLog(logging.Handler):
         self._heard: list[str] = []
 
     @contextmanager
-    def heard(self) -> Iterator[list[str]]:
+    def collect(self) -> Iterator[list[str]]:
         """Collect the library's warnings from this thread until the block ends."""
         self._thread, self._heard = threading.get_ident(), []
         logger = logging.getLogger("rollbar")

@@ -84,7 +84,7 @@ class Records:
             yield from self._without_open(part)
         quotes = self._quotes()
         if self._open is not None:
-            yield self._completed(self._open, read_on(end))
+            yield self._complete(self._open, read_on(end))
         yield LineChunk(lines=b"", offset=end, quotes=quotes)
 
     def _quotes(self) -> Quotes:
@@ -99,7 +99,7 @@ class Records:
             at = self._go_on(self._open, part, 0)
             if at < 0:
                 return
-            yield self._closed(self._open)
+            yield self._close(self._open)
         begun = at  # start of the lines not yielded yet
         suspects = self._suspects(part.lines)
         for start in suspects:
@@ -114,7 +114,7 @@ class Records:
             at = begun = self._go_on(self._open, part, at)
             if at < 0:
                 return
-            yield self._closed(self._open)
+            yield self._close(self._open)
         if begun < len(part.lines) or not part.lines:
             yield replace(_slice(part, begun, len(part.lines)), plain=not suspects)
 
@@ -138,15 +138,15 @@ class Records:
             )
         return end
 
-    def _closed(self, record: "_Open", *, never: bool = False) -> LineChunk:
+    def _close(self, record: "_Open", *, never: bool = False) -> LineChunk:
         self._open = None
         return LineChunk(lines=b"", offset=record.offset, header=record.header, bad=(record.as_bad(never=never),))
 
-    def _completed(self, record: "_Open", rest: Iterator[LineChunk]) -> LineChunk:
+    def _complete(self, record: "_Open", rest: Iterator[LineChunk]) -> LineChunk:
         for part in rest:
             if self._go_on(record, part, 0) >= 0:
-                return self._closed(record)
-        return self._closed(record, never=True)
+                return self._close(record)
+        return self._close(record, never=True)
 
 
 def read_parts(reader: ObjectReader, piece: Piece, options: ReadOptions) -> Iterator[LineChunk]:
