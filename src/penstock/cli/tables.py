@@ -67,8 +67,8 @@ def publish(
         print_json([{"pipeline": one, "batches": batches} for one, batches in done.items()])
         return
     for one, batches in done.items():
-        what = f"{counted(batches, 'batch', 'batches')} published" if batches else "nothing to publish"
-        print(printable(f"{one}: {what}."))
+        result = f"{counted(batches, 'batch', 'batches')} published" if batches else "nothing to publish"
+        print(printable(f"{one}: {result}."))
 
 
 @grouped_options

@@ -222,17 +222,17 @@ class OutageWatch:
     def check(self, ping: Callable[[], object]) -> None:
         """Ping the service once. While a ping takes too long the service counts as down, and no other ping begins."""
         ended = threading.Event()
-        answers: list[TemporaryError | None] = []
+        outcomes: list[TemporaryError | None] = []
 
         def run_ping() -> None:
             try:
                 ping()
             except TemporaryError as error:
-                answers.append(error)
+                outcomes.append(error)
             except Exception:  # the service is up; the next request reports the error
-                answers.append(None)
+                outcomes.append(None)
             else:
-                answers.append(None)
+                outcomes.append(None)
             ended.set()
 
         begin_thread_or_do(run_ping, name=f"penstock-{self._service.name}-ping")
@@ -242,7 +242,7 @@ class OutageWatch:
             )
             while not self._ended and not ended.is_set():
                 self._clock.wait(ended, CHECK_SECONDS)
-        for error in answers:
+        for error in outcomes:
             if error is None:
                 self._record_available()
             else:

@@ -158,7 +158,7 @@ def test_the_lag_is_that_of_the_oldest_batch_that_is_not_visible(
 ) -> None:
     table, ledger = Table(), Batches()
     watch = TableWatch({"clicks": table_paths(tmp_path / "clicks")}, ledger=lambda: ledger)  # type: ignore[arg-type,return-value]  # as far as it is asked
-    monkeypatch.setattr(watch, "_opened", lambda *_: table)
+    monkeypatch.setattr(watch, "_open_tables", lambda *_: table)
     assert watch.lag_seconds("clicks", 0) == 0.0
     assert table.looks == 0  # nothing was committed, so no table was opened
     assert watch.lag_seconds("clicks", 3) == 100.0

@@ -37,7 +37,9 @@ from penstock.messaging.addresses import masked
 # The server rolled the whole transaction back: deadlock, row changed since the snapshot, or conflict in a cluster.
 CLASHES = frozenset({1213, 1020, 3101})
 LOCK_WAITS = frozenset({1205})
-AWAY = frozenset({1053, 1080, 1158, 1159, 1160, 1161, 1927, 2002, 2003, 2005, 2006, 2013, 2014, 2027, 2055, 4031})
+UNREACHABLE = frozenset(
+    {1053, 1080, 1158, 1159, 1160, 1161, 1927, 2002, 2003, 2005, 2006, 2013, 2014, 2027, 2055, 4031}
+)
 READ_ONLY_SERVER = frozenset({1290, 1836})  # the old primary after a failover
 TOO_MANY = frozenset({1040, 1135, 1203, 1226})
 INTERRUPTED = frozenset({1028, 1317, 1969, 3024, 3169})
@@ -82,7 +84,7 @@ def _temporary(error: DBAPIError, code: int, address: str) -> TemporaryError | N
         return TemporaryError(f"rows of the ledger {address} were kept locked by another process {cause}: try again")
     if code in READ_ONLY_SERVER:
         return TemporaryError(f"the server of the ledger {address} takes no writes now {cause}: try again")
-    if code in AWAY or (code == 0 and isinstance(error, InterfaceError)) or error.connection_invalidated:
+    if code in UNREACHABLE or (code == 0 and isinstance(error, InterfaceError)) or error.connection_invalidated:
         return TemporaryError(f"the ledger {address} cannot be reached, or was lost {cause}: try again")
     if code in TOO_MANY:
         return TemporaryError(f"the server of the ledger {address} takes no more connections {cause}: try again")

@@ -106,7 +106,7 @@ class ReplayOperation:
         probe: Probe = no_probe,
     ) -> None:
         self._seen = seen
-        self._asked = selection
+        self._selection = selection
         self._how = how
         self._ledger = ledger
         self._stopped = stopped
@@ -160,7 +160,7 @@ class ReplayOperation:
 
     @property
     def _left(self) -> int | None:
-        return None if self._asked.limit is None else max(0, self._asked.limit - self._report.sent)
+        return None if self._selection.limit is None else max(0, self._selection.limit - self._report.sent)
 
     def _canaries(self, entries: ExitStack) -> Sequence[Canary]:
         """Send the canaries."""
@@ -185,14 +185,14 @@ class ReplayOperation:
         sent_max = None if limit is None else self._report.sent + limit
         self._report.without_origin = 0  # recounted at each pass
         rate = ReplayRate(self._how.rate, clock=self._clock, stopped=self._stopped)
-        for queue in selected_queues(self._seen, self._asked):
+        for queue in selected_queues(self._seen, self._selection):
             if self._stopped() or not is_worth_reading(self._seen.broker, queue):
                 continue
             with dead_letters_in(self._seen.broker, queue, clock=self._clock) as dead_letters:
                 pages = self._items(dead_letters)
                 if sent_max == self._report.sent or (first := next(pages, None)) is None:
                     continue
-                details = {**self._asked.details, **self._how.details}
+                details = {**self._selection.details, **self._how.details}
                 entry = audited(self._ledger, "replay", queue=queue, details=details, stopped=self._stopped)
                 self._results.append(result := entries.enter_context(entry))
                 for page in chain([first], pages):
@@ -233,10 +233,10 @@ class ReplayOperation:
     def _items(self, dead_letters: DeadLetterReader) -> Iterator[Sequence[ReplayItem]]:
         """Yield the messages to send, page by page."""
         pages = matching(
-            dead_letters, self._asked.wanted, clock=self._clock, stopped=self._stopped, until=self._began_at
+            dead_letters, self._selection.wanted, clock=self._clock, stopped=self._stopped, until=self._began_at
         )
         for page in pages:
-            self._report.ids_met.update(*map(self._asked.wanted.ids_met, page))
+            self._report.ids_met.update(*map(self._selection.wanted.ids_met, page))
             items = [
                 ReplayItem(dead_letter=dead_letter, queue=queue)
                 for dead_letter in page

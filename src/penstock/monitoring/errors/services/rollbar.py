@@ -26,7 +26,7 @@ from penstock.monitoring.errors.services.service import (
     tags,
 )
 
-WORDS_CHARS_MAX = 300
+TEXT_CHARS_MAX = 300
 
 
 class RollbarHook:
@@ -111,4 +111,4 @@ class _RollbarLog(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.thread == self._thread:
-            self._heard.append(head(safe(" ".join(record.getMessage().split())), WORDS_CHARS_MAX))
+            self._heard.append(head(safe(" ".join(record.getMessage().split())), TEXT_CHARS_MAX))
