@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 from penstock.app.redis_address import is_redis, parse_redis_address
 from penstock.app.tracing import tracing_of
 from penstock.brokers import capabilities
+from penstock.brokers.memory.broker import MemoryBroker
+from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.config import Settings, shown
 from penstock.errors import ConfigurationError, TemporaryError
 from penstock.events import Listener, ignore
@@ -145,7 +147,6 @@ def require_redis() -> None:
 
 
 def _open_sqlite(settings: Settings, holder: str, emit: Listener) -> Broker:  # noqa: ARG001 - emits no events
-    from penstock.brokers.sqlite.broker import SqliteBroker
 
     return SqliteBroker(file_in_folder(settings.broker.removeprefix(_SQLITE), "broker"), holder=holder)
 
@@ -155,7 +156,6 @@ def _file_of(address: str) -> Path:
 
 
 def _open_memory(settings: Settings, holder: str, emit: Listener) -> Broker:  # noqa: ARG001 - has one holder, no events
-    from penstock.brokers.memory.broker import MemoryBroker
 
     return MemoryBroker()
 

@@ -17,6 +17,8 @@ from penstock.messaging.backoff import Random
 from penstock.messaging.clock import Clock
 from penstock.messaging.steps import Probe
 from penstock.objects.cleanup import Cleaner
+from penstock.objects.cleanup_local import FileDeleter, FileMover
+from penstock.objects.cleanup_s3 import S3Deleter, S3Mover, S3Tagger
 from penstock.pipeline.maintenance.cleanup import CleanupPass, CleanupPassResult, SourceCleanup
 from penstock.storage.address import S3Address, is_s3, s3_address
 from penstock.storage.files import Files
@@ -81,12 +83,9 @@ def moved_to(cleanup: Cleanup) -> tuple[S3Address, ...]:
 
 def _cleaner(cleanup: Tag | Move | Delete, source: SourceLocation, probe: Probe) -> Cleaner:
     if source.is_local:
-        from penstock.objects.cleanup_local import FileDeleter, FileMover
-
         if isinstance(cleanup, Move):
             return FileMover(source.address, str(real(cleanup.target)), probe=probe)
         return FileDeleter(source.address, probe=probe)
-    from penstock.objects.cleanup_s3 import S3Deleter, S3Mover, S3Tagger
 
     address, aws = s3_address(source.address), source.aws
     if isinstance(cleanup, Tag):

@@ -21,7 +21,13 @@ from penstock.ledger.pipelines import ReconcileResult
 from penstock.objects.reference import LOCAL_BUCKET
 from penstock.objects.s3_facts import INVENTORY_REMEDY, require_no_versions
 from penstock.objects.scanner import CHUNK_OBJECTS
-from penstock.pipeline.reconcile.alone import MissingPrefix, ReconcileScope
+from penstock.pipeline.reconcile.alone import (
+    MissingPrefix,
+    ReconcileScope,
+    find_missing_alone,
+    folder_listing,
+    s3_listing,
+)
 from penstock.pipeline.reconcile.manifest import Inventory, find_inventory
 from penstock.storage.address import S3Address, s3_address
 
@@ -61,7 +67,6 @@ class ReconcileScan:
         self, *, seen_at: float, stopped: Callable[[], bool], on_listed: Callable[[int], None]
     ) -> "MissingAlone":
         """Find the missing objects in this process, from the source's own listing. The caller closes the result."""
-        from penstock.pipeline.reconcile.alone import find_missing_alone, folder_listing, s3_listing
 
         target, source, scope = self.target, self.target.source, self._scope()
         if source.is_local:

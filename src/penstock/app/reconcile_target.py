@@ -5,10 +5,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock.app.brokers import open_broker
 from penstock.app.naming import object_names
 from penstock.app.object_service import ObjectService
 from penstock.app.paths import declared_table_paths
 from penstock.app.pipelines.service import PipelineService
+from penstock.app.scope import scope_ledger
 from penstock.app.sources import SourceLocation, source_at, source_of
 from penstock.errors import UsageError
 from penstock.ledger import Ledger
@@ -60,8 +62,6 @@ def targets_in(app: "App", services: "Sequence[Service]") -> Sequence[ReconcileT
 @contextmanager
 def target_of_table(scope: "Scope", source: str) -> Iterator[ReconcileTarget]:
     """Yield the target of an ingest's table that is fed from this source."""
-    from penstock.app.brokers import open_broker
-    from penstock.app.scope import scope_ledger
 
     where = scope.table
     assert where is not None, "the scope is a table's"

@@ -13,7 +13,11 @@ from typing import TYPE_CHECKING
 
 from penstock.app.backends import file_ledger, ledger_exists, open_ledger
 from penstock.app.brokers import broker_exists, file_broker
+from penstock.app.loading import load_app
+from penstock.app.naming import object_names
+from penstock.app.object_service import ObjectService
 from penstock.app.paths import LEDGER_FILE, TablePaths, declared_table_paths, find_table, table_paths, tables_here
+from penstock.app.service import needs_ledger
 from penstock.app.state import QUEUE_FILE, check_owner
 from penstock.config import Settings, load_settings, shown
 from penstock.errors import ConfigurationError, UsageError
@@ -222,10 +226,6 @@ def _of_table(where: TablePaths, options: str = "") -> Scope:
 
 
 def _of_app(request: ScopeRequest, *, make: bool) -> Scope:
-    from penstock.app.loading import load_app
-    from penstock.app.naming import object_names
-    from penstock.app.object_service import ObjectService
-    from penstock.app.service import needs_ledger
 
     app = load_app(request.app) if request.app is not None else None
     settings = load_settings() if app is None else app.settings

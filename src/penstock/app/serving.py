@@ -15,6 +15,7 @@ from penstock.app.backends import has_ledger_apart, has_local_ledger, require_sh
 from penstock.app.brokers import check_queues
 from penstock.app.housekeeping import Presence
 from penstock.app.jobs.elected import running
+from penstock.app.jobs.monitor.job import monitor_job
 from penstock.app.jobs.task_protection import protections
 from penstock.app.jobs.worker_jobs import JobOf, worker_jobs
 from penstock.app.lifespans import Lifespans
@@ -32,8 +33,10 @@ from penstock.errors import ConfigurationError, TemporaryError
 from penstock.events import Bus, Listener
 from penstock.handlers.declaration import HandlerDeclaration
 from penstock.handlers.keys import IdempotencyKeys
+from penstock.handlers.once import LedgerKeys
 from penstock.handlers.outage import OutageWatch
 from penstock.handlers.ticker import CLAIM_SECONDS, REMEMBERED_SECONDS, ScheduledKeys, Ticker
+from penstock.ledger.records import WorkOwner
 from penstock.messaging.backoff import Random
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.worker.consumer import Consumer
@@ -342,7 +345,6 @@ def _monitor(
 ) -> JobOf | None:
     if meters is None or role.bounded or not can_monitor(app, role.services, replays=bool(role.dlqs)):
         return None
-    from penstock.app.jobs.monitor.job import monitor_job
 
     return partial(monitor_job, app, context, meters, metrics_address=metrics_address)
 
@@ -424,8 +426,6 @@ def _claims_ticks(app: "App") -> frozenset[str]:
 
 def tick_keys(app: str, context: ServiceContext) -> ScheduledKeys:
     """Return a factory of the keys that claim a scheduled handler's ticks in the ledger."""
-    from penstock.handlers.once import LedgerKeys
-    from penstock.ledger.records import WorkOwner
 
     def keys(declaration: HandlerDeclaration) -> IdempotencyKeys:
         return LedgerKeys(

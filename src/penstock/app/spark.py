@@ -14,6 +14,8 @@ from penstock.config import Settings
 from penstock.errors import PenstockError, TemporaryError, UserError
 from penstock.events import Bus, SparkStarted
 from penstock.messaging.clock import Clock
+from penstock.pipeline.extra import require_spark
+from penstock.pipeline.spark.java import find_java
 from penstock.worker.shutdown import StopSignal
 
 if TYPE_CHECKING:
@@ -55,7 +57,6 @@ class Spark:
 
     def check(self) -> None:
         """Raise `ConfigurationError` if PySpark or Java is missing. Does not start Spark."""
-        from penstock.pipeline.extra import require_spark
 
         require_spark()
         if self._given is None:
@@ -116,13 +117,11 @@ class Spark:
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _find_java(self) -> "Java":
-        from penstock.pipeline.spark.java import find_java
 
         self._java = self._java or find_java(os.environ)
         return self._java
 
     def _start(self) -> "Session":
-        from penstock.pipeline.extra import require_spark
 
         require_spark()
         from penstock.pipeline.spark.cluster_checks import check_python

@@ -5,6 +5,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from penstock.app.naming import own_version
 from penstock.config import Settings
 from penstock.errors import ConfigurationError
 from penstock.events import Listener
@@ -36,7 +37,6 @@ def open_tracing(settings: Settings, *, worker: str, emit: Listener | None = Non
     if not settings.tracing_enabled:
         return None
     require_otel(SWITCHED_ON)
-    from penstock.app.naming import own_version
     from penstock.monitoring.traces.provider import report_failures
     from penstock.monitoring.traces.tracing import otel_tracing
 

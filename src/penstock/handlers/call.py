@@ -15,6 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
+from pydantic_core import PydanticSerializationError, to_json
+
 from penstock.errors import Interrupted, InvalidMessage, NewerMessage, Reject, TemporaryError
 from penstock.events import (
     Bus,
@@ -564,7 +566,6 @@ async def _awaited(result: Any) -> Any:
 
 def _outcome(result: Any) -> str:
     """Return the result as JSON, to be stored with the completion. Raises `TypeError` if it cannot be serialised."""
-    from pydantic_core import PydanticSerializationError, to_json
 
     try:
         return to_json(result).decode("utf-8")

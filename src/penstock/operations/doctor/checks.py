@@ -9,15 +9,25 @@ from contextlib import closing
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from penstock.app.backends import has_local_ledger
+from penstock.app.backends import has_ledger_apart, has_local_ledger, ledger_exists, require_shared_ledger
+from penstock.app.brokers import capabilities_of
+from penstock.app.loading import load_app
+from penstock.app.paths import tables_here
+from penstock.app.spark import session_settings
 from penstock.config import dotted, load_settings, shown, unknown_variables
 from penstock.errors import PenstockError
+from penstock.operations.doctor.aws import aws_checks, resources_of
 from penstock.operations.doctor.findings import Finding, FindingLevel, guarded
+from penstock.operations.doctor.redis import redis_checks
+from penstock.pipeline.extra import packages_for, require_spark
+from penstock.pipeline.spark.java import find_java
 from penstock.sinks.registry import DEFAULT_SCHEME, SINKS, untested
+from penstock.worker.settings import budget
 
 if TYPE_CHECKING:
     from penstock.app.scope import Scope, ScopeRequest
@@ -42,8 +52,6 @@ class SparkNeed(StrEnum):
 
 def spark_need(request: "ScopeRequest") -> SparkNeed:
     """Return the need of the named or current scope. An app that cannot be loaded is reported by the state checks."""
-    from penstock.app.loading import load_app
-    from penstock.app.paths import tables_here
 
     if request.means_table:
         return SparkNeed.NEEDED
@@ -137,7 +145,6 @@ def _unused_addresses(app: str) -> Iterator[Finding]:
 
     An app created with ``App()`` reads no settings.
     """
-    from penstock.app.loading import load_app
 
     try:
         settings, own = load_settings(), load_app(app).settings
@@ -168,8 +175,6 @@ def _app_checks(scope: "Scope") -> Iterator[Finding]:
 
 
 def _aws_checks(scope: "Scope", app: str | None, *, try_notification: bool) -> Iterator[Finding]:
-    from penstock.app.loading import load_app
-    from penstock.operations.doctor.aws import aws_checks, resources_of
 
     try:
         loaded = None if app is None or scope.table is not None else load_app(app)
@@ -180,7 +185,6 @@ def _aws_checks(scope: "Scope", app: str | None, *, try_notification: bool) -> I
 
 
 def _status_check(check: str, scope: "Scope", name: str, *, failed: Sequence[str]) -> Finding:
-    from penstock.app.brokers import capabilities_of
 
     hint = f"`penstock status{scope.options}` shows more"
     if not capabilities_of(scope.settings).browsable:  # dead letters cannot be listed
@@ -202,8 +206,6 @@ def _status(scope: "Scope", name: str, failed: Sequence[str]) -> tuple[FindingLe
 
 
 def _broker_checks(scope: "Scope") -> Iterator[Finding]:
-    from penstock.app.brokers import capabilities_of
-    from penstock.operations.doctor.redis import redis_checks
 
     broker = guarded("broker", partial(_broker, scope), when_unreachable=UNREACHABLE.format(setting="broker"))
     yield broker
@@ -225,7 +227,6 @@ def _broker(scope: "Scope") -> tuple[FindingLevel, str]:
 
 
 def _ledger(scope: "Scope") -> tuple[FindingLevel, str]:
-    from penstock.app.backends import has_ledger_apart, ledger_exists, require_shared_ledger
     from penstock.operations.inspection import view
 
     address = scope.settings.ledger
@@ -253,7 +254,6 @@ def _ledger_server(scope: "Scope") -> tuple[FindingLevel, str]:
 
 
 def _stopping(scope: "Scope") -> tuple[FindingLevel, str]:
-    from penstock.worker.settings import budget
 
     total_seconds = scope.settings.worker_stop_timeout
     found = budget(stop_timeout_seconds=total_seconds, drain_seconds=scope.settings.worker_drain)
@@ -284,9 +284,6 @@ def _settings() -> tuple[FindingLevel, str]:
 
 
 def _extra(formats: Sequence[str]) -> tuple[FindingLevel, str]:
-    from importlib.metadata import version
-
-    from penstock.pipeline.extra import packages_for, require_spark
 
     require_spark(*formats)
     found = ", ".join(f"{name} {version(name)}" for name in packages_for(*formats))
@@ -300,7 +297,6 @@ def _extra(formats: Sequence[str]) -> tuple[FindingLevel, str]:
 
 
 def _java(environ: Mapping[str, str]) -> tuple[FindingLevel, str]:
-    from penstock.pipeline.spark.java import find_java
 
     java = find_java(environ)
     notes = "".join(f"; passed over: {note}" for note in java.notes)
@@ -325,8 +321,6 @@ def _disk(folder: Path) -> Finding:
 
 def _spark(environ: Mapping[str, str]) -> tuple[FindingLevel, str]:
     """Start a session, send numbers through a Python worker, write Parquet."""
-    from penstock.app.spark import session_settings
-    from penstock.pipeline.spark.java import find_java
     from penstock.pipeline.spark.session import try_spark
 
     settings = load_settings()

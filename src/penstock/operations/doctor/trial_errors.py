@@ -10,18 +10,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
+from penstock.app.app import App
+from penstock.app.loading import load_app
 from penstock.app.naming import worker_id
+from penstock.app.replayer import with_sample
 from penstock.app.telemetry import Process, Telemetry, open_reports, open_telemetry
-from penstock.config import load_settings
+from penstock.brokers.memory.broker import MemoryBroker
+from penstock.config import Settings, load_settings
+from penstock.dead_letters.sample import sample_settings
 from penstock.errors import PenstockError
 from penstock.events import ErrorHookFailed, Event, Listener, MessageFailed
 from penstock.messaging.failure import failure_of
 from penstock.operations.doctor.findings import Finding, FindingLevel
-
-if TYPE_CHECKING:
-    from penstock.app.app import App
+from penstock.worker.shutdown import StopSignal
 
 RESPONSE_SECONDS = 15.0  # for all services together; each has a shorter timeout of its own
 CHILD_SECONDS = 30.0
@@ -38,7 +40,6 @@ def trial_errors(app_name: str | None) -> Iterator[Finding]:
 
     ``app_name`` names the app whose settings and hook apply; without one, the current settings apply.
     """
-    from penstock.app.loading import load_app
 
     try:
         app = None if app_name is None else load_app(app_name)
@@ -128,8 +129,6 @@ def _open_as_function(_: "App | None", emit: Listener) -> Telemetry:
 
     The user's own hook is unknown here, since it is in another module.
     """
-    from penstock.app.replayer import with_sample
-    from penstock.dead_letters.sample import sample_settings
 
     settings = with_sample(load_settings(), sample_settings(os.environ))
     return open_telemetry(settings, worker=worker_id(), process="lambda", emit=emit)
@@ -151,11 +150,7 @@ def _fail(name: str) -> None:
 
 def _child(telemetry: Telemetry, _: str) -> None:
     """Run a worker with an in-memory queue, one message, and a handler in a child process."""
-    from penstock.app.app import App
     from penstock.app.serving import serve
-    from penstock.brokers.memory.broker import MemoryBroker
-    from penstock.config import Settings
-    from penstock.worker.shutdown import StopSignal
 
     failed = threading.Event()
     reporter = telemetry.reporter

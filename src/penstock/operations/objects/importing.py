@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from penstock.app.backends import file_ledger, open_ledger
+from penstock.app.loading import load_app
 from penstock.app.naming import object_names
 from penstock.app.object_service import ObjectService
 from penstock.app.paths import LEDGER_FILE, TablePaths, find_table, table_paths
@@ -24,6 +25,8 @@ from penstock.ledger.records import Candidate, ObjectState, OriginalMessage
 from penstock.objects.processed_lists import ListedObject, read_list
 from penstock.objects.reference import LOCAL_BUCKET, ObjectRef
 from penstock.objects.s3_facts import INVENTORY_REMEDY, LIST_REMEDY, require_no_versions
+from penstock.pipeline.extra import require_arrow
+from penstock.pipeline.reconcile.manifest import find_inventory, inventory_refs
 from penstock.storage.address import is_s3
 from penstock.storage.aws import Aws
 
@@ -80,7 +83,6 @@ def target_of(*, app: str | None, pipeline: str | None, table: str | None, state
             check_owner(made, where)
             yield ImportTarget(pipeline=where.pipeline, ledger=made, aws=settings.aws)
         return
-    from penstock.app.loading import load_app
 
     loaded = load_app(app or "")
     names = sorted(one.name for one in loaded.services if isinstance(one, PipelineService | ObjectService))
@@ -173,10 +175,8 @@ def _from_beginning(file: IO[bytes]) -> Iterator[ListedObject]:
 
 
 def _inventory(file: str) -> tuple[str, Callable[[], Iterator[ListedObject]]]:
-    from penstock.pipeline.extra import require_arrow
 
     require_arrow()
-    from penstock.pipeline.reconcile.manifest import find_inventory, inventory_refs
 
     found = find_inventory(file if is_s3(file) else str(Path(file).resolve()), load_settings().aws)
 

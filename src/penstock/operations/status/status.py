@@ -25,6 +25,7 @@ from penstock.messaging.clock import Clock, SystemClock
 from penstock.operations.dead_letters.selection import select_in_queue
 from penstock.operations.inspection import ScopeView, view
 from penstock.operations.status.model import LaggingQueue, PipelineStatus, Status
+from penstock.pipeline.extra import require_spark
 
 if TYPE_CHECKING:
     from penstock.app.tables import Tables
@@ -286,7 +287,6 @@ def _table(seen: ScopeView, pipeline: str) -> _TableStatus:
 
 def _tables(seen: ScopeView, where: TablePaths) -> "Tables":
     """Return the tables. Raises `ConfigurationError` if the packages of the extra are missing."""
-    from penstock.pipeline.extra import require_spark
 
     require_spark(where.scheme)
     from penstock.app.tables import Tables

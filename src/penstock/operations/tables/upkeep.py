@@ -11,6 +11,7 @@ from penstock.app.backends import ledger_exists
 from penstock.app.jobs.archive import archive, cleanups_of, stores
 from penstock.app.jobs.compact import compact_tables, sinks_of
 from penstock.app.kill import killing_probe
+from penstock.app.loading import load_app
 from penstock.app.object_service import ObjectService
 from penstock.app.paths import TablePaths
 from penstock.app.scope import Scope, scope_ledger
@@ -129,8 +130,6 @@ def archive_scope(
         raise UsageError(f"There is no ledger {scope.name} yet: the first worker, or ingest, makes it.")
     cleans_up = dict.fromkeys(tableless, False)
     if app is not None:
-        from penstock.app.loading import load_app
-
         loaded = load_app(app)
         objects = [service for service in loaded.services if isinstance(service, ObjectService)]
         cleans_up |= cleanups_of([*loaded.pipelines, *objects])
