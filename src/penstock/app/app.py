@@ -84,7 +84,7 @@ class App(Handlers, Transactional):
         self,
         *,
         broker: str | Broker | None = None,
-        ledger: "str | Any | None" = None,
+        ledger: str | Any | None = None,
         settings: Settings | None = None,
         on_error: ErrorHook | None = None,
         listeners: Sequence[Listener] = (),

@@ -171,8 +171,7 @@ def _open_redis(settings: Settings, holder: str, emit: Listener) -> Broker:
 def _open_sqs(settings: Settings, holder: str, emit: Listener) -> Broker:
     aws = _sqs_aws(settings.broker, settings.aws)
     require_aws()
-    from penstock.brokers.sqs import SqsBroker
-    from penstock.brokers.sqs.broker import POLL_SECONDS
+    from penstock.brokers.sqs.broker import POLL_SECONDS, SqsBroker
 
     # A poll is never interrupted, so it must fit into the drain time of a stopping worker: whole seconds, at least one.
     # It has to end before messages are released, or it would receive them again.

@@ -56,7 +56,6 @@ def register(context: "AppContext", services: Sequence[Service]) -> "Mapping[str
 
     Raises `ConfigurationError` for a name that belongs to another app.
     """
-
     uses = [
         OwnedName(kind="objects" if needs_objects(one) else "keys", name=one.name, queue=one.queue_name)
         for one in services
@@ -66,7 +65,6 @@ def register(context: "AppContext", services: Sequence[Service]) -> "Mapping[str
 
 def register_pipeline(context: "AppContext", name: str, *, queue: str) -> None:
     """Register the name of a pipeline that runs alone. Raises as `register` does."""
-
     _registered(context, [OwnedName(kind="objects", name=name, queue=queue)])
 
 
@@ -80,7 +78,6 @@ class ObjectNames:
 
     def check(self, ledger: "Ledger") -> None:
         """Raise `ConfigurationError` if the ledger holds objects of another app under one of these names."""
-
         uses = [OwnedName(kind="objects", name=name, queue=queue) for name, queue in self.queues.items()]
         ledger.owners.check(self.app, is_named=self.is_named, uses=uses)
 
@@ -91,7 +88,7 @@ def object_names(context: "AppContext", services: Sequence[Service], *, only: st
     return ObjectNames(app=context.name, is_named=context.is_named, queues=queues)
 
 
-def _registered(context: "AppContext", uses: "Sequence[OwnedName]") -> "Mapping[str, WorkOwner]":
+def _registered(context: "AppContext", uses: Sequence[OwnedName]) -> "Mapping[str, WorkOwner]":
     found: Mapping[str, WorkOwner] = context.ledger.owners.register(context.name, is_named=context.is_named, uses=uses)
     return found
 
@@ -115,7 +112,6 @@ def worker_id() -> str:
 
 def own_version() -> str:
     """Return the version of Penstock."""
-
     try:
         return version("penstock")
     except PackageNotFoundError:

@@ -137,14 +137,9 @@ def run_worker(
                 ended = WorkerFailed(error_type=failure.error_type, error=failure.error, traceback=failure.traceback)
                 Bus(*telemetry.listeners).emit(ended)
             raise
-    if not must_leave(conclusion):
+    if not conclusion.has_hanging_threads:
         app.close()
     return conclusion
-
-
-def must_leave(conclusion: WorkerOutcome) -> bool:
-    """Return True if threads are left that cannot be ended: then the process exits without waiting for them."""
-    return bool(conclusion.threads_left) or conclusion.outcome == "forced"
 
 
 class _Failures(SelectiveListener):

@@ -57,7 +57,6 @@ class Spark:
 
     def check(self) -> None:
         """Raise `ConfigurationError` if PySpark or Java is missing. Does not start Spark."""
-
         require_spark()
         if self._given is None:
             self._find_java()
@@ -92,11 +91,10 @@ class Spark:
             self._end(own)
 
     def _open_beside(self, given: "Session") -> "Session":
-        from penstock.pipeline.spark.cluster_checks import check_python
-        from penstock.pipeline.spark.session import session_beside
+        from penstock.pipeline.spark import cluster_checks, session
 
-        beside = session_beside(given)
-        check_python(beside)
+        beside = session.session_beside(given)
+        cluster_checks.check_python(beside)
         self._beside = beside
         return beside
 
@@ -117,23 +115,20 @@ class Spark:
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _find_java(self) -> "Java":
-
         self._java = self._java or find_java(os.environ)
         return self._java
 
     def _start(self) -> "Session":
-
         require_spark()
-        from penstock.pipeline.spark.cluster_checks import check_python
-        from penstock.pipeline.spark.session import end_session, start_session
+        from penstock.pipeline.spark import cluster_checks, session
 
         began_at = self._clock.monotonic()
         java = self._find_java()
-        spark = start_session(session_settings(self._settings, java, scratch=self._scratch, log=self._log))
+        spark = session.start_session(session_settings(self._settings, java, scratch=self._scratch, log=self._log))
         try:
-            check_python(spark)
+            cluster_checks.check_python(spark)
         except BaseException:
-            end_session(spark, at_once=False, seconds=SESSION_END_SECONDS)
+            session.end_session(spark, at_once=False, seconds=SESSION_END_SECONDS)
             raise
         seconds = self._clock.monotonic() - began_at
         found = f"Java {java.version} from {java.source}"

@@ -37,13 +37,12 @@ def open_tracing(settings: Settings, *, worker: str, emit: Listener | None = Non
     if not settings.tracing_enabled:
         return None
     require_otel(SWITCHED_ON)
-    from penstock.monitoring.traces.provider import report_failures
-    from penstock.monitoring.traces.tracing import otel_tracing
+    from penstock.monitoring.traces import provider, tracing
 
-    tracing = otel_tracing(otel_service(settings, worker=worker), version=own_version())
+    opened = tracing.otel_tracing(otel_service(settings, worker=worker), version=own_version())
     if emit is not None:
-        report_failures(emit)
-    return tracing
+        provider.report_failures(emit)
+    return opened
 
 
 def trace_ids_of(settings: Settings) -> TraceIds | None:

@@ -566,7 +566,6 @@ async def _awaited(result: Any) -> Any:
 
 def _outcome(result: Any) -> str:
     """Return the result as JSON, to be stored with the completion. Raises `TypeError` if it cannot be serialised."""
-
     try:
         return to_json(result).decode("utf-8")
     except PydanticSerializationError as error:

@@ -62,7 +62,6 @@ def duration_text(seconds: float) -> str:
 
 def bytes_of(name: str, given: Size) -> int:
     """Return the bytes of a size given for the option ``name``, at least 1. Raises `UsageError` if it is not a size."""
-
     try:
         size = int(TypeAdapter(ByteSize).validate_python(given))
     except ValidationError as error:
@@ -90,7 +89,6 @@ def _seconds_in(text: str) -> float | None:
 
 def _iso_seconds(text: str) -> float | None:
     """Return the seconds of an ISO 8601 duration, such as PT5M: a year has 365 days and a month 30, as in `UNITS`."""
-
     try:
         return TypeAdapter(timedelta).validate_python(text.upper()).total_seconds()
     except ValidationError:

@@ -87,7 +87,6 @@ class LedgerClaim:
 
     def finish(self, outcome: str) -> bool:
         """Record the completion, with a few retries under the claim: after giving up, the work would be done twice."""
-
         finishing = Retrying(
             retry=retry_if_exception_type(TemporaryError),
             stop=stop_after_attempt(FINISH_TRIES),

@@ -138,14 +138,12 @@ class CallContext:
         Raises:
             Interrupted: The work ended during a wait, as in `checkpoint`.
         """
-
         return Retrying(sleep=self._sleep, **self._options(on, attempts, base_seconds, cap_seconds))
 
     def retrying_async(
         self, on: Exceptions = Exception, *, attempts: int = 3, base_seconds: float = 0.1, cap_seconds: float = 5.0
     ) -> AsyncRetrying:
         """Work like `retrying`, for async functions: ``async for attempt in ...: with attempt: ...``."""
-
         return AsyncRetrying(**self._options(on, attempts, base_seconds, cap_seconds))
 
     def _options(self, on: Exceptions, attempts: int, base_seconds: float, cap_seconds: float) -> dict[str, Any]:

@@ -329,16 +329,15 @@ def ping_bucket(bucket: str, aws: Aws) -> None:
 
     Any other response counts as available, for example a denied access or a missing bucket.
     """
-    from botocore.exceptions import ClientError, HTTPClientError
-    from botocore.exceptions import ConnectionError as ConnectionFailed
+    from botocore import exceptions
 
     try:
         _service_client(aws, PING_READ_SECONDS, PING_TRIES_MAX).head_bucket(Bucket=bucket)
-    except ClientError as error:
+    except exceptions.ClientError as error:
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         if status >= _SERVER_ERROR or status == _TOO_MANY_REQUESTS:
             raise TemporaryError(f"s3://{bucket} cannot be used: {fault_of(error).text}.") from None
-    except (HTTPClientError, ConnectionFailed) as error:
+    except (exceptions.HTTPClientError, exceptions.ConnectionError) as error:
         raise TemporaryError(f"s3://{bucket} cannot be used: {fault_of(error).text}.") from None
 
 

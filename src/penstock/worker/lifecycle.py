@@ -89,10 +89,15 @@ _UNWIND_SECONDS = 0.5  # part of the flush: time for interrupted threads to end
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOutcome:
-    """The outcome of a worker run. If it is forced or names threads left, the process must end with `os._exit`."""
+    """The outcome of a worker run. With hanging threads, the process must end with `os._exit`."""
 
     outcome: Outcome
     threads_left: tuple[str, ...] = ()
+
+    @property
+    def has_hanging_threads(self) -> bool:
+        """Return True if threads are left that cannot be ended: the process should exit without waiting for them."""
+        return bool(self.threads_left) or self.outcome == "forced"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,7 +89,6 @@ class Pipeline:
         Raises:
             UserError: If a person has to fix something. Batches already committed stay committed.
         """
-
         require_spark(self.declaration.sink.scheme)
         from penstock.app.pipelines.running import run
 

@@ -18,12 +18,16 @@ from penstock.app.backends import has_ledger_apart, has_local_ledger, ledger_exi
 from penstock.app.brokers import capabilities_of
 from penstock.app.loading import load_app
 from penstock.app.paths import tables_here
+from penstock.app.scope import find_scope, scopes_here
 from penstock.app.spark import session_settings
 from penstock.config import dotted, load_settings, shown, unknown_variables
 from penstock.errors import PenstockError
+from penstock.ledger.migrate import Revisions
 from penstock.operations.doctor.aws import aws_checks, resources_of
 from penstock.operations.doctor.findings import Finding, FindingLevel, guarded
 from penstock.operations.doctor.redis import redis_checks
+from penstock.operations.inspection import view
+from penstock.operations.status.status import read_status
 from penstock.pipeline.extra import packages_for, require_spark
 from penstock.pipeline.spark.java import find_java
 from penstock.sinks.registry import DEFAULT_SCHEME, SINKS, untested
@@ -52,7 +56,6 @@ class SparkNeed(StrEnum):
 
 def spark_need(request: "ScopeRequest") -> SparkNeed:
     """Return the need of the named or current scope. An app that cannot be loaded is reported by the state checks."""
-
     if request.means_table:
         return SparkNeed.NEEDED
     if request.app is not None:
@@ -65,8 +68,6 @@ def spark_need(request: "ScopeRequest") -> SparkNeed:
 
 def table_formats(request: "ScopeRequest") -> Sequence[str]:
     """Return the formats of the tables of the named or current scope; the default if it cannot be opened."""
-    from penstock.app.scope import find_scope
-
     try:
         return find_scope(request, here=Path.cwd()).table_formats
     except PenstockError:  # another check reports it
@@ -96,8 +97,6 @@ def state_checks(request: "ScopeRequest", *, try_notification: bool = False) -> 
 
     ``try_notification``: let S3 send a test event to each source's queue.
     """
-    from penstock.app.scope import find_scope, scopes_here
-
     here = Path.cwd()
     try:
         scopes = [find_scope(request, here=here)] if request.means_app or request.means_table else scopes_here(here)
@@ -145,7 +144,6 @@ def _unused_addresses(app: str) -> Iterator[Finding]:
 
     An app created with ``App()`` reads no settings.
     """
-
     try:
         settings, own = load_settings(), load_app(app).settings
     except PenstockError:  # another check reports it
@@ -194,7 +192,6 @@ def _status_check(check: str, scope: "Scope", name: str, *, failed: Sequence[str
 
 
 def _status(scope: "Scope", name: str, failed: Sequence[str]) -> tuple[FindingLevel, str]:
-    from penstock.operations.status.status import read_status
 
     found = read_status(scope)
     if found.problems:
@@ -215,7 +212,6 @@ def _broker_checks(scope: "Scope") -> Iterator[Finding]:
 
 
 def _broker(scope: "Scope") -> tuple[FindingLevel, str]:
-    from penstock.operations.inspection import view
 
     address = shown("broker", scope.settings.broker)
     with view(scope) as seen:
@@ -227,7 +223,6 @@ def _broker(scope: "Scope") -> tuple[FindingLevel, str]:
 
 
 def _ledger(scope: "Scope") -> tuple[FindingLevel, str]:
-    from penstock.operations.inspection import view
 
     address = scope.settings.ledger
     with view(scope) as seen:
@@ -241,7 +236,6 @@ def _ledger(scope: "Scope") -> tuple[FindingLevel, str]:
 
 
 def _ledger_server(scope: "Scope") -> tuple[FindingLevel, str]:
-    from penstock.ledger.migrate import Revisions
 
     with closing(Revisions.open(scope.settings.ledger)) as revisions:
         revisions.server()  # connect first, so that the next call measures only the query

@@ -287,7 +287,6 @@ def _table(seen: ScopeView, pipeline: str) -> _TableStatus:
 
 def _tables(seen: ScopeView, where: TablePaths) -> "Tables":
     """Return the tables. Raises `ConfigurationError` if the packages of the extra are missing."""
-
     require_spark(where.scheme)
     from penstock.app.tables import Tables
 
