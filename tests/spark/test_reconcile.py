@@ -313,7 +313,7 @@ def test_a_stop_in_the_middle_of_spark_s_work_cancels_it(
         wait_for(begun.exists, "Spark is at work", within=120)
         scene.stop.request()
 
-    monkeypatch.setattr("penstock.pipeline.reconcile.missing.known_frame", slow)
+    monkeypatch.setattr("penstock.app.reconcile_spark.known_frame", slow)
     with ThreadPoolExecutor(1) as pool:
         stopping = pool.submit(stop_once_begun)
         report = scene.reconcile(spark)
