@@ -13,20 +13,23 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import accumulate
 from socketserver import TCPServer, ThreadingMixIn
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import make_wsgi_app
+from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from penstock.errors import ConfigurationError
 from penstock.monitoring.health import Health, HealthProbe
-from penstock.monitoring.metrics.meters import Meters
-from penstock.monitoring.metrics.prometheus import registry_of
+from penstock.monitoring.metrics import catalogue
+from penstock.monitoring.metrics.meters import Distribution, Meters, Reading
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
-
 
 PORT_MAX = 65_535
 
@@ -248,3 +251,50 @@ def _asking(question: HealthProbe) -> "WSGIApplication":
 def _say(start_response: "Callable[..., Any]", status: str, sentence: str, *more: tuple[str, str]) -> Iterable[bytes]:
     start_response(status, [_TEXT, ("Cache-Control", "no-store"), *more])
     return (sentence.encode() + b"\n",)
+
+
+def registry_of(meters: Meters) -> CollectorRegistry:
+    """Return a registry with this process's meters and the system's data on it (memory, processor, files)."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(MetersCollector(meters))
+    ProcessCollector(registry=registry)
+    return registry
+
+
+class MetersCollector(Collector):
+    """Prometheus collector that takes one reading per scrape."""
+
+    def __init__(self, meters: Meters) -> None:
+        self._meters = meters
+
+    def collect(self) -> Iterable[Metric]:
+        reading = self._meters.read()
+        return [_family(metric, reading) for metric in self._meters.catalogue.values()]
+
+    def describe(self) -> Iterable[Metric]:
+        """Return the metrics without series, to reserve their names; takes no reading."""
+        empty = Meters(catalogue=self._meters.catalogue).read()
+        return [_family(metric, empty) for metric in self._meters.catalogue.values()]
+
+
+def _family(metric: catalogue.Metric, reading: Reading) -> Metric:
+    name = catalogue.PREFIX + metric.name
+    if metric.kind == "histogram":
+        histogram = HistogramMetricFamily(name, metric.help, labels=metric.labels)
+        for labels, distribution in reading.distributions[metric.name].items():
+            histogram.add_metric(labels, _buckets(metric.bounds, distribution), distribution.sum)
+        return histogram
+    family: CounterMetricFamily | GaugeMetricFamily
+    if metric.kind == "counter":
+        family = CounterMetricFamily(name, metric.help, labels=metric.labels)
+    else:
+        family = GaugeMetricFamily(name, metric.help, labels=metric.labels)
+    for labels, value in reading.values[metric.name].items():
+        family.add_metric(labels, value)
+    return family
+
+
+def _buckets(bounds: tuple[float, ...], distribution: Distribution) -> list[tuple[str, float]]:
+    """Return each bound with the number of values up to it; the last bound is infinite."""
+    names = [*map(floatToGoString, bounds), "+Inf"]
+    return [(name, float(count)) for name, count in zip(names, accumulate(distribution.counts), strict=True)]

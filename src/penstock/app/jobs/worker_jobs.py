@@ -9,22 +9,29 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from penstock.app.cleanup import Keep
+from penstock.app.cleanup_runner import MORE_SECONDS, PASS_OBJECTS, REST_SECONDS
 from penstock.app.context import PipelineTools
-from penstock.app.jobs.cleanup import cleanup_job
-from penstock.app.jobs.elected import ElectedJob
+from penstock.app.jobs.elected import RUN_SECONDS_MAX, ElectedJob, JobTask, elected_job, is_overlong
 from penstock.app.jobs.expiry import expiry_job
 from penstock.app.jobs.reconcile import reconcile_job
+from penstock.app.object_service import ObjectService
+from penstock.app.pipelines.cleanup import pipeline_cleanup
 from penstock.app.pipelines.service import PipelineService
 from penstock.app.reconcile import ReconcileRequest, reconcile
-from penstock.app.reconcile_target import targets_in
+from penstock.app.reconcile_target import ReconcileTarget, targets_in
 from penstock.app.replayer import ReplayedQueue
 from penstock.app.service import Service, ServiceContext, needs_objects
+from penstock.app.sources import source_at
 from penstock.pipeline.extra import require_arrow, require_spark, require_tables
+from penstock.pipeline.maintenance.cleanup import CleanupPass, SourceCleanup
+from penstock.worker.shutdown import StopSignal
 
 if TYPE_CHECKING:
     from penstock.app.app import App
-    from penstock.app.reconcile_target import ReconcileTarget
-    from penstock.worker.shutdown import StopSignal
+
+CLEANUP = "cleanup"
+CLEANUP_CLAIMED_AS = "penstock cleanup"  # two holders do no harm, see `SourceCleanup`
+PASS_SECONDS = RUN_SECONDS_MAX / 3  # then the next pipeline gets its turn; a pass that continues for longer hangs
 
 JobOf = Callable[[], ElectedJob | None]
 
@@ -61,7 +68,6 @@ def _cleanup(objects: Sequence[Service], context: ServiceContext) -> ElectedJob 
     if not objects:
         return None
     _require_tables(service for service in _pipelines(objects) if not isinstance(service.reader.cleanup, Keep))
-
     return cleanup_job(objects, context)
 
 
@@ -73,10 +79,9 @@ def _reconcile(app: "App", objects: Sequence[Service], context: ServiceContext) 
     if pipelines:
         require_spark(*_formats(pipelines))
         context.check_spark()
-
     request = ReconcileRequest(older_than_seconds=context.settings.objects_reconcile_older_than)
 
-    def work(target: "ReconcileTarget", stop: "StopSignal") -> None:
+    def work(target: ReconcileTarget, stop: StopSignal) -> None:
         tools = PipelineTools(stop=stop, clock=context.clock, bus=context.bus, probe=context.probe)
         reconcile(target, request, spark=None if target.alone else context.spark(), tools=tools)
 
@@ -118,7 +123,6 @@ def _compact(objects: Sequence[Service], context: ServiceContext) -> ElectedJob 
 def _expiry(app: "App", dlqs: Sequence[ReplayedQueue], context: ServiceContext) -> ElectedJob | None:
     if not dlqs:
         return None
-
     return expiry_job(dlqs, context, app=app.name, address=app.address)
 
 
@@ -135,3 +139,58 @@ def _require_tables(pipelines: Iterable[PipelineService]) -> None:
     formats = _formats(pipelines)
     if formats:
         require_tables(*formats)
+
+
+def cleanup_job(services: Sequence[Service], context: ServiceContext) -> ElectedJob | None:
+    """Return the job for those of these services that declare a cleanup; None if none does.
+
+    An interrupted pass is repeated by the next one, in this worker or another, which is harmless: the ledger records
+    the last batch that is done, and each action is idempotent. Raises `UsageError` for a target that overlaps with a
+    source or a table.
+    """
+    found = {service.name: _cleanup_of(service, context) for service in services}
+    works = {name: work for name, work in found.items() if work is not None}
+    if not works:
+        return None
+    for name in works:
+        context.ledger().ensure_pipeline(name)
+    return elected_job(
+        CLEANUP,
+        [JobTask(name=name, run=_cleanup_pass(work, context), is_stuck=is_overlong) for name, work in works.items()],
+        context,
+        claimed_as=CLEANUP_CLAIMED_AS,
+        every_seconds=REST_SECONDS,
+    )
+
+
+def _cleanup_of(service: Service, context: ServiceContext) -> SourceCleanup | None:
+    if isinstance(service, PipelineService):
+        return pipeline_cleanup(
+            service.pipeline.declaration,
+            settings=context.settings,
+            ledger=context.ledger(),
+            bus=context.bus,
+            probe=context.probe,
+            clock=context.clock,
+        )
+    if isinstance(service, ObjectService):
+        source = source_at(service.source, context.settings.aws)
+        return service.cleaning(
+            source, ledger=context.ledger(), bus=context.bus, probe=context.probe, clock=context.clock
+        )
+    return None
+
+
+def _cleanup_pass(work: SourceCleanup, context: ServiceContext) -> Callable[[StopSignal], float | None]:
+    """Return the pass over one source, bounded by objects and time."""
+
+    def run(stop: StopSignal) -> float | None:
+        end_at = context.clock.monotonic() + PASS_SECONDS
+
+        def is_over() -> bool:
+            return stop.requested or context.stop.paused or context.clock.monotonic() >= end_at
+
+        swept = work.run(CleanupPass(objects_max=PASS_OBJECTS, stopped=is_over))
+        return MORE_SECONDS if swept.more else None
+
+    return run

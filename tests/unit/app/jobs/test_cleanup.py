@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from penstock.app.cleanup_runner import MORE_SECONDS, PASS_OBJECTS
-from penstock.app.jobs.cleanup import PASS_SECONDS, _cleanup_pass
+from penstock.app.jobs.worker_jobs import PASS_SECONDS, _cleanup_pass
 from penstock.pipeline.maintenance.cleanup import CleanupPass, CleanupPassResult, SourceCleanup
 from penstock.testing import FakeClock
 from penstock.worker.shutdown import StopSignal
