@@ -125,7 +125,7 @@ class ReplaySender:
         self._probe(Step.REPLAY_SENT)
         taken = [item.replay.replay_id for item, result in outcomes if isinstance(result, str)]
         if taken:
-            self._log.sent(taken)
+            self._log.mark_sent(taken)
         return outcomes
 
 

@@ -268,7 +268,7 @@ class ReplayExecution:
 
     def _mark(self, sent: Sequence[_PlannedReplay]) -> None:
         try:
-            self._context.log.sent([one.replay.replay_id for one in sent])
+            self._context.log.mark_sent([one.replay.replay_id for one in sent])
         except TemporaryError as error:
             # They were sent, so their messages are deleted anyway: they are sent again only if that fails too.
             self._events.emit_unmarked([one.dead_letter for one in sent], error)

@@ -272,7 +272,7 @@ class Call:
             self._emit(MessageInvalid, reason=str(invalid))
             return self._settle_with(self._decide(invalid, None))
         except NewerMessage as newer:
-            return self._settle_with(self._newer(newer))
+            return self._settle_with(self._handle_newer(newer))
         if self._runtime.keys is None:
             return self._begin(body, None, self._delivery.previous)
         try:
@@ -378,7 +378,7 @@ class Call:
             self._emit(MessageInterrupted, duration_seconds=self._duration_seconds())
         return UNCOUNTED
 
-    def _newer(self, newer: NewerMessage) -> Settlement:
+    def _handle_newer(self, newer: NewerMessage) -> Settlement:
         settlement = decide_newer(
             newer,
             delivery=self._delivery,

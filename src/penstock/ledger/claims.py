@@ -228,7 +228,7 @@ class Claims:
             taken = self._take(opening, remaining, opened=bool(found.ours)) if remaining else _NOTHING
         except PenstockError:
             with suppress(PenstockError):  # if this fails too, the lease expires
-                self._abandonments.one(
+                self._abandonments.abandon(
                     attempt_id, reason="claim not completed", outcome="given_back", uncounted=True, unattributed=False
                 )
             raise

@@ -78,7 +78,7 @@ class Replays:
                 for row in connection.execute(_FIND, {"these": ids})
             }
 
-    def sent(self, replay_ids: Sequence[str]) -> None:
+    def mark_sent(self, replay_ids: Sequence[str]) -> None:
         """Mark replays as sent to their queues."""
 
         def mark(connection: Connection) -> None:

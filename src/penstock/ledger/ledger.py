@@ -170,7 +170,7 @@ class Ledger:
         ``outcome`` is one word for the timeline (given_back, failed). With ``uncounted`` the attempt is not counted for
         its objects. With ``unattributed`` each object counts a failure that no object could be blamed for.
         """
-        return self._abandonments.one(
+        return self._abandonments.abandon(
             attempt_id, reason=reason, outcome=outcome, uncounted=uncounted, unattributed=unattributed
         )
 
@@ -180,7 +180,7 @@ class Ledger:
 
     def abandon_worker(self, pipeline: str, worker: str) -> Sequence[str]:
         """Abandon all open attempts of a worker known to be dead and return their ids. The attempts count."""
-        return self._abandonments.of_worker(pipeline, worker)
+        return self._abandonments.abandon_of_worker(pipeline, worker)
 
     # Commits
 

@@ -245,7 +245,7 @@ class Attempts:
         self._events = events
         self._worked = False  # set by the run thread once a run has ended
 
-    def of_group(self, group: Sequence[NotificationDelivery]) -> Mapping[bytes, ObjectOutcome]:
+    def run_group(self, group: Sequence[NotificationDelivery]) -> Mapping[bytes, ObjectOutcome]:
         """Claim the free objects of the group, run and commit them, and return the outcome of each object.
 
         Raises `RunReleased` if the run released its work, `RunCancelled` if another thread ended it, and
@@ -284,7 +284,7 @@ class Attempts:
             return {}
         raised = Raised(error_type="TimedOut", error=reason, traceback=where)
         cause = ReadFailure(failure=AttemptFailure.RETRY, reason=reason, raised=raised)
-        return self._failed(work, failed, dict.fromkeys(work.refs, cause))
+        return self._report_failed(work, failed, dict.fromkeys(work.refs, cause))
 
     def _claim(self, group: Sequence[NotificationDelivery]) -> ObjectClaims | None:
         """Claim the free objects of the group. Return None if the ledger is unreachable: the outcome is uncertain."""
@@ -328,9 +328,9 @@ class Attempts:
             self._events.emit_taken_over(work, self._attempts_before(work))
             return self._run_and_commit(work)
         except RunBroken as broken:
-            return self._broken(work, broken)
+            return self._handle_broken(work, broken)
         except TemporaryError as fault:
-            return self._infrastructure(work, fault)
+            return self._handle_fault(work, fault)
         except SchemaMoved as moved:
             self._guard.abandon(work, reason=str(moved), outcome="given_back")
             return dict.fromkeys(work.refs, AT_ONCE)
@@ -338,17 +338,17 @@ class Attempts:
             self._guard.abandon(work, reason=str(stopped), outcome="given_back")
             raise
         except ClaimLost:
-            return self._lost(work)
+            return self._handle_lost(work)
         except UserError as mistake:
             self._guard.abandon(work, reason=str(mistake), outcome="given_back")
             raise
         except RunCancelled:
             raise  # the thread that interrupted us has released the claim
         except OSError as fault:  # the driver's local files: disk full, too many open files
-            return self._infrastructure(work, TemporaryError(str(fault)))
+            return self._handle_fault(work, TemporaryError(str(fault)))
         except Exception as defect:  # a bug in Penstock; counted like other unattributed failures, so that retries end
             text = f"{type(defect).__name__}: {defect}"
-            return self._broken(work, RunBroken(text, fingerprint=text))
+            return self._handle_broken(work, RunBroken(text, fingerprint=text))
 
     def _attempts_before(self, work: ClaimedWork) -> Mapping[bytes, ObjectAttempt]:
         """Return the previous attempt of each object. Used only for events."""
@@ -374,7 +374,7 @@ class Attempts:
         if result.works or any(done.rows for done in result.processed):  # without a row nothing is proved
             self._runtime.streak.clear()
         done: dict[bytes, ObjectOutcome] = {processed.object_id: ObjectDone() for processed in result.processed}
-        outcomes = done | self._failed(work, failed, result.failed)
+        outcomes = done | self._report_failed(work, failed, result.failed)
         refusal = _nothing_but_refusals(result)
         if refusal is not None:  # not counted as attempts, so count a fault: otherwise a one-off job would never end
             self.add_fault(refusal)
@@ -404,7 +404,7 @@ class Attempts:
             name, pipeline=self._settings.pipeline, attempt_id=work.attempt_id, objects=len(work.refs)
         )
 
-    def _broken(self, work: ClaimedWork, broken: RunBroken) -> dict[bytes, ObjectOutcome]:
+    def _handle_broken(self, work: ClaimedWork, broken: RunBroken) -> dict[bytes, ObjectOutcome]:
         """Handle a run that failed without naming an object: make all its objects suspects.
 
         Only an object that ran alone may be dead-lettered.
@@ -423,7 +423,7 @@ class Attempts:
             with self._runtime.ledger_watch.watch_request():
                 self._guard.commit(work, outcome)
         except ClaimLost:
-            return self._lost(work)
+            return self._handle_lost(work)
         except TemporaryError:
             return dict.fromkeys(work.refs, self._fault_later())
         if isinstance(meaning, TransformError):
@@ -433,14 +433,14 @@ class Attempts:
         dead = {
             one.object_id: cause for one in failed if one.failure is AttemptFailure.DEAD
         }  # at most one, from a run of its own
-        return self._failed(work, failed, dead)
+        return self._report_failed(work, failed, dead)
 
     def _worked_before(self) -> bool:
         row = self._runtime.ledger.ensure_pipeline(self._settings.pipeline)
         last = self._runtime.ledger.batch(self._settings.pipeline, row.next_seq - 1)
         return last is not None and last.record.rows > 0
 
-    def _infrastructure(self, work: ClaimedWork, fault: TemporaryError) -> dict[bytes, ObjectOutcome]:
+    def _handle_fault(self, work: ClaimedWork, fault: TemporaryError) -> dict[bytes, ObjectOutcome]:
         """Handle an infrastructure failure without counting an attempt. Too many in a row raise `FaultPersists`."""
         self._guard.abandon(work, reason=str(fault), outcome="failed")
         self.add_fault(fault)
@@ -449,7 +449,7 @@ class Attempts:
             return dict.fromkeys(work.refs, replace(self._later(tries), uncounted=True))
         return dict.fromkeys(work.refs, self._fault_later())
 
-    def _failed(
+    def _report_failed(
         self, work: ClaimedWork, failed: Sequence[FailedObject], causes: Mapping[bytes, ReadFailure] | None = None
     ) -> dict[bytes, ObjectOutcome]:
         self._events.emit_failed(work, failed, causes)
@@ -475,7 +475,7 @@ class Attempts:
         )
         return max(attempts, self._runtime.streak.faults, uncounted)
 
-    def _lost(self, work: ClaimedWork) -> dict[bytes, ObjectOutcome]:
+    def _handle_lost(self, work: ClaimedWork) -> dict[bytes, ObjectOutcome]:
         self._guard.record_loss(work)
         return dict.fromkeys(work.refs, replace(self._later(1), uncounted=True))
 

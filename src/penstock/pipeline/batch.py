@@ -71,17 +71,17 @@ class BatchExecution:
             self._attempts.add_fault(away)
             later = Release(delay_seconds=self._attempts.fault_seconds(), uncounted=True, reason=str(away))
             return {
-                **self._settlements({}),
+                **self._settle_all({}),
                 **{notification.delivery.receipt: later for notification in self._notifications},
             }
         for group in groups(suspects, objects_max=self._settings.objects_max, attempts_max=self._settings.attempts_max):
             try:
-                self._outcomes = {**self._outcomes, **self._attempts.of_group(group)}
+                self._outcomes = {**self._outcomes, **self._attempts.run_group(group)}
             except RunReleased:
                 break  # the worker stops: start no further group
         with suppress(PenstockError):  # the publish job publishes too, and reports its errors
             self._runtime.publish()
-        return self._settlements(self._outcomes)
+        return self._settle_all(self._outcomes)
 
     # -- other threads -------------------------------------------------------------------------------------------
 
@@ -103,7 +103,7 @@ class BatchExecution:
         outcomes = dict(self._outcomes)
         if work is not None:
             outcomes |= self._attempts.timed_out(work, where=self._where())
-        return self._settlements(outcomes)
+        return self._settle_all(outcomes)
 
     def release(self) -> None:
         work = self._guard.stop()
@@ -120,7 +120,7 @@ class BatchExecution:
 
     # -- helpers --------------------------------------------------------------------------------------------------
 
-    def _settlements(self, outcomes: Mapping[bytes, ObjectOutcome]) -> Settlements:
+    def _settle_all(self, outcomes: Mapping[bytes, ObjectOutcome]) -> Settlements:
         """Return the settlement of every delivery. Messages with unprocessed objects are released."""
         unprocessed = {ref.object_id: AT_ONCE for notification in self._notifications for ref in notification.objects}
         complete: Mapping[bytes, ObjectOutcome] = {**unprocessed, **outcomes}

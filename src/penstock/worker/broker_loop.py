@@ -142,7 +142,7 @@ class BrokerLoop:
             scheduler.record_signal()
         wait_seconds = self._poll_wait_seconds if self._poll_wait_seconds and self._idle else 0.0
         group = self._settler.take_due()
-        requests = scheduler.requests()
+        requests = scheduler.begin_poll()
         if requests and scheduler.full is None:
             # Listen before polling, so that no arrival is missed between the poll and the rest.
             self._listen(scheduler.with_capacity)

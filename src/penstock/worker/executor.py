@@ -7,7 +7,7 @@ The chain of a message, in order, and the method that does each step:
 | receive | `BrokerLoop._settle_and_receive` | I/O |
 | lease | `PrefetchBuffer.add`, which registers the leases | I/O |
 | begin | `Executor.begin`, in free slots only | I/O |
-| claim | `Call.open` (`penstock.handlers.call`) | the run's |
+| claim | `Call.open` (`penstock.handlers.call`; the next two steps, too) | the run's |
 | call | `Call.call_function` | the run's |
 | decide, record | `Call.record_completion`, `Call.record_failure` | the run's |
 | conclude | `Executor._conclude` maps each result to one outcome; the only place that does | the run's |
@@ -40,8 +40,8 @@ from penstock.worker.running_batch import (
     RunningBatch,
     RunRaised,
     RunReturned,
-    awaited_result_of,
-    result_of,
+    run_execution,
+    run_execution_on_loop,
 )
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.settler import Settler
@@ -185,7 +185,7 @@ class Executor:
     def end_overdue(self) -> None:
         """End the executions that exceeded the handler's timeout. Called by the I/O thread only."""
         with self._lock:
-            overdue = self._timeouts.overdue()
+            overdue = self._timeouts.take_overdue()
         for batch in overdue:
             if batch.end(settles=False):
                 # Recording a timeout and interrupting a run may block, and this thread settles for all queues.
@@ -229,11 +229,14 @@ class Executor:
                 self._notify_of_drain(batch)
 
     def _run(self, batch: RunningBatch) -> None:
-        """Take a batch through the rest of its chain: claim, call, decide and record; conclude and settle; free."""
+        """Take a batch through the rest of its chain: claim, call, decide, record; conclude and settle; free the slot.
+
+        The steps up to record are those of the execution, see `PlainCall.run` in `penstock.handlers.call`.
+        """
         batch.thread = threading.current_thread().name
         try:
-            result = result_of(batch.execution)  # claims, calls, decides and records
-            self._conclude(batch, result)  # settles
+            result = run_execution(batch.execution)
+            self._conclude(batch, result)
         except BaseException as defect:
             self._fail(defect)
         finally:
@@ -241,7 +244,7 @@ class Executor:
 
     async def _run_on_loop(self, batch: RunningBatch) -> None:
         """Do the same on the event loop, where the runs that end in one iteration are settled together."""
-        result = await awaited_result_of(batch.execution)
+        result = await run_execution_on_loop(batch.execution)
         try:
             if isinstance(result, RunReturned):
                 if batch.end():
@@ -273,7 +276,7 @@ class Executor:
             self._free(ended)
 
     def _conclude(self, batch: RunningBatch, result: Result) -> None:
-        """Turn a result into an outcome; the only place that does."""
+        """Turn a result into an outcome, and settle or release the deliveries; the only place that does."""
         match result:
             case RunReturned(settlements=settlements):
                 if batch.end():

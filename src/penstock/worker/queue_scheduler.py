@@ -174,7 +174,7 @@ class QueueScheduler:
         """The queues with room."""
         return frozenset(served.consumer.queue for served in self._consumers if served.capacity > 0)
 
-    def requests(self) -> Sequence[ReceiveRequest]:
+    def begin_poll(self) -> Sequence[ReceiveRequest]:
         """Return the receive requests of the next poll: consumers that are due, else those with missed arrivals.
 
         Consumers without room are left out. The caller must report the result with `record`.
@@ -192,7 +192,7 @@ class QueueScheduler:
         return [request for _, request in self._polled if request is not None]
 
     def record(self, turn: TurnResult, *, listened: Set[str]) -> bool:
-        """Record the result of the requests of `requests`; return True if any message arrived.
+        """Record the result of the requests of `begin_poll`; return True if any message arrived.
 
         ``listened``: the queues whose arrivals since the poll are signalled. Raises `UserError` if the broker can never
         serve the request.

@@ -141,7 +141,7 @@ class Settler:
         """
         if not group.settlements:
             return
-        again = self._outcome(group, failures, error)
+        again = self._emit_results(group, failures, error)
         with self._lock:
             self._again += again
             self._applying = ()
@@ -162,7 +162,7 @@ class Settler:
                     settlements=left[start : start + self._settings.settle_max], lease_ends_at=ends_at
                 )
                 self._probe(Step.SETTLING)
-                again = self._outcome(group, *self._call_broker(group.settlements))
+                again = self._emit_results(group, *self._call_broker(group.settlements))
                 refused += [(pending.delivery, pending.settlement) for pending in again]
             left = refused
             now = self._clock.monotonic()
@@ -236,7 +236,7 @@ class Settler:
         except Exception as error:
             return (), error
 
-    def _outcome(
+    def _emit_results(
         self, group: SettlementGroup, failures: Sequence[SettleFailure], error: Exception | None
     ) -> list[PendingSettlement]:
         """Emit the results; return the settlements to retry."""

@@ -51,24 +51,24 @@ def test_the_first_record_about_a_dead_letter_counts(desk: Desk) -> None:
 def test_a_mark_stays_and_covers_its_own_dead_letters_only(desk: Desk) -> None:
     some = replays(1, 2, 3)
     desk.ledger.replays.open(some)
-    desk.ledger.replays.sent(ids(some[:2]))
+    desk.ledger.replays.mark_sent(ids(some[:2]))
     assert [desk.ledger.replays.open(some)[id].sent for id in ids(some)] == [True, True, False]
-    desk.ledger.replays.sent(ids(some))
+    desk.ledger.replays.mark_sent(ids(some))
     assert all(one.sent for one in desk.ledger.replays.open(some).values())
 
 
 def test_a_second_mark_changes_nothing(desk: Desk) -> None:
     some = replays(1, 2)
     desk.ledger.replays.open(some)
-    desk.ledger.replays.sent(ids(some))
+    desk.ledger.replays.mark_sent(ids(some))
     before = desk.everything()
-    desk.ledger.replays.sent(ids(some))
+    desk.ledger.replays.mark_sent(ids(some))
     assert desk.everything() == before
 
 
 def test_what_was_never_opened_is_not_marked(desk: Desk) -> None:
     before = desk.everything()
-    desk.ledger.replays.sent(ids(replays(1)))
+    desk.ledger.replays.mark_sent(ids(replays(1)))
     assert desk.everything() == before
 
 
@@ -122,7 +122,7 @@ def test_threads_that_open_and_mark_overlapping_dead_letters_lose_no_mark(shared
         wanted = [replay((number * share + n) % LETTERS) for n in range(3 * share)]
         for one in shared_desk.ledger.replays.open(wanted).values():
             assert one.dead_letter_queue == "q-dlq"
-        shared_desk.ledger.replays.sent(ids(wanted)[:: 1 if number % 2 else -1])
+        shared_desk.ledger.replays.mark_sent(ids(wanted)[:: 1 if number % 2 else -1])
 
     together(work)
     assert all(one.sent for one in shared_desk.ledger.replays.open(replays()).values())
@@ -132,7 +132,7 @@ def open_and_mark(url: str, numbers: list[int]) -> None:
     ledger = Ledger.open(url)
     for number in numbers:
         (one,) = ledger.replays.open([replay(number, due_at=float(numbers[0]))]).values()
-        ledger.replays.sent([one.replay_id])
+        ledger.replays.mark_sent([one.replay_id])
     ledger.close()
 
 
@@ -172,7 +172,7 @@ ACTS = pytest.mark.parametrize(
     "act",
     [
         lambda desk: desk.ledger.replays.open(replays(1, 2, 3)),
-        lambda desk: desk.ledger.replays.sent(ids(replays(1, 2, 3))),
+        lambda desk: desk.ledger.replays.mark_sent(ids(replays(1, 2, 3))),
         lambda desk: desk.ledger.replays.forget(older_than_seconds=-3_600.0, limit=10),
     ],
     ids=["open", "sent", "forget"],
@@ -206,9 +206,9 @@ def test_a_mark_whose_answer_was_lost_is_made_again(desk: Desk, committed: bool)
     desk.ledger.replays.open(some)
     engine = desk.ledger.database.engine
     with replies_lost(engine, times=1, committed=committed), pytest.raises(TemporaryError, match="did not confirm"):
-        desk.ledger.replays.sent(ids(some))
+        desk.ledger.replays.mark_sent(ids(some))
     assert {one.sent for one in desk.ledger.replays.open(some).values()} == {committed}
-    desk.ledger.replays.sent(ids(some))
+    desk.ledger.replays.mark_sent(ids(some))
     assert {one.sent for one in desk.ledger.replays.open(some).values()} == {True}
 
 

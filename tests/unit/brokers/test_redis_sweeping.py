@@ -16,13 +16,13 @@ def test_who_looks_with_a_longer_lease_makes_no_worker_wait_for_its_sweep() -> N
         random=lambda: 1.0,
         emit=lambda _: None,
     )
-    assert sweeping.due(["q"], 60.0) == ["q"]  # who looks
-    assert sweeping.due(["q"], 3.0) == []
+    assert sweeping.take_due(["q"], 60.0) == ["q"]  # who looks
+    assert sweeping.take_due(["q"], 3.0) == []
     clock.advance(1.5)
-    assert sweeping.due(["q", "other"], 60.0) == ["other"]
-    assert sweeping.due(["q"], 3.0) == ["q"]
-    assert sweeping.due(["q"], 3.0) == []
+    assert sweeping.take_due(["q", "other"], 60.0) == ["other"]
+    assert sweeping.take_due(["q"], 3.0) == ["q"]
+    assert sweeping.take_due(["q"], 3.0) == []
     clock.advance(29.0)
-    assert sweeping.due(["q"], 60.0) == []
+    assert sweeping.take_due(["q"], 60.0) == []
     clock.advance(1.0)
-    assert sweeping.due(["q"], 60.0) == ["q"]
+    assert sweeping.take_due(["q"], 60.0) == ["q"]

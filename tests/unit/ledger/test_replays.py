@@ -39,7 +39,7 @@ def statements(ledger: Ledger) -> list[str]:
 def test_nothing_costs_nothing(ledger: Ledger) -> None:
     told = statements(ledger)
     assert ledger.replays.open([]) == {}
-    ledger.replays.sent([])
+    ledger.replays.mark_sent([])
     assert told == []
 
 
@@ -49,7 +49,7 @@ def test_many_are_asked_for_in_parts(ledger: Ledger) -> None:
     assert ledger.replays.open(many) == {one.replay_id: one for one in many}
     assert sum(sql.startswith("SELECT") for sql in told) == 3
     told.clear()
-    ledger.replays.sent([one.replay_id for one in many])
+    ledger.replays.mark_sent([one.replay_id for one in many])
     assert sum(sql.startswith("UPDATE") for sql in told) == 3
     assert all(one.sent for one in ledger.replays.open(many).values())
 
@@ -57,7 +57,7 @@ def test_many_are_asked_for_in_parts(ledger: Ledger) -> None:
 def test_one_that_is_given_twice_is_one(ledger: Ledger) -> None:
     one = replay(1)
     assert ledger.replays.open([one, one]) == {one.replay_id: one}
-    ledger.replays.sent([one.replay_id, one.replay_id])
+    ledger.replays.mark_sent([one.replay_id, one.replay_id])
     assert ledger.replays.open([one]) == {one.replay_id: replace(one, sent=True)}
 
 

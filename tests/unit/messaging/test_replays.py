@@ -195,7 +195,7 @@ def test_a_forged_past_is_none(forged: str) -> None:
 
 def test_where_nothing_is_on_record_what_is_planned_stands() -> None:
     log = NoLog()
-    log.sent([REPLAY.replay_id])
+    log.mark_sent([REPLAY.replay_id])
     assert log.open([REPLAY]) == {REPLAY.replay_id: REPLAY}
 
 

@@ -39,14 +39,14 @@ def scene(count: int) -> tuple[FakeClock, Any, list[Any]]:
 def test_the_timeout_begins_with_the_call() -> None:
     clock, timeouts, (flight,) = scene(1)
     clock.advance(10)
-    assert timeouts.overdue() == [], "it waits for the ledger"
+    assert timeouts.take_overdue() == [], "it waits for the ledger"
     clock.advance(4)
     flight.called_at = clock.monotonic()
     clock.advance(6)
-    assert timeouts.overdue() == []
+    assert timeouts.take_overdue() == []
     assert timeouts.next_at() == clock.monotonic() + 4
     clock.advance(4)
-    assert timeouts.overdue() == [flight]
+    assert timeouts.take_overdue() == [flight]
     assert timeouts.next_at() is None
 
 
@@ -57,7 +57,7 @@ def test_each_is_asked_at_its_time_whatever_came_before_it() -> None:
     found = []
     while (at := timeouts.next_at()) is not None:
         clock.advance(at - clock.monotonic())
-        found += timeouts.overdue()
+        found += timeouts.take_overdue()
     assert found == list(reversed(flights))
     assert sum(flight.asked for flight in flights) <= 6, "none is asked again and again"
 
@@ -68,7 +68,7 @@ def test_ended_ones_are_neither_asked_nor_waited_for() -> None:
     timeouts.remove(second)
     assert timeouts.next_at() is None
     clock.advance(20)
-    assert timeouts.overdue() == []
+    assert timeouts.take_overdue() == []
     assert first.asked == second.asked == 0
 
 
@@ -77,7 +77,7 @@ def test_without_a_timeout_nothing_is_kept() -> None:
     timeouts = ExecutionTimeouts(None, clock=clock)
     timeouts.add([Flight(clock)])  # type: ignore[list-item] # a stand-in
     assert timeouts.next_at() is None
-    assert timeouts.overdue() == ()
+    assert timeouts.take_overdue() == ()
 
 
 def test_work_that_waits_for_the_ledger_is_not_timed_out(life: "Life", eventually: Eventually) -> None:

@@ -152,7 +152,7 @@ class RedisTurns:
 
         Read-only clients pass ``remove_idle_consumers=False`` and leave the consumers of dead workers alone.
         """
-        for queue in self.sweeping.due(queues, lease_seconds):
+        for queue in self.sweeping.take_due(queues, lease_seconds):
             self.dead_letter_exhausted(self.sweeping.sweep(queue))
             if remove_idle_consumers:
                 self.sweeping.remove_idle_consumers(queue)

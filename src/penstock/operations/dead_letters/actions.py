@@ -196,11 +196,11 @@ class ReplayOperation:
                 entry = audited(self._ledger, "replay", queue=queue, details=details, stopped=self._stopped)
                 self._results.append(result := entries.enter_context(entry))
                 for page in chain([first], pages):
-                    yield from self._chunks(dead_letters, page, rate, result, sent_max)
+                    yield from self._send_pages(dead_letters, page, rate, result, sent_max)
                     if sent_max == self._report.sent:
                         break
 
-    def _chunks(
+    def _send_pages(
         self,
         dead_letters: DeadLetterReader,
         page: Sequence[ReplayItem],

@@ -271,7 +271,7 @@ def _put(seen: ScopeView, ledger: Ledger, into: str, messages: Sequence[Exported
         outcomes = send_each(seen.broker, into, [one.outgoing(one.intent(into)) for _, one in some])
         taken = [id for (id, _), result in zip(some, outcomes, strict=True) if isinstance(result, str)]
         if taken:
-            ledger.replays.sent(taken)
+            ledger.replays.mark_sent(taken)
         for result in outcomes:
             if isinstance(result, PenstockError):
                 raise result
