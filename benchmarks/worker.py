@@ -27,7 +27,7 @@ from penstock.handlers.function_handler import FunctionHandler
 from penstock.messaging.broker import Broker, ReceiveRequest, TurnResult
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.handler import Answer, BatchHandler, ExecutionPlace, HeldClaim
+from penstock.messaging.handler import BatchHandler, ExecutionPlace, HeldClaim, Settlements
 from penstock.messaging.message import Message, Outgoing
 from penstock.messaging.schema import Queue
 from penstock.messaging.settlement import Ack, Settlement
@@ -50,7 +50,7 @@ class Bare:
         self.delivery = delivery
         self.seconds = seconds
 
-    def run(self) -> Answer | Coroutine[Any, Any, Answer]:
+    def run(self) -> Settlements | Coroutine[Any, Any, Settlements]:
         if self.seconds:
             time.sleep(self.seconds)
         return {self.delivery.receipt: Ack()}
@@ -67,7 +67,7 @@ class Bare:
     def left_seconds(self, timeout_seconds: float) -> float:
         return timeout_seconds
 
-    def time_out(self) -> Answer:
+    def time_out(self) -> Settlements:
         return {}
 
     def release(self) -> None:
@@ -80,10 +80,10 @@ class Bare:
 class BareOnLoop(Bare):
     """An execution of one message, on the event loop."""
 
-    def run(self) -> Coroutine[Any, Any, Answer]:
+    def run(self) -> Coroutine[Any, Any, Settlements]:
         return self._run()
 
-    async def _run(self) -> Answer:
+    async def _run(self) -> Settlements:
         if self.seconds:
             await asyncio.sleep(self.seconds)
         return {self.delivery.receipt: Ack()}

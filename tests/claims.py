@@ -15,7 +15,7 @@ def extended(execution: Execution, *, lease_seconds: float = 60.0) -> bool:
         return False
     if claim is None:
         return True
-    extension = claim.extender.extend([claim.id], lease_seconds=lease_seconds, answer_seconds=5.0)
+    extension = claim.extender.extend([claim.id], lease_seconds=lease_seconds, response_seconds=5.0)
     return not (claim.id in extension.lost and execution.loses(claim))
 
 
@@ -25,7 +25,7 @@ class ToyExtender:
 
     lost: frozenset[str] = frozenset()
 
-    def extend(self, ids: Sequence[str], *, lease_seconds: float, answer_seconds: float) -> Extension:
+    def extend(self, ids: Sequence[str], *, lease_seconds: float, response_seconds: float) -> Extension:
         return Extension(lost=self.lost & set(ids))
 
 

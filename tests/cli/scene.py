@@ -175,7 +175,7 @@ class Scene:
             presence = Presence(settings=settings, broker=broker, worker=worker, stop=stop, clock=SystemClock())
             (keeper,) = presence.listeners
             keeper(WorkerStarted(queues=queues, concurrency=1))
-            with presence.registered(ledger=lambda: ledger, emit=lambda event: None, random=lambda: 0.5):
+            with presence.register(ledger=lambda: ledger, emit=lambda event: None, random=lambda: 0.5):
                 yield worker
 
     @property

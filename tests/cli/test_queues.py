@@ -69,7 +69,7 @@ def test_a_queue_names_the_workers_that_serve_it(penstock: Call, broker: SqliteB
     presence = Presence(settings=load_settings(), broker=broker, worker="me", stop=StopSignal(), clock=SystemClock())
     (keeper,) = presence.listeners
     keeper(WorkerStarted(queues=("orders",), concurrency=1))
-    with presence.registered(ledger=lambda: pytest.fail("no ledger"), emit=lambda event: None, random=lambda: 0.5):
+    with presence.register(ledger=lambda: pytest.fail("no ledger"), emit=lambda event: None, random=lambda: 0.5):
         result = penstock("queues", "show", "orders")
         assert [row["workers"] for row in penstock("queues", "list", "--json").document] == [["me"], []]
     assert "workers         me\n" in result.out

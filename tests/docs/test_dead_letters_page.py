@@ -33,7 +33,7 @@ def row(command: str) -> str:
         ("`audit`", [field.name for field in dataclasses.fields(AuditRow)]),
         ("`dead replay --dry-run`, `dead purge --dry-run`", plan_document(PLAN)),
         ("`dead replay`", replay_document(ReplayReport())),
-        ("`dead replay`", get_args(get_type_hints(CanaryResult)["verdict"])),
+        ("`dead replay`", get_args(get_type_hints(CanaryResult)["status"])),
         ("`dead replay`", get_args(get_type_hints(ReplayReport)["outcome"])),
     ],
 )

@@ -9,7 +9,7 @@ from penstock.events import Bus, Event
 from penstock.messaging.broker import Broker
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.handler import Answer, ExecutionPlace, HeldClaim
+from penstock.messaging.handler import ExecutionPlace, HeldClaim, Settlements
 from penstock.messaging.settlement import Ack
 from penstock.worker.consumer import Consumer
 from penstock.worker.settings import WorkerSettings
@@ -39,7 +39,7 @@ class QuickExecution:
     def left_seconds(self, timeout_seconds: float) -> float:
         return timeout_seconds
 
-    def time_out(self) -> Answer:
+    def time_out(self) -> Settlements:
         return {}
 
     def release(self) -> None:

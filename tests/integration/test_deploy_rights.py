@@ -162,8 +162,8 @@ def run(app: App, *, until: Callable[[Event], bool], replays: bool = False) -> l
         if until(event) and not stop.requested:  # a second request would release at once
             stop.request()
 
-    tiers = replayed_dlqs(app, ["q"]) if replays else None
-    conclusion = serve(app, stop=stop, listeners=(listen,), tiers=tiers)
+    dlqs = replayed_dlqs(app, ["q"]) if replays else None
+    conclusion = serve(app, stop=stop, listeners=(listen,), dlqs=dlqs)
     assert conclusion.outcome == "drained"
     return events
 

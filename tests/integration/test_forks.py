@@ -65,7 +65,7 @@ def test_a_copy_inherits_no_open_database_files(tmp_path: Path) -> None:
 def test_a_copy_continues_with_the_ledger_after_its_parent_closed_it(tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
     ledger = Ledger.open(path)
-    ledger.database.hurried(1.0)
+    ledger.database.for_heartbeats(1.0)
     ledger.ensure_pipeline("parent")
     names = iter(["first", "second"])
     with forked_copy(lambda: ledger.ensure_pipeline(next(names)).id) as copy:

@@ -16,7 +16,7 @@ from penstock.app.processes import PROCESSES_FOLDER, ProcessRegistry
 from penstock.app.queues import queue_statuses
 from penstock.app.registry import RecordWriter, SeenAges
 from penstock.app.scope import Scope
-from penstock.brokers.sqs.cloudwatch import ASKED_EVERY_SECONDS, REFUSED_SECONDS, CloudWatch
+from penstock.brokers.sqs.cloudwatch import REFRESH_SECONDS, REFUSED_SECONDS, CloudWatch
 from penstock.config import Settings
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError
 from penstock.events import Event, MessagesReceived, MonitorPollFailed, ReceiveEmpty
@@ -87,7 +87,7 @@ def test_the_latest_age_of_each_queue_is_read_in_one_call_a_minute(moto: AwsServ
     queues = ["orders", "mails", "asleep", "never", arn]
     assert cloudwatch.oldest_ages(queues) == {"orders": 90.0, "mails": 0.0, arn: 90.0}
     report_age(moto, "orders", 150, minutes_ago=0)
-    clock.advance(ASKED_EVERY_SECONDS - 1)
+    clock.advance(REFRESH_SECONDS - 1)
     assert cloudwatch.oldest_ages(["orders"]) == {"orders": 90.0}
     assert counting.calls == 1
     clock.advance(1)
@@ -100,7 +100,7 @@ def test_a_denied_request_is_reported_and_not_repeated_for_a_while(moto: AwsServ
     clock = FakeClock()
     cloudwatch = CloudWatch(moto.aws, clock=clock)
 
-    client = cloudwatch._connected()
+    client = cloudwatch._connect()
 
     def denied(**_: object) -> None:
         raise ClientError({"Error": {"Code": "AccessDenied", "Message": "no"}}, "GetMetricData")
@@ -109,7 +109,7 @@ def test_a_denied_request_is_reported_and_not_repeated_for_a_while(moto: AwsServ
     for _ in range(3):
         with pytest.raises(ConfigurationError, match="cloudwatch:GetMetricData"):
             cloudwatch.oldest_ages(["orders"])
-        clock.advance(ASKED_EVERY_SECONDS)
+        clock.advance(REFRESH_SECONDS)
     assert counting.calls == 1
     clock.advance(REFUSED_SECONDS)
     with pytest.raises(ConfigurationError):
@@ -192,7 +192,7 @@ def test_repeated_status_polls_know_when_nothing_waited(on_moto: Scene, tmp_path
 def worker(state: Path, clock: FakeClock, *, enqueued_at: float) -> Iterator[None]:
     """Register a worker of this host that just received a message sent at that time."""
     processes = ProcessRegistry(state / PROCESSES_FOLDER)
-    with processes.registered("w1"):
+    with processes.register("w1"):
         keeper = RecordWriter(processes.record("w1"), worker="w1", version="1", stop=StopSignal(), clock=clock)
         keeper(MessagesReceived(queue="q", message_ids=("m",), redelivered=0, first_enqueued_at=enqueued_at))
         keeper.start()

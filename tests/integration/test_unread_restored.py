@@ -64,7 +64,7 @@ class Scene:
 
 @pytest.fixture(autouse=True)
 def short_check_interval(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.pipeline.notifications.GONE_AFTER_SECONDS", 0.2)
+    monkeypatch.setattr("penstock.pipeline.notifications.DELETED_AFTER_SECONDS", 0.2)
 
 
 def make_scene(tmp_path: Path, source: str) -> Scene:

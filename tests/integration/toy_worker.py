@@ -16,7 +16,7 @@ from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.events import Bus, DeliverySettled, Event
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.handler import Answer, ExecutionPlace, HeldClaim
+from penstock.messaging.handler import ExecutionPlace, HeldClaim, Settlements
 from penstock.messaging.settlement import Ack, Settlement
 from penstock.worker.batcher import Limits
 from penstock.worker.consumer import Consumer
@@ -83,7 +83,7 @@ class ToyExecution:
     def left_seconds(self, timeout_seconds: float) -> float:
         return timeout_seconds
 
-    def time_out(self) -> Answer:
+    def time_out(self) -> Settlements:
         return {}
 
     def release(self) -> None:

@@ -31,7 +31,7 @@ def open_app(folder: Path) -> App:
 
 
 def main() -> None:
-    notifications.GONE_AFTER_SECONDS = float(os.environ["GONE_AFTER_SECONDS"])
+    notifications.DELETED_AFTER_SECONDS = float(os.environ["DELETED_AFTER_SECONDS"])
     with open_app(Path(sys.argv[1])) as app:
         serve(app, stop=StopSignal(), until=lambda: not app.broker.stats(QUEUE).messages)
 

@@ -55,7 +55,7 @@ def taken(state: State, step: Step, policy: BreakerPolicy, now: float) -> tuple[
         case "succeed":
             return breaker.succeeded(state, receipts), False
         case "answer":
-            return breaker.answered(state, receipts), False
+            return breaker.decided(state, receipts), False
         case "leave":
             return breaker.left(state, receipts), False
         case "fail":

@@ -30,7 +30,7 @@ OUTCOMES = {"failed": "dead", "retrying": "retry", "gone": "gone", "superseded":
 STRANGE = ("s3://b/plain", "s3://b/new\nline", "s3://b/\x1b[31mred", 's3://b/"quoted"{', "s3://b/ключ", "s3://b/😀")
 BEGAN = 1_764_000_000.0
 
-Answer = Counter[tuple[str | None, ...]]
+Findings = Counter[tuple[str | None, ...]]
 
 
 @dataclass
@@ -38,14 +38,15 @@ class History:
     """Events with their times and workers, and the findings expected from them."""
 
     events: list[tuple[float, str, Event]] = field(default_factory=list)
-    wrong: Answer = field(default_factory=Counter)
-    failed: Answer = field(default_factory=Counter)
-    finished: Answer = field(default_factory=Counter)
-    died: Answer = field(default_factory=Counter)
-    back: Answer = field(default_factory=Counter)
-    dead: Answer = field(default_factory=Counter)  # messages, as in the next field
-    died_messages: Answer = field(default_factory=Counter)
-    over: Answer = field(default_factory=Counter)  # takeovers: object or message, attempt, previous worker and attempt
+    wrong: Findings = field(default_factory=Counter)
+    failed: Findings = field(default_factory=Counter)
+    finished: Findings = field(default_factory=Counter)
+    died: Findings = field(default_factory=Counter)
+    back: Findings = field(default_factory=Counter)
+    dead: Findings = field(default_factory=Counter)  # messages, as in the next field
+    died_messages: Findings = field(default_factory=Counter)
+    # Takeovers: object or message, attempt, previous worker and attempt.
+    over: Findings = field(default_factory=Counter)
 
 
 def object_history(history: History, random: Random, pipeline: str, uri: str, attempts: list[str]) -> None:

@@ -402,7 +402,7 @@ def test_every_record_is_one_row_or_one_bad_record_for_any_cuts(
             assert raw == records[at][0]
 
 
-LAYOUT = Layout(fields=len(CONVERTERS), places=tuple(range(len(CONVERTERS))))
+LAYOUT = Layout(fields=len(CONVERTERS), indexes=tuple(range(len(CONVERTERS))))
 
 
 @pytest.mark.parametrize("csv", DIALECTS, ids=repr)
@@ -434,7 +434,7 @@ def test_a_decimal_has_the_same_result_alone_and_beside_a_bad_line(
     kind: tuple[int, int], texts: list[str], quoted: bool
 ) -> None:
     schema = pa.schema([pa.field("n", pa.decimal128(*kind))])
-    decoder = CsvDecoder(schema, CsvOptions(), Layout(fields=1, places=(0,)))
+    decoder = CsvDecoder(schema, CsvOptions(), Layout(fields=1, indexes=(0,)))
     mark = '"' if quoted else ""
     check_neighbours(decoder, [f"{mark}{text}{mark}\n".encode() for text in texts], b"x,y\n")
 

@@ -199,7 +199,7 @@ def test_json_lines_of_all_types_are_independent_of_their_neighbours(ddl: str, s
 @pytest.mark.parametrize("seed", SEEDS)
 def test_csv_lines_of_all_types_are_independent_of_their_neighbours(seed: int) -> None:
     schema, rng = parse_ddl(FLAT), random.Random(seed)
-    layout = Layout(fields=len(schema), places=tuple(range(len(schema))))
+    layout = Layout(fields=len(schema), indexes=tuple(range(len(schema))))
     check(CsvDecoder(schema, CsvOptions(), layout), [csv_line(schema, rng) for _ in range(LINES)], b'"x\n', rng)
 
 

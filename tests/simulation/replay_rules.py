@@ -157,7 +157,7 @@ def _as_outcome(outcome: ObjectOutcome) -> Outcome:
         case ObjectLater():
             return "later", NONE
         case ObjectDead():
-            return "dead", int(outcome.carrier_message_id)
+            return "dead", int(outcome.original_message_id)
 
 
 def _outcome(kind: str, original_message: int) -> ObjectOutcome:
@@ -167,4 +167,4 @@ def _outcome(kind: str, original_message: int) -> ObjectOutcome:
         case "later":
             return _LATER
         case _:
-            return ObjectDead(reason="bad", carrier_message_id=str(original_message))
+            return ObjectDead(reason="bad", original_message_id=str(original_message))

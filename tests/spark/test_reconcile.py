@@ -311,7 +311,7 @@ def test_a_stop_cancels_the_spark_job_of_a_reconcile(
         wait_for(begun.exists, "Spark is at work", within=120)
         scene.stop.request()
 
-    monkeypatch.setattr("penstock.pipeline.reconcile.missing.known_frame", slow)
+    monkeypatch.setattr("penstock.app.reconcile_spark.known_frame", slow)
     with ThreadPoolExecutor(1) as pool:
         stopping = pool.submit(stop_once_begun)
         report = scene.reconcile(spark)

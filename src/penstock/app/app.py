@@ -13,9 +13,11 @@ from weakref import WeakSet
 
 from penstock.app.context import EventForwarder
 from penstock.app.handlers import Handlers
+from penstock.app.kill import killing_probe
 from penstock.app.naming import calling_module, checked_name, worker_id
 from penstock.app.pipelines.service import PipelineService
 from penstock.app.service import Service
+from penstock.app.sources import source_at
 from penstock.app.transactions import Transactional
 from penstock.config import Settings, dotted, load_settings, matching, shown, variable
 from penstock.errors import UsageError
@@ -82,7 +84,7 @@ class App(Handlers, Transactional):
         self,
         *,
         broker: str | Broker | None = None,
-        ledger: "str | Any | None" = None,
+        ledger: str | Any | None = None,
         settings: Settings | None = None,
         on_error: ErrorHook | None = None,
         listeners: Sequence[Listener] = (),
@@ -177,7 +179,6 @@ class App(Handlers, Transactional):
     def ledger(self) -> Any:
         """The `penstock.ledger.Ledger`, opened on first use."""
         from penstock.app.backends import open_ledger
-        from penstock.app.kill import killing_probe
 
         with self._lock:
             if self._ledger is None:
@@ -315,7 +316,6 @@ class App(Handlers, Transactional):
             The number of notifications sent.
         """
         from penstock.app.pending import announce_all
-        from penstock.app.sources import source_at
 
         count = 0
         for chunk in source_at(folder, self.settings.aws).scan().chunks():

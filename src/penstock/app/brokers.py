@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 from penstock.app.redis_address import is_redis, parse_redis_address
 from penstock.app.tracing import tracing_of
 from penstock.brokers import capabilities
+from penstock.brokers.memory.broker import MemoryBroker
+from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.config import Settings, shown
 from penstock.errors import ConfigurationError, TemporaryError
 from penstock.events import Listener, ignore
@@ -121,18 +123,18 @@ def cloudwatch_of(settings: Settings, *, clock: Clock) -> "CloudWatch | None":
     return None if kind is None or kind.cloudwatch is None else kind.cloudwatch(settings, clock)
 
 
-def file_in_folder(file: str, what: str) -> Path:
+def file_in_folder(file: str, subject: str) -> Path:
     """Return the path of a broker's or ledger's file, and create its folder if it is missing.
 
-    ``what`` names it in errors. Raises `ConfigurationError`.
+    ``subject`` names it in errors. Raises `ConfigurationError`.
     """
     if not file:
-        raise ConfigurationError(f"The {what}'s address names no file: write {_SQLITE}FILE.")
+        raise ConfigurationError(f"The {subject}'s address names no file: write {_SQLITE}FILE.")
     path = Path(file)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigurationError(f"The {what}'s folder {path.parent} cannot be made: {error.strerror}.") from error
+        raise ConfigurationError(f"The {subject}'s folder {path.parent} cannot be made: {error.strerror}.") from error
     return path
 
 
@@ -145,7 +147,6 @@ def require_redis() -> None:
 
 
 def _open_sqlite(settings: Settings, holder: str, emit: Listener) -> Broker:  # noqa: ARG001 - emits no events
-    from penstock.brokers.sqlite.broker import SqliteBroker
 
     return SqliteBroker(file_in_folder(settings.broker.removeprefix(_SQLITE), "broker"), holder=holder)
 
@@ -155,7 +156,6 @@ def _file_of(address: str) -> Path:
 
 
 def _open_memory(settings: Settings, holder: str, emit: Listener) -> Broker:  # noqa: ARG001 - has one holder, no events
-    from penstock.brokers.memory.broker import MemoryBroker
 
     return MemoryBroker()
 
@@ -171,8 +171,7 @@ def _open_redis(settings: Settings, holder: str, emit: Listener) -> Broker:
 def _open_sqs(settings: Settings, holder: str, emit: Listener) -> Broker:
     aws = _sqs_aws(settings.broker, settings.aws)
     require_aws()
-    from penstock.brokers.sqs import SqsBroker
-    from penstock.brokers.sqs.broker import POLL_SECONDS
+    from penstock.brokers.sqs.broker import POLL_SECONDS, SqsBroker
 
     # A poll is never interrupted, so it must fit into the drain time of a stopping worker: whole seconds, at least one.
     # It has to end before messages are released, or it would receive them again.

@@ -38,7 +38,7 @@ class Keep:
     """Leave the objects unchanged."""
 
     action: ClassVar[str] = "keep"
-    takes_away: ClassVar[bool] = False  # True if the object is no longer readable at its source afterwards
+    removes_source: ClassVar[bool] = False  # True if the object is no longer readable at its source afterwards
     after_seconds: ClassVar[float] = 0.0
 
 
@@ -53,7 +53,7 @@ class Tag:
     after: Duration = field(default=0, kw_only=True)
     after_seconds: float = field(init=False, repr=False)
     action: ClassVar[str] = "tag"
-    takes_away: ClassVar[bool] = False
+    removes_source: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _check_tags(self.tags)
@@ -73,7 +73,7 @@ class Move:
     after: Duration = field(default=0, kw_only=True)
     after_seconds: float = field(init=False, repr=False)
     action: ClassVar[str] = "move"
-    takes_away: ClassVar[bool] = True
+    removes_source: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         text = check_address("cleanup's target", self.target)
@@ -93,7 +93,7 @@ class Delete:
     after: Duration = field(kw_only=True)
     after_seconds: float = field(init=False, repr=False)
     action: ClassVar[str] = "delete"
-    takes_away: ClassVar[bool] = True
+    removes_source: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "after_seconds", _seconds_of(self.after))
@@ -195,7 +195,7 @@ def check_apart(readers: Sequence[SourceReader]) -> None:
     for reader in readers:
         if isinstance(reader.cleanup, Move):
             _check_target(reader, reader.cleanup.target, readers)
-        if reader.cleanup.takes_away:
+        if reader.cleanup.removes_source:
             for other in readers:
                 if other is not reader and overlap(reader.source, other.source):
                     raise UsageError(
@@ -212,11 +212,11 @@ def _check_target(reader: SourceReader, target: Address, readers: Sequence[Sourc
                 f"The cleanup of {reader.name} would move objects to {target}, which overlaps with {whose} "
                 f"({other.source}): they would announce themselves again; name a target that lies apart from it."
             )
-        for place in _written(other):
-            if overlap(target, place):
+        for written in _written(other):
+            if overlap(target, written):
                 raise UsageError(
                     f"The cleanup of {reader.name} would move objects to {target}, where the tables of {other.name} "
-                    f"are ({place}); name a target that lies apart from them."
+                    f"are ({written}); name a target that lies apart from them."
                 )
 
 

@@ -17,6 +17,8 @@ from penstock.messaging.backoff import Random
 from penstock.messaging.clock import Clock
 from penstock.messaging.steps import Probe
 from penstock.objects.cleanup import Cleaner
+from penstock.objects.cleanup_local import FileDeleter, FileMover
+from penstock.objects.cleanup_s3 import S3Deleter, S3Mover, S3Tagger
 from penstock.pipeline.maintenance.cleanup import CleanupPass, CleanupPassResult, SourceCleanup
 from penstock.storage.address import S3Address, is_s3, s3_address
 from penstock.storage.files import Files
@@ -48,17 +50,17 @@ def source_cleanup(
     if isinstance(cleanup, Keep):
         return None
     if isinstance(cleanup, Move):
-        for place in (source.address, *map(str, own)):
-            if overlap(cleanup.target, place):
+        for written in (source.address, *map(str, own)):
+            if overlap(cleanup.target, written):
                 raise UsageError(
-                    f"Processed objects cannot move to {cleanup.target}, which overlaps with {place}, where objects "
+                    f"Processed objects cannot move to {cleanup.target}, which overlaps with {written}, where objects "
                     "are read or tables written; name a target apart from it."
                 )
     return SourceCleanup(
         pipeline=pipeline,
         action=cleanup.action,
         after_seconds=cleanup.after_seconds,
-        exclusive=cleanup.takes_away,
+        exclusive=cleanup.removes_source,
         cleaner=_cleaner(cleanup, source, probe),
         ledger=ledger,
         shown_to=shown_to,
@@ -81,12 +83,9 @@ def moved_to(cleanup: Cleanup) -> tuple[S3Address, ...]:
 
 def _cleaner(cleanup: Tag | Move | Delete, source: SourceLocation, probe: Probe) -> Cleaner:
     if source.is_local:
-        from penstock.objects.cleanup_local import FileDeleter, FileMover
-
         if isinstance(cleanup, Move):
             return FileMover(source.address, str(real(cleanup.target)), probe=probe)
         return FileDeleter(source.address, probe=probe)
-    from penstock.objects.cleanup_s3 import S3Deleter, S3Mover, S3Tagger
 
     address, aws = s3_address(source.address), source.aws
     if isinstance(cleanup, Tag):
@@ -108,9 +107,9 @@ class CleanupRunner(PeriodicJob):
         try:
             swept = self._work.run(CleanupPass(objects_max=objects_max, stopped=self._is_over))
         except Exception as error:  # store, ledger or table unavailable, or access denied: the next pass retries
-            self._failed(error)
+            self._record_failure(error)
             return None
-        self._succeeded()
+        self._record_success()
         return swept
 
     def _round(self) -> float:

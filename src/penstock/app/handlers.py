@@ -19,6 +19,7 @@ from penstock.ledger.rules import HANDLER_CHARS_MAX
 from penstock.messaging.backoff import RETRY_ATTEMPTS_MAX, RETRY_BASE_SECONDS, RETRY_CAP_SECONDS
 from penstock.messaging.declarations import OnStop, checks_options
 from penstock.messaging.schema import Queue
+from penstock.pipeline.objects.declaration import ObjectHandlerDeclaration
 from penstock.sinks.declaration import SinkDeclaration
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -204,7 +205,6 @@ class Handlers:
         queue_name = _queue_of("@app.object_handler", queue).name
 
         def declare(function: Function) -> Function:
-            from penstock.pipeline.objects.declaration import ObjectHandlerDeclaration
 
             declaration = ObjectHandlerDeclaration(
                 name=name or _name_of(function),

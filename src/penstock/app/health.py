@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from penstock.monitoring.health import Answer, Health
+from penstock.monitoring.health import Health, ProbeResult
 from penstock.monitoring.metrics.meters import Meters
 from penstock.worker.liveness import LagSampler, Liveness, Phase
 from penstock.worker.shutdown import StopSignal
@@ -22,13 +22,13 @@ def worker_health(liveness: Liveness, stop: StopSignal) -> Health:
     return Health(live=lambda: live(liveness), ready=lambda: ready(liveness, stop), started=lambda: started(liveness))
 
 
-def live(liveness: Liveness) -> Answer:
+def live(liveness: Liveness) -> ProbeResult:
     """Return False if the worker is stuck, so that only a restart helps. A starting or stopping worker is alive."""
     troubles = liveness.troubles
     return not troubles, "; ".join(troubles) or f"the worker is {liveness.phase}"
 
 
-def ready(liveness: Liveness, stop: StopSignal) -> Answer:
+def ready(liveness: Liveness, stop: StopSignal) -> ProbeResult:
     """Return True if the worker takes messages."""
     if stop.requested or liveness.phase is Phase.STOPPING:
         return False, "the worker is stopping"
@@ -54,7 +54,7 @@ def ready(liveness: Liveness, stop: StopSignal) -> Answer:
     return bool(serving), "; ".join(sentences)
 
 
-def started(liveness: Liveness) -> Answer:
+def started(liveness: Liveness) -> ProbeResult:
     """Return True once the worker serves: its lifespans are entered and its queues are known."""
     begun = liveness.phase is not Phase.STARTING
     return begun, "the worker has started" if begun else "the worker is starting"

@@ -83,9 +83,9 @@ class Housekeeper(PeriodicJob):
         try:
             self._sweep()
         except Exception as error:  # broker or ledger unavailable: the lock files stay, so the next sweep retries
-            self._failed(error)
+            self._record_failure(error)
         else:
-            self._succeeded()
+            self._record_success()
         return self._every_seconds
 
 
@@ -122,7 +122,7 @@ class Presence:
         return () if self._broker is None else (self._record_writer,)
 
     @contextmanager
-    def registered(self, *, ledger: "Callable[[], Ledger]", emit: Listener, random: Random) -> Iterator[None]:
+    def register(self, *, ledger: "Callable[[], Ledger]", emit: Listener, random: Random) -> Iterator[None]:
         """Hold the lock, keep the record and run the housekeeping inside the block.
 
         ``emit`` receives the events of failed housekeeping. Raises `ConfigurationError` if the data directory is not
@@ -134,7 +134,7 @@ class Presence:
         with ExitStack() as stack:
             try:
                 processes = ProcessRegistry(self._state / PROCESSES_FOLDER)
-                stack.enter_context(processes.registered(self._worker))
+                stack.enter_context(processes.register(self._worker))
                 self._record_writer.start()
             except OSError as error:
                 raise ConfigurationError(

@@ -66,7 +66,7 @@ class Lifespans:
             thread.start()
             thread.join(max(share, 0.0))
             if thread.is_alive():
-                self._failed(entered.lifespan, f"it did not end within {share:.2g} s")
+                self._report_failure(entered.lifespan, f"it did not end within {share:.2g} s")
 
     def _entered_of(self, lifespan: Lifespan) -> Any:
         try:
@@ -74,8 +74,8 @@ class Lifespans:
         except UserError:
             raise
         except (Exception, SystemExit, asyncio.CancelledError) as error:
-            place = location_of(error)
-            where = "" if place is None else f" ({place})"
+            location = location_of(error)
+            where = "" if location is None else f" ({location})"
             raise UserError(
                 f"The lifespan {lifespan.name} raised {failure_of(error).summary}{where}; nothing is served without it."
             ) from error
@@ -99,9 +99,9 @@ class Lifespans:
         try:
             entered.leave()
         except (Exception, SystemExit, asyncio.CancelledError) as error:
-            self._failed(entered.lifespan, failure_of(error).summary)
+            self._report_failure(entered.lifespan, failure_of(error).summary)
 
-    def _failed(self, lifespan: Lifespan, error: str) -> None:
+    def _report_failure(self, lifespan: Lifespan, error: str) -> None:
         self._bus.emit(LifespanFailed(lifespan=lifespan.name, error=error))
 
     def _add(self, resources: dict[str, Any], lifespan: Lifespan, found: Any) -> None:

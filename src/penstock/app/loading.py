@@ -62,12 +62,12 @@ def import_here(module_name: str, *, attribute: str = "NAME") -> ModuleType:
 def _raised(module_name: str, error: BaseException) -> UsageError:
     """Return an error with the module's exception and the line of the user's code."""
     if isinstance(error, SyntaxError) and Path(error.filename or "").is_file():
-        place: str | None = f"{error.filename}:{error.lineno}"
+        location: str | None = f"{error.filename}:{error.lineno}"
     else:
-        place = location_of(error) or _innermost(error)
-    words = str(error.msg if isinstance(error, SyntaxError) else error).rstrip(".")
-    where = "" if place is None else f" at {place}"
-    return UsageError(f"The module {module_name} cannot be imported: {type(error).__name__}: {words}{where}.")
+        location = location_of(error) or _innermost(error)
+    text = str(error.msg if isinstance(error, SyntaxError) else error).rstrip(".")
+    where = "" if location is None else f" at {location}"
+    return UsageError(f"The module {module_name} cannot be imported: {type(error).__name__}: {text}{where}.")
 
 
 def _innermost(error: BaseException) -> str | None:

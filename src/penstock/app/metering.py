@@ -6,11 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from penstock.app.brokers import capabilities_of
 from penstock.app.naming import own_version
+from penstock.app.tracing import otel_service, require_otel
 from penstock.config import Settings
 from penstock.events import Listener
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.monitoring.health import Health
+from penstock.monitoring.logs.lines import LineWriter
 from penstock.monitoring.metrics.exporter import Exporter, MetricsDestination
 from penstock.monitoring.metrics.listener import MetricsListener
 from penstock.monitoring.metrics.meters import Meters
@@ -113,17 +116,14 @@ def metrics_beside(settings: Settings, number: int) -> Settings:
 def running() -> Health:
     """Return probes that only confirm that the process answers."""
 
-    def answer() -> tuple[bool, str]:
+    def probe() -> tuple[bool, str]:
         return True, "The process runs."
 
-    return Health(live=answer, ready=answer, started=answer)
+    return Health(live=probe, ready=probe, started=probe)
 
 
 def _otel(settings: Settings, *, worker: str) -> "Otel":
-    from penstock.app.tracing import otel_service, require_otel
-
     require_otel("The setting metrics_export names otel")
-    from penstock.app.brokers import capabilities_of
     from penstock.monitoring.metrics.otel import open_otel
     from penstock.monitoring.traces.provider import resource_of
 
@@ -135,7 +135,6 @@ def _outlets(settings: Settings, *, worker: str, meters: Meters, clock: Clock) -
     outlets: list[MetricsDestination] = []
     wanted = set(settings.metrics_export)
     if "emf" in wanted:
-        from penstock.monitoring.logs.lines import LineWriter
         from penstock.monitoring.metrics.cloudwatch import EmfDestination
 
         outlets.append(

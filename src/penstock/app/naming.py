@@ -10,6 +10,7 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import PurePath
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -18,11 +19,12 @@ from ulid import ULID
 
 from penstock.app.service import Service, needs_objects
 from penstock.errors import UsageError
+from penstock.ledger.records import OwnedName
 
 if TYPE_CHECKING:
     from penstock.app.context import AppContext
     from penstock.ledger import Ledger
-    from penstock.ledger.records import OwnedName, WorkOwner
+    from penstock.ledger.records import WorkOwner
 
 
 NAME_CHARS_MAX = 200
@@ -54,8 +56,6 @@ def register(context: "AppContext", services: Sequence[Service]) -> "Mapping[str
 
     Raises `ConfigurationError` for a name that belongs to another app.
     """
-    from penstock.ledger.records import OwnedName
-
     uses = [
         OwnedName(kind="objects" if needs_objects(one) else "keys", name=one.name, queue=one.queue_name)
         for one in services
@@ -65,8 +65,6 @@ def register(context: "AppContext", services: Sequence[Service]) -> "Mapping[str
 
 def register_pipeline(context: "AppContext", name: str, *, queue: str) -> None:
     """Register the name of a pipeline that runs alone. Raises as `register` does."""
-    from penstock.ledger.records import OwnedName
-
     _registered(context, [OwnedName(kind="objects", name=name, queue=queue)])
 
 
@@ -80,8 +78,6 @@ class ObjectNames:
 
     def check(self, ledger: "Ledger") -> None:
         """Raise `ConfigurationError` if the ledger holds objects of another app under one of these names."""
-        from penstock.ledger.records import OwnedName
-
         uses = [OwnedName(kind="objects", name=name, queue=queue) for name, queue in self.queues.items()]
         ledger.owners.check(self.app, is_named=self.is_named, uses=uses)
 
@@ -92,7 +88,7 @@ def object_names(context: "AppContext", services: Sequence[Service], *, only: st
     return ObjectNames(app=context.name, is_named=context.is_named, queues=queues)
 
 
-def _registered(context: "AppContext", uses: "Sequence[OwnedName]") -> "Mapping[str, WorkOwner]":
+def _registered(context: "AppContext", uses: Sequence[OwnedName]) -> "Mapping[str, WorkOwner]":
     found: Mapping[str, WorkOwner] = context.ledger.owners.register(context.name, is_named=context.is_named, uses=uses)
     return found
 
@@ -116,8 +112,6 @@ def worker_id() -> str:
 
 def own_version() -> str:
     """Return the version of Penstock."""
-    from importlib.metadata import PackageNotFoundError, version
-
     try:
         return version("penstock")
     except PackageNotFoundError:

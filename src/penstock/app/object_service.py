@@ -11,6 +11,7 @@ from penstock.errors import UsageError
 from penstock.events import Bus
 from penstock.messaging.clock import Clock
 from penstock.messaging.steps import Probe
+from penstock.objects.notification import parse_others
 from penstock.storage.address import check_address
 from penstock.worker.consumer import Consumer, Gates
 
@@ -43,7 +44,6 @@ class ObjectService:
 
     def open(self, context: ServiceContext, *, weight: int) -> OpenedService:
         from penstock.app.cleanup_runner import moved_to  # loads the ledger, so not with the declaration
-        from penstock.objects.notification import parse_others
         from penstock.pipeline.objects.handler import ObjectHandler, ObjectHandlerRuntime
 
         try:

@@ -1,13 +1,14 @@
 """The objects that `App.outbox` returns: `App.send` inside the user's transaction, plain and async."""
 
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack
 
 from penstock.handlers.durations import Duration
 from penstock.messaging.message import NO_ATTRIBUTES, Outgoing
 from penstock.messaging.schema import Queue
 from penstock.transactions.outbox import ID_BYTES, Row, row_of, write, write_async
+from penstock.transactions.sessions import call_after_commits, is_async
 
 if TYPE_CHECKING:
     from penstock.transactions.sessions import AsyncSessions, SyncSession
@@ -105,6 +106,17 @@ class AsyncOutbox:
         rows = _rows(self._make, queue, bodies, delay=delay, group=group, attributes=attributes)
         await write_async(self._session, rows)
         return [_id(row) for row in rows]
+
+
+def open_outbox(
+    session: "SyncSession | AsyncSessions", make: MakeMessage, *, on_commit: Callable[[object], None] | None
+) -> Outbox | AsyncOutbox:
+    """Return the outbox for a session or connection. ``on_commit`` is called after each of its commits."""
+    if on_commit is not None:
+        call_after_commits(session, on_commit)
+    kind: Any = AsyncOutbox if is_async(session) else Outbox
+    made: Outbox | AsyncOutbox = kind(session, make)
+    return made
 
 
 def _rows(make: MakeMessage, queue: Queue[Any] | str, bodies: Iterable[Any], **options: Any) -> Sequence[Row]:

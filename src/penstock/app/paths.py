@@ -16,6 +16,7 @@ from penstock.storage.address import LOCAL, S3Address, check_address, check_fold
 from penstock.storage.aws import Aws, require_aws
 from penstock.storage.files import Files
 from penstock.storage.local import LocalFiles
+from penstock.storage.s3_files import S3Files
 
 LEDGER_FILE = "ledger.db"
 LEVELS_BELOW = 3  # depth of the search for tables below the current folder
@@ -103,7 +104,6 @@ def _s3_table_paths(address: S3Address, state: str | PathLike[str] | None, aws: 
     if not address.prefix:
         raise UsageError(f"The table cannot be the whole bucket {address}; give a prefix in it.")
     require_aws()
-    from penstock.storage.s3_files import S3Files
 
     files = S3Files(address, aws)
     digest = hashlib.sha256(files.uri.encode()).hexdigest()[:8]

@@ -38,7 +38,7 @@ class ProcessRegistry:
         directory.mkdir(parents=True, exist_ok=True)
 
     @contextmanager
-    def registered(self, worker: str) -> Iterator[None]:
+    def register(self, worker: str) -> Iterator[None]:
         """Hold the lock of this worker id inside the block."""
         path = self._lock(worker)
         starting = path.with_suffix(".starting")  # locked before it gets its final name, so never visible unlocked

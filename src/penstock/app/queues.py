@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from penstock.app.brokers import broker_exists, broker_file, capabilities_of, open_broker
 from penstock.app.registry import WorkerRecord, Workers
-from penstock.app.system_health import AgeReader, QueueHealth, dead_letter_tiers, read_queue
+from penstock.app.system_health import AgeReader, QueueHealth, read_queue, tier_by_dlq
 from penstock.config import Settings
 from penstock.errors import ConfigurationError, PenstockError, UsageError
 from penstock.messaging.broker import Broker, listed_name, names_dead_letters
@@ -110,12 +110,12 @@ def _status_of(
 ) -> QueueStatus:
     health = read_queue(broker, queue, ages, cloudwatch_ages=cloudwatch_ages, workers=workers)
     key, unread = _foreign(broker, queue)
-    tiers = {} if names_dead_letters(queue) else dead_letter_tiers(broker, queue)
-    dead_letters = {name: messages_in(broker, name) for name in tiers}
+    dlqs = {} if names_dead_letters(queue) else tier_by_dlq(broker, queue)
+    dead_letters = {name: messages_in(broker, name) for name in dlqs}
     return QueueStatus(
         **{each.name: getattr(health, each.name) for each in fields(health)},
         dead_letters=sum(dead_letters.values()),
-        dead_letters_set_aside=sum(count for name, count in dead_letters.items() if tiers[name] == "dead"),
+        dead_letters_set_aside=sum(count for name, count in dead_letters.items() if dlqs[name] == "dead"),
         paused=broker.paused(queue),
         breaker=next((record.paused[queue] for record in workers if queue in record.paused), None),
         unserved=next((record.unserved[queue] for record in workers if queue in record.unserved), None),

@@ -5,136 +5,26 @@ with an S3 inventory of the source, as of a given time.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
-
-from ulid import ULID
+from typing import TYPE_CHECKING
 
 from penstock.app.context import PipelineTools
 from penstock.app.pending import announce_all
-from penstock.app.reconcile_target import ReconcileTarget
-from penstock.errors import PenstockError, UsageError
+from penstock.app.reconcile_target import ReconcileScan, ReconcileTarget, scan_of
+from penstock.errors import PenstockError
 from penstock.events import ObjectsMissing, ReconcileFinished, ReconcileProgressed
 from penstock.ledger.pipelines import ReconcileResult
-from penstock.objects.reference import LOCAL_BUCKET
-from penstock.objects.s3_facts import INVENTORY_REMEDY, require_no_versions
 from penstock.objects.scanner import CHUNK_OBJECTS
-from penstock.pipeline.reconcile.alone import MissingPrefix, ReconcileScope
-from penstock.pipeline.reconcile.manifest import Inventory, find_inventory
-from penstock.storage.address import S3Address, s3_address
+from penstock.pipeline.reconcile.alone import (
+    MissingPrefix,
+)
 
 if TYPE_CHECKING:
     from penstock.pipeline.reconcile.alone import MissingAlone
     from penstock.pipeline.reconcile.missing import MissingObjects
     from penstock.pipeline.spark.session import Session
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReconcileScan:
-    """The input of one reconcile. Times are epoch seconds.
-
-    ``as_of``: only objects stored before it are considered. ``seen_at``: when the listed objects were known to exist.
-    """
-
-    target: ReconcileTarget
-    inventory: Inventory | None
-    all_versions: bool
-    as_of: float
-    seen_at: float
-
-    @property
-    def source(self) -> str:
-        """The source or inventory that is read, for people."""
-        return self.target.source.address if self.inventory is None else self.inventory.uri
-
-    def missing(self, spark: "Session") -> "MissingObjects":
-        """Find the missing objects with Spark. The caller closes the result."""
-        from penstock.pipeline.reconcile.missing import find_missing, known_frame
-
-        target = self.target
-        known = known_frame(spark, target.ledger, target.pipeline, seen_at=self.seen_at)
-        return find_missing(self._existing(spark), known, self._scope())
-
-    def missing_alone(
-        self, *, seen_at: float, stopped: Callable[[], bool], on_listed: Callable[[int], None]
-    ) -> "MissingAlone":
-        """Find the missing objects in this process, from the source's own listing. The caller closes the result."""
-        from penstock.pipeline.reconcile.alone import find_missing_alone, folder_listing, s3_listing
-
-        target, source, scope = self.target, self.target.source, self._scope()
-        if source.is_local:
-            own = [str(one) for one in target.own if one.is_local]
-            listing = folder_listing(source.address, excluded=own)
-        else:
-            address = s3_address(source.address)
-            listing = s3_listing(address, source.aws, excluded=scope.excluded, all_versions=self.all_versions)
-        return find_missing_alone(
-            listing, target.ledger, target.pipeline, scope, seen_at=seen_at, stopped=stopped, on_listed=on_listed
-        )
-
-    def _existing(self, spark: "Session") -> Any:
-        from penstock.pipeline.reconcile.existing import folder_frame, listing_frame
-        from penstock.pipeline.reconcile.inventory import inventory_frame
-        from penstock.pipeline.spark.cluster_checks import prove_readable
-
-        source = self.target.source
-        if source.is_local:
-            prove_readable(spark, source.address)
-            return folder_frame(spark, source.address, excluded=[str(one) for one in self.target.own if one.is_local])
-        address = s3_address(source.address)
-        if self.inventory is None:
-            return listing_frame(spark, address, source.aws, all_versions=self.all_versions)
-        return inventory_frame(spark, self.inventory, address, all_versions=self.all_versions)
-
-    def _scope(self) -> ReconcileScope:
-        source = self.target.source
-        if source.is_local:
-            below = f"{source.address.rstrip('/')}/"
-            return ReconcileScope(bucket=LOCAL_BUCKET, below=below, before=self.as_of, is_local=True)
-        address = s3_address(source.address)
-        return ReconcileScope(
-            bucket=address.bucket, below=address.folder, before=self.as_of, excluded=_keys(self.target, address.bucket)
-        )
-
-
-def scan_of(
-    target: ReconcileTarget, *, inventory: str | None, older_than_seconds: float, all_versions: bool, now: float
-) -> ReconcileScan:
-    """Return the input of a reconcile, with the inventory if one is named.
-
-    Raises `UsageError` or `ConfigurationError` if the inventory does not fit the source.
-    """
-    source = target.source
-    found = None
-    if inventory is not None:
-        if source.is_local:
-            raise UsageError(f"{source} is a folder, and S3 makes inventories of buckets; leave --inventory out.")
-        found = find_inventory(inventory, source.aws)
-        _check(found, s3_address(source.address), target)
-    seen_at = now if found is None else found.manifest.created_at
-    as_of = seen_at - older_than_seconds
-    return ReconcileScan(target=target, inventory=found, all_versions=all_versions, as_of=as_of, seen_at=seen_at)
-
-
-def _check(inventory: Inventory, address: S3Address, target: ReconcileTarget) -> None:
-    manifest = inventory.manifest
-    if manifest.source_bucket != address.bucket:
-        raise UsageError(
-            f"The inventory {inventory.uri} is of the bucket {manifest.source_bucket}, and {target.pipeline} reads "
-            f"{address}."
-        )
-    if not manifest.has_versions:
-        require_no_versions(
-            address.bucket, target.source.aws, list_name=f"The inventory {inventory.uri}", remedy=INVENTORY_REMEDY
-        )
-
-
-def _keys(target: ReconcileTarget, bucket: str) -> Sequence[str]:
-    """Return the prefixes in this bucket that Penstock itself writes."""
-    places = [s3_address(one.uri) for one in target.own if not one.is_local]
-    return [place.prefix for place in places if place.bucket == bucket]
 
 
 OLDER_THAN_SECONDS = 900.0
@@ -223,11 +113,10 @@ def reconcile(
 def _on_spark(
     scan: ReconcileScan, request: ReconcileRequest, report: ReconcileReport, spark: "Session", tools: PipelineTools
 ) -> ReconcileReport:
-    from penstock.pipeline.reconcile.missing import jobs
+    from penstock.app.reconcile_spark import missing_on_spark
 
-    tag = f"reconcile-{ULID()}"
-    with _stoppable(tools, spark, tag), jobs(spark, tag, report.pipeline, tools.bus):
-        return _found_and_sent(scan.missing(spark), scan, request, report, tools)
+    with missing_on_spark(scan, spark, tools) as found:
+        return _found_and_sent(found, scan, request, report, tools)
 
 
 def _alone(scan: ReconcileScan, tools: PipelineTools) -> "MissingAlone":
@@ -278,8 +167,8 @@ def _send(
     total = found.count if request.limit is None else min(found.count, request.limit)
     chunk_objects = CHUNK_OBJECTS if request.rate is None else max(1, min(CHUNK_OBJECTS, int(request.rate)))
     began_at, sent = tools.clock.monotonic(), 0
-    asked = threading.Event()
-    with tools.stop.watched_by(asked):
+    stop_requested = threading.Event()
+    with tools.stop.watched_by(stop_requested):
         for chunk in found.chunks(limit=request.limit, objects_max=chunk_objects):
             if tools.stop.requested:
                 break
@@ -288,7 +177,7 @@ def _send(
             tools.bus.emit(ReconcileProgressed(pipeline=target.pipeline, unit="messages", done=sent, total=total))
             if request.rate is not None and sent < total:
                 due_at = began_at + sent / request.rate
-                tools.clock.wait(asked, max(0.0, due_at - tools.clock.monotonic()))
+                tools.clock.wait(stop_requested, max(0.0, due_at - tools.clock.monotonic()))
     return sent
 
 
@@ -318,35 +207,6 @@ def _emit_finished(report: ReconcileReport, tools: PipelineTools) -> None:
             seconds=report.seconds,
         )
     )
-
-
-@contextmanager
-def _stoppable(tools: PipelineTools, spark: "Session", tag: str) -> Iterator[None]:
-    """Cancel the Spark jobs on a stop.
-
-    Other requests, such as for a stack dump, wake the watcher too but change nothing.
-    """
-    from penstock.pipeline.reconcile.missing import cancelled_when
-
-    cancel = threading.Event()
-    asked = threading.Event()
-    ended = threading.Event()
-
-    def pass_on() -> None:
-        while not ended.is_set():
-            asked.wait()
-            asked.clear()
-            if tools.stop.requested:
-                cancel.set()
-                return
-
-    with tools.stop.watched_by(asked), cancelled_when(cancel, spark, tag):
-        threading.Thread(target=pass_on, name="penstock-reconcile-stop", daemon=True).start()
-        try:
-            yield
-        finally:
-            ended.set()
-            asked.set()
 
 
 def _messages(target: ReconcileTarget) -> int:

@@ -1,18 +1,31 @@
 """The target of a reconcile: a source, the ledger that knows its objects, and the queue of their notifications."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock.app.brokers import open_broker
 from penstock.app.naming import object_names
 from penstock.app.object_service import ObjectService
 from penstock.app.paths import declared_table_paths
 from penstock.app.pipelines.service import PipelineService
+from penstock.app.scope import scope_ledger
 from penstock.app.sources import SourceLocation, source_at, source_of
 from penstock.errors import UsageError
 from penstock.ledger import Ledger
 from penstock.messaging.broker import Broker
+from penstock.objects.reference import LOCAL_BUCKET
+from penstock.objects.s3_facts import INVENTORY_REMEDY, require_no_versions
+from penstock.pipeline.reconcile.alone import (
+    MissingAlone,
+    ReconcileScope,
+    find_missing_alone,
+    folder_listing,
+    s3_listing,
+)
+from penstock.pipeline.reconcile.manifest import Inventory, find_inventory
+from penstock.storage.address import S3Address, s3_address
 from penstock.storage.files import Files
 
 if TYPE_CHECKING:
@@ -60,9 +73,6 @@ def targets_in(app: "App", services: "Sequence[Service]") -> Sequence[ReconcileT
 @contextmanager
 def target_of_table(scope: "Scope", source: str) -> Iterator[ReconcileTarget]:
     """Yield the target of an ingest's table that is fed from this source."""
-    from penstock.app.brokers import open_broker
-    from penstock.app.scope import scope_ledger
-
     where = scope.table
     assert where is not None, "the scope is a table's"
     found = source_of(source, where)
@@ -103,3 +113,86 @@ def _target_of(app: "App", service: Any) -> ReconcileTarget:
         broker=app.broker,
         alone=isinstance(service, ObjectService),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReconcileScan:
+    """The input of one reconcile. Times are epoch seconds.
+
+    ``as_of``: only objects stored before it are considered. ``seen_at``: when the listed objects were known to exist.
+    """
+
+    target: ReconcileTarget
+    inventory: Inventory | None
+    all_versions: bool
+    as_of: float
+    seen_at: float
+
+    @property
+    def source(self) -> str:
+        """The source or inventory that is read, for people."""
+        return self.target.source.address if self.inventory is None else self.inventory.uri
+
+    def missing_alone(
+        self, *, seen_at: float, stopped: Callable[[], bool], on_listed: Callable[[int], None]
+    ) -> MissingAlone:
+        """Find the missing objects in this process, from the source's own listing. The caller closes the result."""
+        target, source, scope = self.target, self.target.source, self.scope()
+        if source.is_local:
+            own = [str(one) for one in target.own if one.is_local]
+            listing = folder_listing(source.address, excluded=own)
+        else:
+            address = s3_address(source.address)
+            listing = s3_listing(address, source.aws, excluded=scope.excluded, all_versions=self.all_versions)
+        return find_missing_alone(
+            listing, target.ledger, target.pipeline, scope, seen_at=seen_at, stopped=stopped, on_listed=on_listed
+        )
+
+    def scope(self) -> ReconcileScope:
+        """Return the part of the source that is compared."""
+        source = self.target.source
+        if source.is_local:
+            below = f"{source.address.rstrip('/')}/"
+            return ReconcileScope(bucket=LOCAL_BUCKET, below=below, before=self.as_of, is_local=True)
+        address = s3_address(source.address)
+        return ReconcileScope(
+            bucket=address.bucket, below=address.folder, before=self.as_of, excluded=_keys(self.target, address.bucket)
+        )
+
+
+def scan_of(
+    target: ReconcileTarget, *, inventory: str | None, older_than_seconds: float, all_versions: bool, now: float
+) -> ReconcileScan:
+    """Return the input of a reconcile, with the inventory if one is named.
+
+    Raises `UsageError` or `ConfigurationError` if the inventory does not fit the source.
+    """
+    source = target.source
+    found = None
+    if inventory is not None:
+        if source.is_local:
+            raise UsageError(f"{source} is a folder, and S3 makes inventories of buckets; leave --inventory out.")
+        found = find_inventory(inventory, source.aws)
+        _check(found, s3_address(source.address), target)
+    seen_at = now if found is None else found.manifest.created_at
+    as_of = seen_at - older_than_seconds
+    return ReconcileScan(target=target, inventory=found, all_versions=all_versions, as_of=as_of, seen_at=seen_at)
+
+
+def _check(inventory: Inventory, address: S3Address, target: ReconcileTarget) -> None:
+    manifest = inventory.manifest
+    if manifest.source_bucket != address.bucket:
+        raise UsageError(
+            f"The inventory {inventory.uri} is of the bucket {manifest.source_bucket}, and {target.pipeline} reads "
+            f"{address}."
+        )
+    if not manifest.has_versions:
+        require_no_versions(
+            address.bucket, target.source.aws, list_name=f"The inventory {inventory.uri}", remedy=INVENTORY_REMEDY
+        )
+
+
+def _keys(target: ReconcileTarget, bucket: str) -> Sequence[str]:
+    """Return the prefixes in this bucket that Penstock itself writes."""
+    addresses = [s3_address(one.uri) for one in target.own if not one.is_local]
+    return [written.prefix for written in addresses if written.bucket == bucket]

@@ -123,6 +123,6 @@ def _unreadable(address: str) -> ConfigurationError:
     return _invalid(address, "cannot be read", "write redis://HOST:PORT/NUMBER")
 
 
-def _invalid(address: str, what: str, instead: str) -> ConfigurationError:
+def _invalid(address: str, subject: str, instead: str) -> ConfigurationError:
     end = "" if instead.endswith("?") else "."
-    return ConfigurationError(f"The broker {shown('broker', address)} {what}; {instead}{end}")
+    return ConfigurationError(f"The broker {shown('broker', address)} {subject}; {instead}{end}")

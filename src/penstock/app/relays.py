@@ -1,5 +1,7 @@
 """Run an app's outbox relays, in threads or once, and serve the commands for outbox and inbox."""
 
+import functools
+import operator
 import random
 import threading
 from collections.abc import Iterator, Sequence
@@ -51,13 +53,9 @@ def relaying(
 
 def relay_once(app: "App", *, emit: Listener) -> "RelayResult":
     """Send the current rows of the app's outboxes, including refused ones. Raises `PenstockError` on an outage."""
-    from penstock.transactions.relay import RelayResult
-
     stores(app)
-    total = RelayResult()
-    for relay in _opened(app, emit=emit, clock=SystemClock(), random=random.random):
-        total += relay.once()
-    return total
+    relays = _opened(app, emit=emit, clock=SystemClock(), random=random.random)
+    return functools.reduce(operator.add, [relay.once() for relay in relays])
 
 
 def counts(app: "App") -> tuple[int, int]:

@@ -35,7 +35,7 @@ class PeriodicJob(ABC):
         self._emit = emit
         self._stop = stop
         self._ended = threading.Event()
-        self._told: dict[str, str] = {}  # last reported failure by subject; used by the thread of the rounds
+        self._reported: dict[str, str] = {}  # last reported failure by subject; used by the thread of the rounds
         self._thread = threading.Thread(target=self._run, name=f"penstock-{name}", daemon=True)
 
     def start(self) -> None:
@@ -63,15 +63,15 @@ class PeriodicJob(ABC):
     def _is_over(self) -> bool:
         return self._ended.is_set() or (self._stop is not None and (self._stop.requested or self._stop.paused))
 
-    def _failed(self, error: Exception, *, whose: str = "") -> None:
+    def _record_failure(self, error: Exception, *, whose: str = "") -> None:
         """Emit an event for a failure, once while it stays the same. The next round retries."""
         text = f"{whose}: {type(error).__name__}: {error}" if whose else f"{type(error).__name__}: {error}"
-        if self._told.get(whose) != text:
-            self._told[whose] = text
+        if self._reported.get(whose) != text:
+            self._reported[whose] = text
             self._emit(JobFailed(job=self._name, error=text))
 
-    def _succeeded(self, *, whose: str = "") -> None:
-        self._told.pop(whose, None)
+    def _record_success(self, *, whose: str = "") -> None:
+        self._reported.pop(whose, None)
 
     def _run(self) -> None:
         while not self._is_over():

@@ -78,9 +78,9 @@ def forced_shutdowns(settings: Settings, *, worker: str, meters: Meters | None) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRole:
-    """A worker's work and its end condition. With ``tiers``, it only replays these."""
+    """A worker's work and its end condition. With ``dlqs``, it only replays these."""
 
-    tiers: Sequence[ReplayedQueue] | None = None
+    dlqs: Sequence[ReplayedQueue] | None = None
     until: Callable[[], bool] | None = None
     listeners: Sequence[Listener] = ()
 
@@ -126,7 +126,7 @@ def run_worker(
                     *(() if seen is None else (seen,)),
                     *part.listeners,
                 ),
-                tiers=part.tiers,
+                dlqs=part.dlqs,
                 liveness=liveness,
                 metrics_address=lambda: telemetry.metrics_address,
                 meters=telemetry.meters,
@@ -137,14 +137,9 @@ def run_worker(
                 ended = WorkerFailed(error_type=failure.error_type, error=failure.error, traceback=failure.traceback)
                 Bus(*telemetry.listeners).emit(ended)
             raise
-    if not must_leave(conclusion):
+    if not conclusion.has_hanging_threads:
         app.close()
     return conclusion
-
-
-def must_leave(conclusion: WorkerOutcome) -> bool:
-    """Return True if threads are left that cannot be ended: then the process exits without waiting for them."""
-    return bool(conclusion.threads_left) or conclusion.outcome == "forced"
 
 
 class _Failures(SelectiveListener):

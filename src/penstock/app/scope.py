@@ -13,7 +13,11 @@ from typing import TYPE_CHECKING
 
 from penstock.app.backends import file_ledger, ledger_exists, open_ledger
 from penstock.app.brokers import broker_exists, file_broker
+from penstock.app.loading import load_app
+from penstock.app.naming import object_names
+from penstock.app.object_service import ObjectService
 from penstock.app.paths import LEDGER_FILE, TablePaths, declared_table_paths, find_table, table_paths, tables_here
+from penstock.app.service import needs_ledger
 from penstock.app.state import QUEUE_FILE, check_owner
 from penstock.config import Settings, load_settings, shown
 from penstock.errors import ConfigurationError, UsageError
@@ -123,17 +127,17 @@ def scope_ledger(scope: Scope, *, probe: Probe = no_probe) -> "Ledger":
     return ledger
 
 
-def find_scope(asked: ScopeRequest, *, here: Path, make: bool = False) -> Scope:
+def find_scope(request: ScopeRequest, *, here: Path, make: bool = False) -> Scope:
     """Return the named scope; else the table here or the only one below, or the app of the settings.
 
     With ``make``, the app's data directory need not exist yet. Raises `UsageError` if there is neither a table nor an
     app, or both.
     """
-    if asked.means_table:
-        aws = load_settings().aws if asked.table is not None and is_s3(asked.table) else None
-        return _of_table(find_table(asked.table, asked.state, here=here, aws=aws), asked.options)
-    if asked.means_app:
-        return _of_app(asked, make=make)
+    if request.means_table:
+        aws = load_settings().aws if request.table is not None and is_s3(request.table) else None
+        return _of_table(find_table(request.table, request.state, here=here, aws=aws), request.options)
+    if request.means_app:
+        return _of_app(request, make=make)
     tables = tables_here(here)
     settings = _settings_here(needed=not tables)
     if settings is not None and _is_there(settings):
@@ -154,7 +158,7 @@ def find_scope(asked: ScopeRequest, *, here: Path, make: bool = False) -> Scope:
     return _of_table(find_table(None, None, here=here))
 
 
-def find_scopes(asked: ScopeRequest, *, here: Path, configured: bool = False) -> Sequence[Scope]:
+def find_scopes(request: ScopeRequest, *, here: Path, configured: bool = False) -> Sequence[Scope]:
     """Return the scopes of a read-only command: the named one; else the app here, then the tables here.
 
     ``configured`` says that the app was named by a setting and not by the command: then the tables here are returned
@@ -163,16 +167,16 @@ def find_scopes(asked: ScopeRequest, *, here: Path, configured: bool = False) ->
     if configured:
         tables = _table_scopes(tables_here(here), here=here)
         try:
-            return [find_scope(asked, here=here), *tables]
+            return [find_scope(request, here=here), *tables]
         except UsageError:  # the app has no state yet
             if not tables:
                 raise
             return tables
-    if not (asked.means_app or asked.means_table):
+    if not (request.means_app or request.means_table):
         found = scopes_here(here)
         if len(found) > 1 and found[0].table is None:
             return found
-    return [find_scope(asked, here=here)]
+    return [find_scope(request, here=here)]
 
 
 def scopes_here(here: Path) -> Sequence[Scope]:
@@ -194,16 +198,16 @@ def _table_scopes(tables: Iterable[Path], *, here: Path) -> Sequence[Scope]:
 
 def options_for(table: str, *, state: str | None = None, here: Path) -> str:
     """Return the options that select this table in another command; empty if it is the default here."""
-    asked = ScopeRequest(table=table, state=state)
+    request = ScopeRequest(table=table, state=state)
     settings = _settings_here(needed=False)
     if settings is not None and settings.app is not None:
-        return asked.options  # a command without options means that app
+        return request.options  # a command without options means that app
     try:
         where = find_scope(ScopeRequest(), here=here).table
     except (UsageError, ConfigurationError):
-        return asked.options
+        return request.options
     is_default = state is None and where is not None and str(where.table) == str(table_paths(table).table)
-    return "" if is_default else asked.options
+    return "" if is_default else request.options
 
 
 def _of_table(where: TablePaths, options: str = "") -> Scope:
@@ -221,16 +225,12 @@ def _of_table(where: TablePaths, options: str = "") -> Scope:
     )
 
 
-def _of_app(asked: ScopeRequest, *, make: bool) -> Scope:
-    from penstock.app.loading import load_app
-    from penstock.app.naming import object_names
-    from penstock.app.object_service import ObjectService
-    from penstock.app.service import needs_ledger
+def _of_app(request: ScopeRequest, *, make: bool) -> Scope:
 
-    app = load_app(asked.app) if asked.app is not None else None
+    app = load_app(request.app) if request.app is not None else None
     settings = load_settings() if app is None else app.settings
-    if asked.state is not None:
-        settings = settings.model_copy(update={"data_dir": check_folder("state", asked.state)})
+    if request.state is not None:
+        settings = settings.model_copy(update={"data_dir": check_folder("state", request.state)})
     if not make and not _is_there(settings):
         raise UsageError(
             f"The app has no state yet ({_addresses(settings)}): the first message that is sent, or the first worker, "
@@ -238,20 +238,20 @@ def _of_app(asked: ScopeRequest, *, make: bool) -> Scope:
         )
     pipelines = () if app is None else app.pipelines
     tables = {one.name: declared_table_paths(one.name, one.declaration.sink.address, settings) for one in pipelines}
-    name = asked.pipeline or ""
+    name = request.pipeline or ""
     if app is None and name.startswith((S3, LOCAL)):  # `penstock ingest` names its pipelines by address
         tables = {name: table_paths(name, settings.data_dir, aws=settings.aws)}
     services = () if app is None else app.services
     return Scope(
         settings=settings,
-        pipeline=asked.pipeline,
+        pipeline=request.pipeline,
         tables=tables,
         tableless=frozenset(one.name for one in services if isinstance(one, ObjectService)),
         served={one.name: one.queue_name for one in services},
-        names=None if app is None else object_names(app, app.services, only=asked.pipeline),
+        names=None if app is None else object_names(app, app.services, only=request.pipeline),
         on_error=None if app is None else app.on_error,
         recorded=[one.name for one in services if needs_ledger(one)],
-        options=asked.options,
+        options=request.options,
     )
 
 

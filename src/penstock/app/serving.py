@@ -15,6 +15,7 @@ from penstock.app.backends import has_ledger_apart, has_local_ledger, require_sh
 from penstock.app.brokers import check_queues
 from penstock.app.housekeeping import Presence
 from penstock.app.jobs.elected import ElectedJob, running
+from penstock.app.jobs.monitor.job import monitor_job
 from penstock.app.jobs.task_protection import protections
 from penstock.app.jobs.worker_jobs import JobOf, worker_jobs
 from penstock.app.lifespans import Lifespans
@@ -32,8 +33,10 @@ from penstock.errors import ConfigurationError, TemporaryError
 from penstock.events import Bus, Listener
 from penstock.handlers.declaration import HandlerDeclaration
 from penstock.handlers.keys import IdempotencyKeys
+from penstock.handlers.once import LedgerKeys
 from penstock.handlers.outage import OutageWatch
 from penstock.handlers.ticker import CLAIM_SECONDS, REMEMBERED_SECONDS, ScheduledKeys, Ticker
+from penstock.ledger.records import WorkOwner
 from penstock.messaging.backoff import Random
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.worker.consumer import Consumer
@@ -64,7 +67,7 @@ def await_ledger(
     never = threading.Event()
     while True:
         try:
-            with outage.asked():
+            with outage.watch_request():
                 open_ledger()
             return
         except TemporaryError:
@@ -88,7 +91,7 @@ def serve(
     settings: WorkerSettings | None = None,
     resident: bool = True,
     spark: "Session | None" = None,
-    tiers: Sequence[ReplayedQueue] | None = None,
+    dlqs: Sequence[ReplayedQueue] | None = None,
     liveness: Liveness | None = None,
     metrics_address: Callable[[], str | None] = lambda: None,
     meters: "Meters | None" = None,
@@ -113,7 +116,7 @@ def serve(
         ConfigurationError: If a queue has no handler or does not exist, or if the ledger is local to this host beside a
             shared broker. Also raises any error that stopped the worker.
     """
-    role = _role_of(app, queues, dlqs=tiers, bounded=until is not None, resident=resident)
+    role = _role_of(app, queues, dlqs=dlqs, bounded=until is not None, resident=resident)
     numbers = settings or worker_settings(app)
     with ExitStack() as stack:
         context, sessions = _entered(
@@ -259,7 +262,7 @@ def _entered(
     for one in protection:
         stack.enter_context(one.beside(bus.emit))
     if role.resident:
-        stack.enter_context(presence.registered(ledger=context.ledger, emit=bus.emit, random=context.random))
+        stack.enter_context(presence.register(ledger=context.ledger, emit=bus.emit, random=context.random))
     return context, sessions
 
 
@@ -283,7 +286,7 @@ def _with_lifespans(
     if not role.consumed:
         return context
     lifespans = Lifespans(
-        app.lifespans, loop_of=event_loop.started, bus=context.bus, close_seconds=LIFESPAN_CLOSE_SECONDS
+        app.lifespans, loop_of=event_loop.ensure_started, bus=context.bus, close_seconds=LIFESPAN_CLOSE_SECONDS
     )
     stack.callback(lifespans.close)
     return replace(context, resources=lifespans.open())
@@ -345,7 +348,6 @@ def _monitor(
 ) -> JobOf | None:
     if meters is None or role.bounded or not can_monitor(app, role.services, replays=bool(role.dlqs)):
         return None
-    from penstock.app.jobs.monitor.job import monitor_job
 
     return partial(monitor_job, app, context, meters, metrics_address=metrics_address)
 
@@ -368,7 +370,7 @@ def _meet_ledger(context: ServiceContext, owners: Callable[[], object], *, waits
         )
         owners()
         return
-    with suppress(TemporaryError), context.outage.asked():
+    with suppress(TemporaryError), context.outage.watch_request():
         owners()
 
 
@@ -427,8 +429,6 @@ def _claims_ticks(app: "App") -> frozenset[str]:
 
 def tick_keys(app: str, context: ServiceContext) -> ScheduledKeys:
     """Return a factory of the keys that claim a scheduled handler's ticks in the ledger."""
-    from penstock.handlers.once import LedgerKeys
-    from penstock.ledger.records import WorkOwner
 
     def keys(declaration: HandlerDeclaration) -> IdempotencyKeys:
         return LedgerKeys(

@@ -16,6 +16,7 @@ from penstock.errors import UsageError
 from penstock.handlers.outage import OutageWatch, WatchedService, store_service
 from penstock.objects.local_store import LocalRoot, LocalStore
 from penstock.objects.reference import LOCAL_BUCKET, ObjectRef
+from penstock.objects.s3_listing import S3Listing
 from penstock.objects.scanner import Scanner, ScanReport
 from penstock.objects.store import ObjectStore
 from penstock.objects.stores import store_at
@@ -82,7 +83,6 @@ class SourceLocation:
         if self.is_local:
             folders = [str(one) for one in own if one.is_local]
             return Scanner(address, store=LocalStore(self.address), excluded=folders)
-        from penstock.objects.s3_listing import S3Listing
 
         excluded = [s3_address(one.uri) for one in own if not one.is_local]
         return S3Listing(s3_address(address), aws=self.aws, excluded=excluded)
@@ -96,8 +96,10 @@ def source_at(source: str | PathLike[str], aws: Aws) -> SourceLocation:
         return SourceLocation(address=str(s3_address(text)), aws=aws)
     folder = real(text)
     if not folder.is_dir():
-        what = "is a file; give the folder it lies in" if folder.exists() else "does not exist; give the folder to read"
-        raise UsageError(f"The source {folder} {what}.")
+        subject = (
+            "is a file; give the folder it lies in" if folder.exists() else "does not exist; give the folder to read"
+        )
+        raise UsageError(f"The source {folder} {subject}.")
     return SourceLocation(address=str(folder), aws=aws)
 
 

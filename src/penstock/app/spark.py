@@ -14,6 +14,8 @@ from penstock.config import Settings
 from penstock.errors import PenstockError, TemporaryError, UserError
 from penstock.events import Bus, SparkStarted
 from penstock.messaging.clock import Clock
+from penstock.pipeline.extra import require_spark
+from penstock.pipeline.spark.java import find_java
 from penstock.worker.shutdown import StopSignal
 
 if TYPE_CHECKING:
@@ -55,11 +57,9 @@ class Spark:
 
     def check(self) -> None:
         """Raise `ConfigurationError` if PySpark or Java is missing. Does not start Spark."""
-        from penstock.pipeline.extra import require_spark
-
         require_spark()
         if self._given is None:
-            self._found_java()
+            self._find_java()
 
     def session(self) -> "Session":
         """Return the session, which the first call starts while others wait. A failed start is not tried again.
@@ -74,7 +74,7 @@ class Spark:
             if made is not None:
                 return made
             try:
-                return self._open_beside(self._given) if self._given is not None else self._kept(self._start())
+                return self._open_beside(self._given) if self._given is not None else self._keep(self._start())
             except UserError as error:
                 self._failure = error
                 raise
@@ -91,15 +91,14 @@ class Spark:
             self._end(own)
 
     def _open_beside(self, given: "Session") -> "Session":
-        from penstock.pipeline.spark.cluster_checks import check_python
-        from penstock.pipeline.spark.session import session_beside
+        from penstock.pipeline.spark import cluster_checks, session
 
-        beside = session_beside(given)
-        check_python(beside)
+        beside = session.session_beside(given)
+        cluster_checks.check_python(beside)
         self._beside = beside
         return beside
 
-    def _kept(self, own: "Session") -> "Session":
+    def _keep(self, own: "Session") -> "Session":
         with self._lock:
             is_late = self._closed
             if not is_late:
@@ -115,26 +114,21 @@ class Spark:
         end_session(own, at_once=self._stop.requested, seconds=SESSION_END_SECONDS)
         shutil.rmtree(self._scratch, ignore_errors=True)
 
-    def _found_java(self) -> "Java":
-        from penstock.pipeline.spark.java import find_java
-
+    def _find_java(self) -> "Java":
         self._java = self._java or find_java(os.environ)
         return self._java
 
     def _start(self) -> "Session":
-        from penstock.pipeline.extra import require_spark
-
         require_spark()
-        from penstock.pipeline.spark.cluster_checks import check_python
-        from penstock.pipeline.spark.session import end_session, start_session
+        from penstock.pipeline.spark import cluster_checks, session
 
         began_at = self._clock.monotonic()
-        java = self._found_java()
-        spark = start_session(session_settings(self._settings, java, scratch=self._scratch, log=self._log))
+        java = self._find_java()
+        spark = session.start_session(session_settings(self._settings, java, scratch=self._scratch, log=self._log))
         try:
-            check_python(spark)
+            cluster_checks.check_python(spark)
         except BaseException:
-            end_session(spark, at_once=False, seconds=SESSION_END_SECONDS)
+            session.end_session(spark, at_once=False, seconds=SESSION_END_SECONDS)
             raise
         seconds = self._clock.monotonic() - began_at
         found = f"Java {java.version} from {java.source}"

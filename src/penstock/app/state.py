@@ -81,7 +81,7 @@ def open_state(directory: Path, *, shared: Settings | None = None, probe: Probe 
     except OSError as error:
         raise ConfigurationError(f"The data directory {directory} cannot be made: {error.strerror}.") from error
     worker = f"{socket.gethostname()}-{os.getpid()}-{ULID()}"
-    with processes.registered(worker):
+    with processes.register(worker):
         if shared is not None:
             ledger = open_ledger(shared, probe=probe)
         else:

@@ -170,7 +170,7 @@ def dead_letter_queues(broker: Broker, queue: str) -> tuple[str, str]:
     return first, broker.dead_letter_queue(first)
 
 
-def dead_letter_tiers(broker: Broker, queue: str) -> Mapping[str, Tier]:
+def tier_by_dlq(broker: Broker, queue: str) -> Mapping[str, Tier]:
     """Return the DLQ and the final DLQ of a queue with their tiers. A DLQ that is its own final DLQ appears once."""
     first, final = dead_letter_queues(broker, queue)
     if first == final or names_final_dlq(listed_name(first)):
@@ -221,7 +221,7 @@ class PipelineReader:
     def _read(self, ledger: "Ledger", pipeline: str, reconciled: "Reconciliation | None") -> PipelineHealth:
         unprocessed = ledger.ages.waiting(pipeline, overdue_after_seconds=self._overdue_after_seconds)
         objects = {
-            state: self._processed(ledger, pipeline)
+            state: self._count_processed(ledger, pipeline)
             if state is ObjectState.PROCESSED
             else unprocessed.objects.get(state, 0)
             for state in ObjectState
@@ -236,7 +236,7 @@ class PipelineReader:
             reconciled=reconciled,
         )
 
-    def _processed(self, ledger: "Ledger", pipeline: str) -> int:
+    def _count_processed(self, ledger: "Ledger", pipeline: str) -> int:
         now = self._clock.monotonic()
         known = self._counts.get(pipeline)
         if known is not None and now < known[1]:

@@ -11,12 +11,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from penstock.app.metering import open_metering
 from penstock.app.tracing import open_tracing, trace_ids_of
 from penstock.config import Settings
 from penstock.errors import UserError
 from penstock.events import Bus, Event, Listener, ListenerFailed
 from penstock.messaging.failure import failure_of
 from penstock.monitoring.errors.hook import ErrorHook, ErrorReporter
+from penstock.monitoring.errors.services import ReportingSettings, services
 from penstock.monitoring.health import Health
 from penstock.monitoring.logs.listener import LogListener, configure_logs
 from penstock.monitoring.logs.plans import LogSettings
@@ -137,7 +139,6 @@ def open_telemetry(
     reports = _open_reports(settings, worker=worker, process=process, on_error=on_error, emit=emit)
     if settings.metrics_address is None and not settings.metrics_export:
         return reports
-    from penstock.app.metering import open_metering
 
     metering = open_metering(
         settings,
@@ -190,7 +191,6 @@ def open_reporter(
 def _services(settings: Settings) -> Mapping[str, ErrorHook]:
     if not (settings.alerts_sentry_dsn or settings.alerts_rollbar_token or settings.alerts_notify_urls):
         return {}
-    from penstock.monitoring.errors.services import ReportingSettings, services
 
     return services(
         ReportingSettings(

@@ -5,6 +5,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from penstock.app.naming import own_version
 from penstock.config import Settings
 from penstock.errors import ConfigurationError
 from penstock.events import Listener
@@ -36,14 +37,12 @@ def open_tracing(settings: Settings, *, worker: str, emit: Listener | None = Non
     if not settings.tracing_enabled:
         return None
     require_otel(SWITCHED_ON)
-    from penstock.app.naming import own_version
-    from penstock.monitoring.traces.provider import report_failures
-    from penstock.monitoring.traces.tracing import otel_tracing
+    from penstock.monitoring.traces import provider, tracing
 
-    tracing = otel_tracing(otel_service(settings, worker=worker), version=own_version())
+    opened = tracing.otel_tracing(otel_service(settings, worker=worker), version=own_version())
     if emit is not None:
-        report_failures(emit)
-    return tracing
+        provider.report_failures(emit)
+    return opened
 
 
 def trace_ids_of(settings: Settings) -> TraceIds | None:
@@ -71,10 +70,12 @@ def otel_service(settings: Settings, *, worker: str) -> "TelemetryResource":
     )
 
 
-def require_otel(what: str) -> None:
+def require_otel(subject: str) -> None:
     """Raise `ConfigurationError`, naming the pip extra, if OpenTelemetry is missing. Imports none of it."""
     if not all(map(_is_there, PACKAGES)):
-        raise ConfigurationError(f"{what}, and OpenTelemetry cannot be found here: run pip install 'penstock[otel]'.")
+        raise ConfigurationError(
+            f"{subject}, and OpenTelemetry cannot be found here: run pip install 'penstock[otel]'."
+        )
 
 
 def traced(consumers: Sequence[Consumer], tracing: Tracing, *, system: str) -> Sequence[Consumer]:

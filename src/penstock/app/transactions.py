@@ -14,7 +14,6 @@ from penstock.messaging.message import Message
 
 if TYPE_CHECKING:
     from penstock.app.outbox import AsyncOutbox, MakeMessage, Outbox
-    from penstock.transactions.inbox import Recipient
     from penstock.transactions.relay import RelaySettings
     from penstock.transactions.sessions import AsyncSessions, Database, SyncSession
     from penstock.transactions.store import TransactionStore
@@ -39,14 +38,14 @@ class InboxAnswer:
     Using it without ``await`` raises, instead of always being true.
     """
 
-    def __init__(self, answer: Awaitable[bool]) -> None:
-        self._answer = answer
+    def __init__(self, is_new: Awaitable[bool]) -> None:
+        self._is_new = is_new
 
     def __await__(self) -> Generator[Any, Any, bool]:
-        return self._answer.__await__()
+        return self._is_new.__await__()
 
     def __bool__(self) -> NoReturn:
-        close = getattr(self._answer, "close", None)
+        close = getattr(self._is_new, "close", None)
         if close is not None:
             close()
         raise UsageError("With an async session the inbox has to be awaited: `if not await app.inbox(...)`.")
@@ -86,14 +85,9 @@ class Transactional:
         Returns:
             An `Outbox`, or an `AsyncOutbox` for an async session.
         """
-        from penstock.app.outbox import AsyncOutbox, Outbox
-        from penstock.transactions.sessions import call_after_commits, is_async
+        from penstock.app.outbox import open_outbox
 
-        if self._wakers:
-            call_after_commits(session, self._committed)
-        face: Any = AsyncOutbox if is_async(session) else Outbox
-        made: Outbox | AsyncOutbox = face(session, self.outgoing_in_trace)
-        return made
+        return open_outbox(session, self.outgoing_in_trace, on_commit=self._committed if self._wakers else None)
 
     @overload
     def inbox(self, session: "SyncSession", message: Message | Context, *, handler: str | None = None) -> bool: ...
@@ -123,17 +117,14 @@ class Transactional:
         Raises:
             ConfigurationError: If the database has no inbox.
         """
-        from penstock.transactions.inbox import record, record_async
-        from penstock.transactions.sessions import is_async
+        from penstock.transactions import inbox, sessions
 
         name, found = _whose(message, handler)
-        recipient = self._recipient(name)
+        recipient = inbox.Recipient(app=self.name, queue=self.queue_name_of(name), handler=name)
         writer: Any = session
-        return (
-            InboxAnswer(record_async(writer, recipient, found))
-            if is_async(session)
-            else record(writer, recipient, found)
-        )
+        if sessions.is_async(session):
+            return InboxAnswer(inbox.record_async(writer, recipient, found))
+        return inbox.record(writer, recipient, found)
 
     def relay(
         self,
@@ -154,29 +145,22 @@ class Transactional:
         Raises:
             UsageError: If the lease is too short.
         """
-        from penstock.transactions.relay import RelaySettings
-        from penstock.transactions.sessions import engine_of
-        from penstock.transactions.store import TransactionStore
+        from penstock.transactions import relay, sessions, store
 
         lease_seconds = seconds_of("lease", lease)
         if lease_seconds < LEASE_SECONDS_MIN:
             raise UsageError(f"A relay's lease={lease!r} is too short to send anything in; give it a second at least.")
-        settings = RelaySettings(
+        settings = relay.RelaySettings(
             every_seconds=seconds_of("every", every),
             lease_seconds=lease_seconds,
             inbox_seconds=None if inbox_retention is None else seconds_of("inbox_retention", inbox_retention),
         )
-        store = TransactionStore(engine_of(database), owned=isinstance(database, str))
-        self._relays += (RelayDeclaration(store=store, settings=settings),)
+        own = store.TransactionStore(sessions.engine_of(database), owned=isinstance(database, str))
+        self._relays += (RelayDeclaration(store=own, settings=settings),)
 
     def wake_by(self, wakers: Sequence[Callable[[], None]]) -> None:
         """Set the functions to call after each commit."""
         self._wakers = tuple(wakers)
-
-    def _recipient(self, handler: str) -> "Recipient":
-        from penstock.transactions.inbox import Recipient
-
-        return Recipient(app=self.name, queue=self.queue_name_of(handler), handler=handler)
 
     def _committed(self, _session: object) -> None:
         for wake in self._wakers:

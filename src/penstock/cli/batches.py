@@ -90,11 +90,11 @@ def show(
 ) -> None:
     """Show one batch: its contents, its stages with their seconds, its files, and the address of its Spark run."""
 
-    def look(scope: Scope) -> BatchDetails:
+    def find_batch(scope: Scope) -> BatchDetails:
         with view(scope) as seen:
             return details_of(seen, seq, objects_max=limit)
 
-    found = first_of(where.scopes(), look)
+    found = first_of(where.scopes(), find_batch)
     if json_:
         print_json(_details(found))
         return

@@ -41,7 +41,6 @@ def show(
     json_: Json = False,
 ) -> None:
     """Show the settings with the origin of each value: the common ones, and all that are set. Secrets are masked."""
-
     rows = _rows(load_effective(), everything=all_)
     if json_:
         print_json(rows)
@@ -72,7 +71,6 @@ def check_budget(
     json_: Json = False,
 ) -> None:
     """Check that stopping fits the platform's grace period, and print what to set. Exit code 78: it does not fit."""
-
     found = plan(platform.value, platform_seconds=stop_timeout, pre_stop_seconds=pre_stop, drain_seconds=drain)
     if json_:
         print_json(dataclasses.asdict(found))

@@ -14,6 +14,8 @@ import typer
 
 from penstock.cli.exits import FAILED, leave_now
 from penstock.cli.output import Json, print_json, talk
+from penstock.pipeline.extra import require_spark
+from penstock.sinks.registry import DEFAULT_SCHEME
 
 if TYPE_CHECKING:
     from penstock.operations.demo.files import FileProof
@@ -50,9 +52,6 @@ def demo(
     folder = folder.expanduser().resolve()
     check_empty(folder)
     if only is not Half.messages:
-        from penstock.pipeline.extra import require_spark
-        from penstock.sinks.registry import DEFAULT_SCHEME
-
         require_spark(DEFAULT_SCHEME)
     document: dict[str, object] = {}
     if only is not Half.files:

@@ -50,9 +50,9 @@ def doctor(
     With --send-test-error it only sends a test error to the app's on_error and to every service in the settings, once
     from each kind of process.
     """
-    asked = where.with_names(app).request
+    request = where.with_names(app).request
     findings: list[Finding] = []
-    for finding in _test_errors(asked) if send_test_error else _checks(asked, try_notification=try_notification):
+    for finding in _test_errors(request) if send_test_error else _checks(request, try_notification=try_notification):
         findings.append(finding)
         if not json_:
             _print_finding(finding)
@@ -64,9 +64,9 @@ def doctor(
         raise typer.Exit(CHECK_FOUND_PROBLEMS)
 
 
-def _checks(asked: ScopeRequest, *, try_notification: bool) -> Iterator[Finding]:
-    yield from machine_checks(os.environ, spark=spark_need(asked), formats=table_formats(asked))
-    yield from state_checks(asked, try_notification=try_notification)
+def _checks(request: ScopeRequest, *, try_notification: bool) -> Iterator[Finding]:
+    yield from machine_checks(os.environ, spark=spark_need(request), formats=table_formats(request))
+    yield from state_checks(request, try_notification=try_notification)
 
 
 def _result(findings: Sequence[Finding]) -> str:
@@ -83,12 +83,12 @@ def _result(findings: Sequence[Finding]) -> str:
     return f"Result: {'; '.join(parts)}."
 
 
-def _test_errors(asked: ScopeRequest) -> Iterator[Finding]:
-    if asked.table is not None or asked.state is not None or asked.pipeline is not None:
+def _test_errors(request: ScopeRequest) -> Iterator[Finding]:
+    if request.table is not None or request.state is not None or request.pipeline is not None:
         raise UsageError(
             "A test error is sent of an app, or of the settings here: leave --table, --data-dir and --pipeline out."
         )
-    return trial_errors(asked.app)
+    return trial_errors(request.app)
 
 
 def _print_finding(finding: Finding) -> None:

@@ -70,11 +70,11 @@ def leave_in_time(stop: "StopSignal", seconds: float, exit_code: int) -> None:
 
 
 def _leave_after(stop: "StopSignal", seconds: float, exit_code: int) -> None:
-    asked = threading.Event()
-    with stop.watched_by(asked):
+    stop_requested = threading.Event()
+    with stop.watched_by(stop_requested):
         while not stop.requested:  # a pause and a call for stacks wake it, too, and are no stop
-            asked.wait()
-            asked.clear()
+            stop_requested.wait()
+            stop_requested.clear()
     threading.Event().wait(seconds)
     leave_now(exit_code)
 

@@ -236,7 +236,7 @@ _QUEUE = re.compile(r"[A-Za-z0-9_-]{1,75}")  # SQS allows 80, and "-dead" is app
 _BUCKET = re.compile(r"(?!xn--|sthree-)[a-z0-9](?!.*\.\.)[a-z0-9.-]{1,61}[a-z0-9]")
 _ADDRESS = re.compile(r"\d+\.\d+\.\d+\.\d+")
 _PART = re.compile(r"[A-Za-z0-9!_.'()-]+")
-_PART_WORDS = "letters, digits and ! - _ . ' ( ), since S3 requires others encoded, and * is a wildcard for IAM"
+_PART_RULE = "letters, digits and ! - _ . ' ( ), since S3 requires others encoded, and * is a wildcard for IAM"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,7 +323,7 @@ def _prefix(text: str) -> str:
         )
     parts = text.removesuffix("/").split("/") if text else []
     if not all(_PART.fullmatch(part) for part in parts):
-        raise UsageError(f"The prefix {text!r} is invalid: use {_PART_WORDS}; with slashes between the parts.")
+        raise UsageError(f"The prefix {text!r} is invalid: use {_PART_RULE}; with slashes between the parts.")
     return "".join(f"{part}/" for part in parts)
 
 

@@ -158,7 +158,7 @@ class _FileReader:
         }
 
     def _progress(self) -> None:
-        if self._lines % 10_000 == 0 and self._pace.is_due():
+        if self._lines % 10_000 == 0 and self._pace.begin_if_due():
             talk(f"{self._lines:,} lines read")
 
 

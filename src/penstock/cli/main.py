@@ -112,6 +112,6 @@ def _report_defect(defect: Exception) -> int:
     """A defect of ours: the sentence for the person at the terminal, the traceback for the report."""
     with tempfile.NamedTemporaryFile("w", prefix="penstock-", suffix=".traceback", delete=False) as file:
         traceback.print_exception(defect, file=file)
-    words = printable(f"{type(defect).__name__}: {defect}")
-    talk(f"penstock: this is a defect of Penstock ({words}); please report it with the traceback in {file.name}")
+    text = printable(f"{type(defect).__name__}: {defect}")
+    talk(f"penstock: this is a defect of Penstock ({text}); please report it with the traceback in {file.name}")
     return FAILED

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.app.jobs.monitor.sample import visible_age_seconds
 from penstock.cli.apps import AppArgument, AppOption, required_app
-from penstock.cli.exits import TEMPORARY_FAILURE
+from penstock.cli.exits import TEMPORARY_FAILURE, leave_now, stoppable
 from penstock.cli.output import Json, print_json, print_table, printable, talk
 from penstock.cli.queues import age_of, oldest, oldest_visible
+from penstock.config import with_flags
 from penstock.errors import UsageError
 from penstock.ledger.records import ObjectState
 
@@ -32,15 +34,12 @@ def monitor(
     It runs until SIGTERM or Ctrl-C, and serves /metrics, /livez, /readyz and /startupz. It changes nothing; run one
     beside any number of workers. Exit code 75: with --once, if something could not be measured.
     """
-    from penstock.cli.exits import leave_now, stoppable
-
     if json_ and not once:
         raise UsageError("--json is for --once; without it the numbers are at /metrics.")
     app_name = required_app(app, app_option)
     with stoppable() as stop:
         from penstock.app.jobs.monitor.process import measure_once, run_monitor
         from penstock.app.loading import load_app
-        from penstock.config import with_flags
 
         served = load_app(app_name)
         served.settings = with_flags(served.settings, metrics_monitor_address=address)
@@ -63,7 +62,6 @@ def _report(sample: "MonitorSample", *, json_: bool) -> int:
 
 def _document(sample: "MonitorSample") -> dict[str, Any]:
     """Return the sample as a JSON document."""
-    from penstock.app.jobs.monitor.sample import visible_age_seconds
     from penstock.cli.status_documents import objects_by_state  # loads the ledger
 
     return {

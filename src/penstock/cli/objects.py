@@ -179,8 +179,8 @@ def _show(scope: Scope, address: str, *, json_: bool) -> None:
             ]
         )
         return
-    for place, (one, row, timeline, archived) in enumerate(versions):
-        if place:
+    for index, (one, row, timeline, archived) in enumerate(versions):
+        if index:
             print()
         _print_version(one if scope.table is None else "", row, timeline, archived=archived)
         if row.state is ObjectState.DEAD:
@@ -272,8 +272,8 @@ def _print_version(pipeline: str, row: ObjectRow, timeline: Sequence[ObjectAttem
     )
     if not timeline:
         talk("No attempt yet.")
-    for place, one in enumerate(timeline, start=1):
-        name = f"attempt {place}"
+    for index, one in enumerate(timeline, start=1):
+        name = f"attempt {index}"
         print(f"{name:<10}  {one.outcome}, {moment(one.started_at)} to {moment(one.ended_at) or 'now'}")
         for line in (f"{one.attempt_id} by {one.worker}", one.reason):
             if line:

@@ -13,7 +13,7 @@ from penstock.operations.objects.importing import (
     ObjectImportReport,
     UnreadableError,
     import_processed,
-    replaced_words,
+    replaced_text,
     target_of,
 )
 
@@ -69,7 +69,7 @@ def import_(
         )
         return
     verb = "would be imported" if dry_run else "imported"
-    before = f" ({replaced_words(done.replaced)} before)" if done.replaced else ""
+    before = f" ({replaced_text(done.replaced)} before)" if done.replaced else ""
     print(
         f"{counted(done.listed, 'object')} listed: {done.new:,} {verb} as processed{before}, {done.known:,} known "
         f"already, {len(done.busy):,} at work and left alone."
@@ -81,7 +81,7 @@ def _progress_printer() -> Callable[[ObjectImportReport], None]:
     pace = ProgressPace()
 
     def print_progress(done: ObjectImportReport) -> None:
-        if pace.is_due():
+        if pace.begin_if_due():
             talk(f"{done.new + done.known + len(done.busy):,} of {counted(done.listed, 'object')}")
 
     return print_progress

@@ -29,7 +29,7 @@ class EndedState(StrEnum):
     """The states that can be selected."""
 
     DEAD = "dead"
-    GONE = "gone"
+    DELETED = "gone"
     SUPERSEDED = "superseded"
 
 
@@ -75,12 +75,12 @@ def retry(
     if not (yes or dry_run):
         output.require_terminal("objects retry")
     named = [object_uri(uri) for uri in uris or ()]
-    asked = RetrySelection(
+    selection = RetrySelection(
         uris=named, state=ObjectState(only.value), uri_contains=filter_, queue=queue, limit=limit, rate=rate
     )
     scope, probe = where.scope(), killing_probe(load_settings().kill_at)
     with view(scope) as seen:
-        planned = plan(seen, asked)
+        planned = plan(seen, selection)
     _note_left_out(planned)
     total = planned.objects.total()
     if dry_run:
@@ -99,10 +99,16 @@ def retry(
         view(scope, make=True) as seen,  # a missing queue is created
         stoppable() as stop,
         closing(opened_ledger(seen)) as ledger,
-        options.progress("announcing", total=total, what="objects") as on_progress,
+        options.progress("announcing", total=total, unit="objects") as on_progress,
     ):
         sent = announce_anew(
-            seen, asked, planned, ledger=ledger, stopped=lambda: stop.requested, on_progress=on_progress, probe=probe
+            seen,
+            selection,
+            planned,
+            ledger=ledger,
+            stopped=lambda: stop.requested,
+            on_progress=on_progress,
+            probe=probe,
         )
         interrupted = stop.requested
     _print_sent(sent, planned, interrupted=interrupted, json_=json_)

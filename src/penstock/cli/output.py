@@ -50,13 +50,13 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, emp
     from rich.text import Text
 
     terminal = sys.stdout.isatty()
-    kept = [place for place in range(len(columns)) if not terminal or any(row[place] for row in shown)]
+    kept = [index for index in range(len(columns)) if not terminal or any(row[index] for row in shown)]
     table = RichTable(box=None, pad_edge=False, header_style="bold")
-    for place in kept:
-        longest_word = max(map(len, columns[place].split()))
-        table.add_column(columns[place], overflow="fold", min_width=longest_word)
+    for index in kept:
+        longest_word = max(map(len, columns[index].split()))
+        table.add_column(columns[index], overflow="fold", min_width=longest_word)
     for row in shown:
-        table.add_row(*(Text(row[place]) for place in kept))
+        table.add_row(*(Text(row[index]) for index in kept))
     Console(width=None if terminal else UNFOLDED_COLUMNS).print(table)
 
 
@@ -102,13 +102,13 @@ def require_terminal(verb: str, *, options: str = "--yes, or --dry-run") -> None
 def confirmed(question: str, *, typed: str = "") -> bool:
     """Ask, and return True if the answer is yes; with ``typed``, if it is that text."""
     talk(printable(f"{question} [{f'type {typed}' if typed else 'y/N'}]"))
-    answer = sys.stdin.readline().strip().lower().replace(",", "")
-    return answer == typed if typed else answer in ("y", "yes")
+    typed_text = sys.stdin.readline().strip().lower().replace(",", "")
+    return typed_text == typed if typed else typed_text in ("y", "yes")
 
 
-def declined(what: str) -> typer.Exit:
+def declined(done: str) -> typer.Exit:
     """Return the exit of a command that was not confirmed."""
-    talk(f"Nothing was {what}.")
+    talk(f"Nothing was {done}.")
     return typer.Exit(FAILED)
 
 

@@ -52,7 +52,7 @@ class ProgressPace:
         self._monotonic = monotonic
         self._printed_at = float("-inf") if at_once else monotonic()
 
-    def is_due(self) -> bool:
+    def begin_if_due(self) -> bool:
         """Return True if a line is due. The next one is due after the interval, counted from this call."""
         now = self._monotonic()
         if now - self._printed_at < LINE_EVERY_SECONDS:
@@ -141,7 +141,7 @@ class IngestProgress:
 
     def _progress(self, text: str) -> None:
         """Print a progress line if one is due."""
-        if self._bar is None and self._pace.is_due():
+        if self._bar is None and self._pace.begin_if_due():
             total = (
                 f" of {self._objects:,}" if self._objects > self._done else ""
             )  # more objects may arrive than were found

@@ -232,7 +232,7 @@ class _Progress:
         if self._silent:
             return
         lines = event_lines(event)
-        if isinstance(event, ReconcileProgressed) and self._pace.is_due():
+        if isinstance(event, ReconcileProgressed) and self._pace.begin_if_due():
             of_total = f" of {event.total:,}" if event.done < event.total else ""
             lines = [f"{event.done:,}{of_total} {event.unit}"]
         for line in lines:

@@ -62,10 +62,10 @@ def _part(app: "App", queues: list[str] | None) -> tuple[WorkerRole, ReplayCount
     app.settings = with_sample(app.settings, sample)
     if queues is None and not app.settings.worker_queues and sample.queue is not None:
         queues = [sample.queue]
-    tiers = dlqs_to_serve(app, queues)
+    dlqs = dlqs_to_serve(app, queues)
     tally = ReplayCounter()
-    until = NothingDue(app.broker, tiers, clock=SystemClock())
-    return WorkerRole(tiers=tiers, until=until, listeners=(tally,)), tally
+    until = NothingDue(app.broker, dlqs, clock=SystemClock())
+    return WorkerRole(dlqs=dlqs, until=until, listeners=(tally,)), tally
 
 
 def _report(found: Mapping[str, ReplayCounts], *, json_: bool) -> int:

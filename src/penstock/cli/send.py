@@ -147,7 +147,7 @@ class SendCounts:
     count: int = 0  # certainly sent
     unknown: int = 0  # passed to the broker, which has not answered
 
-    def answered(self, ids: Sequence[str]) -> None:
+    def add_sent(self, ids: Sequence[str]) -> None:
         """Count messages that the broker accepted."""
         self.count, self.unknown = self.count + len(ids), 0
         self.ids += ids[: IDS_SHOWN_MAX - len(self.ids)]
@@ -266,7 +266,7 @@ def _send_all(maker: _MessageBuilder, chunks: Iterator[Sequence[Line]], on_sent:
             messages = maker.messages(lines)
             counts.unknown = len(messages)
             sent = maker.send(messages)
-            counts.answered(sent)
+            counts.add_sent(sent)
             on_sent(len(sent), sum(len(line) + 1 for _, line in lines))
     except KeyboardInterrupt:
         raise _Interrupted(f"interrupted; {counts.interrupted}.") from None
@@ -378,5 +378,5 @@ class _SendProgress:
 
     def __call__(self, messages: int, _size_bytes: int) -> None:
         self._sent += messages
-        if self._pace.is_due():
+        if self._pace.begin_if_due():
             talk(f"{counted(self._sent, 'message')} sent so far")

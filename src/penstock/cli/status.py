@@ -150,10 +150,10 @@ def _version(version: int | None) -> str:
 
 
 def _objects(counts: Mapping[ObjectState, int], replaced: int) -> str:
-    words = {state: f"{count:,} {state}" for state, count in counts.items() if count}
+    texts = {state: f"{count:,} {state}" for state, count in counts.items() if count}
     if replaced:
-        words[ObjectState.DEAD] += f" ({replaced:,} of them replaced by a later version)"
-    return ", ".join(words.values()) or "none"
+        texts[ObjectState.DEAD] += f" ({replaced:,} of them replaced by a later version)"
+    return ", ".join(texts.values()) or "none"
 
 
 def _batches(committed: int, unpublished: int | None) -> str:

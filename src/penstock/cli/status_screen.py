@@ -145,16 +145,16 @@ def _fitting(
 ) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
     """Return the columns that fit: first empty ones are omitted, then those of `_LEFT_OUT`."""
     widths = {
-        column: GAP + max(len(column), *(len(row[place]) for row in rows))
-        for place, column in enumerate(columns)
-        if any(row[place] for row in rows)
+        column: GAP + max(len(column), *(len(row[index]) for row in rows))
+        for index, column in enumerate(columns)
+        if any(row[index] for row in rows)
     }
     for column in _LEFT_OUT:
         if sum(widths.values()) <= width:
             break
         widths.pop(column, None)
-    kept = [place for place, column in enumerate(columns) if column in widths]
-    return [columns[place] for place in kept], [[row[place] for place in kept] for row in rows]
+    kept = [index for index, column in enumerate(columns) if column in widths]
+    return [columns[index] for index in kept], [[row[index] for index in kept] for row in rows]
 
 
 def _workers(status: Status) -> str:

@@ -99,9 +99,9 @@ def _refresh(watches: Watches, *, name: str, every_seconds: float) -> None:
         live = stack.enter_context(Live(screen=True, auto_refresh=False))
         while True:
             screens: list[RenderableType] = []
-            for place, (title, watch) in enumerate(watches):
+            for index, (title, watch) in enumerate(watches):
                 frame = watch.read()
-                before = last[place] = frame if frame.status is not None else last[place]
+                before = last[index] = frame if frame.status is not None else last[index]
                 width = live.console.width
                 screens.append(screen(frame, before, name=title or name, every_seconds=every_seconds, width=width))
             live.update(Group(*screens), refresh=True)

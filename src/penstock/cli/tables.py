@@ -67,8 +67,8 @@ def publish(
         print_json([{"pipeline": one, "batches": batches} for one, batches in done.items()])
         return
     for one, batches in done.items():
-        what = f"{counted(batches, 'batch', 'batches')} published" if batches else "nothing to publish"
-        print(printable(f"{one}: {what}."))
+        result = f"{counted(batches, 'batch', 'batches')} published" if batches else "nothing to publish"
+        print(printable(f"{one}: {result}."))
 
 
 @grouped_options
@@ -86,7 +86,7 @@ def gc(
     """
     scope = where.with_names(app, name).scope()
     tables = scope.tables_meant
-    require_spark(*{places.scheme for places in tables.values()})
+    require_spark(*{paths.scheme for paths in tables.values()})
     from penstock.app.tables import Tables
 
     telemetry = open_reports(
@@ -94,8 +94,8 @@ def gc(
     )
     with telemetry.running(), view(scope) as seen:
         collected = {
-            name: Tables(places, seen.ledger, partition_by=None, bus=Bus()).collect_garbage(dry_run=dry_run)
-            for name, places in tables.items()
+            name: Tables(paths, seen.ledger, partition_by=None, bus=Bus()).collect_garbage(dry_run=dry_run)
+            for name, paths in tables.items()
         }
     unknown = [path for one in collected.values() for path in one.unknown]
     if json_:

@@ -70,9 +70,9 @@ def print_each(scopes: Sequence[Scope], show: Callable[[Scope], None], *, quiet:
     Raises `UsageError` if no scope has the requested items.
     """
     missing: list[UsageError] = []
-    for place, scope in enumerate(scopes):
+    for index, scope in enumerate(scopes):
         if len(scopes) > 1 and not quiet:
-            print(f"{chr(10) if place else ''}{printable(scope.title)}:")
+            print(f"{chr(10) if index else ''}{printable(scope.title)}:")
         try:
             show(scope)
         except UsageError as error:

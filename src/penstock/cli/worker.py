@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 
 LEAVING_SECONDS = 1.0  # of the stop timeout's margin
-MARGIN_SECONDS = 0.5  # before the platform's SIGKILL: hanging threads are abandoned then
 
 
 def worker(
@@ -148,25 +147,17 @@ def run_here(
     stop = StopSignal()
     stop.install()
     try:
-        from penstock.app.loading import load_app
-        from penstock.app.metering import metrics_beside
-        from penstock.app.running import WorkerRole, must_leave, run_worker
-        from penstock.cli.banner import StartBanner, is_console_log
-        from penstock.config import with_flags
-        from penstock.operations.supervisor import end_with_parent, ready_for_signals
+        from penstock.cli import worker_process
 
-        ready_for_signals()
-        if lifeline is not None:
-            end_with_parent(lifeline, stop)
-        served = load_app(app_name)
-        served.settings = metrics_beside(with_flags(served.settings, **flags), number)
-        if not serves_metrics:
-            served.settings = served.settings.model_copy(update={"metrics_address": None})
-        exits.leave_in_time(stop, served.settings.worker_stop_timeout - MARGIN_SECONDS, FAILED)
-        has_banner = prepare is None and number == 0 and is_console_log(served.settings)
-        ordinary = WorkerRole(listeners=(StartBanner(served, app_name=app_name),) if has_banner else ())
-        conclusion = run_worker(
-            served, stop=stop, process=process, prepare=lambda: ordinary if prepare is None else prepare(served)
+        conclusion = worker_process.run(
+            app_name,
+            flags,
+            stop=stop,
+            lifeline=lifeline,
+            number=number,
+            process=process,
+            prepare=prepare,
+            serves_metrics=serves_metrics,
         )
         reported = conclude()
     except BaseException as error:
@@ -175,7 +166,7 @@ def run_here(
         exits.leave_within(LEAVING_SECONDS, getattr(error, "exit_code", FAILED))
         raise
     exit_code = FAILED if conclusion.outcome == "forced" else reported
-    if must_leave(conclusion):
+    if conclusion.has_hanging_threads:
         exits.leave_now(exit_code)
     exits.leave_within(LEAVING_SECONDS, exit_code)
     raise typer.Exit(exit_code)  # the signals stay handled: one that comes now must not change the exit code

@@ -35,13 +35,13 @@ class Canary:
 class CanaryResult:
     """The result of watching, also as a sentence."""
 
-    verdict: Literal["settled", "died", "unknown", "not watched"]
+    status: Literal["settled", "died", "unknown", "not watched"]
     text: str
 
 
 def unwatched(canary: Canary) -> CanaryResult:
     """Return the result for a message that was sent but not watched."""
-    return CanaryResult(verdict="not watched", text=f"it was sent to {canary.queue} and not watched any more")
+    return CanaryResult(status="not watched", text=f"it was sent to {canary.queue} and not watched any more")
 
 
 def watch(canary: Canary, broker: Broker, *, seconds: float, clock: Clock, stopped: Callable[[], bool]) -> CanaryResult:
@@ -56,7 +56,7 @@ def watch(canary: Canary, broker: Broker, *, seconds: float, clock: Clock, stopp
         if not there and (broker.capabilities.exact_stats or empty >= _EMPTY_POLLS):
             return _search_dead_letters(canary, broker)
         if isinstance(there, Message) and _died_before(canary, there):
-            return CanaryResult(verdict="died", text=f"it died, and is in {canary.queue} again already")
+            return CanaryResult(status="died", text=f"it died, and is in {canary.queue} again already")
         now = clock.monotonic()
         left = began_at + seconds - now
         if left <= 0 or stopped():
@@ -88,18 +88,18 @@ def _search_dead_letters(canary: Canary, broker: Broker) -> CanaryResult:
             for page in dead_letters.pages():
                 if found := next((each for each in page if _is_it(canary, each.message)), None):
                     why = found.death.reason if found.death is not None else "it does not say of what"
-                    return CanaryResult(verdict="died", text=f"it died again, and is in {queue} as {found.id}: {why}")
-    return CanaryResult(verdict="settled", text=f"it has left {canary.queue} and is not among the dead letters")
+                    return CanaryResult(status="died", text=f"it died again, and is in {queue} as {found.id}: {why}")
+    return CanaryResult(status="settled", text=f"it has left {canary.queue} and is not among the dead letters")
 
 
 def _undecided(canary: Canary, broker: Broker, *, seconds: float) -> CanaryResult:
     if broker.capabilities.browsable:
-        return CanaryResult(verdict="unknown", text=f"it is still in {canary.queue} after {seconds:.0f} s")
+        return CanaryResult(status="unknown", text=f"it is still in {canary.queue} after {seconds:.0f} s")
     died = _search_dead_letters(canary, broker)
-    if died.verdict == "died":
+    if died.status == "died":
         return died
     return CanaryResult(
-        verdict="unknown",
+        status="unknown",
         text=f"after {seconds:.0f} s it is not among the dead letters, but {canary.queue} is not empty, and SQS "
         "cannot report whether a single message is still there",
     )

@@ -94,9 +94,9 @@ class ReplaySender:
                     raise
                 failed = error  # messages accepted before must still be deleted
                 break
-            taken += [(item, answer) for item, answer in outcomes if isinstance(answer, str)]
-            refused += [(item, answer) for item, answer in outcomes if isinstance(answer, ConfigurationError)]
-            failed = next((answer for _, answer in outcomes if isinstance(answer, TemporaryError)), None)
+            taken += [(item, result) for item, result in outcomes if isinstance(result, str)]
+            refused += [(item, result) for item, result in outcomes if isinstance(result, ConfigurationError)]
+            failed = next((result for _, result in outcomes if isinstance(result, TemporaryError)), None)
             if failed is not None:
                 break
         self._probe(Step.REPLAY_MARKED)
@@ -123,9 +123,9 @@ class ReplaySender:
         outgoing = [replayed(each.dead_letter.message, each.replay, delay_seconds=0.0) for each in some]
         outcomes = list(zip(some, send_each(self._broker, some[0].queue, outgoing), strict=True))
         self._probe(Step.REPLAY_SENT)
-        taken = [item.replay.replay_id for item, answer in outcomes if isinstance(answer, str)]
+        taken = [item.replay.replay_id for item, result in outcomes if isinstance(result, str)]
         if taken:
-            self._log.sent(taken)
+            self._log.mark_sent(taken)
         return outcomes
 
 

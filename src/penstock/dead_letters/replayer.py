@@ -28,7 +28,7 @@ from penstock.messaging.backoff import Random, backoff_seconds
 from penstock.messaging.broker import Broker, is_fifo, send_each
 from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.handler import Answer, ExecutionPlace, HeldClaim, ServiceWatch, Unwatched
+from penstock.messaging.handler import ExecutionPlace, HeldClaim, ServiceWatch, Settlements, Unwatched
 from penstock.messaging.replay import Replay, ReplayLog, dead_letter_replay_id, replayed, replays_so_far
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
 from penstock.messaging.steps import Probe, Step, no_probe
@@ -52,25 +52,25 @@ class ReplayEvents:
         self._bus = bus
         self._sources = sources
 
-    def sent(self, dead_letter: Delivery, replay: Replay, *, new_message_id: str | None) -> None:
-        """The message was sent and has this new id; None: it had been sent before."""
+    def emit_sent(self, dead_letter: Delivery, replay: Replay, *, new_message_id: str | None) -> None:
+        """Report that the message was sent and has this new id; None: it had been sent before."""
         result: Result = "already_sent" if new_message_id is None else "sent"
         self._emit(dead_letter, replay, result=result, new_message_id=new_message_id)
 
-    def held(self, dead_letter: Delivery, replay: Replay) -> None:
-        """The message waits in its DLQ."""
+    def emit_held(self, dead_letter: Delivery, replay: Replay) -> None:
+        """Report that the message waits in its DLQ."""
         self._emit(dead_letter, replay, result="waiting")
 
-    def set_aside(self, dead_letter: Delivery, reason: str) -> None:
-        """The message moves to the final DLQ."""
+    def emit_set_aside(self, dead_letter: Delivery, reason: str) -> None:
+        """Report that the message moves to the final DLQ."""
         self._emit(dead_letter, None, result="set_aside", reason=reason)
 
-    def put_back(self, dead_letter: Delivery, replay: Replay | None, error: PenstockError) -> None:
-        """The broker or the log is unavailable; the message is retried."""
+    def emit_put_back(self, dead_letter: Delivery, replay: Replay | None, error: PenstockError) -> None:
+        """Report that the broker or the log is unavailable, so the message is retried."""
         self._emit(dead_letter, replay, result="released", reason=_error_text(error))
 
-    def unmarked(self, dead_letters: Sequence[Delivery], error: PenstockError) -> None:
-        """The messages were sent, but marking them in the log failed."""
+    def emit_unmarked(self, dead_letters: Sequence[Delivery], error: PenstockError) -> None:
+        """Report that the messages were sent, but marking them in the log failed."""
         ids = tuple(dead_letter_replay_id(dead_letter.queue, dead_letter.message) for dead_letter in dead_letters)
         self._bus.emit(ReplaysUnrecorded(replay_ids=ids, error=_error_text(error)))
 
@@ -144,12 +144,12 @@ class ReplayExecution:
         self._interrupted = threading.Event()  # set by the interrupting thread; nothing is sent afterwards
         self._now = 0.0  # epoch seconds, the time of this batch; written by the running thread
 
-    def run(self) -> Answer:
+    def run(self) -> Settlements:
         """Advance each message by one step. Raises `ConfigurationError` if a person must fix a queue or the log."""
         self._now = self._context.clock.now()
         unavailable, self._context.unavailable.in_a_row = self._context.unavailable.in_a_row, 0
         try:
-            return self._answer(unavailable)
+            return self._settlements(unavailable)
         except TemporaryError as error:  # raised by the log, before anything was sent
             return {
                 dead_letter.receipt: self._retry_later(dead_letter, None, error, unavailable)
@@ -168,7 +168,7 @@ class ReplayExecution:
     def left_seconds(self, timeout_seconds: float) -> float:
         return timeout_seconds
 
-    def time_out(self) -> Answer:
+    def time_out(self) -> Settlements:
         raise AssertionError("a replayer has no timeout")
 
     def release(self) -> None:
@@ -179,19 +179,19 @@ class ReplayExecution:
 
     # The steps, in order
 
-    def _answer(self, unavailable: int) -> Answer:
+    def _settlements(self, unavailable: int) -> Settlements:
         plans = [(dead_letter, self._plan(dead_letter)) for dead_letter in self._dead_letters]
-        with self._context.ledger_watch.asked():
+        with self._context.ledger_watch.watch_request():
             on_record = self._recorded([plan for _, plan in plans])
-        answers: dict[str, Settlement] = {}
+        settlements: dict[str, Settlement] = {}
         due: dict[str, list[tuple[_PlannedReplay, ReplayAfter]]] = {}
         for dead_letter, plan in plans:
             # A recorded intent may be from a person's replay that died after the send: carry it out.
             replay = on_record.get(_id_of(dead_letter)) or plan
             if isinstance(replay, MoveToFinal):
-                answers[dead_letter.receipt] = self._set_aside(dead_letter, replay.reason)
+                settlements[dead_letter.receipt] = self._set_aside(dead_letter, replay.reason)
             elif replay.sent:
-                answers[dead_letter.receipt] = self._sent(
+                settlements[dead_letter.receipt] = self._sent(
                     _PlannedReplay(dead_letter=dead_letter, replay=replay), new_message_id=None
                 )
             else:
@@ -200,10 +200,10 @@ class ReplayExecution:
                 if isinstance(step, ReplayAfter):
                     due.setdefault(one.replay.queue, []).append((one, step))
                 else:
-                    answers[dead_letter.receipt] = self._hide(one, step)
+                    settlements[dead_letter.receipt] = self._hide(one, step)
         for queue, sends in due.items():
-            answers |= self._send(queue, sends, unavailable)
-        return answers
+            settlements |= self._send(queue, sends, unavailable)
+        return settlements
 
     def _plan(self, dead_letter: Delivery) -> Replay | MoveToFinal:
         source = self._context.sources.of(dead_letter)
@@ -229,7 +229,7 @@ class ReplayExecution:
         known = self._context.log.find(sorted(ids)) if ids else {}
         opened = self._context.log.open(replays) if replays else {}
         if opened:
-            self._context.ledger_watch.succeeded()
+            self._context.ledger_watch.record_success()
         self._context.probe(Step.REPLAY_INTENDED)
         return {**known, **opened}
 
@@ -253,7 +253,7 @@ class ReplayExecution:
         retention_seconds = None if source is None else source.retention_seconds
         return most if retention_seconds is None else min(most, _DELAYED_SHARE_MAX * retention_seconds)
 
-    def _send(self, queue: str, sends: Sequence[tuple[_PlannedReplay, ReplayAfter]], unavailable: int) -> Answer:
+    def _send(self, queue: str, sends: Sequence[tuple[_PlannedReplay, ReplayAfter]], unavailable: int) -> Settlements:
         context = self._context
         if self._interrupted.is_set():
             return {one.dead_letter.receipt: Release(uncounted=True) for one, _ in sends}
@@ -268,10 +268,10 @@ class ReplayExecution:
 
     def _mark(self, sent: Sequence[_PlannedReplay]) -> None:
         try:
-            self._context.log.sent([one.replay.replay_id for one in sent])
+            self._context.log.mark_sent([one.replay.replay_id for one in sent])
         except TemporaryError as error:
             # They were sent, so their messages are deleted anyway: they are sent again only if that fails too.
-            self._events.unmarked([one.dead_letter for one in sent], error)
+            self._events.emit_unmarked([one.dead_letter for one in sent], error)
         self._context.probe(Step.REPLAY_MARKED)
 
     # Settlements of single messages
@@ -284,15 +284,15 @@ class ReplayExecution:
         return self._sent(one, new_message_id=outcome)
 
     def _sent(self, one: _PlannedReplay, *, new_message_id: str | None) -> Settlement:
-        self._events.sent(one.dead_letter, one.replay, new_message_id=new_message_id)
+        self._events.emit_sent(one.dead_letter, one.replay, new_message_id=new_message_id)
         return Ack()
 
     def _hide(self, one: _PlannedReplay, step: HideFor) -> Settlement:
-        self._events.held(one.dead_letter, one.replay)
+        self._events.emit_held(one.dead_letter, one.replay)
         return Release(delay_seconds=step.seconds, uncounted=True)
 
     def _set_aside(self, dead_letter: Delivery, reason: str) -> Settlement:
-        self._events.set_aside(dead_letter, reason)
+        self._events.emit_set_aside(dead_letter, reason)
         return DeadLetter(reason=reason, set_aside=True)
 
     def _retry_later(
@@ -300,7 +300,7 @@ class ReplayExecution:
     ) -> Settlement:
         """Retry later. The send may have succeeded: the retry then sends it again under the same id."""
         self._context.unavailable.in_a_row = unavailable + 1
-        self._events.put_back(dead_letter, replay, error)
+        self._events.emit_put_back(dead_letter, replay, error)
         wait_seconds = backoff_seconds(
             attempt=unavailable + 1,
             base_seconds=_RETRY_BASE_SECONDS,

@@ -1,8 +1,9 @@
 """Users' functions as handlers: declare, call, decide, record.
 
 - `declaration`, `durations`, `context`: what users write and the arguments of their functions
-- `call`: one delivery from opening the message to its settlement; `decision`: map an outcome to a settlement, pure
-- `function_call`, `batch_call`, `process_call`: call a function in a thread, on the event loop, or in a child process
+- `call`: one delivery from opening the message to its settlement, in a thread or on the event loop
+- `decision`: map an outcome to a settlement, pure
+- `batch_call`, `process_call`: the same for several deliveries at once, and in a child process
 - `keys`, `once`: idempotency claims in the ledger
 - `breaker`, `outage`: stop receiving while a dependency fails
 - `schedule`, `ticker`: scheduled messages

@@ -16,7 +16,7 @@ from penstock.handlers.context import BatchContext, Item, item_of
 from penstock.messaging.call import CallTime, ExecutionControl
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.forks import OwnProcess
-from penstock.messaging.handler import Answer, HeldClaim
+from penstock.messaging.handler import HeldClaim, Settlements
 from penstock.messaging.settlement import Settlement
 
 
@@ -46,7 +46,7 @@ class BatchCall:
     def drain(self) -> None:
         self._control.stop()
 
-    def time_out(self) -> Answer:
+    def time_out(self) -> Settlements:
         settlements = dict(self._settled)
         for delivery, call in zip(self._deliveries, self._calls, strict=True):
             if delivery.receipt not in settlements:
@@ -87,9 +87,9 @@ class BatchCall:
         )
         return (items, context)
 
-    def _record_results(self, result: Any) -> Answer:
-        answers = [None] * len(self._open) if result is None else result
-        if not _fits(answers, len(self._open)):
+    def _record_results(self, result: Any) -> Settlements:
+        results = [None] * len(self._open) if result is None else result
+        if not _fits(results, len(self._open)):
             return self._record_failure(
                 TypeError(
                     f"a function of batches returns None, or a list with None or an exception for each of its "
@@ -97,11 +97,11 @@ class BatchCall:
                 )
             )
         settlements = dict(self._settled)
-        for (call, _), answer in zip(self._open, answers, strict=True):
-            settlements.update(call.record_completion(None) if answer is None else call.record_failure(answer))
+        for (call, _), each in zip(self._open, results, strict=True):
+            settlements.update(call.record_completion(None) if each is None else call.record_failure(each))
         return settlements
 
-    def _record_failure(self, raised: BaseException) -> Answer:
+    def _record_failure(self, raised: BaseException) -> Settlements:
         if isinstance(raised, Interrupted) and self._control.over:
             return {}
         settlements = dict(self._settled)
@@ -113,7 +113,7 @@ class BatchCall:
 class PlainBatchCall(BatchCall):
     """A batch call of a plain function, in a thread of the pool."""
 
-    def run(self) -> Answer:
+    def run(self) -> Settlements:
         items = self._begin()
         if not items:
             return self._settled
@@ -132,7 +132,7 @@ class AsyncBatchCall(BatchCall):
         super().__init__(deliveries, runtime)
         self._task = OwnTask()
 
-    async def run(self) -> Answer:
+    async def run(self) -> Settlements:
         self._task.begin()
         items = self._begin()
         if not items:
@@ -153,7 +153,7 @@ class AsyncBatchCall(BatchCall):
         self._task.cancel()
 
 
-def _fits(answers: object, count: int) -> bool:
-    if not isinstance(answers, list | tuple) or len(answers) != count:
+def _fits(results: object, count: int) -> bool:
+    if not isinstance(results, list | tuple) or len(results) != count:
         return False
-    return all(answer is None or isinstance(answer, BaseException) for answer in answers)
+    return all(each is None or isinstance(each, BaseException) for each in results)

@@ -31,7 +31,7 @@ PAUSE_BASE_SECONDS = 1.0
 FAILURES_DEFAULT = 10
 PAUSE_SECONDS_MAX_DEFAULT = 30.0
 FINGERPRINTS_MAX = 16  # counted at the same time; the least recently seen are dropped
-AWAY_SECONDS_MAX = 300.0  # the maximum delay of one message beyond the pause
+EXTRA_SECONDS_MAX = 300.0  # the maximum delay of one message beyond the pause
 PROBE_SECONDS = 60.0  # for which a probe runs alone; doubled for each probe that has not ended
 PROBE_SECONDS_MAX = 3_600.0
 KIN_MIN = 2  # executions: this many failures in another way since the last success belong to the same outage
@@ -149,7 +149,7 @@ def succeeded(state: State, receipts: frozenset[str]) -> State:
     return state if isinstance(state, OpenState) and not is_probe(state, receipts) else CALM
 
 
-def answered(state: State, receipts: frozenset[str]) -> State:
+def decided(state: State, receipts: frozenset[str]) -> State:
     """Return the state after a result that concerns the message alone: rejected, or a retry with its own delay."""
     return ClosedState(streaks=state.streaks) if isinstance(state, OpenState) and is_probe(state, receipts) else state
 
@@ -194,10 +194,10 @@ def delay_seconds(state: State, *, policy: BreakerPolicy, now: float, random: Ra
     """
     rest_seconds = max(state.until - now, 0.0) if isinstance(state, OpenState) else 0.0
     probes = state.probes if isinstance(state, OpenState) else 0
-    away_seconds = ceiling_seconds(
-        attempt=tries, base_seconds=policy.ceiling_seconds(probes), cap_seconds=AWAY_SECONDS_MAX
+    extra_seconds = ceiling_seconds(
+        attempt=tries, base_seconds=policy.ceiling_seconds(probes), cap_seconds=EXTRA_SECONDS_MAX
     )
-    return rest_seconds + upper_half(away_seconds, random)
+    return rest_seconds + upper_half(extra_seconds, random)
 
 
 class TriedMessages:
@@ -350,7 +350,7 @@ class CircuitBreaker:
             now = self._clock.monotonic()
             self._change(lambda state: began(state, ExecutionDeliveries(deliveries).receipts, now=now))
 
-    def decide_hold_seconds(self, together: ExecutionDeliveries) -> float | None:
+    def decide_release_seconds(self, together: ExecutionDeliveries) -> float | None:
         """Return the seconds for which to release the message instead of calling the function; None to call it.
 
         This stops executions that began just before the breaker opened, and probes of messages tried before.
@@ -382,10 +382,10 @@ class CircuitBreaker:
         if self._state is not CALM:
             self._change(lambda state: succeeded(state, together.receipts))
 
-    def record_answer(self, together: ExecutionDeliveries) -> None:
+    def record_decided(self, together: ExecutionDeliveries) -> None:
         """Record a result that concerns the message alone."""
         if not self._closed:
-            self._change(lambda state: answered(state, together.receipts))
+            self._change(lambda state: decided(state, together.receipts))
 
     def skip(self, together: ExecutionDeliveries) -> None:
         """Record that the execution ended without a result for the breaker."""

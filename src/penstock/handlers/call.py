@@ -15,6 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
+from pydantic_core import PydanticSerializationError, to_json
+
 from penstock.errors import Interrupted, InvalidMessage, NewerMessage, Reject, TemporaryError
 from penstock.events import (
     Bus,
@@ -28,7 +30,7 @@ from penstock.events import (
 )
 from penstock.handlers.breaker import CircuitBreaker, ExecutionDeliveries
 from penstock.handlers.context import Context
-from penstock.handlers.decision import Exhausted, TimedOut, decide, decide_newer, delay_asked, exhausted
+from penstock.handlers.decision import Exhausted, TimedOut, decide, decide_newer, exhausted, requested_delay
 from penstock.handlers.declaration import HandlerDeclaration
 from penstock.handlers.keys import IdempotencyKeys, KeyBusy, KeyClaim, KeyDone
 from penstock.handlers.outage import OutageWatch
@@ -39,7 +41,7 @@ from penstock.messaging.declarations import run_to_its_end, takes_context
 from penstock.messaging.delivery import Delivery, PreviousAttempt
 from penstock.messaging.failure import FailureDetails, failure_of, fingerprint
 from penstock.messaging.forks import OwnProcess
-from penstock.messaging.handler import Answer, HeldClaim
+from penstock.messaging.handler import HeldClaim, Settlements
 from penstock.messaging.schema import BodyCodec
 from penstock.messaging.settlement import UNCOUNTED, Ack, DeadLetter, Release, Settlement
 from penstock.messaging.threads import AsideThreads
@@ -110,7 +112,7 @@ class Call:
         self._lock = threading.Lock()
         self._ended = False  # under the lock
         self._claim: KeyClaim | None = None  # under the lock; written by the thread that runs
-        self._answered: Answer | None = None  # the result of the run; written by the running thread
+        self._settlements: Settlements | None = None  # the result of the run; written by the running thread
         self._time = CallTime(runtime.clock)  # of the user's code: key, cleanup, function
         self._process = OwnProcess()  # entered around the same code
         # The function returned and its completion is being recorded; written by the running thread.
@@ -138,14 +140,14 @@ class Call:
     def left_seconds(self, timeout_seconds: float) -> float:
         return self._time.left_seconds(timeout_seconds)
 
-    def time_out(self) -> Answer:
+    def time_out(self) -> Settlements:
         if not self._end_once():  # the run ended first, by a moment
-            return self._answered or self._answer(
+            return self._settlements or self._settle_with(
                 self._release_later("its end was being recorded when its timeout was over")
             )
         raised = TimedOut(f"it ran longer than its timeout of {self._runtime.declaration.timeout_seconds:g} s")
         failure = FailureDetails(error_type="TimedOut", error=str(raised), traceback=self._stack() or "")
-        return self._answer(self._fail(raised, failure))
+        return self._settle_with(self._fail(raised, failure))
 
     def release(self) -> None:
         first = self._end_once()
@@ -163,7 +165,7 @@ class Call:
 
     # -- steps of a run --------------------------------------------------------------------------------------------
 
-    def open(self) -> OpenedMessage | Answer:
+    def open(self) -> OpenedMessage | Settlements:
         """Read the message and claim its key.
 
         Return the opened message, or the settlement if the function must not be called.
@@ -171,14 +173,14 @@ class Call:
         read = self.read()
         return self.claim_key(read) if isinstance(read, KeyedMessage) else read
 
-    def read(self) -> KeyedMessage | OpenedMessage | Answer:
+    def read(self) -> KeyedMessage | OpenedMessage | Settlements:
         """Run the first half of `open`, which does not use the ledger."""
         if self._ended:
             return {}
-        hold_seconds = self._runtime.breaker.decide_hold_seconds(self._together)
-        if hold_seconds is not None:
-            read: KeyedMessage | OpenedMessage | Answer = self._answer(
-                Release(delay_seconds=hold_seconds, uncounted=True, reason=QUEUE_PAUSED)
+        release_seconds = self._runtime.breaker.decide_release_seconds(self._together)
+        if release_seconds is not None:
+            read: KeyedMessage | OpenedMessage | Settlements = self._settle_with(
+                Release(delay_seconds=release_seconds, uncounted=True, reason=QUEUE_PAUSED)
             )
         else:
             read = self._decode()
@@ -186,7 +188,7 @@ class Call:
             self._runtime.breaker.skip(self._together)
         return read
 
-    def claim_key(self, read: KeyedMessage) -> OpenedMessage | Answer:
+    def claim_key(self, read: KeyedMessage) -> OpenedMessage | Settlements:
         """Run the second half of `open`: claim the key in the ledger."""
         if self._ended:
             return {}
@@ -199,7 +201,7 @@ class Call:
         """Note that the function returned: from now on a stop does not release the key."""
         self._recording = True
 
-    def record_completion(self, result: Any) -> Answer:
+    def record_completion(self, result: Any) -> Settlements:
         """Record the completion of a function that returned, then ack."""
         self.begin_recording()
         first = self._end_once()
@@ -209,28 +211,28 @@ class Call:
             try:
                 recorded = self._claim.finish(_outcome(result))
             except TemporaryError as unknown:  # it may be recorded or not: the next delivery finds out
-                return self._answer_once(self._release_later(str(unknown)), first)
+                return self._settle_once(self._release_later(str(unknown)), first)
             except Exception as error:  # for example a result that cannot be stored as JSON
-                return self._answer_once(self._fail(error, failure_of(error)), first) if first else {}
+                return self._settle_once(self._fail(error, failure_of(error)), first) if first else {}
             if not recorded:
-                return self._answer_once(self._release_later("the claim was lost before the work was recorded"), first)
+                return self._settle_once(self._release_later("the claim was lost before the work was recorded"), first)
         if first:
             self._emit(
                 MessageFinished,
                 enqueued_at=self._delivery.message.enqueued_at,
                 duration_seconds=self._duration_seconds(),
             )
-        return self._answer_once(Ack(), first)
+        return self._settle_once(Ack(), first)
 
-    def record_failure(self, raised: BaseException) -> Answer:
+    def record_failure(self, raised: BaseException) -> Settlements:
         """Record the failure of a function that raised, then decide."""
         first = self._end_once()
         if isinstance(raised, Interrupted):
-            return self._answer_once(self._release_claim(first), first)
+            return self._settle_once(self._release_claim(first), first)
         if isinstance(raised, NotBegun):
             self._release_claim(first)
-            return self._answer_once(self._release_later(str(raised)), first)
-        return self._answer_once(self._fail(raised, failure_of(raised)), first) if first else {}
+            return self._settle_once(self._release_later(str(raised)), first)
+        return self._settle_once(self._fail(raised, failure_of(raised)), first) if first else {}
 
     def clean_up(self, opened: OpenedMessage) -> Any:
         """Call the cleanup function, if any, and return its result. Only for a message that needs cleanup."""
@@ -263,21 +265,21 @@ class Call:
 
     # -- helpers of the steps --------------------------------------------------------------------------------------
 
-    def _decode(self) -> KeyedMessage | OpenedMessage | Answer:
+    def _decode(self) -> KeyedMessage | OpenedMessage | Settlements:
         try:
             body = self._runtime.codec.decode(self._delivery.message)
         except InvalidMessage as invalid:
             self._emit(MessageInvalid, reason=str(invalid))
-            return self._answer(self._decide(invalid, None))
+            return self._settle_with(self._decide(invalid, None))
         except NewerMessage as newer:
-            return self._answer(self._newer(newer))
+            return self._settle_with(self._handle_newer(newer))
         if self._runtime.keys is None:
             return self._begin(body, None, self._delivery.previous)
         try:
             with self._time, self._process:
                 key = self._key(body)
         except Exception as error:
-            return self._answer(self._fail(error, failure_of(error)))
+            return self._settle_with(self._fail(error, failure_of(error)))
         return KeyedMessage(self._runtime.keys, body, key)
 
     def _key(self, body: Any) -> str:
@@ -287,27 +289,27 @@ class Call:
             raise TypeError(f"the idempotency key has to be text of at least one character, and it is {key!r}")
         return key
 
-    def _claim_key(self, read: KeyedMessage) -> OpenedMessage | Answer:
+    def _claim_key(self, read: KeyedMessage) -> OpenedMessage | Settlements:
         keys, body, key = read
         outage = self._runtime.outage
         refusal = outage.refusal
         if refusal is not None:
             return self._ledger_unavailable(refusal)
         try:
-            with outage.asked():
+            with outage.watch_request():
                 attempt = keys.begin(key)
         except TemporaryError as away:
             return self._ledger_unavailable(str(away))
         if isinstance(attempt, KeyDone):
             self._emit(MessageSkipped, reason="already_done", key=key)
-            return self._answer(Ack())
+            return self._settle_with(Ack())
         if isinstance(attempt, KeyBusy):
             self._emit(MessageSkipped, reason="in_progress", key=key)
             delay_seconds = attempt.seconds + BUSY_JITTER_SECONDS * self._runtime.random()
-            return self._answer(
+            return self._settle_with(
                 Release(delay_seconds=delay_seconds, uncounted=True, reason="its key is being worked on")
             )
-        outage.succeeded()
+        outage.record_success()
         with self._lock:
             self._claim = attempt.claim
             ended = self._ended
@@ -317,15 +319,15 @@ class Call:
             return {}
         return self._begin(body, key, attempt.previous or self._delivery.previous)
 
-    def _ledger_unavailable(self, reason: str) -> Answer:
+    def _ledger_unavailable(self, reason: str) -> Settlements:
         delay_seconds = self._runtime.outage.pause_seconds(self._runtime.random)
-        return self._answer(Release(delay_seconds=delay_seconds, uncounted=True, reason=reason))
+        return self._settle_with(Release(delay_seconds=delay_seconds, uncounted=True, reason=reason))
 
-    def _begin(self, body: Any, key: str | None, previous: PreviousAttempt | None) -> OpenedMessage | Answer:
+    def _begin(self, body: Any, key: str | None, previous: PreviousAttempt | None) -> OpenedMessage | Settlements:
         used_up = exhausted(self._delivery, self._runtime.declaration.retry)
         if used_up is not None and not self._runtime.breaker.is_excused(self._delivery):
             failure = FailureDetails(error_type=type(used_up).__name__, error=str(used_up), traceback="")
-            return self._answer(self._fail(used_up, failure))
+            return self._settle_with(self._fail(used_up, failure))
         self._began_at = self._runtime.clock.monotonic()
         self._emit(MessageStarted, enqueued_at=self._delivery.message.enqueued_at)
         return OpenedMessage(body, key, previous, cleanup=previous is not None or self._delivery.attempt > 1)
@@ -359,8 +361,8 @@ class Call:
         breaker = self._runtime.breaker
         if isinstance(raised, Exhausted):
             return None
-        if isinstance(raised, Reject | InvalidMessage | NewerMessage) or delay_asked(raised) is not None:
-            breaker.record_answer(self._together)
+        if isinstance(raised, Reject | InvalidMessage | NewerMessage) or requested_delay(raised) is not None:
+            breaker.record_decided(self._together)
             return None
         if not breaker.is_on:
             return None
@@ -376,7 +378,7 @@ class Call:
             self._emit(MessageInterrupted, duration_seconds=self._duration_seconds())
         return UNCOUNTED
 
-    def _newer(self, newer: NewerMessage) -> Settlement:
+    def _handle_newer(self, newer: NewerMessage) -> Settlement:
         settlement = decide_newer(
             newer,
             delivery=self._delivery,
@@ -420,14 +422,14 @@ class Call:
             first, self._ended = not self._ended, True
         return first
 
-    def _answer_once(self, settlement: Settlement, first: bool) -> Answer:
+    def _settle_once(self, settlement: Settlement, first: bool) -> Settlements:
         """Return the settlements of the run; none if another thread ended the call."""
         if not first:
             return {}
-        self._answered = self._answer(settlement)
-        return self._answered
+        self._settlements = self._settle_with(settlement)
+        return self._settlements
 
-    def _answer(self, settlement: Settlement) -> Answer:
+    def _settle_with(self, settlement: Settlement) -> Settlements:
         return {self._delivery.receipt: settlement}
 
     def _duration_seconds(self) -> float:
@@ -469,7 +471,7 @@ class PlainCall(Call):
         super().__init__(delivery, runtime)
         self._thread_id: int | None = None  # written by the running thread
 
-    def run(self) -> Answer:
+    def run(self) -> Settlements:
         self._thread_id = threading.get_ident()
         opened = self.open()
         if not isinstance(opened, OpenedMessage):
@@ -522,7 +524,7 @@ class AsyncCall(Call):
         self._task = OwnTask()
         self._bookkeeping = runtime.bookkeeping
 
-    async def run(self) -> Answer:
+    async def run(self) -> Settlements:
         self._task.begin()
         read = self.read()
         opened = await self._aside(self.claim_key, read) if isinstance(read, KeyedMessage) else read
@@ -564,8 +566,6 @@ async def _awaited(result: Any) -> Any:
 
 def _outcome(result: Any) -> str:
     """Return the result as JSON, to be stored with the completion. Raises `TypeError` if it cannot be serialised."""
-    from pydantic_core import PydanticSerializationError, to_json
-
     try:
         return to_json(result).decode("utf-8")
     except PydanticSerializationError as error:

@@ -55,31 +55,31 @@ def decide(
         return DeadLetter(reason=str(raised) or "rejected", poison=True, handler=handler)
     if isinstance(raised, InvalidMessage | Exhausted):
         return DeadLetter(reason=str(raised), poison=isinstance(raised, InvalidMessage), handler=handler)
-    words = failure.summary if failure is not None else type(raised).__name__
+    error_text = failure.summary if failure is not None else type(raised).__name__
     if excused_seconds is not None:
-        return Release(delay_seconds=excused_seconds, uncounted=True, reason=words)
+        return Release(delay_seconds=excused_seconds, uncounted=True, reason=error_text)
     if delivery.attempt >= policy.max_attempts:
         times = "once, with" if delivery.attempt == 1 else f"{delivery.attempt} times, the last time with"
-        reason = f"failed {times} {words}"
+        reason = f"failed {times} {error_text}"
         if failure is None:
-            return DeadLetter(reason=reason, exception=words, handler=handler)
+            return DeadLetter(reason=reason, exception=error_text, handler=handler)
         return DeadLetter(
             reason=reason,
-            exception=words,
+            exception=error_text,
             traceback=failure.traceback,
             fingerprint=fingerprint(handler, failure.error_type, raised, failure.traceback),
             handler=handler,
         )
-    asked_seconds = delay_asked(raised)
-    if asked_seconds is not None:
-        return Release(delay_seconds=asked_seconds, reason=words)
+    wanted_seconds = requested_delay(raised)
+    if wanted_seconds is not None:
+        return Release(delay_seconds=wanted_seconds, reason=error_text)
     delay_seconds = backoff_seconds(
         attempt=delivery.attempt, base_seconds=policy.base_seconds, cap_seconds=policy.cap_seconds, random=random
     )
-    return Release(delay_seconds=delay_seconds, reason=words)
+    return Release(delay_seconds=delay_seconds, reason=error_text)
 
 
-def delay_asked(raised: BaseException) -> float | None:
+def requested_delay(raised: BaseException) -> float | None:
     """Return the delay of a `Retry`; None if it has none or an invalid one."""
     if not isinstance(raised, Retry):
         return None

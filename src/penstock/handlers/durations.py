@@ -3,6 +3,8 @@
 import re
 from datetime import timedelta
 
+from pydantic import ByteSize, TypeAdapter, ValidationError
+
 from penstock.errors import UsageError
 
 Duration = float | int | str | timedelta  # seconds, "5 min", "1h30m", "PT5M", timedelta
@@ -60,8 +62,6 @@ def duration_text(seconds: float) -> str:
 
 def bytes_of(name: str, given: Size) -> int:
     """Return the bytes of a size given for the option ``name``, at least 1. Raises `UsageError` if it is not a size."""
-    from pydantic import ByteSize, TypeAdapter, ValidationError
-
     try:
         size = int(TypeAdapter(ByteSize).validate_python(given))
     except ValidationError as error:
@@ -89,8 +89,6 @@ def _seconds_in(text: str) -> float | None:
 
 def _iso_seconds(text: str) -> float | None:
     """Return the seconds of an ISO 8601 duration, such as PT5M: a year has 365 days and a month 30, as in `UNITS`."""
-    from pydantic import TypeAdapter, ValidationError
-
     try:
         return TypeAdapter(timedelta).validate_python(text.upper()).total_seconds()
     except ValidationError:

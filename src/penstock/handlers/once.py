@@ -8,6 +8,7 @@ and is never acked as if it were done.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 from ulid import ULID
 
 from penstock.errors import TemporaryError
@@ -29,8 +30,8 @@ class KeyClaimExtender:
 
     ledger: Ledger
 
-    def extend(self, ids: Sequence[str], *, lease_seconds: float, answer_seconds: float) -> Extension:
-        return self.ledger.extend_works(ids, lease_seconds=lease_seconds, answer_seconds=answer_seconds)
+    def extend(self, ids: Sequence[str], *, lease_seconds: float, response_seconds: float) -> Extension:
+        return self.ledger.extend_works(ids, lease_seconds=lease_seconds, response_seconds=response_seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +87,6 @@ class LedgerClaim:
 
     def finish(self, outcome: str) -> bool:
         """Record the completion, with a few retries under the claim: after giving up, the work would be done twice."""
-        from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
-
         finishing = Retrying(
             retry=retry_if_exception_type(TemporaryError),
             stop=stop_after_attempt(FINISH_TRIES),

@@ -110,7 +110,7 @@ class OutageWatch:
 
     # -- called by handlers ----------------------------------------------------------------------------------------
 
-    def succeeded(self) -> None:
+    def record_success(self) -> None:
         """Note that a request did its work: the ledger took a claim, or the store returned an object.
 
         A response alone does not prove that: a ledger on a full disk still responds.
@@ -119,7 +119,7 @@ class OutageWatch:
             self._cycles = 0
 
     @contextmanager
-    def asked(self) -> Iterator[None]:
+    def watch_request(self) -> Iterator[None]:
         """Wrap a request. A `TemporaryError` in it means that the service is down, a normal end that it is up.
 
         A `PartAway` does not show that the whole service is down.
@@ -148,8 +148,8 @@ class OutageWatch:
     def pause_seconds(self, random: Random) -> float:
         """Return for how long to hide a message whose request failed: with jitter, longer in a longer outage."""
         since = self._since
-        away_seconds = 0.0 if since is None else self._clock.monotonic() - since
-        ceiling = min(PAUSE_SECONDS_MAX, max(PAUSE_SECONDS_MIN, away_seconds))
+        outage_seconds = 0.0 if since is None else self._clock.monotonic() - since
+        ceiling = min(PAUSE_SECONDS_MAX, max(PAUSE_SECONDS_MIN, outage_seconds))
         if not self._releases_uncounted:
             ceiling = COUNTED_RELEASE_SECONDS * self._service.patience
         return upper_half(ceiling, random)
@@ -222,17 +222,17 @@ class OutageWatch:
     def check(self, ping: Callable[[], object]) -> None:
         """Ping the service once. While a ping takes too long the service counts as down, and no other ping begins."""
         ended = threading.Event()
-        answers: list[TemporaryError | None] = []
+        outcomes: list[TemporaryError | None] = []
 
         def run_ping() -> None:
             try:
                 ping()
             except TemporaryError as error:
-                answers.append(error)
+                outcomes.append(error)
             except Exception:  # the service is up; the next request reports the error
-                answers.append(None)
+                outcomes.append(None)
             else:
-                answers.append(None)
+                outcomes.append(None)
             ended.set()
 
         begin_thread_or_do(run_ping, name=f"penstock-{self._service.name}-ping")
@@ -242,7 +242,7 @@ class OutageWatch:
             )
             while not self._ended and not ended.is_set():
                 self._clock.wait(ended, CHECK_SECONDS)
-        for error in answers:
+        for error in outcomes:
             if error is None:
                 self._record_available()
             else:
@@ -272,8 +272,8 @@ class OutageWatch:
             since, self._since = self._since, None
             self._answered_at = self._clock.monotonic()
         if since is not None and not self._ended:
-            away_seconds = self._clock.monotonic() - since
-            self._bus.emit(self._service.available(outage_seconds=away_seconds, queues=tuple(sorted(self._queues))))
+            outage_seconds = self._clock.monotonic() - since
+            self._bus.emit(self._service.available(outage_seconds=outage_seconds, queues=tuple(sorted(self._queues))))
 
 
 class OutageGate:

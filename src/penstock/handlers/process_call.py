@@ -38,7 +38,7 @@ from typing import Any, Protocol
 from penstock.errors import ClaimLost, ConfigurationError, PenstockError, Reject, Retry
 from penstock.handlers.call import HandlerRuntime, NotBegun, OpenedMessage, PlainCall
 from penstock.handlers.context import Context
-from penstock.handlers.decision import delay_asked
+from penstock.handlers.decision import requested_delay
 from penstock.messaging.call import RetryListener
 from penstock.messaging.delivery import Delivery, PreviousAttempt
 from penstock.messaging.failure import FailureDetails, failure_of
@@ -176,8 +176,8 @@ def serve(
                 continuing.close()
             os._exit(0)  # the parent has ended, or closed the pipe
         with nullcontext() if continuing is None else continuing(call.carrier):
-            answer = _run(call, function, codec, wants_context, partial(_send_retry, pipe))
-        pipe.send(answer)
+            reply = _run(call, function, codec, wants_context, partial(_send_retry, pipe))
+        pipe.send(reply)
 
 
 def _left_to_the_parent(_number: int, _frame: FrameType | None) -> None:
@@ -226,7 +226,7 @@ def _run(
     except BaseException as raised:
         failure = failure_of(raised)
         kind = "reject" if isinstance(raised, Reject) else "retry" if isinstance(raised, Retry) else "other"
-        delay_seconds = delay_asked(raised)
+        delay_seconds = requested_delay(raised)
         return CallRaised(kind=kind, failure=failure, delay_seconds=delay_seconds)
     return CallReturned(result=result)
 
@@ -282,19 +282,19 @@ class ChildProcess:
         try:
             self._pipe.send(sent)
             self.busy = True
-            answer: CallRetrying | CallReturned | CallRaised = self._pipe.receive()
-            while isinstance(answer, CallRetrying):
-                on_retry(answer.tries, answer.delay_seconds, ChildFailed(answer.failure))
-                answer = self._pipe.receive()
+            reply: CallRetrying | CallReturned | CallRaised = self._pipe.receive()
+            while isinstance(reply, CallRetrying):
+                on_retry(reply.tries, reply.delay_seconds, ChildFailed(reply.failure))
+                reply = self._pipe.receive()
             self.busy = False
         except (EOFError, OSError) as error:
             self._process.join(END_SECONDS)
             code = self._process.exitcode
             how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
             raise ChildDied(f"the handler's process ended in the middle of the message ({how})") from error
-        if isinstance(answer, CallReturned):
-            return answer.result
-        raise _exception_of(answer)
+        if isinstance(reply, CallReturned):
+            return reply.result
+        raise _exception_of(reply)
 
     def kill(self) -> None:
         """Kill the process and its process group; a call in progress ends with `ChildDied`."""

@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from cronsim import CronSim, CronSimError
+
 from penstock.errors import UsageError
 from penstock.handlers.durations import Duration, seconds_of
 
@@ -34,7 +36,6 @@ class Cron:
     expression: str
 
     def __post_init__(self) -> None:
-        from cronsim import CronSim, CronSimError
 
         try:
             next(CronSim(self.expression, datetime.now(UTC)))
@@ -52,7 +53,6 @@ class Cron:
         return self._next(datetime.fromtimestamp(math.floor(now), UTC), reverse=False)
 
     def _next(self, moment: datetime, *, reverse: bool) -> float:
-        from cronsim import CronSim
 
         return next(CronSim(self.expression, moment, reverse=reverse)).timestamp()
 

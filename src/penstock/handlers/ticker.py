@@ -41,7 +41,7 @@ WAIT_SECONDS_MAX = 60.0  # the wall clock may be set meanwhile
 FORGET_SECONDS = 600.0  # between two deletions of expired tick records
 # For ticks claimed in a ledger. A claim ends well within the time in which others may still send the tick.
 CLAIM_SECONDS = 30.0
-CLAIM_ANSWER_SECONDS = 5.0  # timeout of the ledger when extending a claim
+CLAIM_RESPONSE_SECONDS = 5.0  # timeout of the ledger when extending a claim
 REMEMBERED_SECONDS = 86_400.0
 
 ScheduledKeys = Callable[[HandlerDeclaration], IdempotencyKeys]
@@ -176,7 +176,9 @@ class Ticker:
     def _extend(self, claim: KeyClaim) -> None:
         """Extend a claim. Raises `TemporaryError` if it is lost or about to be; then another worker sends the tick."""
         held = claim.held
-        extension = held.extender.extend([held.id], lease_seconds=CLAIM_SECONDS, answer_seconds=CLAIM_ANSWER_SECONDS)
+        extension = held.extender.extend(
+            [held.id], lease_seconds=CLAIM_SECONDS, response_seconds=CLAIM_RESPONSE_SECONDS
+        )
         if held.id in extension.lost or held.id in extension.locked:
             raise TemporaryError("the claim of the tick ran out before the tick was sent, so another worker sends it")
 

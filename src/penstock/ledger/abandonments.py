@@ -60,7 +60,7 @@ class Abandonments:
         self._database = database
         self._probe = probe
 
-    def one(self, attempt_id: str, *, reason: str, outcome: str, uncounted: bool, unattributed: bool) -> bool:
+    def abandon(self, attempt_id: str, *, reason: str, outcome: str, uncounted: bool, unattributed: bool) -> bool:
         """Abandon an attempt; return False if it is no longer open.
 
         ``uncounted``: the attempt does not count for its objects. ``unattributed``: the run failed, and no object could
@@ -74,7 +74,7 @@ class Abandonments:
 
         return self._probed(self._database.transact(abandon))
 
-    def expired(self, pipeline: str, *, sparing: str | None = None) -> Sequence[str]:
+    def abandon_expired(self, pipeline: str, *, sparing: str | None = None) -> Sequence[str]:
         """Abandon every expired attempt except the one being opened; return their ids. The attempts count."""
 
         def abandon(connection: Connection) -> Sequence[str]:
@@ -83,7 +83,7 @@ class Abandonments:
 
         return self._probed(self._database.transact(abandon))
 
-    def of_worker(self, pipeline: str, worker: str) -> Sequence[str]:
+    def abandon_of_worker(self, pipeline: str, worker: str) -> Sequence[str]:
         """Abandon every open attempt of a worker known to be dead; return their ids. The attempts count."""
 
         def abandon(connection: Connection) -> Sequence[str]:
@@ -101,7 +101,7 @@ class Abandonments:
 def abandon_open(
     connection: Connection, attempt_id: str, *, reason: str, outcome: str, uncounted: bool, unattributed: bool
 ) -> bool:
-    """Abandon an attempt inside a transaction; see `Abandonments.one`."""
+    """Abandon an attempt inside a transaction; see `Abandonments.abandon`."""
     if connection.execute(_ABANDON, _why(attempt_id, outcome, reason)).rowcount != 1:
         return False
     _free(connection, attempt_id, uncounted=uncounted, unattributed=unattributed)

@@ -223,12 +223,12 @@ class Claims:
             found = self._insert_new(opening, named)
             self._probe(Step.OBJECTS_REGISTERED)
             if found.expired:
-                self._abandonments.expired(pipeline, sparing=attempt_id)
+                self._abandonments.abandon_expired(pipeline, sparing=attempt_id)
             remaining = {id: messages for id, messages in named.items() if id not in found.ours}
             taken = self._take(opening, remaining, opened=bool(found.ours)) if remaining else _NOTHING
         except PenstockError:
             with suppress(PenstockError):  # if this fails too, the lease expires
-                self._abandonments.one(
+                self._abandonments.abandon(
                     attempt_id, reason="claim not completed", outcome="given_back", uncounted=True, unattributed=False
                 )
             raise
@@ -241,7 +241,7 @@ class Claims:
         return claim
 
     def extend(
-        self, attempt_ids: Sequence[str], *, lease_seconds: float, answer_seconds: float | None = None
+        self, attempt_ids: Sequence[str], *, lease_seconds: float, response_seconds: float | None = None
     ) -> Extension:
         """Extend the leases of these attempts to ``lease_seconds`` from now, in one transaction."""
         named = sorted(set(attempt_ids))
@@ -253,7 +253,7 @@ class Claims:
                 connection.execute(_EXTEND_ALL, {"named": ours, "lease_seconds": lease_seconds})
             return Extension(lost=set(named) - is_open, locked=is_open - set(ours))
 
-        return self._database.hurried(answer_seconds).transact(extend)
+        return self._database.for_heartbeats(response_seconds).transact(extend)
 
     def _insert_new(self, opening: Values, named: Mapping[bytes, Sequence[Candidate]]) -> "_Found":
         """Insert and claim the objects that the ledger does not know; ignore the others."""

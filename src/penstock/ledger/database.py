@@ -32,7 +32,7 @@ CLASHES_MAX = 10  # consecutive attempts of one transaction before the error is 
 CLASH_BASE_SECONDS = 0.01
 CLASH_CAP_SECONDS = 1.0
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 
 class OutcomeUnknown(TemporaryError):
@@ -47,15 +47,15 @@ class Database:
     """An engine, its dialect and its transactions. Thread-safe."""
 
     def __init__(
-        self, engine: Engine, dialect: Dialect, *, hurried_engine: Callable[[float], Engine | None] | None = None
+        self, engine: Engine, dialect: Dialect, *, heartbeat_engine: Callable[[float], Engine | None] | None = None
     ) -> None:
-        """Wrap an engine. ``hurried_engine`` creates the engine behind `hurried`.
+        """Wrap an engine. ``heartbeat_engine`` creates the engine behind `for_heartbeats`.
 
-        Without it, or if it returns None, `hurried` returns this database.
+        Without it, or if it returns None, `for_heartbeats` returns this database.
         """
         self.engine = engine
-        self._hurried_engine = hurried_engine
-        self._hurried: dict[float, Database] = {}  # guarded by the lock; by answer_seconds
+        self._heartbeat_engine = heartbeat_engine
+        self._for_heartbeats: dict[float, Database] = {}  # guarded by the lock; by response_seconds
         self._lock = threading.Lock()
         self.dialect = dialect
         self.address = _address_of(engine.url)  # name in error messages
@@ -76,18 +76,18 @@ class Database:
             leave_to_parent(self.engine.pool)
             self.engine.dispose(close=False)
 
-    def hurried(self, answer_seconds: float | None) -> "Database":
-        """Return this database for heartbeats: separate connections, and each wait bounded by ``answer_seconds``.
+    def for_heartbeats(self, response_seconds: float | None) -> "Database":
+        """Return this database for heartbeats: separate connections, and each wait bounded by ``response_seconds``.
 
-        Returns this database if ``answer_seconds`` is None.
+        Returns this database if ``response_seconds`` is None.
         """
-        if answer_seconds is None or self._hurried_engine is None:
+        if response_seconds is None or self._heartbeat_engine is None:
             return self
         with self._lock:
-            if answer_seconds not in self._hurried:
-                engine = self._hurried_engine(answer_seconds)
-                self._hurried[answer_seconds] = self if engine is None else Database(engine, self.dialect)
-            return self._hurried[answer_seconds]
+            if response_seconds not in self._for_heartbeats:
+                engine = self._heartbeat_engine(response_seconds)
+                self._for_heartbeats[response_seconds] = self if engine is None else Database(engine, self.dialect)
+            return self._for_heartbeats[response_seconds]
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -96,13 +96,13 @@ class Database:
             connection.begin()  # rolled back when the connection returns to the pool
             yield connection
 
-    def transact(self, work: Callable[[Connection], Answer], *, before_commit: Callable[[], None] = _nothing) -> Answer:
+    def transact(self, work: Callable[[Connection], Result], *, before_commit: Callable[[], None] = _nothing) -> Result:
         """Run the work in a transaction; run it again from the start if the database aborted it because of a clash.
 
         The work must therefore have no effects outside the database. Raises the errors of `writing`.
         """
 
-        def once() -> Answer:
+        def once() -> Result:
             with self.writing(before_commit=before_commit) as connection:
                 return work(connection)
 
@@ -132,8 +132,8 @@ class Database:
 
     def close(self) -> None:
         with self._lock:
-            hurried = [each for each in self._hurried.values() if each is not self]
-        for each in (self, *hurried):
+            for_heartbeats = [each for each in self._for_heartbeats.values() if each is not self]
+        for each in (self, *for_heartbeats):
             with each._use:
                 each.engine.dispose()
             if isinstance(each._use, EmbeddedFile):

@@ -78,7 +78,7 @@ class Replays:
                 for row in connection.execute(_FIND, {"these": ids})
             }
 
-    def sent(self, replay_ids: Sequence[str]) -> None:
+    def mark_sent(self, replay_ids: Sequence[str]) -> None:
         """Mark replays as sent to their queues."""
 
         def mark(connection: Connection) -> None:
@@ -177,9 +177,9 @@ class Audits:
 
     def latest(self, *, limit: int, before: str | None = None) -> Sequence[AuditRow]:
         """Return the newest entries first; ``before`` is the last id of the previous page."""
-        asked = _LATEST.limit(limit) if before is None else _LATEST.where(audit.c.id < before).limit(limit)
+        query = _LATEST.limit(limit) if before is None else _LATEST.where(audit.c.id < before).limit(limit)
         with self._database.reading() as connection:
-            return [_row(row) for row in connection.execute(asked)]
+            return [_row(row) for row in connection.execute(query)]
 
 
 def _fitting_json(details: Mapping[str, Any]) -> str:

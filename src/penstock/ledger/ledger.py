@@ -89,7 +89,7 @@ class Ledger:
         database = Database(
             dialect.create_engine(parsed, now=now),
             dialect,
-            hurried_engine=lambda seconds: dialect.hurried_engine(parsed, now=now, answer_seconds=seconds),
+            heartbeat_engine=lambda seconds: dialect.heartbeat_engine(parsed, now=now, response_seconds=seconds),
         )
         try:
             migrate(database)
@@ -156,13 +156,13 @@ class Ledger:
         return not self._claims.extend([attempt_id], lease_seconds=lease_seconds).lost
 
     def extend_attempts(
-        self, attempt_ids: Sequence[str], *, lease_seconds: float, answer_seconds: float | None = None
+        self, attempt_ids: Sequence[str], *, lease_seconds: float, response_seconds: float | None = None
     ) -> Extension:
         """Extend several attempts in one transaction; return the lost ones and the locked ones, which need another try.
 
-        ``answer_seconds`` bounds each wait for the database and uses connections that no other call uses.
+        ``response_seconds`` bounds each wait for the database and uses connections that no other call uses.
         """
-        return self._claims.extend(attempt_ids, lease_seconds=lease_seconds, answer_seconds=answer_seconds)
+        return self._claims.extend(attempt_ids, lease_seconds=lease_seconds, response_seconds=response_seconds)
 
     def abandon(self, attempt_id: str, *, reason: str, outcome: str, uncounted: bool, unattributed: bool) -> bool:
         """Abandon an open attempt and free its objects, durably; return False if it is no longer open.
@@ -170,17 +170,17 @@ class Ledger:
         ``outcome`` is one word for the timeline (given_back, failed). With ``uncounted`` the attempt is not counted for
         its objects. With ``unattributed`` each object counts a failure that no object could be blamed for.
         """
-        return self._abandonments.one(
+        return self._abandonments.abandon(
             attempt_id, reason=reason, outcome=outcome, uncounted=uncounted, unattributed=unattributed
         )
 
     def abandon_expired(self, pipeline: str) -> Sequence[str]:
         """Abandon all expired attempts and return their ids. The attempts count."""
-        return self._abandonments.expired(pipeline)
+        return self._abandonments.abandon_expired(pipeline)
 
     def abandon_worker(self, pipeline: str, worker: str) -> Sequence[str]:
         """Abandon all open attempts of a worker known to be dead and return their ids. The attempts count."""
-        return self._abandonments.of_worker(pipeline, worker)
+        return self._abandonments.abandon_of_worker(pipeline, worker)
 
     # Commits
 
@@ -347,10 +347,10 @@ class Ledger:
         return not self._works.extend([attempt_id], lease_seconds=lease_seconds).lost
 
     def extend_works(
-        self, attempt_ids: Sequence[str], *, lease_seconds: float, answer_seconds: float | None = None
+        self, attempt_ids: Sequence[str], *, lease_seconds: float, response_seconds: float | None = None
     ) -> Extension:
         """Extend several attempts of works; see `extend_attempts`."""
-        return self._works.extend(attempt_ids, lease_seconds=lease_seconds, answer_seconds=answer_seconds)
+        return self._works.extend(attempt_ids, lease_seconds=lease_seconds, response_seconds=response_seconds)
 
     def finish_work(self, attempt_id: str, *, outcome: str) -> bool:
         """Complete the work, storing an outcome as JSON text for later duplicates; return False if the attempt is lost.

@@ -101,7 +101,7 @@ class _Registration:
         if row is None:
             self._add("objects", name, queue, is_plain=True)
         else:
-            self._seen(row, queue)
+            self._update_seen(row, queue)
 
     def check_objects(self, name: str, queue: str) -> "AnyRow | None":
         """Return the row of a name; None if the name is free.
@@ -134,7 +134,7 @@ class _Registration:
         if not (mine and mine[0].plain):
             self._refuse_beside_old_keys(name, queue, rows)
         if mine:
-            self._seen(mine[0], mine[0].queue)
+            self._update_seen(mine[0], mine[0].queue)
             return WorkOwner(app=self._app, queue=mine[0].queue, is_plain=bool(mine[0].plain))
         for row in rows:
             if same_queue(row.queue, queue) and not (row.named and self._is_named):
@@ -181,6 +181,6 @@ class _Registration:
             },
         )
 
-    def _seen(self, row: AnyRow, queue: str) -> None:
+    def _update_seen(self, row: AnyRow, queue: str) -> None:
         # The row count is not checked: MySQL counts a row as unchanged if the rounded times are equal.
         self._connection.execute(_SEEN, {"of_owner": row.owner_id, "is_named": int(self._is_named), "new_queue": queue})

@@ -38,7 +38,7 @@ TRIES_MAX = 5
 FORGOTTEN_AT_ONCE_MAX = 500  # ids per statement
 OLD_READ_MAX = 10_000  # rows without a retention that one query reads to find those of a handler
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 _time = works.c.lease_until.type
 _NEW_LEASE_UNTIL = DatabaseNow() + bindparam("lease_seconds", type_=_time)
@@ -203,7 +203,7 @@ class Works:
             raise
 
     def extend(
-        self, attempt_ids: Sequence[str], *, lease_seconds: float, answer_seconds: float | None = None
+        self, attempt_ids: Sequence[str], *, lease_seconds: float, response_seconds: float | None = None
     ) -> Extension:
         """Extend the leases of these attempts to ``lease_seconds`` from now, in one transaction."""
         named = set(attempt_ids)
@@ -219,7 +219,7 @@ class Works:
                 connection.execute(_EXTEND, {**held, "lease_seconds": lease_seconds})
             return Extension(lost=named - is_open.keys(), locked=is_open.keys() - ours.keys())
 
-        return self._database.hurried(answer_seconds).transact(extend)
+        return self._database.for_heartbeats(response_seconds).transact(extend)
 
     def ping(self) -> None:
         """Update a row that does not exist: a read-only server refuses."""
@@ -259,13 +259,13 @@ class Works:
             expired = connection.scalars(_EXPIRED, {"rows_max": limit}).all()
             count = _forget(connection, _FORGET_EXPIRED, expired, {})
             if older_than_seconds is not None and (left := limit - len(expired)) > 0:
-                asked = {**age, **of_handler, "rows_max": left, "looked_at_max": max(OLD_READ_MAX, left)}
-                count += _forget(connection, _FORGET_OLD, connection.scalars(old, asked).all(), age)
+                parameters = {**age, **of_handler, "rows_max": left, "looked_at_max": max(OLD_READ_MAX, left)}
+                count += _forget(connection, _FORGET_OLD, connection.scalars(old, parameters).all(), age)
             return count
 
         return self._database.transact(forget)
 
-    def _until_known(self, attempt_id: str, call: Callable[[], Answer]) -> Answer:
+    def _until_known(self, attempt_id: str, call: Callable[[], Result]) -> Result:
         """Repeat the call until its outcome is known, up to TRIES_MAX times."""
         unknown: OutcomeUnknown | None = None
         for _ in range(TRIES_MAX):

@@ -31,11 +31,11 @@ def same_queue(one: str, other: str) -> bool:
     """
     if one == other or listed_name(one) != listed_name(other):
         return one == other
-    places = zip(_place(one), _place(other), strict=True)
-    return all(None in pair or pair[0] == pair[1] for pair in places)
+    locations = zip(_location(one), _location(other), strict=True)
+    return all(None in pair or pair[0] == pair[1] for pair in locations)
 
 
-def _place(queue: str) -> tuple[str | None, str | None]:
+def _location(queue: str) -> tuple[str | None, str | None]:
     """Return the region and account of a URL or ARN; None for a part that it does not contain."""
     parts = re.split("[:/]", queue)
     if len(parts) < 3:
@@ -356,7 +356,7 @@ def send_each(broker: Broker, queue: str, messages: Sequence[Outgoing]) -> Seque
         if len(messages) == 1:
             return [error]
     # Such a broker accepts all messages of a send or none, so nothing is sent twice.
-    return [answer for message in messages for answer in send_each(broker, queue, [message])]
+    return [result for message in messages for result in send_each(broker, queue, [message])]
 
 
 def chunk_of(broker: Broker, most: int) -> int:

@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from tenacity import AsyncRetrying, Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+
 from penstock.errors import Interrupted
 from penstock.messaging.clock import Clock
 
 if TYPE_CHECKING:
-    from tenacity import AsyncRetrying, RetryCallState, Retrying
+    from tenacity import RetryCallState
 
 
 class ExecutionControl:
@@ -136,20 +138,15 @@ class CallContext:
         Raises:
             Interrupted: The work ended during a wait, as in `checkpoint`.
         """
-        from tenacity import Retrying
-
         return Retrying(sleep=self._sleep, **self._options(on, attempts, base_seconds, cap_seconds))
 
     def retrying_async(
         self, on: Exceptions = Exception, *, attempts: int = 3, base_seconds: float = 0.1, cap_seconds: float = 5.0
     ) -> AsyncRetrying:
         """Work like `retrying`, for async functions: ``async for attempt in ...: with attempt: ...``."""
-        from tenacity import AsyncRetrying
-
         return AsyncRetrying(**self._options(on, attempts, base_seconds, cap_seconds))
 
     def _options(self, on: Exceptions, attempts: int, base_seconds: float, cap_seconds: float) -> dict[str, Any]:
-        from tenacity import retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
         return {
             "retry": retry_if_exception_type(on),

@@ -33,11 +33,11 @@ _ELSEWHERE = {  # names in other libraries and former versions -> our names
 
 
 def checks_options(
-    what: str, *, hint: Callable[[str], str | None] = lambda _: None
+    subject: str, *, hint: Callable[[str], str | None] = lambda _: None
 ) -> Callable[[Callable[Given, Result]], Callable[Given, Result]]:
     """Decorate a function to raise `UsageError` with "did you mean ...?" for an unknown option.
 
-    ``what`` names the function in the error. ``hint`` returns more words for an option that is known elsewhere, or
+    ``subject`` names the function in the error. ``hint`` returns more words for an option that is known elsewhere, or
     None.
     """
 
@@ -48,7 +48,7 @@ def checks_options(
         def checked(*given: Given.args, **options: Given.kwargs) -> Result:
             for name in options:
                 if name not in known:
-                    raise UsageError(f"{what} has no option {name}; {hint(name) or _meant(name, known)}")
+                    raise UsageError(f"{subject} has no option {name}; {hint(name) or _meant(name, known)}")
             return function(*given, **options)
 
         return checked
@@ -56,12 +56,12 @@ def checks_options(
     return decorate
 
 
-def checks_class_options(what: str) -> Callable[[Class], Class]:
+def checks_class_options(subject: str) -> Callable[[Class], Class]:
     """Work like `checks_options`, for the constructor of a class."""
 
     def decorate(made: Class) -> Class:
         constructor: Any = made.__init__  # type: ignore[misc] # of this very class
-        made.__init__ = checks_options(what)(constructor)  # type: ignore[misc] # as above
+        made.__init__ = checks_options(subject)(constructor)  # type: ignore[misc] # as above
         return made
 
     return decorate
@@ -94,12 +94,12 @@ def takes_context(function: Callable[..., Any], name: str, *, first: str) -> boo
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # a builtin without a signature
         return False
-    for answer, arguments in ((True, (None, None)), (False, (None,))):
+    for wants, arguments in ((True, (None, None)), (False, (None,))):
         try:
             signature.bind(*arguments)
         except TypeError:
             continue
-        return answer
+        return wants
     raise UsageError(f"{name} takes other arguments than ({first}) or ({first}, context): it takes {signature}.")
 
 

@@ -42,7 +42,7 @@ class EmbeddedFile:
     `ConfigurationError`.
     """
 
-    def __init__(self, what: str, path: Path | None, close: Callable[[], None]) -> None:
+    def __init__(self, subject: str, path: Path | None, close: Callable[[], None]) -> None:
         """Register the file for forks of this process.
 
         Args:
@@ -50,7 +50,7 @@ class EmbeddedFile:
             path: The file; None for a database in memory.
             close: Closes the connections. Called while no thread is inside.
         """
-        self._what = what
+        self._subject = subject
         self._path = None if path is None else path.absolute()  # a copy may change its working directory
         self._close = close
         self._changed = threading.Condition()
@@ -68,10 +68,10 @@ class EmbeddedFile:
             _forks.begin_in_copy()
         with self._changed:
             if not self._changed.wait_for(lambda: not self._forking, 2 * WAIT_SECONDS):
-                raise TemporaryError(f"{self._what} cannot be used while the process forks: try again")
+                raise TemporaryError(f"{self._subject} cannot be used while the process forks: try again")
             if self._refused or (_forks.refused and self._identity() in _forks.refused):
                 raise ConfigurationError(
-                    f"{self._what} was in use while this process was forked, so this process must not use it: fork "
+                    f"{self._subject} was in use while this process was forked, so this process must not use it: fork "
                     "while nothing uses it, or call close() before the fork."
                 )
             self._users += 1
@@ -131,15 +131,15 @@ class EmbeddedFile:
 class OwnSockets:
     """A guard for objects with sockets and threads, which a copy of the process must not use."""
 
-    def __init__(self, what: str) -> None:
-        self._what = what
+    def __init__(self, subject: str) -> None:
+        self._subject = subject
         self._process = os.getpid()
 
     def check(self) -> None:
         """Raise `UsageError` in a copy."""
         if self._process != os.getpid():
             raise UsageError(
-                f"{self._what} was opened before this process was forked: open another one in this process."
+                f"{self._subject} was opened before this process was forked: open another one in this process."
             )
 
 

@@ -29,10 +29,10 @@ class ClaimExtender(Protocol):
 
     def __hash__(self) -> int: ...
 
-    def extend(self, ids: Sequence[str], *, lease_seconds: float, answer_seconds: float) -> Extension:
+    def extend(self, ids: Sequence[str], *, lease_seconds: float, response_seconds: float) -> Extension:
         """Make each lease end ``lease_seconds`` from now. Raises `TemporaryError`.
 
-        ``answer_seconds`` bounds the wait for a connection, and the wait for each response.
+        ``response_seconds`` bounds the wait for a connection, and the wait for each response.
         """
         ...
 
@@ -45,7 +45,9 @@ class HeldClaim:
     id: str
 
 
-Answer = Mapping[str, Settlement]  # a settlement for every delivery, by receipt handle; its outcome is already recorded
+Settlements = Mapping[
+    str, Settlement
+]  # a settlement for every delivery, by receipt handle; its outcome is already recorded
 
 
 class ExecutionPlace(StrEnum):
@@ -59,7 +61,7 @@ class ExecutionPlace(StrEnum):
 class Execution(Protocol):
     """One running batch. `run` runs in the handler's place; other threads call the other methods meanwhile."""
 
-    def run(self) -> Answer | Coroutine[Any, Any, Answer]:
+    def run(self) -> Settlements | Coroutine[Any, Any, Settlements]:
         """Process the batch and return the settlements, or a coroutine of them if the place is the event loop."""
         ...
 
@@ -88,7 +90,7 @@ class Execution(Protocol):
         """
         ...
 
-    def time_out(self) -> Answer:
+    def time_out(self) -> Settlements:
         """Record that the timeout expired, free the claim, and return the settlements.
 
         `interrupt` follows. `run` may still be running; its result is then ignored.
@@ -144,14 +146,14 @@ class BatchHandler(Protocol):
 class ServiceWatch(Protocol):
     """Records the availability of one service. Any thread may call it."""
 
-    def asked(self) -> AbstractContextManager[None]:
+    def watch_request(self) -> AbstractContextManager[None]:
         """Return a context for one request: a `TemporaryError` inside it means that the service is unavailable.
 
         A normal exit means that it responded. A `PartAway` proves nothing about the service.
         """
         ...
 
-    def succeeded(self) -> None:
+    def record_success(self) -> None:
         """Record that a request did its work; a response alone is no proof: a ledger on a full disk responds."""
         ...
 
@@ -163,10 +165,10 @@ class ServiceWatch(Protocol):
 class Unwatched:
     """A `ServiceWatch` that records nothing and pauses nothing."""
 
-    def asked(self) -> AbstractContextManager[None]:
+    def watch_request(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def succeeded(self) -> None:
+    def record_success(self) -> None:
         """Record nothing."""
 
     def release_delay_seconds(self) -> float:

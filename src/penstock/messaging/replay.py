@@ -48,7 +48,7 @@ class ReplayLog(Protocol):
         """Return those of these replays that are recorded, by replay id."""
         ...
 
-    def sent(self, replay_ids: Sequence[str]) -> None:
+    def mark_sent(self, replay_ids: Sequence[str]) -> None:
         """Record that these replays were sent."""
         ...
 
@@ -65,7 +65,7 @@ class NoLog:
     def find(self, replay_ids: Sequence[str]) -> Mapping[str, Replay]:  # noqa: ARG002 - the signature is the Protocol's
         return {}
 
-    def sent(self, replay_ids: Sequence[str]) -> None:
+    def mark_sent(self, replay_ids: Sequence[str]) -> None:
         """Record nothing."""
 
 

@@ -20,6 +20,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import PydanticSerializationError, to_json
+
 from penstock.errors import ConfigurationError, InvalidMessage, NewerMessage, UsageError
 from penstock.messaging.declarations import checks_class_options
 from penstock.messaging.message import NO_ATTRIBUTES, Attributes, Message
@@ -283,7 +286,6 @@ class _Pydantic:
     """Validates JSON as JSON: a strict model accepts a date in a JSON string, but not in a Python string."""
 
     def __init__(self, model: Any) -> None:
-        from pydantic import TypeAdapter
 
         self._adapter: TypeAdapter[Any] = TypeAdapter(model)
 
@@ -292,12 +294,10 @@ class _Pydantic:
         return self._adapter.dump_json(self._value(body), by_alias=True, round_trip=True)
 
     def read(self, value: object, text: bytes | None) -> Any:
-        from pydantic_core import to_json
 
         return self._adapter.validate_json(to_json(value) if text is None else text)
 
     def _value(self, body: Any) -> Any:
-        from pydantic import ValidationError
 
         try:
             return self._adapter.validate_python(body)
@@ -337,7 +337,6 @@ def _plain_bytes(queue: str, body: object) -> bytes:
         return body
     if isinstance(body, str):
         return body.encode("utf-8")
-    from pydantic_core import PydanticSerializationError, to_json
 
     try:
         return to_json(body)

@@ -13,20 +13,23 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import accumulate
 from socketserver import TCPServer, ThreadingMixIn
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import make_wsgi_app
+from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from penstock.errors import ConfigurationError
-from penstock.monitoring.health import Health, Question
-from penstock.monitoring.metrics.meters import Meters
-from penstock.monitoring.metrics.prometheus import registry_of
+from penstock.monitoring.health import Health, HealthProbe
+from penstock.monitoring.metrics import catalogue
+from penstock.monitoring.metrics.meters import Distribution, Meters, Reading
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
-
 
 PORT_MAX = 65_535
 
@@ -78,7 +81,7 @@ class Endpoint:
     """The HTTP server of a process, listening from `open` to `close`. ``setting`` names its setting in errors."""
 
     def __init__(self, address: Address, *, meters: Meters, health: Health, setting: str) -> None:
-        self._asked = address
+        self._configured = address
         self._setting = setting
         self._application = _application(meters, health)
         self._server: _Server | None = None  # this and _thread: written by the thread that opens and closes
@@ -88,13 +91,13 @@ class Endpoint:
     def address(self) -> str:
         """Return the address it listens on; before `open`, the configured one, in which the port may still be 0."""
         if self._server is None:
-            return str(self._asked)
-        return str(Address(host=self._asked.host, port=self._server.server_port))
+            return str(self._configured)
+        return str(Address(host=self._configured.host, port=self._server.server_port))
 
     def open(self) -> None:
         """Start listening. Raises `ConfigurationError` if the address cannot be used."""
         try:
-            self._server = _Server.at(self._asked, self._application)
+            self._server = _Server.at(self._configured, self._application)
         # not an address of this host, a port that is taken or privileged, not a host name
         except (OSError, ValueError) as error:
             raise ConfigurationError(self._refused(error)) from error
@@ -117,12 +120,13 @@ class Endpoint:
     def _refused(self, error: OSError | ValueError) -> str:
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
             return (
-                f"Nothing can be answered at {self._asked}: another process listens there already; end it, or name "
-                f"another port in the setting {self._setting}."
+                f"Nothing can be answered at {self._configured}: another process listens there already; end it, or "
+                f"name another port in the setting {self._setting}."
             )
         reason = (isinstance(error, OSError) and error.strerror) or str(error)
         return (
-            f"Nothing can be answered at {self._asked}: {reason}; name another address in the setting {self._setting}."
+            f"Nothing can be answered at {self._configured}: {reason}; name another address in the setting "
+            f"{self._setting}."
         )
 
 
@@ -142,20 +146,20 @@ class _Server(ThreadingMixIn, WSGIServer):
     @classmethod
     def at(cls, address: Address, application: "WSGIApplication") -> "_Server":
         """Return a server bound to the address. Raises `OSError`."""
-        family, _, _, _, place = socket.getaddrinfo(
+        family, _, _, _, socket_address = socket.getaddrinfo(
             address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        server = cls(family, place)
+        server = cls(family, socket_address)
         server.set_app(application)
         return server
 
-    def __init__(self, family: socket.AddressFamily, place: Any) -> None:
+    def __init__(self, family: socket.AddressFamily, socket_address: Any) -> None:
         self.address_family = family
         self._free = threading.BoundedSemaphore(CONNECTIONS_MAX)
         # When each connection was accepted (monotonic). The server's thread adds entries and iterates over them; the
         # threads that handle requests remove them.
         self._open: dict[socket.socket, float] = {}
-        super().__init__(place, _Handler)
+        super().__init__(socket_address, _Handler)
 
     def server_bind(self) -> None:
         """Bind as wsgiref does, without its lookup of the host's name, which can take long."""
@@ -183,8 +187,8 @@ class _Server(ThreadingMixIn, WSGIServer):
     def service_actions(self) -> None:
         """Close connections that take too long. The server calls this several times a second."""
         too_old = time.monotonic() - CONNECTION_SECONDS_MAX
-        for request, came_at in list(self._open.items()):
-            if came_at < too_old:
+        for request, accepted_at in list(self._open.items()):
+            if accepted_at < too_old:
                 self._hang_up(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -236,7 +240,7 @@ def _head(page: "WSGIApplication", environ: "WSGIEnvironment", start_response: "
     return ()
 
 
-def _asking(question: Question) -> "WSGIApplication":
+def _asking(question: HealthProbe) -> "WSGIApplication":
     def application(_: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
         well, sentence = question()
         return _say(start_response, _HEALTHY if well else _UNWELL, sentence)
@@ -247,3 +251,50 @@ def _asking(question: Question) -> "WSGIApplication":
 def _say(start_response: "Callable[..., Any]", status: str, sentence: str, *more: tuple[str, str]) -> Iterable[bytes]:
     start_response(status, [_TEXT, ("Cache-Control", "no-store"), *more])
     return (sentence.encode() + b"\n",)
+
+
+def registry_of(meters: Meters) -> CollectorRegistry:
+    """Return a registry with this process's meters and the system's data on it (memory, processor, files)."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(MetersCollector(meters))
+    ProcessCollector(registry=registry)
+    return registry
+
+
+class MetersCollector(Collector):
+    """Prometheus collector that takes one reading per scrape."""
+
+    def __init__(self, meters: Meters) -> None:
+        self._meters = meters
+
+    def collect(self) -> Iterable[Metric]:
+        reading = self._meters.read()
+        return [_family(metric, reading) for metric in self._meters.catalogue.values()]
+
+    def describe(self) -> Iterable[Metric]:
+        """Return the metrics without series, to reserve their names; takes no reading."""
+        empty = Meters(catalogue=self._meters.catalogue).read()
+        return [_family(metric, empty) for metric in self._meters.catalogue.values()]
+
+
+def _family(metric: catalogue.Metric, reading: Reading) -> Metric:
+    name = catalogue.PREFIX + metric.name
+    if metric.kind == "histogram":
+        histogram = HistogramMetricFamily(name, metric.help, labels=metric.labels)
+        for labels, distribution in reading.distributions[metric.name].items():
+            histogram.add_metric(labels, _buckets(metric.bounds, distribution), distribution.sum)
+        return histogram
+    family: CounterMetricFamily | GaugeMetricFamily
+    if metric.kind == "counter":
+        family = CounterMetricFamily(name, metric.help, labels=metric.labels)
+    else:
+        family = GaugeMetricFamily(name, metric.help, labels=metric.labels)
+    for labels, value in reading.values[metric.name].items():
+        family.add_metric(labels, value)
+    return family
+
+
+def _buckets(bounds: tuple[float, ...], distribution: Distribution) -> list[tuple[str, float]]:
+    """Return each bound with the number of values up to it; the last bound is infinite."""
+    names = [*map(floatToGoString, bounds), "+Inf"]
+    return [(name, float(count)) for name, count in zip(names, accumulate(distribution.counts), strict=True)]

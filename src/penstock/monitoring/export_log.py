@@ -19,15 +19,15 @@ class ExportLog(logging.Filter):
     def __init__(self, clock: Clock) -> None:
         super().__init__()
         self._emit: Callable[[str], None] | None = None
-        self._words = Throttle(QUIET_SECONDS, clock)  # unlocked: two threads may both report, which is harmless
+        self._reports = Throttle(QUIET_SECONDS, clock)  # unlocked: two threads may both report, which is harmless
 
     def on_failure(self, emit: Callable[[str], None]) -> None:
         """Pass the first message from now on to ``emit``, then one every ten minutes while there are more."""
         self._emit = emit
-        self._words.begin_anew()
+        self._reports.begin_anew()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if self._emit is not None and self._words.is_due():
+        if self._emit is not None and self._reports.begin_if_due():
             self._emit(record.getMessage())
         return False
 

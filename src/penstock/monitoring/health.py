@@ -7,14 +7,14 @@ The code that knows the process implements the checks; this module defines only 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-Answer = tuple[bool, str]  # the sentence gives the reason, for people
-Question = Callable[[], Answer]
+ProbeResult = tuple[bool, str]  # the sentence gives the reason, for people
+HealthProbe = Callable[[], ProbeResult]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
     """The three checks. Any thread may call them at any time; they return at once and contact no server."""
 
-    live: Question
-    ready: Question
-    started: Question
+    live: HealthProbe
+    ready: HealthProbe
+    started: HealthProbe

@@ -142,8 +142,8 @@ class Copier:
             raise
 
     def _part(self, wanted: _PlannedCopy, part_of: Mapping[str, Any], number: int, span: str) -> dict[str, Any]:
-        answer = self._client.upload_part_copy(**part_of, **wanted.source, PartNumber=number, CopySourceRange=span)
-        return {"PartNumber": number, "ETag": answer["CopyPartResult"]["ETag"]}
+        response = self._client.upload_part_copy(**part_of, **wanted.source, PartNumber=number, CopySourceRange=span)
+        return {"PartNumber": number, "ETag": response["CopyPartResult"]["ETag"]}
 
     def _spans(self, wanted: _PlannedCopy) -> list[str]:
         size = wanted.ref.size_bytes
@@ -152,8 +152,8 @@ class Copier:
 
     def _tags(self, ref: ObjectRef) -> list[tuple[str, str]]:
         version = {"VersionId": ref.version_id} if ref.version_id else {}
-        answer = self._client.get_object_tagging(Bucket=ref.bucket, Key=ref.key, **version, **self._payer)
-        return [(tag["Key"], tag["Value"]) for tag in answer["TagSet"]]
+        response = self._client.get_object_tagging(Bucket=ref.bucket, Key=ref.key, **version, **self._payer)
+        return [(tag["Key"], tag["Value"]) for tag in response["TagSet"]]
 
     def _if_none_match(self, operation: str) -> dict[str, str]:
         """Return the If-None-Match condition if this boto3 version supports it. Otherwise the HEAD before the copy must
@@ -331,8 +331,8 @@ class S3Tagger(_S3Cleaner):
             outcome_of(ref, error)  # deleted meanwhile, or raised as a fault
 
     def _read(self, ref: ObjectRef) -> dict[str, str]:
-        answer = self._client.get_object_tagging(**self._tagged(ref), **requester(self._aws))
-        return {tag["Key"]: tag["Value"] for tag in answer["TagSet"]}
+        response = self._client.get_object_tagging(**self._tagged(ref), **requester(self._aws))
+        return {tag["Key"]: tag["Value"] for tag in response["TagSet"]}
 
     def _write(self, ref: ObjectRef, tags: Mapping[str, str]) -> None:
         tag_set = [{"Key": name, "Value": value} for name, value in tags.items()]

@@ -145,21 +145,21 @@ def _check_condition(client: Any, at: Mapping[str, str], file: str) -> None:
 
 def _versioning(client: Any, bucket: str) -> str | None:
     try:
-        answer = _call("versioning", lambda: client.get_bucket_versioning(Bucket=bucket))
+        response = _call("versioning", lambda: client.get_bucket_versioning(Bucket=bucket))
     except PenstockError:
         return None
-    return str(answer.get("Status") or "never")
+    return str(response.get("Status") or "never")
 
 
 def _notices(client: Any, bucket: str) -> NotificationConfiguration | None:
     try:
-        answer = _call("notices", lambda: client.get_bucket_notification_configuration(Bucket=bucket))
+        response = _call("notices", lambda: client.get_bucket_notification_configuration(Bucket=bucket))
     except PenstockError:
         return None
     rules = [
-        _rule(each, each[arn]) for part, arn in _DESTINATIONS.items() for each in answer.get(part, ()) if arn in each
+        _rule(each, each[arn]) for part, arn in _DESTINATIONS.items() for each in response.get(part, ()) if arn in each
     ]
-    return NotificationConfiguration(rules=tuple(rules), to_event_bridge=_BRIDGE in answer)
+    return NotificationConfiguration(rules=tuple(rules), to_event_bridge=_BRIDGE in response)
 
 
 def _rule(rule: Mapping[str, Any], arn: str) -> NotificationRule:
@@ -173,19 +173,19 @@ def _rule(rule: Mapping[str, Any], arn: str) -> NotificationRule:
     )
 
 
-def _call(what: str, call: Any) -> Any:
+def _call(operation: str, call: Any) -> Any:
     try:
         return call()
     except Exception as error:
-        raise _converted(what, error) from error
+        raise _converted(operation, error) from error
 
 
-def _converted(what: str, error: Exception) -> Exception:
+def _converted(operation: str, error: Exception) -> Exception:
     """Convert an error of boto3 to one of Penstock's. Return any other error unchanged."""
     if not is_of_s3(error):
         return error
     fault = fault_of(error)
-    return (TemporaryError if fault.kind is RefusalKind.PASSING else ConfigurationError)(f"{what}: {fault.text}.")
+    return (TemporaryError if fault.kind is RefusalKind.PASSING else ConfigurationError)(f"{operation}: {fault.text}.")
 
 
 NEVER_VERSIONED = "never"

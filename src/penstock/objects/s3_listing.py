@@ -202,7 +202,7 @@ class S3Pages:
         try:
             self._client().list_object_versions(**self._arguments(Prefix=self.below, MaxKeys=1))
         except Exception as error:
-            if not _may_be_asked_otherwise(error):
+            if not _may_retry_otherwise(error):
                 self._refuse(error)
             self._check_unversioned()
             return _PLAIN
@@ -213,7 +213,7 @@ class S3Pages:
         try:
             status = self._client().get_bucket_versioning(Bucket=self._address.bucket).get("Status")
         except Exception as error:
-            if not _may_be_asked_otherwise(error):
+            if not _may_retry_otherwise(error):
                 self._refuse(error)
             status = "we may not ask"
         if status is not None:
@@ -223,10 +223,10 @@ class S3Pages:
             )
 
     def _paged(self, operation: str) -> Iterator[Mapping[str, Any]]:
-        asked = self._arguments(Prefix=self.below, MaxKeys=self._page_keys, **_RESTORED)
+        parameters = self._arguments(Prefix=self.below, MaxKeys=self._page_keys, **_RESTORED)
         if self._span.after:
-            asked[_AFTER[operation]] = self._span.after
-        pages = iter(self._client().get_paginator(operation).paginate(**asked))
+            parameters[_AFTER[operation]] = self._span.after
+        pages = iter(self._client().get_paginator(operation).paginate(**parameters))
         while True:
             try:
                 page = next(pages, None)
@@ -236,15 +236,15 @@ class S3Pages:
                 return
             yield page
 
-    def _request(self, operation: str, **asked: Any) -> Mapping[str, Any]:
+    def _request(self, operation: str, **parameters: Any) -> Mapping[str, Any]:
         try:
-            answer: Mapping[str, Any] = getattr(self._client(), operation)(**self._arguments(**asked))
+            response: Mapping[str, Any] = getattr(self._client(), operation)(**self._arguments(**parameters))
         except Exception as error:
             self._refuse(error)
-        return answer
+        return response
 
-    def _arguments(self, **asked: Any) -> dict[str, Any]:
-        return {"Bucket": self._address.bucket, **asked, **requester(self._aws)}
+    def _arguments(self, **parameters: Any) -> dict[str, Any]:
+        return {"Bucket": self._address.bucket, **parameters, **requester(self._aws)}
 
     def _client(self) -> Any:
         return service_client(self._aws)
@@ -272,7 +272,7 @@ def _last_key(operation: str, page: Mapping[str, Any]) -> str | None:
     return max(keys, key=str.encode, default=None)
 
 
-def _may_be_asked_otherwise(error: Exception) -> bool:
+def _may_retry_otherwise(error: Exception) -> bool:
     if not is_of_s3(error) or is_identity(error):
         return False
     return fault_of(error).kind is RefusalKind.DENIED or code_of(error) in _NOT_KNOWN_HERE

@@ -79,15 +79,15 @@ class LiteralFetch:
     aws: Aws
 
     def __call__(self, ref: ObjectRef, start: int, stop: int) -> FetchedRange:
-        asked: dict[str, Any] = {"Bucket": ref.bucket, "Key": ref.key, **requester(self.aws)}
+        parameters: dict[str, Any] = {"Bucket": ref.bucket, "Key": ref.key, **requester(self.aws)}
         if ref.version_id:
-            asked["VersionId"] = ref.version_id
+            parameters["VersionId"] = ref.version_id
         elif ref.etag:
-            asked["IfMatch"] = _quoted(ref)
+            parameters["IfMatch"] = _quoted(ref)
         if stop > start:
-            asked["Range"] = f"bytes={start}-{stop - 1}"
+            parameters["Range"] = f"bytes={start}-{stop - 1}"
         with explained(ref):
-            got = service_client(self.aws).get_object(**asked)
+            got = service_client(self.aws).get_object(**parameters)
         content_range, _, total = got.get("ContentRange", "").rpartition("/")
         if stop > start and not content_range.startswith(f"bytes {start}-"):  # obstore checks this itself
             raise TemporaryError(f"{ref.uri} cannot be read: S3 sent other bytes than were requested")
@@ -283,13 +283,13 @@ class _ResumingBody:
         for attempt in range(TRIES_MAX):
             if attempt:
                 self._pause(_wait_seconds(attempt))
-            if chunk := self._received():
+            if chunk := self._receive():
                 self._fetched += len(chunk)
                 return chunk
             self._chunks = None
         raise TemporaryError(f"{self._ref.uri} cannot be read: the connection broke at {self._fetched:,} bytes")
 
-    def _received(self) -> bytes:
+    def _receive(self) -> bytes:
         """Return the next bytes, or none if the connection broke."""
         if self._chunks is None:
             self._chunks = self._request()
@@ -304,12 +304,12 @@ class _ResumingBody:
 
     def _request(self) -> Iterator[bytes]:
         ref = self._ref
-        answer = self._fetch(ref, self._fetched, self._stop)
-        if answer.size_bytes != ref.size_bytes:
+        fetched = self._fetch(ref, self._fetched, self._stop)
+        if fetched.size_bytes != ref.size_bytes:
             raise ObjectUnreadable(
-                f"{ref.uri} was announced with {ref.size_bytes:,} bytes and has {answer.size_bytes:,}"
+                f"{ref.uri} was announced with {ref.size_bytes:,} bytes and has {fetched.size_bytes:,}"
             )
-        return answer.chunks
+        return fetched.chunks
 
 
 def _wait_seconds(attempt: int) -> float:

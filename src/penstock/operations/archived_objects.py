@@ -49,7 +49,7 @@ def archived_objects(
     for archive in ledger.archives.all(pipeline):
         if archive.uri is None:
             continue
-        files, path = _place(archive.uri, aws)
+        files, path = _location(archive.uri, aws)
         try:
             yield from read_file(files, path, uri_contains=contained)
         except FileNotFoundError as error:
@@ -82,12 +82,12 @@ def _find_retired(one: ArchivedObject, file: str, uri: str, aws: Aws) -> Retired
     require_arrow()
     from penstock.pipeline.maintenance.archive import find_in_file
 
-    files, path = _place(file, aws)
+    files, path = _location(file, aws)
     found = find_in_file(files, path, uri_digest(storable(uri)))
     return next((each for each in found if each.row.object_id == one.object_id), None)
 
 
-def _place(uri: str, aws: Aws) -> tuple[Files, str]:
+def _location(uri: str, aws: Aws) -> tuple[Files, str]:
     folder, _, name = uri.rpartition("/")
     return files_at(folder, aws), name
 

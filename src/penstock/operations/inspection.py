@@ -11,10 +11,12 @@ from penstock.app.brokers import broker_exists, open_broker
 from penstock.app.queues import check_shared
 from penstock.app.registry import Workers
 from penstock.app.scope import Scope, scope_ledger
+from penstock.brokers.memory.broker import MemoryBroker
 from penstock.errors import UsageError
 from penstock.ledger import Ledger
 from penstock.ledger.records import ObjectRow, ObjectState
 from penstock.messaging.broker import Broker
+from penstock.operations.archived_objects import find_archived
 
 PAGE = 1_000  # objects per query
 
@@ -52,8 +54,6 @@ class ScopeView:
         settings = self.scope.settings
         check_shared(settings)
         if not self._make and not broker_exists(settings):
-            from penstock.brokers.memory.broker import MemoryBroker
-
             broker: Broker = MemoryBroker()
         else:
             broker = open_broker(settings, holder="")
@@ -109,8 +109,6 @@ class ScopeView:
         """Return True if a later version was processed. An archived version counts if its file can be read."""
         versions = [*self.ledger.find(failed.uri)]
         if self.ledger.archives.count(pipeline):
-            from penstock.operations.archived_objects import find_archived
-
             archived = find_archived(self.ledger, failed.uri, self.scope.aws)
             versions += [(one.pipeline, one.retired.row) for one in archived if one.retired is not None]
         return any(

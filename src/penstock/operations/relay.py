@@ -30,8 +30,8 @@ def run_relays(app: App, *, stop: StopSignal) -> None:
 
 
 def _until_stopped(stop: StopSignal) -> None:
-    asked = threading.Event()
-    with stop.watched_by(asked):
+    stop_requested = threading.Event()
+    with stop.watched_by(stop_requested):
         while not stop.requested:
-            asked.wait()
-            asked.clear()
+            stop_requested.wait()
+            stop_requested.clear()

@@ -65,7 +65,7 @@ class Supervisor:
     ) -> None:
         self._spawn = spawn
         self._early = early
-        self._places = [_ProcessSlot() for _ in range(processes)]
+        self._slots = [_ProcessSlot() for _ in range(processes)]
         self._stop_timeout_seconds = stop_timeout_seconds
         self._restarts = restarts
         self._clock = clock
@@ -83,8 +83,8 @@ class Supervisor:
         """
         with _signals() as news:
             now = self._clock.monotonic()
-            for place in self._places:
-                place.start_at = now
+            for slot in self._slots:
+                slot.start_at = now
             if self._early is not None and self._early.requested:
                 self._stop()
             while self._turn():
@@ -96,15 +96,15 @@ class Supervisor:
         """Reap, start and kill as due; return True if there is anything left to wait for."""
         self._reap()
         now = self._clock.monotonic()
-        for number, place in enumerate(self._places):
-            if place.start_at is not None and place.start_at <= now:
-                place.pid, place.started_at, place.start_at = self._spawn(number), now, None
+        for number, slot in enumerate(self._slots):
+            if slot.start_at is not None and slot.start_at <= now:
+                slot.pid, slot.started_at, slot.start_at = self._spawn(number), now, None
         if self._kill_at is not None and now >= self._kill_at:
             self._kill()
-        return any(place.pid is not None or place.start_at is not None for place in self._places)
+        return any(slot.pid is not None or slot.start_at is not None for slot in self._slots)
 
     def _rest_seconds(self) -> float | None:
-        times = [place.start_at for place in self._places if place.start_at is not None]
+        times = [slot.start_at for slot in self._slots if slot.start_at is not None]
         if self._kill_at is not None:
             times.append(self._kill_at)
         return max(0.0, min(times) - self._clock.monotonic()) if times else None
@@ -121,22 +121,22 @@ class Supervisor:
 
     def _stop(self) -> None:
         """Start no more children, and set the time to kill those that are left."""
-        for place in self._places:
-            place.start_at = None
+        for slot in self._slots:
+            slot.start_at = None
         if not self._stopping:
             self._stopping = True
             self._kill_at = self._clock.monotonic() + self._stop_timeout_seconds - KILLED_BEFORE_SECONDS
 
     def _send(self, number: int) -> None:
-        for place in self._places:
-            if place.pid is not None:  # not reaped yet, so the process id is still its own
-                os.kill(place.pid, number)
+        for slot in self._slots:
+            if slot.pid is not None:  # not reaped yet, so the process id is still its own
+                os.kill(slot.pid, number)
 
     def _kill(self) -> None:
         self._kill_at = None
-        for place in self._places:
-            if place.pid is not None:
-                self._emit(ProcessKilled(process=place.pid))
+        for slot in self._slots:
+            if slot.pid is not None:
+                self._emit(ProcessKilled(process=slot.pid))
         self._send(signal.SIGKILL)
 
     def _reap(self) -> None:
@@ -148,23 +148,23 @@ class Supervisor:
                 return
             if pid == 0:
                 return
-            for place in self._places:
-                if place.pid == pid:
-                    self._ended(place, os.waitstatus_to_exitcode(status))
+            for slot in self._slots:
+                if slot.pid == pid:
+                    self._record_exit(slot, os.waitstatus_to_exitcode(status))
 
-    def _ended(self, place: _ProcessSlot, exit_code: int) -> None:
-        assert place.pid is not None
-        process, place.pid = place.pid, None
+    def _record_exit(self, slot: _ProcessSlot, exit_code: int) -> None:
+        assert slot.pid is not None
+        process, slot.pid = slot.pid, None
         now = self._clock.monotonic()
         if self._may_start_again(exit_code):
-            place.failures = 1 if now - place.started_at >= SETTLED_SECONDS else place.failures + 1
+            slot.failures = 1 if now - slot.started_at >= SETTLED_SECONDS else slot.failures + 1
             wait_seconds = BACKOFF_BASE_SECONDS + backoff_seconds(
-                attempt=place.failures,
+                attempt=slot.failures,
                 base_seconds=BACKOFF_BASE_SECONDS,
                 cap_seconds=BACKOFF_CAP_SECONDS,
                 random=self._random,
             )
-            place.start_at = now + wait_seconds
+            slot.start_at = now + wait_seconds
             self._emit(ProcessExited(process=process, exit_code=exit_code, restart_in_seconds=wait_seconds))
             return
         self._emit(ProcessExited(process=process, exit_code=exit_code, restart_in_seconds=None))

@@ -63,8 +63,8 @@ class AttemptClaimExtender:
 
     ledger: Ledger
 
-    def extend(self, ids: Sequence[str], *, lease_seconds: float, answer_seconds: float) -> Extension:
-        return self.ledger.extend_attempts(ids, lease_seconds=lease_seconds, answer_seconds=answer_seconds)
+    def extend(self, ids: Sequence[str], *, lease_seconds: float, response_seconds: float) -> Extension:
+        return self.ledger.extend_attempts(ids, lease_seconds=lease_seconds, response_seconds=response_seconds)
 
 
 class ClaimGuard:
@@ -100,10 +100,12 @@ class ClaimGuard:
     def _take(
         self, claim: Callable[[], ObjectClaims | None], refs: Mapping[bytes, ObjectRef]
     ) -> tuple[ObjectClaims | None, ClaimedWork | None]:
-        answer = claim()  # without the lock: heartbeats and stops must not wait for the ledger
-        if answer is None or not answer.claimed:
-            return answer, None
-        work = ClaimedWork(claim=answer, refs={id: ref for id, ref in refs.items() if id in answer.claimed})
+        claimed_batch = claim()  # without the lock: heartbeats and stops must not wait for the ledger
+        if claimed_batch is None or not claimed_batch.claimed:
+            return claimed_batch, None
+        work = ClaimedWork(
+            claim=claimed_batch, refs={id: ref for id, ref in refs.items() if id in claimed_batch.claimed}
+        )
         with self.lock:
             stopped = self._stopped
             if not stopped:
@@ -112,7 +114,7 @@ class ClaimGuard:
             with suppress(TemporaryError):  # the ledger is unreachable: the lease will expire
                 self.release(work, reason=RELEASED, outcome="given_back")
             raise RunCancelled(RELEASED)
-        return answer, work
+        return claimed_batch, work
 
     def commit(self, work: ClaimedWork, outcome: BatchOutcome) -> int | None:
         """End the attempt with a commit. The caller emits the events. Raises the same errors as `Ledger.commit`."""
@@ -136,12 +138,12 @@ class ClaimGuard:
         """Like `abandon`, but raise `TemporaryError` if the ledger is unreachable, and keep holding the attempt."""
         ours = self._ledger.abandon(work.attempt_id, reason=reason, outcome=outcome, uncounted=True, unattributed=False)
         if ours and self._end(work):
-            self._events.released(work, reason)
+            self._events.emit_released(work, reason)
 
     def record_loss(self, work: ClaimedWork) -> None:
         """Record that the attempt was ended elsewhere. Emit the loss unless this execution already emitted an end."""
         if self._end(work):
-            self._events.claim_lost(work)
+            self._events.emit_claim_lost(work)
 
     def stop(self) -> ClaimedWork | None:
         """Forbid further claims. Return the attempt that is held, if any."""
@@ -243,7 +245,7 @@ class Attempts:
         self._events = events
         self._worked = False  # set by the run thread once a run has ended
 
-    def of_group(self, group: Sequence[NotificationDelivery]) -> Mapping[bytes, ObjectOutcome]:
+    def run_group(self, group: Sequence[NotificationDelivery]) -> Mapping[bytes, ObjectOutcome]:
         """Claim the free objects of the group, run and commit them, and return the outcome of each object.
 
         Raises `RunReleased` if the run released its work, `RunCancelled` if another thread ended it, and
@@ -255,7 +257,7 @@ class Attempts:
         seconds = self._runtime.clock.monotonic() - began_at
         if claim is None:
             return dict.fromkeys(refs, self._fault_later())
-        self._events.skipped(claim, refs)
+        self._events.emit_skipped(claim, refs)
         outcomes = self._unclaimed(claim)
         if work is not None:
             outcomes |= self._work(work, claim_seconds=seconds)
@@ -282,13 +284,13 @@ class Attempts:
             return {}
         raised = Raised(error_type="TimedOut", error=reason, traceback=where)
         cause = ReadFailure(failure=AttemptFailure.RETRY, reason=reason, raised=raised)
-        return self._failed(work, failed, dict.fromkeys(work.refs, cause))
+        return self._report_failed(work, failed, dict.fromkeys(work.refs, cause))
 
     def _claim(self, group: Sequence[NotificationDelivery]) -> ObjectClaims | None:
         """Claim the free objects of the group. Return None if the ledger is unreachable: the outcome is uncertain."""
         attempt_id = self._runtime.new_attempt_id()
         try:
-            with self._runtime.ledger_watch.asked():
+            with self._runtime.ledger_watch.watch_request():
                 claim = self._runtime.ledger.claim(
                     self._settings.pipeline,
                     candidates(group),
@@ -301,7 +303,7 @@ class Attempts:
             self.add_fault(unknown)
             return None
         if claim.claimed:  # an empty claim may not have written to the ledger, so it proves nothing
-            self._runtime.ledger_watch.succeeded()
+            self._runtime.ledger_watch.record_success()
         return claim
 
     def _abandon_unknown(self, attempt_id: str, reason: str) -> None:
@@ -322,13 +324,13 @@ class Attempts:
     def _work(self, work: ClaimedWork, *, claim_seconds: float) -> dict[bytes, ObjectOutcome]:
         """Run and commit the claimed objects. Map every way this can end to one outcome per object."""
         try:
-            self._events.claimed(work, seconds=claim_seconds)
-            self._events.taken_over(work, self._attempts_before(work))
+            self._events.emit_claimed(work, seconds=claim_seconds)
+            self._events.emit_taken_over(work, self._attempts_before(work))
             return self._run_and_commit(work)
         except RunBroken as broken:
-            return self._broken(work, broken)
+            return self._handle_broken(work, broken)
         except TemporaryError as fault:
-            return self._infrastructure(work, fault)
+            return self._handle_fault(work, fault)
         except SchemaMoved as moved:
             self._guard.abandon(work, reason=str(moved), outcome="given_back")
             return dict.fromkeys(work.refs, AT_ONCE)
@@ -336,17 +338,17 @@ class Attempts:
             self._guard.abandon(work, reason=str(stopped), outcome="given_back")
             raise
         except ClaimLost:
-            return self._lost(work)
+            return self._handle_lost(work)
         except UserError as mistake:
             self._guard.abandon(work, reason=str(mistake), outcome="given_back")
             raise
         except RunCancelled:
             raise  # the thread that interrupted us has released the claim
         except OSError as fault:  # the driver's local files: disk full, too many open files
-            return self._infrastructure(work, TemporaryError(str(fault)))
+            return self._handle_fault(work, TemporaryError(str(fault)))
         except Exception as defect:  # a bug in Penstock; counted like other unattributed failures, so that retries end
             text = f"{type(defect).__name__}: {defect}"
-            return self._broken(work, RunBroken(text, fingerprint=text))
+            return self._handle_broken(work, RunBroken(text, fingerprint=text))
 
     def _attempts_before(self, work: ClaimedWork) -> Mapping[bytes, ObjectAttempt]:
         """Return the previous attempt of each object. Used only for events."""
@@ -363,7 +365,7 @@ class Attempts:
         began_at = self._runtime.clock.monotonic()
         with self._stage("spark run", work):
             result = self._runtime.engine.run(request)
-        self._events.written(work, result, seconds=self._runtime.clock.monotonic() - began_at)
+        self._events.emit_written(work, result, seconds=self._runtime.clock.monotonic() - began_at)
         failed = [
             classify_failure(work.claim.claimed[object_id], failure, attempts_max=self._settings.attempts_max)
             for object_id, failure in result.failed.items()
@@ -372,7 +374,7 @@ class Attempts:
         if result.works or any(done.rows for done in result.processed):  # without a row nothing is proved
             self._runtime.streak.clear()
         done: dict[bytes, ObjectOutcome] = {processed.object_id: ObjectDone() for processed in result.processed}
-        outcomes = done | self._failed(work, failed, result.failed)
+        outcomes = done | self._report_failed(work, failed, result.failed)
         refusal = _nothing_but_refusals(result)
         if refusal is not None:  # not counted as attempts, so count a fault: otherwise a one-off job would never end
             self.add_fault(refusal)
@@ -389,10 +391,10 @@ class Attempts:
             schema_id=result.schema_id,
             new_schema=result.new_schema,
         )
-        with self._stage("commit", work), self._runtime.ledger_watch.asked():
+        with self._stage("commit", work), self._runtime.ledger_watch.watch_request():
             seq = self._guard.commit(work, outcome)
         if seq is not None:
-            self._events.committed(work, result, seq, seconds=self._runtime.clock.monotonic() - began_at)
+            self._events.emit_committed(work, result, seq, seconds=self._runtime.clock.monotonic() - began_at)
 
     def _stage(self, name: str, work: ClaimedWork) -> AbstractContextManager[None]:
         """Return a tracing span, or nothing if batches are not traced apart from their messages."""
@@ -402,12 +404,12 @@ class Attempts:
             name, pipeline=self._settings.pipeline, attempt_id=work.attempt_id, objects=len(work.refs)
         )
 
-    def _broken(self, work: ClaimedWork, broken: RunBroken) -> dict[bytes, ObjectOutcome]:
+    def _handle_broken(self, work: ClaimedWork, broken: RunBroken) -> dict[bytes, ObjectOutcome]:
         """Handle a run that failed without naming an object: make all its objects suspects.
 
         Only an object that ran alone may be dead-lettered.
         """
-        self._events.broken(work, broken)
+        self._events.emit_broken(work, broken)
         suspects = list(work.claim.claimed.values())
         attempts_max = self._settings.attempts_max
         meaning = classify_broken_run(
@@ -418,27 +420,27 @@ class Attempts:
             pipeline=self._settings.pipeline, attempt_id=work.attempt_id, processed=(), failed=failed
         )
         try:
-            with self._runtime.ledger_watch.asked():
+            with self._runtime.ledger_watch.watch_request():
                 self._guard.commit(work, outcome)
         except ClaimLost:
-            return self._lost(work)
+            return self._handle_lost(work)
         except TemporaryError:
             return dict.fromkeys(work.refs, self._fault_later())
         if isinstance(meaning, TransformError):
-            self._events.released(work, str(meaning))
+            self._events.emit_released(work, str(meaning))
             raise meaning
         cause = ReadFailure(failure=AttemptFailure.RETRY, reason=str(broken), raised=broken.raised)
         dead = {
             one.object_id: cause for one in failed if one.failure is AttemptFailure.DEAD
         }  # at most one, from a run of its own
-        return self._failed(work, failed, dead)
+        return self._report_failed(work, failed, dead)
 
     def _worked_before(self) -> bool:
         row = self._runtime.ledger.ensure_pipeline(self._settings.pipeline)
         last = self._runtime.ledger.batch(self._settings.pipeline, row.next_seq - 1)
         return last is not None and last.record.rows > 0
 
-    def _infrastructure(self, work: ClaimedWork, fault: TemporaryError) -> dict[bytes, ObjectOutcome]:
+    def _handle_fault(self, work: ClaimedWork, fault: TemporaryError) -> dict[bytes, ObjectOutcome]:
         """Handle an infrastructure failure without counting an attempt. Too many in a row raise `FaultPersists`."""
         self._guard.abandon(work, reason=str(fault), outcome="failed")
         self.add_fault(fault)
@@ -447,10 +449,10 @@ class Attempts:
             return dict.fromkeys(work.refs, replace(self._later(tries), uncounted=True))
         return dict.fromkeys(work.refs, self._fault_later())
 
-    def _failed(
+    def _report_failed(
         self, work: ClaimedWork, failed: Sequence[FailedObject], causes: Mapping[bytes, ReadFailure] | None = None
     ) -> dict[bytes, ObjectOutcome]:
-        self._events.failed(work, failed, causes)
+        self._events.emit_failed(work, failed, causes)
         outcomes: dict[bytes, ObjectOutcome] = {}
         for failure in failed:
             claimed = work.claim.claimed[failure.object_id]
@@ -473,7 +475,7 @@ class Attempts:
         )
         return max(attempts, self._runtime.streak.faults, uncounted)
 
-    def _lost(self, work: ClaimedWork) -> dict[bytes, ObjectOutcome]:
+    def _handle_lost(self, work: ClaimedWork) -> dict[bytes, ObjectOutcome]:
         self._guard.record_loss(work)
         return dict.fromkeys(work.refs, replace(self._later(1), uncounted=True))
 
@@ -482,7 +484,7 @@ class Attempts:
         in a row and whenever the count has doubled. Raise `FaultPersists` after too many."""
         count = self._runtime.streak.add_fault(fault)
         if count >= 2 and count.bit_count() == 1:
-            self._events.faults_repeated(count, fault)
+            self._events.emit_faults_repeated(count, fault)
 
     def fault_seconds(self) -> float:
         """Return the delay before the next try after an infrastructure fault."""

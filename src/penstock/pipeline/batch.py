@@ -12,7 +12,7 @@ from contextlib import suppress
 from penstock.errors import InvalidMessage, PenstockError, TemporaryError
 from penstock.events import AttemptAbandoned
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.handler import Answer, ExecutionPlace, HeldClaim
+from penstock.messaging.handler import ExecutionPlace, HeldClaim, Settlements
 from penstock.messaging.settlement import DeadLetter, Release, Settlement
 from penstock.objects.notification import Notification
 from penstock.pipeline.attempt import AT_ONCE, Attempts, AttemptSettings, ClaimGuard, PipelineRuntime
@@ -62,7 +62,7 @@ class BatchExecution:
 
     # -- the run thread ------------------------------------------------------------------------------------------
 
-    def run(self) -> Answer:
+    def run(self) -> Settlements:
         self._thread_id = threading.get_ident()
         self._open()
         try:
@@ -71,17 +71,17 @@ class BatchExecution:
             self._attempts.add_fault(away)
             later = Release(delay_seconds=self._attempts.fault_seconds(), uncounted=True, reason=str(away))
             return {
-                **self._answer({}),
+                **self._settle_all({}),
                 **{notification.delivery.receipt: later for notification in self._notifications},
             }
         for group in groups(suspects, objects_max=self._settings.objects_max, attempts_max=self._settings.attempts_max):
             try:
-                self._outcomes = {**self._outcomes, **self._attempts.of_group(group)}
+                self._outcomes = {**self._outcomes, **self._attempts.run_group(group)}
             except RunReleased:
                 break  # the worker stops: start no further group
         with suppress(PenstockError):  # the publish job publishes too, and reports its errors
             self._runtime.publish()
-        return self._answer(self._outcomes)
+        return self._settle_all(self._outcomes)
 
     # -- other threads -------------------------------------------------------------------------------------------
 
@@ -98,12 +98,12 @@ class BatchExecution:
         """Return the whole timeout: here it is wall time. An object handler counts only the time in its function."""
         return timeout_seconds
 
-    def time_out(self) -> Answer:
+    def time_out(self) -> Settlements:
         work = self._guard.stop()
         outcomes = dict(self._outcomes)
         if work is not None:
             outcomes |= self._attempts.timed_out(work, where=self._where())
-        return self._answer(outcomes)
+        return self._settle_all(outcomes)
 
     def release(self) -> None:
         work = self._guard.stop()
@@ -120,20 +120,22 @@ class BatchExecution:
 
     # -- helpers --------------------------------------------------------------------------------------------------
 
-    def _answer(self, outcomes: Mapping[bytes, ObjectOutcome]) -> Answer:
+    def _settle_all(self, outcomes: Mapping[bytes, ObjectOutcome]) -> Settlements:
         """Return the settlement of every delivery. Messages with unprocessed objects are released."""
         unprocessed = {ref.object_id: AT_ONCE for notification in self._notifications for ref in notification.objects}
         complete: Mapping[bytes, ObjectOutcome] = {**unprocessed, **outcomes}
-        answer: dict[str, Settlement] = {one.receipt: Release(uncounted=True) for one in self._deliveries}
-        answer |= self._settled
+        settled: dict[str, Settlement] = {one.receipt: Release(uncounted=True) for one in self._deliveries}
+        settled |= self._settled
         handler = self._settings.pipeline
-        answer |= {one.delivery.receipt: settle_delivery(one, complete, handler=handler) for one in self._notifications}
+        settled |= {
+            one.delivery.receipt: settle_delivery(one, complete, handler=handler) for one in self._notifications
+        }
         for one in self._notifications:
             receipt = one.delivery.receipt
-            if one.problems and isinstance(answer[receipt], DeadLetter) and receipt not in self._invalid:
+            if one.problems and isinstance(settled[receipt], DeadLetter) and receipt not in self._invalid:
                 self._invalid = {*self._invalid, receipt}
-                self._events.invalid(one.delivery, "; ".join(one.problems))
-        return answer
+                self._events.emit_invalid(one.delivery, "; ".join(one.problems))
+        return settled
 
     def _open(self) -> None:
         settlements: dict[str, Settlement] = {}
@@ -145,7 +147,7 @@ class BatchExecution:
             else:
                 settlements[delivery.receipt] = opened
                 if isinstance(opened, DeadLetter):
-                    self._events.invalid(delivery, opened.reason)
+                    self._events.emit_invalid(delivery, opened.reason)
         self._settled, self._notifications = settlements, notifications
 
     def _suspects(self) -> Sequence[NotificationDelivery]:
@@ -153,7 +155,7 @@ class BatchExecution:
         ids = {ref.object_id for notification in self._notifications for ref in notification.objects}
         failures: Mapping[bytes, int] = {}
         if ids:
-            with self._runtime.ledger_watch.asked():
+            with self._runtime.ledger_watch.watch_request():
                 failures = self._runtime.ledger.unattributed_failures(self._settings.pipeline, ids)
         singly = self._settings.objects_max == 1
         found = [

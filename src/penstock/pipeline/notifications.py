@@ -35,7 +35,9 @@ from penstock.pipeline.failures import FailureStreak, every_run_failed
 
 Parse = Callable[[bytes], Notification]
 
-GONE_AFTER_SECONDS = 5.0  # between two failed checks before a file counts as deleted: longer than a rename swap takes
+DELETED_AFTER_SECONDS = (
+    5.0  # between two failed checks before a file counts as deleted: longer than a rename swap takes
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +69,10 @@ class ObjectLater:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectDead:
-    """The object has failed for good. ``carrier_message_id`` is the original message, which is dead-lettered for it."""
+    """The object has failed for good. The message ``original_message_id`` is dead-lettered for it."""
 
     reason: str
-    carrier_message_id: str
+    original_message_id: str
     exception: str | None = None  # type and message of the exception, if the user's function raised
     traceback: str | None = None
     lasting: bool = False  # rejected or unreadable: a retry cannot help
@@ -119,7 +121,7 @@ def settle_by(
     if later:
         delay_seconds = max(outcome.delay_seconds for outcome in later)
         return Release(delay_seconds=delay_seconds, uncounted=all(outcome.uncounted for outcome in later))
-    dead = [o for o in outcomes if isinstance(o, ObjectDead) and o.carrier_message_id == message_id]
+    dead = [o for o in outcomes if isinstance(o, ObjectDead) and o.original_message_id == message_id]
     if dead or problems:
         raised_one = next((o for o in dead if o.exception is not None), None)  # room for one exception only
         return DeadLetter(
@@ -195,7 +197,7 @@ def classify_failure(claimed: ClaimedObject, failure: ReadFailure, *, attempts_m
 
 def recheck_seconds(claimed: ClaimedObject) -> float:
     """Return the delay before the next check of a missing object, so that it is long enough after the first."""
-    return max(0.0, GONE_AFTER_SECONDS - (claimed.missing_seconds or 0.0))
+    return max(0.0, DELETED_AFTER_SECONDS - (claimed.missing_seconds or 0.0))
 
 
 def timed_out(
@@ -272,7 +274,7 @@ def failure_outcome(
             raised = cause.raised if cause is not None else None
             return ObjectDead(
                 reason=failed.reason,
-                carrier_message_id=claimed.original_message.message_id,
+                original_message_id=claimed.original_message.message_id,
                 exception=raised.summary if raised is not None else None,
                 traceback=raised.traceback if raised is not None else None,
                 lasting=cause is not None and cause.failure is AttemptFailure.DEAD,
@@ -284,7 +286,7 @@ def failure_outcome(
 def ended_outcome(ended: EndedObject) -> ObjectOutcome:
     """Return the outcome of an object that had already ended. A failed one dead-letters its original message only."""
     if ended.state is ObjectState.DEAD and ended.original_message is not None:
-        return ObjectDead(reason=ended.reason or "dead", carrier_message_id=ended.original_message.message_id)
+        return ObjectDead(reason=ended.reason or "dead", original_message_id=ended.original_message.message_id)
     return ObjectDone()
 
 
@@ -312,7 +314,7 @@ S = TypeVar("S", bound=Suspect)
 
 def groups(suspects: Sequence[S], *, objects_max: int, attempts_max: int) -> list[list[S]]:
     """Split into runs, unsuspected ones first. A delivery stays whole, even if it exceeds the limit of a run."""
-    answer: list[list[S]] = []
+    split: list[list[S]] = []
     for failures in sorted({suspect.failures for suspect in suspects}):
         limit = group_objects_max(failures, objects_max=objects_max, attempts_max=attempts_max)
         group: list[S] = []
@@ -321,12 +323,12 @@ def groups(suspects: Sequence[S], *, objects_max: int, attempts_max: int) -> lis
             if suspect.failures != failures:
                 continue
             if group and objects_count + suspect.objects_count > limit:
-                answer.append(group)
+                split.append(group)
                 group, objects_count = [], 0
             group.append(suspect)
             objects_count += suspect.objects_count
-        answer.append(group)
-    return answer
+        split.append(group)
+    return split
 
 
 def _candidate(ref: ObjectRef, original_message: OriginalMessage) -> Candidate:
@@ -345,7 +347,7 @@ def _candidate(ref: ObjectRef, original_message: OriginalMessage) -> Candidate:
 
 def _missing(claimed: ClaimedObject, reason: str) -> FailedObject:
     """Classify an object that was not found: deleted only if a check long enough ago did not find it either."""
-    is_deleted = claimed.missing_seconds is not None and claimed.missing_seconds >= GONE_AFTER_SECONDS
+    is_deleted = claimed.missing_seconds is not None and claimed.missing_seconds >= DELETED_AFTER_SECONDS
     return FailedObject(
         object_id=claimed.object_id,
         failure=AttemptFailure.DELETED if is_deleted else AttemptFailure.RETRY,

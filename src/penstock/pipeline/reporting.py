@@ -63,7 +63,7 @@ class BatchEvents:
         self._bus = bus
         self._batches = batches
 
-    def claimed(self, work: ClaimedWork, *, seconds: float) -> None:
+    def emit_claimed(self, work: ClaimedWork, *, seconds: float) -> None:
         """Report an opened attempt and the start of its objects."""
         if self._batches:
             size_bytes = sum(ref.size_bytes for ref in work.refs.values())
@@ -86,7 +86,7 @@ class BatchEvents:
                 )
             )
 
-    def taken_over(self, work: ClaimedWork, before: Mapping[bytes, ObjectAttempt]) -> None:
+    def emit_taken_over(self, work: ClaimedWork, before: Mapping[bytes, ObjectAttempt]) -> None:
         """Report each object whose previous attempt ended with the death of its worker or the expiry of its lease."""
         for object_id, attempt in before.items():
             if attempt.outcome in TAKEN_OVER:
@@ -102,7 +102,7 @@ class BatchEvents:
                     )
                 )
 
-    def written(self, work: ClaimedWork, result: RunResult, *, seconds: float) -> None:
+    def emit_written(self, work: ClaimedWork, result: RunResult, *, seconds: float) -> None:
         """Report that the run has written its files."""
         if self._batches:
             self._bus.emit(
@@ -115,18 +115,18 @@ class BatchEvents:
                 )
             )
 
-    def faults_repeated(self, count: int, fault: TemporaryError) -> None:
+    def emit_faults_repeated(self, count: int, fault: TemporaryError) -> None:
         """Report ``count`` infrastructure faults in a row."""
         self._bus.emit(FaultsRepeated(pipeline=self._pipeline, count=count, error=str(fault)))
 
-    def skipped(self, claim: ObjectClaims, refs: Mapping[bytes, ObjectRef]) -> None:
+    def emit_skipped(self, claim: ObjectClaims, refs: Mapping[bytes, ObjectRef]) -> None:
         """Report the objects that the claim did not get: busy, or already ended."""
         for object_id in claim.busy:
-            self._skip(refs[object_id], "in_progress")
+            self._emit_skipped(refs[object_id], "in_progress")
         for object_id, ended in claim.ended.items():
-            self._skip(refs[object_id], _SKIPPED[ended.state])
+            self._emit_skipped(refs[object_id], _SKIPPED[ended.state])
 
-    def committed(self, work: ClaimedWork, result: RunResult, seq: int, *, seconds: float) -> None:
+    def emit_committed(self, work: ClaimedWork, result: RunResult, seq: int, *, seconds: float) -> None:
         """Report a committed batch and its finished objects."""
         if self._batches:
             self._bus.emit(
@@ -153,9 +153,9 @@ class BatchEvents:
                 )
             )
             if processed.lines_quarantined:
-                self._quarantined(uri, processed, result)
+                self._emit_quarantined(uri, processed, result)
 
-    def failed(
+    def emit_failed(
         self, work: ClaimedWork, failed: Sequence[FailedObject], causes: Mapping[bytes, ReadFailure] | None = None
     ) -> None:
         """Report the failed objects of an attempt. ``causes`` holds the run's failures by object id."""
@@ -175,7 +175,7 @@ class BatchEvents:
                 )
             )
 
-    def retrying(
+    def emit_retrying(
         self, ref: ObjectRef, attempt_id: str, tries: int, delay_seconds: float, raised: BaseException
     ) -> None:
         """Report a call inside a user's function that failed and is retried there."""
@@ -192,15 +192,15 @@ class BatchEvents:
             )
         )
 
-    def broken(self, work: ClaimedWork, broken: RunBroken) -> None:
+    def emit_broken(self, work: ClaimedWork, broken: RunBroken) -> None:
         """Report a failed run whose cause is not a single object."""
         self._bus.emit(
             RunFailed(pipeline=self._pipeline, attempt_id=work.attempt_id, objects=len(work.refs), error=str(broken))
         )
 
-    def released(self, work: ClaimedWork, reason: str) -> None:
+    def emit_released(self, work: ClaimedWork, reason: str) -> None:
         """Report an attempt that was released through no fault of its objects."""
-        self.abandoned(work.attempt_id, reason)
+        self.emit_abandoned(work.attempt_id, reason)
         for ref in work.refs.values():
             self._bus.emit(
                 ObjectInterrupted(
@@ -208,7 +208,7 @@ class BatchEvents:
                 )
             )
 
-    def claim_lost(self, work: ClaimedWork) -> None:
+    def emit_claim_lost(self, work: ClaimedWork) -> None:
         """Report an attempt that another process ended, or whose lease expired."""
         for ref in work.refs.values():
             self._bus.emit(
@@ -221,11 +221,11 @@ class BatchEvents:
                 )
             )
 
-    def abandoned(self, attempt_id: str, reason: str) -> None:
+    def emit_abandoned(self, attempt_id: str, reason: str) -> None:
         """Report an abandoned attempt."""
         self._bus.emit(AttemptAbandoned(pipeline=self._pipeline, attempt_id=attempt_id, reason=reason))
 
-    def invalid(self, delivery: Delivery, reason: str) -> None:
+    def emit_invalid(self, delivery: Delivery, reason: str) -> None:
         """Report a message that is dead-lettered because it, or a record in it, can never be processed."""
         self._bus.emit(
             MessageInvalid(
@@ -237,10 +237,10 @@ class BatchEvents:
             )
         )
 
-    def _skip(self, ref: ObjectRef, reason: str) -> None:
+    def _emit_skipped(self, ref: ObjectRef, reason: str) -> None:
         self._bus.emit(ObjectSkipped(pipeline=self._pipeline, object_uri=ref.uri, reason=reason))
 
-    def _quarantined(self, uri: str, processed: ObjectResult, result: RunResult) -> None:
+    def _emit_quarantined(self, uri: str, processed: ObjectResult, result: RunResult) -> None:
         self._bus.emit(
             LinesQuarantined(
                 pipeline=self._pipeline,

@@ -154,8 +154,8 @@ def _listed(files: Files, directory: str, written: Sequence[WrittenFile]) -> lis
     for file in written:
         info = there.get(file.path) or files.stat(file.path)
         if info is None or info.size_bytes != file.size_bytes:
-            what = "is not there" if info is None else f"has {info.size_bytes} bytes"
-            raise _not_as_reported(files, file, what)
+            subject = "is not there" if info is None else f"has {info.size_bytes} bytes"
+            raise _not_as_reported(files, file, subject)
         listed.append(info)
     return listed
 
@@ -167,10 +167,10 @@ def _check_rows(files: Files, found: Sequence[DataFile], written: Sequence[Writt
             raise _not_as_reported(files, file, f"has {rows[file.path]} rows")
 
 
-def _not_as_reported(files: Files, file: WrittenFile, what: str) -> TemporaryError:
+def _not_as_reported(files: Files, file: WrittenFile, subject: str) -> TemporaryError:
     return TemporaryError(
-        f"{files}/{file.path} {what} as seen from this host, and the task that wrote it reported {file.rows} rows in "
-        f"{file.size_bytes} bytes; nothing was committed. All hosts of the Spark cluster must share this folder."
+        f"{files}/{file.path} {subject} as seen from this host, and the task that wrote it reported {file.rows} rows "
+        f"in {file.size_bytes} bytes; nothing was committed. All hosts of the Spark cluster must share this folder."
     )
 
 

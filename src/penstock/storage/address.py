@@ -39,7 +39,7 @@ def is_s3(address: str) -> bool:
     return address.startswith(S3)
 
 
-def check_address(what: str, address: str | PathLike[str]) -> str:
+def check_address(subject: str, address: str | PathLike[str]) -> str:
     """Return the address, of S3 or of a folder, as text.
 
     Raises `UsageError` if it resembles another kind of address: a typo in ``s3://`` would otherwise name a local
@@ -47,23 +47,23 @@ def check_address(what: str, address: str | PathLike[str]) -> str:
     """
     text = fspath(address)
     if not text:
-        raise UsageError(f"The {what} has no address; give a folder, or s3://BUCKET/PREFIX.")
+        raise UsageError(f"The {subject} has no address; give a folder, or s3://BUCKET/PREFIX.")
     if is_s3(text):
         s3_address(text)
     elif _is_strange(text):
         raise UsageError(
-            f"The {what} {text} is neither a local folder nor s3://BUCKET/PREFIX: write one of them, with ./ before a "
-            "folder that has such a name."
+            f"The {subject} {text} is neither a local folder nor s3://BUCKET/PREFIX: write one of them, with ./ before "
+            "a folder that has such a name."
         )
     return text
 
 
-def check_folder(what: str, address: str | PathLike[str]) -> str:
+def check_folder(subject: str, address: str | PathLike[str]) -> str:
     """Return a folder's path as text. Raises `UsageError` if it resembles an address of another kind."""
     text = fspath(address)
     if _is_strange(text):
         raise UsageError(
-            f"The {what} {text} is not a folder on this host: write a path, with ./ before a folder "
+            f"The {subject} {text} is not a folder on this host: write a path, with ./ before a folder "
             "that has such a name."
         )
     return text

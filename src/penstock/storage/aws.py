@@ -135,7 +135,7 @@ def access(aws: Aws) -> CredentialSource:
     return CredentialSource(provider=aws.credentials().method, region=aws.session().region_name)
 
 
-def clock_ahead_seconds(answer: Any, *, now: float) -> float | None:
+def clock_ahead_seconds(response: Any, *, now: float) -> float | None:
     """Return AWS's clock minus ours by the date of a response, in whole seconds; None if it has no date."""
-    date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
+    date = response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
     return None if date is None else parsedate_to_datetime(date).timestamp() - now

@@ -132,8 +132,8 @@ def fault_of(error: Exception) -> S3Fault:
             kind=RefusalKind.PASSING, text=f"S3 responded with {' '.join(str(part) for part in (status, code) if part)}"
         )
     described = f"{type(error).__name__} {message}"
-    for words, text in _CONNECTION:
-        if words in described:
+    for fragment, text in _CONNECTION:
+        if fragment in described:
             return S3Fault(kind=RefusalKind.PASSING, text=text)
     return S3Fault(kind=RefusalKind.PASSING, text=f"S3 cannot be reached: {_first_line(message)}")
 
@@ -315,12 +315,12 @@ def region_of(bucket: str, client: Any) -> str | None:
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
-        answer = client.head_bucket(Bucket=bucket)
+        response = client.head_bucket(Bucket=bucket)
     except ClientError as error:
-        answer = error.response
+        response = error.response
     except BotoCoreError as error:
         raise TemporaryError(f"s3://{bucket} cannot be used: {fault_of(error).text}.") from None
-    text: str | None = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("x-amz-bucket-region")
+    text: str | None = response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("x-amz-bucket-region")
     return text
 
 
@@ -329,16 +329,15 @@ def ping_bucket(bucket: str, aws: Aws) -> None:
 
     Any other response counts as available, for example a denied access or a missing bucket.
     """
-    from botocore.exceptions import ClientError, HTTPClientError
-    from botocore.exceptions import ConnectionError as ConnectionFailed
+    from botocore import exceptions
 
     try:
         _service_client(aws, PING_READ_SECONDS, PING_TRIES_MAX).head_bucket(Bucket=bucket)
-    except ClientError as error:
+    except exceptions.ClientError as error:
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         if status >= _SERVER_ERROR or status == _TOO_MANY_REQUESTS:
             raise TemporaryError(f"s3://{bucket} cannot be used: {fault_of(error).text}.") from None
-    except (HTTPClientError, ConnectionFailed) as error:
+    except (exceptions.HTTPClientError, exceptions.ConnectionError) as error:
         raise TemporaryError(f"s3://{bucket} cannot be used: {fault_of(error).text}.") from None
 
 

@@ -182,8 +182,8 @@ class S3Output(io.RawIOBase):
         self._sending.append(self._senders.submit(self._send_part, self._begun, part))
 
     def _send_part(self, number: int, part: bytes) -> None:
-        answer = self._client.upload_part(**self._object, UploadId=self._upload_id, PartNumber=number, Body=part)
-        self._etags[number] = answer["ETag"]
+        response = self._client.upload_part(**self._object, UploadId=self._upload_id, PartNumber=number, Body=part)
+        self._etags[number] = response["ETag"]
 
     def _end_senders(self) -> None:
         if self._senders is not None:
@@ -318,12 +318,12 @@ class S3Files:
         remaining = iter(paths)
         while some := list(islice(remaining, _DELETED_AT_ONCE)):
             with self._explained(some[0]):
-                answer = service_client(self.aws).delete_objects(
+                response = service_client(self.aws).delete_objects(
                     Bucket=self.address.bucket,
                     Delete={"Objects": [{"Key": self._key(path)} for path in some], "Quiet": True},
                     **requester(self.aws),
                 )
-            for failed in answer.get("Errors", ()):
+            for failed in response.get("Errors", ()):
                 self._refuse_deleting(failed)
 
     def prune(self, folder: str) -> None:
@@ -349,10 +349,10 @@ class S3Files:
     def _bucket(self) -> Any:
         return bucket_client(self.address.bucket, self.aws)
 
-    def _pages(self, folder: str, **asked: str) -> Iterator[Any]:
+    def _pages(self, folder: str, **parameters: str) -> Iterator[Any]:
         with self._explained(folder):
             pages = service_client(self.aws).get_paginator("list_objects_v2")
-            yield from pages.paginate(Bucket=self.address.bucket, **asked, **requester(self.aws))
+            yield from pages.paginate(Bucket=self.address.bucket, **parameters, **requester(self.aws))
 
     def _address(self, path: str) -> str:
         return f"{S3}{self.address.bucket}/{self._key(path)}"

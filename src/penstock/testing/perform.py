@@ -16,7 +16,7 @@ from penstock.handlers.keys import KeyBegun, KeyBusy, KeyDone
 from penstock.messaging.call import NO_RESOURCES
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.delivery import Delivery, PreviousAttempt
-from penstock.messaging.handler import Answer, HeldClaim
+from penstock.messaging.handler import HeldClaim, Settlements
 from penstock.messaging.message import NO_ATTRIBUTES, Message
 from penstock.messaging.schema import BodyCodec
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
@@ -118,8 +118,8 @@ def _performed(declaration: HandlerDeclaration, delivery: Delivery, resources: M
         keys=_FreeKeys() if declaration.idempotency is not None else None,
         resources=resources,
     )
-    answer = made.begin([delivery]).run()
-    settlements = _awaited(answer) if inspect.iscoroutine(answer) else answer
+    returned = made.begin([delivery]).run()
+    settlements = _awaited(returned) if inspect.iscoroutine(returned) else returned
     failures = [event.exception for event in events if isinstance(event, MessageFailed)]
     return Performed(
         settlement=settlements[RECEIPT],  # type: ignore[index] # a coroutine was awaited above
@@ -128,7 +128,7 @@ def _performed(declaration: HandlerDeclaration, delivery: Delivery, resources: M
     )
 
 
-def _awaited(coroutine: Coroutine[Any, Any, Answer]) -> Answer:
+def _awaited(coroutine: Coroutine[Any, Any, Settlements]) -> Settlements:
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -12,6 +12,7 @@ from penstock.app.app import App, on_new_app
 from penstock.app.serving import serve, worker_settings
 from penstock.errors import PenstockError, Reject, UsageError
 from penstock.events import Event, MessageFailed, MessageInterrupted
+from penstock.ledger import Ledger
 from penstock.messaging.broker import DEAD_LETTER_SUFFIX
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.death import death_of
@@ -63,8 +64,6 @@ class TestWorker:
         self._made = ExitStack()  # restores the brokers and ledgers of apps created inside
 
     def __enter__(self) -> Self:
-        from penstock.ledger import Ledger
-
         if self._before is not None:
             raise UsageError("This TestWorker is entered already; make one for each with.")
         ledger = Ledger.open("sqlite://")

@@ -28,8 +28,8 @@ def row_of(queue: str, outgoing: Outgoing, outbox_id: bytes) -> Row:
             f"A body for the queue {queue} has {len(outgoing.body)} bytes; brokers take at most {BODY_BYTES_MAX}: send "
             "a reference to what is larger."
         )
-    for what, text in (("queue", queue), ("group", outgoing.group), ("deduplication_id", outgoing.deduplication_id)):
-        _check_text(what, text)
+    for subject, text in (("queue", queue), ("group", outgoing.group), ("deduplication_id", outgoing.deduplication_id)):
+        _check_text(subject, text)
     return {
         "outbox_id": outbox_id,
         "queue_id": digest(queue),
@@ -89,8 +89,10 @@ def read_attributes(text: str | None) -> Attributes:
     )
 
 
-def _check_text(what: str, text: str | None) -> None:
+def _check_text(subject: str, text: str | None) -> None:
     if text is None:
         return
     if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
-        raise UsageError(f"{what}={text!r} holds a character that databases refuse: NUL, or half of a surrogate pair.")
+        raise UsageError(
+            f"{subject}={text!r} holds a character that databases refuse: NUL, or half of a surrogate pair."
+        )

@@ -87,7 +87,7 @@ class Relay:
                 seconds = self._seconds_after(self.step())
                 self._failures = 0
             except Exception as error:  # any error: the rows depend on this thread
-                seconds = self._failed(error)
+                seconds = self._record_failure(error)
             if seconds and not self._ended:
                 self._clock.wait(self._woken, seconds)
 
@@ -123,7 +123,7 @@ class Relay:
             lease_seconds=self._settings.lease_seconds,
             rows_max=self._settings.rows_max,
             bytes_max=self._settings.bytes_max,
-            paused=self._still_paused(claimed_at),
+            paused=self._update_paused(claimed_at),
         )
         if not claimed:
             return RelayResult()
@@ -142,7 +142,7 @@ class Relay:
                 self._store.release(claim_id)
         return RelayResult(claimed=len(claimed), sent=claim.sent, refused=claim.refused)
 
-    def _still_paused(self, now: float) -> Collection[str]:
+    def _update_paused(self, now: float) -> Collection[str]:
         self._paused = {queue: until for queue, until in self._paused.items() if until > now}
         return self._paused.keys()
 
@@ -153,7 +153,7 @@ class Relay:
         """Return 0 after a poll that found rows, otherwise the idle wait."""
         return 0.0 if step.claimed else self._settings.every_seconds * (0.5 + self._random())
 
-    def _failed(self, error: Exception) -> float:
+    def _record_failure(self, error: Exception) -> float:
         self._failures += 1
         seconds = FAILED_BASE_SECONDS / 2 + backoff_seconds(
             attempt=self._failures,
@@ -224,22 +224,22 @@ class _ClaimedRows:
             if self._is_over() or queue in self.refusing:
                 return
             some = rows[start : start + PARTIAL_CHUNK]
-            answers: Sequence[str | PenstockError]
+            results: Sequence[str | PenstockError]
             try:
-                answers = broker.try_send(queue, [row.outgoing for row in some])
+                results = broker.try_send(queue, [row.outgoing for row in some])
             except ConfigurationError as error:  # an error of the queue: it accepted no row
-                answers = [error] * len(some)
-            outcomes = list(zip(some, answers, strict=True))
-            self._sent(queue, [(row, answer) for row, answer in outcomes if isinstance(answer, str)])
-            for row, answer in outcomes:
-                if isinstance(answer, str):
+                results = [error] * len(some)
+            outcomes = list(zip(some, results, strict=True))
+            self._delete_sent(queue, [(row, result) for row, result in outcomes if isinstance(result, str)])
+            for row, result in outcomes:
+                if isinstance(result, str):
                     in_a_row = 0
-                elif isinstance(answer, ConfigurationError) and queue not in self.refusing:
-                    self._refuse(row, answer)
+                elif isinstance(result, ConfigurationError) and queue not in self.refusing:
+                    self._refuse(row, result)
                     in_a_row += 1
                     if in_a_row == in_a_row_max:
                         self.refusing.add(queue)
-            failed = [answer for answer in answers if isinstance(answer, TemporaryError)]
+            failed = [result for result in results if isinstance(result, TemporaryError)]
             if failed:
                 raise failed[0]
 
@@ -272,9 +272,9 @@ class _ClaimedRows:
 
     def _send(self, queue: str, rows: Sequence[ClaimedRow]) -> None:
         ids = self._broker.send(queue, [row.outgoing for row in rows])
-        self._sent(queue, list(zip(rows, ids, strict=True)))
+        self._delete_sent(queue, list(zip(rows, ids, strict=True)))
 
-    def _sent(self, queue: str, taken: Sequence[tuple[ClaimedRow, str]]) -> None:
+    def _delete_sent(self, queue: str, taken: Sequence[tuple[ClaimedRow, str]]) -> None:
         """Delete rows that the broker accepted under these ids."""
         if not taken:
             return

@@ -66,12 +66,12 @@ def explained() -> Iterator[None]:
 def missing_table(error: DBAPIError) -> str | None:
     """Return the name of our table that does not exist in the database; None for any other error."""
     original = error.orig
-    words = str(original)
+    text = str(original)
     code = original.args[0] if original is not None and original.args else None
     state = getattr(original, "sqlstate", None) or getattr(original, "pgcode", None)
-    if not (code == _MISSING_MYSQL or state == _MISSING_POSTGRESQL or "no such table" in words):
+    if not (code == _MISSING_MYSQL or state == _MISSING_POSTGRESQL or "no such table" in text):
         return None
-    return next((table for table in (OUTBOX, INBOX) if table in words), None)
+    return next((table for table in (OUTBOX, INBOX) if table in text), None)
 
 
 def sync_session_of(session: object) -> Session | None:

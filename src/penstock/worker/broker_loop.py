@@ -44,7 +44,7 @@ class BrokerLoop:
         sign: LifeSign,
         wake: threading.Event,
         until: Until | None,
-        until_met: Callable[[], None],
+        on_end_condition: Callable[[], None],
         fail: Callable[[BaseException], None],
     ) -> None:
         self._broker = broker
@@ -62,7 +62,7 @@ class BrokerLoop:
         self._sign = sign
         self._wake = wake
         self._until = until
-        self._until_met = until_met
+        self._on_end_condition = on_end_condition
         self._fail = fail
         self._paused = False  # written by the lifecycle's thread; never unset
         self._leaving = False  # written by the I/O thread, and by any thread through `leave`; never unset
@@ -74,13 +74,13 @@ class BrokerLoop:
     def run(self) -> None:
         """Serve until asked to leave, then until everything is settled."""
         self._give_sign()
-        self._guarded(self._arrivals.open)
-        self._guarded(self._begin_jobs)
+        self._run_guarded(self._arrivals.open)
+        self._run_guarded(self._begin_jobs)
         while not (self._quitting or (self._leaving and self._idle)):
-            self._guarded(self._turn)
+            self._run_guarded(self._turn)
         if self._met and not self._quitting:
-            self._guarded(self._run_last_jobs)
-        self._guarded(self._arrivals.close)
+            self._run_guarded(self._run_last_jobs)
+        self._run_guarded(self._arrivals.close)
         self._sign.end()
 
     def pause(self) -> None:
@@ -98,7 +98,7 @@ class BrokerLoop:
         self._leaving = self._quitting = True
         self._wake.set()
 
-    def _guarded(self, step: Callable[[], object]) -> None:
+    def _run_guarded(self, step: Callable[[], object]) -> None:
         """Run a step. An exception ends the worker but not this thread, which still has settlements to apply."""
         try:
             step()
@@ -142,10 +142,10 @@ class BrokerLoop:
             scheduler.record_signal()
         wait_seconds = self._poll_wait_seconds if self._poll_wait_seconds and self._idle else 0.0
         group = self._settler.take_due()
-        requests = scheduler.requests()
+        requests = scheduler.begin_poll()
         if requests and scheduler.full is None:
             # Listen before polling, so that no arrival is missed between the poll and the rest.
-            self._listen(scheduler.with_room)
+            self._listen(scheduler.with_capacity)
         listened = self._arrivals.wanted
         turn = NOTHING_TO_DO
         if group.settlements or requests:
@@ -159,7 +159,7 @@ class BrokerLoop:
         if self._polls_are_billed and requests and scheduler.full is not None:
             # While one queue keeps the worker busy, listen to the queues found empty instead of polling them in vain.
             # Only to those: messages waiting in another queue would be signalled at once, and the worker has no room.
-            listened = (self._arrivals.wanted | scheduler.found_empty) & scheduler.with_room
+            listened = (self._arrivals.wanted | scheduler.found_empty) & scheduler.with_capacity
             self._listen(listened - {scheduler.full})
         return received
 
@@ -179,8 +179,8 @@ class BrokerLoop:
         if seconds is None:
             self._stop_listening()
             return REST_SECONDS_MAX
-        if self._arrivals.wanted - self._scheduler.with_room:
-            self._listen(self._arrivals.wanted & self._scheduler.with_room)
+        if self._arrivals.wanted - self._scheduler.with_capacity:
+            self._listen(self._arrivals.wanted & self._scheduler.with_capacity)
         return seconds
 
     def _listen(self, queues: Set[str]) -> None:
@@ -263,7 +263,7 @@ class BrokerLoop:
             self._met = False
         if self._met:
             self._leaving = True
-            self._until_met()
+            self._on_end_condition()
         return self._met
 
     def _begin_jobs(self) -> None:

@@ -7,7 +7,7 @@ The chain of a message, in order, and the method that does each step:
 | receive | `BrokerLoop._settle_and_receive` | I/O |
 | lease | `PrefetchBuffer.add`, which registers the leases | I/O |
 | begin | `Executor.begin`, in free slots only | I/O |
-| claim | `Call.open` (`penstock.handlers.call`) | the run's |
+| claim | `Call.open` (`penstock.handlers.call`; the next two steps, too) | the run's |
 | call | `Call.call_function` | the run's |
 | decide, record | `Call.record_completion`, `Call.record_failure` | the run's |
 | conclude | `Executor._conclude` maps each result to one outcome; the only place that does | the run's |
@@ -27,7 +27,7 @@ from penstock.events import Bus, ExecutionFailed, SettlementMissing
 from penstock.messaging.backoff import Random
 from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.handler import Answer, ExecutionPlace
+from penstock.messaging.handler import ExecutionPlace, Settlements
 from penstock.messaging.settlement import UNCOUNTED, Release, Settlement
 from penstock.messaging.threads import begin_thread_or_do
 from penstock.worker.consumer import Consumer
@@ -40,8 +40,8 @@ from penstock.worker.running_batch import (
     RunningBatch,
     RunRaised,
     RunReturned,
-    awaited_result_of,
-    result_of,
+    run_execution,
+    run_execution_on_loop,
 )
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.settler import Settler
@@ -76,11 +76,11 @@ class Executor:
         clock: Clock,
         bus: Bus,
         random: Random,
-        freed: Callable[[], None],
+        on_free: Callable[[], None],
         fail: Callable[[BaseException], None],
         halt: Callable[[BaseException], bool],
     ) -> None:
-        """``freed`` is called for each free slot, ``halt`` with an error that only a person can fix.
+        """``on_free`` is called for each free slot, ``halt`` with an error that only a person can fix.
 
         ``fail`` is called with a defect, for example an exception of a listener, which must end the worker.
         """
@@ -103,7 +103,7 @@ class Executor:
         self._clock = clock
         self._bus = bus
         self._random = random
-        self._freed = freed
+        self._on_free = on_free
         self._fail = fail
         self._halt = halt
         self._lock = slots.lock
@@ -111,7 +111,7 @@ class Executor:
         self._stranded: list[RunningBatch] = []  # under the lock; the run has ended and the batch is not settled
         self._draining = False  # set under the lock, by `drain`
         self._begun = 0  # written by the I/O thread
-        self._returned: list[tuple[RunningBatch, Answer]] = []  # this and the next: loop thread only
+        self._returned: list[tuple[RunningBatch, Settlements]] = []  # this and the next: loop thread only
         self._ended_runs: list[RunningBatch] = []
         # The number of batches with a decided outcome. Under the lock, as are the next two; written by the thread that
         # ends a batch.
@@ -185,7 +185,7 @@ class Executor:
     def end_overdue(self) -> None:
         """End the executions that exceeded the handler's timeout. Called by the I/O thread only."""
         with self._lock:
-            overdue = self._timeouts.overdue()
+            overdue = self._timeouts.take_overdue()
         for batch in overdue:
             if batch.end(settles=False):
                 # Recording a timeout and interrupting a run may block, and this thread settles for all queues.
@@ -229,11 +229,14 @@ class Executor:
                 self._notify_of_drain(batch)
 
     def _run(self, batch: RunningBatch) -> None:
-        """Take a batch through the rest of its chain: claim, call, decide and record; conclude and settle; free."""
+        """Take a batch through the rest of its chain: claim, call, decide, record; conclude and settle; free the slot.
+
+        The steps up to record are those of the execution, see `PlainCall.run` in `penstock.handlers.call`.
+        """
         batch.thread = threading.current_thread().name
         try:
-            result = result_of(batch.execution)  # claims, calls, decides and records
-            self._conclude(batch, result)  # settles
+            result = run_execution(batch.execution)
+            self._conclude(batch, result)
         except BaseException as defect:
             self._fail(defect)
         finally:
@@ -241,7 +244,7 @@ class Executor:
 
     async def _run_on_loop(self, batch: RunningBatch) -> None:
         """Do the same on the event loop, where the runs that end in one iteration are settled together."""
-        result = await awaited_result_of(batch.execution)
+        result = await run_execution_on_loop(batch.execution)
         try:
             if isinstance(result, RunReturned):
                 if batch.end():
@@ -273,7 +276,7 @@ class Executor:
             self._free(ended)
 
     def _conclude(self, batch: RunningBatch, result: Result) -> None:
-        """Turn a result into an outcome; the only place that does."""
+        """Turn a result into an outcome, and settle or release the deliveries; the only place that does."""
         match result:
             case RunReturned(settlements=settlements):
                 if batch.end():
@@ -286,12 +289,12 @@ class Executor:
                 if batch.end(settles=False):
                     self._release_raised(batch, error)
 
-    def _settle(self, returned: Sequence[tuple[RunningBatch, Answer]], *, failed: bool = False) -> None:
+    def _settle(self, returned: Sequence[tuple[RunningBatch, Settlements]], *, failed: bool = False) -> None:
         """Submit the settlements that these batches returned."""
         settlements: list[tuple[Delivery, Settlement]] = []
-        for batch, answer in returned:
+        for batch, settled in returned:
             for delivery in batch.deliveries:
-                settlement = answer.get(delivery.receipt)
+                settlement = settled.get(delivery.receipt)
                 if settlement is None:
                     self._bus.emit(SettlementMissing(queue=delivery.queue, message_id=delivery.message.id))
                     settlement = self._delayed(delivery)
@@ -311,7 +314,7 @@ class Executor:
                     self._stranded = [*(one for one in self._stranded if not one.settled), batch]
             if self._shares_slots:
                 self._slots.taken -= len(batches)
-        self._freed()
+        self._on_free()
 
     # -- the other outcomes: raised, halted, timed out, claim lost --------------------------------------------------
 
@@ -342,7 +345,7 @@ class Executor:
         batch.parted = True
         # Interrupting may block, and the caller must extend other leases meanwhile.
         begin_thread_or_do(self._interrupt, batch, name="penstock-interrupt")
-        self._freed()
+        self._on_free()
 
     def _time_out(self, batch: RunningBatch) -> None:
         try:
@@ -350,7 +353,7 @@ class Executor:
         except BaseException as defect:
             self._fail(defect)
         batch.parted = True
-        self._freed()
+        self._on_free()
         self._interrupt(batch)
 
     def _settle_timed_out(self, batch: RunningBatch) -> None:
@@ -359,13 +362,13 @@ class Executor:
         That removes the deliveries from the lease book: a hung run keeps no lease.
         """
         try:
-            answer = batch.execution.time_out()
+            settled = batch.execution.time_out()
         except Exception as error:
             self._release_raised(batch, error)
             return
         if not batch.begin_settling():
             return
-        self._settle([(batch, answer)], failed=True)
+        self._settle([(batch, settled)], failed=True)
         if not self._shares_slots:  # otherwise the handler reports the failure of each message
             self._emit_failure(
                 batch.deliveries,

@@ -214,23 +214,23 @@ class ClaimBeat:
             while waiting:
                 size = self._sizes.get(extender, self._settings.settle_max)
                 group, waiting = waiting[:size], waiting[size:]
-                asked_at = self._clock.monotonic()
+                sent_at = self._clock.monotonic()
                 again = self._extend(extender, group, began_at, last=not left, ends_at=ends_at)
                 failed += again
-                self._resize(extender, len(group), self._clock.monotonic() - asked_at, answered=again is not group)
+                self._resize(extender, len(group), self._clock.monotonic() - sent_at, whole_group=again is not group)
                 if self._clock.monotonic() >= ends_at:
                     return
             waiting = failed
             if not waiting or self._clock.wait(self._ended, TRY_AGAIN_SECONDS):
                 return
 
-    def _resize(self, extender: ClaimExtender, count: int, seconds: float, *, answered: bool) -> None:
+    def _resize(self, extender: ClaimExtender, count: int, seconds: float, *, whole_group: bool) -> None:
         """Set the number of claims in the next calls so that the extender extends them well within the timeout."""
         size = self._sizes.get(extender, self._settings.settle_max)
-        share = seconds / self._settings.claim_answer_seconds
+        share = seconds / self._settings.claim_response_seconds
         before = self._paces.pop(extender, None)
         size_matters = True
-        if answered:
+        if whole_group:
             size_matters = _size_matters(before, count, seconds)
             self._paces[extender] = _ExtendCall(count=count, seconds=seconds, size_matters=size_matters)
         if share > 1 / 2 and size_matters:
@@ -247,7 +247,7 @@ class ClaimBeat:
             extension = extender.extend(
                 [claim.id for _, claim in group],
                 lease_seconds=max(lease_ends_at - self._clock.monotonic(), self._settings.claim_seconds / 2),
-                answer_seconds=self._settings.claim_answer_seconds,
+                response_seconds=self._settings.claim_response_seconds,
             )
         except Exception as error:
             last = last or self._clock.monotonic() >= ends_at
@@ -414,7 +414,7 @@ class Heartbeat:
     def run(self) -> None:
         """Beat until `end` is called."""
         try:
-            while not self._ended_while_waiting():
+            while not self._wait_for_beat():
                 self.watch()
                 self.beat()
         finally:
@@ -451,7 +451,7 @@ class Heartbeat:
             )
         self._claim_beat.watch()
 
-    def _ended_while_waiting(self) -> bool:
+    def _wait_for_beat(self) -> bool:
         """Wait for the next beat, and check for endangered leases half-way. Return True if the heartbeat was ended."""
         pause_seconds = self._pause_seconds()
         beat_at = self._clock.monotonic() + pause_seconds

@@ -89,10 +89,15 @@ _UNWIND_SECONDS = 0.5  # part of the flush: time for interrupted threads to end
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOutcome:
-    """The outcome of a worker run. If it is forced or names threads left, the process must end with `os._exit`."""
+    """The outcome of a worker run. With hanging threads, the process must end with `os._exit`."""
 
     outcome: Outcome
     threads_left: tuple[str, ...] = ()
+
+    @property
+    def has_hanging_threads(self) -> bool:
+        """Return True if threads are left that cannot be ended: the process should exit without waiting for them."""
+        return bool(self.threads_left) or self.outcome == "forced"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +165,7 @@ class WorkerLifecycle:
         self._threads_left: list[str] = []
         self._outcome: Outcome = "forced"
 
-        self._lease_book = LeaseBook(clock=clock, lease_seconds=settings.lease_seconds, call_ended=self.freed)
+        self._lease_book = LeaseBook(clock=clock, lease_seconds=settings.lease_seconds, call_ended=self.wake_loop)
         self._settler = Settler(
             broker=broker,
             lease_book=self._lease_book,
@@ -170,7 +175,7 @@ class WorkerLifecycle:
             probe=probe,
             random=random,
         )
-        self._pools = ExecutionPools(concurrency=settings.concurrency, ended=self.changed, event_loop=event_loop)
+        self._pools = ExecutionPools(concurrency=settings.concurrency, ended=self.note_change, event_loop=event_loop)
         slots = Slots(settings.concurrency)
         first_poll_at = clock.monotonic() + settings.start_jitter_seconds * random()
         self._consumers = [self._served(consumer, slots=slots, poll_at=first_poll_at) for consumer in consumers]
@@ -187,7 +192,7 @@ class WorkerLifecycle:
             sign=liveness.io,
             wake=self._wake,
             until=until,
-            until_met=self.until_met,
+            on_end_condition=self.stop_at_end_condition,
             fail=self.fail,
         )
         self._heartbeat = Heartbeat(
@@ -229,7 +234,7 @@ class WorkerLifecycle:
                 clock=self._clock,
                 bus=self._bus,
                 random=self._random,
-                freed=self.freed,
+                on_free=self.wake_loop,
                 fail=self.fail,
                 halt=partial(self.halt, consumer.queue),
             ),
@@ -247,21 +252,21 @@ class WorkerLifecycle:
             clock=self._clock,
             bus=self._bus,
             random=self._random,
-            ended=self.freed,
+            ended=self.wake_loop,
             halt=partial(self.halt, consumer.queue),
             fail=self.fail,
         )
 
     # Called by other threads
 
-    def freed(self) -> None:
+    def wake_loop(self) -> None:
         """Wake the I/O thread: a slot is free, or a settlement is due."""
         if not self._wake.is_set():  # cheaper than setting it for each message
             self._wake.set()
         if self._closing:
             self._changes.set()
 
-    def until_met(self) -> None:
+    def stop_at_end_condition(self) -> None:
         """Stop the worker, since ``until`` returned True."""
         self._met = True
         self._changes.set()
@@ -294,10 +299,10 @@ class WorkerLifecycle:
             served.halted = True
         reason = f"{type(error).__name__}: {error}"
         self._bus.emit(ConsumerHalted(queue=queue, handler=served.consumer.handler.name, error=reason))
-        self.freed()
+        self.wake_loop()
         return True
 
-    def changed(self) -> None:
+    def note_change(self) -> None:
         """Note that a machinery thread has ended."""
         self._changes.set()
 
@@ -450,7 +455,7 @@ class WorkerLifecycle:
         return max(ends_at, self._stop_began_at + self._budget.stop_timeout_seconds - self._budget.margin_seconds)
 
     def _thread(self, name: str, work: Callable[[], object]) -> MachineryThread:
-        return MachineryThread(name, work, changed=self.changed, fail=self.fail)
+        return MachineryThread(name, work, changed=self.note_change, fail=self.fail)
 
     def _start_consumers(self) -> None:
         """Start the prerequisites of consumers, one after another. Retry with exponential backoff after temporary
@@ -486,7 +491,7 @@ class WorkerLifecycle:
             self.halt(served.consumer.queue, error)
         else:
             served.started = True
-            self.freed()
+            self.wake_loop()
         return True
 
     def _is_stopping(self) -> bool:
@@ -613,9 +618,9 @@ class WorkerLifecycle:
         self._bus.emit(WorkerFailed(error_type=failure.error_type, error=failure.error, traceback=failure.traceback))
 
     def _dump_stacks(self) -> None:
-        asked = self._stop.stacks_requested
-        if asked != self._stacks_dumped:
-            self._stacks_dumped = asked
+        requests = self._stop.stacks_requested
+        if requests != self._stacks_dumped:
+            self._stacks_dumped = requests
             self._bus.emit(StacksDumped(stacks=stacks(self._pools.loop.loop)))
 
     @staticmethod

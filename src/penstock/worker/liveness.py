@@ -132,8 +132,8 @@ class LagSampler:
         self._loop = loop
         self._every_seconds = every_seconds
         self._ended = threading.Event()
-        self._asked_at: float | None = None  # monotonic; None: no call is scheduled. Written by the sampling thread
-        self._answered_at: float | None = None  # written by the loop's thread; reset by the sampling thread
+        self._scheduled_at: float | None = None  # monotonic; None: no call is scheduled. Written by the sampling thread
+        self._called_at: float | None = None  # written by the loop's thread; reset by the sampling thread
 
     def run(self) -> None:
         """Sample until `end` is called."""
@@ -156,25 +156,25 @@ class LagSampler:
 
     def _loop_late_seconds(self, now: float) -> float:
         """Return the delay of the call on the loop: until it ran, or until now."""
-        if self._asked_at is None:
+        if self._scheduled_at is None:
             return 0.0
-        return (now if self._answered_at is None else self._answered_at) - self._asked_at
+        return (now if self._called_at is None else self._called_at) - self._scheduled_at
 
     def _schedule_probe(self) -> None:
         """Schedule a call on the loop, unless one is still waiting there."""
         loop = self._loop()
         if loop is None:
-            self._asked_at = None
+            self._scheduled_at = None
             return
-        if self._asked_at is not None and self._answered_at is None:
+        if self._scheduled_at is not None and self._called_at is None:
             return
-        self._answered_at = None
-        self._asked_at = self._clock.monotonic()
+        self._called_at = None
+        self._scheduled_at = self._clock.monotonic()
         with suppress(RuntimeError):  # the loop was closed a moment ago
-            loop.call_soon_threadsafe(self._answer)
+            loop.call_soon_threadsafe(self._record_call)
 
-    def _answer(self) -> None:
-        self._answered_at = self._clock.monotonic()
+    def _record_call(self) -> None:
+        self._called_at = self._clock.monotonic()
 
 
 def stacks(loop: asyncio.AbstractEventLoop | None) -> str:

@@ -149,10 +149,10 @@ class EventLoop:
         return self._thread is None or self._over
 
     def start(self, run: RunAsync, batches: Sequence[RunningBatch]) -> None:
-        """Run batches, passed to the loop in one call. Called by the I/O thread only. Raises as `started` does."""
-        self.started().call_soon_threadsafe(self._take, run, batches)
+        """Run batches, passed to the loop in one call. For the I/O thread only. Raises as `ensure_started` does."""
+        self.ensure_started().call_soon_threadsafe(self._take, run, batches)
 
-    def started(self) -> asyncio.AbstractEventLoop:
+    def ensure_started(self) -> asyncio.AbstractEventLoop:
         """Return the loop, started if necessary. Not thread-safe.
 
         Raises `TemporaryError` if its thread cannot be started.

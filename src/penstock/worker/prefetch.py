@@ -56,15 +56,15 @@ class PrefetchBuffer:
         with self._lock:
             return sum(map(len, self._closed)) + len(self._collecting.deliveries)
 
-    def room(self, free: int) -> int:
+    def capacity(self, free: int) -> int:
         """Return how many more messages may be received while ``free`` batches may begin."""
         batches = free if self._consumer.shares_slots else 1
         with self._lock:
             return 0 if self._closed else self._limits.messages_max * batches - len(self._collecting.deliveries)
 
-    def request(self, room: int) -> ReceiveRequest:
+    def request(self, capacity: int) -> ReceiveRequest:
         """Return the receive request for a consumer with this much room, at least 1."""
-        return ReceiveRequest(queue=self._consumer.queue, messages_max=min(self._fetch_max, room))
+        return ReceiveRequest(queue=self._consumer.queue, messages_max=min(self._fetch_max, capacity))
 
     def add(self, arrived: Sequence[Delivery], now: float) -> None:
         """Take the result of a receive, possibly empty: register the leases, then add the deliveries to batches."""

@@ -86,14 +86,14 @@ class ServedConsumer:
         return None if self.started or self.consumer.start is None else self.consumer.start.awaits
 
     @property
-    def room(self) -> int:
+    def capacity(self) -> int:
         """The number of messages that may still be received."""
         if self.halted or self.awaits is not None:
             return 0
-        room = self.prefetch.room(self.executor.free)
+        capacity = self.prefetch.capacity(self.executor.free)
         admitted = None if self.consumer.gate is None else self.consumer.gate.admits()
         # Held messages already count: a batch that waits for more messages must not admit a second probe.
-        return room if admitted is None else max(min(room, admitted - self.prefetch.count), 0)
+        return capacity if admitted is None else max(min(capacity, admitted - self.prefetch.count), 0)
 
     @property
     def barred(self) -> bool:
@@ -170,29 +170,29 @@ class QueueScheduler:
         return self._found_empty
 
     @property
-    def with_room(self) -> Set[str]:
+    def with_capacity(self) -> Set[str]:
         """The queues with room."""
-        return frozenset(served.consumer.queue for served in self._consumers if served.room > 0)
+        return frozenset(served.consumer.queue for served in self._consumers if served.capacity > 0)
 
-    def requests(self) -> Sequence[ReceiveRequest]:
+    def begin_poll(self) -> Sequence[ReceiveRequest]:
         """Return the receive requests of the next poll: consumers that are due, else those with missed arrivals.
 
         Consumers without room are left out. The caller must report the result with `record`.
         """
         now = self._began_at = self._clock.monotonic()
-        rooms = [(index, self._consumers[index].room) for index in self._rotation.order()]
-        asked = {index for index, room in rooms if room > 0 and self._consumers[index].poll_at <= now}
-        if not asked and self._calm_until <= now:
-            asked = {index for index, room in rooms if room > 0 and self._consumers[index].polls_early}
+        capacities = [(index, self._consumers[index].capacity) for index in self._rotation.order()]
+        polled = {index for index, capacity in capacities if capacity > 0 and self._consumers[index].poll_at <= now}
+        if not polled and self._calm_until <= now:
+            polled = {index for index, capacity in capacities if capacity > 0 and self._consumers[index].polls_early}
         self._polled = [
-            (index, self._consumers[index].prefetch.request(room) if room > 0 else None)
-            for index, room in rooms
-            if room < 1 or index in asked
+            (index, self._consumers[index].prefetch.request(capacity) if capacity > 0 else None)
+            for index, capacity in capacities
+            if capacity < 1 or index in polled
         ]
         return [request for _, request in self._polled if request is not None]
 
     def record(self, turn: TurnResult, *, listened: Set[str]) -> bool:
-        """Record the result of the requests of `requests`; return True if any message arrived.
+        """Record the result of the requests of `begin_poll`; return True if any message arrived.
 
         ``listened``: the queues whose arrivals since the poll are signalled. Raises `UserError` if the broker can never
         serve the request.
@@ -234,13 +234,13 @@ class QueueScheduler:
 
     def rest_seconds(self) -> float | None:
         """Return the seconds until the next poll; None if no consumer has room."""
-        roomy = [served for served in self._consumers if served.room > 0]
+        roomy = [served for served in self._consumers if served.capacity > 0]
         poll_at = [min(served.poll_at, self._calm_until) if served.polls_early else served.poll_at for served in roomy]
         return max(min(poll_at) - self._clock.monotonic(), 0.0) if poll_at else None
 
     def _check_false_alarm(self) -> None:
         """Record a false alarm if all consumers were polled in vain."""
-        if self._signalled and not any(served.polls_early and served.room > 0 for served in self._consumers):
+        if self._signalled and not any(served.polls_early and served.capacity > 0 for served in self._consumers):
             self._signalled = False
             self._calm_until = self._clock.monotonic() + CALM_SECONDS
 

@@ -2,7 +2,7 @@
 
 - `RunningBatch`: a batch ends exactly once: with settlements, failed, timed out, claim lost, or released. The first
   thread that ends it decides the outcome of its deliveries; later results are ignored.
-- `result_of`: maps every return value and exception of a run to a closed type
+- `run_execution`: runs an execution, and maps every return value and exception to a closed type
 - `ExecutionTimeouts`: which batches exceeded the handler's timeout. Only the time of the user's code counts, so the end
   of a timeout is known as a lower bound: it moves while the execution waits for the ledger. Each execution is checked
   again when its bound is reached.
@@ -19,7 +19,7 @@ from typing import NamedTuple
 from penstock.errors import PenstockError, PublishHalted, UserError
 from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.handler import Answer, Execution, HeldClaim
+from penstock.messaging.handler import Execution, HeldClaim, Settlements
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +118,7 @@ class RunningBatch:
 class RunReturned(NamedTuple):
     """The run returned its settlements, by receipt handle."""
 
-    settlements: Answer
+    settlements: Settlements
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,25 +138,25 @@ class RunFatal:
 Result = RunReturned | RunRaised | RunFatal
 
 
-def result_of(execution: Execution) -> Result:
+def run_execution(execution: Execution) -> Result:
     """Run an execution, and map every return value and exception to the closed type."""
     try:
-        answer = execution.run()
+        returned = execution.run()
     except BaseException as error:  # SystemExit too: user code may raise it, and the deliveries must still be settled
         return _failed_by(error)
-    if inspect.iscoroutine(answer):
-        answer.close()
+    if inspect.iscoroutine(returned):
+        returned.close()
         return RunRaised(error=TypeError("the execution answered a coroutine, which only the place LOOP awaits"))
-    return RunReturned(settlements=answer)  # type: ignore[arg-type] # the protocol knows no other coroutines
+    return RunReturned(settlements=returned)  # type: ignore[arg-type] # the protocol knows no other coroutines
 
 
-async def awaited_result_of(execution: Execution) -> Result:
-    """Do the same as `result_of` for an execution on the event loop."""
+async def run_execution_on_loop(execution: Execution) -> Result:
+    """Do the same as `run_execution` for an execution on the event loop."""
     try:
-        answer = execution.run()
-        if inspect.iscoroutine(answer):
-            answer = await answer
-        return RunReturned(settlements=answer)  # type: ignore[arg-type] # as above
+        returned = execution.run()
+        if inspect.iscoroutine(returned):
+            returned = await returned
+        return RunReturned(settlements=returned)  # type: ignore[arg-type] # as above
     except BaseException as error:  # CancelledError too: the task ends here, and its slot is freed
         return _failed_by(error)
 
@@ -197,7 +197,7 @@ class ExecutionTimeouts:
         old = self._old[0][0] if self._old else None
         return min((at for at in (young, old) if at is not None), default=None)
 
-    def overdue(self) -> Sequence[RunningBatch]:
+    def take_overdue(self) -> Sequence[RunningBatch]:
         """Remove and return the executions that exceeded their timeout."""
         if self._timeout_seconds is None:
             return ()

@@ -125,7 +125,7 @@ class WorkerSettings:
         return self.lease_seconds - min(CLAIMS_END_EARLIER_SECONDS, self.lease_seconds / 10)
 
     @property
-    def claim_answer_seconds(self) -> float:
+    def claim_response_seconds(self) -> float:
         """Timeout in seconds of each response from an extender of claims during a heartbeat.
 
         A call waits for up to four responses (a connection, its settings, the check of an old connection, the call),

@@ -112,7 +112,7 @@ class Settler:
         Raises `UserError` if the broker can never do it; other failures are retried later.
         """
         while (group := self.take_due(lingering=False)).settlements:
-            self.record_result(group, *self._called(group.settlements))
+            self.record_result(group, *self._call_broker(group.settlements))
 
     def take_due(self, *, lingering: bool = True) -> SettlementGroup:
         """Remove and return the next group of due settlements, to be reported with `applied`. For the I/O thread only.
@@ -141,7 +141,7 @@ class Settler:
         """
         if not group.settlements:
             return
-        again = self._outcome(group, failures, error)
+        again = self._emit_results(group, failures, error)
         with self._lock:
             self._again += again
             self._applying = ()
@@ -162,7 +162,7 @@ class Settler:
                     settlements=left[start : start + self._settings.settle_max], lease_ends_at=ends_at
                 )
                 self._probe(Step.SETTLING)
-                again = self._outcome(group, *self._called(group.settlements))
+                again = self._emit_results(group, *self._call_broker(group.settlements))
                 refused += [(pending.delivery, pending.settlement) for pending in again]
             left = refused
             now = self._clock.monotonic()
@@ -195,7 +195,7 @@ class Settler:
     ) -> SettlementGroup:
         ends_at = self._lease_book.unregister([delivery for delivery, _ in fresh], wait_seconds=0.0)
         if not self._fenced:
-            fresh = self._without_extended(fresh, ends_at)
+            fresh = self._postpone_extended(fresh, ends_at)
         if not again:
             return SettlementGroup(settlements=fresh, lease_ends_at=ends_at)
         return SettlementGroup(
@@ -204,7 +204,7 @@ class Settler:
             tries={pending.delivery.receipt: pending.tries for pending in again},
         )
 
-    def _without_extended(
+    def _postpone_extended(
         self, fresh: Sequence[tuple[Delivery, Settlement]], ends_at: Mapping[str, float]
     ) -> Sequence[tuple[Delivery, Settlement]]:
         """Postpone settlements that an extension in progress could undo; return the rest. Nothing can undo an ack."""
@@ -228,7 +228,7 @@ class Settler:
             self._applying = [delivery for delivery in self._applying if delivery.receipt not in put_off]
         return [(delivery, settlement) for delivery, settlement in fresh if delivery.receipt not in put_off]
 
-    def _called(
+    def _call_broker(
         self, settlements: Sequence[tuple[Delivery, Settlement]]
     ) -> tuple[Sequence[SettleFailure], Exception | None]:
         try:
@@ -236,7 +236,7 @@ class Settler:
         except Exception as error:
             return (), error
 
-    def _outcome(
+    def _emit_results(
         self, group: SettlementGroup, failures: Sequence[SettleFailure], error: Exception | None
     ) -> list[PendingSettlement]:
         """Emit the results; return the settlements to retry."""
@@ -245,7 +245,7 @@ class Settler:
         self._probe(Step.SETTLED)
         refused = {failure.delivery.receipt: failure for failure in failures}
         if error is None:
-            self._counted(group.settlements, refused)
+            self._emit_counts(group.settlements, refused)
         if error is None and not failures and not self._bus.wants(DeliverySettled):
             return []
         again: list[PendingSettlement] = []
@@ -255,12 +255,12 @@ class Settler:
                 reason = f"{type(error).__name__}: {error}"
                 failure = SettleFailure(delivery=delivery, reason=reason, lost=False)
             if failure is None:
-                self._settled(delivery, settlement)
-            elif self._refused(group, settlement, failure):
+                self._emit_settled(delivery, settlement)
+            elif self._emit_refused(group, settlement, failure):
                 again.append(self._later(group, delivery, settlement))
         return again
 
-    def _counted(self, settlements: Sequence[tuple[Delivery, Settlement]], refused: Container[str]) -> None:
+    def _emit_counts(self, settlements: Sequence[tuple[Delivery, Settlement]], refused: Container[str]) -> None:
         if not self._bus.wants(SettlementsApplied):
             return
         taken: dict[str, list[Settlement]] = {}
@@ -270,7 +270,7 @@ class Settler:
         for queue, of_queue in taken.items():
             self._bus.emit(SettlementsApplied(queue=queue, settlements=tuple(of_queue)))
 
-    def _settled(self, delivery: Delivery, settlement: Settlement) -> None:
+    def _emit_settled(self, delivery: Delivery, settlement: Settlement) -> None:
         if not self._bus.wants(DeliverySettled):
             return
         self._bus.emit(
@@ -279,7 +279,7 @@ class Settler:
             )
         )
 
-    def _refused(self, group: SettlementGroup, settlement: Settlement, failure: SettleFailure) -> bool:
+    def _emit_refused(self, group: SettlementGroup, settlement: Settlement, failure: SettleFailure) -> bool:
         """Emit a failure; return True if a retry can succeed."""
         delivery = failure.delivery
         now = self._clock.monotonic()

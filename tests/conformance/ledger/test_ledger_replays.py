@@ -51,24 +51,24 @@ def test_the_first_intent_of_a_dead_letter_counts(harness: LedgerHarness) -> Non
 def test_a_sent_mark_stays_and_covers_only_its_own_dead_letters(harness: LedgerHarness) -> None:
     intents = replays(1, 2, 3)
     harness.ledger.replays.open(intents)
-    harness.ledger.replays.sent(ids(intents[:2]))
+    harness.ledger.replays.mark_sent(ids(intents[:2]))
     assert [harness.ledger.replays.open(intents)[id].sent for id in ids(intents)] == [True, True, False]
-    harness.ledger.replays.sent(ids(intents))
+    harness.ledger.replays.mark_sent(ids(intents))
     assert all(one.sent for one in harness.ledger.replays.open(intents).values())
 
 
 def test_a_second_mark_changes_nothing(harness: LedgerHarness) -> None:
     intents = replays(1, 2)
     harness.ledger.replays.open(intents)
-    harness.ledger.replays.sent(ids(intents))
+    harness.ledger.replays.mark_sent(ids(intents))
     before = harness.everything()
-    harness.ledger.replays.sent(ids(intents))
+    harness.ledger.replays.mark_sent(ids(intents))
     assert harness.everything() == before
 
 
 def test_an_intent_that_was_never_recorded_cannot_be_marked(harness: LedgerHarness) -> None:
     before = harness.everything()
-    harness.ledger.replays.sent(ids(replays(1)))
+    harness.ledger.replays.mark_sent(ids(replays(1)))
     assert harness.everything() == before
 
 
@@ -124,7 +124,7 @@ def test_threads_that_open_and_mark_overlapping_dead_letters_lose_no_mark(shared
         wanted = [replay((number * share + n) % DEAD_LETTERS) for n in range(3 * share)]
         for one in shared_harness.ledger.replays.open(wanted).values():
             assert one.dead_letter_queue == "q-dlq"
-        shared_harness.ledger.replays.sent(ids(wanted)[:: 1 if number % 2 else -1])
+        shared_harness.ledger.replays.mark_sent(ids(wanted)[:: 1 if number % 2 else -1])
 
     together(work)
     assert all(one.sent for one in shared_harness.ledger.replays.open(replays()).values())
@@ -134,7 +134,7 @@ def open_and_mark(url: str, numbers: list[int]) -> None:
     ledger = Ledger.open(url)
     for number in numbers:
         (one,) = ledger.replays.open([replay(number, due_at=float(numbers[0]))]).values()
-        ledger.replays.sent([one.replay_id])
+        ledger.replays.mark_sent([one.replay_id])
     ledger.close()
 
 
@@ -174,7 +174,7 @@ ACTS = pytest.mark.parametrize(
     "act",
     [
         lambda harness: harness.ledger.replays.open(replays(1, 2, 3)),
-        lambda harness: harness.ledger.replays.sent(ids(replays(1, 2, 3))),
+        lambda harness: harness.ledger.replays.mark_sent(ids(replays(1, 2, 3))),
         lambda harness: harness.ledger.replays.forget(older_than_seconds=-3_600.0, limit=10),
     ],
     ids=["open", "sent", "forget"],
@@ -210,9 +210,9 @@ def test_a_mark_whose_response_was_lost_is_made_again(harness: LedgerHarness, co
     harness.ledger.replays.open(intents)
     engine = harness.ledger.database.engine
     with responses_lost(engine, times=1, committed=committed), pytest.raises(TemporaryError, match="did not confirm"):
-        harness.ledger.replays.sent(ids(intents))
+        harness.ledger.replays.mark_sent(ids(intents))
     assert {one.sent for one in harness.ledger.replays.open(intents).values()} == {committed}
-    harness.ledger.replays.sent(ids(intents))
+    harness.ledger.replays.mark_sent(ids(intents))
     assert {one.sent for one in harness.ledger.replays.open(intents).values()} == {True}
 
 

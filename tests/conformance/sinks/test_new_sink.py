@@ -58,7 +58,7 @@ def test_maintenance_of_a_format_without_history_is_refused_or_does_nothing(
     table_location: TablePaths, maker: BatchMaker
 ) -> None:
     maker.batch([1])
-    kept = MaintainedPipeline(places=table_location, ledger=maker.ledger, bus=Bus(), probe=no_probe)
+    kept = MaintainedPipeline(paths=table_location, ledger=maker.ledger, bus=Bus(), probe=no_probe)
     assert kept.publish() == 1
     assert kept.vacuum(retention_hours=None, dry_run=False) == {}
     with pytest.raises(TableError, match="keeps no earlier versions, so its files cannot be merged"):

@@ -51,7 +51,7 @@ def test_a_killed_workers_message_and_claim_are_freed_long_before_their_leases_e
     (tmp_path / "scratch" / "dead").mkdir(parents=True)
     broker = SqliteBroker(tmp_path / "queue.db", holder="me")
     worker_presence = presence(tmp_path, broker)
-    with worker_presence.registered(ledger=lambda: ledger, emit=fail, random=lambda: 0.5):
+    with worker_presence.register(ledger=lambda: ledger, emit=fail, random=lambda: 0.5):
         assert broker.receive("q", messages_max=1, lease_seconds=5.0, wait_seconds=DEADLINE_SECONDS)
     assert ledger.works(state=WorkState.OPEN) == []
     assert not (tmp_path / "scratch" / "dead").exists()
@@ -71,7 +71,7 @@ def test_a_sweep_creates_no_ledger_file(tmp_path: Path) -> None:
 
     broker = RecordingBroker(tmp_path / "queue.db", holder="me")
     worker_presence = presence(tmp_path, broker)
-    with worker_presence.registered(ledger=no_ledger, emit=fail, random=lambda: 0.5):
+    with worker_presence.register(ledger=no_ledger, emit=fail, random=lambda: 0.5):
         assert swept.wait(DEADLINE_SECONDS)
     assert registry.living() == []
     assert not (tmp_path / "ledger.db").exists()
@@ -82,7 +82,7 @@ def test_a_worker_is_registered_exactly_while_it_lives(tmp_path: Path) -> None:
     broker = SqliteBroker(tmp_path / "queue.db", holder="me")
     worker_presence = presence(tmp_path, broker)
     assert len(worker_presence.listeners) == 1
-    with worker_presence.registered(ledger=no_ledger, emit=fail, random=lambda: 0.5):
+    with worker_presence.register(ledger=no_ledger, emit=fail, random=lambda: 0.5):
         assert [record.worker for record in Workers(tmp_path).records()] == ["me"]
     assert Workers(tmp_path).records() == []
     broker.close()
@@ -104,7 +104,7 @@ def test_a_broker_on_another_host_releases_the_messages_of_dead_workers_of_this_
     (tmp_path / PROCESSES_FOLDER / "dead.lock").touch()
     worker_presence = presence(tmp_path, cast(Broker, OnAnotherHost()))
     assert len(worker_presence.listeners) == 1
-    with worker_presence.registered(ledger=no_ledger, emit=fail, random=lambda: 0.5):
+    with worker_presence.register(ledger=no_ledger, emit=fail, random=lambda: 0.5):
         assert released.wait(DEADLINE_SECONDS)
         assert [record.worker for record in Workers(tmp_path).records()] == ["me"]
     assert holders == ["dead"]
@@ -126,7 +126,7 @@ def test_claims_of_dead_workers_are_freed_if_the_broker_does_not_record_holders(
 
     worker_presence = presence(tmp_path, cast(Broker, SimpleNamespace(capabilities=REDIS)))
     assert len(worker_presence.listeners) == 1
-    with worker_presence.registered(ledger=lambda: RecordingLedger(ledger.database), emit=fail, random=lambda: 0.5):
+    with worker_presence.register(ledger=lambda: RecordingLedger(ledger.database), emit=fail, random=lambda: 0.5):
         assert swept.wait(DEADLINE_SECONDS)
         assert [record.worker for record in Workers(tmp_path).records()] == ["me"]
     assert registry.living() == []
@@ -152,7 +152,7 @@ def test_a_sweep_during_an_outage_of_the_broker_is_repeated(tmp_path: Path) -> N
     ProcessRegistry(tmp_path / PROCESSES_FOLDER)
     (tmp_path / PROCESSES_FOLDER / "dead.lock").touch()
     worker_presence = presence(tmp_path, cast(Broker, Away()))
-    with worker_presence.registered(ledger=no_ledger, emit=events.append, random=lambda: -0.49):
+    with worker_presence.register(ledger=no_ledger, emit=events.append, random=lambda: -0.49):
         assert again.wait(DEADLINE_SECONDS)
     assert (attempts, [event.error for event in events if isinstance(event, JobFailed)]) == (
         ["dead", "dead"],
@@ -164,7 +164,7 @@ def test_a_memory_broker_creates_no_data_directory(tmp_path: Path) -> None:
     state = tmp_path / "state"
     worker_presence = presence(tmp_path, MemoryBroker(), state=state)
     assert worker_presence.listeners == ()
-    with worker_presence.registered(ledger=no_ledger, emit=fail, random=lambda: 0.5):
+    with worker_presence.register(ledger=no_ledger, emit=fail, random=lambda: 0.5):
         assert not state.exists()
 
 
@@ -174,7 +174,7 @@ def test_a_data_directory_that_cannot_be_created_is_an_error(tmp_path: Path) -> 
     worker_presence = presence(tmp_path, broker, state=tmp_path / "file")
     with (
         pytest.raises(ConfigurationError, match="file cannot be written"),
-        worker_presence.registered(ledger=no_ledger, emit=fail, random=lambda: 0.5),
+        worker_presence.register(ledger=no_ledger, emit=fail, random=lambda: 0.5),
     ):
         pass
     broker.close()
@@ -207,7 +207,7 @@ def test_a_worker_stays_registered_if_the_working_directory_changes(
     monkeypatch.chdir(tmp_path)
     broker = SqliteBroker(tmp_path / "queue.db", holder="me")
     worker_presence = presence(tmp_path, broker, state=Path("state"))
-    with worker_presence.registered(ledger=no_ledger, emit=fail, random=lambda: 0.5):
+    with worker_presence.register(ledger=no_ledger, emit=fail, random=lambda: 0.5):
         monkeypatch.chdir(elsewhere)
         assert ProcessRegistry(tmp_path / "state" / PROCESSES_FOLDER).living() == ["me"]
     assert list((tmp_path / "state" / PROCESSES_FOLDER).iterdir()) == []

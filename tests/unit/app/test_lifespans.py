@@ -37,7 +37,9 @@ def lifespans(loop: EventLoop, events: list[Event]) -> Open:
         handlers = Handlers()
         for function in functions:
             handlers.lifespan(function)
-        return Lifespans(handlers.lifespans, loop_of=loop.started, bus=Bus(events.append), close_seconds=close_seconds)
+        return Lifespans(
+            handlers.lifespans, loop_of=loop.ensure_started, bus=Bus(events.append), close_seconds=close_seconds
+        )
 
     return make
 

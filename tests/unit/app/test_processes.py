@@ -12,7 +12,7 @@ HOLD = """
 import sys
 from pathlib import Path
 from penstock.app.processes import ProcessRegistry
-with ProcessRegistry(Path(sys.argv[1])).registered("other"):
+with ProcessRegistry(Path(sys.argv[1])).register("other"):
     print("ready", flush=True)
     sys.stdin.read()
 """
@@ -22,7 +22,7 @@ import os
 import sys
 from pathlib import Path
 from penstock.app.processes import ProcessRegistry
-with ProcessRegistry(Path(sys.argv[1])).registered("other"):
+with ProcessRegistry(Path(sys.argv[1])).register("other"):
     child = os.fork()
     os.write(1, b"%d\\n" % child)
     sys.stdin.read()
@@ -31,7 +31,7 @@ with ProcessRegistry(Path(sys.argv[1])).registered("other"):
 
 def test_a_registered_process_is_living_and_leaves_nothing_behind(tmp_path: Path) -> None:
     registry = ProcessRegistry(tmp_path)
-    with registry.registered("me"):
+    with registry.register("me"):
         assert registry.living() == ["me"]
         with registry.dead() as workers:
             assert workers == []

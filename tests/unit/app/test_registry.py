@@ -218,10 +218,10 @@ def test_only_living_workers_are_listed_and_a_record_is_deleted_with_its_lock(
     registry = register(tmp_path, record)
     workers = Workers(tmp_path)
     assert workers.records() == []
-    with registry.registered(WORKER):
+    with registry.register(WORKER):
         assert workers.records() == [record]
         assert workers.silent() == []
-        with registry.registered("an-ingest"):
+        with registry.register("an-ingest"):
             assert workers.silent() == ["an-ingest"]
     assert list((tmp_path / PROCESSES_FOLDER).iterdir()) == []
 
@@ -235,7 +235,7 @@ def test_listing_workers_creates_no_data_directory(tmp_path: Path) -> None:
 def test_an_unreadable_record_is_not_listed(tmp_path: Path, text: str) -> None:
     registry = ProcessRegistry(tmp_path / PROCESSES_FOLDER)
     registry.record(WORKER).write_text(text)
-    with registry.registered(WORKER):
+    with registry.register(WORKER):
         assert Workers(tmp_path).records() == []
         assert Workers(tmp_path).silent() == [WORKER]
 
@@ -249,7 +249,7 @@ def test_a_process_whose_lock_is_free_is_never_signalled(
     (tmp_path / PROCESSES_FOLDER / f"{WORKER}.lock").touch()  # a lock file without a lock: its owner was killed
     assert not Workers(tmp_path).signal(record, signal.SIGTERM)
     assert other_process.poll() is None
-    with registry.registered(WORKER):
+    with registry.register(WORKER):
         assert Workers(tmp_path).signal(record, signal.SIGTERM)
     assert other_process.wait(10) == -signal.SIGTERM
 
@@ -260,7 +260,7 @@ def test_a_process_that_has_ended_is_not_signalled(
     other_process.kill()
     other_process.wait(10)
     record = replace(writer.record(), pid=other_process.pid)
-    with register(tmp_path, record).registered(WORKER):
+    with register(tmp_path, record).register(WORKER):
         assert not Workers(tmp_path).signal(record, signal.SIGTERM)
 
 

@@ -27,10 +27,10 @@ class WatchJob(PeriodicJob):
         return self._run_round(self)
 
     def fail(self, text: str, whose: str = "") -> None:
-        self._failed(RuntimeError(text), whose=whose)
+        self._record_failure(RuntimeError(text), whose=whose)
 
     def succeed(self, whose: str = "") -> None:
-        self._succeeded(whose=whose)
+        self._record_success(whose=whose)
 
 
 def texts(events: Sequence[Event]) -> list[str]:

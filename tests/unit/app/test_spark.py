@@ -8,7 +8,6 @@ import pytest
 from penstock.app.spark import Spark
 from penstock.config import Settings
 from penstock.events import Bus
-from penstock.pipeline import extra
 from penstock.pipeline.spark import cluster_checks, java, session
 from penstock.testing import FakeClock
 from penstock.worker.shutdown import StopSignal
@@ -20,8 +19,8 @@ class Calls:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[str] = []
         found = java.Java(home=Path("/java"), version=17, source="PATH", notes=())
-        monkeypatch.setattr(extra, "require_spark", lambda: None)
-        monkeypatch.setattr(java, "find_java", lambda _: found)
+        monkeypatch.setattr("penstock.app.spark.require_spark", lambda: None)
+        monkeypatch.setattr("penstock.app.spark.find_java", lambda _: found)
         monkeypatch.setattr(cluster_checks, "check_python", lambda _: None)
         monkeypatch.setattr(session, "start_session", lambda _: self.record("started"))
         monkeypatch.setattr(session, "session_beside", lambda given: self.record(f"beside {given}"))

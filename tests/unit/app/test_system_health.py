@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.app.queues import queue_statuses
-from penstock.app.system_health import dead_letter_tiers
+from penstock.app.system_health import tier_by_dlq
 from penstock.brokers.memory.broker import MemoryBroker
 from penstock.config import Settings
 from penstock.messaging.broker import QueueSettings
@@ -26,7 +26,7 @@ def test_a_queue_has_a_dlq_and_a_final_dlq_which_may_be_the_same(
     dead_letter_queue: str | None, tiers: dict[str, str]
 ) -> None:
     broker = MemoryBroker(queues=[QueueSettings(name="orders", dead_letter_queue=dead_letter_queue)])
-    assert dead_letter_tiers(broker, "orders") == tiers
+    assert tier_by_dlq(broker, "orders") == tiers
     broker.close()
 
 

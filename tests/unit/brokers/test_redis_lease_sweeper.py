@@ -16,13 +16,13 @@ def test_a_client_with_a_longer_lease_does_not_delay_a_workers_sweep() -> None:
         random=lambda: 1.0,
         emit=lambda _: None,
     )
-    assert sweeper.due(["q"], 60.0) == ["q"]  # the client with the longer lease
-    assert sweeper.due(["q"], 3.0) == []
+    assert sweeper.take_due(["q"], 60.0) == ["q"]  # the client with the longer lease
+    assert sweeper.take_due(["q"], 3.0) == []
     clock.advance(1.5)
-    assert sweeper.due(["q", "other"], 60.0) == ["other"]
-    assert sweeper.due(["q"], 3.0) == ["q"]
-    assert sweeper.due(["q"], 3.0) == []
+    assert sweeper.take_due(["q", "other"], 60.0) == ["other"]
+    assert sweeper.take_due(["q"], 3.0) == ["q"]
+    assert sweeper.take_due(["q"], 3.0) == []
     clock.advance(29.0)
-    assert sweeper.due(["q"], 60.0) == []
+    assert sweeper.take_due(["q"], 60.0) == []
     clock.advance(1.0)
-    assert sweeper.due(["q"], 60.0) == ["q"]
+    assert sweeper.take_due(["q"], 60.0) == ["q"]

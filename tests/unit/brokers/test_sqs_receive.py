@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.unit.brokers.sqs_doubles import FakeApi, KnownQueues, instant_clock
 
-from penstock.brokers.sqs.calls import Answer, ParallelCalls
+from penstock.brokers.sqs.calls import ParallelCalls, Result
 from penstock.brokers.sqs.envelope import SqsDelivery
 from penstock.brokers.sqs.queues import SqsQueues
 from penstock.brokers.sqs.receive import ReceiveCalls
@@ -23,7 +23,7 @@ class CountingCalls(ParallelCalls):
         super().__init__("test", threads=8)
         self.sizes: list[int] = []
 
-    def run(self, calls: Sequence[Callable[[], Answer]]) -> Sequence[Answer | Exception]:
+    def run(self, calls: Sequence[Callable[[], Result]]) -> Sequence[Result | Exception]:
         self.sizes.append(len(calls))
         return super().run(calls)
 

@@ -73,14 +73,14 @@ def test_a_canary_that_left_its_queue_and_did_not_die_is_settled(broker: MemoryB
     canary = send_canary(broker)
     broker.send(DLQ, [Outgoing(body=b"another")])
     clock.then = [lambda: None, lambda: ack_one(broker)]
-    assert watched(canary, broker, clock).verdict == "settled"
+    assert watched(canary, broker, clock).status == "settled"
 
 
 def test_a_canary_that_is_dead_lettered_again_died(broker: MemoryBroker, clock: SteppingClock) -> None:
     canary = send_canary(broker)
     clock.then = [lambda: dead_letter_one(broker, reason="the same")]
     result = watched(canary, broker, clock)
-    assert (result.verdict, "orders-dlq" in result.text, "the same" in result.text) == ("died", True, True)
+    assert (result.status, "orders-dlq" in result.text, "the same" in result.text) == ("died", True, True)
 
 
 def test_a_canary_that_is_set_aside_at_once_died(broker: MemoryBroker, clock: SteppingClock) -> None:
@@ -92,7 +92,7 @@ def test_a_canary_that_is_set_aside_at_once_died(broker: MemoryBroker, clock: St
 
     clock.then = [both]
     result = watched(canary, broker, clock)
-    assert (result.verdict, "orders-dead" in result.text) == ("died", True)
+    assert (result.status, "orders-dead" in result.text) == ("died", True)
 
 
 def test_a_canary_that_was_replayed_again_died(broker: MemoryBroker, clock: SteppingClock) -> None:
@@ -108,16 +108,16 @@ def test_a_canary_that_was_replayed_again_died(broker: MemoryBroker, clock: Step
         broker.discard(DLQ, [dead_letter.id])
 
     clock.then = [both]
-    assert watched(canary, broker, clock).verdict == "died"
+    assert watched(canary, broker, clock).status == "died"
 
 
 def test_a_canary_that_is_not_received_is_unknown_after_the_wait(broker: MemoryBroker, clock: SteppingClock) -> None:
     canary = send_canary(broker)
     result = watched(canary, broker, clock)
-    assert (result.verdict, "still in orders" in result.text) == ("unknown", True)
+    assert (result.status, "still in orders" in result.text) == ("unknown", True)
     assert 30.0 <= clock.monotonic() < 40.0
 
 
 def test_a_stop_request_ends_the_watch_at_once(broker: MemoryBroker, clock: SteppingClock) -> None:
-    assert watched(send_canary(broker), broker, clock, stopped=True).verdict == "unknown"
+    assert watched(send_canary(broker), broker, clock, stopped=True).status == "unknown"
     assert clock.monotonic() == 0.0

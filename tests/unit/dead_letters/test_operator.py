@@ -34,7 +34,7 @@ class MemoryReplayLog:
     def find(self, replay_ids: Sequence[str]) -> Mapping[str, Replay]:
         return {id: self.known[id] for id in replay_ids if id in self.known}
 
-    def sent(self, replay_ids: Sequence[str]) -> None:
+    def mark_sent(self, replay_ids: Sequence[str]) -> None:
         self.marked += replay_ids
         for id in replay_ids:
             old = self.known[id]

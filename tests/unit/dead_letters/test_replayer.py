@@ -39,7 +39,7 @@ class MemoryReplayLog:
     def find(self, replay_ids: Sequence[str]) -> Mapping[str, Replay]:
         return {id: self.replays[id] for id in replay_ids if id in self.replays}
 
-    def sent(self, replay_ids: Sequence[str]) -> None:
+    def mark_sent(self, replay_ids: Sequence[str]) -> None:
         if self.sent_fails:
             raise UNAVAILABLE
         for id in replay_ids:

@@ -88,7 +88,7 @@ def test_a_streak_continues_across_failures_of_another_kind() -> None:
 
 
 def test_an_answered_message_neither_extends_nor_resets_the_streak() -> None:
-    state = breaker.answered(after(fault(1), fault(2)), frozenset({"r7"}))
+    state = breaker.decided(after(fault(1), fault(2)), frozenset({"r7"}))
     assert isinstance(after(fault(3), state=state), OpenState)
 
 
@@ -161,7 +161,7 @@ def test_a_probe_that_fails_differently_closes_the_breaker_and_is_not_excused() 
 
 
 def test_after_closing_without_a_success_one_failure_of_the_old_kind_reopens_the_breaker() -> None:
-    closed = breaker.answered(probing(), frozenset({"r9"}))
+    closed = breaker.decided(probing(), frozenset({"r9"}))
     assert isinstance(closed, ClosedState)
     assert failed(closed, fault(20)).excused
     assert isinstance(after(fault(20), state=closed), OpenState)
@@ -209,7 +209,7 @@ def test_each_hung_probe_doubles_the_wait_for_the_next_up_to_the_maximum() -> No
 @pytest.mark.parametrize("receipt", ["r9", "r10"])
 def test_a_success_or_answer_of_either_probe_closes_the_breaker(receipt: str) -> None:
     assert breaker.succeeded(with_hung_probe(), frozenset({receipt})) is CALM
-    assert isinstance(breaker.answered(with_hung_probe(), frozenset({receipt})), ClosedState)
+    assert isinstance(breaker.decided(with_hung_probe(), frozenset({receipt})), ClosedState)
 
 
 def test_a_hung_probe_that_fails_is_excused_and_leaves_the_second_probe_running() -> None:
@@ -262,7 +262,7 @@ def test_the_delay_of_an_excused_message_grows_with_its_tries() -> None:
         for tries in range(1, 30)
     ]
     assert delays[:4] == [0.5, 1.0, 2.0, 4.0]
-    assert delays[-1] == breaker.AWAY_SECONDS_MAX / 2
+    assert delays[-1] == breaker.EXTRA_SECONDS_MAX / 2
 
 
 def test_remembered_failures_are_bounded() -> None:

@@ -29,13 +29,13 @@ class Scene:
         self.outage = OutageWatch(bus=Bus(self.events.append), clock=self.clock)
 
     def claim_fails(self, error: str = "unavailable") -> None:
-        with pytest.raises(TemporaryError), self.outage.asked():
+        with pytest.raises(TemporaryError), self.outage.watch_request():
             raise TemporaryError(error)
 
     def claim_succeeds(self) -> None:
-        with self.outage.asked():
+        with self.outage.watch_request():
             pass
-        self.outage.succeeded()
+        self.outage.record_success()
 
 
 def test_an_outage_is_reported_once_at_its_start_and_once_at_its_end() -> None:
@@ -56,7 +56,7 @@ def test_an_outage_is_reported_once_at_its_start_and_once_at_its_end() -> None:
 def test_another_failure_does_not_end_an_outage() -> None:
     scene = Scene()
     scene.claim_fails()
-    with pytest.raises(ValueError, match="defect"), scene.outage.asked():
+    with pytest.raises(ValueError, match="defect"), scene.outage.watch_request():
         raise ValueError("defect")
     assert scene.events == [LedgerUnavailable(error="unavailable")]
 
@@ -128,7 +128,7 @@ def test_an_unavailable_mount_pauses_nothing() -> None:
     """Otherwise each message about an object in an unavailable mount would pause the whole queue, longer each time."""
     scene = WatchedScene()
     for _ in range(3):
-        with pytest.raises(PartAway), scene.outage.asked():
+        with pytest.raises(PartAway), scene.outage.watch_request():
             raise PartAway("nothing is mounted there any more")
     assert scene.gate.admits() is None
     assert scene.events == []
@@ -159,10 +159,10 @@ def test_a_ledger_that_answers_pings_but_no_claims_is_tried_with_one_message_at_
         assert (scene.gate.opens_at() is None) == (cycle == 0)
     assert rests == sorted(rests)
     assert rests[-1] == pytest.approx(CLAIMS_PAUSE_SECONDS_MAX, rel=0.01)
-    with scene.outage.asked():
+    with scene.outage.watch_request():
         assert scene.gate.admits() == 0, "one message is already tried"
     assert scene.gate.admits() == 1, "an answer does not prove that its disk has space"
-    scene.outage.succeeded()
+    scene.outage.record_success()
     assert scene.gate.admits() is None
 
 

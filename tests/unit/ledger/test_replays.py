@@ -39,7 +39,7 @@ def recorded_statements(ledger: Ledger) -> list[str]:
 def test_empty_lists_run_no_statement(ledger: Ledger) -> None:
     executed = recorded_statements(ledger)
     assert ledger.replays.open([]) == {}
-    ledger.replays.sent([])
+    ledger.replays.mark_sent([])
     assert executed == []
 
 
@@ -49,7 +49,7 @@ def test_many_replays_are_processed_in_chunks(ledger: Ledger) -> None:
     assert ledger.replays.open(many) == {one.replay_id: one for one in many}
     assert sum(sql.startswith("SELECT") for sql in executed) == 3
     executed.clear()
-    ledger.replays.sent([one.replay_id for one in many])
+    ledger.replays.mark_sent([one.replay_id for one in many])
     assert sum(sql.startswith("UPDATE") for sql in executed) == 3
     assert all(one.sent for one in ledger.replays.open(many).values())
 
@@ -57,7 +57,7 @@ def test_many_replays_are_processed_in_chunks(ledger: Ledger) -> None:
 def test_a_replay_given_twice_is_stored_once(ledger: Ledger) -> None:
     one = replay(1)
     assert ledger.replays.open([one, one]) == {one.replay_id: one}
-    ledger.replays.sent([one.replay_id, one.replay_id])
+    ledger.replays.mark_sent([one.replay_id, one.replay_id])
     assert ledger.replays.open([one]) == {one.replay_id: replace(one, sent=True)}
 
 

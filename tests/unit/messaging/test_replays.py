@@ -195,7 +195,7 @@ def test_a_forged_history_is_empty(forged: str) -> None:
 
 def test_without_a_log_planned_replays_are_returned_unchanged() -> None:
     log = NoLog()
-    log.sent([REPLAY.replay_id])
+    log.mark_sent([REPLAY.replay_id])
     assert log.open([REPLAY]) == {REPLAY.replay_id: REPLAY}
 
 

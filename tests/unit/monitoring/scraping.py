@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from penstock.monitoring.endpoint import registry_of
 from penstock.monitoring.metrics.meters import Meters
-from penstock.monitoring.metrics.prometheus import registry_of
 
 
 def samples_in(text: str, prefix: str = "penstock_") -> Mapping[str, float]:

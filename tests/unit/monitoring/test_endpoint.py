@@ -18,20 +18,20 @@ from tests.unit.monitoring.scraping import samples_in
 from penstock.errors import ConfigurationError
 from penstock.monitoring import endpoint as module
 from penstock.monitoring.endpoint import CONNECTIONS_MAX, Address, Endpoint, address_of
-from penstock.monitoring.health import Answer, Health
+from penstock.monitoring.health import Health, ProbeResult
 from penstock.monitoring.metrics.meters import Meters
 
 DEADLINE_SECONDS = 60.0
-HEALTHY: Answer = (True, "The worker runs.")
+HEALTHY: ProbeResult = (True, "The worker runs.")
 
 
 @dataclass
 class FakeWorker:
     """Health and metrics as the test sets them."""
 
-    live: Answer = HEALTHY
-    ready: Answer = HEALTHY
-    started: Answer = HEALTHY
+    live: ProbeResult = HEALTHY
+    ready: ProbeResult = HEALTHY
+    started: ProbeResult = HEALTHY
     meters: Meters = field(default_factory=Meters)
 
     @property

@@ -18,7 +18,7 @@ UNVERSIONED = Answered(body=b"<VersioningConfiguration/>")
 SUSPENDED = Answered(body=b"<VersioningConfiguration><Status>Suspended</Status></VersioningConfiguration>")
 DENIED = refusal(403, "AccessDenied")
 
-Answer = Callable[[Asked], Answered]
+Respond = Callable[[Asked], Answered]
 
 
 def versions(*entries: str) -> Answered:
@@ -39,7 +39,7 @@ PLAIN = Answered(
 )
 
 
-def respond_with(*, versions: Answered = DENIED, plain: Answered = DENIED, versioning: Answered = DENIED) -> Answer:
+def respond_with(*, versions: Answered = DENIED, plain: Answered = DENIED, versioning: Answered = DENIED) -> Respond:
     def answer(asked: Asked) -> Answered:
         query = parse_qs(urlsplit(asked.target).query, keep_blank_values=True)
         return versions if "versions" in query else versioning if "versioning" in query else plain

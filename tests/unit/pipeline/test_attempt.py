@@ -50,7 +50,7 @@ from penstock.testing.fake_clock import FakeClock
 
 PIPELINE = "file:///table"
 DEADLINE_SECONDS = 60.0
-Answer = Callable[[RunRequest], RunResult]
+Settlements = Callable[[RunRequest], RunResult]
 
 
 def ref(name: str) -> ObjectRef:
@@ -75,7 +75,7 @@ def result(request: RunRequest, failed: dict[bytes, ReadFailure] | None = None) 
 class Engine:
     """An engine that returns scripted results and records its requests."""
 
-    def __init__(self, answer: Answer = result) -> None:
+    def __init__(self, answer: Settlements = result) -> None:
         self.answer = answer
         self.requests: list[RunRequest] = []
         self.cancelled: list[str] = []
@@ -177,7 +177,7 @@ def count_of(events: Sequence[Event], kind: type[Event]) -> int:
     return sum(isinstance(event, kind) for event in events)
 
 
-def unreadable(*names: str, failure: AttemptFailure = AttemptFailure.RETRY) -> Answer:
+def unreadable(*names: str, failure: AttemptFailure = AttemptFailure.RETRY) -> Settlements:
     ids = {ref(name).object_id for name in names}
 
     def answer(request: RunRequest) -> RunResult:
@@ -187,7 +187,7 @@ def unreadable(*names: str, failure: AttemptFailure = AttemptFailure.RETRY) -> A
     return answer
 
 
-def culprit(name: str) -> Answer:
+def culprit(name: str) -> Settlements:
     """Return an answer that fails every run with this object, without naming the object."""
 
     def answer(request: RunRequest) -> RunResult:
@@ -286,15 +286,15 @@ class Watch(Unwatched):
         self.calls: list[str] = []
 
     @contextmanager
-    def asked(self) -> Iterator[None]:
+    def watch_request(self) -> Iterator[None]:
         try:
             yield
         except TemporaryError as error:
             self.calls.append(str(error))
             raise
 
-    def succeeded(self) -> None:
-        self.calls.append("succeeded")
+    def record_success(self) -> None:
+        self.calls.append("record_success")
 
     def release_delay_seconds(self) -> float:
         return 20.0

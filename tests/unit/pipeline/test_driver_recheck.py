@@ -79,7 +79,7 @@ def test_a_fault_of_the_content_is_never_the_hosts_fault(plan: ReadPlan, kind: F
     assert reread_on_driver(given, plan) == given
 
 
-@pytest.mark.parametrize("kind", [FailureKind.GONE, FailureKind.SUPERSEDED])
+@pytest.mark.parametrize("kind", [FailureKind.DELETED, FailureKind.SUPERSEDED])
 def test_an_object_that_the_driver_sees_is_not_deleted_by_another_host(plan: ReadPlan, kind: FailureKind) -> None:
     with pytest.raises(TemporaryError, match=r"The host spark-7 does not see .* must share the folder"):
         reread_on_driver(summary({0: failure(kind)}), plan)
@@ -87,7 +87,7 @@ def test_an_object_that_the_driver_sees_is_not_deleted_by_another_host(plan: Rea
 
 def test_a_file_that_the_driver_does_not_see_either_is_deleted(plan: ReadPlan) -> None:
     Path(plan.objects[0].key).unlink()
-    given = summary({0: failure(FailureKind.GONE)})
+    given = summary({0: failure(FailureKind.DELETED)})
     assert reread_on_driver(given, plan) == given
 
 

@@ -59,17 +59,17 @@ def notified(*objects: ObjectRef, problems: tuple[str, ...] = (), message_id: st
             id="busy-elsewhere",
         ),
         pytest.param(
-            (ObjectDead(reason="broken", carrier_message_id="m1"), ObjectDone()),
+            (ObjectDead(reason="broken", original_message_id="m1"), ObjectDone()),
             DeadLetter(reason="broken"),
             id="failed-by-this-message",
         ),
         pytest.param(
-            (ObjectDead(reason="broken", carrier_message_id="other"), ObjectDone()),
+            (ObjectDead(reason="broken", original_message_id="other"), ObjectDone()),
             Ack(),
             id="failed-by-another-message",
         ),
         pytest.param(
-            (ObjectDead(reason="broken", carrier_message_id="m1"), ObjectLater(delay_seconds=1.0)),
+            (ObjectDead(reason="broken", original_message_id="m1"), ObjectLater(delay_seconds=1.0)),
             Release(delay_seconds=1.0),
             id="remaining-work-first",
         ),
@@ -149,8 +149,8 @@ def test_with_one_object_a_run_each_object_is_a_separate_part() -> None:
 
 def test_a_dead_letter_has_the_first_exception_of_its_objects() -> None:
     outcomes: dict[bytes, ObjectOutcome] = {
-        A.object_id: ObjectDead(reason="too large", carrier_message_id="m1"),
-        B.object_id: ObjectDead(reason="no", carrier_message_id="m1", exception="ValueError: no", traceback="where"),
+        A.object_id: ObjectDead(reason="too large", original_message_id="m1"),
+        B.object_id: ObjectDead(reason="no", original_message_id="m1", exception="ValueError: no", traceback="where"),
     }
     assert settle_delivery(notified(A, B), outcomes, handler="clicks") == DeadLetter(
         reason="too large; no", exception="ValueError: no", traceback="where"
@@ -177,9 +177,9 @@ def test_a_dead_letter_names_its_handler_and_whether_a_retry_can_help() -> None:
         assert isinstance(settlement, DeadLetter)
         return settlement.poison, settlement.handler
 
-    lasting = ObjectDead(reason="no", carrier_message_id="m1", lasting=True)
-    tried = ObjectDead(reason="failed 4 times", carrier_message_id="m1")
-    of_another = ObjectDead(reason="no", carrier_message_id="other", lasting=True)
+    lasting = ObjectDead(reason="no", original_message_id="m1", lasting=True)
+    tried = ObjectDead(reason="failed 4 times", original_message_id="m1")
+    of_another = ObjectDead(reason="no", original_message_id="other", lasting=True)
     assert (
         ended_as(lasting, ObjectDone())
         == ended_as(lasting, lasting)

@@ -9,7 +9,7 @@ from penstock.messaging.failure import FailureDetails as Raised
 from penstock.pipeline.engine import ReadFailure, RunBroken
 from penstock.pipeline.failures import FailureStreak
 from penstock.pipeline.notifications import (
-    GONE_AFTER_SECONDS,
+    DELETED_AFTER_SECONDS,
     ObjectDead,
     ObjectDone,
     ObjectLater,
@@ -49,8 +49,8 @@ def test_a_failure_is_classified_by_the_attempts_of_its_object(
     [
         pytest.param(1, None, AttemptFailure.RETRY, id="first-check"),
         pytest.param(3, None, AttemptFailure.RETRY, id="first-check-at-the-last-attempt"),
-        pytest.param(2, GONE_AFTER_SECONDS - 0.1, AttemptFailure.RETRY, id="two-checks-in-one-outage"),
-        pytest.param(1, GONE_AFTER_SECONDS, AttemptFailure.DELETED, id="two-checks-apart"),
+        pytest.param(2, DELETED_AFTER_SECONDS - 0.1, AttemptFailure.RETRY, id="two-checks-in-one-outage"),
+        pytest.param(1, DELETED_AFTER_SECONDS, AttemptFailure.DELETED, id="two-checks-apart"),
     ],
 )
 def test_a_missing_object_is_deleted_after_two_checks_some_time_apart(
@@ -60,7 +60,7 @@ def test_a_missing_object_is_deleted_after_two_checks_some_time_apart(
     judged = classify_failure(one, ReadFailure(failure=AttemptFailure.DELETED, reason="no"), attempts_max=3)
     uncounted = expected is AttemptFailure.RETRY
     assert judged == FailedObject(object_id=b"a", failure=expected, reason="no", uncounted=uncounted, missing=True)
-    assert recheck_seconds(one) == max(0.0, GONE_AFTER_SECONDS - (missing_seconds or 0.0))
+    assert recheck_seconds(one) == max(0.0, DELETED_AFTER_SECONDS - (missing_seconds or 0.0))
 
 
 def test_an_uncounted_failure_is_not_counted_at_the_last_attempt_either() -> None:
@@ -106,7 +106,7 @@ def test_a_cause_may_set_the_delay_and_the_exception() -> None:
     assert failure_outcome(retry, claimed(), later=LATER, cause=cause) == ObjectLater(delay_seconds=0.0)
     assert failure_outcome(retry, claimed(), later=LATER) == LATER
     assert failure_outcome(dead, claimed(), later=LATER, cause=cause) == ObjectDead(
-        reason="no", carrier_message_id="m1", exception="ValueError: no", traceback="where"
+        reason="no", original_message_id="m1", exception="ValueError: no", traceback="where"
     )
     deleted = FailedObject(object_id=b"a", failure=AttemptFailure.DELETED, reason="no")
     assert failure_outcome(deleted, claimed(), later=LATER) == ObjectDone()

@@ -15,7 +15,7 @@ from penstock.events import Bus, Event
 from penstock.messaging.broker import BrokerCapabilities, QueueStats, ReceiveRequest, SettleFailure, TurnResult
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.handler import Answer, ExecutionPlace, Extension, HeldClaim
+from penstock.messaging.handler import ExecutionPlace, Extension, HeldClaim, Settlements
 from penstock.messaging.message import Message, Outgoing
 from penstock.messaging.settlement import Ack, Release, Settlement
 from penstock.worker.batcher import Limits
@@ -277,7 +277,7 @@ class ToyExecution:
         self.held = True
         self.begun_at = handler.clock.monotonic()
 
-    def run(self) -> Answer | Coroutine[Any, Any, Answer]:
+    def run(self) -> Settlements | Coroutine[Any, Any, Settlements]:
         self.started.set()
         if self.handler.blocking:
             assert self.go_on.wait(DEADLINE_SECONDS)
@@ -300,7 +300,7 @@ class ToyExecution:
             return timeout_seconds
         return timeout_seconds - (self.handler.clock.monotonic() - self.begun_at)
 
-    def time_out(self) -> Answer:
+    def time_out(self) -> Settlements:
         self.handler.journal.append("time out")
         if self.handler.time_out_fault is not None:
             raise self.handler.time_out_fault
@@ -321,10 +321,10 @@ class ToyExecution:
 class LoopExecution(ToyExecution):
     """A `ToyExecution` as a coroutine. An interruption cancels its task."""
 
-    def run(self) -> Coroutine[Any, Any, Answer]:
+    def run(self) -> Coroutine[Any, Any, Settlements]:
         return self._work()
 
-    async def _work(self) -> Answer:
+    async def _work(self) -> Settlements:
         self.task, self.loop = asyncio.current_task(), asyncio.get_running_loop()
         self.gate = asyncio.Event()
         self.started.set()
@@ -360,7 +360,7 @@ class ToyExtender:
         self.gate: threading.Event | None = None
         self.extending = threading.Event()
 
-    def extend(self, ids: Sequence[str], *, lease_seconds: float, answer_seconds: float) -> Extension:
+    def extend(self, ids: Sequence[str], *, lease_seconds: float, response_seconds: float) -> Extension:
         self.handler.journal.append("extend claim")
         self.extending.set()
         if self.gate is not None:

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.events import ExecutionFailed, LeasesExtended
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.handler import Answer, ExecutionPlace
+from penstock.messaging.handler import ExecutionPlace, Settlements
 from penstock.messaging.settlement import Ack, Release
 from penstock.worker.pools import EventLoop
 
@@ -26,7 +26,7 @@ def names_seen(life: "Life", place: ExecutionPlace, concurrency: int) -> list[st
     """Return the names of the threads that processed ten messages."""
     names: list[str] = []
 
-    def answer(deliveries: Sequence[Delivery]) -> Answer:
+    def answer(deliveries: Sequence[Delivery]) -> Settlements:
         names.append(threading.current_thread().name)
         return {delivery.receipt: Ack() for delivery in deliveries}
 
@@ -51,7 +51,7 @@ def test_coroutines_run_on_the_standard_library_loop_without_uvloop(
     monkeypatch.setitem(sys.modules, "uvloop", None)  # as if it were not installed
     kinds: list[type] = []
 
-    def answer(deliveries: Sequence[Delivery]) -> Answer:
+    def answer(deliveries: Sequence[Delivery]) -> Settlements:
         kinds.append(type(asyncio.get_running_loop()))
         return {delivery.receipt: Ack() for delivery in deliveries}
 
@@ -78,7 +78,7 @@ def test_any_exception_of_a_handler_delays_only_its_own_message(
 ) -> None:
     raised: list[str] = []
 
-    def answer(deliveries: Sequence[Delivery]) -> Answer:
+    def answer(deliveries: Sequence[Delivery]) -> Settlements:
         if deliveries[0].message.id == "m0":
             raised.append("m0")
             raise error
@@ -97,10 +97,10 @@ def test_any_exception_of_a_handler_delays_only_its_own_message(
 
 
 def test_a_coroutine_on_the_pool_is_reported_as_a_failure(life: "Life") -> None:
-    async def work() -> Answer:
+    async def work() -> Settlements:
         return {}
 
-    def answer(deliveries: Sequence[Delivery]) -> Coroutine[Any, Any, Answer]:
+    def answer(deliveries: Sequence[Delivery]) -> Coroutine[Any, Any, Settlements]:
         return work()
 
     life.serve(ExecutionPlace.POOL, queue="mail", handler={"answer": answer})
@@ -117,7 +117,7 @@ def test_a_handler_that_blocks_the_loop_delays_neither_heartbeats_nor_settling_n
 ) -> None:
     blocked, let_go = threading.Event(), threading.Event()
 
-    def answer(deliveries: Sequence[Delivery]) -> Answer:
+    def answer(deliveries: Sequence[Delivery]) -> Settlements:
         blocked.set()
         assert let_go.wait(DEADLINE_SECONDS)  # in the loop's thread: nothing else runs there
         return {delivery.receipt: Ack() for delivery in deliveries}
@@ -176,7 +176,7 @@ def test_a_given_event_loop_is_used_and_left_running(life: "Life") -> None:
     event_loop = EventLoop()
     loops: list[asyncio.AbstractEventLoop] = []
 
-    def answer(deliveries: Sequence[Delivery]) -> Answer:
+    def answer(deliveries: Sequence[Delivery]) -> Settlements:
         loops.append(asyncio.get_running_loop())
         return {delivery.receipt: Ack() for delivery in deliveries}
 
@@ -185,6 +185,6 @@ def test_a_given_event_loop_is_used_and_left_running(life: "Life") -> None:
     life.broker.put(0, queue="mail")
     life.until = lambda: bool(life.broker.acked())
     assert life.start().end() == "drained"
-    assert loops == [event_loop.started()], "it is still running"
+    assert loops == [event_loop.ensure_started()], "it is still running"
     assert not event_loop.done
     event_loop.close()

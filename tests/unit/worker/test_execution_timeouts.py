@@ -39,14 +39,14 @@ def scene(count: int) -> tuple[FakeClock, Any, list[Any]]:
 def test_the_timeout_begins_with_the_call() -> None:
     clock, timeouts, (batch,) = scene(1)
     clock.advance(10)
-    assert timeouts.overdue() == [], "it still waits for the ledger"
+    assert timeouts.take_overdue() == [], "it still waits for the ledger"
     clock.advance(4)
     batch.called_at = clock.monotonic()
     clock.advance(6)
-    assert timeouts.overdue() == []
+    assert timeouts.take_overdue() == []
     assert timeouts.next_at() == clock.monotonic() + 4
     clock.advance(4)
-    assert timeouts.overdue() == [batch]
+    assert timeouts.take_overdue() == [batch]
     assert timeouts.next_at() is None
 
 
@@ -57,7 +57,7 @@ def test_each_execution_is_checked_at_its_own_time() -> None:
     found = []
     while (at := timeouts.next_at()) is not None:
         clock.advance(at - clock.monotonic())
-        found += timeouts.overdue()
+        found += timeouts.take_overdue()
     assert found == list(reversed(batches))
     assert sum(batch.checks for batch in batches) <= 6, "none is checked repeatedly"
 
@@ -68,7 +68,7 @@ def test_ended_executions_are_neither_checked_nor_awaited() -> None:
     timeouts.remove(second)
     assert timeouts.next_at() is None
     clock.advance(20)
-    assert timeouts.overdue() == []
+    assert timeouts.take_overdue() == []
     assert first.checks == second.checks == 0
 
 
@@ -77,7 +77,7 @@ def test_without_a_timeout_nothing_is_kept() -> None:
     timeouts = ExecutionTimeouts(None, clock=clock)
     timeouts.add([FakeBatch(clock)])  # type: ignore[list-item] # a stand-in
     assert timeouts.next_at() is None
-    assert timeouts.overdue() == ()
+    assert timeouts.take_overdue() == ()
 
 
 def test_work_that_waits_for_the_ledger_is_not_timed_out(life: "Life", eventually: Eventually) -> None:

@@ -33,8 +33,8 @@ class Extender:
         self.gate: threading.Event | None = None
         self.extending = threading.Event()
 
-    def extend(self, ids: Sequence[str], *, lease_seconds: float, answer_seconds: float) -> Extension:
-        assert answer_seconds < LEASE_SECONDS / 3, "several answers of that length fit between two heartbeats"
+    def extend(self, ids: Sequence[str], *, lease_seconds: float, response_seconds: float) -> Extension:
+        assert response_seconds < LEASE_SECONDS / 3, "several answers of that length fit between two heartbeats"
         self.calls.append((list(ids), lease_seconds))
         self.extending.set()
         if self.gate is not None:
@@ -204,9 +204,9 @@ def test_a_beat_starts_no_call_after_its_end(beating: Beating, skipping_clock: "
     """A ledger that is slow to fail gets no second try in a beat whose time is over."""
 
     class Slow(Extender):
-        def extend(self, ids: Sequence[str], *, lease_seconds: float, answer_seconds: float) -> Extension:
+        def extend(self, ids: Sequence[str], *, lease_seconds: float, response_seconds: float) -> Extension:
             skipping_clock.time += 6.0
-            return super().extend(ids, lease_seconds=lease_seconds, answer_seconds=answer_seconds)
+            return super().extend(ids, lease_seconds=lease_seconds, response_seconds=response_seconds)
 
     extender = Slow()
     extender.answers = [TemporaryError("down")] * 9
@@ -220,9 +220,9 @@ def test_claims_that_a_beat_had_no_time_for_come_first_in_the_next(
     beating: Beating, skipping_clock: "SkippingClock"
 ) -> None:
     class Slow(Extender):
-        def extend(self, ids: Sequence[str], *, lease_seconds: float, answer_seconds: float) -> Extension:
+        def extend(self, ids: Sequence[str], *, lease_seconds: float, response_seconds: float) -> Extension:
             skipping_clock.time += 5.5
-            return super().extend(ids, lease_seconds=lease_seconds, answer_seconds=answer_seconds)
+            return super().extend(ids, lease_seconds=lease_seconds, response_seconds=response_seconds)
 
     extender = Slow()
     beating.claims = [Batch(extender, f"c{number}") for number in range(5)]
@@ -241,11 +241,11 @@ def test_an_extender_that_is_slow_per_claim_gets_smaller_groups_until_it_respond
     beating.heartbeat = beating.make_heartbeat(settle_max=500)
 
     class SlowRows(Extender):
-        def extend(self, ids: Sequence[str], *, lease_seconds: float, answer_seconds: float) -> Extension:
-            skipping_clock.time += min(0.01 * len(ids), answer_seconds)
-            if 0.01 * len(ids) > answer_seconds:
+        def extend(self, ids: Sequence[str], *, lease_seconds: float, response_seconds: float) -> Extension:
+            skipping_clock.time += min(0.01 * len(ids), response_seconds)
+            if 0.01 * len(ids) > response_seconds:
                 raise TemporaryError("a statement takes too long")
-            return super().extend(ids, lease_seconds=lease_seconds, answer_seconds=answer_seconds)
+            return super().extend(ids, lease_seconds=lease_seconds, response_seconds=response_seconds)
 
     extender = SlowRows()
     beating.claims = [Batch(extender, f"c{number}") for number in range(1_000)]
@@ -267,9 +267,9 @@ def test_an_extender_that_is_slow_per_call_keeps_all_claims(
     beating.heartbeat = beating.make_heartbeat(settle_max=500)
 
     class Far(Extender):
-        def extend(self, ids: Sequence[str], *, lease_seconds: float, answer_seconds: float) -> Extension:
-            skipping_clock.time += answer_seconds if self.answers else 0.6 * answer_seconds
-            return super().extend(ids, lease_seconds=lease_seconds, answer_seconds=answer_seconds)
+        def extend(self, ids: Sequence[str], *, lease_seconds: float, response_seconds: float) -> Extension:
+            skipping_clock.time += response_seconds if self.answers else 0.6 * response_seconds
+            return super().extend(ids, lease_seconds=lease_seconds, response_seconds=response_seconds)
 
     extender = Far()
     extender.answers = [TemporaryError("no answer")] * failures

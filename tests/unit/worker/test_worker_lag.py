@@ -83,7 +83,7 @@ def test_a_loop_that_is_closed_is_forgotten(clock: FakeClock) -> None:
 def test_samples_continue_until_the_end_and_show_a_blocked_loop(eventually: Eventually) -> None:
     samples: list[float] = []
     event_loop, blocked = EventLoop(), threading.Event()
-    loop: asyncio.AbstractEventLoop = event_loop.started()
+    loop: asyncio.AbstractEventLoop = event_loop.ensure_started()
     lag = LagSampler(clock=SystemClock(), observe=samples.append, loop=lambda: event_loop.loop, every_seconds=0.005)
     thread = threading.Thread(target=lag.run, daemon=True)
     thread.start()

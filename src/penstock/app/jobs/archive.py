@@ -41,7 +41,7 @@ class PipelineArchive:
     """A pipeline, the location of its archive, and the conditions for archiving its rows."""
 
     pipeline: str
-    place: Files
+    location: Files
     tables: Tables | None = None  # None: an object handler, which publishes nothing
     cleans_up: bool | None = None  # True if a cleanup of its source is declared; None: unknown
 
@@ -55,10 +55,10 @@ class PipelineArchive:
         return seq if self.tables is None or seq <= done else self.tables.shown_to(done, seq)
 
     def archivist(self, ledger: Ledger, *, probe: Probe, clock: Clock) -> Archivist:
-        return Archivist(ledger=ledger, pipeline=self.pipeline, location=self.place, probe=probe, clock=clock)
+        return Archivist(ledger=ledger, pipeline=self.pipeline, location=self.location, probe=probe, clock=clock)
 
 
-def archive_place(pipeline: str, settings: Settings, where: TablePaths | None) -> Files:
+def archive_location(pipeline: str, settings: Settings, where: TablePaths | None) -> Files:
     """Return the folder for a pipeline's archive files.
 
     It is below the setting ``objects.archive``; else beside the plans of its table's runs, where every host finds it;
@@ -86,14 +86,14 @@ def stores(
     with_tables = [
         PipelineArchive(
             pipeline=pipeline,
-            place=archive_place(pipeline, settings, where),
+            location=archive_location(pipeline, settings, where),
             tables=Tables(where, ledger, partition_by=None, bus=Bus()),
             cleans_up=cleans_up.get(pipeline),
         )
         for pipeline, where in tables.items()
     ]
     without = [
-        PipelineArchive(pipeline=name, place=archive_place(name, settings, None), cleans_up=cleans_up.get(name))
+        PipelineArchive(pipeline=name, location=archive_location(name, settings, None), cleans_up=cleans_up.get(name))
         for name in tableless
     ]
     return [*with_tables, *without]

@@ -30,7 +30,7 @@ def compact_job(services: Sequence[Service], context: ServiceContext, *, every_s
     tables = [declared_table_paths(one.name, one.declaration.sink.address, context.settings) for one in pipelines]
     return elected_job(
         NAME,
-        [_task(places, context) for places in tables],
+        [_task(table_paths, context) for table_paths in tables],
         context,
         claimed_as=CLAIMED_AS,
         every_seconds=every_seconds,
@@ -38,7 +38,7 @@ def compact_job(services: Sequence[Service], context: ServiceContext, *, every_s
 
 
 def compact_tables(
-    places: TablePaths,
+    table_paths: TablePaths,
     *,
     bus: Bus,
     probe: Probe,
@@ -50,7 +50,7 @@ def compact_tables(
 ) -> Sequence[CompactionResult]:
     """Merge small files in each of a pipeline's tables that exists. Raises as `compact` does."""
     found = []
-    for sink in sinks_of(places):
+    for sink in sinks_of(table_paths):
         done = compact(
             sink,
             target_bytes=target_bytes,
@@ -64,20 +64,20 @@ def compact_tables(
             continue
         found.append(done)
         if done.merged and not dry_run:
-            bus.emit(_compacted(places.pipeline, done))
+            bus.emit(_compacted(table_paths.pipeline, done))
     return found
 
 
-def sinks_of(places: TablePaths) -> tuple[TableSink, TableSink]:
+def sinks_of(table_paths: TablePaths) -> tuple[TableSink, TableSink]:
     """Return the sinks of rows and quarantine, with any partitioning."""
     rows, quarantine = (
-        open_sink(place, scheme=places.scheme, pipeline=places.pipeline, partition_by=None)
-        for place in (places.table, places.quarantine)
+        open_sink(files, scheme=table_paths.scheme, pipeline=table_paths.pipeline, partition_by=None)
+        for files in (table_paths.table, table_paths.quarantine)
     )
     return rows, quarantine
 
 
-def _task(places: TablePaths, context: ServiceContext) -> JobTask:
+def _task(table_paths: TablePaths, context: ServiceContext) -> JobTask:
     moved_at = [0.0]  # monotonic, of the latest progress; written by the task's thread
 
     def note_progress(_done: int, _all: int) -> None:
@@ -93,7 +93,7 @@ def _task(places: TablePaths, context: ServiceContext) -> JobTask:
             return ended_early
 
         compact_tables(
-            places,
+            table_paths,
             bus=context.bus,
             probe=context.probe,
             clock=context.clock,
@@ -106,7 +106,7 @@ def _task(places: TablePaths, context: ServiceContext) -> JobTask:
         still_seconds = context.clock.monotonic() - moved_at[0]
         return min(run_seconds, still_seconds) > RUN_SECONDS_MAX
 
-    return JobTask(name=places.pipeline, run=run, is_stuck=is_stuck)
+    return JobTask(name=table_paths.pipeline, run=run, is_stuck=is_stuck)
 
 
 def _compacted(pipeline: str, done: CompactionResult) -> TableCompacted:

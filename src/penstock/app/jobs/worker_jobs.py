@@ -9,16 +9,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from penstock.app.cleanup import Keep
+from penstock.app.context import PipelineTools
+from penstock.app.jobs.cleanup import cleanup_job
 from penstock.app.jobs.elected import ElectedJob
+from penstock.app.jobs.expiry import expiry_job
+from penstock.app.jobs.reconcile import reconcile_job
 from penstock.app.pipelines.service import PipelineService
+from penstock.app.reconcile import ReconcileRequest, reconcile
+from penstock.app.reconcile_target import ReconcileTarget, targets_in
 from penstock.app.replayer import ReplayedQueue
 from penstock.app.service import Service, ServiceContext, needs_objects
 from penstock.pipeline.extra import require_arrow, require_spark, require_tables
+from penstock.worker.shutdown import StopSignal
 
 if TYPE_CHECKING:
     from penstock.app.app import App
-    from penstock.app.reconcile_target import ReconcileTarget
-    from penstock.worker.shutdown import StopSignal
 
 JobOf = Callable[[], ElectedJob | None]
 
@@ -55,8 +60,6 @@ def _cleanup(objects: Sequence[Service], context: ServiceContext) -> ElectedJob 
     if not objects:
         return None
     _require_tables(service for service in _pipelines(objects) if not isinstance(service.reader.cleanup, Keep))
-    from penstock.app.jobs.cleanup import cleanup_job
-
     return cleanup_job(objects, context)
 
 
@@ -68,14 +71,9 @@ def _reconcile(app: "App", objects: Sequence[Service], context: ServiceContext) 
     if pipelines:
         require_spark(*_formats(pipelines))
         context.check_spark()
-    from penstock.app.context import PipelineTools
-    from penstock.app.jobs.reconcile import reconcile_job
-    from penstock.app.reconcile import ReconcileRequest, reconcile
-    from penstock.app.reconcile_target import targets_in
-
     request = ReconcileRequest(older_than_seconds=context.settings.objects_reconcile_older_than)
 
-    def work(target: "ReconcileTarget", stop: "StopSignal") -> None:
+    def work(target: ReconcileTarget, stop: StopSignal) -> None:
         tools = PipelineTools(stop=stop, clock=context.clock, bus=context.bus, probe=context.probe)
         reconcile(target, request, spark=None if target.alone else context.spark(), tools=tools)
 
@@ -117,8 +115,6 @@ def _compact(objects: Sequence[Service], context: ServiceContext) -> ElectedJob 
 def _expiry(app: "App", dlqs: Sequence[ReplayedQueue], context: ServiceContext) -> ElectedJob | None:
     if not dlqs:
         return None
-    from penstock.app.jobs.expiry import expiry_job
-
     return expiry_job(dlqs, context, app=app.name, address=app.address)
 
 

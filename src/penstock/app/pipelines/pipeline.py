@@ -10,6 +10,7 @@ from penstock.app.pipelines.published import PublishedBatch
 from penstock.errors import UsageError
 from penstock.events import Listener
 from penstock.messaging.schema import Queue
+from penstock.pipeline.extra import require_spark
 from penstock.storage.aws import Aws
 from penstock.worker.shutdown import StopSignal
 
@@ -88,8 +89,6 @@ class Pipeline:
         Raises:
             UserError: If a person has to fix something. Batches already committed stay committed.
         """
-        from penstock.pipeline.extra import require_spark
-
         require_spark(self.declaration.sink.scheme)
         from penstock.app.pipelines.running import run
 

@@ -176,7 +176,7 @@ class PipelineBlueprint:
     def _own(self) -> Sequence[S3Address]:
         """Return the S3 addresses that the pipeline itself writes to."""
         table_paths = (self.declaration.table, self.declaration.quarantine)
-        return [*self.moved_to, *(s3_address(place.uri) for place in table_paths if not place.is_local)]
+        return [*self.moved_to, *(s3_address(files.uri) for files in table_paths if not files.is_local)]
 
 
 def worker_settings(settings: Settings) -> WorkerSettings:
@@ -186,13 +186,13 @@ def worker_settings(settings: Settings) -> WorkerSettings:
     """
     stop_timeout_seconds = settings.worker_stop_timeout - SESSION_END_SECONDS
     longest_seconds = budget(stop_timeout_seconds=stop_timeout_seconds).drain_seconds
-    asked_seconds = settings.worker_drain
+    wanted_seconds = settings.worker_drain
     return WorkerSettings(
         lease_seconds=settings.worker_lease,
         backoff_base_seconds=settings.objects_retry_base,
         backoff_cap_seconds=settings.objects_max_retry_wait,
         stop_timeout_seconds=stop_timeout_seconds,
-        drain_seconds=longest_seconds if asked_seconds is None else min(asked_seconds, longest_seconds),
+        drain_seconds=longest_seconds if wanted_seconds is None else min(wanted_seconds, longest_seconds),
         upkeep_seconds=1.0,
     )
 

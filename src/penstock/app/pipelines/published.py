@@ -62,13 +62,13 @@ class PublishNotifier:
             lambda batch: batch.seq <= visible_to, self._ledger.batches_after(self._pipeline, announced)
         )
         while chunk := tuple(islice(batches, SEND_MAX)):
-            answers = send_each(self._broker, self._queue, [self._message(batch) for batch in chunk])
-            taken = list(takewhile(lambda answer: isinstance(answer, str), answers))
+            results = send_each(self._broker, self._queue, [self._message(batch) for batch in chunk])
+            taken = list(takewhile(lambda result: isinstance(result, str), results))
             if taken:
                 self._ledger.advance_announced(self._pipeline, chunk[len(taken) - 1].seq)
-            for answer in answers:
-                if isinstance(answer, PenstockError):
-                    raise answer
+            for result in results:
+                if isinstance(result, PenstockError):
+                    raise result
 
     def _message(self, batch: "BatchRow") -> Outgoing:
         body = PublishedBatch(

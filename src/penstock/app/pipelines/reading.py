@@ -29,8 +29,8 @@ def quarantine_frame(spark: "Session", declaration: PipelineDeclaration, aws: Aw
     return _frame(spark, sink, "the first line that cannot be read makes")
 
 
-def _frame(spark: "Session", sink: TableSink, who_makes: str) -> "Frame":
+def _frame(spark: "Session", sink: TableSink, made_by: str) -> "Frame":
     table = sink.load()
     if table is None:
-        raise TableError(f"There is no table at {sink.uri} yet; {who_makes} it.")
+        raise TableError(f"There is no table at {sink.uri} yet; {made_by} it.")
     return frame_of(spark, table)

@@ -130,7 +130,7 @@ def run(
         tracing = tracing_of(app_context.settings, worker=app_context.worker)
         context = service_context(app_context, sessions=own, bus=bus, clock=clock, stop=stop, tracing=tracing)
         stack.enter_context(app_context.incidents.passing_to(bus.emit))
-        stack.enter_context(presence.registered(ledger=context.ledger, emit=bus.emit, random=context.random))
+        stack.enter_context(presence.register(ledger=context.ledger, emit=bus.emit, random=context.random))
         stack.callback(own.close)
         register_pipeline(app_context, declaration.name, queue=declaration.source.queue)
         plan = plan_of(declaration, context, faults_max=FAULTS_MAX if available_now else None)

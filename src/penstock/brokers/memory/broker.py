@@ -64,7 +64,7 @@ class MemoryBroker:
         self._check_open()
         with self._store.lock:
             now = self._store.clock.now()
-            ids = [self._store.put(self._store.queue_named(queue), message, now) for message in messages]
+            ids = [self._store.put(self._store.ensure_queue(queue), message, now) for message in messages]
         self._store.arrivals.notify(queue)
         return ids
 
@@ -199,7 +199,7 @@ class MemoryBroker:
         shared.check_queue(queue)
         self._check_open()
         with self._store.lock:
-            self._store.queue_named(queue).paused = True
+            self._store.ensure_queue(queue).paused = True
 
     def resume(self, queue: str) -> None:
         self._check_open()

@@ -210,7 +210,7 @@ class MemoryStore:
         self._deduplication_window_seconds = deduplication_window_seconds
         self._seq = 0
 
-    def queue_named(self, queue: str) -> MemoryQueue:
+    def ensure_queue(self, queue: str) -> MemoryQueue:
         """Return the queue, created on first use."""
         return self.queues.setdefault(queue, MemoryQueue(settings=QueueSettings(name=queue)))
 
@@ -359,7 +359,7 @@ class MemoryStore:
         """Move the message to the dead-letter queue: new age and attempts; same id, body and group."""
         entry.attributes = attributes
         entry.move_to_dlq(now)
-        self.queue_named(self.dead_letter_queue(memory_queue.settings.name)).put(entry, ready=False)
+        self.ensure_queue(self.dead_letter_queue(memory_queue.settings.name)).put(entry, ready=False)
 
     def _is_dead_letter_queue(self, queue: str) -> bool:
         others = self.queues.values()

@@ -131,10 +131,10 @@ class RedisStreamsBroker:
             for at in range(0, len(arguments), 3 * SEND_MAX)
         ]
         self._queues.register_before_send(queue)
-        answers = self._server.atomically(*commands)
-        name = answers[0][0].decode()
+        replies = self._server.atomically(*commands)
+        name = replies[0][0].decode()
         self._queues.register(queue, name)
-        return [shared.message_id(name, int(seq)) for _, seqs in answers for seq in seqs]
+        return [shared.message_id(name, int(seq)) for _, seqs in replies for seq in seqs]
 
     # --- receiving and settling
 
@@ -188,14 +188,14 @@ class RedisStreamsBroker:
         if not pages:
             return list(deliveries)
         consumer = self._consumer(lease_seconds)
-        answers = self._server.run(
+        replies = self._server.run(
             *[script("extend", [self._keys.stream(queue)], consumer, *held) for queue, held in pages]
         )
         lost = {delivery.receipt: delivery for delivery in deliveries}
-        for (queue, held), answer in zip(pages, answers, strict=True):
-            if isinstance(answer, Exception):
-                raise answer
-            claimed, vanished = answer
+        for (queue, held), reply in zip(pages, replies, strict=True):
+            if isinstance(reply, Exception):
+                raise reply
+            claimed, vanished = reply
             for id in claimed:
                 lost.pop(held[id.decode()].receipt, None)
             if vanished:

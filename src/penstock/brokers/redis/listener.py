@@ -36,7 +36,7 @@ class RedisArrivalListener:
         self._clock = clock
         self._random = random
         self._wanted: Set[str] = frozenset()  # queues; written by the worker's thread, as is `_listens`
-        self._listens = threading.Event()  # also cleared by the listener's thread after calling tell
+        self._listens = threading.Event()  # also cleared by the listener's thread after calling `on_arrival`
         self._closed = threading.Event()
         self._client = server.blocking()
         self._thread = threading.Thread(target=self._run, name="penstock-listening", daemon=True)

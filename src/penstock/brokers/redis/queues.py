@@ -108,11 +108,11 @@ class RedisQueues:
         commands += [("HDEL", key, *unset_fields)] if unset_fields else []
         if settings.dead_letter_queue is not None:
             commands += self._dead_letter_queue_commands(settings.dead_letter_queue)
-        answers = self._server.run(*commands, ("HGET", key, "store"))
-        for answer in answers:
-            if isinstance(answer, Exception):
-                raise answer
-        self._registered[name] = (answers[-1] or b"").decode()
+        replies = self._server.run(*commands, ("HGET", key, "store"))
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
+        self._registered[name] = (replies[-1] or b"").decode()
 
     def _final_dlq(self, queue: str) -> str | None:
         """Return the final DLQ to configure for a queue that is another one's dead-letter queue; None if its name
@@ -146,11 +146,11 @@ DISCARD_MAX = 1_000  # messages per script
 
 def read_stats(server: Server, keys: QueueKeys, queue: str) -> QueueStats:
     """Return the counts and ages. Entries that other clients put into the stream count as visible."""
-    answer = server.call(*script("stats", [keys.stream(queue)]))
-    if not answer:
+    reply = server.call(*script("stats", [keys.stream(queue)]))
+    if not reply:
         return shared.EMPTY_STATS
-    now, visible, in_flight, delayed = (int(value) for value in answer[:4])
-    visible_from, age_from, enqueued_from = (int(value) if value else None for value in answer[4:])
+    now, visible, in_flight, delayed = (int(value) for value in reply[:4])
+    visible_from, age_from, enqueued_from = (int(value) if value else None for value in reply[4:])
     return QueueStats(
         visible=visible,
         in_flight=in_flight,

@@ -61,7 +61,7 @@ class LeaseSweeper:
         """Return the interval between sweeps: the configured one, else half a lease."""
         return lease_seconds / 2 if self._every_seconds is None else self._every_seconds
 
-    def due(self, queues: Iterable[str], lease_seconds: float) -> list[str]:
+    def take_due(self, queues: Iterable[str], lease_seconds: float) -> list[str]:
         """Return the queues to sweep now, and mark them as swept.
 
         The interval is that of the caller's lease, so a read-only client with a longer one does not delay a worker's

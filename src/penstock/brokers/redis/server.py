@@ -61,7 +61,7 @@ def scripts() -> Mapping[str, Script]:
 
 VERSION_MIN = (6, 2)
 CONNECT_SECONDS = 5.0
-ANSWER_SECONDS = 10.0  # after which an unresponsive server counts as away; blocking calls end sooner
+RESPONSE_SECONDS = 10.0  # after which an unresponsive server counts as away; blocking calls end sooner
 CONNECTIONS_MAX = 64
 _SLIPS = {  # errors of servers whose address is wrong in some detail, and remedies
     "DB index is out of range": "it has fewer databases than that number; give a smaller one, or a prefix instead",
@@ -70,7 +70,7 @@ _SLIPS = {  # errors of servers whose address is wrong in some detail, and remed
 _CLUSTER = "+cluster"
 
 Command = tuple[Any, ...]
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 
 def script(name: str, keys: Sequence[str], *arguments: Any) -> Command:
@@ -101,20 +101,20 @@ class Server:
         """
         with self.translated():
             self._make_ready()
-            answers = self._sent(commands)
-            missing = [at for at, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
+            replies = self._sent(commands)
+            missing = [at for at, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
             if missing:  # the server was restarted or its scripts were flushed: these commands did nothing
                 self._load()
-                for at, answer in zip(missing, self._sent([commands[at] for at in missing]), strict=True):
-                    answers[at] = answer
-        return [self._meant(answer) if isinstance(answer, Exception) else answer for answer in answers]
+                for at, reply in zip(missing, self._sent([commands[at] for at in missing]), strict=True):
+                    replies[at] = reply
+        return [self._translated(reply) if isinstance(reply, Exception) else reply for reply in replies]
 
     def call(self, *command: Any) -> Any:
         """Return the reply to one command. Raises the errors of `run`, and the command's own."""
-        (answer,) = self.run(command)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        (reply,) = self.run(command)
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
 
     def atomically(self, *commands: Command) -> list[Any]:
         """Run all of these scripts as one transaction, or none; in a cluster, one by one.
@@ -163,14 +163,14 @@ class Server:
         except PenstockError:
             raise
         except (RedisError, RedisClusterException, OSError) as error:
-            raise self._meant(error) from error
+            raise self._translated(error) from error
 
     def _made(self) -> Any:
         scheme, _, rest = self._url.partition("://")
         options: Mapping[str, Any] = {
             "retry": Retry(NoBackoff(), 0),
             "socket_connect_timeout": CONNECT_SECONDS,
-            "socket_timeout": ANSWER_SECONDS,
+            "socket_timeout": RESPONSE_SECONDS,
             "protocol": 2,
         }
         try:
@@ -218,9 +218,9 @@ class Server:
         pipeline = self._client.pipeline(transaction=False)
         for command in commands:
             pipeline.execute_command(*command)
-        answers: list[Any] = pipeline.execute(raise_on_error=False)
-        self._check_failover(answers)
-        return answers
+        replies: list[Any] = pipeline.execute(raise_on_error=False)
+        self._check_failover(replies)
+        return replies
 
     def _apart(self, command: Command) -> Any:
         """Return a cluster's reply, or any error as a value, since nodes fail independently."""
@@ -245,10 +245,10 @@ class Server:
         pipeline = self._client.pipeline(transaction=True)
         for command in commands:
             pipeline.execute_command(*command)
-        answers: list[Any] = pipeline.execute()
-        return answers
+        replies: list[Any] = pipeline.execute()
+        return replies
 
-    def _knowing_scripts(self, call: Callable[[], Answer]) -> Answer:
+    def _knowing_scripts(self, call: Callable[[], Result]) -> Result:
         """Call; if the server does not know a script, and so did nothing, load the scripts and call again."""
         try:
             return call()
@@ -256,12 +256,12 @@ class Server:
             self._load()
             return call()
 
-    def _check_failover(self, answers: Sequence[Any]) -> None:
+    def _check_failover(self, replies: Sequence[Any]) -> None:
         """Drop the idle connections if the server became a replica: the address may lead to another server now."""
-        if not self.is_cluster and any(map(_is_replica, answers)):
+        if not self.is_cluster and any(map(_is_replica, replies)):
             self._client.connection_pool.disconnect(inuse_connections=False)
 
-    def _meant(self, error: Exception) -> Exception:
+    def _translated(self, error: Exception) -> Exception:
         """Return the Penstock error for one of redis-py's."""
         if isinstance(error, PenstockError):
             return error
@@ -277,8 +277,8 @@ class Server:
                 f"The broker at {self.shown_url} holds something else under a key of ours: {error}; give this broker "
                 "another prefix or another database."
             )
-        for words, remedy in _SLIPS.items():
-            if words in str(error):
+        for fragment, remedy in _SLIPS.items():
+            if fragment in str(error):
                 return ConfigurationError(f"The broker at {self.shown_url} cannot be used so: {remedy}.")
         return TemporaryError(f"the broker at {self.shown_url}: {str(error) or type(error).__name__}")
 
@@ -289,6 +289,6 @@ def _was_never_sent(error: Exception) -> bool:
     return refused or isinstance(error.__context__, ConnectionRefusedError | FileNotFoundError)
 
 
-def _is_replica(answer: Any) -> bool:
+def _is_replica(reply: Any) -> bool:
     # For a command inside a script, Redis 6.2 has READONLY only in the text.
-    return isinstance(answer, ReadOnlyError) or (isinstance(answer, ResponseError) and "READONLY" in str(answer))
+    return isinstance(reply, ReadOnlyError) or (isinstance(reply, ResponseError) and "READONLY" in str(reply))

@@ -42,9 +42,9 @@ class QueueSettlements:
         streams = (keys.stream(self.queue), keys.stream(self.dead_letter_queue or self.queue))
         return script("settle", streams, new_store(), worker, len(self.acks), *self.acks, *self.others)
 
-    def failures(self, answer: Sequence[Any]) -> Iterable[SettleFailure]:
+    def failures(self, reply: Sequence[Any]) -> Iterable[SettleFailure]:
         """Yield the settlements that `settle.lua` reported as failed."""
-        for ids, reason in ((answer[0], shared.LOST), (answer[1], VANISHED)):
+        for ids, reason in ((reply[0], shared.LOST), (reply[1], VANISHED)):
             for id in ids:
                 yield SettleFailure(delivery=self.by_entry[id.decode()], reason=reason, lost=True)
 

@@ -48,14 +48,14 @@ def take(keys: QueueKeys, store: str, consumer: str, requests: Sequence[ReceiveR
     return script("take", [keys.stream(request.queue) for request in requests], consumer, store, *counts)
 
 
-def taken(requests: Sequence[ReceiveRequest], answer: Sequence[Any]) -> TakenMessages:
+def taken(requests: Sequence[ReceiveRequest], reply: Sequence[Any]) -> TakenMessages:
     """Return the contents of a reply of `take.lua`."""
-    which, now = int(answer[0]), int(answer[1]) / 1000
+    which, now = int(reply[0]), int(reply[1]) / 1000
     if which == 0:
-        due = answer[2] if len(answer) > 2 else None
+        due = reply[2] if len(reply) > 2 else None
         return TakenMessages(now=now, next_due_at=None if due is None else float(due) / 1000)
-    queue, store, entries, is_dlq = requests[which - 1].queue, answer[2].decode(), answer[6], bool(answer[7])
-    settings = settings_of(queue, retention=answer[3], receives_max=answer[4], dead_letter_queue=answer[5])
+    queue, store, entries, is_dlq = requests[which - 1].queue, reply[2].decode(), reply[6], bool(reply[7])
+    settings = settings_of(queue, retention=reply[3], receives_max=reply[4], dead_letter_queue=reply[5])
     deliveries: list[Delivery] = []
     rejected: list[tuple[Delivery, MessageState, str]] = []
     expired_before = now - settings.retention_seconds
@@ -113,7 +113,7 @@ class RedisTurns:
         receive_error: tuple[str, Exception] | None = None
         settling = self._prepared(settlements)
         first, *others = self._rounds(requests)
-        asked = first
+        requested = first
         try:
             if requests:
                 shared.check_seconds("lease_seconds", lease_seconds, EMBEDDED.lease_seconds_max)
@@ -121,19 +121,19 @@ class RedisTurns:
         except Exception as error:
             receive_error, first, others = (first[0].queue, error) if first else None, (), []
         commands = [group.command(self.keys, self.holder) for group in settling.groups]
-        answers: list[Any] = []
+        replies: list[Any] = []
         taken_now = NOTHING
         try:
             with self._receiving(first, lease_seconds):
-                answers = self._answers([*commands, *self._take(first, lease_seconds)])
-                taken_now = self._deliverable(first, answers[len(commands) :], lease_seconds)
-            for asked in others:
+                replies = self._call([*commands, *self._take(first, lease_seconds)])
+                taken_now = self._deliverable(first, replies[len(commands) :], lease_seconds)
+            for requested in others:
                 if not taken_now.deliveries:
-                    self._prepare(asked, lease_seconds)
-                    taken_now = self.receive(asked, lease_seconds)
+                    self._prepare(requested, lease_seconds)
+                    taken_now = self.receive(requested, lease_seconds)
         except Exception as error:
-            receive_error = (asked[0].queue, error)
-        failures, settle_error = self._settled(settling, answers[: len(commands)])
+            receive_error = (requested[0].queue, error)
+        failures, settle_error = self._read_settle_replies(settling, replies[: len(commands)])
         return TurnResult(
             failures=failures,
             deliveries=taken_now.deliveries,
@@ -145,14 +145,14 @@ class RedisTurns:
     def receive(self, requests: Sequence[ReceiveRequest], lease_seconds: float) -> TakenMessages:
         """Receive from the first queue that has messages. Raises the server's errors."""
         with self._receiving(requests, lease_seconds):
-            return self._deliverable(requests, self._answers(self._take(requests, lease_seconds)), lease_seconds)
+            return self._deliverable(requests, self._call(self._take(requests, lease_seconds)), lease_seconds)
 
     def sweep_due(self, queues: Sequence[str], lease_seconds: float, *, remove_idle_consumers: bool = True) -> None:
         """Requeue deliveries past their lease, in the queues whose sweep is due.
 
         Read-only clients pass ``remove_idle_consumers=False`` and leave the consumers of dead workers alone.
         """
-        for queue in self.sweeping.due(queues, lease_seconds):
+        for queue in self.sweeping.take_due(queues, lease_seconds):
             self.dead_letter_exhausted(self.sweeping.sweep(queue))
             if remove_idle_consumers:
                 self.sweeping.remove_idle_consumers(queue)
@@ -207,24 +207,24 @@ class RedisTurns:
         queues = {delivery.queue for delivery, each in settlements if isinstance(each, DeadLetter)}
         return {queue: self.queues.dead_letter_queue(queue) for queue in queues}
 
-    def _settled(
-        self, settling: _SettleCall, answers: Sequence[Any]
+    def _read_settle_replies(
+        self, settling: _SettleCall, replies: Sequence[Any]
     ) -> tuple[Sequence[SettleFailure], Exception | None]:
         if settling.error is not None:
             return (), settling.error
         failures = list(settling.lost)
-        errors = [answer for answer in answers if isinstance(answer, Exception)]
+        errors = [reply for reply in replies if isinstance(reply, Exception)]
         fatal = [error for error in errors if isinstance(error, UserError)]
-        if fatal or (errors and len(errors) == len(answers)):
+        if fatal or (errors and len(errors) == len(replies)):
             return (), [*fatal, *errors][0]
-        for group, answer in zip(settling.groups, answers, strict=True):
-            if isinstance(answer, Exception):
-                failures += group.refused(str(answer))
+        for group, reply in zip(settling.groups, replies, strict=True):
+            if isinstance(reply, Exception):
+                failures += group.refused(str(reply))
                 continue
-            failures += group.failures(answer)
+            failures += group.failures(reply)
             self.unconfirmed.forget(group.by_entry.values())
-            if answer[2]:
-                self.queues.register(group.dead_letter_queue, answer[2].decode())
+            if reply[2]:
+                self.queues.register(group.dead_letter_queue, reply[2].decode())
         return failures, None
 
     def _dead_letter(self, deliveries: Sequence[Delivery], deaths: dict[str, Death]) -> None:
@@ -235,9 +235,9 @@ class RedisTurns:
         for delivery in deliveries:
             death = with_death(delivery.message.attributes, deaths[delivery.receipt])
             group.add_dead_letter(delivery, entry_of(delivery.receipt) or "0-0", encode_attributes(death) or "")
-        answer = self.server.call(*group.command(self.keys, self.holder))
-        if answer[2]:
-            self.queues.register(group.dead_letter_queue, answer[2].decode())
+        reply = self.server.call(*group.command(self.keys, self.holder))
+        if reply[2]:
+            self.queues.register(group.dead_letter_queue, reply[2].decode())
 
     # --- taking
 
@@ -258,7 +258,7 @@ class RedisTurns:
     def _take(self, requests: Sequence[ReceiveRequest], lease_seconds: float) -> Sequence[Command]:
         return [take(self.keys, new_store(), self.consumer(lease_seconds), requests)] if requests else []
 
-    def _answers(self, commands: Sequence[Command]) -> list[Any]:
+    def _call(self, commands: Sequence[Command]) -> list[Any]:
         """Return the replies, with errors as values, including one that failed all commands."""
         if not commands:
             return []
@@ -268,21 +268,21 @@ class RedisTurns:
             return [error] * len(commands)
 
     def _deliverable(
-        self, requests: Sequence[ReceiveRequest], answers: Sequence[Any], lease_seconds: float
+        self, requests: Sequence[ReceiveRequest], replies: Sequence[Any], lease_seconds: float
     ) -> TakenMessages:
         """Return the messages that are not given up; poll again while all of them are."""
         taken_now = NOTHING
         for _ in range(EMPTY_POLLS_MAX):
-            if not answers:
+            if not replies:
                 break
-            if isinstance(answers[0], Exception):
-                raise answers[0]
-            taken_now = taken(requests, answers[0])
+            if isinstance(replies[0], Exception):
+                raise replies[0]
+            taken_now = taken(requests, replies[0])
             self._reject(taken_now)
             self.unconfirmed.record(taken_now.deliveries)
             if taken_now.deliveries or not taken_now.rejected:
                 break
-            answers = self._answers(self._take(requests, lease_seconds))
+            replies = self._call(self._take(requests, lease_seconds))
         return taken_now
 
     def _reject(self, taken_now: TakenMessages) -> None:

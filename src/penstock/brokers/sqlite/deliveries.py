@@ -58,12 +58,12 @@ class SqliteLeases:
 
     def find_leased(self, connection: sqlite3.Connection, deliveries: Iterable[Delivery], now: float) -> dict[str, int]:
         """Return the row ids, by receipt handle, of the deliveries that are still leased. This is the fence."""
-        asked = {delivery.receipt: shared.parse_receipt(self._store_id, delivery.receipt) for delivery in deliveries}
-        ids = json.dumps([handle.seq for handle in asked.values() if handle is not None])
+        handles = {delivery.receipt: shared.parse_receipt(self._store_id, delivery.receipt) for delivery in deliveries}
+        ids = json.dumps([handle.seq for handle in handles.values() if handle is not None])
         leased: Mapping[int, int] = dict(connection.execute(self._sql["leased"], {"ids": ids, "now": now}).fetchall())
         return {
             receipt: handle.seq
-            for receipt, handle in asked.items()
+            for receipt, handle in handles.items()
             if handle is not None and leased.get(handle.seq) == handle.number
         }
 

@@ -109,7 +109,7 @@ class QueueFile:
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
         """Yield the connection for single statements that only read."""
-        with self._locked(), self._translated():
+        with self._hold_lock(), self._translated():
             yield self._connection_or_raise()
 
     @contextmanager
@@ -122,7 +122,7 @@ class QueueFile:
         ``durable`` waits for the disk (synchronous=FULL). Otherwise (NORMAL) a power loss may undo the last
         transactions, in order and each as a whole. A process crash undoes nothing in either mode.
         """
-        with self._locked(), self._translated():
+        with self._hold_lock(), self._translated():
             connection = self._connection_or_raise()
             self._set_synchronous(connection, "FULL" if durable else "NORMAL")
             connection.execute("BEGIN IMMEDIATE")
@@ -142,7 +142,7 @@ class QueueFile:
         self._use.close()
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _hold_lock(self) -> Iterator[None]:
         with self._use:
             if not self._lock.acquire(timeout=self._busy_timeout_seconds):
                 raise TemporaryError(

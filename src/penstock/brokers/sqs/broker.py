@@ -207,7 +207,7 @@ class SqsBroker:
         settling = self._turners.begin(settle)
         result = self._receive_first(requests, lease_seconds, wait_seconds)
         settled = settling.result()
-        return _turn(settled, replace(result, deliveries=self._taking.still_leased(result.deliveries, lease_seconds)))
+        return _turn(settled, replace(result, deliveries=self._taking.extend_stale(result.deliveries, lease_seconds)))
 
     def extend(self, deliveries: Sequence[Delivery], *, lease_seconds: float) -> Sequence[Delivery]:
         """Extend leases up to twelve hours from the receive; at that limit they are neither extended nor lost: see

@@ -18,7 +18,7 @@ from penstock.errors import TemporaryError, UserError
 from penstock.messaging.backoff import Random, backoff_seconds
 from penstock.messaging.clock import Clock
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 ENTRY_TRIES_MAX = 4  # of a batch entry; botocore does not retry entries, as their call succeeded
 BACKOFF_BASE_SECONDS, BACKOFF_CAP_SECONDS = 0.1, 1.0
 Entry = Mapping[str, Any]
@@ -30,13 +30,13 @@ class ParallelCalls:
     def __init__(self, name: str, *, threads: int) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"penstock-sqs-{name}")
 
-    def run(self, calls: Sequence[Callable[[], Answer]]) -> Sequence[Answer | Exception]:
+    def run(self, calls: Sequence[Callable[[], Result]]) -> Sequence[Result | Exception]:
         """Run the calls in parallel, the last one in the calling thread. Return each one's result or exception."""
         begun = [self.begin(call) for call in calls[:-1]]
         last = [outcome(call) for call in calls[-1:]]
         return [*map(_awaited, begun), *last]
 
-    def begin(self, call: Callable[[], Answer]) -> "Future[Answer]":
+    def begin(self, call: Callable[[], Result]) -> "Future[Result]":
         """Start a call in a thread of the pool."""
         try:
             return self._pool.submit(call)
@@ -76,7 +76,7 @@ class ParallelCallsPerQueue:
                 pool.close()
 
 
-def outcome(call: Callable[[], Answer]) -> Answer | Exception:
+def outcome(call: Callable[[], Result]) -> Result | Exception:
     """Return the call's result or its exception."""
     try:
         return call()
@@ -113,22 +113,22 @@ class BatchCalls:
         entries are returned as failed.
         """
         starts = range(0, len(entries), BATCH_MAX)
-        answers = self._pool_of(queue.name).run(
+        results = self._pool_of(queue.name).run(
             [partial(self.call, queue, operation, entries[start : start + BATCH_MAX]) for start in starts]
         )
-        errors = [answer for answer in answers if isinstance(answer, Exception)]
+        errors = [result for result in results if isinstance(result, Exception)]
         fatal = [error for error in errors if isinstance(error, UserError)]
-        if fatal or (errors and len(errors) == len(answers)):
+        if fatal or (errors and len(errors) == len(results)):
             raise [*fatal, *errors][0]
         failed: dict[int, FailedEntry] = {}
-        for start, answer in zip(starts, answers, strict=True):
-            if isinstance(answer, Exception):
+        for start, result in zip(starts, results, strict=True):
+            if isinstance(result, Exception):
                 ends = min(start + BATCH_MAX, len(entries))
                 failed |= dict.fromkeys(
-                    range(start, ends), FailedEntry(code=type(answer).__name__, message=str(answer))
+                    range(start, ends), FailedEntry(code=type(result).__name__, message=str(result))
                 )
             else:
-                failed |= {start + position: each for position, each in answer.items()}
+                failed |= {start + position: each for position, each in result.items()}
         return failed
 
     def call(self, queue: QueueRef, operation: str, entries: Sequence[Entry]) -> Mapping[int, FailedEntry]:
@@ -137,7 +137,7 @@ class BatchCalls:
         failed: dict[int, FailedEntry] = {}
         for tries in range(1, ENTRY_TRIES_MAX + 1):
             for_good = {position: each for position, each in failed.items() if each.never}
-            failed = {**for_good, **self._tried(queue, operation, entries, left)}
+            failed = {**for_good, **self._send(queue, operation, entries, left)}
             left = [position for position, each in failed.items() if not each.never]
             if not left or tries == ENTRY_TRIES_MAX:
                 break
@@ -154,16 +154,16 @@ class BatchCalls:
         )
         self._clock.wait(threading.Event(), seconds)
 
-    def _tried(
+    def _send(
         self, queue: QueueRef, operation: str, entries: Sequence[Entry], positions: Sequence[int]
     ) -> Mapping[int, FailedEntry]:
-        answer = self._api.on(
+        response = self._api.on(
             queue, operation, Entries=[{"Id": str(position), **entries[position]} for position in positions]
         )
-        return failures(answer, positions)
+        return failures(response, positions)
 
 
-def failures(answer: Mapping[str, Any], positions: Sequence[int]) -> Mapping[int, FailedEntry]:
+def failures(response: Mapping[str, Any], positions: Sequence[int]) -> Mapping[int, FailedEntry]:
     """Return the failed entries of a batch response, by position. An entry missing from it counts as failed."""
     failed = {
         int(each["Id"]): FailedEntry(
@@ -171,14 +171,14 @@ def failures(answer: Mapping[str, Any], positions: Sequence[int]) -> Mapping[int
             message=each.get("Message", ""),
             never=bool(each.get("SenderFault")) and not client.is_throttling(each.get("Code", "")),
         )
-        for each in answer.get("Failed", ())
+        for each in response.get("Failed", ())
     }
-    reported = {int(each["Id"]) for each in answer.get("Successful", ())} | failed.keys()
+    reported = {int(each["Id"]) for each in response.get("Successful", ())} | failed.keys()
     failed |= {
         position: FailedEntry(code="NotAnswered", message="") for position in positions if position not in reported
     }
     return failed
 
 
-def _awaited(future: "Future[Answer]") -> Answer | Exception:
+def _awaited(future: "Future[Result]") -> Result | Exception:
     return outcome(future.result)

@@ -92,7 +92,7 @@ _NO_ACCOUNT = (NoCredentialsError, PartialCredentialsError)
 _NO_SETTING = (NoRegionError, ParamValidationError, ProfileNotFound, UnknownRegionError, ValueError)
 _NEVER_SENT = (ConnectTimeoutError, EndpointConnectionError, ProxyConnectionError, *_NO_ACCOUNT)
 CONNECT_SECONDS = 5.0
-ANSWER_SECONDS = 5.0  # after which an unresponsive server counts as away
+RESPONSE_SECONDS = 5.0  # after which an unresponsive server counts as away
 SEND_SECONDS = 15.0  # the same for sends, which carry up to a mebibyte
 CONTROL_TRIES_MAX = 3  # of a control call, by botocore; callers retry receives, and `BatchCalls` retries entries
 CONNECTIONS_MAX = 32  # connections kept; the receiving client keeps more if it has many pollers
@@ -246,11 +246,11 @@ class SqsApi:
         self.check_open()
         client = self._client_for(operation)
         try:
-            answer: Mapping[str, Any] = getattr(client, operation)(**parameters)
+            response: Mapping[str, Any] = getattr(client, operation)(**parameters)
         except (*ERRORS, ValueError) as error:
             raise self._translate_error(error, operation, queue) from error
         self._done.add((operation, queue))
-        return answer
+        return response
 
     def check_open(self) -> None:
         """Raise `TemporaryError` after `close`, and `UsageError` in a process forked since this was opened."""
@@ -308,10 +308,10 @@ class SqsApi:
 
     def _config(self, purpose: str) -> Config:
         receives = purpose == "receive"
-        answer_seconds = {"receive": self._poll_seconds + ANSWER_SECONDS, "send": SEND_SECONDS}
+        response_seconds = {"receive": self._poll_seconds + RESPONSE_SECONDS, "send": SEND_SECONDS}
         return Config(
             connect_timeout=CONNECT_SECONDS,
-            read_timeout=answer_seconds.get(purpose, ANSWER_SECONDS),
+            read_timeout=response_seconds.get(purpose, RESPONSE_SECONDS),
             max_pool_connections=max(4 * self._pollers, CONNECTIONS_MAX) if receives else CONNECTIONS_MAX,
             retries={"mode": "standard", "total_max_attempts": CONTROL_TRIES_MAX if purpose == "control" else 1},
             user_agent_extra="penstock",

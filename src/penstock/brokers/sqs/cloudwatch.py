@@ -17,7 +17,7 @@ from penstock.messaging.broker import listed_name
 from penstock.messaging.clock import Clock
 from penstock.storage.aws import Aws
 
-ASKED_EVERY_SECONDS = 60.0  # AWS publishes one value a minute
+REFRESH_SECONDS = 60.0  # AWS publishes one value a minute
 REFUSED_SECONDS = 900.0  # between tries without permission, which may have been granted meanwhile
 WINDOW_SECONDS = 600.0  # older values are not current; AWS's own lag by a few minutes
 QUERIES_MAX = 500  # per call
@@ -33,7 +33,7 @@ class CloudWatch:
         self._clock = clock
         self._lock = threading.Lock()
         self._client: Any = None  # written under the lock, as are the next three
-        self._asked_at: float | None = None  # monotonic
+        self._read_at: float | None = None  # monotonic
         self._ages: dict[str, float | None] = {}  # by the queue's name
         self._error: PenstockError | None = None
 
@@ -60,20 +60,20 @@ class CloudWatch:
                 self._client.close()
 
     def _is_due(self, names: Iterable[str]) -> bool:
-        if self._asked_at is None:
+        if self._read_at is None:
             return True
-        since = self._clock.monotonic() - self._asked_at
+        since = self._clock.monotonic() - self._read_at
         if self._error is not None:
             refused = isinstance(self._error, ConfigurationError)
-            return since >= (REFUSED_SECONDS if refused else ASKED_EVERY_SECONDS)
-        return since >= ASKED_EVERY_SECONDS or not self._ages.keys() >= set(names)
+            return since >= (REFUSED_SECONDS if refused else REFRESH_SECONDS)
+        return since >= REFRESH_SECONDS or not self._ages.keys() >= set(names)
 
     def _query(self, names: Sequence[str]) -> None:
-        self._asked_at, self._error = self._clock.monotonic(), None
+        self._read_at, self._error = self._clock.monotonic(), None
         try:
             for at in range(0, len(names), QUERIES_MAX):
                 page = names[at : at + QUERIES_MAX]
-                self._ages |= dict.fromkeys(page) | dict(self._answers(page))
+                self._ages |= dict.fromkeys(page) | dict(self._read_ages(page))
         except PenstockError as error:  # no client can be created
             self._error = error
         except (*client.ERRORS, ValueError) as error:
@@ -81,7 +81,7 @@ class CloudWatch:
                 error, action=ACTION, queue="", endpoint="CloudWatch", known=False, final=False
             )
 
-    def _answers(self, names: Sequence[str]) -> Iterator[tuple[str, float]]:
+    def _read_ages(self, names: Sequence[str]) -> Iterator[tuple[str, float]]:
         now = self._clock.now()
         request: dict[str, Any] = {
             "MetricDataQueries": [_query(n, name) for n, name in enumerate(names)],
@@ -91,17 +91,17 @@ class CloudWatch:
         }
         latest: dict[int, float] = {}
         for _ in range(PAGES_MAX):
-            answer = self._connected().get_metric_data(**request)
-            for result in answer.get("MetricDataResults", ()):
+            response = self._connect().get_metric_data(**request)
+            for result in response.get("MetricDataResults", ()):
                 if result.get("Values"):
                     latest.setdefault(int(result["Id"].removeprefix("q")), float(result["Values"][0]))
-            if not answer.get("NextToken"):
+            if not response.get("NextToken"):
                 break
-            request["NextToken"] = answer["NextToken"]
+            request["NextToken"] = response["NextToken"]
         for n, age in latest.items():
             yield names[n], age
 
-    def _connected(self) -> Any:
+    def _connect(self) -> Any:
         if self._client is None:
             config = Config(
                 connect_timeout=2.0,

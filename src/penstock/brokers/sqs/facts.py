@@ -90,7 +90,7 @@ class SqsInspector:
         deadline = self._clock.monotonic() + seconds
         found = False
         while not found and self._clock.monotonic() < deadline:
-            for raw in self._received(queue):
+            for raw in self._receive(queue):
                 handle = raw["ReceiptHandle"]
                 if _is_test_event(raw["Body"], bucket=bucket, since=since):
                     self._api.on(queue, "delete_message", ReceiptHandle=handle)
@@ -104,8 +104,8 @@ class SqsInspector:
         self._api.close()
 
     def _facts(self, queue: QueueRef) -> QueueFacts:
-        answer = self._api.on(queue, "get_queue_attributes", AttributeNames=["All"])
-        attributes: Mapping[str, str] = answer.get("Attributes", {})
+        response = self._api.on(queue, "get_queue_attributes", AttributeNames=["All"])
+        attributes: Mapping[str, str] = response.get("Attributes", {})
         redrive = _document(attributes.get("RedrivePolicy"))
         receives_max = redrive.get("maxReceiveCount")
         return QueueFacts(
@@ -120,18 +120,18 @@ class SqsInspector:
             dead_letter_arn=redrive.get("deadLetterTargetArn"),
             receives_max=None if receives_max is None else int(receives_max),
             policy=_document(attributes.get("Policy")),
-            clock_ahead_seconds=clock_ahead_seconds(answer, now=self._clock.now()),
+            clock_ahead_seconds=clock_ahead_seconds(response, now=self._clock.now()),
         )
 
-    def _received(self, queue: QueueRef) -> Sequence[Mapping[str, Any]]:
-        answer = self._api.on(
+    def _receive(self, queue: QueueRef) -> Sequence[Mapping[str, Any]]:
+        response = self._api.on(
             queue,
             "receive_message",
             MaxNumberOfMessages=10,
             WaitTimeSeconds=POLL_SECONDS,
             VisibilityTimeout=HIDE_SECONDS,
         )
-        return tuple(answer.get("Messages", ()))
+        return tuple(response.get("Messages", ()))
 
 
 @contextmanager

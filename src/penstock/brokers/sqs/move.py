@@ -27,8 +27,8 @@ PER_SECOND_MAX = 500
 TASKS_MAX = 10  # a queue's last tasks, as many as AWS lists
 _MISSING = "ResourceNotFoundException"
 _INVALID = frozenset({"InvalidParameterValue", "InvalidAddress", "UnsupportedOperation"})
-_RUNNING_WORDS = "already a task running"
-_NO_DLQ_WORDS = "configured as a dead letter queue"
+_RUNNING_TEXT = "already a task running"
+_NO_DLQ_TEXT = "configured as a dead letter queue"
 
 
 class MoveStatus(StrEnum):
@@ -183,15 +183,15 @@ class MoveStarter:
         before = _MoveTask(source=found, destination=target, arn=parameters["SourceArn"], handle="", after=0)
         with _translating_errors(found.name, target.name):
             last = max((int(one.get("StartedTimestamp", 0)) for one in _tasks(self._api, before)), default=0)
-            answer = self._api.call("start_message_move_task", queue=found.name, **parameters)
+            response = self._api.call("start_message_move_task", queue=found.name, **parameters)
         return MoveInProgress(
-            self._api, replace(before, handle=str(answer["TaskHandle"]), after=last), clock=self._clock
+            self._api, replace(before, handle=str(response["TaskHandle"]), after=last), clock=self._clock
         )
 
     def _only_source(self, queue: QueueRef) -> str:
         """Return the one queue whose redrive policy names this queue."""
-        answer = self._api.on(queue, "list_dead_letter_source_queues")
-        urls = answer.get("queueUrls", ())
+        response = self._api.on(queue, "list_dead_letter_source_queues")
+        urls = response.get("queueUrls", ())
         if len(urls) == 1:
             return str(urls[0])
         if not urls:
@@ -202,14 +202,14 @@ class MoveStarter:
         )
 
     def _arn(self, queue: QueueRef) -> str:
-        answer = self._api.on(queue, "get_queue_attributes", AttributeNames=["QueueArn"])
-        return str(answer["Attributes"]["QueueArn"])
+        response = self._api.on(queue, "get_queue_attributes", AttributeNames=["QueueArn"])
+        return str(response["Attributes"]["QueueArn"])
 
 
 def _tasks(api: SqsApi, task: _MoveTask) -> Sequence[Mapping[str, Any]]:
     """Return the last tasks of the source, newest first."""
-    answer = api.call("list_message_move_tasks", queue=task.source.name, SourceArn=task.arn, MaxResults=TASKS_MAX)
-    return tuple(answer.get("Results", ()))
+    response = api.call("list_message_move_tasks", queue=task.source.name, SourceArn=task.arn, MaxResults=TASKS_MAX)
+    return tuple(response.get("Results", ()))
 
 
 @contextmanager
@@ -225,21 +225,21 @@ def _translating_errors(source: str, destination: str) -> Iterator[None]:
 
 def _refused(error: PenstockError, source: str, destination: str) -> PenstockError | None:
     """Return the error for a task that AWS refused to start; None if the refusal is not about the task."""
-    code, words = _code(error), str(error.__cause__)
+    code, text = _code(error), str(error.__cause__)
     if code == _MISSING:
         return ConfigurationError(
             f"SQS knows no queue {source!r}, or no queue {destination!r}, to move messages between."
         )
     if code not in _INVALID:
         return None
-    if _RUNNING_WORDS in words.lower():
+    if _RUNNING_TEXT in text.lower():
         return TemporaryError(
             f"messages of {source!r} are being moved already, and SQS runs one task a queue: wait for its end, or "
             "cancel it"
         )
-    if _NO_DLQ_WORDS in words.lower():
+    if _NO_DLQ_TEXT in text.lower():
         return ConfigurationError(_no_dlq_text(source))
-    return ConfigurationError(f"SQS does not move the messages of {source!r} to {destination!r}: {words}.")
+    return ConfigurationError(f"SQS does not move the messages of {source!r} to {destination!r}: {text}.")
 
 
 def _no_dlq_text(queue: str) -> str:

@@ -129,11 +129,11 @@ class SqsQueues:
         names: list[str] = []
         token: dict[str, str] = {}
         while True:
-            answer = self._api.call("list_queues", MaxResults=_PAGE, **token)
-            names += [base_name(url) for url in answer.get("QueueUrls", ())]
-            if not answer.get("NextToken"):
+            response = self._api.call("list_queues", MaxResults=_PAGE, **token)
+            names += [base_name(url) for url in response.get("QueueUrls", ())]
+            if not response.get("NextToken"):
                 return sorted(set(names))
-            token = {"NextToken": answer["NextToken"]}
+            token = {"NextToken": response["NextToken"]}
 
     def ensure(self, wanted: Sequence[QueueSettings]) -> None:
         """Create these queues, their DLQs and final DLQs if missing, and apply the settings.
@@ -179,7 +179,7 @@ class SqsQueues:
 
     def _by_name(self, queue: str, name: str, **owner: str) -> QueueRef:
         try:
-            answer = self._api.call("get_queue_url", queue=queue, QueueName=name, **owner)
+            response = self._api.call("get_queue_url", queue=queue, QueueName=name, **owner)
         except ConfigurationError as error:
             if is_invalid(error):
                 raise QueueMissing(
@@ -187,7 +187,7 @@ class SqsQueues:
                     "underscores; name another one."
                 ) from error
             raise
-        return QueueRef(name=queue, url=answer["QueueUrl"])
+        return QueueRef(name=queue, url=response["QueueUrl"])
 
     def _by_arn(self, arn: str) -> QueueRef:
         parts = arn.split(":")
@@ -228,21 +228,21 @@ class SqsQueues:
     def _attribute(self, queue: QueueRef, name: str) -> str | None:
         now = self._clock.monotonic()
         with self._lock:
-            asked_at, attributes = self._attributes.get(queue.url, (now - POLICY_SECONDS, {}))
-        if now - asked_at >= POLICY_SECONDS:
-            attributes = self._asked(queue)
+            read_at, attributes = self._attributes.get(queue.url, (now - POLICY_SECONDS, {}))
+        if now - read_at >= POLICY_SECONDS:
+            attributes = self._read_attributes(queue)
             with self._lock:
                 self._attributes[queue.url] = (now, attributes)
         return attributes.get(name)
 
-    def _asked(self, queue: QueueRef) -> Mapping[str, str]:
+    def _read_attributes(self, queue: QueueRef) -> Mapping[str, str]:
         try:
-            answer = self._api.on(queue, "get_queue_attributes", AttributeNames=["All"])
+            response = self._api.on(queue, "get_queue_attributes", AttributeNames=["All"])
         except (TemporaryError, QueueMissing):
             raise
         except ConfigurationError:  # not permitted: rely on the conventional names
             return {}
-        attributes: Mapping[str, str] = answer.get("Attributes", {})
+        attributes: Mapping[str, str] = response.get("Attributes", {})
         return attributes
 
     def _create(self, name: str, attributes: Mapping[str, str]) -> bool:
@@ -275,10 +275,10 @@ class SqsQueues:
 def read_stats(api: SqsApi, queues: SqsQueues, queue: str) -> QueueStats:
     """Return SQS's counts, eventually consistent, without ages. Messages released with a delay count as in flight."""
     try:
-        answer = api.on(queues.find(queue), "get_queue_attributes", AttributeNames=list(COUNTS))
+        response = api.on(queues.find(queue), "get_queue_attributes", AttributeNames=list(COUNTS))
     except QueueMissing:
         return shared.EMPTY_STATS
-    visible, in_flight, delayed = (int(answer.get("Attributes", {}).get(name, 0)) for name in COUNTS)
+    visible, in_flight, delayed = (int(response.get("Attributes", {}).get(name, 0)) for name in COUNTS)
     return QueueStats(
         visible=visible,
         in_flight=in_flight,

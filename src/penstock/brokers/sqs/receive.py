@@ -83,7 +83,7 @@ class ReceiveCalls:
         """
         found = self._queues.find(queue)
         called_at = self._clock.monotonic()
-        answer = self._api.on(
+        response = self._api.on(
             found,
             "receive_message",
             MaxNumberOfMessages=min(messages_max, messages_a_call(queue)),
@@ -94,7 +94,7 @@ class ReceiveCalls:
         )
         if self._clock.monotonic() - called_at >= whole_seconds(wait_seconds) + lease_seconds:
             return ()
-        messages = answer.get("Messages", ())
+        messages = response.get("Messages", ())
         # FIFO: a group in progress hides the messages behind it
         if wait_seconds and not messages and not found.is_fifo:
             self._emit(ReceiveEmpty(queue=queue))
@@ -267,8 +267,8 @@ class SqsReceiver:
         """Return up to ``messages_max`` messages; wait up to ``wait_seconds`` for the first."""
         taken = self._taken_now(queue, messages_max, lease_seconds)
         if not taken and wait_seconds:
-            taken = self._awaited(queue, messages_max, lease_seconds, wait_seconds)
-        return self.still_leased(taken, lease_seconds)
+            taken = self._await_message(queue, messages_max, lease_seconds, wait_seconds)
+        return self.extend_stale(taken, lease_seconds)
 
     def close(self) -> None:
         """Make waiting receivers return when their poll does."""
@@ -278,7 +278,7 @@ class SqsReceiver:
         """Make one receive call that waits."""
         return self._receiving.poll(queue, messages_max, lease_seconds, wait_seconds)
 
-    def still_leased(self, deliveries: Sequence[Delivery], lease_seconds: float) -> Sequence[Delivery]:
+    def extend_stale(self, deliveries: Sequence[Delivery], lease_seconds: float) -> Sequence[Delivery]:
         """Return the deliveries still leased after settlements or other calls took their time.
 
         Extends leases that are past `STALE_LEASE_SHARE`. Deliveries past their lease are left out; SQS redelivers them.
@@ -303,7 +303,7 @@ class SqsReceiver:
         more = outcome(lambda: self._receiving.take(queue, wanted, lease_seconds))
         return mine if isinstance(more, Exception) else [*mine, *more]  # the next caller meets the error
 
-    def _awaited(
+    def _await_message(
         self, queue: str, messages_max: int, lease_seconds: float, wait_seconds: float
     ) -> Sequence[SqsDelivery]:
         """Wait for the first message, from new polls or from the listener's."""

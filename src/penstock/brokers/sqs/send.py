@@ -42,9 +42,9 @@ class SqsSender:
         entries = [self._entry(found, message) for message in messages]
         ids: list[str] = []
         for batch in _batched(entries, fifo=found.is_fifo):
-            answers = self._answers(found, batch)
-            failed = [answer for answer in answers if isinstance(answer, PenstockError)]
-            ids += [answer for answer in answers if not isinstance(answer, PenstockError)]
+            results = self._send_batch(found, batch)
+            failed = [result for result in results if isinstance(result, PenstockError)]
+            ids += [result for result in results if not isinstance(result, PenstockError)]
             if failed:
                 raise _partly(failed[0], taken=len(ids), of=len(entries))
         return ids
@@ -57,24 +57,24 @@ class SqsSender:
         not accepted, so that the caller can mark the others as sent.
         """
         found = self._queues.find(queue)
-        answers: list[str | PenstockError] = []
+        results: list[str | PenstockError] = []
         entries: dict[int, Entry] = {}  # by position
         for position, message in enumerate(messages):
             try:
                 _check(queue, message)
                 entries[position] = self._entry(found, message)
             except ConfigurationError as error:
-                answers.append(error)
+                results.append(error)
             else:
-                answers.append("")  # until it is tried
-        for position, answer in zip(entries, self.try_all(found, list(entries.values())), strict=True):
-            answers[position] = answer
-        refusal = next((answer for answer in answers if _is_of_queue(answer)), None)
+                results.append("")  # until it is tried
+        for position, result in zip(entries, self.try_all(found, list(entries.values())), strict=True):
+            results[position] = result
+        refusal = next((result for result in results if _is_of_queue(result)), None)
         if not isinstance(refusal, PenstockError):
-            return answers
-        if not any(isinstance(answer, str) for answer in answers):
+            return results
+        if not any(isinstance(result, str) for result in results):
             raise refusal
-        return [TemporaryError(str(answer)) if _is_of_queue(answer) else answer for answer in answers]
+        return [TemporaryError(str(result)) if _is_of_queue(result) else result for result in results]
 
     def takes(self, queue: str, message: Outgoing) -> bool:
         """Return True if the queue accepts a message of that size, by the queue's attributes when last read."""
@@ -89,23 +89,23 @@ class SqsSender:
         nothing more is sent. In a FIFO queue, no message is sent after one of its group that may be sent again, to keep
         the group's order.
         """
-        answers: list[str | PenstockError] = []
+        results: list[str | PenstockError] = []
         halted: dict[str, PenstockError] = {}  # by group
         over: PenstockError | None = None
         for batch in _batched(entries, fifo=queue.is_fifo):
             if over is not None:
-                answers += [over] * len(batch)
+                results += [over] * len(batch)
                 continue
             unsent = [position for position, entry in enumerate(batch) if entry.get(GROUP) not in halted]
             tried, over = self._whole(queue, [batch[position] for position in unsent])
             by_position = dict(zip(unsent, tried, strict=True))
-            answers += [
+            results += [
                 by_position.get(position) or _behind(halted[entry[GROUP]]) for position, entry in enumerate(batch)
             ]
             if queue.is_fifo:
-                failed = ((batch[position], answer) for position, answer in by_position.items())
-                halted |= {entry[GROUP]: answer for entry, answer in failed if isinstance(answer, TemporaryError)}
-        return answers
+                failed = ((batch[position], result) for position, result in by_position.items())
+                halted |= {entry[GROUP]: result for entry, result in failed if isinstance(result, TemporaryError)}
+        return results
 
     def _whole(
         self, queue: QueueRef, batch: Sequence[Entry]
@@ -123,7 +123,7 @@ class SqsSender:
             # One entry may have spoiled the call.
             return list(self._each(queue, batch)) if len(batch) > 1 else [error], None
 
-    def _answers(self, queue: QueueRef, batch: Sequence[Entry]) -> Sequence[str | PenstockError]:
+    def _send_batch(self, queue: QueueRef, batch: Sequence[Entry]) -> Sequence[str | PenstockError]:
         try:
             return self._batch(queue, batch)
         except PenstockError as error:
@@ -157,31 +157,31 @@ class SqsSender:
         return entry
 
     def _batch(self, queue: QueueRef, entries: Sequence[Entry]) -> Sequence[str | PenstockError]:
-        """Send as `_tried`, but without groups once a standard queue has refused them: the notes hold them."""
+        """Send as `_send_entries`, but without groups once a standard queue has refused them: the notes hold them."""
         if queue.url in self._groupless:
-            return self._tried(queue, [_groupless(entry) for entry in entries])
+            return self._send_entries(queue, [_groupless(entry) for entry in entries])
         try:
-            answers = self._tried(queue, entries)
+            results = self._send_entries(queue, entries)
         except ConfigurationError as error:
             if not _refuses_groups(error):
                 raise
-            answers = [error] * len(entries)
-        refused = [position for position, answer in enumerate(answers) if _refuses_groups(answer)]
+            results = [error] * len(entries)
+        refused = [position for position, result in enumerate(results) if _refuses_groups(result)]
         if queue.is_fifo or not any(GROUP in entries[position] for position in refused):
-            return answers
+            return results
         self._groupless.add(queue.url)
-        again = self._tried(queue, [_groupless(entries[position]) for position in refused])
+        again = self._send_entries(queue, [_groupless(entries[position]) for position in refused])
         by_position = dict(zip(refused, again, strict=True))
-        return [by_position.get(position, answer) for position, answer in enumerate(answers)]
+        return [by_position.get(position, result) for position, result in enumerate(results)]
 
-    def _tried(self, queue: QueueRef, entries: Sequence[Entry]) -> Sequence[str | PenstockError]:
+    def _send_entries(self, queue: QueueRef, entries: Sequence[Entry]) -> Sequence[str | PenstockError]:
         """Send one call and retry the failed entries alone. Raises if the call itself failed and no entry was sent."""
         ids: dict[int, str] = {}
         failed: Mapping[int, FailedEntry] = {}
         left = list(range(len(entries)))
         for tries in range(1, ENTRY_TRIES_MAX + 1):
             try:
-                answer = self._api.on(
+                result = self._api.on(
                     queue, SEND, Entries=[{"Id": str(position), **entries[position]} for position in left]
                 )
             except PenstockError as error:
@@ -191,8 +191,8 @@ class SqsSender:
                 if not ids:
                     raise
                 return [ids.get(position, error) for position in range(len(entries))]
-            ids |= {int(each["Id"]): each["MessageId"] for each in answer.get("Successful", ())}
-            failed = {**failed, **failures(answer, left)}
+            ids |= {int(each["Id"]): each["MessageId"] for each in result.get("Successful", ())}
+            failed = {**failed, **failures(result, left)}
             left = [position for position in left if position not in ids and not failed[position].never]
             if not left or tries == ENTRY_TRIES_MAX:
                 break
@@ -200,17 +200,17 @@ class SqsSender:
         return [ids.get(position) or _refused(queue, failed[position]) for position in range(len(entries))]
 
 
-def _refuses_groups(answer: str | PenstockError) -> bool:
-    return isinstance(answer, ConfigurationError) and GROUP in str(answer)
+def _refuses_groups(result: str | PenstockError) -> bool:
+    return isinstance(result, ConfigurationError) and GROUP in str(result)
 
 
 def _groupless(entry: Entry) -> Entry:
     return {name: value for name, value in entry.items() if name != GROUP}
 
 
-def _is_of_queue(answer: str | PenstockError) -> bool:
+def _is_of_queue(result: str | PenstockError) -> bool:
     """Return True if the error concerns the queue or our permissions, not a single message."""
-    return isinstance(answer, ConfigurationError) and answer.__cause__ is not None and not is_invalid(answer)
+    return isinstance(result, ConfigurationError) and result.__cause__ is not None and not is_invalid(result)
 
 
 def _behind(failed: PenstockError) -> PenstockError:

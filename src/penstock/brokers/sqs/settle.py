@@ -121,17 +121,17 @@ class SqsSettler:
         return failures + self._together(calls, concerned)
 
     def _together(self, calls: Sequence[Callable[[], Failures]], concerned: Sequence[Sequence[Delivery]]) -> Failures:
-        answers = self._pool.run(calls)
-        errors = [answer for answer in answers if isinstance(answer, Exception)]
+        results = self._pool.run(calls)
+        errors = [result for result in results if isinstance(result, Exception)]
         fatal = [error for error in errors if isinstance(error, UserError)]
-        if fatal or (errors and len(errors) == len(answers)):
+        if fatal or (errors and len(errors) == len(results)):
             raise [*fatal, *errors][0]
         failures: Failures = []
-        for deliveries, answer in zip(concerned, answers, strict=True):
-            if isinstance(answer, Exception):
-                failures += [SettleFailure(delivery=each, reason=str(answer), lost=False) for each in deliveries]
+        for deliveries, result in zip(concerned, results, strict=True):
+            if isinstance(result, Exception):
+                failures += [SettleFailure(delivery=each, reason=str(result), lost=False) for each in deliveries]
             else:
-                failures += answer
+                failures += result
         return failures
 
     def _delete(self, queue: str, deliveries: Sequence[Delivery]) -> Failures:
@@ -163,9 +163,9 @@ class SqsSettler:
             )
             for delivery, each in unsent
         ]
-        for (delivery, _), answer in zip(unsent, self._sending.try_all(target, entries), strict=True):
-            if isinstance(answer, PenstockError):
-                failures.append(SettleFailure(delivery=delivery, reason=f"no dead letter: {answer}", lost=False))
+        for (delivery, _), result in zip(unsent, self._sending.try_all(target, entries), strict=True):
+            if isinstance(result, PenstockError):
+                failures.append(SettleFailure(delivery=delivery, reason=f"no dead letter: {result}", lost=False))
             else:
                 self._sent_dead_letters.add(delivery)
         buried = [

@@ -72,7 +72,7 @@ def replay(
     is unknown; 3: a canary failed again; 75: a canary was not settled in time; 130: stopped, run it again to continue.
     """
     which = which.with_queue(queue_name)
-    asked = which.asked(limit=limit)
+    selection = which.to_selection(limit=limit)
     options.refuse_empty({"--to": to})
     if not (yes or dry_run or move):
         output.require_terminal("dead replay")
@@ -80,13 +80,13 @@ def replay(
     if move:
         if canary or dry_run:
             raise UsageError("--move takes neither --canary nor --dry-run: SQS moves the whole queue at once.")
-        move_all(scope, asked, to=to, rate=rate, yes=yes, json_=json_)
+        move_all(scope, selection, to=to, rate=rate, yes=yes, json_=json_)
         return
     total: int | None = None
     with view(scope) as seen:
-        options.warn_of_hiding(seen, asked)
+        options.warn_of_hiding(seen, selection)
         if not yes or dry_run:
-            planned = _planned(seen, asked, to=to, goes=True, dry_run=dry_run, json_=json_)
+            planned = _planned(seen, selection, to=to, goes=True, dry_run=dry_run, json_=json_)
             total = planned.dead_letters - planned.without_origin
             if total and not output.confirmed(f"Send {options.dead_letter_count(total)} back?"):
                 raise output.declined("sent")
@@ -98,7 +98,13 @@ def replay(
             options.progress("sending", total=total) as on_progress,
         ):
             replaying = ReplayOperation(
-                seen, asked, how, ledger=ledger, stopped=lambda: stop.requested, on_progress=on_progress, probe=probe
+                seen,
+                selection,
+                how,
+                ledger=ledger,
+                stopped=lambda: stop.requested,
+                on_progress=on_progress,
+                probe=probe,
             )
             report = replaying.run(say=lambda text: talk(printable(text)))
     print_report(report, json_=json_)
@@ -108,7 +114,7 @@ def replay(
         raise typer.Exit(stopped_code(stop))
     if report.outcome != "done":
         raise typer.Exit(CHECK_FOUND_PROBLEMS if report.outcome == "canary died" else TEMPORARY_FAILURE)
-    if options.report_unmatched(asked, report.ids_met, count=report.sent):
+    if options.report_unmatched(selection, report.ids_met, count=report.sent):
         raise typer.Exit(UsageError.exit_code)
     if report.sent_none:
         raise typer.Exit(FAILED)
@@ -130,16 +136,16 @@ def purge(
     them in a file.
     """
     which = which.with_queue(queue_name)
-    asked = which.asked(limit=limit)
-    if asked.wanted.is_empty and asked.queue is None and asked.tier is None:
+    selection = which.to_selection(limit=limit)
+    if selection.wanted.is_empty and selection.queue is None and selection.tier is None:
         raise UsageError("That would delete every dead letter of every queue: say which, such as --queue or --error.")
     if not (yes or dry_run):
         output.require_terminal("dead purge")
     total: int | None = None
     with view(where.scope()) as seen:
-        options.warn_of_hiding(seen, asked)
+        options.warn_of_hiding(seen, selection)
         if not yes or dry_run:
-            total = _planned(seen, asked, to=None, goes=False, dry_run=dry_run, json_=json_).dead_letters
+            total = _planned(seen, selection, to=None, goes=False, dry_run=dry_run, json_=json_).dead_letters
             question = f"Delete {options.dead_letter_count(total)} for good?"
             if total and not output.confirmed(question, typed=str(total)):
                 raise output.declined("deleted")
@@ -148,14 +154,16 @@ def purge(
             closing(opened_ledger(seen)) as ledger,
             options.progress("deleting", total=total) as on_progress,
         ):
-            purged = actions.purge(seen, asked, ledger=ledger, stopped=lambda: stop.requested, on_progress=on_progress)
+            purged = actions.purge(
+                seen, selection, ledger=ledger, stopped=lambda: stop.requested, on_progress=on_progress
+            )
     if json_:
         print_json({"deleted": purged.dead_letters, "interrupted": stop.requested})
     else:
         print(f"{options.dead_letter_count(purged.dead_letters)} deleted.")
     if stop.requested:
         raise typer.Exit(stopped_code(stop))
-    if options.report_unmatched(asked, purged.ids_met, count=purged.dead_letters):
+    if options.report_unmatched(selection, purged.ids_met, count=purged.dead_letters):
         raise typer.Exit(UsageError.exit_code)
 
 
@@ -208,7 +216,7 @@ def replay_document(report: ReplayReport) -> dict[str, Any]:
         "left_without_queue": report.without_origin,
         "refused": report.refused,
         "by_queue": report.by_queue,
-        "canaries": [{"verdict": result.verdict, "text": result.text} for result in report.canary_results],
+        "canaries": [{"verdict": result.status, "text": result.text} for result in report.canary_results],
         "outcome": report.outcome,
     }
 
@@ -218,14 +226,14 @@ def _flows(planned: DeadLetterPlan) -> list[tuple[tuple[str, str | None], int]]:
 
 
 def move_all(
-    scope: Scope, asked: DeadLetterSelection, *, to: str | None, rate: float | None, yes: bool, json_: bool
+    scope: Scope, selection: DeadLetterSelection, *, to: str | None, rate: float | None, yes: bool, json_: bool
 ) -> None:
     """Ask for confirmation, let SQS move the queues, and print the report."""
     with view(scope) as seen:
-        check_movable(seen, asked, to=to)
+        check_movable(seen, selection, to=to)
         if not yes:
             output.require_terminal("dead replay --move", options="--yes")
-            queues = selected_queues(seen, asked)
+            queues = selected_queues(seen, selection)
             about = sum(seen.broker.stats(queue).visible for queue in queues)
             if not output.confirmed(f"Move all dead letters of {', '.join(queues)}, about {about:,}?"):
                 raise output.declined("moved")
@@ -235,7 +243,13 @@ def move_all(
             options.progress("moving", total=None) as on_progress,
         ):
             moved = move(
-                seen, asked, to=to, rate=rate, ledger=ledger, stopped=lambda: stop.requested, on_progress=on_progress
+                seen,
+                selection,
+                to=to,
+                rate=rate,
+                ledger=ledger,
+                stopped=lambda: stop.requested,
+                on_progress=on_progress,
             )
     if json_:
         print_json({"moved": moved, "interrupted": stop.requested})
@@ -246,14 +260,14 @@ def move_all(
 
 
 def _planned(
-    seen: ScopeView, asked: DeadLetterSelection, *, to: str | None, goes: bool, dry_run: bool, json_: bool
+    seen: ScopeView, selection: DeadLetterSelection, *, to: str | None, goes: bool, dry_run: bool, json_: bool
 ) -> DeadLetterPlan:
     """Print the plan for the confirmation and return it.
 
     Exits after a dry run, and if ids were named of which no dead letter exists.
     """
-    planned = plan(seen, asked, to=to)
-    if options.report_unmatched(asked, planned.ids_met, count=planned.dead_letters):
+    planned = plan(seen, selection, to=to)
+    if options.report_unmatched(selection, planned.ids_met, count=planned.dead_letters):
         raise typer.Exit(UsageError.exit_code)
     if dry_run:
         print_plan(planned, json_=json_, goes=goes)

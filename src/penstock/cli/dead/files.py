@@ -43,24 +43,24 @@ def export(
     If --remove is interrupted, export the rest to another file: messages in both are imported once.
     """
     which = which.with_queue(queue_name)
-    asked = which.asked(limit=limit)
+    selection = which.to_selection(limit=limit)
     options.refuse_empty({"--to": to})
     if remove and to == STDOUT:
         raise UsageError("Standard output keeps nothing: --remove needs a file, with --to FILE.")
     if json_ and to == STDOUT:
         raise UsageError("Standard output holds the dead letters, one line of JSON each: use --json with --to FILE.")
     with view(where.scope()) as seen:
-        options.warn_of_hiding(seen, asked)
-        place = None if to == STDOUT else files.export_file_at(to, seen.scope.aws)
+        options.warn_of_hiding(seen, selection)
+        export_file = None if to == STDOUT else files.export_file_at(to, seen.scope.aws)
         with (
             stoppable() as stop,
             closing(opened_ledger(seen)) as ledger,
             options.progress("exporting", total=None) as on_progress,
         ):
-            if place is None:
+            if export_file is None:
                 done = files.export_to_stream(
                     seen,
-                    asked,
+                    selection,
                     sys.stdout.buffer,
                     ledger=ledger,
                     stopped=lambda: stop.requested,
@@ -69,17 +69,17 @@ def export(
             else:
                 done = files.export_to_file(
                     seen,
-                    asked,
-                    place,
+                    selection,
+                    export_file,
                     ledger=ledger,
                     remove=remove,
                     stopped=lambda: stop.requested,
                     on_progress=on_progress,
                 )
-    _report(done, place, json_=json_, remove=remove)
+    _report(done, export_file, json_=json_, remove=remove)
     if done.interrupted:
         raise typer.Exit(stopped_code(stop))
-    if options.report_unmatched(asked, done.ids_met, count=done.dead_letters):
+    if options.report_unmatched(selection, done.ids_met, count=done.dead_letters):
         raise typer.Exit(UsageError.exit_code)
 
 
@@ -102,14 +102,14 @@ def import_(
     """
     options.refuse_empty({"FILE": file, "--queue": queue})
     with view(where.scope(make=True), make=True) as seen:
-        place = files.export_file_at(file, seen.scope.aws)
+        export_file = files.export_file_at(file, seen.scope.aws)
         with (
             stoppable() as stop,
             closing(opened_ledger(seen)) as ledger,
             options.progress("importing", total=None) as on_progress,
         ):
             done = files.import_file(
-                seen, place, queue=queue, ledger=ledger, stopped=lambda: stop.requested, on_progress=on_progress
+                seen, export_file, queue=queue, ledger=ledger, stopped=lambda: stop.requested, on_progress=on_progress
             )
     if json_:
         print_json(
@@ -132,8 +132,8 @@ def import_(
         raise typer.Exit(stopped_code(stop))
 
 
-def _report(done: "ExportReport", place: "ExportFile | None", *, json_: bool, remove: bool) -> None:
-    file = place.address if place is not None and done.dead_letters else None
+def _report(done: "ExportReport", export_file: "ExportFile | None", *, json_: bool, remove: bool) -> None:
+    file = export_file.address if export_file is not None and done.dead_letters else None
     if json_:
         fields = {"exported": done.dead_letters, "removed": done.removed, "file": file, "interrupted": done.interrupted}
         print_json(fields)

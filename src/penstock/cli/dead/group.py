@@ -65,11 +65,11 @@ def _listed(
     scope: Scope, where: ScopeOptions, which: FilterOptions, limit: int, *, quiet: bool
 ) -> list[dict[str, Any]]:
     """Print the dead letters and failed objects of a scope, unless ``quiet``; return them as documents."""
-    asked = which.asked()
-    unfiltered = asked.wanted.is_empty and asked.queue is None and asked.tier is None
+    selection = which.to_selection()
+    unfiltered = selection.wanted.is_empty and selection.queue is None and selection.tier is None
     with view(scope) as seen:
         cut: list[str] = []
-        dead_letters, nowhere = _selected(seen, asked, limit, cut)
+        dead_letters, nowhere = _selected(seen, selection, limit, cut)
         objects = _objects(seen, limit, cut) if unfiltered else []
     if nowhere is not None and not (unfiltered and (where.pipeline or where.request.app or objects)):
         raise nowhere  # nothing but dead letters could have been shown
@@ -98,14 +98,14 @@ def groups(
     The name of a group can be given to --error.
     """
     which = which.with_queue(queue_name)
-    asked = which.asked()
+    selection = which.to_selection()
     documents: list[dict[str, Any]] = []
 
     def show_of(scope: Scope) -> None:
         with view(scope) as seen:
-            options.warn_of_hiding(seen, asked)
+            options.warn_of_hiding(seen, selection)
             with options.progress("grouping", total=None, bar=False) as on_progress:
-                grouping = grouped(seen, asked, on_progress=on_progress, first=_print_first)
+                grouping = grouped(seen, selection, on_progress=on_progress, first=_print_first)
         found = grouping.groups()
         others = grouping.others + sum(group.count for group in found[limit:])
         shown = found[:limit]
@@ -151,33 +151,33 @@ def _print_first(grouping: "Grouping") -> None:
 
 
 def _selected(
-    seen: ScopeView, asked: DeadLetterSelection, limit: int, cut: list[str]
+    seen: ScopeView, selection: DeadLetterSelection, limit: int, cut: list[str]
 ) -> tuple[list["DeadLetteredMessage"], UsageError | None]:
     """Return the dead letters, and the error if no queue is known.
 
     Appends to ``cut`` for queues that hold more than the limit.
     """
     try:
-        queues = selected_queues(seen, asked)
+        queues = selected_queues(seen, selection)
     except UsageError as error:
-        if asked.queue is not None:
+        if selection.queue is not None:
             raise
         return [], error
     dead_letters: list[DeadLetteredMessage] = []
     for name in queues:
-        with closing(select_in_queue(seen.broker, name, asked.wanted)) as found:
+        with closing(select_in_queue(seen.broker, name, selection.wanted)) as found:
             dead_letters += islice(found, limit)
             if next(found, None) is not None:
-                cut.append(_more(seen, asked, name, limit))
+                cut.append(_more(seen, selection, name, limit))
     if dead_letters:
-        options.warn_of_hiding(seen, asked)
+        options.warn_of_hiding(seen, selection)
     return dead_letters, None
 
 
-def _more(seen: ScopeView, asked: DeadLetterSelection, queue: str, limit: int) -> str:
+def _more(seen: ScopeView, selection: DeadLetterSelection, queue: str, limit: int) -> str:
     """Return how many more there are, if the broker knows that without reading them."""
     left = 0
-    if asked.wanted.is_empty and seen.broker.capabilities.exact_stats:
+    if selection.wanted.is_empty and seen.broker.capabilities.exact_stats:
         left = messages_in(seen.broker, queue) - limit
     return f"{left:,} more in {queue}" if left > 0 else f"more in {queue}"
 

@@ -35,19 +35,19 @@ def refuse_empty(given: Mapping[str, str | None]) -> None:
             raise UsageError(f"{option} is empty: say what is meant, or leave the option out.")
 
 
-def warn_of_hiding(seen: "ScopeView", asked: DeadLetterSelection) -> None:
+def warn_of_hiding(seen: "ScopeView", selection: DeadLetterSelection) -> None:
     """Warn if reading dead letters hides them from others. Raises `UsageError` if no queue is known."""
-    if not seen.broker.capabilities.browsable and selected_queues(seen, asked):
+    if not seen.broker.capabilities.browsable and selected_queues(seen, selection):
         talk(HIDDEN)
 
 
-def report_unmatched(asked: DeadLetterSelection, met: Set[str], *, count: int) -> bool:
+def report_unmatched(selection: DeadLetterSelection, met: Set[str], *, count: int) -> bool:
     """Report the named ids that no dead letter has; return True if that is all of them.
 
     ``count`` is the number of dead letters found. At the limit the search ended early, so nothing is reported.
     """
-    unmet = sorted(asked.wanted.ids - met)
-    if not unmet or (asked.limit is not None and count >= asked.limit):
+    unmet = sorted(selection.wanted.ids - met)
+    if not unmet or (selection.limit is not None and count >= selection.limit):
         return False
     talk(printable(f"There is no such dead letter: {', '.join(unmet)}; `penstock dead list` shows those there are."))
     return not met
@@ -55,11 +55,11 @@ def report_unmatched(asked: DeadLetterSelection, met: Set[str], *, count: int) -
 
 @contextmanager
 def progress(
-    doing: str, *, total: int | None, bar: bool = True, what: str = "dead letters"
+    doing: str, *, total: int | None, bar: bool = True, unit: str = "dead letters"
 ) -> "Iterator[ProgressCallback]":
     """Show progress: a bar on a terminal, else a line at intervals."""
     if not (bar and sys.stderr.isatty()):
-        yield _CountProgress(doing, total, what)
+        yield _CountProgress(doing, total, unit)
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
@@ -75,17 +75,17 @@ def progress(
 class _CountProgress:
     """Print the count so far every few seconds."""
 
-    def __init__(self, doing: str, total: int | None, what: str) -> None:
+    def __init__(self, doing: str, total: int | None, unit: str) -> None:
         self._doing = doing
-        self._what = what
+        self._unit = unit
         self._of = "" if total is None else f" of {total:,}"
         self._done = 0
         self._pace = ProgressPace()
 
     def __call__(self, count: int) -> None:
         self._done += count
-        if self._pace.is_due():
-            talk(f"{self._doing}: {self._done:,}{self._of} {self._what}")
+        if self._pace.begin_if_due():
+            talk(f"{self._doing}: {self._done:,}{self._of} {self._unit}")
 
 
 def dead_letter_count(count: int) -> str:
@@ -145,7 +145,7 @@ class FilterOptions:
             raise UsageError(f"QUEUE is {argument} and --queue is {self.queue}: name one queue.")
         return replace(self, queue=self.queue if argument is None else argument)
 
-    def asked(self, *, limit: int | None = None) -> DeadLetterSelection:
+    def to_selection(self, *, limit: int | None = None) -> DeadLetterSelection:
         """Return the selection of these options. Raises `UsageError` for an empty or malformed one."""
         pairs = [pair.partition("=") for pair in self.attribute or ()]
         if wrong := next(("".join(pair) for pair in pairs if not (pair[0] and pair[1])), None):

@@ -31,12 +31,12 @@ def show(
 ) -> None:
     """Show one dead letter: error, attempts, earlier deaths and replays, objects, attributes and body."""
     options.refuse_empty({"ID": id_, "--queue": queue})
-    asked = DeadLetterSelection(queue=queue, tier=tier)
+    selection = DeadLetterSelection(queue=queue, tier=tier)
 
     def found_in(scope: Scope) -> DeadLetterHistory:
         with view(scope) as seen:
-            options.warn_of_hiding(seen, asked)
-            found = history_of(seen, asked, id_)
+            options.warn_of_hiding(seen, selection)
+            found = history_of(seen, selection, id_)
         if found is None:
             raise UsageError(f"There is no dead letter {id_}; `penstock dead list` shows those there are.")
         return found

@@ -40,8 +40,8 @@ class Dialect(Protocol):
         """Create an engine whose connections honour `READ_ONLY`, know `DatabaseNow` and have the temporary tables."""
         ...
 
-    def hurried_engine(self, url: URL, *, now: Callable[[], float] | None, answer_seconds: float) -> Engine | None:
-        """Return an engine with `HURRIED_CONNECTIONS` connections whose waits are bounded by ``answer_seconds``.
+    def heartbeat_engine(self, url: URL, *, now: Callable[[], float] | None, response_seconds: float) -> Engine | None:
+        """Return an engine with `HEARTBEAT_CONNECTIONS` connections whose waits are bounded by ``response_seconds``.
 
         Returns None if the database has only one connection.
         """
@@ -63,7 +63,7 @@ class Dialect(Protocol):
         ...
 
 
-HURRIED_CONNECTIONS = 2  # a heartbeat extends the claims of handlers and of pipelines in parallel
+HEARTBEAT_CONNECTIONS = 2  # a heartbeat extends the claims of handlers and of pipelines in parallel
 READ_ONLY = "penstock_read_only"  # execution option of a transaction that writes nothing durable
 
 

@@ -30,14 +30,16 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import CreateTable
 
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError
-from penstock.ledger.dialects import HURRIED_CONNECTIONS, READ_ONLY, Clash, DatabaseNow, changes_tables
+from penstock.ledger.dialects import HEARTBEAT_CONNECTIONS, READ_ONLY, Clash, DatabaseNow, changes_tables
 from penstock.ledger.schema import session_metadata
 from penstock.messaging.addresses import masked
 
 # The server rolled the whole transaction back: deadlock, row changed since the snapshot, or conflict in a cluster.
 CLASHES = frozenset({1213, 1020, 3101})
 LOCK_WAITS = frozenset({1205})
-AWAY = frozenset({1053, 1080, 1158, 1159, 1160, 1161, 1927, 2002, 2003, 2005, 2006, 2013, 2014, 2027, 2055, 4031})
+UNREACHABLE = frozenset(
+    {1053, 1080, 1158, 1159, 1160, 1161, 1927, 2002, 2003, 2005, 2006, 2013, 2014, 2027, 2055, 4031}
+)
 READ_ONLY_SERVER = frozenset({1290, 1836})  # the old primary after a failover
 TOO_MANY = frozenset({1040, 1135, 1203, 1226})
 INTERRUPTED = frozenset({1028, 1317, 1969, 3024, 3169})
@@ -82,7 +84,7 @@ def _temporary(error: DBAPIError, code: int, address: str) -> TemporaryError | N
         return TemporaryError(f"rows of the ledger {address} were kept locked by another process {cause}: try again")
     if code in READ_ONLY_SERVER:
         return TemporaryError(f"the server of the ledger {address} takes no writes now {cause}: try again")
-    if code in AWAY or (code == 0 and isinstance(error, InterfaceError)) or error.connection_invalidated:
+    if code in UNREACHABLE or (code == 0 and isinstance(error, InterfaceError)) or error.connection_invalidated:
         return TemporaryError(f"the ledger {address} cannot be reached, or was lost {cause}: try again")
     if code in TOO_MANY:
         return TemporaryError(f"the server of the ledger {address} takes no more connections {cause}: try again")
@@ -183,7 +185,7 @@ CONNECTIONS_MAX = 8  # a worker has about four threads that use its ledger
 POOL_TIMEOUT_SECONDS = 30.0
 RECYCLE_SECONDS = 1800  # shorter than the idle limit of servers and load balancers
 CONNECT_TIMEOUT_SECONDS = 10
-ANSWER_TIMEOUT_SECONDS = 60  # longer than any statement except a change of big tables
+RESPONSE_SECONDS_MAX = 60  # longer than any statement except a change of big tables
 LOCK_WAIT_SECONDS = 10  # for a row; well below ANSWER_TIMEOUT_SECONDS
 MIGRATING_WAIT_SECONDS = 30
 PACKET = "penstock_max_allowed_packet"  # key in `connection.info`: max_allowed_packet in bytes
@@ -248,16 +250,16 @@ class Mysql:
         _check(url)
         return self._engine(url, _timeouts(url), connections=CONNECTIONS_MAX, pool_seconds=POOL_TIMEOUT_SECONDS)
 
-    def hurried_engine(self, url: URL, *, now: Callable[[], float] | None, answer_seconds: float) -> Engine:  # noqa: ARG002 - as above
+    def heartbeat_engine(self, url: URL, *, now: Callable[[], float] | None, response_seconds: float) -> Engine:  # noqa: ARG002 - as above
         timeouts = {
-            name: min(float(url.query.get(name, seconds)), answer_seconds)  # type: ignore[arg-type] # one value each
+            name: min(float(url.query.get(name, seconds)), response_seconds)  # type: ignore[arg-type] # one value each
             for name, seconds in _ours().items()
         }
         return self._engine(
             url.difference_update_query(timeouts),
             timeouts,
-            connections=HURRIED_CONNECTIONS,
-            pool_seconds=answer_seconds,
+            connections=HEARTBEAT_CONNECTIONS,
+            pool_seconds=response_seconds,
         )
 
     def _engine(self, url: URL, timeouts: Mapping[str, float], *, connections: int, pool_seconds: float) -> Engine:
@@ -334,8 +336,8 @@ def _timeouts(url: URL) -> dict[str, int]:
 def _ours() -> dict[str, int]:
     return {
         "connect_timeout": CONNECT_TIMEOUT_SECONDS,
-        "read_timeout": ANSWER_TIMEOUT_SECONDS,
-        "write_timeout": ANSWER_TIMEOUT_SECONDS,
+        "read_timeout": RESPONSE_SECONDS_MAX,
+        "write_timeout": RESPONSE_SECONDS_MAX,
     }
 
 

@@ -34,7 +34,7 @@ from sqlalchemy.schema import CreateTable
 from sqlalchemy.sql.compiler import SQLCompiler
 
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError
-from penstock.ledger.dialects import HURRIED_CONNECTIONS, READ_ONLY, Clash, DatabaseNow, changes_tables
+from penstock.ledger.dialects import HEARTBEAT_CONNECTIONS, READ_ONLY, Clash, DatabaseNow, changes_tables
 from penstock.ledger.schema import session_metadata
 
 READ_ONLY_SERVER = "25006"  # a standby, or the old primary after a failover
@@ -72,7 +72,7 @@ _RIGHTS_TO_WORK = (
 )
 _RIGHTS_TO_UPGRADE = "refuses a right: who makes or upgrades the tables needs CREATE in its schema, and to own them"
 # English messages of libpq and the server when connecting fails.
-_WRONG_WORDS: Sequence[tuple[str, str]] = (
+_WRONG_PATTERNS: Sequence[tuple[str, str]] = (
     (r"password authentication failed|no password supplied|authentication failed|role .* does not exist", _WRONG["28"]),
     (r"no pg_hba\.conf entry|pg_hba\.conf rejects|is not permitted to log in", _WRONG["28"]),
     (r"permission denied for database|permission denied to create temporary tables", _RIGHTS_TO_WORK),
@@ -104,7 +104,7 @@ def explained(error: DBAPIError, address: str) -> PenstockError | None:
     code = getattr(error.orig, "sqlstate", None)
     cause = str(error.orig).strip()
     if code is None:
-        return _explained_words(error, cause, address)
+        return _explained_text(error, cause, address)
     if code in CLASHES:
         return Clash(f"the ledger {address} rolled back a transaction because of a conflict ({cause}): try again")
     if code == FAILED_BEFORE and error.statement is None:  # an error without a statement is one of COMMIT
@@ -117,21 +117,21 @@ def explained(error: DBAPIError, address: str) -> PenstockError | None:
     if code == _NO_RIGHT:
         right = _RIGHTS_TO_UPGRADE if changes_tables(error.statement) else _RIGHTS_TO_WORK
         return ConfigurationError(f"the ledger {address} {right} ({cause})")
-    if (what := _TEMPORARY.get(code) or _TEMPORARY.get(code[:2])) is not None:
-        return TemporaryError(f"the ledger {address} {what} ({cause})")
-    if (what := _WRONG.get(code) or _WRONG.get(code[:2])) is not None:
-        return ConfigurationError(f"the ledger {address} {what} ({cause})")
+    if (explanation := _TEMPORARY.get(code) or _TEMPORARY.get(code[:2])) is not None:
+        return TemporaryError(f"the ledger {address} {explanation} ({cause})")
+    if (explanation := _WRONG.get(code) or _WRONG.get(code[:2])) is not None:
+        return ConfigurationError(f"the ledger {address} {explanation} ({cause})")
     return None
 
 
-def _explained_words(error: DBAPIError, cause: str, address: str) -> PenstockError | None:
+def _explained_text(error: DBAPIError, cause: str, address: str) -> PenstockError | None:
     """Translate an error without a code: connecting failed, the connection broke, or psycopg rejected the call."""
     kind = type(error.orig).__name__
     if kind in ("DataError", "NotSupportedError", "InterfaceError"):
         return None
-    for words, what in _WRONG_WORDS:
-        if re.search(words, cause):
-            return ConfigurationError(f"the ledger {address} {what} ({cause})")
+    for pattern, explanation in _WRONG_PATTERNS:
+        if re.search(pattern, cause):
+            return ConfigurationError(f"the ledger {address} {explanation} ({cause})")
     if kind == "ProgrammingError":
         return None
     return TemporaryError(f"the ledger {address} cannot be reached ({cause}): try again")
@@ -203,14 +203,14 @@ class Postgresql:
     """The dialect of PostgreSQL, for fleets of workers that share a server."""
 
     def create_engine(self, url: URL, *, now: Callable[[], float] | None) -> Engine:  # noqa: ARG002 - it has a clock
-        return self._engine(url, connections=CONNECTIONS_MAX, pool_seconds=POOL_TIMEOUT_SECONDS, answer_seconds=None)
+        return self._engine(url, connections=CONNECTIONS_MAX, pool_seconds=POOL_TIMEOUT_SECONDS, response_seconds=None)
 
-    def hurried_engine(self, url: URL, *, now: Callable[[], float] | None, answer_seconds: float) -> Engine:  # noqa: ARG002 - as above
+    def heartbeat_engine(self, url: URL, *, now: Callable[[], float] | None, response_seconds: float) -> Engine:  # noqa: ARG002 - as above
         return self._engine(
-            url, connections=HURRIED_CONNECTIONS, pool_seconds=answer_seconds, answer_seconds=answer_seconds
+            url, connections=HEARTBEAT_CONNECTIONS, pool_seconds=response_seconds, response_seconds=response_seconds
         )
 
-    def _engine(self, url: URL, *, connections: int, pool_seconds: float, answer_seconds: float | None) -> Engine:
+    def _engine(self, url: URL, *, connections: int, pool_seconds: float, response_seconds: float | None) -> Engine:
         if url.drivername not in _DRIVERS:
             raise ConfigurationError(
                 f"the ledger speaks to PostgreSQL through psycopg, not {url.drivername}: begin its URL with postgresql://"
@@ -248,16 +248,16 @@ class Postgresql:
         tables = [str(CreateTable(table).compile(engine)) for table in session_metadata.sorted_tables]
 
         def connect(_dialect: object, _record: object, arguments: Any, named: Any) -> BoundedConnection:
-            if answer_seconds is None:
+            if response_seconds is None:
                 return BoundedConnection.connect(*arguments, **named)
-            connecting_seconds = max(CONNECT_SECONDS_MIN, math.ceil(answer_seconds))
+            connecting_seconds = max(CONNECT_SECONDS_MIN, math.ceil(response_seconds))
             named["connect_timeout"] = min(int(named.get("connect_timeout", connecting_seconds)), connecting_seconds)
             connection = BoundedConnection.connect(*arguments, **named)
-            connection.silence_seconds = min(connection.silence_seconds, answer_seconds)
+            connection.silence_seconds = min(connection.silence_seconds, response_seconds)
             return connection
 
         event.listen(engine, "do_connect", connect)
-        event.listen(engine, "connect", partial(_prepare, tables, _bounded(answer_seconds)))
+        event.listen(engine, "connect", partial(_prepare, tables, _bounded(response_seconds)))
         event.listen(engine, "begin", _begin)
         event.listen(engine, "rollback", _end_reading)
         event.listen(engine, "do_executemany", insert_as_arrays)
@@ -294,11 +294,11 @@ def _set(connection: Connection, **settings: int) -> None:
         connection.exec_driver_sql(f"SET LOCAL {name} = {value}")
 
 
-def _bounded(answer_seconds: float | None) -> dict[str, int]:
-    """Return the settings of a session whose statements take up to ``answer_seconds``."""
-    if answer_seconds is None:
+def _bounded(response_seconds: float | None) -> dict[str, int]:
+    """Return the settings of a session whose statements take up to ``response_seconds``."""
+    if response_seconds is None:
         return _SETTINGS
-    most = max(1, int(answer_seconds * 1000))
+    most = max(1, int(response_seconds * 1000))
     return {
         name: min(milliseconds, most) if name in _WAITS else milliseconds for name, milliseconds in _SETTINGS.items()
     }

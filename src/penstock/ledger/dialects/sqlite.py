@@ -23,7 +23,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import CreateTable
 
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError
-from penstock.ledger.dialects import HURRIED_CONNECTIONS, READ_ONLY, DatabaseNow
+from penstock.ledger.dialects import HEARTBEAT_CONNECTIONS, READ_ONLY, DatabaseNow
 from penstock.ledger.schema import session_metadata
 
 WRITE_LOCK_BYTE = 120  # in the -shm file: WAL_WRITE_LOCK, see "The WAL-Index File Format" of SQLite
@@ -83,11 +83,11 @@ class Sqlite:
         connections = 1 if is_in_memory(url) else CONNECTIONS_MAX
         return self._engine(url, now=now, connections=connections, busy_seconds=BUSY_TIMEOUT_SECONDS)
 
-    def hurried_engine(self, url: URL, *, now: Callable[[], float] | None, answer_seconds: float) -> Engine | None:
+    def heartbeat_engine(self, url: URL, *, now: Callable[[], float] | None, response_seconds: float) -> Engine | None:
         if is_in_memory(url):
             return None
-        seconds = min(answer_seconds, BUSY_TIMEOUT_SECONDS)
-        return self._engine(url, now=now, connections=HURRIED_CONNECTIONS, busy_seconds=seconds)
+        seconds = min(response_seconds, BUSY_TIMEOUT_SECONDS)
+        return self._engine(url, now=now, connections=HEARTBEAT_CONNECTIONS, busy_seconds=seconds)
 
     def _engine(self, url: URL, *, now: Callable[[], float] | None, connections: int, busy_seconds: float) -> Engine:
         in_memory = is_in_memory(url)

@@ -91,23 +91,23 @@ class Unwrapping:
         if runtime is not None:
             whole = self._whole(runtime[2], ends=runtime[1] == b"F")
             if whole is not None:
-                yield from self._told(_document(whole))
+                yield from self._line_of(_document(whole))
             return
         document = _document(raw)
         text = _text(document)
         if document is not None and isinstance(document.get("log"), str) and "stream" in document:  # Docker's json-file
             whole = self._whole(document["log"].encode("utf-8", "replace"), ends=document["log"].endswith("\n"))
             if whole is not None:
-                yield from self._told(_document(whole))
+                yield from self._line_of(_document(whole))
         elif document is not None and isinstance(document.get("logEvents"), list):  # a CloudWatch Logs subscription
             for event in document["logEvents"]:
-                yield from self._told(
+                yield from self._line_of(
                     _document(str(event.get("message")).encode()) if isinstance(event, dict) else None
                 )
         else:
-            yield from self._told(document if text is None else _unwrapped(document))
+            yield from self._line_of(document if text is None else _unwrapped(document))
 
-    def _told(self, document: Mapping[str, Any] | None) -> Iterator[LogLine | None]:
+    def _line_of(self, document: Mapping[str, Any] | None) -> Iterator[LogLine | None]:
         if _is_metrics(document):
             self.metrics += 1
         else:

@@ -12,7 +12,7 @@ from typing import TextIO
 from penstock.monitoring.diagnoses.findings import Found, after, found_in
 from penstock.monitoring.diagnoses.lines import LogLine
 
-Place = tuple[str | None, str]  # queue and message
+MessageKey = tuple[str | None, str]  # queue and message
 
 START = "message.started"
 TAKEN_OVER = "message.taken_over"
@@ -30,10 +30,10 @@ class Messages:
         """``spool`` is an empty file that can be written and read again."""
         self._spool = spool
         # by message, worker and attempt: the last start
-        self._open: dict[tuple[Place, str | None, int | None], Found] = {}
-        self._dead: dict[tuple[Place, int | None], Found] = {}
-        self._backs: dict[Place, list[Found]] = {}
-        self._overs: dict[Place, list[Found]] = {}  # taken over from another worker
+        self._open: dict[tuple[MessageKey, str | None, int | None], Found] = {}
+        self._dead: dict[tuple[MessageKey, int | None], Found] = {}
+        self._backs: dict[MessageKey, list[Found]] = {}
+        self._overs: dict[MessageKey, list[Found]] = {}  # taken over from another worker
         self._starts = 0
         self._ends = 0
 
@@ -42,35 +42,35 @@ class Messages:
         message_id = line.name("message_id")
         if message_id is None or (line.event not in (START, TAKEN_OVER) and line.event not in ENDS):
             return
-        place = (line.name("queue"), message_id)
-        found = found_in("message", message_id, place[0], line)
+        message = (line.name("queue"), message_id)
+        found = found_in("message", message_id, message[0], line)
         if line.event == TAKEN_OVER:
-            self._overs.setdefault(place, []).append(found)
+            self._overs.setdefault(message, []).append(found)
             return
-        self._spool.write(json.dumps([*place, line.event, found.ts, found.worker, found.attempt]) + "\n")
-        self._take_course(place, found, line.event)
+        self._spool.write(json.dumps([*message, line.event, found.ts, found.worker, found.attempt]) + "\n")
+        self._take_course(message, found, line.event)
         if line.event == "message.interrupted":
-            self._backs.setdefault(place, []).append(found)
+            self._backs.setdefault(message, []).append(found)
         elif line.event in ("message.invalid", "message.dead_lettered") or line.fields.get("final") is True:
-            self._take_death(place, found, line)
+            self._take_death(message, found, line)
 
     def diagnoses(self, last_of: Mapping[str, str]) -> Mapping[str, list[Found]]:
         """Return the messages that failed, died, were interrupted or taken over.
 
         ``last_of``: the time of each worker's last line.
         """
-        by_place: dict[Place, list[Found]] = {}
-        for (place, _, _), found in self._open.items():
-            by_place.setdefault(place, []).append(found)
-        finished: dict[Place, list[Found]] = {}
-        asked = {*self._backs, *self._overs, *(place for place, _ in self._dead)}
-        for place, event, told in self._spooled() if by_place or asked else ():
-            if place in by_place:
-                by_place[place] = [one for one in by_place[place] if not _ended(one, event, told)]
-            if event == "message.finished" and place in asked:
-                finished.setdefault(place, []).append(told)
-        died = [one for left in by_place.values() for one in left]
-        dead = [replace(one, later=after(one, finished.get(place, ()))) for (place, _), one in self._dead.items()]
+        by_message: dict[MessageKey, list[Found]] = {}
+        for (message, _, _), found in self._open.items():
+            by_message.setdefault(message, []).append(found)
+        finished: dict[MessageKey, list[Found]] = {}
+        wanted = {*self._backs, *self._overs, *(message for message, _ in self._dead)}
+        for message, event, finish in self._spooled() if by_message or wanted else ():
+            if message in by_message:
+                by_message[message] = [one for one in by_message[message] if not _ended(one, event, finish)]
+            if event == "message.finished" and message in wanted:
+                finished.setdefault(message, []).append(finish)
+        died = [one for left in by_message.values() for one in left]
+        dead = [replace(one, later=after(one, finished.get(message, ()))) for (message, _), one in self._dead.items()]
         return {
             "failed": dead,
             "died": [replace(one, worker_last_ts=last_of.get(one.worker or "")) for one in died],
@@ -93,8 +93,8 @@ class Messages:
                 "log_level to debug, or the levels of message.started and message.released to info in log_levels."
             )
 
-    def _take_course(self, place: Place, found: Found, event: str) -> None:
-        key = (place, found.worker, found.attempt)
+    def _take_course(self, message: MessageKey, found: Found, event: str) -> None:
+        key = (message, found.worker, found.attempt)
         known = self._open.get(key)
         if event == START:
             self._starts += 1
@@ -105,30 +105,30 @@ class Messages:
         if known is not None and known.ts <= found.ts:
             del self._open[key]
 
-    def _take_death(self, place: Place, found: Found, line: LogLine) -> None:
+    def _take_death(self, message: MessageKey, found: Found, line: LogLine) -> None:
         """Keep one death per attempt. Handler and settlement both log it; the handler's line has more detail."""
-        key, known = (place, found.attempt), self._dead.get((place, found.attempt))
+        key, known = (message, found.attempt), self._dead.get((message, found.attempt))
         error = ": ".join(str(line.fields[name]) for name in ("error.type", "error.message") if name in line.fields)
-        told = replace(
+        death = replace(
             found, reason=error if line.event == "message.failed" and error else found.reason or error or None
         )
         if known is None or line.event != "message.dead_lettered":
-            self._dead[key] = told
+            self._dead[key] = death
 
-    def _spooled(self) -> Iterator[tuple[Place, str, Found]]:
+    def _spooled(self) -> Iterator[tuple[MessageKey, str, Found]]:
         self._spool.seek(0)
         for text in self._spool:
             queue, message_id, event, ts, worker, attempt = json.loads(text)
-            told = Found(kind="message", name=message_id, place=queue, ts=ts, worker=worker, attempt=attempt)
-            yield (queue, message_id), event, told
+            found = Found(kind="message", name=message_id, place=queue, ts=ts, worker=worker, attempt=attempt)
+            yield (queue, message_id), event, found
 
 
-def _with_finishes(told: Mapping[Place, list[Found]], finished: Mapping[Place, list[Found]]) -> list[Found]:
-    return [replace(one, later=after(one, finished.get(place, ()))) for place, of in told.items() for one in of]
+def _with_finishes(found: Mapping[MessageKey, list[Found]], finished: Mapping[MessageKey, list[Found]]) -> list[Found]:
+    return [replace(one, later=after(one, finished.get(message, ()))) for message, of in found.items() for one in of]
 
 
-def _ended(one: Found, event: str, told: Found) -> bool:
+def _ended(one: Found, event: str, finish: Found) -> bool:
     """Return True if this event ends the attempt, or starts another attempt after it."""
     if event == START or event in _LEAVES:
-        return told.ts > one.ts
-    return (told.worker, told.attempt) == (one.worker, one.attempt) and told.ts >= one.ts
+        return finish.ts > one.ts
+    return (finish.worker, finish.attempt) == (one.worker, one.attempt) and finish.ts >= one.ts

@@ -66,7 +66,7 @@ class ErrorReporter(SelectiveListener):
             if occurrence is not None:
                 self._take(occurrence)
         except Exception as error:  # a user's exception may do anything when inspected; the work must not be affected
-            self._complaints.hook_failed(error)
+            self._complaints.report_hook_failure(error)
 
     @property
     def hooks(self) -> tuple[str, ...]:
@@ -88,7 +88,7 @@ class ErrorReporter(SelectiveListener):
                 )
             )
         except Exception as error:  # the caller raises the reported exception; no other may replace it
-            self._complaints.hook_failed(error)
+            self._complaints.report_hook_failure(error)
 
     def flush(self, seconds: float) -> bool:
         """Wait until every hook was called for all reports. Return False if that takes longer than ``seconds``."""
@@ -106,7 +106,7 @@ class ErrorReporter(SelectiveListener):
     def _take(self, occurrence: Occurrence) -> None:
         name = fingerprint(occurrence.handler, occurrence.error_type, occurrence.exception, occurrence.traceback)
         with self._lock:  # also around the puts: every hook gets the failures in the same order
-            occurrences = self._due(name, final=occurrence.final)
+            occurrences = self._count_occurrence(name, final=occurrence.final)
             if occurrences is None:
                 return
             report = ErrorReport(
@@ -119,7 +119,7 @@ class ErrorReporter(SelectiveListener):
             for thread in self._hook_threads:
                 thread.put(report)
 
-    def _due(self, name: str, *, final: bool) -> int | None:
+    def _count_occurrence(self, name: str, *, final: bool) -> int | None:
         """Return the number of occurrences to report now; None if this one is only counted."""
         now = self._clock.monotonic()
         known = self._known.get(name)

@@ -167,8 +167,8 @@ def _objects_missing(event: events.ObjectsMissing) -> Occurrence:
 
 def _dead_letters_expiring(event: events.DeadLettersExpiring) -> Occurrence:
     end = "archived before they are deleted" if event.archived else "deleted soon unless they are replayed"
-    letters = _counted(event.count, "dead letter", "dead letters")
-    subject = f"{letters} of {event.queue} {'grows' if event.count == 1 else 'grow'} old"
+    dead_letters = _counted(event.count, "dead letter", "dead letters")
+    subject = f"{dead_letters} of {event.queue} {'grows' if event.count == 1 else 'grow'} old"
     return Occurrence(
         handler="",
         error_type="DeadLettersExpiring",

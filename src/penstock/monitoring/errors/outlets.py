@@ -20,19 +20,19 @@ class Throttle:
     def __init__(self, every_seconds: float, clock: Clock) -> None:
         self._every_seconds = every_seconds
         self._clock = clock
-        self._told_at: float | None = None  # monotonic
+        self._reported_at: float | None = None  # monotonic
 
-    def is_due(self) -> bool:
+    def begin_if_due(self) -> bool:
         """Return True if a report is due now, and start the next interval. A caller that gets True must report."""
         now = self._clock.monotonic()
-        if self._told_at is not None and now - self._told_at < self._every_seconds:
+        if self._reported_at is not None and now - self._reported_at < self._every_seconds:
             return False
-        self._told_at = now
+        self._reported_at = now
         return True
 
     def begin_anew(self) -> None:
         """Make the next report due at once, after a success or for a new recipient."""
-        self._told_at = None
+        self._reported_at = None
 
 
 QUIET_SECONDS = 60.0
@@ -118,8 +118,8 @@ class ErrorHookThread:
         try:
             self._hook(report.occurrence.exception, report.context())
         except BaseException as error:  # SystemExit too: it would end this thread, and with it all reports
-            self._complaints.hook_failed(error)
-        self._complaints.reports_dropped(self._dropped)
+            self._complaints.report_hook_failure(error)
+        self._complaints.report_drops(self._dropped)
 
     def _next(self) -> ErrorReport:
         with self._lock:
@@ -139,23 +139,23 @@ class HookFailures:
         self._lock = threading.Lock()
         self._failures = 0  # not emitted yet; this and the next three fields are guarded by _lock
         self._of_failures = Throttle(QUIET_SECONDS, clock)
-        self._drops_told = 0
+        self._drops_reported = 0
         self._of_drops = Throttle(QUIET_SECONDS, clock)
 
-    def hook_failed(self, error: BaseException) -> None:
+    def report_hook_failure(self, error: BaseException) -> None:
         """Count an exception of the hook, and emit `ErrorHookFailed` if due."""
         with self._lock:
             self._failures += 1
-            if not self._of_failures.is_due():
+            if not self._of_failures.begin_if_due():
                 return
             count, self._failures = self._failures, 0
         self._emit(ErrorHookFailed(hook=self._hook, error=failure_of(error).summary, count=count))
 
-    def reports_dropped(self, dropped: int) -> None:
+    def report_drops(self, dropped: int) -> None:
         """Emit `ErrorReportsDropped` if due. ``dropped`` is the total so far."""
         with self._lock:
-            count = dropped - self._drops_told
-            if count == 0 or not self._of_drops.is_due():
+            count = dropped - self._drops_reported
+            if count == 0 or not self._of_drops.begin_if_due():
                 return
-            self._drops_told = dropped
+            self._drops_reported = dropped
         self._emit(ErrorReportsDropped(hook=self._hook, count=count))

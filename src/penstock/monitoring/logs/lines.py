@@ -135,9 +135,9 @@ def _shape_for_people(_logger: object, _method: str, line: EventDict) -> EventDi
             line[name] = _to_milliseconds(time)
     if line["event"] == "message.finished":
         _finish_sentence(line)
-    for name, place in (("exception", "exception"), ("stacks", "stack")):  # fields that structlog prints below the line
+    for name, index in (("exception", "exception"), ("stacks", "stack")):  # fields that structlog prints below the line
         if name in line:
-            line[place] = _indented(line.pop(name))
+            line[index] = _indented(line.pop(name))
     return line
 
 

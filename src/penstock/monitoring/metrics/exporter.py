@@ -44,11 +44,11 @@ class Exporter:
         self._clock = clock
         self._emit = emit
         self._last = NOTHING_READ  # this and _words: used only by the exporter's thread
-        self._words = Throttle(QUIET_SECONDS, clock)  # for a destination that keeps failing
+        self._reports = Throttle(QUIET_SECONDS, clock)  # for a destination that keeps failing
         self._wake = threading.Event()
         self._state = threading.Condition()
         self._thread: threading.Thread | None = None  # this and the next three fields are guarded by _state
-        self._asked = 0  # flushes begun
+        self._begun = 0  # flushes begun
         self._done = 0  # flushes completed
         self._ended = False
 
@@ -64,14 +64,14 @@ class Exporter:
     def begin_flush(self) -> None:
         """Start sending the current counts, without waiting."""
         with self._state:
-            self._asked += 1
+            self._begun += 1
         self.start()
         self._wake.set()
 
     def await_flush(self, seconds: float) -> bool:
         """Wait until all begun flushes are done. Return False if that takes longer than ``seconds``."""
         with self._state:
-            return self._state.wait_for(lambda: self._done >= self._asked, seconds)
+            return self._state.wait_for(lambda: self._done >= self._begun, seconds)
 
     def end(self) -> None:
         """Stop exporting. Does not wait."""
@@ -84,12 +84,12 @@ class Exporter:
             self._clock.wait(self._wake, self._every_seconds)
             self._wake.clear()
             with self._state:
-                asked, ended = self._asked, self._ended and self._asked == self._done
+                begun, ended = self._begun, self._ended and self._begun == self._done
             if ended:
                 return
             self._round()
             with self._state:
-                self._done = asked
+                self._done = begun
                 self._state.notify_all()
 
     def _round(self) -> None:
@@ -99,9 +99,9 @@ class Exporter:
         try:
             self._destination.export(fresh)
         except Exception as error:
-            if self._words.is_due():
+            if self._reports.begin_if_due():
                 self._emit(
                     MetricsExportFailed(exporter=self._destination.name, error=f"{type(error).__name__}: {error}")
                 )
         else:
-            self._words.begin_anew()
+            self._reports.begin_anew()

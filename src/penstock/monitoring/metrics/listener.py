@@ -43,29 +43,29 @@ class MetricsListener(events.SelectiveListener):
         self._runs = _BoundedMemory()  # start of a batch's attempt, by attempt id
         self._calls = _BoundedMemory()  # start of a handler call for an object, by attempt and object
         self._heard: Mapping[type[events.Event], Callable[[Any], None]] = {
-            events.MessagesReceived: self._received,
-            events.SettlementsApplied: self._settled,
-            events.MessageFinished: self._finished,
-            events.MessageFailed: self._failed,
-            events.MessageInterrupted: self._interrupted,
-            events.SettlementFailed: self._settle_failed,
-            events.LeasesExtended: self._extended,
-            events.LeaseLost: self._lease_lost,
-            events.HeartbeatFailed: self._heartbeat_failed,
-            events.WorkerStarted: self._started,
-            events.WorkerStopped: self._stopped,
-            events.DeadLetterReplayed: self._replayed,
-            events.BatchClaimed: self._claimed,
-            events.BatchWritten: self._written,
-            events.BatchCommitted: self._committed,
-            events.BatchPublished: self._published,
-            events.RunFailed: self._run_failed,
-            events.AttemptAbandoned: self._abandoned,
-            events.ObjectStarted: self._object_started,
-            events.ObjectFinished: self._object_finished,
-            events.ObjectFailed: self._object_failed,
-            events.ObjectInterrupted: self._object_interrupted,
-            events.LinesQuarantined: self._quarantined,
+            events.MessagesReceived: self._on_received,
+            events.SettlementsApplied: self._on_settled,
+            events.MessageFinished: self._on_finished,
+            events.MessageFailed: self._on_failed,
+            events.MessageInterrupted: self._on_interrupted,
+            events.SettlementFailed: self._on_settle_failed,
+            events.LeasesExtended: self._on_extended,
+            events.LeaseLost: self._on_lease_lost,
+            events.HeartbeatFailed: self._on_heartbeat_failed,
+            events.WorkerStarted: self._on_started,
+            events.WorkerStopped: self._on_stopped,
+            events.DeadLetterReplayed: self._on_replayed,
+            events.BatchClaimed: self._on_claimed,
+            events.BatchWritten: self._on_written,
+            events.BatchCommitted: self._on_committed,
+            events.BatchPublished: self._on_published,
+            events.RunFailed: self._on_run_failed,
+            events.AttemptAbandoned: self._on_abandoned,
+            events.ObjectStarted: self._on_object_started,
+            events.ObjectFinished: self._on_object_finished,
+            events.ObjectFailed: self._on_object_failed,
+            events.ObjectInterrupted: self._on_object_interrupted,
+            events.LinesQuarantined: self._on_quarantined,
         }
 
     def wants(self, kind: type[events.Event]) -> bool:
@@ -76,7 +76,7 @@ class MetricsListener(events.SelectiveListener):
 
     # -- messages ------------------------------------------------------------------------------------------------
 
-    def _received(self, event: events.MessagesReceived) -> None:
+    def _on_received(self, event: events.MessagesReceived) -> None:
         queue = (event.queue,)
         self._meters.count("messages_received_total", queue, len(event.message_ids))
         if event.redelivered:
@@ -84,7 +84,7 @@ class MetricsListener(events.SelectiveListener):
         if event.expired:
             self._meters.count("expired_leases_total", queue, event.expired)
 
-    def _settled(self, event: events.SettlementsApplied) -> None:
+    def _on_settled(self, event: events.SettlementsApplied) -> None:
         kinds = Counter(map(type, event.settlements))  # mostly one
         for kind, times in kinds.items():
             if kind is not Release:
@@ -96,14 +96,14 @@ class MetricsListener(events.SelectiveListener):
                     "messages_settled_total", (event.queue, "released" if uncounted else "retried"), times
                 )
 
-    def _finished(self, event: events.MessageFinished) -> None:
+    def _on_finished(self, event: events.MessageFinished) -> None:
         # Inlined `_worked`: this is a worker's most frequent event.
         self._meters.observe("handler_duration_seconds", (event.queue, event.handler, FINISHED), event.duration_seconds)
 
-    def _failed(self, event: events.MessageFailed) -> None:
+    def _on_failed(self, event: events.MessageFailed) -> None:
         self._worked(event.queue, event.handler, FAILED if event.final else RETRIED, event.duration_seconds)
 
-    def _interrupted(self, event: events.MessageInterrupted) -> None:
+    def _on_interrupted(self, event: events.MessageInterrupted) -> None:
         self._worked(event.queue, event.handler, INTERRUPTED, event.duration_seconds)
 
     def _worked(self, queue: str, handler: str, outcome: str, seconds: float) -> None:
@@ -111,18 +111,18 @@ class MetricsListener(events.SelectiveListener):
 
     # -- leases --------------------------------------------------------------------------------------------------
 
-    def _settle_failed(self, event: events.SettlementFailed) -> None:
+    def _on_settle_failed(self, event: events.SettlementFailed) -> None:
         self._meters.count("settlement_failures_total", (event.queue, event.operation))
         if event.lost:
-            self._found_lost(event.queue, event.message_id, event.attempt)
+            self._count_lost(event.queue, event.message_id, event.attempt)
 
-    def _extended(self, event: events.LeasesExtended) -> None:
+    def _on_extended(self, event: events.LeasesExtended) -> None:
         self._meters.count("heartbeats_total", (event.queue, "ok"))
 
-    def _lease_lost(self, event: events.LeaseLost) -> None:
-        self._found_lost(event.queue, event.message_id, event.attempt)
+    def _on_lease_lost(self, event: events.LeaseLost) -> None:
+        self._count_lost(event.queue, event.message_id, event.attempt)
 
-    def _found_lost(self, queue: str, message_id: str, attempt: int) -> None:
+    def _count_lost(self, queue: str, message_id: str, attempt: int) -> None:
         """Count a lost lease once: heartbeat and settlement both find it, in different threads."""
         with self._losing:
             known = (queue, message_id, attempt) in self._lost
@@ -130,12 +130,12 @@ class MetricsListener(events.SelectiveListener):
         if not known:
             self._meters.count("messages_settled_total", (queue, "lease_lost"))
 
-    def _heartbeat_failed(self, event: events.HeartbeatFailed) -> None:
+    def _on_heartbeat_failed(self, event: events.HeartbeatFailed) -> None:
         self._meters.count("heartbeats_total", (event.queue, "failed" if event.last else "retried"))
 
     # -- workers and replayers -----------------------------------------------------------------------------------
 
-    def _started(self, event: events.WorkerStarted) -> None:
+    def _on_started(self, event: events.WorkerStarted) -> None:
         """Start all counters at 0, so that queries for an increase see the first event, too."""
         for metric in self._meters.catalogue.values():
             if metric.name in COUNTED_BY_QUEUE:
@@ -149,36 +149,36 @@ class MetricsListener(events.SelectiveListener):
         for values in product(*listed):
             self._meters.count(metric.name, (*declared, *values), 0)
 
-    def _stopped(self, event: events.WorkerStopped) -> None:
+    def _on_stopped(self, event: events.WorkerStopped) -> None:
         self._meters.count("shutdowns_total", (event.outcome,))
 
-    def _replayed(self, event: events.DeadLetterReplayed) -> None:
+    def _on_replayed(self, event: events.DeadLetterReplayed) -> None:
         self._meters.count("replays_total", (event.queue or "", event.result))
 
     # -- batches -------------------------------------------------------------------------------------------------
 
-    def _claimed(self, event: events.BatchClaimed) -> None:
+    def _on_claimed(self, event: events.BatchClaimed) -> None:
         self._runs.put(event.attempt_id, self._clock.monotonic())
         self._stage(event.pipeline, "claim", event.seconds)
 
-    def _written(self, event: events.BatchWritten) -> None:
+    def _on_written(self, event: events.BatchWritten) -> None:
         self._stage(event.pipeline, "run", event.seconds)
         if self._runs.take(event.attempt_id) is not None:
             self._worked(self._queue_of(event.pipeline), event.pipeline, FINISHED, event.seconds)
 
-    def _committed(self, event: events.BatchCommitted) -> None:
+    def _on_committed(self, event: events.BatchCommitted) -> None:
         pipeline = (event.pipeline,)
         self._stage(event.pipeline, "commit", event.seconds)
         self._meters.count("batch_rows_total", pipeline, event.rows)
         self._meters.count("batch_bytes_total", pipeline, event.bytes)
 
-    def _published(self, event: events.BatchPublished) -> None:
+    def _on_published(self, event: events.BatchPublished) -> None:
         self._stage(event.pipeline, "publish", event.seconds)
 
-    def _run_failed(self, event: events.RunFailed) -> None:
+    def _on_run_failed(self, event: events.RunFailed) -> None:
         self._run_ended(event.pipeline, event.attempt_id, RETRIED)
 
-    def _abandoned(self, event: events.AttemptAbandoned) -> None:
+    def _on_abandoned(self, event: events.AttemptAbandoned) -> None:
         self._run_ended(event.pipeline, event.attempt_id, INTERRUPTED)
 
     def _run_ended(self, pipeline: str, attempt_id: str, outcome: str) -> None:
@@ -192,28 +192,28 @@ class MetricsListener(events.SelectiveListener):
 
     # -- objects -------------------------------------------------------------------------------------------------
 
-    def _object_started(self, event: events.ObjectStarted) -> None:
+    def _on_object_started(self, event: events.ObjectStarted) -> None:
         if event.attempt_id not in self._runs:  # in a batch the run is measured, not its objects
             self._calls.put((event.attempt_id, event.object_uri), self._clock.monotonic())
 
-    def _object_finished(self, event: events.ObjectFinished) -> None:
-        self._object_ended(event, FINISHED)
+    def _on_object_finished(self, event: events.ObjectFinished) -> None:
+        self._on_object_ended(event, FINISHED)
 
-    def _object_failed(self, event: events.ObjectFailed) -> None:
+    def _on_object_failed(self, event: events.ObjectFailed) -> None:
         # For a batch that has not written yet: it timed out or lost its claim, and no other event reports that.
         self._run_ended(event.pipeline, event.attempt_id, RETRIED)
-        self._object_ended(event, _OBJECT_OUTCOMES.get(event.outcome))
+        self._on_object_ended(event, _OBJECT_OUTCOMES.get(event.outcome))
 
-    def _object_interrupted(self, event: events.ObjectInterrupted) -> None:
-        self._object_ended(event, INTERRUPTED)
+    def _on_object_interrupted(self, event: events.ObjectInterrupted) -> None:
+        self._on_object_ended(event, INTERRUPTED)
 
-    def _object_ended(self, event: events.ObjectEvent, outcome: str | None) -> None:
+    def _on_object_ended(self, event: events.ObjectEvent, outcome: str | None) -> None:
         began_at = self._calls.take((event.attempt_id, event.object_uri))
         if began_at is not None and outcome is not None:
             seconds = self._clock.monotonic() - began_at
             self._worked(self._queue_of(event.pipeline), event.pipeline, outcome, seconds)
 
-    def _quarantined(self, event: events.LinesQuarantined) -> None:
+    def _on_quarantined(self, event: events.LinesQuarantined) -> None:
         for reason, lines in event.reasons.items():
             self._meters.count("quarantined_lines_total", (event.pipeline, reason), lines)
 

@@ -268,12 +268,12 @@ def _added(before: Mapping[Labels, float], now: Mapping[Labels, float]) -> Mappi
 
 def _seen(before: Mapping[Labels, Distribution], now: Mapping[Labels, Distribution]) -> Mapping[Labels, Distribution]:
     return {
-        labels: distribution if (past := before.get(labels)) is None else _since(past, distribution)
+        labels: distribution if (earlier_one := before.get(labels)) is None else _since(earlier_one, distribution)
         for labels, distribution in now.items()
         if distribution != before.get(labels)
     }
 
 
-def _since(past: Distribution, now: Distribution) -> Distribution:
-    counts = tuple(count - earlier for count, earlier in zip(now.counts, past.counts, strict=True))
-    return Distribution(counts=counts, sum=now.sum - past.sum)
+def _since(earlier_one: Distribution, now: Distribution) -> Distribution:
+    counts = tuple(count - earlier for count, earlier in zip(now.counts, earlier_one.counts, strict=True))
+    return Distribution(counts=counts, sum=now.sum - earlier_one.sum)

@@ -76,7 +76,7 @@ class TracedBroker:
             queue, messages_max=messages_max, lease_seconds=lease_seconds, wait_seconds=wait_seconds
         )
         with suppress(Exception):  # the messages must be processed, even if the span fails
-            self._received(deliveries, began_at)
+            self._record_receive(deliveries, began_at)
         return deliveries
 
     def turn(
@@ -90,7 +90,7 @@ class TracedBroker:
         began_at = time.time_ns()
         turn = self.inner.turn(settlements, requests, lease_seconds=lease_seconds, wait_seconds=wait_seconds)
         with suppress(Exception):  # as in receive
-            self._received(turn.deliveries, began_at)
+            self._record_receive(turn.deliveries, began_at)
         return turn
 
     def _try_send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str | PenstockError]:
@@ -102,20 +102,20 @@ class TracedBroker:
     ) -> Sequence[A]:
         if not messages:
             return send(queue, messages)
-        links, told = links_and_count([message.attributes for message in messages])
-        attributes = {**operation(SEND, system=self._system, queue=queue), **told}
+        links, attributes_of_links = links_and_count([message.attributes for message in messages])
+        attributes = {**operation(SEND, system=self._system, queue=queue), **attributes_of_links}
         span = self._tracer.start_span(f"{SEND} {queue}", kind=SpanKind.PRODUCER, attributes=attributes, links=links)
         try:
             carried, untraced = self._carrying(queue, messages, original_message_of(trace.set_span_in_context(span)))
             if untraced:
                 span.set_attribute(UNTRACED, untraced)
-            answers = send(queue, carried)
+            results = send(queue, carried)
         except Exception as error:
             note_error(span, type(error).__name__, str(error))
             raise
         else:
-            _answered(span, answers)
-            return answers
+            _record_results(span, results)
+            return results
         finally:
             span.end()
 
@@ -150,13 +150,13 @@ class TracedBroker:
             return self._measure.takes(queue, message)
         return False
 
-    def _received(self, deliveries: Sequence[Delivery], began_at: int) -> None:
+    def _record_receive(self, deliveries: Sequence[Delivery], began_at: int) -> None:
         """Record a span for the received messages; polls without messages leave none."""
         if not deliveries:
             return
         queue = deliveries[0].queue
-        links, told = links_and_names(deliveries)
-        attributes = {**operation(RECEIVE, system=self._system, queue=queue), **told}
+        links, attributes_of_links = links_and_names(deliveries)
+        attributes = {**operation(RECEIVE, system=self._system, queue=queue), **attributes_of_links}
         self._tracer.start_span(
             f"{RECEIVE} {queue}", kind=SpanKind.CLIENT, attributes=attributes, links=links, start_time=began_at
         ).end()
@@ -170,10 +170,10 @@ def _as_base64(size_bytes: int) -> int:
     return (size_bytes + _NOTES_BYTES) * 4 // 3
 
 
-def _answered(span: Span, answers: Sequence[object]) -> None:
+def _record_results(span: Span, results: Sequence[object]) -> None:
     """Record the message id, or the first error of a message that was refused."""
-    refused = [answer for answer in answers if isinstance(answer, BaseException)]
+    refused = [result for result in results if isinstance(result, BaseException)]
     if refused:
         note_error(span, type(refused[0]).__name__, str(refused[0]))
-    elif len(answers) == 1:
-        span.set_attribute(MESSAGE_ID, said(str(answers[0])))
+    elif len(results) == 1:
+        span.set_attribute(MESSAGE_ID, said(str(results[0])))

@@ -107,10 +107,10 @@ def links_and_count(messages: Sequence[Attributes]) -> tuple[Sequence[Link], Map
 
 def links_and_names(deliveries: Sequence[Delivery]) -> tuple[Sequence[Link], Mapping[str, AttributeValue]]:
     """Return links and attributes as `links_and_count` does; a single delivery adds its message id."""
-    links, told = links_and_count([delivery.message.attributes for delivery in deliveries])
+    links, described = links_and_count([delivery.message.attributes for delivery in deliveries])
     if len(deliveries) == 1:
-        told = {**told, MESSAGE_ID: said(deliveries[0].message.id)}
-    return links, told
+        described = {**described, MESSAGE_ID: said(deliveries[0].message.id)}
+    return links, described
 
 
 def note_error(span: Span, error_type: str, message: str) -> None:

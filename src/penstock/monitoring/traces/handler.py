@@ -18,7 +18,7 @@ from opentelemetry.trace import Span, SpanKind, Tracer
 from opentelemetry.util.types import AttributeValue
 
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.handler import Answer, BatchHandler, Execution, ExecutionPlace, HeldClaim
+from penstock.messaging.handler import BatchHandler, Execution, ExecutionPlace, HeldClaim, Settlements
 from penstock.messaging.settlement import operation_of
 from penstock.monitoring.traces.context import (
     ATTEMPT,
@@ -64,8 +64,8 @@ class TracedHandler:
 
     def span_of(self, deliveries: Sequence[Delivery]) -> Span:
         """Start the span of an execution."""
-        links, told = links_and_names(deliveries)
-        attributes: dict[str, AttributeValue] = {**self._attributes, **told}
+        links, described = links_and_names(deliveries)
+        attributes: dict[str, AttributeValue] = {**self._attributes, **described}
         if len(deliveries) == 1:
             attributes[ATTEMPT] = deliveries[0].attempt
         return self._tracer.start_span(
@@ -83,20 +83,20 @@ class TracedExecution:
         self._lock = threading.Lock()
         self._span: Span | None = None  # guarded by _lock; None before the run and after the end
 
-    def run(self) -> Answer | Coroutine[Any, Any, Answer]:
+    def run(self) -> Settlements | Coroutine[Any, Any, Settlements]:
         span = self._handler.span_of(self._deliveries)
         with self._lock:
             self._span = span
         try:
             with _within(span):
-                answer = self._inner.run()
+                settlements = self._inner.run()
         except BaseException as error:
             self._failed(error)
             raise
-        if inspect.iscoroutine(answer):
-            return self._awaited(answer, span)
-        self._answered(answer)  # type: ignore[arg-type] # the protocol knows no other coroutines
-        return answer
+        if inspect.iscoroutine(settlements):
+            return self._awaited(settlements, span)
+        self._record_settlements(settlements)  # type: ignore[arg-type] # the protocol knows no other coroutines
+        return settlements
 
     def claim(self) -> HeldClaim | None:
         return self._inner.claim()
@@ -110,11 +110,11 @@ class TracedExecution:
     def left_seconds(self, timeout_seconds: float) -> float:
         return self._inner.left_seconds(timeout_seconds)
 
-    def time_out(self) -> Answer:
+    def time_out(self) -> Settlements:
         with _within(self._span):  # so that failure events emitted by the call are added to this span
-            answer = self._inner.time_out()
-        self._answered(answer)
-        return answer
+            settlements = self._inner.time_out()
+        self._record_settlements(settlements)
+        return settlements
 
     def release(self) -> None:
         try:
@@ -128,20 +128,20 @@ class TracedExecution:
         finally:
             self._end("lost")  # no effect if it has ended, by a timeout or a release
 
-    async def _awaited(self, coroutine: Coroutine[Any, Any, Answer], span: Span) -> Answer:
+    async def _awaited(self, coroutine: Coroutine[Any, Any, Settlements], span: Span) -> Settlements:
         try:
             with _within(span):
-                answer = await coroutine
+                settlements = await coroutine
         except BaseException as error:
             self._failed(error)
             raise
-        self._answered(answer)
-        return answer
+        self._record_settlements(settlements)
+        return settlements
 
-    def _answered(self, answer: Answer) -> None:
+    def _record_settlements(self, settlements: Settlements) -> None:
         """End the span with how the deliveries are to be settled."""
-        count = Counter(operation_of(settlement) for settlement in answer.values())
-        several = {ours(f"settled.{name}"): number for name, number in count.items()} if len(answer) > 1 else {}
+        count = Counter(operation_of(settlement) for settlement in settlements.values())
+        several = {ours(f"settled.{name}"): number for name, number in count.items()} if len(settlements) > 1 else {}
         self._end(next(iter(count)) if len(count) == 1 else "mixed" if count else None, several)
 
     def _failed(self, error: BaseException) -> None:

@@ -32,9 +32,9 @@ from penstock.operations.dead_letters.selection import (
     QueueResult,
     audited,
     check_destination,
+    dlqs_of,
     is_worth_reading,
     selected_queues,
-    tiers_of,
 )
 from penstock.operations.inspection import ScopeView
 
@@ -96,7 +96,7 @@ class ReplayOperation:
     def __init__(
         self,
         seen: ScopeView,
-        asked: DeadLetterSelection,
+        selection: DeadLetterSelection,
         how: ReplayOptions,
         *,
         ledger: Ledger,
@@ -106,7 +106,7 @@ class ReplayOperation:
         probe: Probe = no_probe,
     ) -> None:
         self._seen = seen
-        self._asked = asked
+        self._selection = selection
         self._how = how
         self._ledger = ledger
         self._stopped = stopped
@@ -127,7 +127,7 @@ class ReplayOperation:
             self._send_canaries(say)
         if report.outcome == "done" and not self._stopped():
             with ExitStack() as entries:
-                for _ in self._sent(self._left, entries):
+                for _ in self._send(self._left, entries):
                     pass
         if self._stopped():
             report.outcome = "interrupted"
@@ -142,25 +142,25 @@ class ReplayOperation:
                 number = "one message is" if len(canaries) == 1 else f"{len(canaries)} messages are"
                 say(f"{number} sent to {queues} and watched")
             for canary in canaries:
-                self._report.canary_results.append(result := self._watched(canary))
-                if result.verdict != "not watched":
+                self._report.canary_results.append(result := self._watch(canary))
+                if result.status != "not watched":
                     say(f"the canary: {result.text}")
             if self._report.outcome != "done" and not self._stopped():
                 for queue_result in self._results:
                     queue_result.outcome = self._report.outcome
 
-    def _watched(self, canary: Canary) -> CanaryResult:
+    def _watch(self, canary: Canary) -> CanaryResult:
         if self._report.outcome != "done":
             return unwatched(canary)
         seconds = self._how.canary_seconds
         result = watch(canary, self._seen.broker, seconds=seconds, clock=self._clock, stopped=self._stopped)
-        if result.verdict != "settled":
-            self._report.outcome = "canary died" if result.verdict == "died" else "canary unknown"
+        if result.status != "settled":
+            self._report.outcome = "canary died" if result.status == "died" else "canary unknown"
         return result
 
     @property
     def _left(self) -> int | None:
-        return None if self._asked.limit is None else max(0, self._asked.limit - self._report.sent)
+        return None if self._selection.limit is None else max(0, self._selection.limit - self._report.sent)
 
     def _canaries(self, entries: ExitStack) -> Sequence[Canary]:
         """Send the canaries."""
@@ -171,13 +171,13 @@ class ReplayOperation:
                 queue=item.queue,
                 message_id=id,
                 replay_id=item.replay.replay_id,
-                dead_letter_queues=list(tiers_of(broker, item.queue)),
+                dead_letter_queues=list(dlqs_of(broker, item.queue)),
             )
-            for sent in self._sent(count, entries)
+            for sent in self._send(count, entries)
             for item, id in zip(sent.items, sent.ids, strict=True)
         ]
 
-    def _sent(self, limit: int | None, entries: ExitStack) -> Iterator[ReplayedChunk]:
+    def _send(self, limit: int | None, entries: ExitStack) -> Iterator[ReplayedChunk]:
         """Send up to ``limit`` messages, chunk by chunk.
 
         Messages that an earlier replay already sent do not count. ``entries`` closes the audit entries.
@@ -185,22 +185,22 @@ class ReplayOperation:
         sent_max = None if limit is None else self._report.sent + limit
         self._report.without_origin = 0  # recounted at each pass
         rate = ReplayRate(self._how.rate, clock=self._clock, stopped=self._stopped)
-        for queue in selected_queues(self._seen, self._asked):
+        for queue in selected_queues(self._seen, self._selection):
             if self._stopped() or not is_worth_reading(self._seen.broker, queue):
                 continue
             with dead_letters_in(self._seen.broker, queue, clock=self._clock) as dead_letters:
                 pages = self._items(dead_letters)
                 if sent_max == self._report.sent or (first := next(pages, None)) is None:
                     continue
-                details = {**self._asked.details, **self._how.details}
+                details = {**self._selection.details, **self._how.details}
                 entry = audited(self._ledger, "replay", queue=queue, details=details, stopped=self._stopped)
                 self._results.append(result := entries.enter_context(entry))
                 for page in chain([first], pages):
-                    yield from self._chunks(dead_letters, page, rate, result, sent_max)
+                    yield from self._send_pages(dead_letters, page, rate, result, sent_max)
                     if sent_max == self._report.sent:
                         break
 
-    def _chunks(
+    def _send_pages(
         self,
         dead_letters: DeadLetterReader,
         page: Sequence[ReplayItem],
@@ -233,10 +233,10 @@ class ReplayOperation:
     def _items(self, dead_letters: DeadLetterReader) -> Iterator[Sequence[ReplayItem]]:
         """Yield the messages to send, page by page."""
         pages = matching(
-            dead_letters, self._asked.wanted, clock=self._clock, stopped=self._stopped, until=self._began_at
+            dead_letters, self._selection.wanted, clock=self._clock, stopped=self._stopped, until=self._began_at
         )
         for page in pages:
-            self._report.ids_met.update(*map(self._asked.wanted.ids_met, page))
+            self._report.ids_met.update(*map(self._selection.wanted.ids_met, page))
             items = [
                 ReplayItem(dead_letter=dead_letter, queue=queue)
                 for dead_letter in page
@@ -251,23 +251,23 @@ class ReplayOperation:
 
 
 def purge(
-    seen: ScopeView, asked: DeadLetterSelection, *, ledger: Ledger, stopped: Stopped, on_progress: ProgressCallback
+    seen: ScopeView, selection: DeadLetterSelection, *, ledger: Ledger, stopped: Stopped, on_progress: ProgressCallback
 ) -> PurgeReport:
     """Delete the selected messages that were dead letters when the purge began."""
     clock = SystemClock()
     began_at = clock.now()
-    left = asked.limit
+    left = selection.limit
     purged = PurgeReport()
-    for queue in selected_queues(seen, asked):
+    for queue in selected_queues(seen, selection):
         if stopped() or left == 0 or not is_worth_reading(seen.broker, queue):
             continue
         with dead_letters_in(seen.broker, queue, clock=clock) as dead_letters:
-            pages = matching(dead_letters, asked.wanted, clock=clock, stopped=stopped, until=began_at)
+            pages = matching(dead_letters, selection.wanted, clock=clock, stopped=stopped, until=began_at)
             if (first := next(pages, None)) is None:
                 continue
-            with audited(ledger, "purge", queue=queue, details=asked.details, stopped=stopped) as result:
+            with audited(ledger, "purge", queue=queue, details=selection.details, stopped=stopped) as result:
                 for page in chain([first], pages):
-                    purged.ids_met.update(*map(asked.wanted.ids_met, page))
+                    purged.ids_met.update(*map(selection.wanted.ids_met, page))
                     result.messages += dead_letters.remove([dead_letter.id for dead_letter in page[:left]])
                     on_progress(len(page[:left]))
                     left = None if left is None else left - len(page[:left])
@@ -297,7 +297,7 @@ class QueueMover(Protocol):
         ...
 
 
-def check_movable(seen: ScopeView, asked: DeadLetterSelection, *, to: str | None) -> QueueMover:
+def check_movable(seen: ScopeView, selection: DeadLetterSelection, *, to: str | None) -> QueueMover:
     """Return the broker if it can do this move.
 
     Raises `UsageError` for a broker that cannot move, for filters, which a move does not support, and for an invalid
@@ -305,7 +305,7 @@ def check_movable(seen: ScopeView, asked: DeadLetterSelection, *, to: str | None
     """
     if not isinstance(seen.broker, QueueMover):
         raise UsageError("--move is for SQS, which has tasks for it; leave it out here.")
-    if asked.queue is None or not asked.wanted.is_empty or asked.limit is not None:
+    if selection.queue is None or not selection.wanted.is_empty or selection.limit is not None:
         raise UsageError("--move takes whole queues: give --queue, and --tier if need be, and no other filter.")
     if to is not None:
         check_destination(seen, to)
@@ -314,7 +314,7 @@ def check_movable(seen: ScopeView, asked: DeadLetterSelection, *, to: str | None
 
 def move(
     seen: ScopeView,
-    asked: DeadLetterSelection,
+    selection: DeadLetterSelection,
     *,
     to: str | None,
     rate: float | None,
@@ -326,12 +326,12 @@ def move(
 
     Raises `UsageError` as `check_movable` does.
     """
-    mover = check_movable(seen, asked, to=to)
+    mover = check_movable(seen, selection, to=to)
     moved = 0
-    for queue in selected_queues(seen, asked):
+    for queue in selected_queues(seen, selection):
         if stopped() or not is_worth_reading(seen.broker, queue):
             continue
-        details = {**asked.details, "to": to, "rate": rate}
+        details = {**selection.details, "to": to, "rate": rate}
         with audited(ledger, "move", queue=queue, details=details, stopped=stopped) as result:
             per_second = None if rate is None else max(1, int(rate))
             with mover.move_all(queue, to or _destination(queue), per_second=per_second) as task:

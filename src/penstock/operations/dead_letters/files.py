@@ -91,7 +91,7 @@ def export_file_at(address: str, aws: Aws) -> ExportFile:
 
 def export_to_stream(
     seen: ScopeView,
-    asked: DeadLetterSelection,
+    selection: DeadLetterSelection,
     stream: BinaryIO,
     *,
     ledger: Ledger,
@@ -101,15 +101,15 @@ def export_to_stream(
     """Write the selected messages, one per line."""
     with ExitStack() as opened:
         exported = ExportReport()
-        of_queues = _OpenedQueues(seen, asked, ledger, opened, stopped, details={"file": STDOUT})
-        _write(seen, asked, stream, exported, of_queues, on_progress)
+        of_queues = _OpenedQueues(seen, selection, ledger, opened, stopped, details={"file": STDOUT})
+        _write(seen, selection, stream, exported, of_queues, on_progress)
         exported.interrupted = stopped()
         return exported
 
 
 def export_to_file(
     seen: ScopeView,
-    asked: DeadLetterSelection,
+    selection: DeadLetterSelection,
     file: ExportFile,
     *,
     ledger: Ledger,
@@ -127,10 +127,10 @@ def export_to_file(
     probe = killing_probe(seen.scope.settings.kill_at)
     with ExitStack() as opened:
         details = {"file": file.address, **({"remove": True} if remove else {})}
-        of_queues = _OpenedQueues(seen, asked, ledger, opened, stopped, details=details)
+        of_queues = _OpenedQueues(seen, selection, ledger, opened, stopped, details=details)
         try:
             with file.files.open_output(file.name) as stream:
-                _write(seen, asked, stream, exported, of_queues, on_progress)
+                _write(seen, selection, stream, exported, of_queues, on_progress)
                 if stopped() or not exported.dead_letters:
                     raise _NoFile
                 probe(Step.DEAD_LETTERS_WRITTEN)
@@ -191,7 +191,7 @@ class _OpenedQueues:
     def __init__(
         self,
         seen: ScopeView,
-        asked: DeadLetterSelection,
+        selection: DeadLetterSelection,
         ledger: Ledger,
         stack: ExitStack,
         stopped: Stopped,
@@ -199,7 +199,7 @@ class _OpenedQueues:
         details: Mapping[str, object],
     ) -> None:
         self._seen = seen
-        self._details = {**asked.details, **details}
+        self._details = {**selection.details, **details}
         self._ledger = ledger
         self._stack = stack
         self.stopped = stopped
@@ -215,22 +215,22 @@ class _OpenedQueues:
 
 def _write(
     seen: ScopeView,
-    asked: DeadLetterSelection,
+    selection: DeadLetterSelection,
     stream: BinaryIO,
     exported: ExportReport,
     opened: _OpenedQueues,
     on_progress: ProgressCallback,
 ) -> None:
     clock = SystemClock()
-    for queue in selected_queues(seen, asked):
-        if opened.stopped() or exported.dead_letters == asked.limit or not is_worth_reading(seen.broker, queue):
+    for queue in selected_queues(seen, selection):
+        if opened.stopped() or exported.dead_letters == selection.limit or not is_worth_reading(seen.broker, queue):
             continue
-        pages = matching(opened.begin(queue), asked.wanted, clock=clock, stopped=opened.stopped)
-        left = None if asked.limit is None else asked.limit - exported.dead_letters
+        pages = matching(opened.begin(queue), selection.wanted, clock=clock, stopped=opened.stopped)
+        left = None if selection.limit is None else selection.limit - exported.dead_letters
         for dead_letter in islice(chain.from_iterable(pages), left):
             stream.write(line_of(dead_letter))
             exported.dead_letters += 1
-            exported.ids_met |= asked.wanted.ids_met(dead_letter)
+            exported.ids_met |= selection.wanted.ids_met(dead_letter)
             opened.results[queue].messages += 1
             on_progress(1)
 
@@ -268,13 +268,13 @@ def _put(seen: ScopeView, ledger: Ledger, into: str, messages: Sequence[Exported
     size = chunk_of(seen.broker, CHUNK)
     for start in range(0, len(due), size):
         some = due[start : start + size]
-        answers = send_each(seen.broker, into, [one.outgoing(one.intent(into)) for _, one in some])
-        taken = [id for (id, _), answer in zip(some, answers, strict=True) if isinstance(answer, str)]
+        outcomes = send_each(seen.broker, into, [one.outgoing(one.intent(into)) for _, one in some])
+        taken = [id for (id, _), result in zip(some, outcomes, strict=True) if isinstance(result, str)]
         if taken:
-            ledger.replays.sent(taken)
-        for answer in answers:
-            if isinstance(answer, PenstockError):
-                raise answer
+            ledger.replays.mark_sent(taken)
+        for result in outcomes:
+            if isinstance(result, PenstockError):
+                raise result
     return len(due)
 
 

@@ -68,15 +68,15 @@ def requested_queues(seen: ScopeView, queue: str | None) -> Mapping[str, str]:
             raise UsageError(
                 "No queue is named, and those here may be of others: give --queue QUEUE or --app APP, or set queues."
             )
-        return _tiers_of_all(broker, seen.queues)
+        return _dlqs_of_all(broker, seen.queues)
     known = set(broker.queue_names())
     if queue is None:
         found = {name: _tier_by_name(name) for name in sorted(known) if names_dead_letters(name)}
-        found |= {n: t for n, t in _tiers_of_all(broker, sorted(known - found.keys())).items() if n not in found}
+        found |= {n: t for n, t in _dlqs_of_all(broker, sorted(known - found.keys())).items() if n not in found}
     else:
         named = listed_name(queue)
         dlqs = _dlqs_of_others(seen, named)
-        found = {named: dlqs[named]} if named in dlqs else _tiers_of_all(broker, [queue])
+        found = {named: dlqs[named]} if named in dlqs else _dlqs_of_all(broker, [queue])
         if not known & {named, *map(listed_name, found)}:
             raise UsageError(f"There is no queue {named}; existing queues: {', '.join(sorted(known)) or 'none'}.")
     return {name: tier for name, tier in found.items() if listed_name(name) in known}
@@ -106,11 +106,11 @@ def check_destination(seen: ScopeView, queue: str, *, option: str = "--to") -> N
     known = broker.queue_names()
     if listed_name(queue) in known:
         return
-    if not broker.capabilities.creates_queues or not set(known) & tiers_of(broker, queue).keys():
+    if not broker.capabilities.creates_queues or not set(known) & dlqs_of(broker, queue).keys():
         raise UsageError(f"There is no queue {queue} to send to; existing queues: {', '.join(known) or 'none'}.")
 
 
-def tiers_of(broker: Broker, queue: str) -> dict[str, str]:
+def dlqs_of(broker: Broker, queue: str) -> dict[str, str]:
     """Return the DLQ and the final DLQ of a queue. A DLQ that is its own final DLQ appears once."""
     first, second = dead_letter_queues(broker, queue)
     return {first: FIRST} if second == first else {first: FIRST, second: SECOND}
@@ -169,27 +169,27 @@ class DeadLetterPlan:
         return sum(count for (_, to), count in self.by_queue.items() if to is None)
 
 
-def selected_queues(seen: ScopeView, asked: DeadLetterSelection) -> Sequence[str]:
+def selected_queues(seen: ScopeView, selection: DeadLetterSelection) -> Sequence[str]:
     """Return the DLQs to inspect, final DLQs last.
 
     Raises `UsageError` for a queue that the broker does not know.
     """
-    tiers = requested_queues(seen, asked.queue)
+    dlqs = requested_queues(seen, selection.queue)
     return [
-        name for tier in (FIRST, SECOND) for name, its in tiers.items() if its == tier and asked.tier in (None, its)
+        name for tier in (FIRST, SECOND) for name, its in dlqs.items() if its == tier and selection.tier in (None, its)
     ]
 
 
 def select_dead_letters(
-    seen: ScopeView, asked: DeadLetterSelection, *, clock: Clock | None = None, stopped: Stopped = lambda: False
+    seen: ScopeView, selection: DeadLetterSelection, *, clock: Clock | None = None, stopped: Stopped = lambda: False
 ) -> Generator[DeadLetteredMessage, None, None]:
     """Yield the selected messages, queue by queue, up to the limit in total.
 
     Close the generator: on SQS that releases the messages.
     """
-    left = asked.limit
-    for queue in selected_queues(seen, asked):
-        with closing(select_in_queue(seen.broker, queue, asked.wanted, clock=clock, stopped=stopped)) as found:
+    left = selection.limit
+    for queue in selected_queues(seen, selection):
+        with closing(select_in_queue(seen.broker, queue, selection.wanted, clock=clock, stopped=stopped)) as found:
             for dead_letter in found:
                 if left == 0:
                     return
@@ -219,7 +219,7 @@ def is_worth_reading(broker: Broker, queue: str) -> bool:
 
 def grouped(
     seen: ScopeView,
-    asked: DeadLetterSelection,
+    selection: DeadLetterSelection,
     *,
     on_progress: Callable[[int], None] = lambda _: None,
     first: Callable[[Grouping], None] = lambda _: None,
@@ -232,8 +232,8 @@ def grouped(
     clock = clock or SystemClock()
     grouping = Grouping()
     first_at: float | None = clock.monotonic() + FIRST_PAGE_SECONDS
-    for queue in selected_queues(seen, asked):
-        with closing(select_in_queue(seen.broker, queue, asked.wanted, clock=clock)) as found:
+    for queue in selected_queues(seen, selection):
+        with closing(select_in_queue(seen.broker, queue, selection.wanted, clock=clock)) as found:
             while chunk := list(islice(found, PAGE)):
                 grouping.add(chunk)
                 on_progress(len(chunk))
@@ -243,9 +243,9 @@ def grouped(
     return grouping
 
 
-def history_of(seen: ScopeView, asked: DeadLetterSelection, id: str) -> DeadLetterHistory | None:
+def history_of(seen: ScopeView, selection: DeadLetterSelection, id: str) -> DeadLetterHistory | None:
     """Return the message with this id and its entries in the ledger, or None."""
-    meant = replace(asked, wanted=DeadLetterFilter(ids=frozenset({id})))
+    meant = replace(selection, wanted=DeadLetterFilter(ids=frozenset({id})))
     with closing(select_dead_letters(seen, meant)) as found:
         dead_letter = next(found, None)
     if dead_letter is None:
@@ -265,7 +265,9 @@ def opened_ledger(seen: ScopeView) -> Ledger:
     return scope_ledger(seen.scope)
 
 
-def plan(seen: ScopeView, asked: DeadLetterSelection, *, to: str | None, clock: Clock | None = None) -> DeadLetterPlan:
+def plan(
+    seen: ScopeView, selection: DeadLetterSelection, *, to: str | None, clock: Clock | None = None
+) -> DeadLetterPlan:
     """Inspect and count all selected messages. Raises `UsageError` for an invalid destination."""
     if to is not None:
         check_destination(seen, to)
@@ -273,10 +275,10 @@ def plan(seen: ScopeView, asked: DeadLetterSelection, *, to: str | None, clock: 
     met: set[str] = set()
     origins = OriginQueues(seen.broker)
     by_queue: Counter[tuple[str, str | None]] = Counter()
-    with closing(select_dead_letters(seen, asked, clock=clock)) as found:
+    with closing(select_dead_letters(seen, selection, clock=clock)) as found:
         for dead_letter in found:
             grouping.add([dead_letter])
-            met |= asked.wanted.ids_met(dead_letter)
+            met |= selection.wanted.ids_met(dead_letter)
             by_queue[dead_letter.queue, to or origins.of(dead_letter)] += 1
     return DeadLetterPlan(
         dead_letters=grouping.dead_letters,
@@ -326,14 +328,14 @@ def _dlqs_of_others(seen: ScopeView, named: str) -> Mapping[str, str]:
     if names_dead_letters(named):
         return {}
     others = sorted({*seen.broker.queue_names()} - {named}) if seen.queues is None else seen.queues
-    return _tiers_of_all(seen.broker, others)
+    return _dlqs_of_all(seen.broker, others)
 
 
-def _tiers_of_all(broker: Broker, queues: Sequence[str]) -> dict[str, str]:
+def _dlqs_of_all(broker: Broker, queues: Sequence[str]) -> dict[str, str]:
     """Return the DLQs of these queues; a queue that is a DLQ is returned itself."""
     found: dict[str, str] = {}
     for queue in queues:
-        found |= {queue: _tier_by_name(queue)} if names_dead_letters(listed_name(queue)) else tiers_of(broker, queue)
+        found |= {queue: _tier_by_name(queue)} if names_dead_letters(listed_name(queue)) else dlqs_of(broker, queue)
     return found
 
 

@@ -61,7 +61,7 @@ def write_logs(folder: Path, *, seed: int = 20260101) -> DemoData:
     good_lines = bad_lines = 0
     dead = folder
     for number in range(OBJECTS):
-        path = _place(folder, number)
+        path = _location(folder, number)
         path.parent.mkdir(parents=True, exist_ok=True)
         good = list(_lines(chance, number))
         bad = chance.sample(_BAD_LINES, 2) if number % BAD_EVERY == 0 else []
@@ -76,7 +76,7 @@ def write_logs(folder: Path, *, seed: int = 20260101) -> DemoData:
     return DemoData(objects=OBJECTS, good_lines=good_lines, bad_lines=bad_lines, dead=dead)
 
 
-def _place(folder: Path, number: int) -> Path:
+def _location(folder: Path, number: int) -> Path:
     day = _START + timedelta(days=number // 100)
     gzipped = number % GZIPPED_EVERY == 0 or number == TRUNCATED
     return folder / f"{day:%Y-%m-%d}" / f"access-{number:04}.jsonl{'.gz' if gzipped else ''}"

@@ -5,20 +5,27 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from ulid import ULID
 
 from penstock.app.brokers import broker_aws
+from penstock.app.object_service import ObjectService
 from penstock.app.paths import STATE_FOLDER
+from penstock.app.pipelines.service import PipelineService
 from penstock.app.replayer import replay_policy
+from penstock.app.service import FunctionService
 from penstock.config import Settings
 from penstock.errors import ConfigurationError, UsageError
 from penstock.messaging.clock import Clock, SystemClock
+from penstock.objects.s3_facts import SourceFacts, check_identity, inspect_source, put_notices_again, try_table
 from penstock.operations.doctor import s3, sqs
 from penstock.operations.doctor.findings import Finding, FindingLevel, guarded
+from penstock.sinks.registry import is_installed, open_sink
 from penstock.storage.address import S3Address, is_s3, s3_address
-from penstock.storage.aws import Aws, require_aws
+from penstock.storage.aws import Aws, access, require_aws
+from penstock.storage.s3_files import S3Files
 
 if TYPE_CHECKING:
     from penstock.app.app import App
@@ -125,9 +132,6 @@ def clocks(ahead_seconds: float) -> tuple[FindingLevel, str]:
 
 
 def _of(service: "Service", settings: Settings) -> ServedQueue:
-    from penstock.app.object_service import ObjectService
-    from penstock.app.pipelines.service import PipelineService
-    from penstock.app.service import FunctionService
 
     attempts, source = settings.objects_max_attempts, ""
     match service:
@@ -180,29 +184,29 @@ class _ResourceChecks:
             yield guarded("aws clock", partial(clocks, max(self._ahead_seconds, key=abs)), hint=_CLOCK_HINT)
 
     def _queue(self, inspector: "SqsInspector", served: ServedQueue) -> Iterator[Finding]:
-        def found() -> tuple[FindingLevel, str]:
+        def inspect_queue() -> tuple[FindingLevel, str]:
             facts = inspector.queue(served.queue)
             self._queues[served.queue] = facts
             self._record_clock(facts.clock_ahead_seconds)
             return sqs.queue(facts, lease_seconds=self._resources.lease_seconds, announces=served.source is not None)
 
-        def dlq() -> tuple[FindingLevel, str]:
+        def inspect_dlq() -> tuple[FindingLevel, str]:
             found_dlq, why = _find_dlq(inspector, served.queue)
             first.extend([] if found_dlq is None else [found_dlq])
             return sqs.check_dlq(self._queues[served.queue], found_dlq, attempts_max=served.attempts_max, why=why)
 
-        def second() -> tuple[FindingLevel, str]:
+        def inspect_final_dlq() -> tuple[FindingLevel, str]:
             found_dlq, why = _find_dlq(inspector, first[0].name)
             return sqs.check_final_dlq(self._queues[served.queue], first[0], found_dlq, why=why)
 
         first: list[QueueFacts] = []
 
-        checked = guarded("sqs queue", found)
+        checked = guarded("sqs queue", inspect_queue)
         yield replace(checked, hint=_FAILED_HINT) if checked.level is FindingLevel.FAILED else checked
         if served.queue in self._queues:
-            yield guarded("sqs dead", dlq, hint=_QUEUE_HINT)
+            yield guarded("sqs dead", inspect_dlq, hint=_QUEUE_HINT)
             if first and served.queue in self._resources.replayed:
-                yield guarded("sqs second", second, hint=_QUEUE_HINT)
+                yield guarded("sqs second", inspect_final_dlq, hint=_QUEUE_HINT)
             if served.source is not None:
                 yield guarded(
                     "sqs policy",
@@ -211,16 +215,15 @@ class _ResourceChecks:
                 )
 
     def _source(self, served: ServedQueue, address: S3Address) -> Iterator[Finding]:
-        from penstock.objects.s3_facts import SourceFacts, inspect_source
 
         seen: list[SourceFacts] = []
 
-        def found() -> tuple[FindingLevel, str]:
+        def check_source() -> tuple[FindingLevel, str]:
             seen.append(inspect_source(address, self._resources.aws, clock=self._clock))
             self._record_clock(seen[0].clock_ahead_seconds)
             return s3.source(address, seen[0])
 
-        yield guarded("s3 source", found)
+        yield guarded("s3 source", check_source)
         queue = self._queues.get(served.queue)
         if not seen or queue is None:
             return
@@ -235,7 +238,6 @@ class _ResourceChecks:
     def _try_notification(self, queue: str, address: S3Address) -> tuple[FindingLevel, str]:
         """Let S3 itself test the notifications: it refuses a configuration without a valid destination."""
         from penstock.brokers.sqs.facts import inspecting
-        from penstock.objects.s3_facts import put_notices_again
 
         with inspecting(self._resources.aws, clock=self._clock) as inspector:
             waiting = inspector.queue(queue).visible
@@ -275,9 +277,6 @@ def _find_dlq(inspector: "SqsInspector", queue: str) -> "tuple[QueueFacts | None
 
 def _access(resources: AwsResources, clock: Clock) -> tuple[FindingLevel, str]:
     require_aws()
-    from importlib.metadata import version
-
-    from penstock.storage.aws import access
 
     aws = resources.aws
     found = access(aws)
@@ -301,8 +300,6 @@ def _try_access(resources: AwsResources, clock: Clock) -> None:
         *(one.source for one in resources.served if one.source is not None),
     ]
     if addresses:
-        from penstock.objects.s3_facts import check_identity
-
         check_identity(addresses[0], resources.aws)
     if resources.broker_is_sqs and resources.served:
         from penstock.brokers.sqs.facts import inspecting
@@ -312,9 +309,6 @@ def _try_access(resources: AwsResources, clock: Clock) -> None:
 
 
 def _table(address: S3Address, aws: Aws, *, scheme: str) -> tuple[FindingLevel, str]:
-    from penstock.objects.s3_facts import try_table
-    from penstock.sinks.registry import is_installed, open_sink
-    from penstock.storage.s3_files import S3Files
 
     try_table(address, aws, name=f"{STATE_FOLDER}/doctor-{ULID()}")
     if is_installed(scheme):

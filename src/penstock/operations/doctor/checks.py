@@ -9,15 +9,29 @@ from contextlib import closing
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from penstock.app.backends import has_local_ledger
+from penstock.app.backends import has_ledger_apart, has_local_ledger, ledger_exists, require_shared_ledger
+from penstock.app.brokers import capabilities_of
+from penstock.app.loading import load_app
+from penstock.app.paths import tables_here
+from penstock.app.scope import find_scope, scopes_here
+from penstock.app.spark import session_settings
 from penstock.config import dotted, load_settings, shown, unknown_variables
 from penstock.errors import PenstockError
+from penstock.ledger.migrate import Revisions
+from penstock.operations.doctor.aws import aws_checks, resources_of
 from penstock.operations.doctor.findings import Finding, FindingLevel, guarded
+from penstock.operations.doctor.redis import redis_checks
+from penstock.operations.inspection import view
+from penstock.operations.status.status import read_status
+from penstock.pipeline.extra import packages_for, require_spark
+from penstock.pipeline.spark.java import find_java
 from penstock.sinks.registry import DEFAULT_SCHEME, SINKS, untested
+from penstock.worker.settings import budget
 
 if TYPE_CHECKING:
     from penstock.app.scope import Scope, ScopeRequest
@@ -27,7 +41,7 @@ ONE_LEDGER = (
     "Idempotent handlers, object handlers and pipelines need a ledger that all hosts share (mysql://, postgresql://). "
     "If all workers run on this host, set one_host = true."
 )
-AWAY = "Start the server, or make it reachable from this host. The setting {setting} has its address."
+UNREACHABLE = "Start the server, or make it reachable from this host. The setting {setting} has its address."
 WITHOUT_SPARK = "Only pipelines and `penstock ingest` need it. Give --app, and doctor checks whether that app does."
 FREE_BYTES_MIN = 2 * 1024**3
 
@@ -40,27 +54,22 @@ class SparkNeed(StrEnum):
     NONE = "none"
 
 
-def spark_need(asked: "ScopeRequest") -> SparkNeed:
+def spark_need(request: "ScopeRequest") -> SparkNeed:
     """Return the need of the named or current scope. An app that cannot be loaded is reported by the state checks."""
-    from penstock.app.loading import load_app
-    from penstock.app.paths import tables_here
-
-    if asked.means_table:
+    if request.means_table:
         return SparkNeed.NEEDED
-    if asked.app is not None:
+    if request.app is not None:
         try:
-            return SparkNeed.NEEDED if load_app(asked.app).pipelines else SparkNeed.NONE
+            return SparkNeed.NEEDED if load_app(request.app).pipelines else SparkNeed.NONE
         except PenstockError:
             return SparkNeed.UNKNOWN
-    return SparkNeed.NEEDED if not asked.means_app and tables_here(Path.cwd()) else SparkNeed.UNKNOWN
+    return SparkNeed.NEEDED if not request.means_app and tables_here(Path.cwd()) else SparkNeed.UNKNOWN
 
 
-def table_formats(asked: "ScopeRequest") -> Sequence[str]:
+def table_formats(request: "ScopeRequest") -> Sequence[str]:
     """Return the formats of the tables of the named or current scope; the default if it cannot be opened."""
-    from penstock.app.scope import find_scope
-
     try:
-        return find_scope(asked, here=Path.cwd()).table_formats
+        return find_scope(request, here=Path.cwd()).table_formats
     except PenstockError:  # another check reports it
         return [DEFAULT_SCHEME]
 
@@ -83,28 +92,26 @@ def machine_checks(
             yield finding if spark is SparkNeed.NEEDED else _as_warning(finding, WITHOUT_SPARK)
 
 
-def state_checks(asked: "ScopeRequest", *, try_notification: bool = False) -> Iterator[Finding]:
+def state_checks(request: "ScopeRequest", *, try_notification: bool = False) -> Iterator[Finding]:
     """Check the app or tables that are named or in the current folder; yield nothing if there are none.
 
     ``try_notification``: let S3 send a test event to each source's queue.
     """
-    from penstock.app.scope import find_scope, scopes_here
-
     here = Path.cwd()
     try:
-        scopes = [find_scope(asked, here=here)] if asked.means_app or asked.means_table else scopes_here(here)
+        scopes = [find_scope(request, here=here)] if request.means_app or request.means_table else scopes_here(here)
     except PenstockError as error:
-        yield Finding(check="app" if asked.means_app else "table", level=FindingLevel.FAILED, found=str(error))
+        yield Finding(check="app" if request.means_app else "table", level=FindingLevel.FAILED, found=str(error))
         return
     for scope in scopes:
         failed: list[str] = []
-        for finding in _scope_checks(scope, asked.app, try_notification=try_notification):
+        for finding in _scope_checks(scope, request.app, try_notification=try_notification):
             failed += [finding.check] if finding.level is FindingLevel.FAILED else []
             yield finding
         if not {"broker", "ledger"} & set(failed):
-            what = "app" if scope.table is None else "table"
-            name = scope.name if scope.table is not None else asked.app or "the state here"
-            yield _status_check(what, scope, name, failed=failed)
+            subject = "app" if scope.table is None else "table"
+            name = scope.name if scope.table is not None else request.app or "the state here"
+            yield _status_check(subject, scope, name, failed=failed)
 
 
 def _spark_checks(environ: Mapping[str, str], formats: Sequence[str]) -> Iterator[Finding]:
@@ -137,8 +144,6 @@ def _unused_addresses(app: str) -> Iterator[Finding]:
 
     An app created with ``App()`` reads no settings.
     """
-    from penstock.app.loading import load_app
-
     try:
         settings, own = load_settings(), load_app(app).settings
     except PenstockError:  # another check reports it
@@ -158,7 +163,9 @@ def _unused_addresses(app: str) -> Iterator[Finding]:
 def _app_checks(scope: "Scope") -> Iterator[Finding]:
     """Check the app. Checks that need the broker or the ledger are skipped if it cannot be opened."""
     yield from _broker_checks(scope)
-    ledger = guarded("ledger", partial(_ledger, scope), hint=ONE_LEDGER, when_away=AWAY.format(setting="ledger"))
+    ledger = guarded(
+        "ledger", partial(_ledger, scope), hint=ONE_LEDGER, when_unreachable=UNREACHABLE.format(setting="ledger")
+    )
     yield ledger
     if not has_local_ledger(scope.settings) and ledger.level is not FindingLevel.FAILED:
         yield guarded("ledger server", partial(_ledger_server, scope))
@@ -166,8 +173,6 @@ def _app_checks(scope: "Scope") -> Iterator[Finding]:
 
 
 def _aws_checks(scope: "Scope", app: str | None, *, try_notification: bool) -> Iterator[Finding]:
-    from penstock.app.loading import load_app
-    from penstock.operations.doctor.aws import aws_checks, resources_of
 
     try:
         loaded = None if app is None or scope.table is not None else load_app(app)
@@ -178,7 +183,6 @@ def _aws_checks(scope: "Scope", app: str | None, *, try_notification: bool) -> I
 
 
 def _status_check(check: str, scope: "Scope", name: str, *, failed: Sequence[str]) -> Finding:
-    from penstock.app.brokers import capabilities_of
 
     hint = f"`penstock status{scope.options}` shows more"
     if not capabilities_of(scope.settings).browsable:  # dead letters cannot be listed
@@ -188,7 +192,6 @@ def _status_check(check: str, scope: "Scope", name: str, *, failed: Sequence[str
 
 
 def _status(scope: "Scope", name: str, failed: Sequence[str]) -> tuple[FindingLevel, str]:
-    from penstock.operations.status.status import read_status
 
     found = read_status(scope)
     if found.problems:
@@ -200,10 +203,8 @@ def _status(scope: "Scope", name: str, failed: Sequence[str]) -> tuple[FindingLe
 
 
 def _broker_checks(scope: "Scope") -> Iterator[Finding]:
-    from penstock.app.brokers import capabilities_of
-    from penstock.operations.doctor.redis import redis_checks
 
-    broker = guarded("broker", partial(_broker, scope), when_away=AWAY.format(setting="broker"))
+    broker = guarded("broker", partial(_broker, scope), when_unreachable=UNREACHABLE.format(setting="broker"))
     yield broker
     server_checks = {"redis": redis_checks}.get(capabilities_of(scope.settings).system)
     if server_checks is not None and broker.level is not FindingLevel.FAILED:
@@ -211,7 +212,6 @@ def _broker_checks(scope: "Scope") -> Iterator[Finding]:
 
 
 def _broker(scope: "Scope") -> tuple[FindingLevel, str]:
-    from penstock.operations.inspection import view
 
     address = shown("broker", scope.settings.broker)
     with view(scope) as seen:
@@ -223,8 +223,6 @@ def _broker(scope: "Scope") -> tuple[FindingLevel, str]:
 
 
 def _ledger(scope: "Scope") -> tuple[FindingLevel, str]:
-    from penstock.app.backends import has_ledger_apart, ledger_exists, require_shared_ledger
-    from penstock.operations.inspection import view
 
     address = scope.settings.ledger
     with view(scope) as seen:
@@ -238,20 +236,18 @@ def _ledger(scope: "Scope") -> tuple[FindingLevel, str]:
 
 
 def _ledger_server(scope: "Scope") -> tuple[FindingLevel, str]:
-    from penstock.ledger.migrate import Revisions
 
     with closing(Revisions.open(scope.settings.ledger)) as revisions:
         revisions.server()  # connect first, so that the next call measures only the query
-        asked_at = time.time()
+        sent_at = time.time()
         server, there = revisions.server()
-        took_seconds = time.time() - asked_at
-    apart_seconds = abs(there - asked_at - took_seconds / 2)
+        took_seconds = time.time() - sent_at
+    apart_seconds = abs(there - sent_at - took_seconds / 2)
     clocks = f"its clock differs by {apart_seconds:.0f} s from this host's, which does no harm"
     return FindingLevel.OK, f"{server}, responds in {took_seconds * 1_000:.0f} ms; {clocks}"
 
 
 def _stopping(scope: "Scope") -> tuple[FindingLevel, str]:
-    from penstock.worker.settings import budget
 
     total_seconds = scope.settings.worker_stop_timeout
     found = budget(stop_timeout_seconds=total_seconds, drain_seconds=scope.settings.worker_drain)
@@ -282,9 +278,6 @@ def _settings() -> tuple[FindingLevel, str]:
 
 
 def _extra(formats: Sequence[str]) -> tuple[FindingLevel, str]:
-    from importlib.metadata import version
-
-    from penstock.pipeline.extra import packages_for, require_spark
 
     require_spark(*formats)
     found = ", ".join(f"{name} {version(name)}" for name in packages_for(*formats))
@@ -298,7 +291,6 @@ def _extra(formats: Sequence[str]) -> tuple[FindingLevel, str]:
 
 
 def _java(environ: Mapping[str, str]) -> tuple[FindingLevel, str]:
-    from penstock.pipeline.spark.java import find_java
 
     java = find_java(environ)
     notes = "".join(f"; passed over: {note}" for note in java.notes)
@@ -323,8 +315,6 @@ def _disk(folder: Path) -> Finding:
 
 def _spark(environ: Mapping[str, str]) -> tuple[FindingLevel, str]:
     """Start a session, send numbers through a Python worker, write Parquet."""
-    from penstock.app.spark import session_settings
-    from penstock.pipeline.spark.java import find_java
     from penstock.pipeline.spark.session import try_spark
 
     settings = load_settings()

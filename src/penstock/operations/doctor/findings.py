@@ -25,16 +25,18 @@ class Finding:
     hint: str = ""
 
 
-def guarded(check: str, run: Callable[[], tuple[FindingLevel, str]], *, hint: str = "", when_away: str = "") -> Finding:
+def guarded(
+    check: str, run: Callable[[], tuple[FindingLevel, str]], *, hint: str = "", when_unreachable: str = ""
+) -> Finding:
     """Run a check and return its finding.
 
-    ``hint`` is added to a warning, and ``when_away`` if a server did not respond. Penstock's other errors contain their
-    own remedy.
+    ``hint`` is added to a warning, and ``when_unreachable`` if a server did not respond. Penstock's other errors
+    contain their own remedy.
     """
     try:
         level, found = run()
     except TemporaryError as error:
-        return Finding(check=check, level=FindingLevel.FAILED, found=str(error), hint=when_away)
+        return Finding(check=check, level=FindingLevel.FAILED, found=str(error), hint=when_unreachable)
     except PenstockError as error:
         return Finding(check=check, level=FindingLevel.FAILED, found=str(error))
     except Exception as error:  # any error: the other checks still run

@@ -10,20 +10,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
+from penstock.app.app import App
+from penstock.app.loading import load_app
 from penstock.app.naming import worker_id
+from penstock.app.replayer import with_sample
+from penstock.app.serving import serve
 from penstock.app.telemetry import Process, Telemetry, open_reports, open_telemetry
-from penstock.config import load_settings
+from penstock.brokers.memory.broker import MemoryBroker
+from penstock.config import Settings, load_settings
+from penstock.dead_letters.sample import sample_settings
 from penstock.errors import PenstockError
 from penstock.events import ErrorHookFailed, Event, Listener, MessageFailed
 from penstock.messaging.failure import failure_of
 from penstock.operations.doctor.findings import Finding, FindingLevel
+from penstock.worker.shutdown import StopSignal
 
-if TYPE_CHECKING:
-    from penstock.app.app import App
-
-ANSWER_SECONDS = 15.0  # for all services together; each has a shorter timeout of its own
+RESPONSE_SECONDS = 15.0  # for all services together; each has a shorter timeout of its own
 CHILD_SECONDS = 30.0
 NO_HOOK_HINT = "Set sentry_dsn, rollbar_token or notify_urls in [alerts], or App(on_error=...). See docs/run/errors.md."
 HOOK_FAILED_HINT = "Until this is fixed, failures of such a process are only in its log."
@@ -38,8 +41,6 @@ def trial_errors(app_name: str | None) -> Iterator[Finding]:
 
     ``app_name`` names the app whose settings and hook apply; without one, the current settings apply.
     """
-    from penstock.app.loading import load_app
-
     try:
         app = None if app_name is None else load_app(app_name)
     except PenstockError as error:
@@ -70,11 +71,11 @@ def fail_in_child(_: object) -> None:
 class _ProcessKind:
     """The way in which one kind of process opens its telemetry and reports an error."""
 
-    open: Callable[["App | None", Listener], Telemetry]
+    open: Callable[[App | None, Listener], Telemetry]
     fail: Callable[[Telemetry, str], None]
 
 
-def _try_hooks(name: str, kind: _ProcessKind, app: "App | None") -> Sequence[Finding]:
+def _try_hooks(name: str, kind: _ProcessKind, app: App | None) -> Sequence[Finding]:
     """Return one finding for the hooks that accepted it, and one per hook that did not; empty without hooks."""
     failures: dict[str, str] = {}  # by hook; written by the hooks' threads
 
@@ -93,8 +94,8 @@ def _try_hooks(name: str, kind: _ProcessKind, app: "App | None") -> Sequence[Fin
         kind.fail(telemetry, name)
     except PenstockError as error:
         return [Finding(check=name, level=FindingLevel.FAILED, found=str(error))]
-    for hook in reporter.unfinished(ANSWER_SECONDS):
-        failures.setdefault(hook, f"no response within {ANSWER_SECONDS:g} s")
+    for hook in reporter.unfinished(RESPONSE_SECONDS):
+        failures.setdefault(hook, f"no response within {RESPONSE_SECONDS:g} s")
     accepted = [hook for hook in reporter.hooks if hook not in failures]
     found = [Finding(check=name, level=FindingLevel.OK, found=f"accepted by {', '.join(accepted)}")] if accepted else []
     return found + [
@@ -104,33 +105,30 @@ def _try_hooks(name: str, kind: _ProcessKind, app: "App | None") -> Sequence[Fin
 
 
 # How each kind of process opens its telemetry
-def _open_as_server(process: Process, app: "App | None", emit: Listener) -> Telemetry:
+def _open_as_server(process: Process, app: App | None, emit: Listener) -> Telemetry:
     """Open telemetry as a long-running process does, except for its metrics endpoint, which stays closed."""
     if app is None:
         return open_telemetry(load_settings(), worker=worker_id(), process=process, emit=emit)
     return open_telemetry(app.settings, worker=app.worker, process=process, on_error=app.on_error, emit=emit)
 
 
-def _open_as_command(process: Process, app: "App | None", emit: Listener) -> Telemetry:
+def _open_as_command(process: Process, app: App | None, emit: Listener) -> Telemetry:
     """Open telemetry as a command does."""
     if app is None:
         return open_reports(load_settings(), worker=worker_id(), process=process, emit=emit)
     return open_reports(app.settings, worker=app.worker, process=process, on_error=app.on_error, emit=emit)
 
 
-def _open_without_app(process: Process, _: "App | None", emit: Listener) -> Telemetry:
+def _open_without_app(process: Process, _: App | None, emit: Listener) -> Telemetry:
     """Open telemetry as a command without an app does."""
     return open_reports(load_settings(), worker=worker_id(), process=process, emit=emit)
 
 
-def _open_as_function(_: "App | None", emit: Listener) -> Telemetry:
+def _open_as_function(_: App | None, emit: Listener) -> Telemetry:
     """Open telemetry as the Lambda function does.
 
     The user's own hook is unknown here, since it is in another module.
     """
-    from penstock.app.replayer import with_sample
-    from penstock.dead_letters.sample import sample_settings
-
     settings = with_sample(load_settings(), sample_settings(os.environ))
     return open_telemetry(settings, worker=worker_id(), process="lambda", emit=emit)
 
@@ -151,12 +149,6 @@ def _fail(name: str) -> None:
 
 def _child(telemetry: Telemetry, _: str) -> None:
     """Run a worker with an in-memory queue, one message, and a handler in a child process."""
-    from penstock.app.app import App
-    from penstock.app.serving import serve
-    from penstock.brokers.memory.broker import MemoryBroker
-    from penstock.config import Settings
-    from penstock.worker.shutdown import StopSignal
-
     failed = threading.Event()
     reporter = telemetry.reporter
     assert reporter is not None, "asked before"

@@ -4,8 +4,9 @@ scan -> notify -> worker (claim, Spark, commit, publish, ack) until every scanne
 After a crash, another run continues where the protocol stopped; after success, it finds nothing to do.
 """
 
+import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,18 +21,22 @@ from penstock.app.sources import source_of
 from penstock.app.state import check_owner, open_state
 from penstock.app.tables import Tables
 from penstock.app.telemetry import open_reports, open_telemetry
-from penstock.events import Bus, Listener, WatchDegraded, WatchStarted
+from penstock.errors import TemporaryError
+from penstock.events import Bus, JobFailed, Listener, WatchDegraded, WatchStarted
 from penstock.ledger.records import ObjectState
-from penstock.messaging.clock import SystemClock
+from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.tracing import NO_TRACING
 from penstock.objects.local_store import LocalStore
 from penstock.objects.reference import ObjectRef
 from penstock.objects.scanner import ScanReport
 from penstock.objects.watcher import Watcher
 from penstock.operations.ingest.pipeline import IngestPipeline, IngestRequest, check, queue_of, shared_settings
-from penstock.operations.ingest.watching import FolderWatch
 from penstock.pipeline.spark.session import Session
 from penstock.worker.shutdown import StopSignal
+
+WATCHER = "watcher"  # the job's name in events, and the thread's
+POLL_SECONDS = 0.2  # between two checks for the condition that the main thread waits for
+END_SECONDS = 5.0  # for the thread to end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,3 +253,76 @@ def _report(
         stopped=work.tools.stop.requested and (bool(unfinished) or not scan.complete or tables.unpublished() > 0),
         problems=() if scan.report is None else tuple(scan.report.problems),
     )
+
+
+class FolderWatch:
+    """Watch a folder in a thread of its own, and enqueue notifications for files once they are stable.
+
+    The first scan only collects objects; later ones are enqueued at once.
+    """
+
+    def __init__(self, watcher: Watcher, pending: PendingObjects, *, stop: StopSignal, bus: Bus, clock: Clock) -> None:
+        self._watcher = watcher
+        self._pending = pending
+        self._stop = stop
+        self._bus = bus
+        self._clock = clock
+        self._ended = threading.Event()
+        self._failure: BaseException | None = None  # written once, by the thread
+        self._thread = threading.Thread(target=self._run, name=f"penstock-{WATCHER}", daemon=True)
+
+    def start(self) -> None:
+        """Start, and return after the first scan or a stop. Raises the thread's error."""
+        self._thread.start()
+        self._wait(lambda: self._watcher.scans > 0)
+
+    def wait_for_objects(self) -> None:
+        """Return when there is an object, or after a stop. Raises the thread's error."""
+        self._wait(lambda: bool(self._pending.size))
+
+    def resend_lost(self) -> bool:
+        """Enqueue lost notifications again and return False. Called by the idle worker. Raises the thread's error."""
+        self._check()
+        self._pending.advance()
+        return False
+
+    def end(self) -> None:
+        """Stop watching."""
+        self._ended.set()
+        self._thread.join(END_SECONDS)
+
+    def _wait(self, there: Callable[[], bool]) -> None:
+        woken = threading.Event()
+        with self._stop.watched_by(woken):
+            while not (there() or self._stop.requested):
+                self._check()
+                woken.clear()
+                self._clock.wait(woken, POLL_SECONDS)
+        self._check()
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        waiting: list[ObjectRef] = []  # objects that ledger or broker could not accept yet
+        try:
+            for rested in self._watcher.stable(self._ended):
+                waiting += rested
+                if self._stop.requested:
+                    return
+                if waiting and self._take(waiting):
+                    waiting = []
+        except BaseException as failure:
+            self._failure = failure
+
+    def _take(self, objects: list[ObjectRef]) -> bool:
+        try:
+            if self._watcher.scans:
+                self._pending.add(objects)
+            else:
+                self._pending.take(objects)
+        except TemporaryError as fault:
+            self._bus.emit(JobFailed(job=WATCHER, error=str(fault)))
+            return False
+        return True

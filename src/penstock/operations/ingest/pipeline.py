@@ -93,7 +93,7 @@ class IngestPipeline:
         If there is no schema, it is inferred from ``sample``. A given ``spark`` is not stopped; otherwise a session is
         started for the duration of the work.
         """
-        blueprint = self._blueprint(self._schema(sample))
+        blueprint = self._blueprint(self._find_schema(sample))
         blueprint.check_columns()
         tools, state, settings = self.tools, self.state, self.request.settings
         own = Spark(
@@ -168,7 +168,7 @@ class IngestPipeline:
         row = self.state.ledger.ensure_pipeline(self.where.pipeline)
         return self.request.schema is not None or row.source_schema is not None or self.request.format == "text"
 
-    def _schema(self, sample: Sequence[ObjectRef]) -> str:
+    def _find_schema(self, sample: Sequence[ObjectRef]) -> str:
         """Return the given schema, else the remembered one, else infer, report and remember one."""
         ledger, pipeline = self.state.ledger, self.where.pipeline
         if self.request.schema is not None:

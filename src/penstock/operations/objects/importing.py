@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from penstock.app.backends import file_ledger, open_ledger
+from penstock.app.loading import load_app
 from penstock.app.naming import object_names
 from penstock.app.object_service import ObjectService
 from penstock.app.paths import LEDGER_FILE, TablePaths, find_table, table_paths
@@ -24,6 +25,8 @@ from penstock.ledger.records import Candidate, ObjectState, OriginalMessage
 from penstock.objects.processed_lists import ListedObject, read_list
 from penstock.objects.reference import LOCAL_BUCKET, ObjectRef
 from penstock.objects.s3_facts import INVENTORY_REMEDY, LIST_REMEDY, require_no_versions
+from penstock.pipeline.extra import require_arrow
+from penstock.pipeline.reconcile.manifest import find_inventory, inventory_refs
 from penstock.storage.address import is_s3
 from penstock.storage.aws import Aws
 
@@ -73,14 +76,13 @@ def target_of(*, app: str | None, pipeline: str | None, table: str | None, state
         raise UsageError("Say whose objects these are: APP PIPELINE, as in shop:app clicks, or --table FOLDER.")
     settings = load_settings()
     if table is not None:
-        where = _places(table, state, settings)
+        where = _paths(table, state, settings)
         with closing(
             open_ledger(settings.model_copy(update={"ledger": file_ledger(where.state / LEDGER_FILE)}))
         ) as made:
             check_owner(made, where)
             yield ImportTarget(pipeline=where.pipeline, ledger=made, aws=settings.aws)
         return
-    from penstock.app.loading import load_app
 
     loaded = load_app(app or "")
     names = sorted(one.name for one in loaded.services if isinstance(one, PipelineService | ObjectService))
@@ -173,10 +175,8 @@ def _from_beginning(file: IO[bytes]) -> Iterator[ListedObject]:
 
 
 def _inventory(file: str) -> tuple[str, Callable[[], Iterator[ListedObject]]]:
-    from penstock.pipeline.extra import require_arrow
 
     require_arrow()
-    from penstock.pipeline.reconcile.manifest import find_inventory, inventory_refs
 
     found = find_inventory(file if is_s3(file) else str(Path(file).resolve()), load_settings().aws)
 
@@ -190,7 +190,7 @@ def _inventory(file: str) -> tuple[str, Callable[[], Iterator[ListedObject]]]:
     return found.uri, entries
 
 
-def _places(table: str, state: str | None, settings: Settings) -> TablePaths:
+def _paths(table: str, state: str | None, settings: Settings) -> TablePaths:
     """Return the paths of a table, possibly without a data directory yet, but not with one elsewhere."""
     where = table_paths(table, state, aws=settings.aws)
     if (where.state / LEDGER_FILE).is_file() or not where.state.exists():
@@ -211,6 +211,6 @@ def _candidate(ref: ObjectRef) -> Candidate:
     )
 
 
-def replaced_words(replaced: Mapping[ObjectState, int]) -> str:
+def replaced_text(replaced: Mapping[ObjectState, int]) -> str:
     """Return text such as "1 dead, 3 unprocessed"; empty if there are none."""
     return ", ".join(f"{count:,} {state}" for state, count in sorted(replaced.items()) if count)

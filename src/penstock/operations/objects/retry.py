@@ -26,7 +26,7 @@ from penstock.messaging.replay import REPLAY_ID_ATTRIBUTE
 from penstock.messaging.steps import Probe, Step, no_probe
 from penstock.objects.notification import announce
 from penstock.objects.reference import ObjectRef, decode_key
-from penstock.operations.dead_letters.selection import audited, check_destination, tiers_of
+from penstock.operations.dead_letters.selection import audited, check_destination, dlqs_of
 from penstock.operations.inspection import PAGE, ScopeView
 
 RETRIED = frozenset({ObjectState.DEAD}) | UNREAD
@@ -46,7 +46,7 @@ class RetrySelection:
 
     def details(self, pipeline: str) -> Mapping[str, object]:
         """Return the options for the audit log."""
-        asked: Mapping[str, object] = {
+        selection: Mapping[str, object] = {
             "pipeline": pipeline,
             "objects": list(self.uris),
             "state": None if self.uris or self.state is ObjectState.DEAD else self.state.value,
@@ -54,7 +54,7 @@ class RetrySelection:
             "limit": self.limit,
             "rate": self.rate,
         }
-        return {name: value for name, value in asked.items() if value}
+        return {name: value for name, value in selection.items() if value}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,26 +76,26 @@ class RetryPlan:
         return {queue: self.objects[pipeline] for pipeline, queue in self.queues.items() if self.objects[pipeline]}
 
 
-def plan(seen: ScopeView, asked: RetrySelection) -> RetryPlan:
+def plan(seen: ScopeView, selection: RetrySelection) -> RetryPlan:
     """Inspect and count the selected objects.
 
     Raises `UsageError` if a pipeline's queue is unknown, or for an invalid destination.
     """
-    queues = _queues(seen, asked.queue)
+    queues = _queues(seen, selection.queue)
     found = RetryPlan(queues=queues, others=sorted(set(seen.pipelines()) - queues.keys()))
-    for uri in dict.fromkeys(asked.uris):
+    for uri in dict.fromkeys(selection.uris):
         _judge(seen, uri, found)
     for pipeline in queues:
-        left = None if asked.limit is None else asked.limit - found.objects.total()
-        found.objects[pipeline] = sum(1 for _ in islice(_dead(seen, pipeline, asked, found=found), left))
-    tiers = [name for queue in found.by_queue for name in tiers_of(seen.broker, queue)]
-    found.dead_letters = {name: count for name in tiers if (count := messages_in(seen.broker, name))}
+        left = None if selection.limit is None else selection.limit - found.objects.total()
+        found.objects[pipeline] = sum(1 for _ in islice(_dead(seen, pipeline, selection, found=found), left))
+    dlqs = [name for queue in found.by_queue for name in dlqs_of(seen.broker, queue)]
+    found.dead_letters = {name: count for name in dlqs if (count := messages_in(seen.broker, name))}
     return found
 
 
 def retry(
     seen: ScopeView,
-    asked: RetrySelection,
+    selection: RetrySelection,
     planned: RetryPlan,
     *,
     ledger: Ledger,
@@ -110,12 +110,12 @@ def retry(
     was reopened meanwhile is skipped.
     """
     sent: Counter[str] = Counter()
-    pace = ReplayRate(asked.rate, clock=clock or SystemClock(), stopped=stopped)
+    pace = ReplayRate(selection.rate, clock=clock or SystemClock(), stopped=stopped)
     for pipeline, queue in planned.queues.items():
-        rows = islice(_dead(seen, pipeline, asked, page=pace.chunk), planned.objects[pipeline])
+        rows = islice(_dead(seen, pipeline, selection, page=pace.chunk), planned.objects[pipeline])
         if stopped() or not (chunk := list(islice(rows, pace.chunk))):
             continue
-        with audited(ledger, "retry", queue=queue, details=asked.details(pipeline), stopped=stopped) as done:
+        with audited(ledger, "retry", queue=queue, details=selection.details(pipeline), stopped=stopped) as done:
             while chunk:
                 seen.broker.send(queue, [announced_anew(pipeline, row) for row in chunk])
                 probe(Step.ANNOUNCED)
@@ -148,16 +148,16 @@ def announced_anew(pipeline: str, dead: ObjectRow) -> Outgoing:
 
 
 def _dead(
-    seen: ScopeView, pipeline: str, asked: RetrySelection, *, found: RetryPlan | None = None, page: int = PAGE
+    seen: ScopeView, pipeline: str, selection: RetrySelection, *, found: RetryPlan | None = None, page: int = PAGE
 ) -> Iterator[ObjectRow]:
     """Yield the selected objects. Replaced ones are included only if named; otherwise the plan counts them."""
-    if asked.uris:
-        for uri in dict.fromkeys(asked.uris):
+    if selection.uris:
+        for uri in dict.fromkeys(selection.uris):
             for whose, row in seen.ledger.find(uri):
                 if whose == pipeline and row.state in RETRIED:
                     yield row
         return
-    for one in seen.failed_objects(pipeline, state=asked.state, uri_contains=asked.uri_contains, page=page):
+    for one in seen.failed_objects(pipeline, state=selection.state, uri_contains=selection.uri_contains, page=page):
         if not one.replaced:
             yield one.row
         elif found is not None:

@@ -14,7 +14,7 @@ from penstock.app.paths import TablePaths
 from penstock.app.queues import QueueStatus, messages_in, queue_statuses
 from penstock.app.registry import DRAINING, WorkerRecord
 from penstock.app.scope import Scope
-from penstock.app.system_health import AgeReader, PipelineHealth, PipelineReader, Tier, dead_letter_tiers
+from penstock.app.system_health import AgeReader, PipelineHealth, PipelineReader, Tier, tier_by_dlq
 from penstock.config import Settings
 from penstock.dead_letters.filters import DeadLetterFilter
 from penstock.errors import PublishHalted
@@ -25,6 +25,7 @@ from penstock.messaging.clock import Clock, SystemClock
 from penstock.operations.dead_letters.selection import select_in_queue
 from penstock.operations.inspection import ScopeView, view
 from penstock.operations.status.model import LaggingQueue, PipelineStatus, Status
+from penstock.pipeline.extra import require_spark
 
 if TYPE_CHECKING:
     from penstock.app.tables import Tables
@@ -89,16 +90,16 @@ def dead_letters(seen: ScopeView, every: Sequence[QueueStatus], records: Sequenc
 
     A shared DLQ counts once.
     """
-    tiers: dict[str, Tier] = {}
+    dlqs: dict[str, Tier] = {}
     for queue in [one.queue for one in every] if seen.queues is None else seen.queues:
         if names_dead_letters(queue):
-            tiers[queue] = "dead" if names_final_dlq(queue) else "dlq"
+            dlqs[queue] = "dead" if names_final_dlq(queue) else "dlq"
         elif seen.queues is not None:  # otherwise every DLQ is listed itself
-            tiers |= dead_letter_tiers(seen.broker, queue)
-    final = {name for name, tier in tiers.items() if tier == "dead"}
+            dlqs |= tier_by_dlq(seen.broker, queue)
+    final = {name for name, tier in dlqs.items() if tier == "dead"}
     known = {one.queue: one.messages for one in every}
-    counts = {name: known[name] if name in known else messages_in(seen.broker, name) for name in tiers}
-    replayed = (tiers.keys() - final) & _replayed(seen, tiers, records)
+    counts = {name: known[name] if name in known else messages_in(seen.broker, name) for name in dlqs}
+    replayed = (dlqs.keys() - final) & _replayed(seen, dlqs, records)
     return DeadLetters(
         all=sum(counts.values()),
         set_aside=sum(counts[name] for name in final),
@@ -286,8 +287,6 @@ def _table(seen: ScopeView, pipeline: str) -> _TableStatus:
 
 def _tables(seen: ScopeView, where: TablePaths) -> "Tables":
     """Return the tables. Raises `ConfigurationError` if the packages of the extra are missing."""
-    from penstock.pipeline.extra import require_spark
-
     require_spark(where.scheme)
     from penstock.app.tables import Tables
 

@@ -59,12 +59,12 @@ def details_of(seen: ScopeView, seq: int, *, objects_max: int) -> BatchDetails:
         row = seen.ledger.pipeline(pipelines[0])
         last = 0 if row is None else row.next_seq - 1
         raise UsageError(f"There is no batch {seq} of {pipelines[0]}; the last one is {last}.")
-    places = seen.scope.tables.get(batch.pipeline)
+    paths = seen.scope.tables.get(batch.pipeline)
     return BatchDetails(
         batch=batch,
         attempt=seen.ledger.attempt(batch.attempt_id),
         objects=seen.ledger.processed_objects(batch.pipeline, seq, limit=objects_max),
-        tables=_shown(batch, places),
+        tables=_shown(batch, paths),
     )
 
 
@@ -79,15 +79,15 @@ def is_reachable(url: str) -> bool:
         return False
 
 
-def _shown(batch: BatchRow, places: TablePaths | None) -> Sequence[BatchInTable]:
+def _shown(batch: BatchRow, paths: TablePaths | None) -> Sequence[BatchInTable]:
     rows, quarantine = decode(batch.record.manifest), decode(batch.record.quarantine_manifest)
-    if places is None or not is_installed(places.scheme):
+    if paths is None or not is_installed(paths.scheme):
         named = ((ROWS, rows), (QUARANTINE, quarantine))
         return [BatchInTable(holds=holds, uri="", files=files, visible=None) for holds, files in named if files]
     found = []
-    for holds, root, files in ((ROWS, places.table, rows), (QUARANTINE, places.quarantine, quarantine)):
+    for holds, root, files in ((ROWS, paths.table, rows), (QUARANTINE, paths.quarantine, quarantine)):
         if files:
-            found.append(_of_table(holds, root, places.scheme, batch, files))
+            found.append(_of_table(holds, root, paths.scheme, batch, files))
     return found
 
 

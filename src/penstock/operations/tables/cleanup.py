@@ -7,11 +7,13 @@ from penstock.app.cleanup import Cleanup
 from penstock.app.kill import killing_probe
 from penstock.app.naming import object_names
 from penstock.app.object_service import ObjectService
+from penstock.app.pipelines.cleanup import pipeline_cleanup
 from penstock.app.sources import source_at
 from penstock.app.telemetry import open_reports
 from penstock.errors import UsageError
 from penstock.events import Bus
 from penstock.messaging.clock import Clock, SystemClock
+from penstock.pipeline.extra import require_spark
 from penstock.pipeline.maintenance.cleanup import TASK, CleanupPass, SourceCleanup
 from penstock.worker.shutdown import StopSignal
 
@@ -115,8 +117,6 @@ def _work(
         app.ledger.ensure_pipeline(reader.name)
         source = source_at(reader.source, app.settings.aws)
         return reader.cleaning(source, ledger=app.ledger, bus=bus, probe=probe, clock=clock), reader.source_cleanup
-    from penstock.app.pipelines.cleanup import pipeline_cleanup
-    from penstock.pipeline.extra import require_spark
 
     require_spark(reader.declaration.sink.scheme)  # to read which batches the tables show
     work = pipeline_cleanup(

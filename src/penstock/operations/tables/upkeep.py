@@ -11,6 +11,7 @@ from penstock.app.backends import ledger_exists
 from penstock.app.jobs.archive import archive, cleanups_of, stores
 from penstock.app.jobs.compact import compact_tables, sinks_of
 from penstock.app.kill import killing_probe
+from penstock.app.loading import load_app
 from penstock.app.object_service import ObjectService
 from penstock.app.paths import TablePaths
 from penstock.app.scope import Scope, scope_ledger
@@ -32,19 +33,19 @@ from penstock.sinks.sink import TableSink
 class MaintainedPipeline:
     """One pipeline whose tables are maintained."""
 
-    places: TablePaths
+    paths: TablePaths
     ledger: Ledger
     bus: Bus
     probe: Probe
 
     @property
     def pipeline(self) -> str:
-        return self.places.pipeline
+        return self.paths.pipeline
 
     @property
     def sinks(self) -> tuple[TableSink, TableSink]:
         """The sinks of rows and quarantine, with any partitioning."""
-        return sinks_of(self.places)
+        return sinks_of(self.paths)
 
     def repairer(self, *, adopt: bool) -> Repairer:
         """Return a repairer, which inspects the tables and finds the necessary repairs."""
@@ -56,7 +57,7 @@ class MaintainedPipeline:
 
         Raises as `Tables.publish` does.
         """
-        tables = Tables(self.places, self.ledger, partition_by=self._partition_by(), bus=self.bus, probe=self.probe)
+        tables = Tables(self.paths, self.ledger, partition_by=self._partition_by(), bus=self.bus, probe=self.probe)
         waiting = tables.unpublished()
         tables.publish()
         return waiting
@@ -64,7 +65,7 @@ class MaintainedPipeline:
     def compact(self, *, target_bytes: int, dry_run: bool, progress: Progress) -> Sequence[CompactionResult]:
         """Merge small files in each table that exists. Raises as `compact` does."""
         return compact_tables(
-            self.places,
+            self.paths,
             bus=self.bus,
             probe=self.probe,
             clock=SystemClock(),
@@ -108,8 +109,7 @@ def kept(scope: Scope, *, bus: Bus) -> Iterator[Mapping[str, MaintainedPipeline]
     ledger = scope_ledger(scope, probe=probe)
     try:
         yield {
-            name: MaintainedPipeline(places=places, ledger=ledger, bus=bus, probe=probe)
-            for name, places in tables.items()
+            name: MaintainedPipeline(paths=paths, ledger=ledger, bus=bus, probe=probe) for name, paths in tables.items()
         }
     finally:
         ledger.close()
@@ -130,8 +130,6 @@ def archive_scope(
         raise UsageError(f"There is no ledger {scope.name} yet: the first worker, or ingest, makes it.")
     cleans_up = dict.fromkeys(tableless, False)
     if app is not None:
-        from penstock.app.loading import load_app
-
         loaded = load_app(app)
         objects = [service for service in loaded.services if isinstance(service, ObjectService)]
         cleans_up |= cleanups_of([*loaded.pipelines, *objects])

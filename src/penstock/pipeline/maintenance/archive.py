@@ -35,7 +35,7 @@ _ATTEMPT = pa.struct(
         ("reason", pa.string()),
     ]
 )
-_CARRIER = pa.struct([("message_id", pa.string()), ("enqueued_at", pa.float64()), ("replay_id", pa.string())])
+_ORIGINAL_MESSAGE = pa.struct([("message_id", pa.string()), ("enqueued_at", pa.float64()), ("replay_id", pa.string())])
 SCHEMA = pa.schema(
     [
         pa.field("uri_digest", _ID, nullable=False),
@@ -56,7 +56,7 @@ SCHEMA = pa.schema(
         ("reason", pa.string()),
         ("first_seen_at", pa.float64()),
         ("ended_at", pa.float64()),
-        ("carrier", _CARRIER),
+        ("carrier", _ORIGINAL_MESSAGE),
         ("timeline", pa.list_(_ATTEMPT)),
     ]
 )
@@ -234,8 +234,8 @@ def _unpacked(table: pa.Table) -> Sequence[RetiredObject]:
 def _object(found: dict[str, Any]) -> RetiredObject:
     row = {name: value for name, value in found.items() if name not in _OF_FILE}
     row["state"] = ObjectState(row["state"])
-    carrier = row.pop("carrier")
-    row["original_message"] = None if carrier is None else OriginalMessage(**carrier)
+    original_message = row.pop("carrier")
+    row["original_message"] = None if original_message is None else OriginalMessage(**original_message)
     return RetiredObject(
         row=ObjectRow(**row),
         uri_digest=found["uri_digest"],

@@ -142,7 +142,7 @@ class SourceCleanup:
                         return False
                     some, left = _apart(left, allowed)
                     self._do(some, swept, pool)
-                    pace.done(len(some))
+                    pace.wait_after(len(some))
                 if left is None:
                     return False
                 self._cursor = (seq, page[-1].object_id)
@@ -233,7 +233,7 @@ class _CleanupRate:
         self._next_at = clock.monotonic()
         self._never = threading.Event()
 
-    def done(self, objects: int) -> None:
+    def wait_after(self, objects: int) -> None:
         if self._bounds.per_second is None:
             return
         self._next_at += objects / self._bounds.per_second

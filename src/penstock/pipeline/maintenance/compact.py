@@ -144,11 +144,11 @@ def compact(
     for group in () if dry_run else _groups(bins):
         if stopped():
             break
-        answer = _merge(sink, history, table, group, clock, probe)
+        merge = _merge(sink, history, table, group, clock, probe)
         done += sum(len(one.files) for one in group)
         progress(done, wanted)
-        if answer is not None:
-            version, replaced, added = answer
+        if merge is not None:
+            version, replaced, added = merge
             merged += len(replaced)
             made += len(added)
             new_bytes += sum(file.size_bytes for file in added) - sum(file.size_bytes for file in replaced)

@@ -72,7 +72,7 @@ def collect(
             forget(roots[0], sorted(abandoned))
     for attempt_id in sorted(abandoned | committed):
         folders = found[attempt_id]
-        sweep.attempt(
+        sweep.delete_attempt(
             data=folders.data if attempt_id in cleared else (),
             work=folders.work,
             named=named,
@@ -124,7 +124,7 @@ class _Sweep:
         self.files = 0
         self.bytes = 0
 
-    def attempt(
+    def delete_attempt(
         self,
         *,
         data: Sequence[_AttemptFolder],

@@ -43,7 +43,9 @@ from penstock.sinks.schema import decode as decode_columns
 from penstock.sinks.schema import encode as encode_columns
 from penstock.sinks.sink import TableSink
 
-_NO_CARRIER = OriginalMessage(message_id="", enqueued_at=0.0)  # the message that named an imported object is unknown
+_UNKNOWN_MESSAGE = OriginalMessage(
+    message_id="", enqueued_at=0.0
+)  # the message that named an imported object is unknown
 
 KNOWN_IN_A_ROW = 200  # consecutive records of known attempts, newest first, after which the search ends
 _PAGE = 1_000  # objects per query
@@ -368,7 +370,7 @@ def _imported_object(one: RecordedObject) -> ImportedObject:
             key=ref.key_bytes,
             size_bytes=ref.size_bytes,
             uri=ref.uri,
-            original_message=_NO_CARRIER,
+            original_message=_UNKNOWN_MESSAGE,
             version_id=ref.version_id,
             etag=ref.etag,
             sequencer=ref.sequencer,

@@ -51,13 +51,13 @@ def call(function: Callable[..., Any], obj: IncomingObject, context: ObjectConte
     arguments = (obj, context) if takes_context(function, context.handler, first="object") else (obj,)
     process = OwnProcess()
     with process:
-        answer = function(*arguments)
-    if inspect.iscoroutine(answer):
-        answer = asyncio.run(_cancelled_at_end(answer, context, process))
-    run_to_its_end(answer)
+        returned = function(*arguments)
+    if inspect.iscoroutine(returned):
+        returned = asyncio.run(_cancelled_at_end(returned, context, process))
+    run_to_its_end(returned)
 
 
-async def _cancelled_at_end(answer: Coroutine[Any, Any, Any], context: ObjectContext, process: OwnProcess) -> Any:
+async def _cancelled_at_end(returned: Coroutine[Any, Any, Any], context: ObjectContext, process: OwnProcess) -> Any:
     """Await the coroutine, and cancel it when the work must end. So an async function needs no checkpoints."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None, "a coroutine runs in a task"
@@ -69,7 +69,7 @@ async def _cancelled_at_end(answer: Coroutine[Any, Any, Any], context: ObjectCon
     context.control.watch(cancel)
     try:
         with process:  # inside: a forked copy that closed its loop would remove descriptors from the parent's
-            return await answer
+            return await returned
     finally:
         context.control.watch(None)
 
@@ -122,9 +122,9 @@ class ObjectEngine:
         self._control.end()
 
     def _open(self, ref: ObjectRef, request: RunRequest) -> IncomingObject:
-        with self._runtime.store_watch.asked():
+        with self._runtime.store_watch.watch_request():
             reader = self._runtime.store.open(ref)
-        self._runtime.store_watch.succeeded()
+        self._runtime.store_watch.record_success()
         return IncomingObject(
             ref,
             store=self._runtime.store,
@@ -144,7 +144,7 @@ class ObjectEngine:
             previous_attempt=previous_attempt(timeline),
             resources=self._runtime.resources,
             control=self._control,
-            on_retry=partial(self._runtime.events.retrying, ref, request.attempt_id),
+            on_retry=partial(self._runtime.events.emit_retrying, ref, request.attempt_id),
         )
 
     def _call(self, obj: IncomingObject, context: ObjectContext) -> ReadFailure | None:
@@ -163,7 +163,7 @@ class ObjectEngine:
         """Classify an error in reading the object. Raise it if it is a fault of the infrastructure or of the setup."""
         match fault.error:
             case TemporaryError():
-                with self._runtime.store_watch.asked():
+                with self._runtime.store_watch.watch_request():
                     raise fault.error
             case UserError():
                 raise fault.error

@@ -124,7 +124,7 @@ class ObjectHandler:
         """Release the objects of attempts whose lease has expired."""
         self._ensure_known()
         for attempt_id in self._runtime.ledger.abandon_expired(self._declaration.name):
-            self._events.abandoned(attempt_id, "its lease ran out")
+            self._events.emit_abandoned(attempt_id, "its lease ran out")
 
     def _ensure_known(self) -> None:
         if not self._known:

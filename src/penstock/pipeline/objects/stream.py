@@ -42,7 +42,7 @@ class Quarantine:
     """The quarantined lines of one object. Written by the thread that reads the object."""
 
     def __init__(self) -> None:
-        self._kept: list[QuarantinedLine] = []
+        self._keep: list[QuarantinedLine] = []
         self._reasons: Counter[str] = Counter()
 
     @property
@@ -58,18 +58,18 @@ class Quarantine:
     @property
     def kept(self) -> Sequence[QuarantinedLine]:
         """The first 1,000 lines."""
-        return tuple(self._kept)
+        return tuple(self._keep)
 
     @property
     def sample(self) -> Sequence[tuple[int, str]]:
         """Offset and reason of the first 10 lines, for logs."""
-        return [(line.offset, line.reason) for line in self._kept[:LINES_REPORTED_MAX]]
+        return [(line.offset, line.reason) for line in self._keep[:LINES_REPORTED_MAX]]
 
     def add(self, number: int, offset: int, reason: str, raw: bytes, *, word: str) -> None:
         """Add a line. ``word`` is its category, one of a small set."""
         self._reasons[word] += 1
-        if len(self._kept) < LINES_KEPT_MAX:
-            self._kept.append(QuarantinedLine(number=number, offset=offset, reason=reason, raw=raw[:RAW_BYTES_MAX]))
+        if len(self._keep) < LINES_KEPT_MAX:
+            self._keep.append(QuarantinedLine(number=number, offset=offset, reason=reason, raw=raw[:RAW_BYTES_MAX]))
 
 
 def invalid(encoding: str) -> QuarantineReason:
@@ -137,7 +137,7 @@ class IncomingObject:
         self._ref = ref
         self._store = store
         self._reader: ObjectReader | None = reader  # until it is used
-        self._carrier = original_message
+        self._original_message = original_message
         self._declaration = declaration
         self._check = check
         self._scratch = scratch
@@ -190,12 +190,12 @@ class IncomingObject:
     @property
     def message_id(self) -> str:
         """The id of the message that named the object."""
-        return self._carrier.message_id
+        return self._original_message.message_id
 
     @property
     def enqueued_at(self) -> float:
         """When that message was sent: epoch seconds."""
-        return self._carrier.enqueued_at
+        return self._original_message.enqueued_at
 
     # Content
 
@@ -206,7 +206,7 @@ class IncomingObject:
             ObjectError: The object is missing, changed or unreadable. Let it propagate: the handler classifies it.
             TemporaryError: The store or the local disk failed. Let it propagate too.
         """
-        return self._kept(self._stored())
+        return self._keep(self._stored())
 
     def read(self, bytes_max: int = READ_BYTES_MAX) -> bytes:
         """Return all stored bytes, not inflated. Raise `ObjectUnreadable` if the object exceeds ``bytes_max``, which is
@@ -223,7 +223,7 @@ class IncomingObject:
         object. Each line is a checkpoint.
         """
         self._quarantine = Quarantine()
-        file = self._kept(self._inflated())
+        file = self._keep(self._inflated())
         bytes_max = self._declaration.line_bytes_max
         number = offset = 0
         while raw := file.readline(bytes_max + 1):
@@ -270,7 +270,7 @@ class IncomingObject:
 
     # -- helpers -------------------------------------------------------------------------------------------------
 
-    def _kept(self, chunks: Iterator[bytes]) -> IO[bytes]:
+    def _keep(self, chunks: Iterator[bytes]) -> IO[bytes]:
         try:
             file = spooled(chunks, memory_bytes_max=self._declaration.memory_bytes_max, scratch=self._scratch)
         except TemporaryError as fault:
@@ -282,7 +282,7 @@ class IncomingObject:
     def _stored(self) -> Iterator[bytes]:
         """Yield the bytes in pieces. After the last one, the whole content is verified."""
         try:
-            with self._taken() as reader:
+            with self._take_reader() as reader:
                 yield from self._whole(reader)
                 reader.verify()
         except (ObjectError, TemporaryError) as fault:
@@ -327,7 +327,7 @@ class IncomingObject:
                 raise self._lasting(f"{self.uri} is a zip archive and has no lines; open it and bound what you inflate")
             yield chunk
 
-    def _taken(self) -> ObjectReader:
+    def _take_reader(self) -> ObjectReader:
         reader, self._reader = self._reader, None
         return reader if reader is not None else self._store.open(self._ref)
 

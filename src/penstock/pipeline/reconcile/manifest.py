@@ -175,7 +175,7 @@ def _latest(folder: Files) -> str:
 def _beside(folder: Path, manifest: Manifest, where: str) -> tuple[Files, Sequence[str]]:
     """Locate files that were copied with their manifest, under their original paths or next to it."""
     first = manifest.files[0].key if manifest.files else ""
-    for root, path in _places(folder, first):
+    for root, path in _locations(folder, first):
         if not first or (root / path).is_file():
             by_name = path != first
             paths = [PurePosixPath(file.key).name if by_name else file.key for file in manifest.files]
@@ -186,7 +186,7 @@ def _beside(folder: Path, manifest: Manifest, where: str) -> tuple[Files, Sequen
     )
 
 
-def _places(folder: Path, key: str) -> Iterator[tuple[Path, str]]:
+def _locations(folder: Path, key: str) -> Iterator[tuple[Path, str]]:
     for root in (folder, *folder.parents):
         yield root, key
     name = PurePosixPath(key).name

@@ -159,12 +159,12 @@ def jobs(spark: SparkSession, tag: str, pipeline: str, bus: Bus) -> Iterator[Non
 
 
 @contextmanager
-def cancelled_when(asked: threading.Event, spark: SparkSession, tag: str) -> Iterator[None]:
+def cancelled_when(stop_requested: threading.Event, spark: SparkSession, tag: str) -> Iterator[None]:
     """Cancel the jobs with this tag once the event is set, until the block ends."""
     ended = threading.Event()
 
     def wait() -> None:
-        asked.wait()
+        stop_requested.wait()
         while not ended.is_set():  # repeat: a job that starts later is not covered by the first cancellation
             spark.sparkContext.cancelJobsWithTag(tag)
             ended.wait(0.2)
@@ -174,7 +174,7 @@ def cancelled_when(asked: threading.Event, spark: SparkSession, tag: str) -> Ite
         yield
     finally:
         ended.set()
-        asked.set()
+        stop_requested.set()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,10 +224,10 @@ def _left_out(scope: ReconcileScope, tables: Sequence[str]) -> Column:
     if scope.is_local:
         return F.coalesce(found, young)
     if scope.excluded or tables:
-        places = [*(f"{place.rstrip('/')}/" for place in scope.excluded), *tables]
-        below = F.array(*map(F.lit, places))
+        prefixes = [*(f"{prefix.rstrip('/')}/" for prefix in scope.excluded), *tables]
+        below = F.array(*map(F.lit, prefixes))
         named = key.isin(list(scope.excluded)) if scope.excluded else F.lit(False)
-        excluded = named | F.exists(below, lambda place: F.startswith(key, place))
+        excluded = named | F.exists(below, lambda prefix: F.startswith(key, prefix))
         found = found.when(excluded, F.lit(LeftOut.EXCLUDED.value))
     marker = key.endswith("/") & (F.col("size_bytes") == 0)
     unnameable = (

@@ -51,7 +51,7 @@ FAULTS = (TemporaryError, TableError, ConfigurationError)  # faults of a machine
 ROW_GROUP_BYTES = 128 << 20  # in memory: a task buffers this much before it writes
 FILE_BYTES = 256 << 20  # at this size a file is closed and the next one begins
 
-_ANSWER = pa.schema(
+_RESULT = pa.schema(
     [
         ("path", pa.string()),
         ("rows", pa.int64()),
@@ -60,7 +60,7 @@ _ANSWER = pa.schema(
         ("reason", pa.string()),
     ]
 )
-_ANSWER_DDL = "path string, rows bigint, size_bytes bigint, fault string, reason string"
+_RESULT_DDL = "path string, rows bigint, size_bytes bigint, fault string, reason string"
 _FAULTS = {fault.__name__: fault for fault in (TemporaryError, TableError)}  # faults of the store: no row caused them
 
 # The characters that Spark's ExternalCatalogUtils escapes, plus NUL, which no Spark writer accepts in a name.
@@ -124,11 +124,11 @@ def write_parquet(
         file_bytes=file_bytes,
         driver_host=gethostname(),
     )
-    answers = _arranged(frame, stored, partition_by).mapInArrow(task.answers, _ANSWER_DDL).collect()
-    for answer in answers:
-        if answer.fault is not None:
-            raise _FAULTS[answer.fault](answer.reason)
-    return [WrittenFile(path=answer.path, rows=answer["rows"], size_bytes=answer.size_bytes) for answer in answers]
+    results = _arranged(frame, stored, partition_by).mapInArrow(task.results, _RESULT_DDL).collect()
+    for result in results:
+        if result.fault is not None:
+            raise _FAULTS[result.fault](result.reason)
+    return [WrittenFile(path=result.path, rows=result["rows"], size_bytes=result.size_bytes) for result in results]
 
 
 def partition_folder(name: str, value: str) -> str:
@@ -185,7 +185,7 @@ class _WriteTask:
     file_bytes: int
     driver_host: str
 
-    def answers(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def results(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield one row per written file, or one row for a fault of the store.
 
         A fault raised here would reach the driver as text inside a Spark error and look like a fault of the rows.
@@ -193,10 +193,10 @@ class _WriteTask:
         try:
             with naming_host(self.driver_host):
                 for file in self._written(batches):
-                    yield _answer(path=file.path, rows=file.rows, size_bytes=file.size_bytes)
+                    yield _result(path=file.path, rows=file.rows, size_bytes=file.size_bytes)
         except tuple(_FAULTS.values()) as error:
             fault = next(name for name, kind in _FAULTS.items() if isinstance(error, kind))
-            yield _answer(fault=fault, reason=str(error))
+            yield _result(fault=fault, reason=str(error))
 
     def _written(self, batches: Iterable[pa.RecordBatch]) -> Iterator[WrittenFile]:
         for folder, pieces in itertools.groupby(self._pieces(batches), key=itemgetter(0)):
@@ -273,6 +273,6 @@ def _bounds(keys: Sequence[pa.Array], rows: int) -> Sequence[int]:
     return [0, *(before + 1 for before in inner), rows]
 
 
-def _answer(**values: str | int) -> pa.RecordBatch:
+def _result(**values: str | int) -> pa.RecordBatch:
     """Return a batch of one row; columns not given are null."""
-    return pa.RecordBatch.from_pylist([values], schema=_ANSWER)
+    return pa.RecordBatch.from_pylist([values], schema=_RESULT)

@@ -1,7 +1,7 @@
 """Check a Spark cluster before anything is claimed: shared folders, and Python workers that can run Penstock.
 
 Shared folders: the driver writes a token into each folder that tasks write to; a job on all executors reads the token
-and writes an answer file, and the driver must see every answer. The source may be read-only, so tasks only check that
+and writes a reply file, and the driver must see every reply. The source may be read-only, so tasks only check that
 they see files the driver sees. S3 is shared by nature, and a Spark inside this process's own JVM has one host: neither
 needs a proof. Executors that join later are caught by `ReadPlan.check_seen` before they read and by `list_files` after
 they wrote.
@@ -41,21 +41,21 @@ from penstock.storage.address import is_s3
 from penstock.storage.files import Files
 
 ROUNDS_MAX = 5  # task rounds, until every executor has run one
-HOLD_SECONDS = 0.2  # a task keeps its slot this long, so that Spark gives the next task to another executor
+TASK_SECONDS_MIN = 0.2  # a task keeps its slot this long, so that Spark gives the next task to another executor
 SAMPLE_FILES = 8  # of the source
 
 _TOKEN_FILE = "driver"
-_ANSWER = pa.schema(
+_REPLY = pa.schema(
     [
         ("executor", pa.string()),
         ("host", pa.string()),
-        ("place", pa.int32()),  # index of the written folder; null: the source
-        ("answer", pa.string()),  # the file that the task wrote beside the token; null: it does not see the token
+        ("folder", pa.int32()),  # index of the written folder; null: the source
+        ("reply_file", pa.string()),  # the file that the task wrote beside the token; null: it does not see the token
         ("unseen", pa.string()),  # the URI of a source file that the task does not see
         ("reason", pa.string()),
     ]
 )
-_ANSWER_DDL = "executor string, host string, place int, answer string, unseen string, reason string"
+_REPLY_DDL = "executor string, host string, folder int, reply_file string, unseen string, reason string"
 
 NAME = "penstock_check"
 TASKS = "tasks"  # option: number of tasks
@@ -69,7 +69,7 @@ def prove_shared(spark: SparkSession, declaration: Declaration) -> None:
     if runs_here(spark):
         return
     tables = (declaration.table.below(DATA_FOLDER), declaration.quarantine.below(DATA_FOLDER), declaration.work)
-    written = [place for place in tables if place.is_local]
+    written = [location for location in tables if location.is_local]
     _prove(spark, written, None if is_s3(declaration.source) else declaration.source)
 
 
@@ -137,7 +137,7 @@ def _prove(spark: SparkSession, written: Sequence[Files], source: str | None) ->
         task = _ProofTask(
             token=token.text,
             folder=token.folder,
-            places=tuple(written),
+            folders=tuple(written),
             source=source,
             sample=token.sample,
             hidden=token.hidden,
@@ -160,8 +160,8 @@ class _Token:
         self._source = source
 
     def __enter__(self) -> "_Token":
-        for place in self._written:
-            place.write(f"{self.folder}/{_TOKEN_FILE}", self.text.encode())
+        for location in self._written:
+            location.write(f"{self.folder}/{_TOKEN_FILE}", self.text.encode())
         if self._source is not None and not self.sample:
             hidden = Path(self._source, f".penstock{self.folder}")
             with suppress(OSError):  # a read-only source: until it has files, its existence is the only check
@@ -172,10 +172,10 @@ class _Token:
     def __exit__(self, *_: object) -> None:
         if self.hidden is not None:
             Path(self.hidden).unlink(missing_ok=True)
-        for place in self._written:
+        for location in self._written:
             with suppress(TemporaryError, TableError):
-                place.delete([f"{self.folder}/{name}" for name in place.names(self.folder)])
-                place.prune(self.folder)
+                location.delete([f"{self.folder}/{name}" for name in location.names(self.folder)])
+                location.prune(self.folder)
 
 
 class _Proof:
@@ -184,48 +184,50 @@ class _Proof:
     def __init__(self, spark: SparkSession, task: "_ProofTask") -> None:
         self._spark = spark
         self._task = task
-        self._seen: set[str] = set()  # executors that answered
+        self._seen: set[str] = set()  # executors that replied
 
     def round(self) -> Sequence[Any]:
         """Run one task per slot, and one more."""
         tasks = max(cores(self._spark), _executors(self._spark)) + 1
         numbers = self._spark.range(0, tasks, 1, tasks)
         try:
-            return numbers.mapInArrow(self._task.answers, _ANSWER_DDL).collect()
+            return numbers.mapInArrow(self._task.replies, _REPLY_DDL).collect()
         except SPARK_ERRORS as error:
             raise explain(error) from error
 
-    def covers_all(self, answers: Sequence[Any]) -> bool:
-        """Check the answers of a round. Return True if every registered executor has answered by now."""
-        for answer in answers:
-            self._seen.add(answer.executor)
-            if answer.place is not None:
-                self._check_place(answer)
-            elif answer.unseen is not None:
-                self._check_source(answer)
+    def covers_all(self, replies: Sequence[Any]) -> bool:
+        """Check the replies of a round. Return True if every registered executor has replied by now."""
+        for reply in replies:
+            self._seen.add(reply.executor)
+            if reply.folder is not None:
+                self._check_folder(reply)
+            elif reply.unseen is not None:
+                self._check_source(reply)
         return len(self._seen) >= _executors(self._spark)
 
-    def _check_place(self, answer: Any) -> None:
-        place = self._task.places[answer.place]
-        if answer.answer is None:
-            raise self._not_shared(place, answer.reason or f"the host {answer.host} does not see what this host writes")
-        if place.stat(answer.answer) is None:
-            raise self._not_shared(place, f"this host does not see what the host {answer.host} writes")
+    def _check_folder(self, reply: Any) -> None:
+        location = self._task.folders[reply.folder]
+        if reply.reply_file is None:
+            raise self._not_shared(
+                location, reply.reason or f"the host {reply.host} does not see what this host writes"
+            )
+        if location.stat(reply.reply_file) is None:
+            raise self._not_shared(location, f"this host does not see what the host {reply.host} writes")
 
-    def _check_source(self, answer: Any) -> None:
+    def _check_source(self, reply: Any) -> None:
         """Raise for an unseen file, unless the driver no longer sees it either: a deleted file proves nothing."""
         source = self._task.source
         assert source is not None
         for ref in self._task.sample:
-            if ref.uri == answer.unseen and _reason_unseen(LocalStore(source), ref) is not None:
+            if ref.uri == reply.unseen and _reason_unseen(LocalStore(source), ref) is not None:
                 return
-        raise self._not_shared(source, f"the host {answer.host} does not see {answer.reason}")
+        raise self._not_shared(source, f"the host {reply.host} does not see {reply.reason}")
 
-    def _not_shared(self, place: object, why: str) -> ConfigurationError:
+    def _not_shared(self, location: object, why: str) -> ConfigurationError:
         master = self._spark.sparkContext.master
         return ConfigurationError(
-            f"The hosts of the Spark cluster {master} do not share the folder {place}: {why}. Mount it on all hosts "
-            "under the same path, use a place in S3, or set spark.master to local[*] to run on this host alone."
+            f"The hosts of the Spark cluster {master} do not share the folder {location}: {why}. Mount it on all hosts "
+            "under the same path, use a location in S3, or set spark.master to local[*] to run on this host alone."
         )
 
 
@@ -235,33 +237,33 @@ class _ProofTask:
 
     token: str
     folder: str  # of the token, in each folder
-    places: Sequence[Files]
+    folders: Sequence[Files]
     source: str | None
     sample: Sequence[ObjectRef]
     hidden: str | None
 
-    def answers(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield one row per folder and per unseen file; at least one row, which shows that this executor answered."""
+    def replies(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield one row per folder and per unseen file; at least one row, which shows that this executor replied."""
         for _ in numbers:
             pass
         host, executor = gethostname(), f"{gethostname()} {os.getppid()}"
-        found = [*map(self._place, range(len(self.places))), *self._source()]
+        found = [*map(self._write_reply, range(len(self.folders))), *self._source()]
         for values in found or [{}]:
-            yield pa.RecordBatch.from_pylist([{**values, "host": host, "executor": executor}], schema=_ANSWER)
-        threading.Event().wait(HOLD_SECONDS)
+            yield pa.RecordBatch.from_pylist([{**values, "host": host, "executor": executor}], schema=_REPLY)
+        threading.Event().wait(TASK_SECONDS_MIN)
 
-    def _place(self, number: int) -> dict[str, Any]:
-        place = self.places[number]
+    def _write_reply(self, number: int) -> dict[str, Any]:
+        location = self.folders[number]
         try:
-            if place.read(f"{self.folder}/{_TOKEN_FILE}").decode() != self.token:
-                return {"place": number}
-            answer = f"{self.folder}/{uuid4().hex}"
-            place.write(answer, b"")
+            if location.read(f"{self.folder}/{_TOKEN_FILE}").decode() != self.token:
+                return {"folder": number}
+            reply_file = f"{self.folder}/{uuid4().hex}"
+            location.write(reply_file, b"")
         except FileNotFoundError:
-            return {"place": number}
+            return {"folder": number}
         except (TemporaryError, TableError) as error:
-            return {"place": number, "reason": f"on the host {gethostname()}, {error}"}
-        return {"place": number, "answer": answer}
+            return {"folder": number, "reason": f"on the host {gethostname()}, {error}"}
+        return {"folder": number, "reply_file": reply_file}
 
     def _source(self) -> Iterator[dict[str, Any]]:
         if self.source is None:

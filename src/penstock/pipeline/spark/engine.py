@@ -78,15 +78,15 @@ class SparkEngine:
     def run(self, request: RunRequest) -> RunResult:
         pipeline, attempt_id = self._declaration.pipeline, request.attempt_id
         with (
-            self._tracked(attempt_id),
-            self._store_watch.asked(),
+            self._track(attempt_id),
+            self._store_watch.watch_request(),
             self._explained(attempt_id),
             self._tagged(attempt_id),
             watched(self._spark, pipeline, attempt_id, self._bus),
         ):
             result = self._until_whole(request)
         if result.processed:  # otherwise possibly no object was read
-            self._store_watch.succeeded()
+            self._store_watch.record_success()
         return result
 
     def cancel(self, attempt_id: str) -> None:
@@ -168,7 +168,7 @@ class SparkEngine:
         return found
 
     @contextmanager
-    def _tracked(self, attempt_id: str) -> Iterator[None]:
+    def _track(self, attempt_id: str) -> Iterator[None]:
         """Set an event at the end of the block, for which `cancel` waits."""
         ended = threading.Event()
         with self._lock:
@@ -216,7 +216,7 @@ def judged(failures: Mapping[bytes, ObjectFailure], denials: Denials) -> dict[by
 def read_failure(failure: ObjectFailure) -> ReadFailure:
     """Map the failure of one reading to the consequence for the object's next attempt."""
     match failure.kind:
-        case FailureKind.GONE:
+        case FailureKind.DELETED:
             return ReadFailure(failure=AttemptFailure.DELETED, reason=failure.reason)
         case FailureKind.SUPERSEDED:
             return ReadFailure(failure=AttemptFailure.SUPERSEDED, reason=failure.reason)

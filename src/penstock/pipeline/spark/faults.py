@@ -29,7 +29,7 @@ from penstock.pipeline.engine import RunBroken
 # Not listed: a crashed Python worker and an exhausted heap. An object can cause either, and is found only if its runs
 # count as failed.
 _MACHINERY = re.compile(r"No space left on device|Disk quota exceeded|Too many open files|Cannot allocate memory")
-_SPARK_GONE = re.compile(
+_SPARK_ENDED = re.compile(
     r"SparkContext was shut down|stopped SparkContext|SparkContext is stopped|Java gateway process"
 )
 _BROKEN_OFF = re.compile(r"An error occurred while calling \S+")
@@ -63,7 +63,7 @@ def explain(error: Exception) -> PenstockError:
     """Map an exception that escaped from a Spark call to a Penstock error."""
     text = _text(error)
     # A Python worker's traceback may quote any text, and Python workers never talk to the session.
-    if _is_cut(error) or (_SPARK_GONE.search(text) and not _TRACEBACK.search(text)):
+    if _is_cut(error) or (_SPARK_ENDED.search(text) and not _TRACEBACK.search(text)):
         return RestartNeeded(
             f"Spark went away in the middle of a run: {_first_line(text)}. Nothing is lost; run it again."
         )
@@ -73,9 +73,9 @@ def explain(error: Exception) -> PenstockError:
         )
     if found := _MACHINERY.search(text):
         return TemporaryError(f"Spark could not finish a run: {found.group()}")
-    name, _, words = _cause(text).partition(": ")
+    name, _, message = _cause(text).partition(": ")
     if name in _OURS:
-        return _OURS[name](words)
+        return _OURS[name](message)
     if isinstance(error, (AnalysisException, ParseException)):
         return TransformError(f"Spark cannot plan what the transform returned: {_first_line(text)}")
     return _broken(text)
@@ -85,8 +85,8 @@ def is_of_spark(error: BaseException) -> bool:
     """Return False for a connection error from the user's own code, which is unrelated to Spark."""
     if not isinstance(error, ConnectionError):
         return isinstance(error, SPARK_ERRORS)
-    places = [Path(frame.f_code.co_filename) for frame, _ in walk_tb(error.__traceback__)]
-    raising = next((place for place in reversed(places) if not _is_of_python(place)), None)
+    files = [Path(frame.f_code.co_filename) for frame, _ in walk_tb(error.__traceback__)]
+    raising = next((location for location in reversed(files) if not _is_of_python(location)), None)
     return raising is not None and not _SPARKS.isdisjoint(raising.parts)
 
 
@@ -128,8 +128,8 @@ def _has_jvm_ended() -> bool:
     return True
 
 
-def _is_of_python(place: Path) -> bool:
-    return place.is_relative_to(_PYTHON) and "site-packages" not in place.parts
+def _is_of_python(location: Path) -> bool:
+    return location.is_relative_to(_PYTHON) and "site-packages" not in location.parts
 
 
 def _broken(text: str) -> RunBroken:
@@ -138,12 +138,12 @@ def _broken(text: str) -> RunBroken:
     if not found:
         return RunBroken(cause, fingerprint=_fingerprint(text))
     frames = found[-1][0]
-    place = location_in(frames)
-    name, _, words = cause.partition(": ")
+    location = location_in(frames)
+    name, _, message = cause.partition(": ")
     return RunBroken(
-        cause if place is None else f"{cause} ({place})",
+        cause if location is None else f"{cause} ({location})",
         fingerprint=_fingerprint(text),
-        raised=Raised(error_type=name, error=words, traceback=f"{frames}{cause}\n"),
+        raised=Raised(error_type=name, error=message, traceback=f"{frames}{cause}\n"),
     )
 
 

@@ -105,13 +105,13 @@ def packed(files: Sequence[TableFile], *, tasks: int) -> Sequence[Sequence[Table
     total_bytes = sum(file.size_bytes + OPENING_BYTES for file in files)
     target_bytes = min(PACK_BYTES_MAX, max(OPENING_BYTES, total_bytes // tasks))
     packs: list[list[TableFile]] = []
-    room_bytes = 0
+    left_bytes = 0
     for file in sorted(files, key=lambda file: file.size_bytes, reverse=True):
-        if not packs or file.size_bytes > room_bytes:
+        if not packs or file.size_bytes > left_bytes:
             packs.append([])
-            room_bytes = target_bytes
+            left_bytes = target_bytes
         packs[-1].append(file)
-        room_bytes -= file.size_bytes + OPENING_BYTES
+        left_bytes -= file.size_bytes + OPENING_BYTES
     return packs
 
 

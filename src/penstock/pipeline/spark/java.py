@@ -96,13 +96,13 @@ def _candidate(home: Path, source: Source, name: str) -> _Candidate:
 
 def _examine(candidate: _Candidate, environ: Mapping[str, str]) -> tuple[Path, int]:
     """Return the home and major version of a Java that Spark's launcher can start. Raises `_Unfit`."""
-    answer = _start(candidate.executable, environ, f"--add-modules={VECTOR_MODULE}")
-    fits_the_launcher = answer.returncode == 0
+    started = _start(candidate.executable, environ, f"--add-modules={VECTOR_MODULE}")
+    fits_the_launcher = started.returncode == 0
     if not fits_the_launcher:
-        answer = _start(candidate.executable, environ)
-    if answer.returncode != 0:
-        raise _Unfit(f"does not start: {_first_line(answer.stderr)}")
-    facts = dict(_PROPERTY.findall(answer.stderr))
+        started = _start(candidate.executable, environ)
+    if started.returncode != 0:
+        raise _Unfit(f"does not start: {_first_line(started.stderr)}")
+    facts = dict(_PROPERTY.findall(started.stderr))
     if facts.keys() != {"java.home", "java.specification.version"}:
         raise _Unfit("starts and does not tell its version: it may be something else of that name")
     version = _major(facts["java.specification.version"])

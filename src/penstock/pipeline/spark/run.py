@@ -42,7 +42,7 @@ from penstock.sinks.schema import encode as encode_columns
 from penstock.storage.address import is_s3
 from penstock.storage.files import Files
 
-_MISSING = frozenset({FailureKind.GONE, FailureKind.SUPERSEDED})
+_MISSING = frozenset({FailureKind.DELETED, FailureKind.SUPERSEDED})
 
 DRAINS_MAX = 3  # rounds; a partition still without a report after a full read had a failed task
 
@@ -241,16 +241,16 @@ class SparkRun:
         if transform is None:
             return frame
         try:
-            answer: Any = transform(frame)
+            returned: Any = transform(frame)
         except (Exception, SystemExit) as error:
             if is_of_spark(error):
                 raise  # the engine explains it: the data may have caused it
-            place = location_of(error)
-            where = "" if place is None else f" ({place})"
+            location = location_of(error)
+            where = "" if location is None else f" ({location})"
             raise TransformError(f"The transform raised {type(error).__name__}{where}: {error}.") from error
-        if not isinstance(answer, DataFrame):
-            raise TransformError(f"The transform returned {type(answer).__name__} and not a DataFrame.")
-        return answer
+        if not isinstance(returned, DataFrame):
+            raise TransformError(f"The transform returned {type(returned).__name__} and not a DataFrame.")
+        return returned
 
     def _drained(self, summary: Summary) -> Summary:
         """Read partitions that the transform did not read to the end once more, for their reports."""
@@ -276,14 +276,14 @@ class SparkRun:
 
     def _check_quarantine(self, summary: Summary) -> None:
         """Raise `TemporaryError` if a quarantine file is missing or differs in size from its task's report."""
-        place = self._declaration.quarantine
-        there = {file.path: file for file in place.list(self._files)} if summary.quarantine else {}
+        location = self._declaration.quarantine
+        there = {file.path: file for file in location.list(self._files)} if summary.quarantine else {}
         for file in summary.quarantine:
-            info = there.get(file.path) or place.stat(file.path)
+            info = there.get(file.path) or location.stat(file.path)
             if info is None or info.size_bytes != file.size_bytes:
-                what = "is not there" if info is None else f"has {info.size_bytes} bytes"
+                subject = "is not there" if info is None else f"has {info.size_bytes} bytes"
                 raise TemporaryError(
-                    f"{place}/{file.path} {what} as seen from this host, and the task that wrote it reported "
+                    f"{location}/{file.path} {subject} as seen from this host, and the task that wrote it reported "
                     f"{file.size_bytes} bytes; nothing was committed."
                 )
 

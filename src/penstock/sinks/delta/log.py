@@ -45,7 +45,7 @@ def versions(root: Files) -> Sequence[int]:
     found = sorted(
         (int(match[1]) for name in root.names(LOG_FOLDER) if (match := _COMMIT.fullmatch(name))), reverse=True
     )
-    return [version for place, version in enumerate(found) if version == found[0] - place]
+    return [version for offset, version in enumerate(found) if version == found[0] - offset]
 
 
 def commits(root: Files) -> Iterator[LogCommit]:

@@ -35,7 +35,7 @@ CHECKS_AT_ONCE = 16  # parallel checks of files in S3
 ATTEMPT = ":attempt"  # suffix of the application whose version is the token of the last batch's attempt
 LOADS_MAX = 2  # reading a log during its cleanup can fail once
 
-_ASKED_S3 = re.compile(r"\bError performing\b")  # in delta-rs's messages about failed requests
+_S3_REQUEST = re.compile(r"\bError performing\b")  # in delta-rs's messages about failed requests
 _DENIED = re.compile(r"\b(403 Forbidden|AccessDenied)\b")  # S3's refusals in delta-rs's messages
 
 
@@ -339,7 +339,7 @@ def _load(root: Files) -> DeltaTable | None:
         except (DeltaError, OSError, ValueError) as error:
             if tries_left:
                 continue
-            if isinstance(error, OSError) and _ASKED_S3.search(str(error)):
+            if isinstance(error, OSError) and _S3_REQUEST.search(str(error)):
                 refuse(f"The Delta table {root.uri}", error)
             raise TableError(f"The Delta table {root.uri} cannot be read: {_first_line(error)}") from error
     raise AssertionError("unreachable")

@@ -12,7 +12,7 @@ from tests.conformance.ledger.ledger_harness import PIPELINE, candidate, outcome
 from tests.conformance.ledger.ledger_harness import LedgerHarness as Desk
 
 from penstock import App
-from penstock.app.jobs.archive import MORE_SECONDS, PipelineArchive, archive_pass, archive_place
+from penstock.app.jobs.archive import MORE_SECONDS, PipelineArchive, archive_location, archive_pass
 from penstock.app.service_context import service_context
 from penstock.app.serving import serve
 from penstock.config import Settings, load_settings
@@ -41,7 +41,7 @@ def events() -> list[Event]:
 
 @pytest.fixture
 def store(tmp_path: Path) -> PipelineArchive:
-    return PipelineArchive(pipeline=PIPELINE, place=LocalFiles(tmp_path / "archive"), cleans_up=False)
+    return PipelineArchive(pipeline=PIPELINE, location=LocalFiles(tmp_path / "archive"), cleans_up=False)
 
 
 def archive_once(desk: Desk, events: list[Event], store: PipelineArchive) -> float | None:
@@ -78,8 +78,8 @@ def test_a_pass_is_bounded_and_continues_later(
 
 def test_rows_are_archived_after_a_declared_cleanup(desk: Desk, events: list[Event], store: PipelineArchive) -> None:
     desk.process("a")
-    waiting = PipelineArchive(pipeline=PIPELINE, place=store.place, cleans_up=True)
-    unknown = PipelineArchive(pipeline=PIPELINE, place=store.place, cleans_up=None)
+    waiting = PipelineArchive(pipeline=PIPELINE, location=store.location, cleans_up=True)
+    unknown = PipelineArchive(pipeline=PIPELINE, location=store.location, cleans_up=None)
     assert waiting.up_to_seq(desk.ledger, older_than_seconds=0.0) == 0
     assert unknown.up_to_seq(desk.ledger, older_than_seconds=0.0) == 1
     desk.process("b")
@@ -128,10 +128,10 @@ def test_an_archive_age_below_the_minimum_is_an_error() -> None:
 
 def test_archives_are_in_the_configured_or_the_data_directory(tmp_path: Path) -> None:
     settings = Settings(data_dir=str(tmp_path / "state"), objects_archive=str(tmp_path / "cold"))
-    assert str(archive_place("clicks", settings, None)) == str(tmp_path / "cold" / "clicks")
-    escaped = str(archive_place("file:///x", settings, None))
+    assert str(archive_location("clicks", settings, None)) == str(tmp_path / "cold" / "clicks")
+    escaped = str(archive_location("file:///x", settings, None))
     assert escaped.startswith(f"{tmp_path}/cold/")
     assert "file:" not in escaped.removeprefix(str(tmp_path))
-    assert str(archive_place("clicks", Settings(data_dir=str(tmp_path / "state")), None)).endswith(
+    assert str(archive_location("clicks", Settings(data_dir=str(tmp_path / "state")), None)).endswith(
         "state/archive/clicks"
     )

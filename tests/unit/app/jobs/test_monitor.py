@@ -9,7 +9,7 @@ import pytest
 from penstock.app.jobs.monitor.ledger import LedgerWatch
 from penstock.app.jobs.monitor.monitor import Monitor, MonitorTargets
 from penstock.app.jobs.monitor.process import to_meters
-from penstock.app.jobs.monitor.queues import DEAD_LETTERS_SECONDS, TIERS_SECONDS, QueueWatch
+from penstock.app.jobs.monitor.queues import DEAD_LETTERS_SECONDS, DLQS_SECONDS, QueueWatch
 from penstock.app.jobs.monitor.sample import EMIT_EVERY_SECONDS, MonitorSample, OverdueNotices, gauges
 from penstock.app.system_health import PipelineHealth
 from penstock.brokers.memory.broker import MemoryBroker
@@ -154,7 +154,7 @@ def test_dead_letters_are_measured_less_often_than_queues(scene: Scene) -> None:
     assert values(monitor.measure())["dead_letters"]["orders", "dlq"] == 0
     scene.clock.advance(1)
     assert values(monitor.measure())["dead_letters"]["orders", "dlq"] == 1
-    scene.clock.advance(TIERS_SECONDS)
+    scene.clock.advance(DLQS_SECONDS)
     assert values(monitor.measure())["dead_letters"]["orders", "dlq"] == 1
 
 

@@ -37,7 +37,7 @@ def test_the_lag_is_the_age_of_the_oldest_batch_that_is_not_visible(
 ) -> None:
     table, ledger = FakeTable(), FakeLedger()
     watch = TableWatch({"clicks": table_paths(tmp_path / "clicks")}, ledger=lambda: ledger)  # type: ignore[arg-type,return-value]  # a fake with the methods that are called
-    monkeypatch.setattr(watch, "_opened", lambda *_: table)
+    monkeypatch.setattr(watch, "_open_tables", lambda *_: table)
     assert watch.lag_seconds("clicks", 0) == 0.0
     assert table.reads == 0  # nothing was committed, so no table was opened
     assert watch.lag_seconds("clicks", 3) == 100.0

@@ -17,7 +17,7 @@ from tests.traced import Traces, context_in, linked
 from penstock.brokers.memory.broker import MemoryBroker
 from penstock.errors import ConfigurationError, TemporaryError
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.handler import Answer, ExecutionPlace, HeldClaim
+from penstock.messaging.handler import ExecutionPlace, HeldClaim, Settlements
 from penstock.messaging.message import Message, Outgoing
 from penstock.messaging.settlement import Ack, DeadLetter, Release
 from penstock.messaging.tracing import NO_TRACING
@@ -57,8 +57,8 @@ class Handler:
     def jobs(self) -> Mapping[str, Callable[[], object]]:
         return {"upkeep": lambda: self.called.append("upkeep")}
 
-    def run(self) -> Answer:
-        answer: Answer = self._run()
+    def run(self) -> Settlements:
+        answer: Settlements = self._run()
         return answer
 
     def claim(self) -> HeldClaim | None:
@@ -73,7 +73,7 @@ class Handler:
     def left_seconds(self, timeout_seconds: float) -> float:
         return timeout_seconds
 
-    def time_out(self) -> Answer:
+    def time_out(self) -> Settlements:
         self.called.append(f"time_out in {trace.get_current_span().get_span_context().span_id:016x}")
         return {"1": Release(delay_seconds=1.0)}
 
@@ -97,7 +97,7 @@ def running_execution(traces: Traces) -> tuple[Any, Handler, threading.Event, th
     """Return an execution in the middle of its run, its handler, the event that ends the run, and its thread."""
     begun, go_on = threading.Event(), threading.Event()
 
-    def run() -> Answer:
+    def run() -> Settlements:
         begun.set()
         assert go_on.wait(DEADLINE_SECONDS)
         return {"1": Ack()}
@@ -148,7 +148,7 @@ def test_an_execution_that_never_ran_has_no_span(traces: Traces) -> None:
 
 
 def test_an_exception_of_a_run_is_recorded_on_its_span_and_raised(traces: Traces) -> None:
-    def run() -> Answer:
+    def run() -> Settlements:
         raise TemporaryError("the ledger is unavailable")
 
     execution = traces.tracing.handler(Handler(run), queue="q", system="memory").begin([delivery()])
@@ -237,7 +237,7 @@ def test_a_failed_send_is_an_error_on_its_span_and_raises(traces: Traces) -> Non
 
 
 def test_lone_surrogates_are_escaped_since_exporters_would_drop_the_whole_batch(traces: Traces) -> None:
-    def run() -> Answer:
+    def run() -> Settlements:
         raise ValueError("\udc80" + "x" * 10_000)
 
     odd = replace(delivery(), message=Message(id="\udc80", body=b"", enqueued_at=0.0))

@@ -12,7 +12,7 @@ from penstock.ledger.records import ObjectRow, ObjectState
 from penstock.messaging.broker import Broker
 from penstock.messaging.death import Death, death_of
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.handler import Answer
+from penstock.messaging.handler import Settlements
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import Settlement
 from penstock.objects.local_store import LocalStore
@@ -87,7 +87,7 @@ class Scene:
         [delivery] = self.receive()
         return delivery, handler.begin([delivery])
 
-    def settle(self, answers: Sequence[tuple[Delivery, Answer]]) -> list[Settlement]:
+    def settle(self, answers: Sequence[tuple[Delivery, Settlements]]) -> list[Settlement]:
         pairs = [(delivery, answer[delivery.receipt]) for delivery, answer in answers]
         assert self.broker.settle(pairs) == []
         return [settlement for _, settlement in pairs]
@@ -127,7 +127,7 @@ class Scene:
         return [event for event in self.events if isinstance(event, kind)]
 
 
-def run(execution: BatchExecution) -> Answer:
+def run(execution: BatchExecution) -> Settlements:
     answer = execution.run()
     assert isinstance(answer, Mapping)
     return answer

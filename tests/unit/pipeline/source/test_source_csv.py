@@ -13,18 +13,18 @@ from penstock.pipeline.spark.source.ddl import parse_ddl
 from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions, checked
 
 SCHEMA = parse_ddl("id bigint, s string, d date")
-DECODER = CsvDecoder(SCHEMA, CsvOptions(), Layout(fields=3, places=(0, 1, 2)))
+DECODER = CsvDecoder(SCHEMA, CsvOptions(), Layout(fields=3, indexes=(0, 1, 2)))
 
 
-def places(header: str, csv: CsvOptions | None = None) -> tuple[int | None, ...]:
-    return layout_of(header.encode(), SCHEMA, csv or CsvOptions(), "u").places
+def indexes(header: str, csv: CsvOptions | None = None) -> tuple[int | None, ...]:
+    return layout_of(header.encode(), SCHEMA, csv or CsvOptions(), "u").indexes
 
 
 def test_columns_are_matched_by_the_names_in_the_header() -> None:
-    assert places("d,s,id") == (2, 1, 0)
-    assert places(' ID ,"S",other') == (0, 1, None)
-    assert places("other;other;s", CsvOptions(delimiter=";")) == (None, 2, None)
-    assert places("anything", CsvOptions(header=False)) == (0, 1, 2)
+    assert indexes("d,s,id") == (2, 1, 0)
+    assert indexes(' ID ,"S",other') == (0, 1, None)
+    assert indexes("other;other;s", CsvOptions(delimiter=";")) == (None, 2, None)
+    assert indexes("anything", CsvOptions(header=False)) == (0, 1, 2)
 
 
 @pytest.mark.parametrize(
@@ -82,13 +82,13 @@ def test_a_quoted_empty_field_is_an_empty_string_and_not_a_number() -> None:
 
 @pytest.mark.parametrize("kind", ["bigint", "double", "decimal(4,2)", "boolean", "date", "timestamp", "timestamp_ntz"])
 def test_a_quoted_empty_field_is_null_for_every_type_but_strings(kind: str) -> None:
-    decoder = CsvDecoder(parse_ddl(f"s string, x {kind}"), CsvOptions(), Layout(fields=2, places=(0, 1)))
+    decoder = CsvDecoder(parse_ddl(f"s string, x {kind}"), CsvOptions(), Layout(fields=2, indexes=(0, 1)))
     decoded = decoder.decode(b'"",""\n' * 3)
     assert (decoded.rows.to_pylist(), decoded.bad) == ([{"s": "", "x": None}] * 3, ())
 
 
 def test_the_null_text_is_null_in_addition_to_the_empty_field() -> None:
-    decoder = CsvDecoder(SCHEMA, CsvOptions(null_text="NA"), Layout(fields=3, places=(0, 1, 2)))
+    decoder = CsvDecoder(SCHEMA, CsvOptions(null_text="NA"), Layout(fields=3, indexes=(0, 1, 2)))
     decoded = decoder.decode(b'NA,NA,NA\n"NA","NA",""\n,,\nna,,\n')
     assert decoded.rows.column("s").to_pylist() == [None, "NA", None]
     assert decoded.rows.column("id").null_count == 3

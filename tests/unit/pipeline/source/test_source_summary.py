@@ -126,7 +126,7 @@ def test_a_failure_after_a_reading_began_excludes_the_object(tmp_path: Path, beg
         start_and_stop(plan, 0)
     Path(plan.objects[0].key).unlink()
     read(plan, 0, drain=not begun)
-    assert summarise(plan).exclude[0].kind is FailureKind.GONE
+    assert summarise(plan).exclude[0].kind is FailureKind.DELETED
 
 
 def test_a_failure_before_any_row_is_only_a_failure(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_failure_before_any_row_is_only_a_failure(tmp_path: Path) -> None:
     assert (read(plan, 0), read(plan, 1)) == (0, 0)
     summary = summarise(plan)
     assert {index: failure.kind for index, failure in summary.failures.items()} == {
-        0: FailureKind.GONE,
+        0: FailureKind.DELETED,
         1: FailureKind.UNREADABLE,
     }
     assert summary.exclude == {}
@@ -168,7 +168,7 @@ def test_a_split_object_with_one_failed_piece_is_excluded(tmp_path: Path) -> Non
     read(plan, 0)
     Path(plan.objects[0].key).unlink()
     read(plan, 1)
-    assert summarise(plan).exclude[0].kind is FailureKind.GONE
+    assert summarise(plan).exclude[0].kind is FailureKind.DELETED
 
 
 def test_too_many_bad_lines_exclude_the_object(tmp_path: Path) -> None:

@@ -29,7 +29,6 @@ def monitor_job(
     app: "App", context: ServiceContext, meters: "Meters", *, metrics_address: Callable[[], str | None]
 ) -> ElectedJob:
     """Return the job that measures everything an app uses, for as long as this worker is elected."""
-
     loops: list[MonitorLoop] = []  # the latest; appended to by the task's thread
 
     def run(stop: StopSignal) -> None:

@@ -72,8 +72,8 @@ class TableWatch:
     For one thread. Needs the packages of the extra.
     """
 
-    def __init__(self, places: Mapping[str, TablePaths], *, ledger: "Callable[[], Ledger | None]") -> None:
-        self._places = places
+    def __init__(self, table_paths: Mapping[str, TablePaths], *, ledger: "Callable[[], Ledger | None]") -> None:
+        self._table_paths = table_paths
         self._ledger = ledger
         self._tables: dict[str, Tables] = {}
         self._shown: dict[str, int] = {}  # the last batch up to which all are visible, by pipeline
@@ -84,22 +84,22 @@ class TableWatch:
         0 if all are, None without a table. Raises `PublishHalted` if table and ledger do not belong together, and
         `TemporaryError`.
         """
-        places, ledger = self._places.get(pipeline), self._ledger()
-        if places is None or ledger is None:
+        table_paths, ledger = self._table_paths.get(pipeline), self._ledger()
+        if table_paths is None or ledger is None:
             return None
         shown = self._shown.get(pipeline, 0)
         if committed_seq < shown:  # the ledger was rolled back and reuses numbers
             shown = 0
         if committed_seq > shown:  # otherwise nothing is new, and no table has to be opened
-            shown = self._opened(places, ledger).shown_to(shown, committed_seq)
+            shown = self._open_tables(table_paths, ledger).shown_to(shown, committed_seq)
             self._shown[pipeline] = shown
         if shown >= committed_seq:
             return 0.0
         return ledger.ages.seconds_since_commit(pipeline, shown + 1)
 
-    def _opened(self, places: TablePaths, ledger: "Ledger") -> "Tables":
-        if places.pipeline not in self._tables:
+    def _open_tables(self, table_paths: TablePaths, ledger: "Ledger") -> "Tables":
+        if table_paths.pipeline not in self._tables:
             from penstock.app.tables import Tables
 
-            self._tables[places.pipeline] = Tables(places, ledger, partition_by=None, bus=Bus())
-        return self._tables[places.pipeline]
+            self._tables[table_paths.pipeline] = Tables(table_paths, ledger, partition_by=None, bus=Bus())
+        return self._tables[table_paths.pipeline]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from penstock.ledger import Ledger
     from penstock.messaging.broker import Broker
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,59 +62,59 @@ class Monitor:
 
     def measure(self) -> MonitorSample:
         """Return a new sample. Does not raise: the sample contains the errors."""
-        at, asked, errors = self._clock.now(), list[Source](), dict[Source, str]()
-        broker = self._broker(asked, errors)
-        pipelines = self._pipelines(asked, errors)
-        lags_seconds = self._publish_lags(pipelines, asked, errors)
-        self._emit_changes(asked, errors)
+        at, measured, errors = self._clock.now(), list[Source](), dict[Source, str]()
+        broker = self._broker(measured, errors)
+        pipelines = self._pipelines(measured, errors)
+        lags_seconds = self._publish_lags(pipelines, measured, errors)
+        self._emit_changes(measured, errors)
         return MonitorSample(
             at=at,
             queues=() if broker is None else broker.queues,
             dead_letters=() if broker is None else broker.dead_letters,
             pipelines=pipelines,
             publish_lags_seconds=lags_seconds,
-            up={source: source not in errors for source in asked},
+            up={source: source not in errors for source in measured},
             errors=errors,
         )
 
-    def _broker(self, asked: list[Source], errors: dict[Source, str]) -> BrokerSample | None:
+    def _broker(self, measured: list[Source], errors: dict[Source, str]) -> BrokerSample | None:
         if self._targets.queues is None:
             return None
-        asked.append("broker")
+        measured.append("broker")
         found = _tried("broker", self._targets.queues.measure, errors)
         if found is None:
             return None
         if found.refused:
             errors["broker"] = "; ".join(found.refused)
         if found.asks_cloudwatch:
-            asked.append("cloudwatch")
+            measured.append("cloudwatch")
         if found.cloudwatch_error is not None:
             errors["cloudwatch"] = found.cloudwatch_error
         return found
 
-    def _pipelines(self, asked: list[Source], errors: dict[Source, str]) -> Sequence[PipelineHealth]:
+    def _pipelines(self, measured: list[Source], errors: dict[Source, str]) -> Sequence[PipelineHealth]:
         if self._targets.ledger is None:
             return ()
-        asked.append("ledger")
+        measured.append("ledger")
         return _tried("ledger", self._targets.ledger.measure, errors) or ()
 
     def _publish_lags(
-        self, pipelines: Sequence[PipelineHealth], asked: list[Source], errors: dict[Source, str]
+        self, pipelines: Sequence[PipelineHealth], measured: list[Source], errors: dict[Source, str]
     ) -> Mapping[str, float]:
         """Return the lag of each pipeline whose table could be read."""
         tables = self._targets.tables
         if tables is None or not pipelines:
             return {}
-        asked.append("tables")
+        measured.append("tables")
         found = {
             one.pipeline: _tried("tables", partial(tables.lag_seconds, one.pipeline, one.batches_committed), errors)
             for one in pipelines
         }
         return {pipeline: seconds for pipeline, seconds in found.items() if seconds is not None}
 
-    def _emit_changes(self, asked: Sequence[Source], errors: dict[Source, str]) -> None:
+    def _emit_changes(self, measured: Sequence[Source], errors: dict[Source, str]) -> None:
         now = self._clock.monotonic()
-        for source in asked:
+        for source in measured:
             if source in errors and source not in self._unavailable_since:
                 self._unavailable_since[source] = now
                 self._emit(MonitorPollFailed(source=source, error=errors[source]))
@@ -140,8 +140,10 @@ def monitor_targets(app: "App", *, clock: Clock) -> MonitorTargets:
             "There is nothing to measure: the app has no handlers and no pipelines, and the settings name no queues."
         )
     check_queues(names, settings, clock=clock, waits=True)
-    places = {one.name: declared_table_paths(one.name, one.declaration.sink.address, settings) for one in app.pipelines}
-    unreadable = _tables_unreadable(places.values()) if places else None
+    table_paths = {
+        one.name: declared_table_paths(one.name, one.declaration.sink.address, settings) for one in app.pipelines
+    }
+    unreadable = _tables_unreadable(table_paths.values()) if table_paths else None
 
     def broker() -> "Broker | None":
         return app.broker if app.address is None or broker_exists(settings) else None
@@ -156,12 +158,12 @@ def monitor_targets(app: "App", *, clock: Clock) -> MonitorTargets:
         ledger=LedgerWatch(recorded, ledger=ledger, overdue_after_seconds=settings.objects_overdue_after, clock=clock)
         if has_ledger
         else None,
-        tables=TableWatch(places, ledger=ledger) if places and unreadable is None else None,
+        tables=TableWatch(table_paths, ledger=ledger) if table_paths and unreadable is None else None,
         tables_unreadable=unreadable,
     )
 
 
-def _tried(source: Source, measure: Callable[[], Answer], errors: dict[Source, str]) -> Answer | None:
+def _tried(source: Source, measure: Callable[[], Result], errors: dict[Source, str]) -> Result | None:
     """Return the measurement; None if it fails, with the error recorded in ``errors``."""
     try:
         return measure()

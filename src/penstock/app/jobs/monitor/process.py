@@ -16,7 +16,7 @@ from penstock.app.telemetry import guarded, open_telemetry
 from penstock.events import Bus, MonitorStarted, ignore
 from penstock.messaging.backoff import Random
 from penstock.messaging.clock import Clock, SystemClock
-from penstock.monitoring.health import Answer, Health
+from penstock.monitoring.health import Health, ProbeResult
 from penstock.worker.shutdown import StopSignal
 
 if TYPE_CHECKING:
@@ -58,10 +58,10 @@ class MonitorLoop:
 
     def run(self, measure: Callable[[], MonitorSample], publish: Callable[[MonitorSample], None]) -> None:
         """Measure until a stop."""
-        asked = threading.Event()
-        with self._stop.watched_by(asked):
+        stop_requested = threading.Event()
+        with self._stop.watched_by(stop_requested):
             while not self._stop.requested:
-                asked.clear()
+                stop_requested.clear()
                 self._began_at = self._clock.monotonic()
                 found = measure()
                 self._began_at = None
@@ -69,7 +69,7 @@ class MonitorLoop:
                 publish(found)
                 self._measured += 1
                 if not self._stop.requested:
-                    self._clock.wait(asked, self._rest_seconds())
+                    self._clock.wait(stop_requested, self._rest_seconds())
 
     def _rest_seconds(self) -> float:
         return self._every_seconds * (1 - JITTER_SHARE + 2 * JITTER_SHARE * self._random())
@@ -79,12 +79,12 @@ class MonitorLoop:
         began_at = self._began_at
         return 0.0 if began_at is None else self._clock.monotonic() - began_at
 
-    def _live(self) -> Answer:
+    def _live(self) -> ProbeResult:
         if self._under_way_seconds > STUCK_SECONDS:
             return False, f"a measurement has taken more than {STUCK_SECONDS:.0f} s"
         return True, "the monitor measures"
 
-    def _ready(self) -> Answer:
+    def _ready(self) -> ProbeResult:
         text = "the monitor has measured" if self._measured else "the first measurement is in progress"
         return self._measured > 0, text
 

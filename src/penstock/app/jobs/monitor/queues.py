@@ -12,16 +12,16 @@ from penstock.app.system_health import (
     QueueHealth,
     Tier,
     ages_of,
-    dead_letter_tiers,
     read_dead_letters,
     read_queue,
+    tier_by_dlq,
 )
 from penstock.config import Settings
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.messaging.broker import Broker, listed_name, names_final_dlq
 from penstock.messaging.clock import Clock
 
-TIERS_SECONDS = 300.0  # how long the names of DLQs are cached
+DLQS_SECONDS = 300.0  # how long the names of DLQs are cached
 DEAD_LETTERS_SECONDS = 50.0  # DLQs are measured less often: dead letters wait for hours, and each queue has two DLQs
 
 Health = TypeVar("Health")
@@ -48,7 +48,7 @@ class _SampleRound:
     workers: Sequence[WorkerRecord]
     refused: list[str] = field(default_factory=list)
 
-    def tried(self, read: Callable[[], Health]) -> Health | None:
+    def try_read(self, read: Callable[[], Health]) -> Health | None:
         """Return the health; None if this queue is refused: a missing permission, or an invalid name."""
         try:
             return read()
@@ -72,8 +72,8 @@ class QueueWatch:
         self._clock = clock
         self._workers = Workers(Path(settings.data_dir))
         self._ages: AgeReader | None = None
-        self._tiers: Mapping[str, tuple[str, Tier]] = {}
-        self._tiers_at: float | None = None  # monotonic
+        self._dlqs_by_name: Mapping[str, tuple[str, Tier]] = {}
+        self._dlqs_read_at: float | None = None  # monotonic
         self._known: Sequence[DeadLetterHealth] = ()
         self._dead_letters_at: float | None = None  # monotonic
 
@@ -101,7 +101,7 @@ class QueueWatch:
         )
 
     def _queue(self, queue: str, sampling: _SampleRound) -> QueueHealth | None:
-        return sampling.tried(
+        return sampling.try_read(
             lambda: read_queue(
                 sampling.broker,
                 queue,
@@ -122,7 +122,7 @@ class QueueWatch:
         return self._known
 
     def _dlq(self, name: str, queue: str, tier: Tier, sampling: _SampleRound) -> DeadLetterHealth | None:
-        return sampling.tried(
+        return sampling.try_read(
             lambda: read_dead_letters(
                 sampling.broker, name, sampling.ages, queue=queue, tier=tier, cloudwatch_ages=sampling.cloudwatch_ages
             )
@@ -131,9 +131,9 @@ class QueueWatch:
     def _dlqs(self, broker: Broker) -> Mapping[str, tuple[str, Tier]]:
         """Return the DLQs, each with the queue that it is reported under and its tier."""
         now = self._clock.monotonic()
-        if self._tiers_at is None or now - self._tiers_at >= TIERS_SECONDS:
-            self._tiers, self._tiers_at = _dlqs_of(broker, self._queues), now
-        return self._tiers
+        if self._dlqs_read_at is None or now - self._dlqs_read_at >= DLQS_SECONDS:
+            self._dlqs_by_name, self._dlqs_read_at = _dlqs_of(broker, self._queues), now
+        return self._dlqs_by_name
 
 
 def _cloudwatch_ages(ages: AgeReader, queues: Sequence[str]) -> tuple[Mapping[str, float], str | None]:
@@ -147,6 +147,6 @@ def _dlqs_of(broker: Broker, queues: Sequence[str]) -> Mapping[str, tuple[str, T
     sources: dict[tuple[str, Tier], list[str]] = {}
     for queue in queues:
         if not names_final_dlq(listed_name(queue)):
-            for dlq in dead_letter_tiers(broker, queue).items():
+            for dlq in tier_by_dlq(broker, queue).items():
                 sources.setdefault(dlq, []).append(queue)
     return {name: (found[0] if len(found) == 1 else name, tier) for (name, tier), found in sources.items()}

@@ -26,7 +26,7 @@ from penstock.monitoring.errors.services.service import (
     tags,
 )
 
-WORDS_CHARS_MAX = 300
+TEXT_CHARS_MAX = 300
 
 
 class RollbarHook:
@@ -35,17 +35,15 @@ class RollbarHook:
     def __init__(self, settings: ReportingSettings) -> None:
         self._settings = settings
         self._ours: bool | None = None  # True: we initialised the library; None: nothing was sent yet
-        self._words = _Words()
+        self._log = _RollbarLog()
 
     def __call__(self, exception: BaseException | None, context: ErrorContext) -> None:
         if self._ours is None:
             self._ours = self._initialised()
-        with self._words.heard() as words:
+        with self._log.collect() as text:
             uuid = _reported(exception, context)
-        if words or uuid is None:
-            raise ReportRejected(
-                f"Rollbar did not take the report: {words[0] if words else 'its settings leave it out'}"
-            )
+        if text or uuid is None:
+            raise ReportRejected(f"Rollbar did not take the report: {text[0] if text else 'its settings leave it out'}")
 
     def _initialised(self) -> bool:
         """Initialise the library unless the user did. Return True if it was initialised here."""
@@ -74,8 +72,8 @@ def _reported(exception: BaseException | None, context: ErrorContext) -> str | N
     payload = {"fingerprint": context.fingerprint, "context": context.handler or context.process}
     uuid: str | None
     if exception is None:
-        words = f"{safe(context.error)}\n\n{safe_traceback(context.traceback or '')}".strip()
-        uuid = rollbar.report_message(words, level=level(context), extra_data=custom, payload_data=payload)
+        text = f"{safe(context.error)}\n\n{safe_traceback(context.traceback or '')}".strip()
+        uuid = rollbar.report_message(text, level=level(context), extra_data=custom, payload_data=payload)
     else:
         raised = (type(exception), exception, exception.__traceback__)
         uuid = rollbar.report_exc_info(raised, extra_data=custom, payload_data=payload, level=level(context))
@@ -92,7 +90,7 @@ def _without_secrets(payload: dict[str, Any], **_: object) -> dict[str, Any]:
     return payload
 
 
-class _Words(logging.Handler):
+class _RollbarLog(logging.Handler):
     """Log handler that detects rejected reports: the library raises and returns nothing for them, it only logs."""
 
     def __init__(self) -> None:
@@ -101,7 +99,7 @@ class _Words(logging.Handler):
         self._heard: list[str] = []
 
     @contextmanager
-    def heard(self) -> Iterator[list[str]]:
+    def collect(self) -> Iterator[list[str]]:
         """Collect the library's warnings from this thread until the block ends."""
         self._thread, self._heard = threading.get_ident(), []
         logger = logging.getLogger("rollbar")
@@ -113,4 +111,4 @@ class _Words(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.thread == self._thread:
-            self._heard.append(head(safe(" ".join(record.getMessage().split())), WORDS_CHARS_MAX))
+            self._heard.append(head(safe(" ".join(record.getMessage().split())), TEXT_CHARS_MAX))

@@ -320,8 +320,8 @@ class _Repair:
         raw = self._block[int(self._lines.starts[index]) : int(self._lines.ends[index])]
         if self._form.is_blank(raw):
             self._paint(index)
-        elif (verdict := self._form.reason(raw)) is not None:
-            self._refuse(index, *verdict)
+        elif (refusal := self._form.reason(raw)) is not None:
+            self._refuse(index, *refusal)
 
     def _refuse(self, index: int, reason: QuarantineReason, detail: str) -> None:
         self._bad[index] = self._lines.bad(self._block, index, reason, detail)

@@ -62,14 +62,14 @@ class CsvDecoder:
         self._decimals = DecimalGuard(field.type for field in schema)
         self._classifier = CsvClassifier(schema, csv, layout)
         self._kinds = {
-            place: _reading_type(field.type)
-            for field, place in zip(schema, layout.places, strict=True)
-            if place is not None
+            index: _reading_type(field.type)
+            for field, index in zip(schema, layout.indexes, strict=True)
+            if index is not None
         }
-        strings = {place for field, place in zip(schema, layout.places, strict=True) if pa.types.is_string(field.type)}
-        self._strings = {place: kind for place, kind in self._kinds.items() if place in strings}
-        self._others = {place: kind for place, kind in self._kinds.items() if place not in strings}
-        self._integers = {place: pa.string() for place, kind in self._kinds.items() if pa.types.is_integer(kind)}
+        strings = {index for field, index in zip(schema, layout.indexes, strict=True) if pa.types.is_string(field.type)}
+        self._strings = {index: kind for index, kind in self._kinds.items() if index in strings}
+        self._others = {index: kind for index, kind in self._kinds.items() if index not in strings}
+        self._integers = {index: pa.string() for index, kind in self._kinds.items() if pa.types.is_integer(kind)}
         self._quoted_nulls = [f"{csv.quote}{text}{csv.quote}".encode() for text in null_texts(csv) if csv.quote]
         self._parse_options = pcsv.ParseOptions(
             delimiter=csv.delimiter,
@@ -147,13 +147,13 @@ class CsvDecoder:
             read_options=pcsv.ReadOptions(
                 use_threads=False,
                 block_size=len(block) + 1,
-                column_names=[str(place) for place in range(self._layout.fields)],
+                column_names=[str(index) for index in range(self._layout.fields)],
             ),
             parse_options=self._parse_options,
             convert_options=pcsv.ConvertOptions(
                 check_utf8=False,  # already checked
-                column_types={str(place): kind for place, kind in kinds.items()},
-                include_columns=[str(place) for place in kinds],
+                column_types={str(index): kind for index, kind in kinds.items()},
+                include_columns=[str(index) for index in kinds],
                 null_values=null_texts(self._csv),
                 true_values=TRUE_TEXTS,
                 false_values=FALSE_TEXTS,
@@ -173,8 +173,8 @@ class CsvDecoder:
 
     def _typed(self, columns: Mapping[int, pa.ChunkedArray], rows: int, *, verified: bool) -> pa.Table:
         typed = [
-            pa.nulls(rows, field.type) if place is None else _typed(columns[place], field.type, verified=verified)
-            for field, place in zip(self.schema, self._layout.places, strict=True)
+            pa.nulls(rows, field.type) if index is None else _typed(columns[index], field.type, verified=verified)
+            for field, index in zip(self.schema, self._layout.indexes, strict=True)
         ]
         return pa.Table.from_arrays(typed, schema=self.schema)
 

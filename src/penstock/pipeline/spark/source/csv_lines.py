@@ -64,7 +64,7 @@ class Layout:
     """Maps columns to fields of a line; the place is None for a column that the object lacks."""
 
     fields: int
-    places: tuple[int | None, ...]  # one per column of the schema
+    indexes: tuple[int | None, ...]  # one per column of the schema
 
 
 def is_blank(line: bytes, csv: CsvOptions) -> bool:
@@ -107,9 +107,9 @@ class CsvClassifier:
         self._fields = layout.fields
         self._nulls = null_texts(csv)
         self._checks = [
-            (str(field.name), place, _check(field.type), pa.types.is_string(field.type))
-            for field, place in zip(schema, layout.places, strict=True)
-            if place is not None
+            (str(field.name), index, _check(field.type), pa.types.is_string(field.type))
+            for field, index in zip(schema, layout.indexes, strict=True)
+            if index is not None
         ]
 
     def reason(self, line: bytes) -> tuple[QuarantineReason, str] | None:
@@ -127,8 +127,8 @@ class CsvClassifier:
         return (QuarantineReason.WRONG_TYPE, f"field {wrong}") if wrong is not None else None
 
     def _wrong(self, found: Sequence[Field]) -> str | None:
-        for name, place, check, is_string in self._checks:
-            text, quoted = found[place]
+        for name, index, check, is_string in self._checks:
+            text, quoted = found[index]
             null = text in self._nulls and not (quoted and is_string)
             if not null and not check(text):
                 return name

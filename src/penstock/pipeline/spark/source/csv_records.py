@@ -84,7 +84,7 @@ class Records:
             yield from self._without_open(part)
         quotes = self._quotes()
         if self._open is not None:
-            yield self._completed(self._open, read_on(end))
+            yield self._complete(self._open, read_on(end))
         yield LineChunk(lines=b"", offset=end, quotes=quotes)
 
     def _quotes(self) -> Quotes:
@@ -99,7 +99,7 @@ class Records:
             at = self._go_on(self._open, part, 0)
             if at < 0:
                 return
-            yield self._closed(self._open)
+            yield self._close(self._open)
         begun = at  # start of the lines not yielded yet
         suspects = self._suspects(part.lines)
         for start in suspects:
@@ -114,7 +114,7 @@ class Records:
             at = begun = self._go_on(self._open, part, at)
             if at < 0:
                 return
-            yield self._closed(self._open)
+            yield self._close(self._open)
         if begun < len(part.lines) or not part.lines:
             yield replace(_slice(part, begun, len(part.lines)), plain=not suspects)
 
@@ -138,15 +138,15 @@ class Records:
             )
         return end
 
-    def _closed(self, record: "_Open", *, never: bool = False) -> LineChunk:
+    def _close(self, record: "_Open", *, never: bool = False) -> LineChunk:
         self._open = None
         return LineChunk(lines=b"", offset=record.offset, header=record.header, bad=(record.as_bad(never=never),))
 
-    def _completed(self, record: "_Open", rest: Iterator[LineChunk]) -> LineChunk:
+    def _complete(self, record: "_Open", rest: Iterator[LineChunk]) -> LineChunk:
         for part in rest:
             if self._go_on(record, part, 0) >= 0:
-                return self._closed(record)
-        return self._closed(record, never=True)
+                return self._close(record)
+        return self._close(record, never=True)
 
 
 def read_parts(reader: ObjectReader, piece: Piece, options: ReadOptions) -> Iterator[LineChunk]:
@@ -173,21 +173,21 @@ def read_parts(reader: ObjectReader, piece: Piece, options: ReadOptions) -> Iter
 def layout_of(header: bytes, schema: pa.Schema, csv: CsvOptions, uri: str) -> Layout:
     """Map columns to fields; without a header, in the declared order. Raises `ObjectUnreadable`."""
     if not csv.header:
-        return Layout(fields=len(schema), places=tuple(range(len(schema))))
+        return Layout(fields=len(schema), indexes=tuple(range(len(schema))))
     names = header_names(header, csv, uri)
     folded = [name.lower() for name in names]
     wanted = [field.name.strip().lower() for field in schema]
     for name in wanted:
         if folded.count(name) > 1:
             raise ObjectUnreadable(f"{uri} has a header that names the column {name!r} twice")
-    places = tuple(folded.index(name) if name in folded else None for name in wanted)
-    if places.count(None) == len(places):
+    indexes = tuple(folded.index(name) if name in folded else None for name in wanted)
+    if indexes.count(None) == len(indexes):
         shown = ", ".join(repr(name) for name in names[:_NAMES_SHOWN])
         raise ObjectUnreadable(
             f"{uri} has a header that names no column of the schema, it begins {shown[:200]}: look at the delimiter, "
             "and whether there is a header"
         )
-    return Layout(fields=len(names), places=places)
+    return Layout(fields=len(names), indexes=indexes)
 
 
 def header_names(header: bytes, csv: CsvOptions, uri: str) -> list[str]:

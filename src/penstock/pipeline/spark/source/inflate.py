@@ -58,11 +58,11 @@ class ZstdFrame:
         if data:
             self._data = memoryview(data)
         if not self._ready:
-            self._ready = self._fed(bytes_max)
+            self._ready = self._feed(bytes_max)
         piece, self._ready = self._ready[:bytes_max], self._ready[bytes_max:]
         return piece
 
-    def _fed(self, bytes_max: int) -> bytes:
+    def _feed(self, bytes_max: int) -> bytes:
         gathered: list[bytes] = []
         size = 0
         while self._data and size < bytes_max and not self._frame.eof:

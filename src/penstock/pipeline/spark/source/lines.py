@@ -52,7 +52,7 @@ _MOMENT = re.compile(
     r"(?:[T ](?:[01][0-9]|2[0-3])(?::[0-5][0-9](?::[0-5][0-9](?:\.[0-9]{1,9})?)?)?"
     r"(?:Z|[+-](?:[01][0-9]|2[0-3])(?::?[0-5][0-9])?)?)?",
 )
-_PLACES_CUT_MAX = 38  # of a decimal: zeros beyond the places of its type
+_DIGITS_CUT_MAX = 38  # of a decimal: zeros beyond the places of its type
 _DAY = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})")
 
 
@@ -118,11 +118,11 @@ def decimal_check(precision: int, scale: int) -> Check:
         if not number.is_finite():
             return True
         _, found, exponent_written = number.as_tuple()
-        if -int(exponent_written) - scale > _PLACES_CUT_MAX:
+        if -int(exponent_written) - scale > _DIGITS_CUT_MAX:
             return False
         if number == 0:
             return True
-        last = next(place for place, digit in enumerate(reversed(found)) if digit)  # trailing zeros need no digit
+        last = next(index for index, digit in enumerate(reversed(found)) if digit)  # trailing zeros need no digit
         exponent = int(exponent_written) + last
         return exponent >= -scale and len(found) - last + exponent <= precision - scale
 

@@ -116,12 +116,12 @@ class _PartitionScan:
         pack: list[tuple[int, LineChunk]] = []
         packed_bytes = 0
         packed_for: Decoder | None = None
-        for slot, part, decoder in self._parts():
+        for index, part, decoder in self._parts():
             full = packed_bytes + len(part.lines) > self._task.options.block_bytes
             if packed_for is not None and (full or decoder is not packed_for):
                 yield from self._decode(pack, packed_for)
                 pack, packed_bytes = [], 0
-            pack.append((slot, part))
+            pack.append((index, part))
             packed_bytes += len(part.lines)
             packed_for = decoder
         if packed_for is not None:
@@ -142,10 +142,10 @@ class _PartitionScan:
             for (_, piece), counts in zip(self._task.pieces, self._tallies, strict=True)
         )
 
-    def _refuse(self, slot: int, offset: int, raw: bytes, reason: QuarantineReason, detail: str) -> None:
+    def _refuse(self, index: int, offset: int, raw: bytes, reason: QuarantineReason, detail: str) -> None:
         """Quarantine one line, or the lines of one record."""
-        counts = self._tallies[slot]
-        self._quarantine.add(self._uris[slot], offset, raw, reason.value, detail)
+        counts = self._tallies[index]
+        self._quarantine.add(self._uris[index], offset, raw, reason.value, detail)
         counts.reasons[reason.value] += 1
         if len(counts.samples) < SAMPLES_MAX:
             counts.samples.append((offset, f"{reason.value}: {detail}"[:_SAMPLE_CHARS_MAX]))
@@ -154,14 +154,14 @@ class _PartitionScan:
         """Yield the chunks of all pieces in turn; a failing object ends early, and the others continue."""
         for counts, (ref, _) in zip(self._tallies, self._task.pieces, strict=True):
             counts.failure = _too_large(ref, self._task.options.object_bytes_max)
-        opened = [slot for slot, counts in enumerate(self._tallies) if counts.failure is None]
-        with ahead(self._store, [self._task.pieces[slot][0] for slot in opened]) as store:
-            for slot in opened:
-                yield from self._parts_of(slot, store)
+        opened = [index for index, counts in enumerate(self._tallies) if counts.failure is None]
+        with ahead(self._store, [self._task.pieces[index][0] for index in opened]) as store:
+            for index in opened:
+                yield from self._parts_of(index, store)
 
-    def _parts_of(self, slot: int, store: ObjectStore) -> Iterator[tuple[int, LineChunk, Decoder]]:
-        ref, piece = self._task.pieces[slot]
-        counts = self._tallies[slot]
+    def _parts_of(self, index: int, store: ObjectStore) -> Iterator[tuple[int, LineChunk, Decoder]]:
+        ref, piece = self._task.pieces[index]
+        counts = self._tallies[index]
         try:
             with store.open(ref) as reader:
                 for part in read_parts(reader, piece, self._task.options):
@@ -169,17 +169,17 @@ class _PartitionScan:
                         counts.quotes = part.quotes
                         continue
                     decoder = self._decoders.of(part.header, ref.uri)
-                    self._keep_bad_records(slot, part)
+                    self._keep_bad_records(index, part)
                     if part.lines:
                         counts.parts += 1
-                        yield slot, part, decoder
+                        yield index, part, decoder
         except ObjectError as error:
             counts.failure = ObjectFailure.of(error)
 
-    def _keep_bad_records(self, slot: int, part: LineChunk) -> None:
+    def _keep_bad_records(self, index: int, part: LineChunk) -> None:
         for record in part.bad:
-            self._tallies[slot].parts += 1
-            self._refuse(slot, record.offset, record.raw, QuarantineReason.MALFORMED, record.detail)
+            self._tallies[index].parts += 1
+            self._refuse(index, record.offset, record.raw, QuarantineReason.MALFORMED, record.detail)
 
     def _decode(self, pack: Sequence[tuple[int, LineChunk]], decoder: Decoder) -> Iterator[pa.RecordBatch]:
         block = pack[0][1].lines if len(pack) == 1 else b"".join(part.lines for _, part in pack)
@@ -190,7 +190,7 @@ class _PartitionScan:
         for owner, rows in enumerate(np.bincount(owners, minlength=len(pack)).tolist()):
             self._tallies[pack[owner][0]].rows += rows
         if self._task.options.provenance:
-            yield from _with_provenance(decoded.rows, [self._uris[slot] for slot, _ in pack], owners, offsets)
+            yield from _with_provenance(decoded.rows, [self._uris[index] for index, _ in pack], owners, offsets)
         else:
             yield from decoded.rows.combine_chunks().to_batches()
 
@@ -199,9 +199,9 @@ class _PartitionScan:
             return
         owners, offsets = origin.locate(np.array([bad.start for bad in decoded.bad], dtype=np.int64))
         for bad, owner, offset in zip(decoded.bad, owners.tolist(), offsets.tolist(), strict=True):
-            slot, part = origin.pack[owner]
+            index, part = origin.pack[owner]
             raw = BOM + bad.raw if part.marked and offset == 0 else bad.raw
-            self._refuse(slot, offset, raw, bad.reason, bad.detail)
+            self._refuse(index, offset, raw, bad.reason, bad.detail)
 
 
 def _too_large(ref: ObjectRef, bytes_max: int) -> ObjectFailure | None:

@@ -32,7 +32,7 @@ READS_AT_ONCE = 16  # from S3
 class FailureKind(StrEnum):
     """Why an object's rows do not count."""
 
-    GONE = "gone"
+    DELETED = "gone"
     SUPERSEDED = "superseded"
     UNREADABLE = "unreadable"
     REFUSED = "refused"  # the host could not open it or read a range of it
@@ -225,7 +225,7 @@ SHARED = frozenset({FailureKind.DENIED, FailureKind.DEVICE})
 def _kind(error: ObjectError) -> FailureKind:
     match error:
         case ObjectGone():
-            return FailureKind.GONE
+            return FailureKind.DELETED
         case ObjectSuperseded():
             return FailureKind.SUPERSEDED
         case ObjectDenied():
@@ -269,9 +269,9 @@ def _leaks(found: Sequence[PartitionReadings]) -> Iterator[tuple[int, ObjectFail
             continue
         reported, *others = readings.reports
         unreported = readings.unfinished > 0 or any(report.drain for report in readings.reports)
-        for slot, piece in enumerate(reported.pieces):
-            if any(_differ(piece, other.pieces[slot]) for other in others):
-                yield piece.piece.object, _disagreement([piece, *(other.pieces[slot] for other in others)])
+        for index, piece in enumerate(reported.pieces):
+            if any(_differ(piece, other.pieces[index]) for other in others):
+                yield piece.piece.object, _disagreement([piece, *(other.pieces[index] for other in others)])
             elif piece.failure is not None and unreported:
                 yield piece.piece.object, piece.failure
 

@@ -1,20 +1,59 @@
-"""The lines that a started worker prints on a terminal: the facts that its log event has as fields elsewhere."""
+"""The worker that this process runs, and the banner that it prints on a terminal.
+
+Imported after the signal handlers are installed, because it loads the whole runtime.
+"""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 
 from penstock.app.app import App
+from penstock.app.loading import load_app
+from penstock.app.metering import metrics_beside
+from penstock.app.running import WorkerRole, run_worker
 from penstock.app.service import needs_ledger
+from penstock.app.telemetry import Process
+from penstock.cli import exits
 from penstock.cli.output import printable, talk
-from penstock.config import Settings, shown
+from penstock.config import Settings, shown, with_flags
 from penstock.events import Event, SelectiveListener, WorkerStarted
+from penstock.operations.supervisor import end_with_parent, ready_for_signals
+from penstock.worker.lifecycle import WorkerOutcome
+from penstock.worker.shutdown import StopSignal
 
+MARGIN_SECONDS = 0.5  # before the platform's SIGKILL: hanging threads are abandoned then
 STOP_HINT = "Ctrl-C or SIGTERM finishes the messages in flight; a second one releases them at once"
 
 
+def run(
+    app_name: str,
+    flags: Mapping[str, object],
+    *,
+    stop: StopSignal,
+    lifeline: int | None,
+    number: int,
+    process: Process,
+    prepare: Callable[[App], WorkerRole] | None,
+    serves_metrics: bool,
+) -> WorkerOutcome:
+    """Load the app and run its worker until it stops. The parameters are those of `penstock.cli.worker.run_here`."""
+    ready_for_signals()
+    if lifeline is not None:
+        end_with_parent(lifeline, stop)
+    served = load_app(app_name)
+    served.settings = metrics_beside(with_flags(served.settings, **flags), number)
+    if not serves_metrics:
+        served.settings = served.settings.model_copy(update={"metrics_address": None})
+    exits.leave_in_time(stop, served.settings.worker_stop_timeout - MARGIN_SECONDS, exits.FAILED)
+    has_banner = prepare is None and number == 0 and is_console_log(served.settings)
+    ordinary = WorkerRole(listeners=(StartBanner(served, app_name=app_name),) if has_banner else ())
+    return run_worker(
+        served, stop=stop, process=process, prepare=lambda: ordinary if prepare is None else prepare(served)
+    )
+
+
 class StartBanner(SelectiveListener):
-    """Print the banner when the worker starts to serve. Called by the worker's thread."""
+    """Print the facts that the log event of a start has as fields, when the worker starts. Called by its thread."""
 
     def __init__(self, app: App, *, app_name: str) -> None:
         self._app = app
