@@ -162,12 +162,8 @@ def find_scopes(asked: ScopeRequest, *, here: Path, configured: bool = False) ->
     """
     if configured:
         tables = _table_scopes(tables_here(here), here=here)
-        try:
-            return [find_scope(asked, here=here), *tables]
-        except UsageError:  # the app has no state yet
-            if not tables:
-                raise
-            return tables
+        app = find_scope(asked, here=here, make=bool(tables))
+        return [app, *tables] if not tables or _is_there(app.settings) else tables
     if not (asked.means_app or asked.means_table):
         found = scopes_here(here)
         if len(found) > 1 and found[0].table is None:

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 
 from penstock.app.app import App
-from penstock.app.service import needs_ledger
 from penstock.cli.output import printable, talk
 from penstock.config import Settings, shown
 from penstock.events import Event, SelectiveListener, WorkerStarted
@@ -45,7 +44,7 @@ def banner(app: App, started: WorkerStarted, *, app_name: str) -> str:
         "jobs": ", ".join(started.jobs) or "none",
         "concurrency": f"{started.concurrency:,}",
         "broker": started.broker or str(shown("broker", app.settings.broker)),
-        "ledger": str(shown("ledger", app.settings.ledger)) if any(map(needs_ledger, app.services)) else "not used",
+        "ledger": started.ledger or "not used",
         "metrics": f"http://{started.metrics}/metrics" if started.metrics else "off",
         "stop": STOP_HINT,
     }
