@@ -40,7 +40,7 @@ def banner(app: App, started: WorkerStarted, *, app_name: str) -> str:
     fields = {
         "app": app_name,
         "worker": app.worker,
-        **_handlers(app, started),
+        **{printable(name): text for name, text in _handlers(app, started).items()},
         "jobs": ", ".join(started.jobs) or "none",
         "concurrency": f"{started.concurrency:,}",
         "broker": started.broker or str(shown("broker", app.settings.broker)),
