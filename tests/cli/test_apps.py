@@ -139,6 +139,18 @@ def test_a_configured_app_does_not_hide_tables_of_the_folder(
     assert f"Table {scene.table}" not in named.out
 
 
+def test_a_configured_app_that_cannot_be_loaded_is_an_error_beside_tables_too(
+    penstock: Call, shop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = Scene.at(tmp_path)
+    scene.process("a.jsonl")
+    (tmp_path / "broken.py").write_text("import not_installed_here\n")
+    monkeypatch.setenv("PENSTOCK_APP", "broken:app")
+    result = penstock("status", "--check")
+    assert (result.exit_code, result.out) == (2, ""), "the tables alone are well"
+    assert "not_installed_here" in result.err
+
+
 def test_hints_name_the_table_if_an_app_is_configured(
     shop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

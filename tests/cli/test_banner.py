@@ -2,6 +2,7 @@
 
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,10 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Call
+
+from penstock import App
+from penstock.cli.worker_process import banner
+from penstock.events import WorkerStarted
 
 SRC = Path(__file__).parents[2] / "src"
 DEADLINE_SECONDS = 60.0
@@ -78,6 +83,12 @@ def test_a_worker_on_a_terminal_prints_its_banner(shop: Path, terminal: tuple[in
     assert fields["queue mails"] == "mail, weight 1"
     assert (fields["ledger"], fields["metrics"], fields["jobs"]) == ("not used", "off", "none")
     assert "queue.db" in fields["broker"]
+
+
+def test_the_banner_names_the_ledger_that_automatic_replay_uses(shop: Path) -> None:
+    started = WorkerStarted(queues=("orders", "orders-dlq"), concurrency=100, ledger="sqlite:///x.db", jobs=("replay",))
+    shown = banner(App(), started, app_name="shop:app")
+    assert re.search(r"^  ledger +sqlite:///x.db$", shown, re.MULTILINE), shown
 
 
 def test_a_worker_that_logs_json_prints_no_banner(shop: Path) -> None:

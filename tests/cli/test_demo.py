@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.operations.demo.files import FileCounts, FileProof
+from penstock.operations.demo.files import DemoPlaces, FileCounts, FileProof, run_ingest
 from penstock.operations.demo.messages import MessageCounts, MessageProof
 
 USAGE = 2
@@ -30,6 +30,31 @@ def test_the_message_half_kills_a_worker_and_loses_no_order(tmp_path: Path) -> N
     assert proof["at_end"] == {**proof["at_end"], "recorded": 995, "dead_lettered": 5, "queued": 0}
     assert proof["at_kill"]["queued"] > 0, "the worker was killed after the work was done"
     assert "killed with SIGKILL" in ran.stderr
+
+
+def test_the_message_half_ignores_settings_even_invalid_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "penstock.toml").write_text("no_such_setting = 1\n")
+    monkeypatch.setenv("PENSTOCK_WORKER_CONCURRENCY", "many")
+    ran = _demo(tmp_path / "demo", "--only", "messages")
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_the_ingest_of_the_file_half_gets_no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[dict[str, Any]] = []
+
+    def record(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        calls.append(options)
+        return subprocess.CompletedProcess(command, 0, stdout="{}")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(subprocess, "run", record)
+    monkeypatch.setenv("PENSTOCK_OBJECTS_MAX_QUARANTINE_RATIO", "0")
+    monkeypatch.setenv("penstock_alerts_notify_urls", '["json://chat.example"]')
+    run_ingest(DemoPlaces.under(tmp_path / "demo" / "files"))
+    (options,) = calls
+    assert options["cwd"] == tmp_path / "demo" / "files", "not the folder of a penstock.toml of the user"
+    assert [name for name in options["env"] if name.upper().startswith("PENSTOCK_")] == []
 
 
 def test_the_demo_prints_a_table_and_at_most_three_commands(tmp_path: Path) -> None:

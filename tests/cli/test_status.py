@@ -44,6 +44,16 @@ def test_a_new_data_directory_is_all_well(penstock: Call, scene: Scene) -> None:
     assert set(document["objects"].values()) == {0}
 
 
+def test_control_characters_in_the_name_of_a_queue_do_not_reach_the_terminal(
+    penstock: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    penstock("send", "or\x1b[2J\nders", "--body", "1")
+    result = penstock("status")
+    assert "\x1b" not in result.out + result.err
+    assert [line for line in result.out.splitlines() if line.startswith("queue or\\x1b[2J\\nders  1 visible")]
+
+
 def test_unpublished_batches_are_reported_until_they_are_published(penstock: Call, scene: Scene) -> None:
     scene.process("a", "b")
     assert summary(penstock("status")) == "lagging: batches committed and not yet published: 1"

@@ -13,6 +13,7 @@ import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,7 +26,9 @@ from penstock.app.scope import ScopeRequest, find_scope
 from penstock.cli.status_screen import lines, screen
 from penstock.cli.status_watch import KeyReader
 from penstock.errors import TemporaryError
-from penstock.ledger.records import AttemptFailure
+from penstock.ledger.pipelines import Reconciliation
+from penstock.ledger.records import AttemptFailure, ObjectState
+from penstock.operations.status.model import PipelineStatus
 from penstock.operations.status.status import StatusReader
 from penstock.operations.status.watch import StatusFrame, StatusWatch
 
@@ -124,6 +127,32 @@ def test_one_poll_as_json_is_the_status_with_rates_per_queue(penstock: Call, app
     assert {"at", "error", *status} == set(document)
     assert document["summary"] == status["summary"]
     assert queue.keys() == status["queues"][0].keys()
+
+
+def test_objects_that_a_reconcile_found_count_as_missing_until_their_notifications_are_processed(
+    app_scene: Scene,
+) -> None:
+    pipeline = PipelineStatus(
+        pipeline="clicks",
+        objects={ObjectState.PROCESSED: 3},
+        objects_replaced=0,
+        objects_overdue=0,
+        oldest_unprocessed_age_seconds=None,
+        batches_committed=1,
+        batches_unpublished=0,
+        reconciled=Reconciliation(
+            pipeline="clicks", source="landing", as_of=0.0, listed=3, missing=2, sent=2, seconds=1.0, finished_at=1.0
+        ),
+        table=None,
+        table_version=None,
+        disagreement=None,
+    )
+    status = replace(StatusReader(find_scope(ScopeRequest(), here=Path.cwd())).read(), queues=(), pipelines=[pipeline])
+    row = lines(StatusFrame(at=0.0, status=status)).splitlines()[-1]
+    assert row.split() == ["clicks", "3", "1", "0"], "processed, batches, unpublished"
+    missing = replace(status, pipelines=[replace(pipeline, objects_missing=2)])
+    row = lines(StatusFrame(at=0.0, status=missing)).splitlines()[-1]
+    assert row.split() == ["clicks", "3", "2", "1", "0"]
 
 
 @pytest.mark.parametrize("every", ["0.1s", "never"])

@@ -166,12 +166,8 @@ def find_scopes(request: ScopeRequest, *, here: Path, configured: bool = False) 
     """
     if configured:
         tables = _table_scopes(tables_here(here), here=here)
-        try:
-            return [find_scope(request, here=here), *tables]
-        except UsageError:  # the app has no state yet
-            if not tables:
-                raise
-            return tables
+        app = find_scope(request, here=here, make=bool(tables))
+        return [app, *tables] if not tables or _is_there(app.settings) else tables
     if not (request.means_app or request.means_table):
         found = scopes_here(here)
         if len(found) > 1 and found[0].table is None:

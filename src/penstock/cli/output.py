@@ -62,9 +62,10 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, emp
 
 def print_fields(fields: Mapping[str, object]) -> None:
     """Print names and values to stdout, one per line. Fields without a value are omitted."""
-    width = max(len(name) for name in fields)
-    for name, value in fields.items():
-        if text := printable(str(value)):
+    shown = [(printable(name), printable(str(value))) for name, value in fields.items()]  # queues have foreign names
+    width = max(len(name) for name, _ in shown)
+    for name, text in shown:
+        if text:
             sys.stdout.write(f"{name:<{width}}  {text}\n")
 
 

@@ -119,12 +119,11 @@ def _queue(one: "QueueStatus", flow: "QueueFlow") -> Sequence[str]:
 
 
 def _pipeline(one: PipelineStatus) -> Sequence[str]:
-    missing = 0 if one.reconciled is None else one.reconciled.missing
     return (
         one.pipeline,
         *(_number(one.objects.get(state, 0)) for state in ObjectState),
         _number(one.objects_overdue),
-        _number(missing),
+        _number(one.objects_missing),
         f"{one.batches_committed:,}",
         "?" if one.batches_unpublished is None else f"{one.batches_unpublished:,}",
     )

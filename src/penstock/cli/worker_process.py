@@ -5,13 +5,12 @@ Imported after the signal handlers are installed, because it loads the whole run
 
 import sys
 from collections.abc import Callable, Mapping
-from importlib.metadata import PackageNotFoundError, version
 
 from penstock.app.app import App
 from penstock.app.loading import load_app
 from penstock.app.metering import metrics_beside
+from penstock.app.naming import own_version
 from penstock.app.running import WorkerRole, run_worker
-from penstock.app.service import needs_ledger
 from penstock.app.telemetry import Process
 from penstock.cli import exits
 from penstock.cli.output import printable, talk
@@ -80,17 +79,17 @@ def banner(app: App, started: WorkerStarted, *, app_name: str) -> str:
     fields = {
         "app": app_name,
         "worker": app.worker,
-        **_handlers(app, started),
+        **{printable(name): text for name, text in _handlers(app, started).items()},
         "jobs": ", ".join(started.jobs) or "none",
         "concurrency": f"{started.concurrency:,}",
         "broker": started.broker or str(shown("broker", app.settings.broker)),
-        "ledger": str(shown("ledger", app.settings.ledger)) if any(map(needs_ledger, app.services)) else "not used",
+        "ledger": started.ledger or "not used",
         "metrics": f"http://{started.metrics}/metrics" if started.metrics else "off",
         "stop": STOP_HINT,
     }
     width = max(map(len, fields))
     lines = [f"  {name:<{width}}  {printable(text)}" for name, text in fields.items()]
-    return "\n".join([f"Penstock {_version()}", *lines])
+    return "\n".join([f"Penstock {own_version()}", *lines])
 
 
 def _handlers(app: App, started: WorkerStarted) -> Mapping[str, str]:
@@ -101,10 +100,3 @@ def _handlers(app: App, started: WorkerStarted) -> Mapping[str, str]:
         weight = app.settings.worker_queues.get(queue, 1)
         fields[f"queue {queue}"] = f"{', '.join(names) or 'dead letters'}, weight {weight}"
     return fields
-
-
-def _version() -> str:
-    try:
-        return version("penstock")
-    except PackageNotFoundError:
-        return "(not installed)"

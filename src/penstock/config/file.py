@@ -17,6 +17,10 @@ class SettingsFile(TomlConfigSettingsSource):
         self._fields = settings_cls.model_fields  # before the file is read
         super().__init__(settings_cls)
 
+    def __call__(self) -> dict[str, Any]:
+        """Return the settings that no source above has: pydantic would merge their tables."""
+        return {field: value for field, value in super().__call__().items() if field not in self.current_state}
+
     def _read_file(self, file_path: Any) -> dict[str, Any]:
         return flattened(super()._read_file(file_path), self._fields)
 

@@ -156,10 +156,10 @@ def _refuse_former_names() -> None:
         field = FORMER.get(name.upper().removeprefix(PREFIX).lower()) if name.upper().startswith(PREFIX) else None
         if field is not None:
             raise SettingUnfit(f"The environment variable {name} is now called {variable(field)}. Rename it.")
-    folder = _secrets_folder()
-    for former, field in FORMER.items():
-        file = f"{PREFIX.lower()}{former}"
-        if folder is not None and (folder / file).exists():
+    for file in _secret_files():  # their case does not matter either
+        name = file.upper()
+        field = FORMER.get(name.removeprefix(PREFIX).lower()) if name.startswith(PREFIX) else None
+        if field is not None:
             raise SettingUnfit(
                 f"The file {file} in {SECRETS_VARIABLE} is now called {variable(field).lower()}. Rename it."
             )
@@ -175,6 +175,14 @@ def _secrets_folder() -> Path | None:
             f"{SECRETS_VARIABLE} is {path}, which is not a folder. Mount the secrets there, or unset the variable."
         )
     return folder
+
+
+def _secret_files() -> Sequence[str]:
+    folder = _secrets_folder()
+    try:
+        return [] if folder is None else sorted(file.name for file in folder.iterdir())
+    except OSError as error:
+        raise SettingUnfit(f"The folder {folder} in {SECRETS_VARIABLE} cannot be read: {error.strerror}.") from error
 
 
 def _origins(given: Mapping[str, Any]) -> dict[str, str]:

@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, core_schema
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
@@ -132,6 +133,20 @@ _BROKER = (
     "The address of the broker: sqlite:///FILE, redis://USER:PASSWORD@HOST:PORT/NUMBER (rediss:// with TLS, unix:// "
     "for a socket, redis+cluster:// and rediss+cluster:// for a cluster), sqs:// or memory://."
 )
+
+
+class _Unmerged(PydanticBaseSettingsSource):
+    """A source without the settings that a source above it has: pydantic would merge their tables."""
+
+    def __init__(self, settings_cls: type[BaseSettings], source: PydanticBaseSettingsSource) -> None:
+        super().__init__(settings_cls)
+        self._source = source
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        return self._source.get_field_value(field, field_name)
+
+    def __call__(self) -> dict[str, Any]:
+        return {field: value for field, value in self._source().items() if field not in self.current_state}
 
 
 class Settings(BaseSettings):
@@ -378,7 +393,8 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Return the sources in the order of their precedence, called by pydantic."""
-        return init_settings, env_settings, file_secret_settings, SettingsFile(settings_cls)
+        environment, secrets = (_Unmerged(settings_cls, each) for each in (env_settings, file_secret_settings))
+        return init_settings, environment, secrets, SettingsFile(settings_cls)
 
 
 def audience(field: str) -> Audience | None:

@@ -160,10 +160,13 @@ def test_a_former_name_in_the_environment_is_an_error(monkeypatch: pytest.Monkey
     assert str(caught.value) == f"The environment variable {variable(former)} is now called {now}. Rename it."
 
 
-def test_a_former_name_in_the_secrets_directory_is_an_error(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (here / "penstock_sentry_dsn").write_text("https://key@host/1")
+@pytest.mark.parametrize("file", ["penstock_sentry_dsn", "PENSTOCK_SENTRY_DSN"])
+def test_a_former_name_in_the_secrets_directory_is_an_error(
+    here: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    (here / file).write_text("https://key@host/1")
     monkeypatch.setenv("PENSTOCK_SECRETS_DIR", str(here))
-    with pytest.raises(ConfigurationError, match=r"penstock_sentry_dsn .* is now called penstock_alerts_sentry_dsn"):
+    with pytest.raises(ConfigurationError, match=rf"{file} .* is now called penstock_alerts_sentry_dsn"):
         load_settings()
 
 
@@ -237,6 +240,17 @@ def test_secrets_override_the_file_and_the_environment_overrides_secrets(
     origins = load_effective(data_dir="from the flag").origins
     assert (origins["broker"], origins["ledger"]) == (f"secrets directory {secrets}", "PENSTOCK_LEDGER")
     assert (origins["data_dir"], origins["log_service"], origins["worker_queues"]) == ("flag", SETTINGS_FILE, "default")
+
+
+def test_a_table_of_a_higher_source_replaces_that_of_a_lower_one(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / SETTINGS_FILE).write_text(
+        "[worker.queues]\norders = 2\n[dead_letters.replay_queues.orders]\nmax_replays = 5\n"
+    )
+    assert load_settings(worker_queues={"mails": 1}).worker_queues == {"mails": 1}
+    monkeypatch.setenv("PENSTOCK_WORKER_QUEUES", '{"mails": 1}')
+    monkeypatch.setenv("PENSTOCK_DEAD_LETTERS_REPLAY_QUEUES", "{}")
+    settings = load_settings()
+    assert (settings.worker_queues, settings.dead_letters_replay_queues) == ({"mails": 1}, {})
 
 
 def test_a_missing_secrets_directory_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -294,7 +294,7 @@ class Watch(Unwatched):
             raise
 
     def record_success(self) -> None:
-        self.calls.append("record_success")
+        self.calls.append("succeeded")
 
     def release_delay_seconds(self) -> float:
         return 20.0

@@ -93,16 +93,14 @@ class MemoryBroker:
     def extend(self, deliveries: Sequence[Delivery], *, lease_seconds: float) -> Sequence[Delivery]:
         shared.check_seconds("lease_seconds", lease_seconds, EMBEDDED.lease_seconds_max)
         self._check_open()
-        lost = []
         with self._store.lock:
             now = self._store.clock.now()
-            for delivery in deliveries:
-                leased = self._store.find_leased(delivery, now)
-                if leased is None:
-                    lost.append(delivery)
-                else:
+            # Found before any is extended: a lease of 0 s ends at once, and a delivery may be given twice.
+            found = [(delivery, self._store.find_leased(delivery, now)) for delivery in deliveries]
+            for _, leased in found:
+                if leased is not None:
                     leased[0].make_wait(leased[1], now + lease_seconds)
-        return lost
+        return [delivery for delivery, leased in found if leased is None]
 
     def settle(self, settlements: Sequence[tuple[Delivery, Settlement]]) -> Sequence[SettleFailure]:
         self._check_open()

@@ -1,1 +1,10 @@
 """The two halves of `penstock demo`: messages without Spark, then files on Spark. Each is killed once, and proved."""
+
+import os
+
+PREFIX = "PENSTOCK_"  # of the settings in the environment
+
+
+def environment_without_settings() -> dict[str, str]:
+    """Return the environment for a process of the demo: the user's settings must not change what it does."""
+    return {name: value for name, value in os.environ.items() if not name.upper().startswith(PREFIX)}

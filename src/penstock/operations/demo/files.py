@@ -5,7 +5,6 @@ The logs contain good and bad lines and are seeded: every run gets the same file
 
 import gzip
 import json
-import os
 import random
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from penstock.messaging.steps import Step
 from penstock.objects.local_store import LocalStore
 from penstock.objects.notification import announce
 from penstock.objects.scanner import Scanner
+from penstock.operations.demo import environment_without_settings
 from penstock.sinks.registry import open_sink
 from penstock.storage.files import Files
 
@@ -181,9 +181,15 @@ def run_ingest(where: DemoPlaces, *, killed: bool = False) -> Mapping[str, Any] 
     """Run `penstock ingest` in its own process; return its report, or None if it was killed as requested."""
     command = [sys.executable, "-m", "penstock", "ingest", str(where.logs), str(where.tables.table)]
     command += ["--schema", SCHEMA, "--max-batch-objects", str(BATCH_OBJECTS), "--json"]
-    environment = {**os.environ, **({"PENSTOCK_KILL_AT": KILL_AT} if killed else {})}
+    environment = environment_without_settings() | ({"PENSTOCK_KILL_AT": KILL_AT} if killed else {})
     done = subprocess.run(
-        command, env=environment, stdout=subprocess.PIPE, start_new_session=True, timeout=RUN_SECONDS_MAX, check=False
+        command,
+        cwd=where.logs.parent,  # without a penstock.toml
+        env=environment,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        timeout=RUN_SECONDS_MAX,
+        check=False,
     )
     if killed and done.returncode < 0:
         return None

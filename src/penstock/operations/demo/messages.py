@@ -1,7 +1,6 @@
 """The message half of the demo: a queue, three workers, a SIGKILL, and a count of what became of every order."""
 
 import json
-import os
 import signal
 import sqlite3
 import subprocess
@@ -20,6 +19,7 @@ from penstock.config import Settings
 from penstock.errors import PenstockError
 from penstock.messaging.broker import Broker
 from penstock.messaging.message import Outgoing
+from penstock.operations.demo import environment_without_settings
 
 ORDERS = 1_000
 WITHOUT_PRICE_EVERY = 200  # every n-th order has no price, so its handler rejects it
@@ -157,7 +157,7 @@ def _cents(number: int) -> int:
 
 @contextmanager
 def _opened_queue(folder: Path) -> Iterator[Broker]:
-    broker = open_broker(Settings(broker=file_broker(folder / ".penstock" / "queue.db")), holder="")
+    broker = open_broker(Settings.model_construct(broker=file_broker(folder / ".penstock" / "queue.db")), holder="")
     try:
         yield broker
     finally:
@@ -167,12 +167,11 @@ def _opened_queue(folder: Path) -> Iterator[Broker]:
 @contextmanager
 def _worker(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Run a worker of the demo's app inside the block; the folder's penstock.toml has its only settings."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
     with (folder / "workers.log").open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "penstock", "worker", "shop:app"],
             cwd=folder,
-            env=environment,
+            env=environment_without_settings(),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
