@@ -43,6 +43,12 @@ ROWS = {
     "in_process": "only this process can use it",
 }
 
+_UNITS: Mapping[str, Mapping[int, str]] = {  # by the last word of a name: sizes, the largest first
+    "seconds": {86_400: "days", 3_600: "hours", 1: "s"},
+    "bytes": {1024**2: "MiB", 1024: "KiB", 1: "bytes"},
+    "days": {1: "days"},
+}
+
 
 def main() -> None:
     PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), capabilities()), encoding="utf-8")
@@ -77,21 +83,16 @@ def table(found: Mapping[str, BrokerCapabilities]) -> str:
 
 
 def _cell(name: str, value: object) -> str:
+    """Return a value with the unit that the capability's name ends with; without one, it is a plain count."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, str):
         return f"`{value}`"
     assert isinstance(value, int | float)
-    if name == "settle_linger_seconds":
-        return f"{value:g} s"
-    if name.endswith("_seconds_max"):
-        size, unit = next(
-            (size, unit) for size, unit in ((86_400, "days"), (3_600, "hours"), (1, "s")) if value >= size
-        )
-        return f"{value / size:,.4g} {unit}"
-    if name.endswith("_bytes_max"):
-        return f"{value / 1024**2:,.4g} MiB" if value >= 1024**2 else f"{value / 1024:,.4g} KiB"
-    return f"{value:,}"
+    unit = name.removesuffix("_max").rpartition("_")[2]
+    sizes = _UNITS.get(unit, {1: ""})
+    size = next((size for size in sizes if value >= size), 1)
+    return f"{value / size:,.10g} {sizes[size]}".rstrip()
 
 
 if __name__ == "__main__":

@@ -46,7 +46,12 @@ class MemoryHarness:
 
     def broker(self, holder: str = "w1", queues: Sequence[QueueSettings] = ()) -> Broker:
         if self._first is None:
-            self._first = MemoryBroker(clock=self.clock, queues=queues, holder=holder)
+            self._first = MemoryBroker(clock=self.clock, holder=holder)
+        MemoryBroker(queues=queues)  # raises for invalid settings
+        store = self._first._store
+        with store.lock:
+            for settings in queues:  # as other brokers: each opening replaces the settings of the queues it names
+                store.ensure_queue(settings.name).settings = settings
         self._open.append(self._first.with_holder(holder))
         return self._open[-1]
 

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from os import PathLike, fsdecode, fspath
 from pathlib import Path
 from urllib.parse import unquote_to_bytes
@@ -11,7 +12,7 @@ from platformdirs import user_state_path
 
 from penstock.config import Settings
 from penstock.errors import UsageError
-from penstock.sinks.registry import DEFAULT_SCHEME, split_address
+from penstock.sinks.registry import DEFAULT_SCHEME, TABLE_MARK, split_address
 from penstock.storage.address import LOCAL, S3Address, check_address, check_folder, is_s3, s3_address
 from penstock.storage.aws import Aws, require_aws
 from penstock.storage.files import Files
@@ -149,10 +150,19 @@ def tables_here(here: Path, *, elsewhere: bool = False) -> Sequence[Path]:
     """
     patterns = ["", *("/".join(["*"] * depth) + "/" for depth in range(1, LEVELS_BELOW + 1))]
     found = [
-        sorted(path.parent for path in here.glob(f"{pattern}{STATE_FOLDER}") if elsewhere or not _lies_elsewhere(path))
+        sorted(
+            path.parent
+            for path in here.glob(f"{pattern}{STATE_FOLDER}")
+            if not _is_only_marked(path) and (elsewhere or not _lies_elsewhere(path))
+        )
         for pattern in patterns
     ]
     return found[0] or sorted(path for paths in found for path in paths)
+
+
+def _is_only_marked(folder: Path) -> bool:
+    """Return True if the folder marks a table and holds nothing else: a quarantine table of some formats."""
+    return list(islice(folder.glob("*"), 2)) == [folder.parent / TABLE_MARK]
 
 
 def _lies_elsewhere(folder: Path) -> bool:

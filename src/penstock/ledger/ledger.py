@@ -218,10 +218,6 @@ class Ledger:
         """
         return self._publish_progress.begin(pipeline)
 
-    def announced_seq(self, pipeline: str) -> int | None:
-        """Return the sequence number of the last announced batch; None if no record is kept."""
-        return self._publish_progress.announced(pipeline)
-
     def advance_announced(self, pipeline: str, seq: int) -> None:
         """Record that every batch up to this one was announced. Never moves backwards."""
         self._publish_progress.advance(pipeline, seq)

@@ -119,11 +119,6 @@ class PublishProgress:
 
         return self._database.transact(start)
 
-    def announced(self, pipeline: str) -> int | None:
-        with self._database.reading() as connection:
-            announced = connection.execute(_ANNOUNCED, {"in_pipeline": pipeline}).scalar_one_or_none()
-        return None if announced is None else int(announced)
-
     def advance(self, pipeline: str, seq: int) -> None:
         """Move forward only: a faster process stays ahead."""
         binds = {"in_pipeline": pipeline, "to_seq": seq}

@@ -9,8 +9,9 @@ Attempt ids are ULIDs that Penstock creates, never names from outside, so they a
 
 import gzip
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from penstock.errors import TableError
@@ -42,6 +43,8 @@ def attempt_of(path: str) -> str:
 _SUFFIX = ".json.gz"
 _VERSION = 1
 _FIRST = ("rows", "lines_quarantined", "bytes", "manifest", "quarantine_manifest")  # stored before the columns, always
+_KNOWN = frozenset(field.name for field in fields(BatchRecord))
+_KNOWN_OF_OBJECT = frozenset(field.name for field in fields(ObjectRef)) - {"key"}
 _COMPRESSION = 3  # of 9: higher levels take several times as long and save a tenth (measured)
 
 
@@ -122,6 +125,9 @@ def _encoded(batch: RecordedBatch) -> bytes:
 
 
 def _decoded(data: bytes) -> RecordedBatch:
+    """Decode a record. Unknown fields come from a newer Penstock and are ignored; a change that older ones must not
+    ignore gets a higher `_VERSION`.
+    """
     document = json.loads(gzip.decompress(data))
     version = document.pop("version")
     if version != _VERSION:
@@ -129,13 +135,20 @@ def _decoded(data: bytes) -> RecordedBatch:
     return RecordedBatch(
         pipeline=document.pop("pipeline"),
         attempt_id=document.pop("attempt_id"),
-        objects=[_object(fields) for fields in document.pop("objects")],
+        objects=[_object(stored) for stored in document.pop("objects")],
         columns=document.pop("columns"),
-        record=BatchRecord(**{name: document.pop(name) for name in _FIRST}, **document),
+        record=BatchRecord(**{name: document.pop(name) for name in _FIRST}, **_only(_KNOWN, document)),
     )
 
 
-def _object(fields: dict[str, object]) -> RecordedObject:
-    rows, lines = fields.pop("rows"), fields.pop("lines_quarantined")
-    key = decode_key(unquote_to_bytes(str(fields.pop("key"))))
-    return RecordedObject(ref=ObjectRef(key=key, **fields), rows=rows, lines_quarantined=lines)  # type: ignore[arg-type]  # wrong names raise TypeError; wrong values yield an unknown object id
+def _object(stored: dict[str, Any]) -> RecordedObject:
+    """Decode an object. A wrong value yields an unknown object id."""
+    return RecordedObject(
+        ref=ObjectRef(key=decode_key(unquote_to_bytes(str(stored["key"]))), **_only(_KNOWN_OF_OBJECT, stored)),
+        rows=stored["rows"],
+        lines_quarantined=stored["lines_quarantined"],
+    )
+
+
+def _only(names: frozenset[str], stored: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {name: value for name, value in stored.items() if name in names}

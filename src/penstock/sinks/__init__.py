@@ -1,1 +1,2 @@
-"""Make rows visible in tables: the sink protocol, manifests, table schemas, Parquet files, and the Delta sink."""
+"""Make rows visible in tables: the sink protocol, its checks, manifests, table schemas, Parquet files, and the Delta
+sink."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from penstock.sinks.sink import TableSink
 
 DEFAULT_SCHEME = "delta"
-
+TABLE_MARK = "_penstock/table"  # below a table's root: see `penstock.sinks.checks.mark_table`
 
 Version = tuple[int, ...]
 

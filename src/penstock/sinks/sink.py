@@ -5,7 +5,8 @@ commit as the files. A commit is conditional on the snapshot that was checked. `
 columns, and exactly the files of one snapshot.
 
 A table format implements `TableSink`, and `TableHistory` if it keeps earlier versions, which repair, compaction and
-vacuum need. Code above this package knows these protocols only; `penstock.sinks.registry` opens the sink of a table.
+vacuum need. The checks that all formats share are in `penstock.sinks.checks`. Code above this package knows these
+protocols only; `penstock.sinks.registry` opens the sink of a table.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +21,10 @@ from penstock.storage.files import Files
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """The last batch that a table shows. ``seq`` 0: none yet."""
+    """The last batch of one pipeline that a table shows. ``seq`` 0: none yet.
+
+    Several pipelines may publish to one table, each with a position of its own.
+    """
 
     seq: int
     attempt_token: int | None  # `attempt_token` of that batch
@@ -45,7 +49,7 @@ class LoadedTable(Protocol):
 
     @property
     def position(self) -> Position:
-        """The last batch in this snapshot."""
+        """The last batch of this pipeline in this snapshot."""
         ...
 
     @property
@@ -76,7 +80,11 @@ class Sink(Protocol):
         ...
 
     def ensure_schema(self, schema: pa.Schema) -> None:
-        """Create the table, or add the columns it lacks; idempotent. Raises `TableError` for any other difference."""
+        """Create the table, or add the columns it lacks; idempotent. Raises `TableError` for any other difference.
+
+        A new table must be recognizable, so that a source above it does not read its files: see
+        `penstock.sinks.checks.mark_table`.
+        """
         ...
 
 

@@ -62,7 +62,10 @@ class Files(Protocol):
         ...
 
     def names(self, folder: str = "") -> Sequence[str]:
-        """Return the names of the folder's direct entries, sorted; names of folders end in "/"."""
+        """Return the names of the folder's direct entries, sorted; names of folders end in "/".
+
+        Locally, files that are still being written are included; their names begin with a dot.
+        """
         ...
 
     def read(self, path: str) -> bytes:

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from tests.conformance.sinks.toy_sink import ToySink
 
 from penstock.sinks.delta.sink import DeltaTableSink, open_dataset
 from penstock.sinks.manifest import DataFile
@@ -36,7 +37,18 @@ class DeltaKit:
         return rows
 
 
-KITS: dict[str, type[Kit]] = {"delta": DeltaKit}
+class ToyKit:
+    def sink(self, root: Path, *, pipeline: str = PIPELINE, partition_by: Sequence[str] = ()) -> Sink:
+        return ToySink(LocalFiles(root), pipeline, partition_by)
+
+    def rows(self, root: Path) -> list[dict[str, Any]]:
+        table = ToySink(LocalFiles(root), PIPELINE, None).load()
+        assert table is not None
+        rows: list[dict[str, Any]] = table.dataset().to_table().to_pylist()
+        return rows
+
+
+KITS: dict[str, type[Kit]] = {"delta": DeltaKit, "toy": ToyKit}
 
 
 def write(

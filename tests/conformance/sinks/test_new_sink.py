@@ -1,11 +1,13 @@
 """A new table format is one package and one line of registration: nothing else of Penstock changes."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.conformance.publishing.batch_maker import BatchMaker
+from tests.conformance.sinks.kit import KITS
 from tests.conformance.sinks.toy_sink import TOY, ToySink, ToyTable
 
 from penstock import App, DeltaSink, ObjectSource, Pipeline
@@ -37,6 +39,10 @@ def maker(table_location: TablePaths) -> Iterator[BatchMaker]:
     ledger = Ledger.open("sqlite://")
     yield BatchMaker(root=Path(str(table_location.table)), ledger=ledger, pipeline=table_location.pipeline)
     ledger.close()
+
+
+def test_every_registered_format_is_tested_by_the_suite() -> None:
+    assert SINKS.keys() <= KITS.keys()
 
 
 def test_batches_are_published_to_a_new_format_in_order_and_once(table_location: TablePaths, maker: BatchMaker) -> None:
@@ -111,15 +117,16 @@ def test_a_pipeline_is_declared_with_a_new_format(tmp_path: Path) -> None:
 
 
 def test_a_declared_format_has_to_be_registered(tmp_path: Path) -> None:
-    with pytest.raises(
-        UsageError, match=r"has a sink in the format toy, which is not registered; the formats: delta\."
-    ):
+    message = f"has a sink in the format toy, which is not registered; the formats: {', '.join(SINKS)}."
+    with pytest.raises(UsageError, match=re.escape(message)):
         declare(ToyTable(tmp_path / "clicks"), state=tmp_path)
 
 
 @pytest.mark.usefixtures("table_location")
 def test_errors_name_the_class_of_each_format(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"sink=DeltaSink\(\.\.\.\) or sink=ToyTable\(\.\.\.\)\.$"):
+    classes = [f"sink={package.declaration}(...)" for package in SINKS.values()]
+    assert {"sink=DeltaSink(...)", "sink=ToyTable(...)"} <= {*classes}
+    with pytest.raises(UsageError, match=f"{re.escape(' or '.join(classes))}\\.$"):
         declare("clicks", state=tmp_path)  # type: ignore[arg-type]  # the mistake under test
     with pytest.raises(UsageError, match="in the format toy, and DeltaSink declares one in the format delta"):
         DeltaSink(f"toy+{tmp_path}/clicks")

@@ -8,6 +8,8 @@ import pytest
 from tests.conformance.sinks.kit import FIRST, SCHEMA, SECOND, THIRD, Kit, append, loaded, write
 
 from penstock.errors import PublishConflict, PublishHalted, TableError, UsageError
+from penstock.objects.local_store import LocalStore
+from penstock.objects.scanner import Scanner
 from penstock.sinks.manifest import attempt_token
 from penstock.sinks.sink import Position, Sink
 
@@ -99,6 +101,15 @@ def test_a_partition_column_that_does_not_exist_is_refused_before_the_table_is_c
     with pytest.raises(UsageError, match="day"):
         kit.sink(root, partition_by=["day"]).ensure_schema(SCHEMA)
     assert not root.exists()
+
+
+@pytest.mark.usefixtures("sink")
+def test_a_source_above_the_table_reads_none_of_its_files(root: Path) -> None:
+    write(root, FIRST, id=[1])
+    (root.parent / "part-0.jsonl").touch()
+    scanner = Scanner(root.parent, store=LocalStore(root.parent))
+    found = [ref.key for chunk in scanner.chunks() for ref in chunk]
+    assert found == [str((root.parent / "part-0.jsonl").resolve())]
 
 
 # Publishing
@@ -212,6 +223,6 @@ def test_readers_see_neither_unpublished_files_nor_the_data_directory(kit: Kit, 
     loaded(sink).append(append(1, FIRST, write(root, FIRST, id=[1], name=["a"])))
     write(root, FIRST, file_name="straggler", id=[2])
     write(root, SECOND, id=[3])
-    (root / "_penstock").mkdir()
+    (root / "_penstock").mkdir(exist_ok=True)
     pq.write_table(pa.table({"id": [4]}), root / "_penstock" / "report.parquet")
     assert kit.rows(root) == [{"id": 1, "name": "a"}]

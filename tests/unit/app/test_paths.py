@@ -7,6 +7,7 @@ import pytest
 
 from penstock.app.paths import find_table, table_paths
 from penstock.errors import UsageError
+from penstock.sinks.checks import mark_table
 from penstock.storage.aws import Aws
 from penstock.storage.local import LocalFiles
 
@@ -86,6 +87,19 @@ def test_a_table_is_found_in_the_current_folder_or_as_the_only_one_below(tmp_pat
     (tmp_path / "orders" / "_penstock").mkdir(parents=True)
     with pytest.raises(UsageError, match="clicks, orders"):
         find_table(None, None, here=tmp_path)
+
+
+@pytest.mark.parametrize("state", [None, "elsewhere"])
+def test_a_quarantine_with_nothing_but_a_tables_mark_is_not_found_as_a_table(tmp_path: Path, state: str | None) -> None:
+    data = tmp_path / (state or "clicks/_penstock")
+    for folder in (tmp_path / "clicks" / "_penstock", data):
+        folder.mkdir(parents=True, exist_ok=True)
+    (data / "ledger.db").touch()
+    (tmp_path / "clicks" / "_penstock" / "work").mkdir()
+    mark_table(LocalFiles(tmp_path / "clicks"))
+    mark_table(LocalFiles(tmp_path / "clicks_quarantine"))
+    found = find_table(None, None if state is None else str(data), here=tmp_path)
+    assert found.table == LocalFiles((tmp_path / "clicks").resolve())
 
 
 def test_a_folder_without_penstock_data_is_refused(tmp_path: Path) -> None:

@@ -120,9 +120,9 @@ def test_messages_that_were_sent_and_not_recorded_are_sent_again_and_deduplicate
         dead.setattr(scene.ledger, "advance_announced", lambda *_: (_ for _ in ()).throw(TemporaryError("dead")))
         with pytest.raises(TemporaryError):
             failing.announce(2)
-    assert scene.ledger.announced_seq("clicks") == 0
+    assert scene.ledger.begin_announcing("clicks") == 0
     scene.notifier().announce(2)
-    assert (scene.seqs(), scene.ledger.announced_seq("clicks")) == ([1, 2], 2)
+    assert (scene.seqs(), scene.ledger.begin_announcing("clicks")) == ([1, 2], 2)
 
 
 def test_two_workers_announce_the_same_batches_and_each_arrives_once(scene: Scene) -> None:
@@ -169,6 +169,6 @@ def test_messages_of_a_partly_accepted_call_are_not_sent_again(scene: Scene) -> 
     scene.commit(5)
     with pytest.raises(TemporaryError, match="away"):
         notifier.announce(5)
-    assert scene.ledger.announced_seq("clicks") == 2
+    assert scene.ledger.begin_announcing("clicks") == 2
     scene.notifier().announce(5)
     assert scene.seqs() == [1, 2, 3, 4, 5]

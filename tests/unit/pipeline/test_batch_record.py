@@ -76,6 +76,14 @@ def test_a_record_without_a_required_field_cannot_be_read(table: LocalFiles, nam
         load(table, RECORD.attempt_id)
 
 
+def test_fields_of_a_newer_version_are_ignored(table: LocalFiles) -> None:
+    document = json.loads(STORED)
+    document["files_of_a_newer_version"] = 3
+    document["objects"][0]["storage_class"] = "GLACIER"
+    table.write(f"_penstock/batches/{RECORD.attempt_id}.json.gz", gzip.compress(json.dumps(document).encode()))
+    assert load(table, RECORD.attempt_id) == RECORD
+
+
 def test_records_are_listed_oldest_first_and_deleted(table: LocalFiles) -> None:
     assert recorded(table) == []
     older = "01ARZ3NDEKTSV4RRFFQ69G5FAA"

@@ -18,7 +18,7 @@ from penstock.monitoring.metrics.meters import Meters
 
 REMEMBERED_MAX = 10_000  # of open items: attempts on objects, and leases that were found lost
 
-COUNTED_BY_QUEUE = frozenset(
+COUNTED_BY_QUEUE = frozenset(  # these start at 0 with their worker
     {
         *("messages_received_total", "messages_redelivered_total", "messages_settled_total", "expired_leases_total"),
         *("settlement_failures_total", "heartbeats_total"),

@@ -1,5 +1,5 @@
 """The Delta sink: files and position published in one conditional commit.
 
-`sink` publishes; `log` reads and writes the Delta log; `features` checks which tables may be written; `folder` checks
-their locations.
+`sink` publishes; `log` reads and writes the Delta log; `features` checks which tables may be written; `folder` names
+the log's folder, and checks paths.
 """

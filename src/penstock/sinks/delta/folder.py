@@ -1,14 +1,11 @@
-"""Check whether a location may hold a Delta table, before anything is written to it."""
+"""The folder of a Delta table's log, and the paths at which no table can be."""
 
-import os
 import re
-from pathlib import Path
 
-from penstock.errors import TableError, TemporaryError
+from penstock.errors import TableError
 from penstock.storage.files import Files
 
 LOG_FOLDER = "_delta_log"
-_OWN_FOLDERS = frozenset({"data/", "compacted/", "_penstock/"})  # folders that Penstock creates beside a log
 _MISREAD = re.compile(r"[\x00-\x1f\x7f\\\ud800-\udfff]|%[0-9A-Fa-f]{2}")
 
 
@@ -26,37 +23,3 @@ def check_name(root: Files) -> None:
         )
     if not root.is_local and re.search(r"[?#]", str(root)):
         raise TableError(f"A Delta table cannot be in {str(root)!r}: its prefix has a ? or a #; give another name.")
-
-
-def check_free(root: Files) -> None:
-    """Raise `TableError` for a folder with other contents: readers of Parquet folders would mix them with the table."""
-    if root.is_local and Path(str(root)).is_file():
-        raise TableError(f"The table {root} is a file; give the folder that is to hold the table.")
-    try:
-        names = root.names()
-    except (TableError, TemporaryError) as error:
-        if not root.is_local:
-            raise
-        raise TableError(f"The folder {root} cannot be read ({error}); give another one.") from error
-    others = [name for name in names if name not in _OWN_FOLDERS and not name.startswith((".", "_"))]
-    if others:
-        raise TableError(
-            f"The folder {root} is no Delta table and not empty (it holds {others[0].rstrip('/')}); give an empty or a "
-            f"new folder."
-        )
-
-
-def make_ready(root: Files) -> None:
-    """Create a local folder; S3 needs none."""
-    if root.is_local:
-        Path(str(root)).mkdir(parents=True, exist_ok=True)
-
-
-def check_writable(root: Files) -> None:
-    """Raise `TableError` if the log, or the folder for a new one, is not writable. S3 shows that only on writing."""
-    if not root.is_local:
-        return
-    log = Path(str(root)) / LOG_FOLDER
-    folder = log if log.exists() else log.parent
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise TableError(f"The table {root.uri} cannot be written: no permission for {folder}.")

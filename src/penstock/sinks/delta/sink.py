@@ -10,7 +10,6 @@ import errno
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import unquote
@@ -20,10 +19,18 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction
 
-from penstock.errors import PublishConflict, PublishHalted, TableError, TemporaryError, UsageError
+from penstock.errors import PublishConflict, TableError, TemporaryError
+from penstock.sinks.checks import (
+    check_files,
+    check_free,
+    check_new_partitioning,
+    check_partitioning,
+    check_writable,
+    make_ready,
+)
 from penstock.sinks.delta import log
 from penstock.sinks.delta.features import check_features
-from penstock.sinks.delta.folder import LOG_FOLDER, check_free, check_name, check_writable, make_ready
+from penstock.sinks.delta.folder import LOG_FOLDER, check_name
 from penstock.sinks.manifest import DataFile, attempt_token
 from penstock.sinks.parquet import check_partition_types
 from penstock.sinks.schema import additions, canonical
@@ -31,10 +38,10 @@ from penstock.sinks.sink import Append, LoggedFile, Position, TableCommit, Table
 from penstock.storage.files import Files
 from penstock.storage.s3 import fault_of, refuse
 
-CHECKS_AT_ONCE = 16  # parallel checks of files in S3
 ATTEMPT = ":attempt"  # suffix of the application whose version is the token of the last batch's attempt
 LOADS_MAX = 2  # reading a log during its cleanup can fail once
 
+_KIND = "Delta table"  # in messages
 _S3_REQUEST = re.compile(r"\bError performing\b")  # in delta-rs's messages about failed requests
 _DENIED = re.compile(r"\b(403 Forbidden|AccessDenied)\b")  # S3's refusals in delta-rs's messages
 
@@ -62,7 +69,7 @@ class DeltaTableSink:
 
     def check_location(self) -> None:
         if f"{LOG_FOLDER}/" not in self._root.names():
-            check_free(self._root)
+            check_free(self._root, kind=_KIND)
 
     def load(self) -> "LoadedDelta | None":
         """Return the newest snapshot, or None if there is no table.
@@ -72,11 +79,11 @@ class DeltaTableSink:
         """
         table = _load(self._root)
         if table is None:
-            check_free(self._root)
+            check_free(self._root, kind=_KIND)
             return None
         loaded = LoadedDelta(table, root=self._root, app=self._app)
         check_features(table.protocol(), table.metadata().configuration, table.schema().to_json(), where=self.uri)
-        self._check_partitioning(loaded.partition_by)
+        check_partitioning(loaded.partition_by, self._partition_by, table=self.uri)
         return loaded
 
     def load_version(self, version: int) -> "LoadedDelta":
@@ -125,16 +132,10 @@ class DeltaTableSink:
 
     def _create(self, schema: pa.Schema) -> None:
         columns = self._partition_by or []
-        for column in columns:
-            if column not in schema.names:
-                raise UsageError(
-                    f"The partition column {column} is not among the columns of the table {self.uri}: "
-                    f"{', '.join(schema.names)}."
-                )
-        check_partition_types(schema, columns)
+        check_new_partitioning(schema, columns, table=self.uri)
         with _committing(self.uri):
             make_ready(self._root)
-            check_writable(self._root)
+            check_writable(self._root, log_folder=LOG_FOLDER)
             _create(self._root, schema, columns)
 
     def _table_commit(self, commit: log.LogCommit) -> TableCommit:
@@ -149,14 +150,6 @@ class DeltaTableSink:
             merged=commit.merged,
             operation=commit.operation,
         )
-
-    def _check_partitioning(self, columns: Sequence[str]) -> None:
-        if self._partition_by is not None and list(columns) != self._partition_by:
-            have, want = _listed(columns), _listed(self._partition_by)
-            raise TableError(
-                f"The table {self.uri} is partitioned by {have} and not by {want}; ask for the same columns in the "
-                f"same order (--partition-by), or write to another table."
-            )
 
 
 class LoadedDelta:
@@ -254,9 +247,8 @@ class LoadedDelta:
 
     def append(self, append: Append) -> int:
         """Commit files and position as this snapshot's next version and return it; see `LoadedTable.append`."""
-        check_writable(self._root)
-        with ThreadPoolExecutor(1 if self._root.is_local else CHECKS_AT_ONCE) as pool:
-            list(pool.map(self._check_file, append.files))
+        check_writable(self._root, log_folder=LOG_FOLDER)
+        check_files(self._root, append.files, partition_by=self.partition_by)
         transactions = [
             Transaction(self._app, append.seq),
             Transaction(f"{self._app}{ATTEMPT}", attempt_token(append.attempt_id)),
@@ -273,31 +265,11 @@ class LoadedDelta:
 
     def add_columns(self, fields: Iterable[pa.Field]) -> None:
         """Add nullable columns as this snapshot's next version."""
-        check_writable(self._root)
+        check_writable(self._root, log_folder=LOG_FOLDER)
         with _committing(self._root.uri):
             self._table.alter.add_columns(
                 Schema.from_arrow(pa.schema(list(fields))).fields,
                 commit_properties=CommitProperties(max_commit_retries=0),
-            )
-
-    def _check_file(self, file: DataFile) -> None:
-        """Raise `PublishHalted` unless the file is as committed: a table that names a missing file is unreadable."""
-        path = f"{self._root}/{file.path}"
-        there = self._root.stat(file.path)
-        if there is None:
-            raise PublishHalted(
-                f"The file {path} of a committed batch does not exist, so the batch cannot be published; restore it, "
-                f"or the table and its state from one backup."
-            )
-        if there.size_bytes != file.size_bytes:
-            raise PublishHalted(
-                f"The file {path} of a committed batch has {there.size_bytes} bytes and should have "
-                f"{file.size_bytes}, so the batch cannot be published; restore it from a backup."
-            )
-        if set(file.partition_values) != set(self.partition_by):
-            raise PublishHalted(
-                f"The file {path} of a committed batch is partitioned by {_listed(file.partition_values)} and its "
-                f"table by {_listed(self.partition_by)}, so it cannot be published; the table was made anew otherwise."
             )
 
 
@@ -387,10 +359,6 @@ def _logged(value: Any) -> str | None:
     if isinstance(value, bool):
         return str(value).lower()
     return None if value is None else str(value)
-
-
-def _listed(columns: Iterable[str]) -> str:
-    return ", ".join(columns) or "nothing"
 
 
 def _first_line(error: BaseException) -> str:
