@@ -33,27 +33,45 @@ RETRIES_A_PERIOD = 6
 END_SECONDS = 2.0  # for a task to end after it was asked to stop
 JOIN_SECONDS = END_SECONDS + 1.0  # for a job to end, with its task
 LEASE_SECONDS_MAX = 60.0  # a long lease of messages must not keep a dead worker's job from the others
-RUN_SECONDS_MAX = 900.0  # of a pass that normally takes seconds; a longer one probably hangs in a call of its storage
+RUN_SECONDS_MAX = 900.0  # without progress, of a unit of work that takes seconds: it probably hangs in its storage
 DONE = "the task is done"  # the recorded reason of a task's end; its period counts from then
 
 
-def is_overlong(run_seconds: float) -> bool:
-    """Return True for a pass that takes too long. Two of them at once do no harm; see `JobTask.is_stuck`."""
-    return run_seconds > RUN_SECONDS_MAX
+def is_overlong(still_seconds: float) -> bool:
+    """Return True for a run without progress. Two runs at once do no harm; see `JobTask.is_stuck`."""
+    return still_seconds > RUN_SECONDS_MAX
+
+
+class TaskRun:
+    """One run of a task. Its thread calls `is_over` between two units of work; the job's thread reads the rest."""
+
+    def __init__(self, stop: StopSignal, *, worker_stop: StopSignal, clock: Clock) -> None:
+        """Begin a run. ``stop`` is its own signal; a pause of the worker also ends it."""
+        self.stop = stop  # for work that takes a signal
+        self.moved_at = clock.monotonic()  # of the start or the latest progress
+        self.ended_early = False
+        self._worker_stop = worker_stop
+        self._clock = clock
+
+    def is_over(self) -> bool:
+        """Note progress. Return True if the run should end now: the rest is for another worker, at once."""
+        self.moved_at = self._clock.monotonic()
+        self.ended_early = self.stop.requested or self._worker_stop.paused
+        return self.ended_early
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobTask:
     """One task of a job.
 
-    ``run`` ends soon after its stop signal. It returns the seconds after which the task continues, if it left some of
-    it for later, and None if the task is done.
+    ``run`` ends soon after `TaskRun.is_over` or its signal. It returns the seconds after which the task continues, if
+    it left some of it for later, and None if the task is done.
     """
 
     name: str  # the pipeline or object handler; for the whole app, the app
-    run: Callable[[StopSignal], float | None]
+    run: Callable[[TaskRun], float | None]
     is_due: Callable[[], bool] = lambda: True  # checked besides the period, before the claim and again under it
-    # Given the seconds of the run so far. A stuck run loses its claim, so that another worker can take over.
+    # Given the seconds since the start or the latest progress. A stuck run loses its claim to another worker.
     is_stuck: Callable[[float], bool] = lambda _: False
     key: str | None = None  # of its row in the ledger; None: the name, if no other app uses it in this ledger
     every_seconds: Callable[[], float] | None = None  # its current period, if it may change; None: the job's
@@ -272,11 +290,12 @@ class ElectedJob:
         starting it again; another worker may start it once the claim has expired.
         """
         stop, ended = StopSignal(), threading.Event()
+        task_run = TaskRun(stop, worker_stop=self._stop, clock=self._clock)
         results, failures = list[float | None](), list[BaseException]()
 
         def run() -> None:
             try:
-                results.append(task.run(stop))
+                results.append(task.run(task_run))
             except BaseException as error:
                 failures.append(error)
             finally:
@@ -286,7 +305,7 @@ class ElectedJob:
         thread.start()
         try:
             with self._woken(ended):
-                self._extend_while_running(task, thread, ended, ledger, attempt_id)
+                self._extend_while_running(task, task_run, thread, ended, ledger, attempt_id)
         finally:
             if thread.is_alive():
                 stop.request()
@@ -296,23 +315,29 @@ class ElectedJob:
         for failure in failures:
             raise failure
         # A task that was stopped may have ended early, so it is due again.
-        return results[0] if results and not stop.requested else 0.0
+        return results[0] if results and not (stop.requested or task_run.ended_early) else 0.0
 
     def _extend_while_running(
-        self, task: JobTask, thread: threading.Thread, ended: threading.Event, ledger: Ledger, attempt_id: str
+        self,
+        task: JobTask,
+        task_run: TaskRun,
+        thread: threading.Thread,
+        ended: threading.Event,
+        ledger: Ledger,
+        attempt_id: str,
     ) -> None:
         """Return when the task has ended, is stuck or has lost its claim, or when the worker stops.
 
         An extension that fails is tried again while a third of the lease is left; then its error is raised.
         """
-        begun_at = extended_at = self._clock.monotonic()
+        extended_at = self._clock.monotonic()
         while thread.is_alive() and not self._is_over:
             self._clock.wait(ended, self._lease_seconds / 3)
             ended.clear()
             thread.join(0.05)
             if not thread.is_alive():
                 return
-            if task.is_stuck(self._clock.monotonic() - begun_at):
+            if task.is_stuck(self._clock.monotonic() - task_run.moved_at):
                 raise TemporaryError("the task does not end; another worker takes over")
             try:
                 if not ledger.extend_work(attempt_id, lease_seconds=self._lease_seconds):
