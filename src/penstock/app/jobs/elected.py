@@ -23,6 +23,7 @@ from penstock.ledger import Ledger
 from penstock.ledger.records import HolderOutcome, WorkAttempt, WorkBegun, WorkState
 from penstock.messaging.backoff import Random
 from penstock.messaging.clock import Clock
+from penstock.messaging.threads import WorkThread
 from penstock.worker.shutdown import StopSignal
 
 CHECK_SECONDS_MAX = 60.0  # between two checks for due tasks
@@ -137,7 +138,7 @@ class ElectedJob:
         self._continued_at: dict[str, float] = {}  # monotonic; when tasks continue that this worker has done in part
         self._reported: dict[str, str] = {}  # the last failure
         self._leftover: dict[str, threading.Thread] = {}  # asked to stop, but still running
-        self._thread = threading.Thread(target=self._run, name=f"penstock-{name}", daemon=True)
+        self._thread = WorkThread(self._run, name=f"penstock-{name}")
 
     @property
     def name(self) -> str:
@@ -301,7 +302,7 @@ class ElectedJob:
             finally:
                 ended.set()
 
-        thread = threading.Thread(target=run, name=f"penstock-{self._name}-task", daemon=True)
+        thread = WorkThread(run, name=f"penstock-{self._name}-task")
         thread.start()
         try:
             with self._woken(ended):
