@@ -244,10 +244,16 @@ class ElectedJob:
             self._reported.pop(task.name, None)
             return  # another worker does it
         ended = claim.previous
-        # Another worker may just have finished: keep its record.
-        if ended is not None and self._let_rest(task, ended, ledger):
-            self._free(task, ledger, attempt_id, "failed" if ended.outcome == "failed" else "given_back", ended.reason)
-            return
+        if ended is not None:  # another worker may just have finished
+            keeps_record = True
+            try:
+                keeps_record = self._let_rest(task, ended, ledger)
+            finally:  # also if the period or the ledger's time cannot be read
+                if keeps_record:
+                    outcome: HolderOutcome = "failed" if ended.outcome == "failed" else "given_back"
+                    self._free(task, ledger, attempt_id, outcome, ended.reason)
+            if keeps_record:
+                return
         try:
             more_seconds = self._run_claimed(task, ledger, attempt_id) if task.is_due() else 0.0
         except BaseException:

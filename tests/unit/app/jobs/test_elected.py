@@ -29,7 +29,7 @@ from penstock.errors import TemporaryError
 from penstock.events import Event, JobFailed
 from penstock.ledger import Ledger
 from penstock.ledger.pipelines import ReconcileResult
-from penstock.ledger.records import WorkAttempt, WorkBegun
+from penstock.ledger.records import WorkAttempt, WorkBegun, WorkState
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.message import Outgoing
 from penstock.storage.aws import Aws
@@ -593,6 +593,36 @@ def test_a_worker_that_claims_just_after_another_has_finished_keeps_its_record(
 
     monkeypatch.setattr(periodic.ledger, "work", read_before_the_other_finishes)
     second.check()
+    periodic.job("w3").check()
+    assert periodic.runs == ["w1"]
+
+
+def test_a_claim_is_freed_with_the_earlier_record_if_the_period_cannot_be_read_under_it(
+    periodic: Periodic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise no worker could run the task until the lease has expired."""
+    second = periodic.job("w2")
+    work, now = periodic.ledger.work, periodic.ledger.now
+
+    def fail_once() -> float:
+        monkeypatch.setattr(periodic.ledger, "now", now)
+        raise TemporaryError("the ledger is away")
+
+    def read_before_the_other_finishes(handler: str, key: str) -> object:
+        row = work(handler, key)
+        monkeypatch.setattr(periodic.ledger, "work", work)
+        periodic.job("w1").check()
+        monkeypatch.setattr(periodic.ledger, "now", fail_once)
+        return row
+
+    monkeypatch.setattr(periodic.ledger, "work", read_before_the_other_finishes)
+    second.check()
+    assert periodic.heard == [JobFailed(job="gc clicks", error="the ledger is away")]
+    row = periodic.ledger.work("penstock gc", "clicks")
+    assert row is not None
+    assert row.state is WorkState.FREE
+    assert row.previous is not None
+    assert row.previous.reason == DONE
     periodic.job("w3").check()
     assert periodic.runs == ["w1"]
 
