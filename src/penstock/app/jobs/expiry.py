@@ -16,6 +16,7 @@ from functools import partial
 from penstock.app.jobs.elected import ElectedJob, JobTask, TaskRun, elected_job, is_overlong
 from penstock.app.replayer import ReplayedQueue
 from penstock.app.service import ServiceContext
+from penstock.config import Settings
 from penstock.dead_letters.jsonl import line_of
 from penstock.dead_letters.reader import DeadLetteredMessage, DeadLetterReader, dead_letters_in
 from penstock.events import Bus, DeadLettersArchived, DeadLettersExpiring
@@ -26,6 +27,7 @@ from penstock.storage.files import Files
 from penstock.storage.roots import files_at
 
 NAME = "expiry"
+UNUSED_ARCHIVE = "expiring dead letters are archived only by workers with dead_letters.replay"
 CLAIMED_AS = "penstock expiry"  # two holders do no harm: both write the same files
 ARCHIVED_FROM_SHARE = 0.95  # age as a share of the retention; the last replay was due before
 FILE_MESSAGES_MAX, FILE_BYTES_MAX = 1_000, 8 * 1024 * 1024
@@ -41,6 +43,11 @@ class AgedMessages:
 
     dead_letters: int
     oldest_at: float
+
+
+def is_archive_unused(settings: Settings) -> bool:
+    """Return True if an archive of expiring dead letters is set, but nothing writes it: no worker watches the DLQs."""
+    return settings.dead_letters_archive is not None and NAME in settings.jobs and not settings.dead_letters_replay
 
 
 def expiry_job(
