@@ -46,6 +46,7 @@ def penstock(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str])
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr("penstock.cli.exits.leave_within", lambda *_: None)  # this process must not be ended
     monkeypatch.setattr("penstock.cli.main.ignore_handled_signals", lambda: None)  # nor must it ignore signals
+    monkeypatch.setattr("penstock.cli.main.leave", sys.exit)  # nor end with os._exit
 
     def call(*arguments: object) -> CommandResult:
         monkeypatch.setattr("sys.argv", ["penstock", *map(str, arguments)])

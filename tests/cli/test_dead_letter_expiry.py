@@ -74,6 +74,25 @@ def test_expiring_dead_letters_are_reported_and_archived(
     assert {dead_letter["body"] for dead_letter in penstock("dead", "list", "--json").document} == {"old", "oldest"}
 
 
+def test_an_archive_without_replay_is_reported_by_the_worker_and_by_doctor(
+    here: Path, started: list[Process], penstock: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its dead letters would be deleted unarchived, with no sign."""
+    archive = f"PENSTOCK_DEAD_LETTERS_ARCHIVE={here / 'kept'}"
+    process = Process(here, "worker", "shop_with_dead_letters:app", before=("env", archive))
+    started.append(process)
+    process.expect("setting.without_effect", setting="dead_letters.archive")
+    process.signal(signal.SIGTERM)
+    assert process.exit_code() == 0
+    monkeypatch.setattr("sys.path", [str(here), *sys.path])
+    monkeypatch.setenv(*archive.split("=", 1))
+    assert "dead_letters.archive has no effect" in penstock("doctor", "--app", "shop_with_dead_letters:app").out
+    monkeypatch.setenv("PENSTOCK_DEAD_LETTERS_REPLAY", "true")
+    own = "shop_with_dead_letters"
+    monkeypatch.delitem(sys.modules, own, raising=False)
+    assert "dead_letters.archive has no effect" not in penstock("doctor", "--app", f"{own}:app").out
+
+
 def test_a_replayer_run_does_not_archive_expiring_dead_letters(here: Path, penstock: Call) -> None:
     archive = {"PENSTOCK_DEAD_LETTERS_ARCHIVE": str(here / "kept")}
     ran = subprocess.run(

@@ -174,6 +174,33 @@ def test_a_thread_of_a_library_does_not_keep_a_failed_process_alive(start: Start
     assert "The queue nope has no handler" in worker.error_message()
 
 
+READING = """
+import pyarrow
+from deltalake import DeltaTable, write_deltalake
+from penstock.messaging.threads import WorkThread
+
+write_deltalake("table", pyarrow.table({"a": [1]}))
+begun = threading.Event()
+
+def read():
+    while True:
+        DeltaTable("table").to_pyarrow_table()
+        begun.set()
+
+for _ in range(2):
+    WorkThread(read, name="penstock-reading").start()
+assert begun.wait(60)
+"""
+
+
+def test_a_thread_inside_the_library_of_a_table_does_not_crash_a_failed_process(start: Start, here: Path) -> None:
+    """It would end with SIGSEGV while the interpreter shuts down."""
+    (here / "shop.py").write_text(APP + READING)
+    worker = start("shop:app", "--queues", "nope")
+    assert worker.exit_code() == CONFIGURATION
+    assert "The queue nope has no handler" in worker.error_message()
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -17,6 +17,7 @@ from tests.services.aws_server import REGION, AwsServer
 from typer.testing import CliRunner
 
 from penstock import App, Message, Reject
+from penstock.app.jobs.elected import TaskRun
 from penstock.app.jobs.expiry import ExpiryWatch
 from penstock.app.jobs.monitor.process import measure_once
 from penstock.app.replayer import replayed_dlqs
@@ -237,11 +238,12 @@ def test_the_workers_policy_suffices_to_archive_dead_letters(
         bus=Bus(events.append),
         clock=Later(0.97 * retention_seconds),
     )
+    task_run = TaskRun(StopSignal(), worker_stop=StopSignal(), clock=SystemClock())
     guard.allowed = rights("worker")
     with pytest.raises(Exception, match="sqs:ReceiveMessage"):
-        watch.inspect(queue, StopSignal())
+        watch.inspect(queue, task_run)
     guard.allowed, guard.refused = rights("worker", ARCHIVES), set()
-    watch.inspect(queue, StopSignal())
+    watch.inspect(queue, task_run)
     assert (guard.refused, [type(event) for event in events]) == (set(), [DeadLettersArchived])
     assert guard.used >= {("sqs:ReceiveMessage", queue), ("sqs:DeleteMessage", queue)}
     assert guard.allowed - rights("worker") == {

@@ -5,6 +5,7 @@ test kills it, takes rights from it, or reads everything that it writes to the t
 """
 
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -65,6 +66,7 @@ class SharedCase(Case):
             patch.setattr(ingest_module, "ingest", partial(ingest_module.ingest, spark=self._spark))
             patch.setattr("penstock.cli.exits.leave_within", lambda *_: None)  # the command must not end this process
             patch.setattr("penstock.cli.main.ignore_handled_signals", lambda: None)  # nor change its signals
+            patch.setattr("penstock.cli.main.leave", sys.exit)  # nor end with os._exit
             self._capfd.readouterr()
             with pytest.raises(SystemExit) as end:
                 main()

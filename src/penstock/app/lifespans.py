@@ -2,7 +2,6 @@
 
 import asyncio
 import inspect
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -16,6 +15,7 @@ from penstock.app.handlers import Lifespan
 from penstock.errors import UsageError, UserError
 from penstock.events import Bus, LifespanFailed
 from penstock.messaging.failure import failure_of, location_of
+from penstock.messaging.threads import WorkThread
 
 LoopOf = Callable[[], asyncio.AbstractEventLoop]
 
@@ -62,7 +62,7 @@ class Lifespans:
         while self._entered:
             share = (ends_at - time.monotonic()) / len(self._entered)
             entered = self._entered.pop()
-            thread = threading.Thread(target=self._leave, args=(entered,), name="penstock-lifespan", daemon=True)
+            thread = WorkThread(self._leave, entered, name="penstock-lifespan")
             thread.start()
             thread.join(max(share, 0.0))
             if thread.is_alive():

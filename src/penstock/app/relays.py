@@ -3,7 +3,6 @@
 import functools
 import operator
 import random
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ from penstock.errors import UsageError
 from penstock.events import Listener, ThreadLeftBehind
 from penstock.messaging.backoff import Random
 from penstock.messaging.clock import Clock, SystemClock
+from penstock.messaging.threads import WorkThread
 
 if TYPE_CHECKING:
     from penstock.app.app import App
@@ -34,7 +34,7 @@ def relaying(
         yield
         return
     relays = _opened(app, emit=emit, clock=clock, random=random)
-    threads = [threading.Thread(target=relay.run, name="penstock-relay", daemon=True) for relay in relays]
+    threads = [WorkThread(relay.run, name="penstock-relay") for relay in relays]
     for thread in threads:
         thread.start()
     app.wake_by([relay.wake for relay in relays])

@@ -14,6 +14,7 @@ from typing import Self
 from penstock.events import JobFailed, Listener
 from penstock.messaging.backoff import Random
 from penstock.messaging.clock import Clock
+from penstock.messaging.threads import WorkThread
 from penstock.worker.shutdown import StopSignal
 
 END_SECONDS = 1.0
@@ -36,7 +37,7 @@ class PeriodicJob(ABC):
         self._stop = stop
         self._ended = threading.Event()
         self._reported: dict[str, str] = {}  # last reported failure by subject; used by the thread of the rounds
-        self._thread = threading.Thread(target=self._run, name=f"penstock-{name}", daemon=True)
+        self._thread = WorkThread(self._run, name=f"penstock-{name}")
 
     def start(self) -> None:
         """Start the thread with a first round."""

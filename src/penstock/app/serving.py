@@ -15,6 +15,7 @@ from penstock.app.backends import has_ledger_apart, has_local_ledger, require_sh
 from penstock.app.brokers import check_queues
 from penstock.app.housekeeping import Presence
 from penstock.app.jobs.elected import ElectedJob, running
+from penstock.app.jobs.expiry import UNUSED_ARCHIVE, is_archive_unused
 from penstock.app.jobs.monitor.job import monitor_job
 from penstock.app.jobs.task_protection import protections
 from penstock.app.jobs.worker_jobs import JobOf, worker_jobs
@@ -30,7 +31,7 @@ from penstock.app.telemetry import guarded
 from penstock.app.tracing import traced
 from penstock.config import shown
 from penstock.errors import ConfigurationError, TemporaryError
-from penstock.events import Bus, Listener
+from penstock.events import Bus, Listener, SettingWithoutEffect
 from penstock.handlers.declaration import HandlerDeclaration
 from penstock.handlers.keys import IdempotencyKeys
 from penstock.handlers.once import LedgerKeys
@@ -331,6 +332,8 @@ def _start_jobs(
             "The setting worker.jobs is only, and no background job has work in this app; see dead_letters.replay, "
             "objects.reconcile_every, objects.archive_after, tables.compact_every and metrics.address."
         )
+    if not role.bounded and is_archive_unused(context.settings):
+        context.bus.emit(SettingWithoutEffect(setting="dead_letters.archive", reason=UNUSED_ARCHIVE))
     if role.consumed:
         _tick(app, role.services, context, stack)
         stack.enter_context(relaying(app, emit=context.bus.emit, clock=context.clock, random=context.random))

@@ -177,15 +177,17 @@ class Tables:
         except TemporaryError as error:
             self._bus.emit(JobFailed(job="gc", error=str(error)))
 
-    def collect_garbage(self, *, dry_run: bool) -> CollectedGarbage:
+    def collect_garbage(self, *, dry_run: bool, stopped: Callable[[], bool] = lambda: False) -> CollectedGarbage:
         """Delete all files that belong to no batch, including those of every attempt's folder.
+
+        ``stopped`` is called before each unit of work, such as a folder; True ends the collection there.
 
         Raises `PublishHalted` if the ledger does not belong to the table: its garbage may then be visible data.
         """
-        collected = self._collect(dry_run=dry_run, stragglers=True)
+        collected = self._collect(dry_run=dry_run, stragglers=True, stopped=stopped)
         try:
             for sink in (self.rows, self.quarantine):
-                left = collect_leftovers(sink, clock=_CLOCK, probe=self._probe, dry_run=dry_run)
+                left = collect_leftovers(sink, clock=_CLOCK, probe=self._probe, dry_run=dry_run, stopped=stopped)
                 collected = replace(
                     collected,
                     compactions=collected.compactions + left.folders,
@@ -196,7 +198,9 @@ class Tables:
             raise TemporaryError(f"what compactions left cannot be listed or deleted: {error}") from error
         return collected
 
-    def _collect(self, *, dry_run: bool, stragglers: bool) -> CollectedGarbage:
+    def _collect(
+        self, *, dry_run: bool, stragglers: bool, stopped: Callable[[], bool] = lambda: False
+    ) -> CollectedGarbage:
         for sink in (self.rows, self.quarantine):
             check_tip(self._ledger, sink.load(), pipeline=self._paths.pipeline, where=sink.uri)
         return collect(
@@ -208,6 +212,7 @@ class Tables:
             probe=self._probe,
             dry_run=dry_run,
             stragglers=stragglers,
+            stopped=stopped,
         )
 
     def _count(self, counts: Callable[[BatchRow], bool], *, after_seq: int) -> int:

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
@@ -24,6 +25,8 @@ FAILED = 1
 CHECK_FOUND_PROBLEMS = 3
 TEMPORARY_FAILURE = 75
 INTERRUPTED = 130
+
+WORK_END_SECONDS = 0.5  # for threads that were asked to end and are about to
 
 
 @contextmanager
@@ -52,6 +55,28 @@ def leave_job(report: "IngestReport | RunReport", stop: "StopSignal", *, forced:
         raise typer.Exit(stopped_code(stop))
     if report.objects_dead:
         raise typer.Exit(CHECK_FOUND_PROBLEMS)
+
+
+def leave(exit_code: int) -> NoReturn:
+    """Exit at the end of a command. Its last step, also after an error.
+
+    A thread inside a library such as deltalake or Arrow may crash the process if the interpreter shuts down meanwhile,
+    and the exit code becomes that of the crash. If one is left, the process ends without that shutdown.
+    """
+    if threading.active_count() > 1 and _work_is_left():
+        leave_now(exit_code)
+    sys.exit(exit_code)
+
+
+def _work_is_left() -> bool:
+    """Wait shortly for threads at work; return True if one does not end."""
+    from penstock.messaging.threads import WorkThread  # slow to import, and not loaded if no thread was started
+
+    threads = [thread for thread in threading.enumerate() if isinstance(thread, WorkThread)]
+    end_at = time.monotonic() + WORK_END_SECONDS
+    for thread in threads:
+        thread.join(max(end_at - time.monotonic(), 0.0))
+    return any(thread.is_alive() for thread in threads)
 
 
 def leave_now(exit_code: int) -> NoReturn:

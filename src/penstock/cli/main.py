@@ -14,7 +14,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from penstock.cli.commands import ADMIN_COMMANDS, COMMANDS
-from penstock.cli.exits import FAILED, INTERRUPTED, TEMPORARY_FAILURE, ignore_handled_signals
+from penstock.cli.exits import FAILED, INTERRUPTED, TEMPORARY_FAILURE, ignore_handled_signals, leave
 from penstock.cli.lazy import MARKUP, LazyGroup
 from penstock.cli.output import printable, talk
 from penstock.cli.streams import deliver, prepare_streams
@@ -80,7 +80,7 @@ def main() -> NoReturn:
     if (failure := deliver()) is not None and exit_code == 0:
         exit_code = FAILED if isinstance(failure, BrokenPipeError) else _system_error(failure)
     ignore_handled_signals()
-    sys.exit(exit_code)
+    leave(exit_code)
 
 
 def _run() -> int:

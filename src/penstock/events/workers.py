@@ -72,6 +72,14 @@ class JobFailed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SettingWithoutEffect(Event):
+    """A setting has no effect in this worker because another one is missing. Emitted once, at the start."""
+
+    setting: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseFailed(Event):
     """One step of releasing a batch raised; the following steps ran nevertheless."""
 

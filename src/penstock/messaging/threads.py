@@ -16,14 +16,29 @@ from penstock.errors import TemporaryError
 from penstock.messaging.forks import renew_in_copies
 
 
+class WorkThread(threading.Thread):
+    """A daemon thread whose work may be inside a library such as deltalake or Arrow, started once by its creator.
+
+    If one still runs when the interpreter shuts down, the library may crash the process (SIGSEGV). Such a process must
+    end with `os._exit`; `penstock.cli.exits.leave` does that for every command.
+    """
+
+    def __init__(self, work: Callable[..., object], *arguments: object, name: str) -> None:
+        super().__init__(target=work, args=arguments, name=name, daemon=True)
+
+
 def begin_thread(work: Callable[..., object], *arguments: object, name: str) -> threading.Thread:
     """Run the work in its own daemon thread. Raises `TemporaryError` if no thread can be started."""
-    thread = threading.Thread(target=work, args=arguments, name=name, daemon=True)
+    thread = WorkThread(work, *arguments, name=name)
+    _start(thread)
+    return thread
+
+
+def _start(thread: threading.Thread) -> None:
     try:
         thread.start()
     except RuntimeError as error:
         raise TemporaryError(f"the machine has no more threads for this process ({error})") from error
-    return thread
 
 
 def begin_thread_or_do(work: Callable[..., object], *arguments: object, name: str) -> None:
@@ -98,7 +113,8 @@ class AsideThreads:
             self._started += 1
             name = f"penstock-{self._name}-{self._started}"
         try:
-            begin_thread(self._work, name=name)
+            # No `WorkThread`: it waits for seconds after its last call, and an exit should not.
+            _start(threading.Thread(target=self._work, name=name, daemon=True))
         except TemporaryError:  # running threads take the call
             with self._changed:
                 self._threads -= 1

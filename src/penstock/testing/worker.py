@@ -50,7 +50,8 @@ class TestWorker:
 
     Inside the block, `App.send` also sends to these queues, from the test and from handlers. The same holds for apps
     created inside the block, for example by a module that a handler imports. Retries and delays keep their order and
-    take no time; waits inside handlers do take time. Pipelines are not served: use `run_pipeline`.
+    take no time; waits inside handlers do take time. Pipelines are not served: use `run_pipeline`. No background job
+    runs, so processed objects stay at their source.
     """
 
     __test__ = False  # prevents collection by pytest

@@ -1,5 +1,7 @@
 """Files of compactions that died before their commit: gc deletes them, and never a file that a version names."""
 
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -41,8 +43,14 @@ def compacted(maker: BatchMaker, probe: Probe = no_probe) -> CompactionResult | 
     return compact(sink(maker), clock=FakeClock(auto_advance=True), probe=probe)
 
 
-def collected(maker: BatchMaker, probe: Probe = no_probe, *, dry_run: bool = False) -> Leftovers:
-    return collect_leftovers(sink(maker), clock=Later(), probe=probe, dry_run=dry_run)
+def collected(
+    maker: BatchMaker,
+    probe: Probe = no_probe,
+    *,
+    dry_run: bool = False,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Leftovers:
+    return collect_leftovers(sink(maker), clock=Later(), probe=probe, dry_run=dry_run, stopped=stopped)
 
 
 def leftover_files(maker: BatchMaker) -> list[Path]:
@@ -134,3 +142,23 @@ def test_folders_not_created_by_penstock_are_left_alone(filled: BatchMaker) -> N
         assert collected(filled) == Leftovers()
         publish_row(filled, row)
     assert strange.exists()
+
+
+def test_a_collection_stopped_at_any_unit_deletes_no_file_that_a_version_names(filled: BatchMaker) -> None:
+    """An incomplete list of the table's commits must not make their files look like leftovers."""
+    assert compacted(filled) is not None
+    named = leftover_files(filled)
+    for row in (3, 4):
+        publish_row(filled, row)
+    with pytest.raises(Died):
+        compacted(filled, dying_at(Step.COMPACTED))
+    assert len(leftover_files(filled)) == len(named) + 1
+    collected(filled)
+    publish_row(filled, 5)
+    folders = asked = 0
+    while not folders:
+        calls = count(1)
+        folders = collected(filled, stopped=lambda limit=asked, calls=calls: next(calls) > limit).folders  # type: ignore[misc]
+        asked += 1
+    assert asked > 5, "it asks per folder and commit"
+    assert (leftover_files(filled), ids(filled.root)) == (named, list(range(6)))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from penstock.app.rounds import PeriodicJob
+from penstock.cli.exits import leave
 from penstock.events import Event, JobFailed
 from penstock.messaging.clock import SystemClock
 from penstock.worker.shutdown import StopSignal
@@ -49,6 +50,28 @@ def test_each_unchanged_failure_is_reported_once() -> None:
     job.fail("away", "a")
     job.fail("denied", "b")
     assert texts(events)[2:] == ["a: RuntimeError: away", "b: RuntimeError: denied"]
+
+
+def test_a_round_that_does_not_end_is_found_at_the_exit_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cleanup may be inside a library that crashes the process if the interpreter shuts down meanwhile."""
+    monkeypatch.setattr("penstock.app.rounds.END_SECONDS", 0.01)
+    monkeypatch.setattr("penstock.cli.exits.WORK_END_SECONDS", 0.01)
+    codes: list[int] = []
+    monkeypatch.setattr("penstock.cli.exits.leave_now", codes.append)
+    began, resume = threading.Event(), threading.Event()
+
+    def run_round(_: WatchJob) -> float:
+        began.set()
+        resume.wait(DEADLINE_SECONDS)
+        return LONG_SECONDS
+
+    with WatchJob(run_round, []).beside() as job:
+        assert began.wait(DEADLINE_SECONDS)
+    with pytest.raises(SystemExit):
+        leave(75)
+    assert codes == [75]
+    resume.set()
+    job.end()
 
 
 def test_an_end_interrupts_a_rest() -> None:

@@ -1,7 +1,7 @@
 """Garbage collection on a real ledger in memory and a folder: the files that it deletes and those that it must keep."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -38,7 +38,13 @@ def work(mill: Mill, attempt_id: str) -> Path:
 
 
 def sweep(
-    mill: Mill, *, probe: Probe = no_probe, dry_run: bool = False, stragglers: bool = True, bus: Bus | None = None
+    mill: Mill,
+    *,
+    probe: Probe = no_probe,
+    dry_run: bool = False,
+    stragglers: bool = True,
+    bus: Bus | None = None,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> CollectedGarbage:
     return collect(
         mill.ledger,
@@ -49,6 +55,7 @@ def sweep(
         probe=probe,
         dry_run=dry_run,
         stragglers=stragglers,
+        stopped=stopped,
     )
 
 
@@ -103,6 +110,31 @@ def test_an_expired_attempt_is_abandoned_before_its_files_are_deleted(mill: Mill
     assert sweep(mill, probe=check, bus=Bus(events.append)).files == 1
     assert seen == [AttemptState.ABANDONED, AttemptState.ABANDONED]
     assert events == [AttemptAbandoned(pipeline=PIPELINE, attempt_id=attempt_id, reason="its lease ran out")]
+
+
+def test_a_collection_stopped_at_any_unit_keeps_the_files_of_batches_and_the_next_one_does_the_rest(mill: Mill) -> None:
+    """It asks before each unit. An incomplete list of the batches must not make their files look like garbage."""
+    kept = [mill.batch([1]), mill.batch([2])]
+    assert kept
+    named = files_below(mill.root / "data")
+    garbage = [mill.claim() for _ in range(3)]
+    for attempt_id in garbage:
+        mill.write(attempt_id, [3])
+        abandon(mill, attempt_id)
+    asked = deleted = 0
+    while deleted < 3:
+        limit, calls = asked, 0
+
+        def stopped() -> bool:
+            nonlocal calls
+            calls += 1
+            return calls > limit  # noqa: B023 - called within this iteration
+
+        deleted += sweep(mill, stopped=stopped).attempts
+        assert named <= files_below(mill.root / "data")
+        asked += 1
+    assert asked > 3 + len(kept) + len(garbage), "it asks per root, attempt, batch and folder"
+    assert files_below(mill.root / "data") == named
 
 
 def test_a_dry_run_deletes_nothing_and_counts_the_garbage(mill: Mill) -> None:

@@ -3,12 +3,13 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
-from penstock import App, Context, Handlers, Item, Message, Queue, Reject, Retry
+from penstock import App, Context, Handlers, IncomingObject, Item, Message, Queue, Reject, Retry, cleanup
 from penstock.errors import ConfigurationError, UsageError, UserError
 from penstock.events import LifespanFailed, MessageSkipped
 from penstock.testing import TestWorker
@@ -305,6 +306,22 @@ def test_a_worker_that_is_not_entered_opens_no_real_queue() -> None:
             misuse()
     with worker, pytest.raises(UsageError, match="entered already"), worker:
         pass
+
+
+def test_the_source_of_an_object_handler_is_not_cleaned_up(tmp_path: Path) -> None:
+    """No background job runs: a test must not delete real objects. The testing page says so."""
+    app, seen = App(), list[bytes]()
+    (tmp_path / "a.txt").write_bytes(b"1")
+
+    @app.object_handler("files", source=str(tmp_path), source_cleanup=cleanup.Delete(after=0))
+    def read(obj: IncomingObject) -> None:
+        seen.append(obj.read())
+
+    with TestWorker(app) as worker:
+        app.announce("files", str(tmp_path))
+        worker.run_until_empty()
+    assert seen == [b"1"]
+    assert (tmp_path / "a.txt").exists()
 
 
 def test_nested_workers_have_separate_queues() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.app.cleanup import Keep
-from penstock.app.jobs.elected import ElectedJob, JobTask, elected_job, is_overlong
+from penstock.app.jobs.elected import ElectedJob, JobTask, TaskRun, elected_job, is_overlong
 from penstock.app.object_service import ObjectService
 from penstock.app.paths import STATE_FOLDER, TablePaths, declared_table_paths
 from penstock.app.pipelines.pipeline import Pipeline
@@ -25,7 +25,6 @@ from penstock.pipeline.maintenance.cleanup import TASK as CLEANUP
 from penstock.storage.files import Files
 from penstock.storage.local import LocalFiles
 from penstock.storage.roots import files_at
-from penstock.worker.shutdown import StopSignal
 
 ARCHIVE_FOLDER = "archive"
 NAME = "archive"
@@ -118,8 +117,9 @@ def archive(
     clock: Clock,
     files_max: int | None = None,
     dry_run: bool = False,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> ArchiveResult:
-    """Archive the due rows of one pipeline.
+    """Archive the due rows of one pipeline. ``stopped`` is called between units of work, see `Archivist.run`.
 
     Raises as `Archivist.run` does, and `PublishHalted` if table and ledger do not belong together.
     """
@@ -127,7 +127,9 @@ def archive(
     up_to_seq = store.up_to_seq(ledger, older_than_seconds=older_than_seconds)
     if dry_run:
         return archivist.would(older_than_seconds=older_than_seconds, up_to_seq=up_to_seq)
-    return archivist.run(older_than_seconds=older_than_seconds, up_to_seq=up_to_seq, files_max=files_max)
+    return archivist.run(
+        older_than_seconds=older_than_seconds, up_to_seq=up_to_seq, files_max=files_max, stopped=stopped
+    )
 
 
 def _folder(pipeline: str) -> str:
@@ -170,10 +172,10 @@ def archive_job(services: Sequence[Service], context: ServiceContext, *, older_t
 
 def archive_pass(
     store: PipelineArchive, context: ServiceContext, *, older_than_seconds: float
-) -> Callable[[StopSignal], float | None]:
+) -> Callable[[TaskRun], float | None]:
     """Return the pass over one pipeline's rows, which archives a bounded number of files."""
 
-    def run(_stop: StopSignal) -> float | None:
+    def run(task_run: TaskRun) -> float | None:
         done = archive(
             store,
             context.ledger(),
@@ -181,6 +183,7 @@ def archive_pass(
             files_max=FILES_MAX,
             probe=context.probe,
             clock=context.clock,
+            stopped=task_run.is_over,
         )
         if done.objects:
             context.bus.emit(ObjectsArchived(pipeline=store.pipeline, objects=done.objects, files=done.files))

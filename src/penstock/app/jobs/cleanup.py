@@ -7,18 +7,17 @@ last batch that is done, and each action is idempotent.
 from collections.abc import Callable, Sequence
 
 from penstock.app.cleanup_runner import MORE_SECONDS, PASS_OBJECTS, REST_SECONDS
-from penstock.app.jobs.elected import RUN_SECONDS_MAX, ElectedJob, JobTask, elected_job, is_overlong
+from penstock.app.jobs.elected import RUN_SECONDS_MAX, ElectedJob, JobTask, TaskRun, elected_job, is_overlong
 from penstock.app.object_service import ObjectService
 from penstock.app.pipelines.cleanup import pipeline_cleanup
 from penstock.app.pipelines.service import PipelineService
 from penstock.app.service import Service, ServiceContext
 from penstock.app.sources import source_at
 from penstock.pipeline.maintenance.cleanup import CleanupPass, SourceCleanup
-from penstock.worker.shutdown import StopSignal
 
 NAME = "cleanup"
 CLAIMED_AS = "penstock cleanup"  # two holders do no harm, see `SourceCleanup`
-PASS_SECONDS = RUN_SECONDS_MAX / 3  # then the next pipeline gets its turn; a pass that continues for longer hangs
+PASS_SECONDS = RUN_SECONDS_MAX / 3  # then the next pipeline gets its turn
 
 
 def cleanup_job(services: Sequence[Service], context: ServiceContext) -> ElectedJob | None:
@@ -59,14 +58,14 @@ def _cleanup_of(service: Service, context: ServiceContext) -> SourceCleanup | No
     return None
 
 
-def _cleanup_pass(work: SourceCleanup, context: ServiceContext) -> Callable[[StopSignal], float | None]:
+def _cleanup_pass(work: SourceCleanup, context: ServiceContext) -> Callable[[TaskRun], float | None]:
     """Return the pass over one source, bounded by objects and time."""
 
-    def run(stop: StopSignal) -> float | None:
+    def run(task_run: TaskRun) -> float | None:
         end_at = context.clock.monotonic() + PASS_SECONDS
 
         def is_over() -> bool:
-            return stop.requested or context.stop.paused or context.clock.monotonic() >= end_at
+            return task_run.is_over() or context.clock.monotonic() >= end_at
 
         swept = work.run(CleanupPass(objects_max=PASS_OBJECTS, stopped=is_over))
         return MORE_SECONDS if swept.more else None

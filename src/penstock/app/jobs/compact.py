@@ -6,7 +6,7 @@ and the next one continues with the rest.
 
 from collections.abc import Callable, Sequence
 
-from penstock.app.jobs.elected import RUN_SECONDS_MAX, ElectedJob, JobTask, elected_job
+from penstock.app.jobs.elected import ElectedJob, JobTask, TaskRun, elected_job, is_overlong
 from penstock.app.paths import TablePaths, declared_table_paths
 from penstock.app.pipelines.service import PipelineService
 from penstock.app.service import Service, ServiceContext
@@ -16,7 +16,6 @@ from penstock.messaging.steps import Probe
 from penstock.pipeline.maintenance.compact import TARGET_BYTES, CompactionResult, Progress, compact
 from penstock.sinks.registry import open_sink
 from penstock.sinks.sink import TableSink
-from penstock.worker.shutdown import StopSignal
 
 NAME = "compact"
 CLAIMED_AS = "penstock compact"  # two holders do no harm: each merge is conditional on its files
@@ -78,35 +77,10 @@ def sinks_of(table_paths: TablePaths) -> tuple[TableSink, TableSink]:
 
 
 def _task(table_paths: TablePaths, context: ServiceContext) -> JobTask:
-    moved_at = [0.0]  # monotonic, of the latest progress; written by the task's thread
+    def run(task_run: TaskRun) -> None:
+        compact_tables(table_paths, bus=context.bus, probe=context.probe, clock=context.clock, stopped=task_run.is_over)
 
-    def note_progress(_done: int, _all: int) -> None:
-        moved_at[0] = context.clock.monotonic()
-
-    def run(stop: StopSignal) -> float | None:
-        note_progress(0, 0)
-        ended_early = False
-
-        def is_over() -> bool:
-            nonlocal ended_early
-            ended_early = stop.requested or context.stop.paused
-            return ended_early
-
-        compact_tables(
-            table_paths,
-            bus=context.bus,
-            probe=context.probe,
-            clock=context.clock,
-            progress=note_progress,
-            stopped=is_over,
-        )
-        return 0.0 if ended_early else None  # the rest is for another worker, at once
-
-    def is_stuck(run_seconds: float) -> bool:
-        still_seconds = context.clock.monotonic() - moved_at[0]
-        return min(run_seconds, still_seconds) > RUN_SECONDS_MAX
-
-    return JobTask(name=table_paths.pipeline, run=run, is_stuck=is_stuck)
+    return JobTask(name=table_paths.pipeline, run=run, is_stuck=is_overlong)
 
 
 def _compacted(pipeline: str, done: CompactionResult) -> TableCompacted:

@@ -23,6 +23,7 @@ from penstock.ledger import Ledger
 from penstock.ledger.records import HolderOutcome, WorkAttempt, WorkBegun, WorkState
 from penstock.messaging.backoff import Random
 from penstock.messaging.clock import Clock
+from penstock.messaging.threads import WorkThread
 from penstock.worker.shutdown import StopSignal
 
 CHECK_SECONDS_MAX = 60.0  # between two checks for due tasks
@@ -33,27 +34,45 @@ RETRIES_A_PERIOD = 6
 END_SECONDS = 2.0  # for a task to end after it was asked to stop
 JOIN_SECONDS = END_SECONDS + 1.0  # for a job to end, with its task
 LEASE_SECONDS_MAX = 60.0  # a long lease of messages must not keep a dead worker's job from the others
-RUN_SECONDS_MAX = 900.0  # of a pass that normally takes seconds; a longer one probably hangs in a call of its storage
+RUN_SECONDS_MAX = 900.0  # without progress, of a unit of work that takes seconds: it probably hangs in its storage
 DONE = "the task is done"  # the recorded reason of a task's end; its period counts from then
 
 
-def is_overlong(run_seconds: float) -> bool:
-    """Return True for a pass that takes too long. Two of them at once do no harm; see `JobTask.is_stuck`."""
-    return run_seconds > RUN_SECONDS_MAX
+def is_overlong(still_seconds: float) -> bool:
+    """Return True for a run without progress. Two runs at once do no harm; see `JobTask.is_stuck`."""
+    return still_seconds > RUN_SECONDS_MAX
+
+
+class TaskRun:
+    """One run of a task. Its thread calls `is_over` between two units of work; the job's thread reads the rest."""
+
+    def __init__(self, stop: StopSignal, *, worker_stop: StopSignal, clock: Clock) -> None:
+        """Begin a run. ``stop`` is its own signal; a pause of the worker also ends it."""
+        self.stop = stop  # for work that takes a signal
+        self.moved_at = clock.monotonic()  # of the start or the latest progress
+        self.ended_early = False
+        self._worker_stop = worker_stop
+        self._clock = clock
+
+    def is_over(self) -> bool:
+        """Note progress. Return True if the run should end now: the rest is for another worker, at once."""
+        self.moved_at = self._clock.monotonic()
+        self.ended_early = self.stop.requested or self._worker_stop.paused
+        return self.ended_early
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobTask:
     """One task of a job.
 
-    ``run`` ends soon after its stop signal. It returns the seconds after which the task continues, if it left some of
-    it for later, and None if the task is done.
+    ``run`` ends soon after `TaskRun.is_over` or its signal. It returns the seconds after which the task continues, if
+    it left some of it for later, and None if the task is done.
     """
 
     name: str  # the pipeline or object handler; for the whole app, the app
-    run: Callable[[StopSignal], float | None]
+    run: Callable[[TaskRun], float | None]
     is_due: Callable[[], bool] = lambda: True  # checked besides the period, before the claim and again under it
-    # Given the seconds of the run so far. A stuck run loses its claim, so that another worker can take over.
+    # Given the seconds since the start or the latest progress. A stuck run loses its claim to another worker.
     is_stuck: Callable[[float], bool] = lambda _: False
     key: str | None = None  # of its row in the ledger; None: the name, if no other app uses it in this ledger
     every_seconds: Callable[[], float] | None = None  # its current period, if it may change; None: the job's
@@ -119,7 +138,7 @@ class ElectedJob:
         self._continued_at: dict[str, float] = {}  # monotonic; when tasks continue that this worker has done in part
         self._reported: dict[str, str] = {}  # the last failure
         self._leftover: dict[str, threading.Thread] = {}  # asked to stop, but still running
-        self._thread = threading.Thread(target=self._run, name=f"penstock-{name}", daemon=True)
+        self._thread = WorkThread(self._run, name=f"penstock-{name}")
 
     @property
     def name(self) -> str:
@@ -225,10 +244,16 @@ class ElectedJob:
             self._reported.pop(task.name, None)
             return  # another worker does it
         ended = claim.previous
-        # Another worker may just have finished: keep its record.
-        if ended is not None and self._let_rest(task, ended, ledger):
-            self._free(task, ledger, attempt_id, "failed" if ended.outcome == "failed" else "given_back", ended.reason)
-            return
+        if ended is not None:  # another worker may just have finished
+            keeps_record = True
+            try:
+                keeps_record = self._let_rest(task, ended, ledger)
+            finally:  # also if the period or the ledger's time cannot be read
+                if keeps_record:
+                    outcome: HolderOutcome = "failed" if ended.outcome == "failed" else "given_back"
+                    self._free(task, ledger, attempt_id, outcome, ended.reason)
+            if keeps_record:
+                return
         try:
             more_seconds = self._run_claimed(task, ledger, attempt_id) if task.is_due() else 0.0
         except BaseException:
@@ -272,21 +297,22 @@ class ElectedJob:
         starting it again; another worker may start it once the claim has expired.
         """
         stop, ended = StopSignal(), threading.Event()
+        task_run = TaskRun(stop, worker_stop=self._stop, clock=self._clock)
         results, failures = list[float | None](), list[BaseException]()
 
         def run() -> None:
             try:
-                results.append(task.run(stop))
+                results.append(task.run(task_run))
             except BaseException as error:
                 failures.append(error)
             finally:
                 ended.set()
 
-        thread = threading.Thread(target=run, name=f"penstock-{self._name}-task", daemon=True)
+        thread = WorkThread(run, name=f"penstock-{self._name}-task")
         thread.start()
         try:
             with self._woken(ended):
-                self._extend_while_running(task, thread, ended, ledger, attempt_id)
+                self._extend_while_running(task, task_run, thread, ended, ledger, attempt_id)
         finally:
             if thread.is_alive():
                 stop.request()
@@ -296,23 +322,29 @@ class ElectedJob:
         for failure in failures:
             raise failure
         # A task that was stopped may have ended early, so it is due again.
-        return results[0] if results and not stop.requested else 0.0
+        return results[0] if results and not (stop.requested or task_run.ended_early) else 0.0
 
     def _extend_while_running(
-        self, task: JobTask, thread: threading.Thread, ended: threading.Event, ledger: Ledger, attempt_id: str
+        self,
+        task: JobTask,
+        task_run: TaskRun,
+        thread: threading.Thread,
+        ended: threading.Event,
+        ledger: Ledger,
+        attempt_id: str,
     ) -> None:
         """Return when the task has ended, is stuck or has lost its claim, or when the worker stops.
 
         An extension that fails is tried again while a third of the lease is left; then its error is raised.
         """
-        begun_at = extended_at = self._clock.monotonic()
+        extended_at = self._clock.monotonic()
         while thread.is_alive() and not self._is_over:
             self._clock.wait(ended, self._lease_seconds / 3)
             ended.clear()
             thread.join(0.05)
             if not thread.is_alive():
                 return
-            if task.is_stuck(self._clock.monotonic() - begun_at):
+            if task.is_stuck(self._clock.monotonic() - task_run.moved_at):
                 raise TemporaryError("the task does not end; another worker takes over")
             try:
                 if not ledger.extend_work(attempt_id, lease_seconds=self._lease_seconds):

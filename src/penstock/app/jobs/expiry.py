@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from penstock.app.jobs.elected import ElectedJob, JobTask, elected_job, is_overlong
+from penstock.app.jobs.elected import ElectedJob, JobTask, TaskRun, elected_job, is_overlong
 from penstock.app.replayer import ReplayedQueue
 from penstock.app.service import ServiceContext
+from penstock.config import Settings
 from penstock.dead_letters.jsonl import line_of
 from penstock.dead_letters.reader import DeadLetteredMessage, DeadLetterReader, dead_letters_in
 from penstock.events import Bus, DeadLettersArchived, DeadLettersExpiring
@@ -24,9 +25,9 @@ from penstock.messaging.clock import Clock
 from penstock.messaging.steps import Probe, Step, no_probe
 from penstock.storage.files import Files
 from penstock.storage.roots import files_at
-from penstock.worker.shutdown import StopSignal
 
 NAME = "expiry"
+UNUSED_ARCHIVE = "expiring dead letters are archived only by workers with dead_letters.replay"
 CLAIMED_AS = "penstock expiry"  # two holders do no harm: both write the same files
 ARCHIVED_FROM_SHARE = 0.95  # age as a share of the retention; the last replay was due before
 FILE_MESSAGES_MAX, FILE_BYTES_MAX = 1_000, 8 * 1024 * 1024
@@ -42,6 +43,11 @@ class AgedMessages:
 
     dead_letters: int
     oldest_at: float
+
+
+def is_archive_unused(settings: Settings) -> bool:
+    """Return True if an archive of expiring dead letters is set, but nothing writes it: no worker watches the DLQs."""
+    return settings.dead_letters_archive is not None and NAME in settings.jobs and not settings.dead_letters_replay
 
 
 def expiry_job(
@@ -113,7 +119,7 @@ class ExpiryWatch:
         self._probe = probe
         self._warned_at: dict[str, float] = {}  # monotonic, by queue
 
-    def inspect(self, queue: str, stop: StopSignal) -> None:
+    def inspect(self, queue: str, task_run: TaskRun) -> None:
         """Inspect a queue once: warn of old messages, and archive those that are about to expire."""
         retention_seconds = self._broker.retention_seconds(queue)
         if retention_seconds is None:
@@ -122,14 +128,14 @@ class ExpiryWatch:
             return
         now = self._clock.now()
         with dead_letters_in(self._broker, queue, clock=self._clock) as dead_letters:
-            aged = self._find_aged(dead_letters, now, retention_seconds, stop)
+            aged = self._find_aged(dead_letters, now, retention_seconds, task_run)
         if aged.dead_letters:
             self._warn(queue, aged, now, retention_seconds)
         else:
             self._warned_at.pop(queue, None)
 
     def _find_aged(
-        self, dead_letters: DeadLetterReader, now: float, retention_seconds: float, stop: StopSignal
+        self, dead_letters: DeadLetterReader, now: float, retention_seconds: float, task_run: TaskRun
     ) -> AgedMessages:
         archiving = None if self._archive is None else _Archiving(self._archive, dead_letters, self._bus, self._probe)
         count, oldest_at = 0, now
@@ -142,7 +148,7 @@ class ExpiryWatch:
                     archiving.add(dead_letter)
                     continue
                 count, oldest_at = count + 1, min(oldest_at, at)
-            if stop.requested:
+            if task_run.is_over():
                 break
         if archiving is not None:
             archiving.flush()

@@ -1,16 +1,15 @@
 """The job that deletes the leftovers of dead attempts and compactions in a worker's tables."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
-from penstock.app.jobs.elected import ElectedJob, JobTask, elected_job, is_overlong
+from penstock.app.jobs.elected import ElectedJob, JobTask, TaskRun, elected_job, is_overlong
 from penstock.app.paths import declared_table_paths
 from penstock.app.pipelines.pipeline import Pipeline
 from penstock.app.pipelines.service import PipelineService
 from penstock.app.service import Service, ServiceContext
 from penstock.app.tables import Tables
 from penstock.events import Bus, GarbageCollected
-from penstock.worker.shutdown import StopSignal
 
 NAME = "gc"
 CLAIMED_AS = "penstock gc"
@@ -34,9 +33,9 @@ def gc_job(services: Sequence[Service], context: ServiceContext) -> ElectedJob:
     )
 
 
-def collect(pipeline: str, tables: Tables, bus: Bus) -> None:
-    """Collect the garbage of one pipeline, and emit an event if there was any."""
-    found = tables.collect_garbage(dry_run=False)
+def collect(pipeline: str, tables: Tables, bus: Bus, *, stopped: Callable[[], bool]) -> None:
+    """Collect the garbage of one pipeline until ``stopped``, and emit an event if there was any."""
+    found = tables.collect_garbage(dry_run=False, stopped=stopped)
     if found.files:
         bus.emit(
             GarbageCollected(
@@ -49,7 +48,7 @@ def collect(pipeline: str, tables: Tables, bus: Bus) -> None:
         )
 
 
-def _collect_declared(pipeline: Pipeline, context: ServiceContext, _stop: StopSignal) -> None:
+def _collect_declared(pipeline: Pipeline, context: ServiceContext, task_run: TaskRun) -> None:
     where = declared_table_paths(pipeline.name, pipeline.declaration.sink.address, context.settings)
     tables = Tables(where, context.ledger(), partition_by=None, bus=context.bus, probe=context.probe)
-    collect(pipeline.name, tables, context.bus)
+    collect(pipeline.name, tables, context.bus, stopped=task_run.is_over)

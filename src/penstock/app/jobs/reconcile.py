@@ -7,7 +7,7 @@ cancelled.
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from penstock.app.jobs.elected import CHECK_SECONDS_MAX, CHECKS_A_PERIOD, ElectedJob, JobTask, elected_job
+from penstock.app.jobs.elected import CHECK_SECONDS_MAX, CHECKS_A_PERIOD, ElectedJob, JobTask, TaskRun, elected_job
 from penstock.app.reconcile_target import ReconcileTarget
 from penstock.app.service import ServiceContext
 from penstock.messaging.broker import Broker
@@ -65,5 +65,5 @@ def has_settled(broker: Broker, queue: str, *, seconds: float) -> bool:
     return stats.oldest_message_age_seconds is not None and stats.oldest_message_age_seconds < seconds
 
 
-def _run(reconcile: Reconcile, target: ReconcileTarget, stop: StopSignal) -> None:
-    reconcile(target, stop)
+def _run(reconcile: Reconcile, target: ReconcileTarget, task_run: TaskRun) -> None:
+    reconcile(target, task_run.stop)

@@ -149,6 +149,12 @@ WORKER_ROWS: Rows = {
         msg="Expired rows of the inbox were deleted.",
         fields=same("database", "count"),
     ),
+    events.SettingWithoutEffect: LogRow(
+        name="setting.without_effect",
+        level="warning",
+        msg="A setting has no effect in this worker because another one is missing.",
+        fields=same("setting", "reason"),
+    ),
     events.ReleaseFailed: LogRow(
         name="release.failed",
         level="warning",

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from penstock.app.backends import has_ledger_apart, has_local_ledger, ledger_exists, require_shared_ledger
 from penstock.app.brokers import capabilities_of
+from penstock.app.jobs.expiry import UNUSED_ARCHIVE, is_archive_unused
 from penstock.app.loading import load_app
 from penstock.app.paths import tables_here
 from penstock.app.scope import find_scope, scopes_here
@@ -170,6 +171,13 @@ def _app_checks(scope: "Scope") -> Iterator[Finding]:
     if not has_local_ledger(scope.settings) and ledger.level is not FindingLevel.FAILED:
         yield guarded("ledger server", partial(_ledger_server, scope))
     yield guarded("stopping", partial(_stopping, scope))
+    if is_archive_unused(scope.settings):
+        yield Finding(
+            check="dead letter archive",
+            level=FindingLevel.WARNING,
+            found=f"dead_letters.archive has no effect: {UNUSED_ARCHIVE}",
+            hint="Set dead_letters.replay, or run a worker with --replay.",
+        )
 
 
 def _aws_checks(scope: "Scope", app: str | None, *, try_notification: bool) -> Iterator[Finding]:

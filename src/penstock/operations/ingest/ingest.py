@@ -25,6 +25,7 @@ from penstock.errors import TemporaryError
 from penstock.events import Bus, JobFailed, Listener, WatchDegraded, WatchStarted
 from penstock.ledger.records import ObjectState
 from penstock.messaging.clock import Clock, SystemClock
+from penstock.messaging.threads import WorkThread
 from penstock.messaging.tracing import NO_TRACING
 from penstock.objects.local_store import LocalStore
 from penstock.objects.reference import ObjectRef
@@ -269,7 +270,7 @@ class FolderWatch:
         self._clock = clock
         self._ended = threading.Event()
         self._failure: BaseException | None = None  # written once, by the thread
-        self._thread = threading.Thread(target=self._run, name=f"penstock-{WATCHER}", daemon=True)
+        self._thread = WorkThread(self._run, name=f"penstock-{WATCHER}")
 
     def start(self) -> None:
         """Start, and return after the first scan or a stop. Raises the thread's error."""

@@ -7,6 +7,7 @@ which the next run deletes. `penstock.ledger.archive` explains why this is safe 
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from penstock.ledger.archive import ARCHIVING, ArchiveFile, RetiredObject, Retir
 from penstock.ledger.records import ObjectAttempt, ObjectRow, ObjectState, OriginalMessage
 from penstock.messaging.clock import Clock
 from penstock.messaging.steps import Probe, Step
+from penstock.pipeline.maintenance.interruption import PassEnded, interruptible
 from penstock.storage.files import Files
 
 GROUP_ROWS = 4_096  # per row group; a lookup reads one
@@ -134,27 +136,36 @@ class Archivist:
     new_id: Callable[[], str] = lambda: str(ULID())
 
     def run(
-        self, *, older_than_seconds: float, up_to_seq: int, files_max: int | None = None, objects_max: int = OBJECTS_MAX
+        self,
+        *,
+        older_than_seconds: float,
+        up_to_seq: int,
+        files_max: int | None = None,
+        objects_max: int = OBJECTS_MAX,
+        stopped: Callable[[], bool] = lambda: False,
     ) -> ArchiveResult:
         """Archive batches that are older than this, up to ``up_to_seq``, in at most ``files_max`` files.
 
+        ``stopped`` is called before each page of objects and each file of the archive; True ends the run there.
+
         Raises `TemporaryError` if a retry may succeed, `TableError` if the archive's location cannot be used.
         """
-        swept = self._sweep()
-        objects = batches = files = written = 0
-        while (retiring := self._next(older_than_seconds, up_to_seq, objects_max)) is not None:
-            if files_max is not None and files >= files_max:
-                break
-            file = self._archive(retiring)
-            if file is None:  # another process is archiving
-                break
-            objects += file.objects
-            batches += len(retiring.batches)
-            files += 1
-            written += file.bytes
-        return ArchiveResult(
-            objects=objects, batches=batches, files=files, bytes=written, swept=swept, more=retiring is not None
-        )
+        swept = objects = batches = files = written = 0
+        more = True
+        with suppress(PassEnded):
+            for _ in self._sweep(stopped):
+                swept += 1
+            while more := (retiring := self._next(older_than_seconds, up_to_seq, objects_max)) is not None:
+                if files_max is not None and files >= files_max:
+                    break
+                file = self._archive(retiring, stopped)
+                if file is None:  # another process is archiving
+                    break
+                objects += file.objects
+                batches += len(retiring.batches)
+                files += 1
+                written += file.bytes
+        return ArchiveResult(objects=objects, batches=batches, files=files, bytes=written, swept=swept, more=more)
 
     def would(self, *, older_than_seconds: float, up_to_seq: int, objects_max: int = OBJECTS_MAX) -> ArchiveResult:
         """Return the result that `run` would have now, according to the batches. Change nothing."""
@@ -179,11 +190,15 @@ class Archivist:
             self.pipeline, after_seq=after, up_to_seq=min(last_due, up_to_seq), objects_max=objects_max
         )
 
-    def _archive(self, retiring: Retiring) -> ArchiveFile | None:
-        """Write one file and remove its objects from the ledger. Return None if another process archived them first."""
+    def _archive(self, retiring: Retiring, stopped: Callable[[], bool]) -> ArchiveFile | None:
+        """Write one file and remove its objects from the ledger. Return None if another process archived them first.
+
+        Raises `PassEnded` before the file is begun, or not at all.
+        """
         archive_id = self.new_id()
         path = f"{archive_id}{SUFFIX}"
-        count = write_file(self.location, path, self.ledger.archives.retired_objects(retiring))
+        pages = interruptible(self.ledger.archives.retired_objects(retiring), stopped)
+        count = write_file(self.location, path, pages)
         self.probe(Step.ARCHIVE_WRITTEN)
         info = self.location.stat(path)
         if info is None:
@@ -194,20 +209,18 @@ class Archivist:
         self.location.delete([path])  # the ledger refused it, so it never counted
         return None
 
-    def _sweep(self) -> int:
-        """Delete old files that no archive names, and return their number."""
-        old = [name for name in self.location.names() if self._is_old(name)]
+    def _sweep(self, stopped: Callable[[], bool]) -> Iterator[str]:
+        """Delete old files that no archive names, and yield the name of each."""
+        old = [name for name in interruptible(self.location.names(), stopped) if self._is_old(name)]
         named = {archive.id for archive in self.ledger.archives.all(self.pipeline)} if old else set()
-        swept = 0
-        for name in old:
+        for name in interruptible(old, stopped):
             found = _NAME.fullmatch(name)
             assert found is not None, "it was looked at"
             if found["id"] in named and not found["half"]:
                 continue
             if found["half"] or self.ledger.archives.disown(self.pipeline, found["id"]):
                 self.location.delete([name])
-                swept += 1
-        return swept
+                yield name
 
     def _is_old(self, name: str) -> bool:
         if not _NAME.fullmatch(name):

@@ -20,6 +20,7 @@ however long a process or a request was paused. The minimum age only keeps gc fr
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -31,6 +32,7 @@ from penstock.messaging.clock import Clock
 from penstock.messaging.steps import Probe, Step, no_probe
 from penstock.pipeline.batch_record import COMPACTED_FOLDER
 from penstock.pipeline.maintenance.gc import is_attempt_id
+from penstock.pipeline.maintenance.interruption import PassEnded, interruptible
 from penstock.pipeline.publish import wait_after_conflict
 from penstock.sinks.manifest import DataFile
 from penstock.sinks.parquet import WrittenFile, list_files
@@ -68,20 +70,49 @@ def is_abandoned(root: Files, folder: str, files: Collection[str]) -> bool:
     return root.stat(f"{folder}/{MARK}") is not None or any(root.stat(file) is None for file in files)
 
 
-def collect_leftovers(sink: TableSink, *, clock: Clock, probe: Probe = no_probe, dry_run: bool = False) -> Leftovers:
-    """Mark old compactions that never committed as given up, and delete those that an earlier pass has marked."""
+def collect_leftovers(
+    sink: TableSink,
+    *,
+    clock: Clock,
+    probe: Probe = no_probe,
+    dry_run: bool = False,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Leftovers:
+    """Mark old compactions that never committed as given up, and delete those that an earlier pass has marked.
+
+    ``stopped`` is called before each folder or commit; True ends the pass there.
+    """
+    deleted: list[Sequence[FileInfo]] = []
+    with suppress(PassEnded):
+        _collect_leftovers(sink, deleted, clock=clock, probe=probe, dry_run=dry_run, stopped=stopped)
+    return Leftovers(
+        folders=len(deleted),
+        files=sum(len(files) for files in deleted),
+        bytes=sum(file.size_bytes for files in deleted for file in files),
+    )
+
+
+def _collect_leftovers(
+    sink: TableSink,
+    deleted: list[Sequence[FileInfo]],
+    *,
+    clock: Clock,
+    probe: Probe,
+    dry_run: bool,
+    stopped: Callable[[], bool],
+) -> None:
+    """Do the work of `collect_leftovers`, and append the deleted files of each folder. Raises `PassEnded`."""
     root, history = sink.root, sink.history
     if history is None:  # compaction needs a history, so there was none
-        return Leftovers()
-    old = _old_folders(root, clock)
+        return
+    old = _old_folders(root, clock, stopped)
     if not old:
-        return Leftovers()
-    deleted: list[Sequence[FileInfo]] = []
+        return
     table = history.load()
-    added = (file.path for commit in history.commits() for file in commit.added)
+    added = (file.path for commit in interruptible(history.commits(), stopped) for file in commit.added)
     named = {path for path in added if path.startswith(f"{COMPACTED_FOLDER}/")}
     named |= set() if table is None else {file.path for file in table.logged_files()}
-    for folder, files in old.items():
+    for folder, files in interruptible(old.items(), stopped):
         if table is None or _is_named(folder, named):
             continue
         noted = _noted(root, folder)
@@ -93,11 +124,6 @@ def collect_leftovers(sink: TableSink, *, clock: Clock, probe: Probe = no_probe,
             deleted.append([file for file in files if not file.path.startswith(f"{folder}/{MARK}")])
             if not dry_run:
                 _delete(root, folder, files, probe)
-    return Leftovers(
-        folders=len(deleted),
-        files=sum(len(files) for files in deleted),
-        bytes=sum(file.size_bytes for files in deleted for file in files),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,10 +193,10 @@ def compact(
     )
 
 
-def _old_folders(root: Files, clock: Clock) -> Mapping[str, Sequence[FileInfo]]:
+def _old_folders(root: Files, clock: Clock, stopped: Callable[[], bool]) -> Mapping[str, Sequence[FileInfo]]:
     """Return the files of each compaction folder that was last written to long ago."""
     found: dict[str, Sequence[FileInfo]] = {}
-    for name in root.names(COMPACTED_FOLDER):
+    for name in interruptible(root.names(COMPACTED_FOLDER), stopped):
         if not (name.endswith("/") and is_attempt_id(name.rstrip("/"))):
             continue  # not a folder of ours
         folder = f"{COMPACTED_FOLDER}/{name.rstrip('/')}"

@@ -7,8 +7,8 @@ table, except leftovers of compactions (see `compact`).
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from ulid import ULID
@@ -19,6 +19,7 @@ from penstock.ledger import Ledger
 from penstock.ledger.records import AttemptState
 from penstock.messaging.steps import Probe, Step
 from penstock.pipeline.batch_record import DATA_FOLDER, attempt_of, forget
+from penstock.pipeline.maintenance.interruption import PassEnded, interruptible
 from penstock.sinks.manifest import decode
 from penstock.storage.files import FileInfo, Files
 
@@ -44,6 +45,7 @@ def collect(
     probe: Probe,
     dry_run: bool = False,
     stragglers: bool = True,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> CollectedGarbage:
     """Delete the files of abandoned attempts in tables and work folder, and the work of committed attempts.
 
@@ -51,26 +53,50 @@ def collect(
         roots: The first is that of the rows, where the records of batches lie.
         stragglers: Also delete files of committed attempts that their batch does not name (earlier runs, late writers).
             This lists every attempt's folder. Without it, unknown files are not reported either.
+        stopped: Called before each unit of work, such as an attempt; True ends the pass there.
 
     Attempts whose lease has expired are abandoned first. Raises `TemporaryError` if files cannot be listed or deleted.
     """
-    if not dry_run:
-        for attempt_id in ledger.abandon_expired(pipeline):
-            bus.emit(AttemptAbandoned(pipeline=pipeline, attempt_id=attempt_id, reason="its lease ran out"))
+    sweep = _Sweep(probe, dry_run=dry_run)
+    unknown: Sequence[str] = ()
+    with suppress(PassEnded):
+        if not dry_run:
+            for attempt_id in ledger.abandon_expired(pipeline):
+                bus.emit(AttemptAbandoned(pipeline=pipeline, attempt_id=attempt_id, reason="its lease ran out"))
+        unknown = _swept(sweep, ledger, pipeline, roots, work, stragglers=stragglers, stopped=stopped)
+    return CollectedGarbage(
+        attempts=sweep.attempts,
+        files=sweep.files,
+        bytes=sweep.bytes,
+        unknown=tuple(sorted(unknown)) if stragglers else (),
+    )
+
+
+def _swept(
+    sweep: "_Sweep",
+    ledger: Ledger,
+    pipeline: str,
+    roots: Sequence[Files],
+    work: Files,
+    *,
+    stragglers: bool,
+    stopped: Callable[[], bool],
+) -> Sequence[str]:
+    """Delete the files of every attempt that is over. Return the unknown folders. Raises `PassEnded`."""
     with _left_for_later("listed"):
-        found, unknown = _listed(roots, work)
+        found, unknown = _listed(roots, work, stopped)
     abandoned = found.keys() & set(ledger.abandoned_attempts(pipeline))
     others = [id for id in found if id not in abandoned and (stragglers or found[id].work)]
-    rows = {id: ledger.attempt(id) for id in others}
+    rows = {id: ledger.attempt(id) for id in interruptible(others, stopped)}
     ours = {id: row for id, row in rows.items() if row is not None and row.pipeline == pipeline}
     committed = {id for id, row in ours.items() if row.state is AttemptState.COMMITTED}
     cleared = abandoned | committed if stragglers else abandoned
-    named = _named_files(ledger, pipeline, {id for id in cleared if found[id].data})
-    sweep = _Sweep(probe, dry_run=dry_run)
-    if not dry_run and abandoned:  # before the data folders, by which a later sweep finds the attempt
-        with _left_for_later("deleted"):
-            forget(roots[0], sorted(abandoned))
-    for attempt_id in sorted(abandoned | committed):
+    named = _named_files(ledger, pipeline, {id for id in cleared if found[id].data}, stopped)
+    if not sweep.dry_run:  # before the data folders, by which a later sweep finds the attempt
+        for attempt_id in interruptible(sorted(abandoned), stopped):
+            with _left_for_later("deleted"):
+                forget(roots[0], [attempt_id])
+    for attempt_id in interruptible(sorted(abandoned | committed), stopped):
         folders = found[attempt_id]
         sweep.delete_attempt(
             data=folders.data if attempt_id in cleared else (),
@@ -78,13 +104,8 @@ def collect(
             named=named,
             is_abandoned=attempt_id in abandoned,
         )
-    strange = [str(folder) for id in others if id not in ours for folder in _all(found[id])] if stragglers else []
-    return CollectedGarbage(
-        attempts=sweep.attempts,
-        files=sweep.files,
-        bytes=sweep.bytes,
-        unknown=tuple(sorted([*unknown, *strange])) if stragglers else (),
-    )
+    strange = [str(folder) for id in others if id not in ours for folder in _all(found[id])]
+    return [*unknown, *strange]
 
 
 def is_attempt_id(name: str) -> bool:
@@ -119,7 +140,7 @@ class _Sweep:
 
     def __init__(self, probe: Probe, *, dry_run: bool) -> None:
         self._probe = probe
-        self._dry_run = dry_run
+        self.dry_run = dry_run
         self.attempts = 0
         self.files = 0
         self.bytes = 0
@@ -139,14 +160,14 @@ class _Sweep:
         if not (any(files for _, files in doomed) or is_abandoned or work):
             return
         self.attempts += 1
-        if not self._dry_run:
+        if not self.dry_run:
             self._probe(Step.DELETING)
         for folder, files in doomed:
             self.files += len(files)
             self.bytes += sum(file.size_bytes for file in files)
-            if not self._dry_run:
+            if not self.dry_run:
                 _delete(folder, files)
-        if not self._dry_run:
+        if not self.dry_run:
             self._probe(Step.DELETED)
 
 
@@ -169,11 +190,13 @@ def _doomed(folder: _AttemptFolder, named: Collection[str]) -> Sequence[FileInfo
     return [file for file in folder.root.list(folder.path) if file.path not in named]
 
 
-def _listed(roots: Sequence[Files], work: Files) -> tuple[Mapping[str, _AttemptFolders], list[str]]:
+def _listed(
+    roots: Sequence[Files], work: Files, stopped: Callable[[], bool]
+) -> tuple[Mapping[str, _AttemptFolders], list[str]]:
     """Return folders by the attempt that they are named after, and the paths of everything else."""
     found: defaultdict[str, _AttemptFolders] = defaultdict(_AttemptFolders)
     unknown: list[str] = []
-    for root, parent in [*((root, DATA_FOLDER) for root in roots), (work, "")]:
+    for root, parent in interruptible([*((root, DATA_FOLDER) for root in roots), (work, "")], stopped):
         if root.stat(parent) is not None:  # a file or a link, not a folder of ours
             unknown.append(f"{root}/{parent}".rstrip("/"))
             continue
@@ -189,11 +212,13 @@ def _listed(roots: Sequence[Files], work: Files) -> tuple[Mapping[str, _AttemptF
     return dict(found), unknown
 
 
-def _named_files(ledger: Ledger, pipeline: str, attempt_ids: Collection[str]) -> frozenset[str]:
+def _named_files(
+    ledger: Ledger, pipeline: str, attempt_ids: Collection[str], stopped: Callable[[], bool]
+) -> frozenset[str]:
     """Return the files in these attempts' folders that a committed batch names. An abandoned attempt should have none;
     the check prevents data loss if a defect elsewhere breaks that rule."""
     named: set[str] = set()
-    for batch in ledger.batches_after(pipeline, 0) if attempt_ids else ():
+    for batch in interruptible(ledger.batches_after(pipeline, 0) if attempt_ids else (), stopped):
         files = [*decode(batch.record.manifest), *decode(batch.record.quarantine_manifest)]
         named.update(file.path for file in files if attempt_of(file.path) in attempt_ids)
     return frozenset(named)

@@ -13,6 +13,7 @@ from tests.conformance.ledger.ledger_harness import LedgerHarness as Desk
 
 from penstock import App
 from penstock.app.jobs.archive import MORE_SECONDS, PipelineArchive, archive_location, archive_pass
+from penstock.app.jobs.elected import TaskRun
 from penstock.app.service_context import service_context
 from penstock.app.serving import serve
 from penstock.config import Settings, load_settings
@@ -44,7 +45,9 @@ def store(tmp_path: Path) -> PipelineArchive:
     return PipelineArchive(pipeline=PIPELINE, location=LocalFiles(tmp_path / "archive"), cleans_up=False)
 
 
-def archive_once(desk: Desk, events: list[Event], store: PipelineArchive) -> float | None:
+def archive_once(
+    desk: Desk, events: list[Event], store: PipelineArchive, stop: StopSignal | None = None
+) -> float | None:
     app = App(settings=Settings(broker="memory://"))
     context = service_context(
         app,
@@ -54,7 +57,9 @@ def archive_once(desk: Desk, events: list[Event], store: PipelineArchive) -> flo
         stop=StopSignal(),
         tracing=NO_TRACING,
     )
-    return archive_pass(store, replace(context, ledger=lambda: desk.ledger), older_than_seconds=0.0)(StopSignal())
+    return archive_pass(store, replace(context, ledger=lambda: desk.ledger), older_than_seconds=0.0)(
+        TaskRun(stop or StopSignal(), worker_stop=context.stop, clock=context.clock)
+    )
 
 
 def test_a_pass_archives_old_rows_and_emits_an_event(desk: Desk, events: list[Event], store: PipelineArchive) -> None:
@@ -74,6 +79,16 @@ def test_a_pass_is_bounded_and_continues_later(
     assert archive_once(desk, events, store) == MORE_SECONDS
     assert archive_once(desk, events, store) is None
     assert [event.objects for event in events if isinstance(event, ObjectsArchived)] == [5, 1]
+
+
+def test_a_pass_that_is_stopped_archives_nothing_more(desk: Desk, events: list[Event], store: PipelineArchive) -> None:
+    stop = StopSignal()
+    desk.process("a")
+    stop.request()
+    archive_once(desk, events, store, stop)
+    assert events == []
+    assert archive_once(desk, events, store) is None
+    assert events == [ObjectsArchived(pipeline=PIPELINE, objects=1, files=1)]
 
 
 def test_rows_are_archived_after_a_declared_cleanup(desk: Desk, events: list[Event], store: PipelineArchive) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from penstock.app.cleanup_runner import MORE_SECONDS, PASS_OBJECTS
 from penstock.app.jobs.cleanup import PASS_SECONDS, _cleanup_pass
+from penstock.app.jobs.elected import TaskRun
 from penstock.pipeline.maintenance.cleanup import CleanupPass, CleanupPassResult, SourceCleanup
 from penstock.testing import FakeClock
 from penstock.worker.shutdown import StopSignal
@@ -32,7 +33,8 @@ class FakeCleanup:
 
 def run(work: FakeCleanup, *, stop: StopSignal | None = None, context: Any = None) -> float | None:
     context = context or SimpleNamespace(clock=FakeClock(), stop=StopSignal())
-    return _cleanup_pass(cast(SourceCleanup, work), context)(stop or StopSignal())
+    task_run = TaskRun(stop or StopSignal(), worker_stop=context.stop, clock=context.clock)
+    return _cleanup_pass(cast(SourceCleanup, work), context)(task_run)
 
 
 @pytest.mark.parametrize(("more", "rest_seconds"), [(True, MORE_SECONDS), (False, None)])

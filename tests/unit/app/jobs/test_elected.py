@@ -11,7 +11,16 @@ from typing import Any
 
 import pytest
 
-from penstock.app.jobs.elected import CHECK_SECONDS_MAX, CHECKS_A_PERIOD, ElectedJob, JobTask, running
+from penstock.app.jobs.elected import (
+    CHECK_SECONDS_MAX,
+    CHECKS_A_PERIOD,
+    DONE,
+    ElectedJob,
+    JobTask,
+    TaskRun,
+    is_overlong,
+    running,
+)
 from penstock.app.jobs.reconcile import is_due
 from penstock.app.reconcile_target import ReconcileTarget
 from penstock.app.sources import SourceLocation
@@ -20,7 +29,7 @@ from penstock.errors import TemporaryError
 from penstock.events import Event, JobFailed
 from penstock.ledger import Ledger
 from penstock.ledger.pipelines import ReconcileResult
-from penstock.ledger.records import WorkBegun
+from penstock.ledger.records import WorkAttempt, WorkBegun, WorkState
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.message import Outgoing
 from penstock.storage.aws import Aws
@@ -68,8 +77,8 @@ class Scene:
     ) -> ElectedJob:
         target = self.target
 
-        def run(stop: StopSignal) -> None:
-            work(target, stop)
+        def run(task_run: TaskRun) -> None:
+            work(target, task_run.stop)
 
         job = ElectedJob(
             "reconcile",
@@ -343,7 +352,7 @@ class Periodic:
         self._every_seconds = every_seconds
 
     def job(self, worker: str) -> ElectedJob:
-        def run(_stop: StopSignal) -> float | None:
+        def run(_task_run: TaskRun) -> float | None:
             if self.error is not None:
                 raise self.error
             self.runs.append(worker)
@@ -497,6 +506,61 @@ def test_a_task_that_hangs_loses_its_claim_and_another_worker_takes_over(periodi
     resume.set()
 
 
+@pytest.mark.parametrize("progresses", [True, False])
+def test_a_run_is_stuck_only_without_progress(
+    periodic: Periodic, monkeypatch: pytest.MonkeyPatch, progresses: bool
+) -> None:
+    """A long run with progress keeps its claim and is recorded as done, so no worker repeats it."""
+    monkeypatch.setattr("penstock.app.jobs.elected.RUN_SECONDS_MAX", 0.5)
+    ended = threading.Event()
+
+    def run(task_run: TaskRun) -> None:
+        end_at = time.monotonic() + 1.5
+        while time.monotonic() < end_at and not task_run.stop.requested:
+            if progresses:
+                assert not task_run.is_over()
+            ended.wait(0.01)
+
+    job = ElectedJob(
+        "gc",
+        [JobTask(name="clicks", run=run, is_stuck=is_overlong)],
+        claimed_as="penstock gc",
+        every_seconds=NEVER_AGAIN_SECONDS,
+        lease_seconds=0.6,
+        ledger=lambda: periodic.ledger,
+        worker="w1",
+        stop=StopSignal(),
+        clock=SystemClock(),
+        random=lambda: 0.0,
+        emit=periodic.heard.append,
+    )
+    job.check()
+    row = periodic.ledger.work("penstock gc", "clicks")
+    assert row is not None
+    assert row.previous is not None
+    assert (row.previous.reason == DONE) is progresses
+    assert [type(event) for event in periodic.heard] == ([] if progresses else [JobFailed])
+
+
+def test_a_run_that_a_pause_ended_early_is_not_done(scene: Scene) -> None:
+    """Otherwise its period would start at the pause, and no worker would do the rest before the period ended."""
+
+    def run(task_run: TaskRun) -> None:
+        assert not task_run.is_over()
+        scene.stop.pause()
+        assert task_run.is_over()
+
+    def ended() -> WorkAttempt | None:
+        row = scene.ledger.work("penstock upkeep", "clicks")
+        return None if row is None else row.previous
+
+    job_of(scene, run).start()
+    wait_until(lambda: ended() is not None)
+    last = ended()
+    assert last is not None
+    assert (last.outcome, last.reason == DONE) == ("given_back", False)
+
+
 def test_a_system_exit_in_a_task_is_reported_and_ends_no_job(periodic: Periodic) -> None:
     periodic.error = SystemExit(2)
     periodic.job("w1").check()
@@ -533,7 +597,37 @@ def test_a_worker_that_claims_just_after_another_has_finished_keeps_its_record(
     assert periodic.runs == ["w1"]
 
 
-def job_of(scene: Scene, run: Callable[[StopSignal], float | None], *, name: str = "upkeep") -> ElectedJob:
+def test_a_claim_is_freed_with_the_earlier_record_if_the_period_cannot_be_read_under_it(
+    periodic: Periodic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise no worker could run the task until the lease has expired."""
+    second = periodic.job("w2")
+    work, now = periodic.ledger.work, periodic.ledger.now
+
+    def fail_once() -> float:
+        monkeypatch.setattr(periodic.ledger, "now", now)
+        raise TemporaryError("the ledger is away")
+
+    def read_before_the_other_finishes(handler: str, key: str) -> object:
+        row = work(handler, key)
+        monkeypatch.setattr(periodic.ledger, "work", work)
+        periodic.job("w1").check()
+        monkeypatch.setattr(periodic.ledger, "now", fail_once)
+        return row
+
+    monkeypatch.setattr(periodic.ledger, "work", read_before_the_other_finishes)
+    second.check()
+    assert periodic.heard == [JobFailed(job="gc clicks", error="the ledger is away")]
+    row = periodic.ledger.work("penstock gc", "clicks")
+    assert row is not None
+    assert row.state is WorkState.FREE
+    assert row.previous is not None
+    assert row.previous.reason == DONE
+    periodic.job("w3").check()
+    assert periodic.runs == ["w1"]
+
+
+def job_of(scene: Scene, run: Callable[[TaskRun], float | None], *, name: str = "upkeep") -> ElectedJob:
     """Return a job of one task that is checked only at its start. The job is not started."""
     job = ElectedJob(
         name,
@@ -558,7 +652,7 @@ def test_a_task_with_remaining_work_continues_before_the_next_check(scene: Scene
     left = list(rests)
     done = threading.Event()
 
-    def run(_stop: StopSignal) -> float | None:
+    def run(_task_run: TaskRun) -> float | None:
         more_seconds = left.pop(0)
         if not left:
             done.set()
@@ -572,10 +666,10 @@ def test_a_task_with_remaining_work_continues_before_the_next_check(scene: Scene
 def test_all_jobs_are_asked_to_stop_before_any_is_waited_for(scene: Scene) -> None:
     begun, all_stopped = threading.Barrier(3), threading.Barrier(2)
 
-    def run(stop: StopSignal) -> None:
+    def run(task_run: TaskRun) -> None:
         begun.wait(PATIENCE_SECONDS)
         stopped = threading.Event()
-        with stop.watched_by(stopped):
+        with task_run.stop.watched_by(stopped):
             assert stopped.wait(PATIENCE_SECONDS)
         all_stopped.wait(PATIENCE_SECONDS)  # passes only if the other job is asked to stop too
 

@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 
 import pytest
 
+from penstock.app.jobs.elected import TaskRun
 from penstock.app.jobs.expiry import FILE_MESSAGES_MAX, WARNED_EVERY_SECONDS, ExpiryWatch, expiry_job, period_seconds
 from penstock.app.replayer import ReplayedQueue
 from penstock.brokers.memory.broker import MemoryBroker
@@ -62,6 +63,10 @@ class UnbrowsableBroker(Broker):
         return replace(super().capabilities, browsable=False)
 
 
+def task_run() -> TaskRun:
+    return TaskRun(StopSignal(), worker_stop=StopSignal(), clock=FakeClock())
+
+
 class Scene:
     """A DLQ and a final DLQ, and the watch over both."""
 
@@ -80,7 +85,7 @@ class Scene:
 
     def inspect(self) -> None:
         for queue in (DLQ, FINAL_DLQ):
-            self.watch.inspect(queue, StopSignal())
+            self.watch.inspect(queue, task_run())
 
     def send(self, count: int = 1, *, queue: str = DLQ) -> None:
         self.broker.send(queue, [Outgoing(body=b"%d" % number) for number in range(count)])
@@ -126,18 +131,18 @@ def test_expiring_dead_letters_are_reported_again_after_a_day_and_after_the_queu
     )
     scene.send()
     scene.clock.advance(86_400)
-    watch.inspect(DLQ, StopSignal())
+    watch.inspect(DLQ, task_run())
     scene.clock.advance(WARNED_EVERY_SECONDS - 1)
-    watch.inspect(DLQ, StopSignal())
+    watch.inspect(DLQ, task_run())
     assert len(scene.expiring()) == 1
     scene.clock.advance(1)
-    watch.inspect(DLQ, StopSignal())
+    watch.inspect(DLQ, task_run())
     assert len(scene.expiring()) == 2
     scene.broker.purge(DLQ)
-    watch.inspect(DLQ, StopSignal())
+    watch.inspect(DLQ, task_run())
     scene.send()
     scene.clock.advance(86_400)
-    watch.inspect(DLQ, StopSignal())
+    watch.inspect(DLQ, task_run())
     assert len(scene.expiring()) == 3
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from penstock.app.jobs.elected import LEASE_SECONDS_MAX, ElectedJob, JobTask, elected_job
+from penstock.app.jobs.elected import LEASE_SECONDS_MAX, ElectedJob, JobTask, TaskRun, elected_job
 from penstock.app.jobs.monitor.monitor import Monitor, monitor_targets
 from penstock.app.jobs.monitor.process import MonitorLoop, forget_old, to_meters
 from penstock.app.jobs.monitor.sample import MonitorSample, OverdueNotices, gauges
@@ -31,15 +31,15 @@ def monitor_job(
     """Return the job that measures everything an app uses, for as long as this worker is elected."""
     loops: list[MonitorLoop] = []  # the latest; appended to by the task's thread
 
-    def run(stop: StopSignal) -> None:
+    def run(task_run: TaskRun) -> None:
         loop = MonitorLoop(
             every_seconds=context.settings.metrics_monitor_every,
-            stop=stop,
+            stop=task_run.stop,
             clock=context.clock,
             random=context.random,
         )
         loops[:] = [loop]
-        measure(app, context, meters, loop=loop, stop=stop, address=metrics_address())
+        measure(app, context, meters, loop=loop, stop=task_run.stop, address=metrics_address())
 
     def is_stuck(_: float) -> bool:
         return any(not loop.health.live()[0] for loop in loops)

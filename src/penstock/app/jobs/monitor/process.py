@@ -16,6 +16,7 @@ from penstock.app.telemetry import guarded, open_telemetry
 from penstock.events import Bus, MonitorStarted, ignore
 from penstock.messaging.backoff import Random
 from penstock.messaging.clock import Clock, SystemClock
+from penstock.messaging.threads import WorkThread
 from penstock.monitoring.health import Health, ProbeResult
 from penstock.worker.shutdown import StopSignal
 
@@ -169,7 +170,7 @@ def _awaited(work: Callable[[], None], stop: StopSignal, clock: Clock) -> bool:
         except BaseException as failure:
             failures.append(failure)
 
-    thread = threading.Thread(target=run, name="penstock-monitor", daemon=True)
+    thread = WorkThread(run, name="penstock-monitor")
     thread.start()
     leave_at: float | None = None
     while thread.is_alive() and (leave_at is None or clock.monotonic() < leave_at):
