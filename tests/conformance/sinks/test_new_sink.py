@@ -1,5 +1,6 @@
 """A new table format is one package and one line of registration: nothing else of Penstock changes."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -72,14 +73,67 @@ def test_maintenance_of_a_format_without_history_is_refused_or_does_nothing(
     [
         ("toy+/lake/a", ("toy", "/lake/a")),
         ("toy+s3://lake/a", ("toy", "s3://lake/a")),
+        ("toy+./a", ("toy", "./a")),
+        ("toy+../a", ("toy", "../a")),
+        ("toy+~/a", ("toy", "~/a")),
+        ("toy+file:///lake/a", ("toy", "file:///lake/a")),
+        ("toy+./c+/a", ("toy", "./c+/a")),
+        ("delta+/lake/a", (DEFAULT_SCHEME, "/lake/a")),
+        ("delta+s3://lake/a", (DEFAULT_SCHEME, "s3://lake/a")),
+        # folders
         ("/lake/toy+a", (DEFAULT_SCHEME, "/lake/toy+a")),
-        ("unheard+/lake/a", (DEFAULT_SCHEME, "unheard+/lake/a")),
+        ("/lake/toy+/a", (DEFAULT_SCHEME, "/lake/toy+/a")),
+        ("./unheard+/a", (DEFAULT_SCHEME, "./unheard+/a")),
+        ("s3://lake/unheard+/a", (DEFAULT_SCHEME, "s3://lake/unheard+/a")),
+        ("toy+a", (DEFAULT_SCHEME, "toy+a")),
         ("delta+a", (DEFAULT_SCHEME, "delta+a")),
+        ("toy+.a", (DEFAULT_SCHEME, "toy+.a")),
+        ("lake+raw/a", (DEFAULT_SCHEME, "lake+raw/a")),
+        ("c++/a", (DEFAULT_SCHEME, "c++/a")),
+        ("2026+/a", (DEFAULT_SCHEME, "2026+/a")),
+        ("delta+", (DEFAULT_SCHEME, "delta+")),
     ],
 )
 @pytest.mark.usefixtures("table_location")
-def test_only_a_registered_scheme_is_split_from_an_address(address: str, expected: tuple[str, str]) -> None:
+def test_a_scheme_is_split_from_an_address_of_its_exact_form(address: str, expected: tuple[str, str]) -> None:
     assert split_address(address) == expected
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "unheard+/lake/a",
+        "unheard+s3://lake/a",
+        "unheard+./a",
+        "unheard+../a",
+        "unheard+~/a",
+        "Delta+/lake/a",
+        "x+s3:/a",
+    ],
+)
+@pytest.mark.usefixtures("table_location")
+def test_a_scheme_of_no_format_is_refused(address: str) -> None:
+    expected = (
+        f"The table {address} is in no known format, as {address.partition('+')[0]} is not one of delta, toy; write ./ "
+        "before a folder that has such a name."
+    )
+    with pytest.raises(UsageError, match=f"^{re.escape(expected)}$"):
+        table_paths(address)
+    with pytest.raises(UsageError, match=f"^{re.escape(expected)}$"):
+        DeltaSink(address)
+
+
+def test_the_default_format_may_be_named(tmp_path: Path) -> None:
+    assert table_paths(f"delta+{tmp_path}/clicks") == table_paths(tmp_path / "clicks")
+    assert DeltaSink(f"delta+{tmp_path}/clicks").address == f"{tmp_path}/clicks"
+
+
+@pytest.mark.usefixtures("table_location")
+def test_a_relative_folder_of_a_format_is_declared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert ToyTable("clicks").address == "toy+./clicks"
+    assert table_paths(ToyTable("clicks").address) == table_paths(ToyTable("toy+./clicks").address)
+    assert table_paths(ToyTable("clicks").address) == table_paths(f"toy+{tmp_path}/clicks")
 
 
 def test_a_format_is_installed_with_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,6 +177,8 @@ def test_errors_name_the_class_of_each_format(tmp_path: Path) -> None:
         declare("clicks", state=tmp_path)  # type: ignore[arg-type]  # the mistake under test
     with pytest.raises(UsageError, match="in the format toy, and DeltaSink declares one in the format delta"):
         DeltaSink(f"toy+{tmp_path}/clicks")
+    with pytest.raises(UsageError, match="in the format delta, and ToyTable declares one in the format toy"):
+        ToyTable(f"delta+{tmp_path}/clicks")
     with pytest.raises(UsageError, match="partitioned by day more than once"):
         ToyTable(tmp_path / "clicks", partition_by=["day", "day"])
 
