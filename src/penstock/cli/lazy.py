@@ -54,9 +54,9 @@ class LazyGroup(TyperGroup):
             self.add_command(TyperCommand(one.name, help=one.help, rich_help_panel=one.panel))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        for name in (" ".join(args[:2]), *args[:1]):
-            if name in self.moved and name not in self.commands:
-                ctx.fail(f"No such command '{name}'. Did you mean 'penstock {self.moved[name]}'?")
+        for former in (" ".join(args[:2]), *args[:1]):
+            if former in self.moved and former not in self.commands:
+                ctx.fail(f"No such command '{former}'. Did you mean 'penstock {self.moved[former]}'?")
         name, _, rest = super().resolve_command(ctx, args)
         return name, self.load(str(name)), rest
 
