@@ -68,12 +68,9 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("docs/learn/messages.md", "charged"): "money",
     ("docs/run/redis.md", "letters"): "of the alphabet",
     ("docs/run/s3.md", "letter"): "of the alphabet",
-    ("src/penstock/handlers/once.py", "given back"): "stored in the ledger as the reason of an attempt",
     ("src/penstock/ledger/migrations/versions/v0007_views.py", "charged"): "a column of the ledger",
     ("src/penstock/ledger/migrations/versions/v0007_views.py", "refunds"): "a column of the ledger",
     ("src/penstock/operations/dead_letters/files.py", "letters"): "an example of a file's name",
-    ("src/penstock/pipeline/batch.py", "given back"): "stored in the ledger as the reason of an attempt",
-    ("src/penstock/pipeline/objects/engine.py", "given back"): "stored in the ledger as the reason of an attempt",
     ("benchmarks/dead_letters.py", "letters"): "an option",
 }
 

@@ -211,7 +211,7 @@ def test_objects_that_only_the_hosts_cannot_read_count_no_attempt(
         here=["rm", "-f", str(deleted)],
     ):
         ended = case.ingest("--transform", "cluster_transforms:meanwhile", code=FAULT_PERSISTS)
-    assert re.search(r"on the host (spark-host-\d); .* can read it: read_table at mounts and rights on \1", ended.err)
+    assert re.search(r"on the host (spark-host-\d); .* can read it: check the mounts and permissions on \1", ended.err)
     found = objects(case.table)
     for path, expected_reason in ((denied, "Permission denied"), (refused, "not a regular file")):
         state, counted, reason = found[path.as_uri()]

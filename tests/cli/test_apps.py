@@ -151,6 +151,22 @@ def test_a_configured_app_that_cannot_be_loaded_is_an_error_beside_tables_too(
     assert "not_installed_here" in result.err
 
 
+@pytest.mark.parametrize("command", [["status"], ["objects", "list"]], ids=" ".join)
+@pytest.mark.parametrize(("text", "named"), [("broker = x", "(at line 1, column"), ("brokr = 'x'", "no setting brokr")])
+def test_invalid_settings_beside_a_table_are_an_error(
+    penstock: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Sequence[str], text: str, named: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    scene = Scene.at(tmp_path)
+    scene.process("a.jsonl")
+    (tmp_path / "penstock.toml").write_text(text)
+    result = penstock(*command)
+    assert (result.exit_code, result.out) == (78, "")
+    assert result.err.startswith("penstock: penstock.toml ")
+    assert named in result.err
+    assert penstock(*command, "--table", scene.table).exit_code == 0
+
+
 def test_hints_name_the_table_if_an_app_is_configured(
     shop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,6 +78,11 @@ def test_the_root_has_four_panels_and_twelve_commands_beside_admin() -> None:
     [
         (["gc"], "penstock admin gc"),
         (["top"], "penstock status --watch"),
+        (["worker", "run", "shop:app"], "'penstock worker APP'"),
+        (["worker", "ps"], "'penstock admin workers list'"),
+        (["worker", "ps", "--json"], "'penstock admin workers list'"),
+        (["worker", "drain", "--all"], "'penstock admin workers drain'"),
+        (["worker", "stop", "--all"], "'penstock admin workers stop'"),
         (["stats"], "status"),
         (["admin", "gcc"], "gc"),
     ],

@@ -107,7 +107,9 @@ def test_a_budget_that_fits_shows_the_lines_to_write(
     assert document["parts"][-1]["ends_at_seconds"] <= document["platform_seconds"]
     result = penstock("admin", "config", "check-budget", "--platform", *arguments)
     assert line in result.out
-    assert f'stop_timeout = "{duration_text(stop_timeout)}"' in result.out
+    drained = f' and drain = "{duration_text(drain)}"' if "--drain" in arguments else ""
+    assert document["setting_line"] == f'stop_timeout = "{duration_text(stop_timeout)}"{drained}'
+    assert f"  {document['setting_line']}    in the section [worker] of penstock.toml\n" in result.out
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,7 @@ def test_every_canary_is_reported_and_the_audit_has_its_outcome(penstock: Call, 
     result = penstock("dead", "replay", "--yes", "--canary", 3, "--canary-timeout", 1, "--json")
     assert (result.exit_code, "3 messages are sent to orders and watched" in result.err) == (TEMPORARY, True)
     report = json.loads(result.out)
-    assert [canary["verdict"] for canary in report["canaries"]] == ["unknown", "not watched", "not watched"]
+    assert [canary["status"] for canary in report["canaries"]] == ["unknown", "not watched", "not watched"]
     assert scene.audit() == [("replay", DLQ, 3, report["outcome"])]
     assert report["outcome"] == "canary unknown"
 

@@ -105,14 +105,24 @@ def test_processed_failed_and_young_objects_are_not_missing(
     assert (report["missing"], report["sent"]) == (2, 2)
 
 
-def test_status_reports_missing_objects_until_they_are_processed(penstock: Call, shop: str, start: Start) -> None:
+def missing(penstock: Call, shop: str) -> int:
+    """Return the number that `status` and the monitor show."""
+    (shown,) = penstock("status", "--json").document["pipelines"]
+    (measured,) = penstock("admin", "monitor", shop, "--once", "--json").document["pipelines"]
+    assert shown["objects_missing"] == measured["missing"]
+    return int(measured["missing"])
+
+
+def test_status_and_the_monitor_report_missing_objects_until_they_are_processed(
+    penstock: Call, shop: str, start: Start
+) -> None:
     assert penstock("reconcile", shop, "parse", "--limit", "2").exit_code == FOUND
-    assert penstock("status", "--json").document["pipelines"][0]["objects_missing"] == 3, "messages wait"
+    assert missing(penstock, shop) == 3, "messages wait"
     worker = start("worker", shop)
     worker.expect("object.finished", times=2)
     worker.signal(signal.SIGTERM)
     worker.exit_code()
-    assert penstock("status", "--json").document["pipelines"][0]["objects_missing"] == 1, "the one over the limit"
+    assert missing(penstock, shop) == 1, "the one over the limit"
     assert "objects never processed, found by the latest reconcile: 1" in penstock("status").out
     assert penstock("reconcile", shop, "parse").exit_code == 0
     worker = start("worker", shop)
@@ -120,6 +130,7 @@ def test_status_reports_missing_objects_until_they_are_processed(penstock: Call,
     worker.signal(signal.SIGTERM)
     worker.exit_code()
     assert "found by the latest reconcile" not in penstock("status").out
+    assert missing(penstock, shop) == 0
 
 
 def test_reconcile_needs_no_package_of_spark(penstock: Call, shop: str, tmp_path: Path) -> None:

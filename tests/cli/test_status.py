@@ -333,12 +333,14 @@ def test_the_table_of_a_pipeline_is_not_treated_as_a_table_of_an_ingest(penstock
     assert "--pipeline NAME" in result.err
 
 
-def test_invalid_settings_do_not_affect_a_local_table(
+def test_invalid_settings_do_not_affect_a_local_table_that_is_named(
     penstock: Call, scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_OBJECTS_MAX_BATCH_OBJECTS", "many")
-    assert summary(penstock("status")) == "all well"
     assert summary(penstock("status", "--table", "clicks")) == "all well"
+    result = penstock("status")
+    assert (result.exit_code, result.out) == (CONFIGURATION, ""), "they may name an app"
+    assert "The setting objects.max_batch_objects" in result.err
     assert penstock("status", "--pipeline", "clicks").exit_code == CONFIGURATION
     assert penstock("status", "--table", "s3://lake/clicks").exit_code == CONFIGURATION
 

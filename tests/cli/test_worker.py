@@ -352,7 +352,7 @@ def test_workers_commands_without_a_worker_succeed(penstock: Call, here: Path) -
         "No worker with this data directory runs on this host.\n",
     )
     assert penstock("admin", "workers", "list", "--json").document == []
-    assert penstock("admin", "workers", "stop", "--all").out == "0 workers asked to stop.\n"
+    assert penstock("admin", "workers", "stop", "--all").out == "Signalled 0 workers to stop.\n"
 
 
 def test_workers_are_listed_drained_and_stopped(penstock: Call, start: Start, broker: SqliteBroker, here: Path) -> None:
@@ -371,7 +371,7 @@ def test_workers_are_listed_drained_and_stopped(penstock: Call, start: Start, br
     assert penstock("admin", "workers", "drain", "--worker", id, "--json").document == {"asked": [id], "elsewhere": []}
     second.expect("worker.draining")
     send(broker, "orders")
-    assert penstock("admin", "workers", "stop", "--worker", id).out == "1 worker asked to stop.\n"
+    assert penstock("admin", "workers", "stop", "--worker", id).out == "Signalled 1 worker to stop.\n"
     assert second.exit_code() == 0
     assert broker.stats("orders").visible == 1, "a worker that drains fetches nothing more"
 

@@ -88,7 +88,7 @@ def test_invalid_cleanups_are_refused_at_the_declaration(tmp_path: Path) -> None
     with pytest.raises(UsageError, match="overlaps with its own source"):
         app.object_handler("q", source=str(tmp_path), source_cleanup=cleanup.Move(tmp_path / "done"))(print)
     app.object_handler("q", source=str(tmp_path), name="one")(lambda incoming: None)
-    with pytest.raises(UsageError, match="reads too"):
+    with pytest.raises(UsageError, match="also reads"):
         app.object_handler("r", source=str(tmp_path), name="two", source_cleanup=cleanup.Delete(after=0))(
             lambda incoming: None
         )

@@ -266,7 +266,7 @@ def test_sigtstp_stops_fetching_and_sigterm_ends_the_worker(start: Start, broker
     worker = start(place="pool", batch_messages_max=1)
     worker.expect("started", ids=[message_id])
     worker.signal(signal.SIGTSTP)
-    worker.expect("WorkerDraining", reason="asked to pause", in_flight=1)
+    worker.expect("WorkerDraining", reason="pause requested", in_flight=1)
     (later,) = send(broker)
     worker.go_on()
     worker.expect("DeliverySettled", message_id=message_id, settlement="Ack")

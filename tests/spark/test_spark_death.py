@@ -180,7 +180,7 @@ def test_a_process_whose_jvm_dies_exits_and_the_next_continues(scene: Scene, bus
         wait_until(scene.running.exists)
     kill_jvm(worker)
     assert worker.exit_code() == TEMPORARY_FAILURE, worker.log_lines
-    assert "Spark went away" in worker.error_message()
+    assert "Spark's JVM ended" in worker.error_message()
     scene.hold.unlink(missing_ok=True)
     scene.put()
     scene.go_on()
@@ -195,7 +195,7 @@ def test_a_mixed_worker_whose_jvm_dies_finishes_its_handlers_and_is_not_ready(sc
     [message_id] = scene.broker.send("mails", [Outgoing(body=b"{}")])
     wait_until((scene.folder / "mail-begun").exists)
     kill_jvm(worker)
-    assert "Spark went away: its JVM ended by SIGKILL." in worker.expect("worker.failed")["error.message"]
+    assert "Spark's JVM ended by SIGKILL." in worker.expect("worker.failed")["error.message"]
     worker.expect("worker.draining")
     assert readiness(address) == (503, "the worker is stopping")
     (scene.folder / "mail-go").touch()
@@ -208,7 +208,7 @@ def test_a_jvm_that_dies_right_after_its_start_is_handled_the_same(scene: Scene)
     worker.expect("spark.started")
     kill_jvm(worker)
     assert worker.exit_code() == TEMPORARY_FAILURE, worker.log_lines
-    assert "Spark went away" in worker.error_message()
+    assert "Spark's JVM ended" in worker.error_message()
 
 
 def test_a_supervisor_replaces_a_worker_whose_jvm_died(scene: Scene) -> None:

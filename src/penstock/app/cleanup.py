@@ -128,7 +128,7 @@ def cleanup_of(action: str | None, *, after: str | None, target: str | None) -> 
         raise UsageError("--cleanup move and --cleanup-to ADDRESS go together: the one needs the other.")
     if action in (None, "keep"):
         if after is not None:
-            raise UsageError("--cleanup-after says when, and --cleanup what: tag, move or delete.")
+            raise UsageError("--cleanup-after needs --cleanup tag, move or delete.")
         return Keep()
     if action == "delete":
         if after is None:
@@ -199,8 +199,8 @@ def check_apart(readers: Sequence[SourceReader]) -> None:
             for other in readers:
                 if other is not reader and overlap(reader.source, other.source):
                     raise UsageError(
-                        f"The cleanup of {reader.name} would {reader.cleanup.action} what {other.name} reads too "
-                        f"({reader.source} and {other.source}); tag the objects, or keep them."
+                        f"The cleanup of {reader.name} would {reader.cleanup.action} objects that {other.name} also "
+                        f"reads ({reader.source} and {other.source}); tag the objects, or keep them."
                     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.app.app import App
 from penstock.errors import SettingUnfit, UsageError
+from penstock.messaging.addresses import masked
 from penstock.messaging.failure import is_library, location_of
 
 
@@ -49,9 +50,7 @@ def import_here(module_name: str, *, attribute: str = "NAME") -> ModuleType:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
-            raise UsageError(
-                f"There is no module {error.name}; it is looked for in {here} and where Python looks."
-            ) from error
+            raise UsageError(f"There is no module {error.name} in {here} or on Python's path.") from error
         raise _raised(module_name, error) from error
     except SettingUnfit:  # an invalid setting that the module reads; its code is correct
         raise
@@ -60,12 +59,12 @@ def import_here(module_name: str, *, attribute: str = "NAME") -> ModuleType:
 
 
 def _raised(module_name: str, error: BaseException) -> UsageError:
-    """Return an error with the module's exception and the line of the user's code."""
+    """Return an error with the module's exception, without passwords, and the line of the user's code."""
     if isinstance(error, SyntaxError) and Path(error.filename or "").is_file():
         location: str | None = f"{error.filename}:{error.lineno}"
     else:
         location = location_of(error) or _innermost(error)
-    text = str(error.msg if isinstance(error, SyntaxError) else error).rstrip(".")
+    text = masked(str(error.msg if isinstance(error, SyntaxError) else error)).rstrip(".")
     where = "" if location is None else f" at {location}"
     return UsageError(f"The module {module_name} cannot be imported: {type(error).__name__}: {text}{where}.")
 

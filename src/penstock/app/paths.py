@@ -12,13 +12,14 @@ from platformdirs import user_state_path
 
 from penstock.config import Settings
 from penstock.errors import UsageError
-from penstock.sinks.registry import DEFAULT_SCHEME, TABLE_MARK, split_address
+from penstock.sinks.registry import DEFAULT_SCHEME, SINKS, TABLE_MARK, address_in, named_scheme, split_address
 from penstock.storage.address import LOCAL, S3Address, check_address, check_folder, is_s3, s3_address
 from penstock.storage.aws import Aws, require_aws
 from penstock.storage.files import Files
 from penstock.storage.local import LocalFiles
 from penstock.storage.s3_files import S3Files
 
+FORMAT_FILE = "format"  # in the data directory of one table: the scheme of its format, unless it is the default
 LEDGER_FILE = "ledger.db"
 LEVELS_BELOW = 3  # depth of the search for tables below the current folder
 QUARANTINE_SUFFIX = "_quarantine"
@@ -122,7 +123,11 @@ def declared_table_paths(name: str, table: str | PathLike[str], settings: Settin
 
 
 def find_table(table: str | None, state: str | None, *, here: Path, aws: Aws | None = None) -> TablePaths:
-    """Return the table that a command means: the one named, else the one here, else the only one below."""
+    """Return the table that a command means: the one named, else the one here, else the only one below.
+
+    It has the format that its data directory records, unless its address names one. Raises `UsageError` if there is no
+    such table, or if it is in another format than its address says.
+    """
     if table is not None:
         found = table_paths(table, state, aws=aws)
     else:
@@ -132,7 +137,10 @@ def find_table(table: str | None, state: str | None, *, here: Path, aws: Aws | N
             raise UsageError(f"Which table? Give --table; tables with a state found below {here}: {names}.")
         found = table_paths(below[0], state)
     if (found.state / LEDGER_FILE).is_file():
-        return found
+        if table is not None and named_scheme(table) is not None:
+            check_format(found)
+            return found
+        return replace(found, scheme=recorded_format(found) or found.scheme)
     if state is None and found.table.is_local and _lies_elsewhere(Path(str(found.table)) / STATE_FOLDER):
         raise UsageError(
             f"The table {found.table} has its state elsewhere: for a pipeline of an app give --pipeline NAME in the "
@@ -141,6 +149,39 @@ def find_table(table: str | None, state: str | None, *, here: Path, aws: Aws | N
     raise UsageError(
         f"There is no Penstock state in {found.state}; `penstock ingest` makes one, --data-dir names another."
     )
+
+
+def recorded_format(where: TablePaths) -> str | None:
+    """Return the scheme that the data directory of one table records, None if it records none.
+
+    Raises `UsageError` if the format is not registered.
+    """
+    try:
+        scheme = (where.state / FORMAT_FILE).read_text().strip()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    if scheme not in SINKS:
+        raise UsageError(
+            f"The table {where.table} is in the format {scheme}, which is not registered; the formats: "
+            f"{', '.join(SINKS)}."
+        )
+    return scheme
+
+
+def check_format(where: TablePaths) -> None:
+    """Raise `UsageError` if the data directory of this table records another format."""
+    scheme = recorded_format(where)
+    if scheme not in (None, where.scheme):
+        raise UsageError(
+            f"The table {where.table} is in the format {scheme}, not {where.scheme}: write "
+            f"{address_in(scheme, str(where.table))}."
+        )
+
+
+def record_format(where: TablePaths) -> None:
+    """Record the format of a table in its data directory, for commands that find the table themselves."""
+    if where.scheme != DEFAULT_SCHEME:
+        LocalFiles(where.state).write_new(FORMAT_FILE, f"{where.scheme}\n".encode())
 
 
 def tables_here(here: Path, *, elsewhere: bool = False) -> Sequence[Path]:

@@ -23,7 +23,7 @@ from penstock.config import Settings, load_settings, shown
 from penstock.errors import ConfigurationError, UsageError
 from penstock.messaging.steps import Probe, no_probe
 from penstock.monitoring.errors.occurrences import ErrorHook
-from penstock.sinks.registry import DEFAULT_SCHEME
+from penstock.sinks.registry import DEFAULT_SCHEME, split_address
 from penstock.storage.address import LOCAL, S3, check_folder, is_s3
 from penstock.storage.aws import Aws
 
@@ -131,16 +131,17 @@ def find_scope(request: ScopeRequest, *, here: Path, make: bool = False) -> Scop
     """Return the named scope; else the table here or the only one below, or the app of the settings.
 
     With ``make``, the app's data directory need not exist yet. Raises `UsageError` if there is neither a table nor an
-    app, or both.
+    app, or both, and `ConfigurationError` for invalid settings unless a table is named: they may name an app's state.
     """
     if request.means_table:
-        aws = load_settings().aws if request.table is not None and is_s3(request.table) else None
+        in_s3 = request.table is not None and is_s3(split_address(request.table)[1])
+        aws = load_settings().aws if in_s3 else None
         return _of_table(find_table(request.table, request.state, here=here, aws=aws), request.options)
     if request.means_app:
         return _of_app(request, make=make)
     tables = tables_here(here)
-    settings = _settings_here(needed=not tables)
-    if settings is not None and _is_there(settings):
+    settings = load_settings()
+    if _is_there(settings):
         if tables:
             names = ", ".join(str(path.relative_to(here)) for path in tables)
             raise UsageError(
@@ -148,7 +149,7 @@ def find_scope(request: ScopeRequest, *, here: Path, make: bool = False) -> Scop
                 "the one, --pipeline NAME or --app APP for the other."
             )
         return Scope(settings=settings)
-    if settings is not None and not tables:
+    if not tables:
         if make:
             return Scope(settings=settings)
         raise UsageError(
@@ -169,15 +170,21 @@ def find_scopes(request: ScopeRequest, *, here: Path, configured: bool = False) 
         app = find_scope(request, here=here, make=bool(tables))
         return [app, *tables] if not tables or _is_there(app.settings) else tables
     if not (request.means_app or request.means_table):
-        found = scopes_here(here)
+        found = _scopes_in(here, load_settings())
         if len(found) > 1 and found[0].table is None:
             return found
     return [find_scope(request, here=here)]
 
 
 def scopes_here(here: Path) -> Sequence[Scope]:
-    """Return every scope that needs no name: the app here and one table; with an app, all tables."""
-    settings = _settings_here(needed=False)
+    """Return every scope that needs no name: the app here and one table; with an app, all tables.
+
+    Invalid settings name no app.
+    """
+    return _scopes_in(here, _settings_here())
+
+
+def _scopes_in(here: Path, settings: Settings | None) -> Sequence[Scope]:
     found = [Scope(settings=settings)] if settings is not None and _is_there(settings) else []
     tables = tables_here(here)
     return [*found, *_table_scopes(tables if found or len(tables) == 1 else (), here=here)]
@@ -195,7 +202,7 @@ def _table_scopes(tables: Iterable[Path], *, here: Path) -> Sequence[Scope]:
 def options_for(table: str, *, state: str | None = None, here: Path) -> str:
     """Return the options that select this table in another command; empty if it is the default here."""
     request = ScopeRequest(table=table, state=state)
-    settings = _settings_here(needed=False)
+    settings = _settings_here()
     if settings is not None and settings.app is not None:
         return request.options  # a command without options means that app
     try:
@@ -251,13 +258,11 @@ def _of_app(request: ScopeRequest, *, make: bool) -> Scope:
     )
 
 
-def _settings_here(*, needed: bool) -> Settings | None:
-    """Return the settings; None if they cannot be read and are not ``needed``."""
+def _settings_here() -> Settings | None:
+    """Return the settings; None if they are invalid."""
     try:
         return load_settings()
     except ConfigurationError:
-        if needed:
-            raise
         return None
 
 

@@ -4,7 +4,7 @@
 never receives a message.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from penstock.ledger.pipelines import Reconciliation
     from penstock.ledger.queries import ProcessedCount
 
+HasSettled = Callable[[str, float], bool]  # a pipeline, and the age of the messages to look for: see `PipelineReader`
 Tier = Literal["dlq", "dead"]  # DLQ, which may be replayed automatically; final DLQ, which waits for people
 
 COUNT_SECONDS_MIN, COUNT_SECONDS_MAX = 600.0, 21_600.0  # between two full counts of processed objects
@@ -71,6 +72,16 @@ class PipelineHealth:
     oldest_unprocessed_age_seconds: float | None  # None if no object waits
     batches_committed: int  # also the number of the last batch
     reconciled: "Reconciliation | None"  # the latest reconcile
+    objects_missing: int = 0  # at the latest reconcile, without those whose messages have left the queue since
+
+
+def has_left(queue: QueueStats | QueueHealth, *, seconds: float) -> bool:
+    """Return True if no message is left that was in the queue ``seconds`` before it was read. In doubt, False."""
+    if not queue.messages:
+        return True
+    is_exact = isinstance(queue, QueueStats) or queue.oldest_message_age_source == "exact"
+    age_seconds = queue.oldest_message_age_seconds if is_exact else None  # CloudWatch's is minutes old
+    return age_seconds is not None and age_seconds < seconds
 
 
 class AgeReader:
@@ -201,24 +212,31 @@ class PipelineReader:
     """Read the health of pipelines. For one thread.
 
     Keep the instance between reads: nearly all objects are processed ones, so they are counted rarely, and the count is
-    updated from new batches in between.
+    updated from new batches in between. It also remembers that the messages of a reconcile have left their queue.
     """
 
     def __init__(self, *, overdue_after_seconds: float, clock: Clock) -> None:
         self._overdue_after_seconds = overdue_after_seconds
         self._clock = clock
         self._counts: dict[str, tuple[ProcessedCount, float]] = {}  # by pipeline, with when to count anew (monotonic)
+        self._settled: dict[str, float] = {}  # by pipeline: the end of the reconcile whose messages left the queue
 
-    def read(self, ledger: "Ledger", pipelines: Sequence[str]) -> Sequence[PipelineHealth]:
-        """Return the health of these pipelines. Raises `TemporaryError` if the ledger is unavailable."""
+    def read(self, ledger: "Ledger", pipelines: Sequence[str], *, has_settled: HasSettled) -> Sequence[PipelineHealth]:
+        """Return the health of these pipelines. Raises `TemporaryError` if the ledger is unavailable.
+
+        ``has_settled`` returns True if no message is left in the queue of a pipeline that was there that many seconds
+        ago. In doubt, False.
+        """
         reconciled = {one.pipeline: one for one in ledger.reconciliations()}
-        return [self._read(ledger, pipeline, reconciled.get(pipeline)) for pipeline in pipelines]
+        return [self._read(ledger, pipeline, reconciled.get(pipeline), has_settled) for pipeline in pipelines]
 
     def count_anew(self) -> None:
         """Count the processed objects at the next read: a repair of the ledger invalidates the count."""
         self._counts = {}
 
-    def _read(self, ledger: "Ledger", pipeline: str, reconciled: "Reconciliation | None") -> PipelineHealth:
+    def _read(
+        self, ledger: "Ledger", pipeline: str, reconciled: "Reconciliation | None", has_settled: HasSettled
+    ) -> PipelineHealth:
         unprocessed = ledger.ages.waiting(pipeline, overdue_after_seconds=self._overdue_after_seconds)
         objects = {
             state: self._count_processed(ledger, pipeline)
@@ -234,7 +252,22 @@ class PipelineReader:
             oldest_unprocessed_age_seconds=unprocessed.oldest_age_seconds if waits else None,
             batches_committed=unprocessed.committed_seq,
             reconciled=reconciled,
+            objects_missing=0 if reconciled is None else self._missing(ledger, reconciled, has_settled),
         )
+
+    def _missing(self, ledger: "Ledger", last: "Reconciliation", has_settled: HasSettled) -> int:
+        """Return the objects that the latest reconcile found missing.
+
+        Without those it sent, once their messages have left the queue: their result shows in their states.
+        """
+        if not (last.missing and last.sent):
+            return last.missing
+        if self._settled.get(last.pipeline) != last.finished_at:
+            seconds = ledger.seconds_since_reconciliation(last.pipeline)
+            if seconds is None or not has_settled(last.pipeline, seconds):
+                return last.missing
+            self._settled[last.pipeline] = last.finished_at
+        return max(0, last.missing - last.sent)
 
     def _count_processed(self, ledger: "Ledger", pipeline: str) -> int:
         now = self._clock.monotonic()

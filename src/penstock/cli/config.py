@@ -19,7 +19,6 @@ from penstock.config import (
     load_effective,
     shown,
 )
-from penstock.handlers.durations import duration_text
 from penstock.operations.shutdown_budget import plan
 
 app = typer.Typer(no_args_is_help=True)
@@ -82,8 +81,7 @@ def check_budget(
     )
     print(f"\n{found.platform} kills a worker {found.platform_seconds:g} s after the signal. It fits with")
     print(f"  {found.platform_line}    in {found.platform_where}")
-    drained = "" if drain is None else f' and drain = "{duration_text(drain)}"'
-    print(f"  {found.setting_line}{drained}    in the section [worker] of penstock.toml")
+    print(f"  {found.setting_line}    in the section [worker] of penstock.toml")
 
 
 def _rows(effective: EffectiveSettings, *, everything: bool) -> Sequence[Mapping[str, Any]]:

@@ -40,7 +40,8 @@ class LazyCommand:
 class LazyGroup(TyperGroup):
     """A group of `LazyCommand`s. A subclass names them in ``lazy_commands``; Typer makes the group itself.
 
-    ``moved`` maps a name that belongs to another group to how it is called there, for the error message.
+    ``moved`` maps a former command to its present one, for the error message. A command of two words is one that now
+    would be a command with an argument.
     """
 
     lazy_commands: ClassVar[Sequence[LazyCommand]] = ()
@@ -53,8 +54,9 @@ class LazyGroup(TyperGroup):
             self.add_command(TyperCommand(one.name, help=one.help, rich_help_panel=one.panel))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and args[0] not in self.commands and args[0] in self.moved:
-            ctx.fail(f"No such command '{args[0]}'. Did you mean 'penstock {self.moved[args[0]]}'?")
+        for former in (" ".join(args[:2]), *args[:1]):
+            if former in self.moved and former not in self.commands:
+                ctx.fail(f"No such command '{former}'. Did you mean 'penstock {self.moved[former]}'?")
         name, _, rest = super().resolve_command(ctx, args)
         return name, self.load(str(name)), rest
 

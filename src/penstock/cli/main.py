@@ -28,7 +28,13 @@ class RootGroup(LazyGroup):
     """`penstock`."""
 
     lazy_commands = COMMANDS
-    moved = {one.name: f"admin {one.name}" for one in ADMIN_COMMANDS} | {"top": "status --watch"}
+    moved = {one.name: f"admin {one.name}" for one in ADMIN_COMMANDS} | {
+        "top": "status --watch",
+        "worker run": "worker APP",
+        "worker ps": "admin workers list",
+        "worker drain": "admin workers drain",
+        "worker stop": "admin workers stop",
+    }
 
 
 app = typer.Typer(

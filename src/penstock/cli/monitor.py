@@ -78,7 +78,7 @@ def _document(sample: "MonitorSample") -> dict[str, Any]:
                 "oldest_unprocessed_age_seconds": one.oldest_unprocessed_age_seconds or 0.0,
                 "overdue": one.objects_overdue,
                 "committed_seq": one.batches_committed,
-                "missing": None if one.reconciled is None else one.reconciled.missing,
+                "missing": None if one.reconciled is None else one.objects_missing,
                 "commit_to_publish_lag_seconds": sample.publish_lags_seconds.get(one.pipeline),
             }
             for one in sample.pipelines
@@ -116,7 +116,7 @@ def _print(sample: "MonitorSample") -> None:
                     ", ".join(_counts(one.objects)) or "none",
                     age_of(one.oldest_unprocessed_age_seconds),
                     one.objects_overdue,
-                    "" if one.reconciled is None else one.reconciled.missing,
+                    "" if one.reconciled is None else one.objects_missing,
                     age_of(sample.publish_lags_seconds.get(one.pipeline)),
                 )
                 for one in sample.pipelines

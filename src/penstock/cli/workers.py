@@ -97,7 +97,7 @@ def _signal(
     if json_:
         print_json({"asked": signalled, "elsewhere": elsewhere})
     else:
-        print(f"{counted(len(signalled), 'worker')} asked {action}.")
+        print(f"Signalled {counted(len(signalled), 'worker')} {action}.")
     for name in elsewhere:
         talk(printable(f"{name} runs on another host or in another container; run this command there."))
     if elsewhere and not signalled:

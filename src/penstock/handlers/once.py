@@ -99,7 +99,7 @@ class LedgerClaim:
         return self.keys.ledger.end_work(self.attempt_id, outcome="failed", reason=reason)
 
     def release(self) -> bool:
-        return self.keys.ledger.end_work(self.attempt_id, outcome="given_back", reason="given back at a stop")
+        return self.keys.ledger.end_work(self.attempt_id, outcome="given_back", reason="released at a stop")
 
 
 def _previous(before: WorkAttempt | None) -> PreviousAttempt | None:

@@ -58,7 +58,7 @@ class Watcher:
 
         Args:
             excluded: Folders to skip.
-            tell: Called with a sentence for people if the folder disappears or notifications fail.
+            warn: Called with a sentence for people if the folder disappears or notifications fail.
             changes: Replaces the notifications of the operating system.
         """
         self._folder = folder
@@ -86,7 +86,8 @@ class Watcher:
             try:
                 yield from self._watch(ended)
             except TemporaryError as error:  # the folder disappeared during a walk
-                self._warn_once(f"{str(error).rstrip('.')}.")
+                text = str(error)
+                self._warn_once(text if text.endswith((".", "?")) else f"{text}.")
                 seconds = VANISHED_SECONDS
             except (OSError, RuntimeError) as error:  # the library raises RuntimeError
                 if self._identity() is not None:

@@ -90,7 +90,7 @@ class StopPlan:
     parts: Sequence[StopPhase]
     platform_line: str
     platform_where: str
-    setting_line: str
+    setting_line: str  # of stop_timeout, and of drain if it was given
 
 
 def plan(
@@ -127,6 +127,7 @@ def plan(
     except ConfigurationError as error:
         raise ConfigurationError(f"{platform.name} grants {granted:g} s{hook}: {error}.") from error
     seconds = f"{granted:g}"
+    drain = "" if drain_seconds is None else f' and drain = "{duration_text(drain_seconds)}"'
     return StopPlan(
         platform=platform.name,
         platform_seconds=granted,
@@ -134,7 +135,7 @@ def plan(
         parts=_parts(found, pre_stop_seconds),
         platform_line=platform.line.format(seconds=seconds),
         platform_where=platform.where.format(seconds=seconds),
-        setting_line=f'stop_timeout = "{duration_text(left)}"',
+        setting_line=f'stop_timeout = "{duration_text(left)}"{drain}',
     )
 
 

@@ -108,7 +108,7 @@ class BatchExecution:
     def release(self) -> None:
         work = self._guard.stop()
         if work is not None:
-            self._guard.release(work, reason="given back at shutdown", outcome="given_back")
+            self._guard.release(work, reason="released at a stop", outcome="given_back")
         else:
             self._guard.await_taken()  # the claim must be released before the messages are
 

@@ -6,7 +6,7 @@ from os import PathLike, fspath
 from typing import ClassVar
 
 from penstock.errors import UsageError
-from penstock.sinks.registry import DEFAULT_SCHEME, split_address
+from penstock.sinks.registry import address_in, named_scheme, split_address
 from penstock.storage.address import check_address
 
 
@@ -25,13 +25,13 @@ class SinkDeclaration:
     partition_by: Sequence[str] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
-        scheme, location = split_address(fspath(self.table))
-        if scheme not in (DEFAULT_SCHEME, self.scheme):
+        scheme = named_scheme(fspath(self.table))
+        if scheme not in (None, self.scheme):
             raise UsageError(
                 f"The address {self.table} is that of a table in the format {scheme}, and {type(self).__name__} "
                 f"declares one in the format {self.scheme}."
             )
-        check_address("table", location)
+        check_address("table", split_address(fspath(self.table))[1])
         if isinstance(self.partition_by, str):
             raise UsageError(
                 f"partition_by={self.partition_by!r} is text; write a list of columns: [{self.partition_by!r}]."
@@ -44,5 +44,4 @@ class SinkDeclaration:
     @property
     def address(self) -> str:
         """The table's address with the scheme of its format."""
-        location = split_address(fspath(self.table))[1]
-        return location if self.scheme == DEFAULT_SCHEME else f"{self.scheme}+{location}"
+        return address_in(self.scheme, split_address(fspath(self.table))[1])

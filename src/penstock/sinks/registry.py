@@ -2,16 +2,18 @@
 
 The package has the sink and the class that users declare a table with, a `penstock.sinks.declaration.SinkDeclaration`.
 
-A table's address begins with the scheme of its format and a plus sign, such as ``parquet+/lake/clicks``. An address
+A table's address may begin with the scheme of its format and a plus sign, such as ``delta+/lake/clicks``. An address
 without one is in the default format. A package is imported when a table is opened, as it needs libraries of an extra.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol
 
+from penstock.errors import UsageError
 from penstock.storage.files import Files
 
 if TYPE_CHECKING:
@@ -19,6 +21,11 @@ if TYPE_CHECKING:
 
 DEFAULT_SCHEME = "delta"
 TABLE_MARK = "_penstock/table"  # below a table's root: see `penstock.sinks.checks.mark_table`
+
+# The beginning of an address that cannot be the rest of a folder's name: /, ./, ../, ~, or a scheme such as s3:/
+_LOCATION = r"(?:\.{0,2}/|~|[a-z][a-z0-9.-]*:/)"
+_WITH_SCHEME = re.compile(rf"([a-z][a-z0-9]*)\+({_LOCATION}.*)", re.IGNORECASE | re.DOTALL)
+_ANYWHERE = re.compile(_LOCATION, re.IGNORECASE)
 
 Version = tuple[int, ...]
 
@@ -55,9 +62,33 @@ SINKS: Mapping[str, SinkPackage] = {
 
 
 def split_address(address: str) -> tuple[str, str]:
-    """Return the scheme of a table's format, and the address without it."""
-    scheme, plus, location = address.partition("+")
-    return (scheme, location) if plus and scheme != DEFAULT_SCHEME and scheme in SINKS else (DEFAULT_SCHEME, address)
+    """Return the scheme of a table's format, and the address without it. Raises as `named_scheme`."""
+    scheme = named_scheme(address)
+    return (DEFAULT_SCHEME, address) if scheme is None else (scheme, address[len(scheme) + 1 :])
+
+
+def named_scheme(address: str) -> str | None:
+    """Return the scheme that an address begins with, None if it names no format.
+
+    A folder such as ``lake+raw`` is an address without a scheme. Raises `UsageError` if the scheme is not registered:
+    ``parquet+/lake/clicks`` would otherwise be a folder here.
+    """
+    found = _WITH_SCHEME.fullmatch(address)
+    if found is None:
+        return None
+    if found[1] not in SINKS:
+        raise UsageError(
+            f"The table {address} is in no known format, as {found[1]} is not one of {', '.join(SINKS)}; write "
+            "./ before a folder that has such a name."
+        )
+    return found[1]
+
+
+def address_in(scheme: str, location: str) -> str:
+    """Return the address of a table in a format; `split_address` is the reverse."""
+    if scheme == DEFAULT_SCHEME:
+        return location
+    return f"{scheme}+{location}" if _ANYWHERE.match(location) else f"{scheme}+./{location}"
 
 
 def open_sink(

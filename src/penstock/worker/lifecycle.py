@@ -356,7 +356,7 @@ class WorkerLifecycle:
         if self._reason() is None:
             self._liveness.phase = Phase.PAUSED
             self._loop.pause()
-            self._bus.emit(WorkerDraining(reason="asked to pause", in_flight=self._in_flight()))
+            self._bus.emit(WorkerDraining(reason="pause requested", in_flight=self._in_flight()))
             self._await(lambda: self._reason() is not None, self._never)
         self._liveness.phase = Phase.STOPPING
         self._left.set()
@@ -538,7 +538,7 @@ class WorkerLifecycle:
         if self._error is not None:
             return "a failure"  # reported by `_emit_failure`
         if self._stop.requested:
-            return self._stop.signal_name or "asked to stop"
+            return self._stop.signal_name or "stop requested"
         if self._met:
             return "done"
         return None

@@ -11,7 +11,8 @@ from tests.conformance.sinks.kit import KITS
 from tests.conformance.sinks.toy_sink import TOY, ToySink, ToyTable
 
 from penstock import App, DeltaSink, ObjectSource, Pipeline
-from penstock.app.paths import TablePaths, declared_table_paths, table_paths
+from penstock.app.paths import TablePaths, declared_table_paths, find_table, table_paths
+from penstock.app.scope import ScopeRequest, find_scope
 from penstock.app.tables import Tables
 from penstock.config import Settings
 from penstock.errors import ConfigurationError, TableError, UsageError
@@ -20,12 +21,16 @@ from penstock.ledger import Ledger
 from penstock.messaging.steps import no_probe
 from penstock.operations.doctor.checks import SparkNeed, machine_checks
 from penstock.operations.doctor.findings import FindingLevel
+from penstock.operations.ingest.ingest import ingest
+from penstock.operations.ingest.pipeline import IngestRequest
+from penstock.operations.objects.importing import target_of
 from penstock.operations.tables.upkeep import MaintainedPipeline
 from penstock.pipeline.extra import require_spark
 from penstock.pipeline.maintenance.compact import compact
 from penstock.sinks.declaration import SinkDeclaration
 from penstock.sinks.registry import DEFAULT_SCHEME, SINKS, SinkPackage, is_installed, split_address, untested
 from penstock.testing import FakeClock
+from penstock.worker.shutdown import StopSignal
 
 
 @pytest.fixture
@@ -78,14 +83,106 @@ def test_maintenance_of_a_format_without_history_is_refused_or_does_nothing(
     [
         ("toy+/lake/a", ("toy", "/lake/a")),
         ("toy+s3://lake/a", ("toy", "s3://lake/a")),
+        ("toy+./a", ("toy", "./a")),
+        ("toy+../a", ("toy", "../a")),
+        ("toy+~/a", ("toy", "~/a")),
+        ("toy+file:///lake/a", ("toy", "file:///lake/a")),
+        ("toy+./c+/a", ("toy", "./c+/a")),
+        ("delta+/lake/a", (DEFAULT_SCHEME, "/lake/a")),
+        ("delta+s3://lake/a", (DEFAULT_SCHEME, "s3://lake/a")),
+        # folders
         ("/lake/toy+a", (DEFAULT_SCHEME, "/lake/toy+a")),
-        ("unheard+/lake/a", (DEFAULT_SCHEME, "unheard+/lake/a")),
+        ("/lake/toy+/a", (DEFAULT_SCHEME, "/lake/toy+/a")),
+        ("./unheard+/a", (DEFAULT_SCHEME, "./unheard+/a")),
+        ("s3://lake/unheard+/a", (DEFAULT_SCHEME, "s3://lake/unheard+/a")),
+        ("toy+a", (DEFAULT_SCHEME, "toy+a")),
         ("delta+a", (DEFAULT_SCHEME, "delta+a")),
+        ("toy+.a", (DEFAULT_SCHEME, "toy+.a")),
+        ("lake+raw/a", (DEFAULT_SCHEME, "lake+raw/a")),
+        ("c++/a", (DEFAULT_SCHEME, "c++/a")),
+        ("2026+/a", (DEFAULT_SCHEME, "2026+/a")),
+        ("delta+", (DEFAULT_SCHEME, "delta+")),
     ],
 )
 @pytest.mark.usefixtures("table_location")
-def test_only_a_registered_scheme_is_split_from_an_address(address: str, expected: tuple[str, str]) -> None:
+def test_a_scheme_is_split_from_an_address_of_its_exact_form(address: str, expected: tuple[str, str]) -> None:
     assert split_address(address) == expected
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "unheard+/lake/a",
+        "unheard+s3://lake/a",
+        "unheard+./a",
+        "unheard+../a",
+        "unheard+~/a",
+        "Delta+/lake/a",
+        "x+s3:/a",
+    ],
+)
+@pytest.mark.usefixtures("table_location")
+def test_a_scheme_of_no_format_is_refused(address: str) -> None:
+    expected = (
+        f"The table {address} is in no known format, as {address.partition('+')[0]} is not one of delta, toy; write ./ "
+        "before a folder that has such a name."
+    )
+    with pytest.raises(UsageError, match=f"^{re.escape(expected)}$"):
+        table_paths(address)
+    with pytest.raises(UsageError, match=f"^{re.escape(expected)}$"):
+        DeltaSink(address)
+
+
+def test_the_default_format_may_be_named(tmp_path: Path) -> None:
+    assert table_paths(f"delta+{tmp_path}/clicks") == table_paths(tmp_path / "clicks")
+    assert DeltaSink(f"delta+{tmp_path}/clicks").address == f"{tmp_path}/clicks"
+
+
+@pytest.mark.usefixtures("table_location")
+def test_a_relative_folder_of_a_format_is_declared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert ToyTable("clicks").address == "toy+./clicks"
+    assert table_paths(ToyTable("clicks").address) == table_paths(ToyTable("toy+./clicks").address)
+    assert table_paths(ToyTable("clicks").address) == table_paths(f"toy+{tmp_path}/clicks")
+
+
+@pytest.mark.usefixtures("table_location")
+def test_a_table_that_a_command_finds_has_the_format_that_it_was_made_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source, table = tmp_path / "landing", tmp_path / "lake" / "clicks"
+    source.mkdir()
+    ingest(IngestRequest(source=str(source), table=f"toy+{table}", schema="id long"), stop=StopSignal())
+    for named in (None, str(table), f"toy+{table}"):
+        found = find_table(named, None, here=tmp_path)
+        assert (found.scheme, str(found.table)) == ("toy", str(table))
+    assert find_scope(ScopeRequest(), here=tmp_path).table_formats == ["toy"]
+    error = f"The table {table} is in the format toy, not delta: write toy+{table}."
+    with pytest.raises(UsageError, match=f"^{re.escape(error)}$"):
+        find_table(f"delta+{table}", None, here=tmp_path)
+    with pytest.raises(UsageError, match=f"^{re.escape(error)}$"):
+        ingest(IngestRequest(source=str(source), table=str(table), schema="id long"), stop=StopSignal())
+    monkeypatch.delitem(SINKS, "toy")
+    with pytest.raises(UsageError, match=r"is in the format toy, which is not registered; the formats: delta\.$"):
+        find_table(None, None, here=tmp_path)
+
+
+@pytest.mark.usefixtures("table_location")
+def test_an_import_records_the_format_of_its_table_too(tmp_path: Path) -> None:
+    with target_of(app=None, pipeline=None, table=f"toy+{tmp_path}/views", state=f"{tmp_path}/data"):
+        pass
+    assert find_table(f"{tmp_path}/views", f"{tmp_path}/data", here=tmp_path).scheme == "toy"
+    other = target_of(app=None, pipeline=None, table=f"{tmp_path}/views", state=f"{tmp_path}/data")
+    with pytest.raises(UsageError, match="is in the format toy, not delta"), other:
+        pass
+
+
+def test_the_default_format_is_not_recorded(tmp_path: Path) -> None:
+    with target_of(app=None, pipeline=None, table=f"{tmp_path}/views", state=None):
+        pass
+    assert not (tmp_path / "views" / "_penstock" / "format").exists()
+    assert find_table(None, None, here=tmp_path).scheme == DEFAULT_SCHEME
 
 
 def test_a_format_is_installed_with_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,6 +227,8 @@ def test_errors_name_the_class_of_each_format(tmp_path: Path) -> None:
         declare("clicks", state=tmp_path)  # type: ignore[arg-type]  # the mistake under test
     with pytest.raises(UsageError, match="in the format toy, and DeltaSink declares one in the format delta"):
         DeltaSink(f"toy+{tmp_path}/clicks")
+    with pytest.raises(UsageError, match="in the format delta, and ToyTable declares one in the format toy"):
+        ToyTable(f"delta+{tmp_path}/clicks")
     with pytest.raises(UsageError, match="partitioned by day more than once"):
         ToyTable(tmp_path / "clicks", partition_by=["day", "day"])
 

@@ -128,9 +128,9 @@ def test_a_move_into_or_above_a_table_is_refused(target: str) -> None:
 def test_objects_that_another_handler_reads_cannot_be_deleted_or_moved(action: Any) -> None:
     app = App()
     declare(app, "clicks", "s3://landing/clicks", action)
-    with pytest.raises(UsageError, match="what views reads too"):
+    with pytest.raises(UsageError, match="objects that views also reads"):
         declare(app, "views", "s3://landing")
-    with pytest.raises(UsageError, match="what thumbs reads too"):
+    with pytest.raises(UsageError, match="objects that thumbs also reads"):
         app.object_handler("thumbs-q", source="s3://landing/clicks/eu", name="thumbs")(lambda found: None)
 
 
@@ -144,7 +144,7 @@ def test_an_included_group_is_checked_too() -> None:
     app, group = App(), Handlers()
     declare(app, "clicks", "s3://landing/clicks", cleanup.Delete(after="1 d"))
     declare(group, "views", "s3://landing/clicks/eu")
-    with pytest.raises(UsageError, match="what views reads too"):
+    with pytest.raises(UsageError, match="objects that views also reads"):
         app.include(group)
 
 
@@ -168,7 +168,7 @@ def test_command_line_options_declare_each_cleanup(action: Any, after: Any, targ
         ("delete", None, None, "--cleanup-after"),
         ("move", None, None, "--cleanup-to"),
         ("tag", None, "done", "--cleanup-to"),
-        (None, "7d", None, "--cleanup what"),
+        (None, "7d", None, "--cleanup-after needs --cleanup tag"),
         ("burn", None, None, "not known"),
     ],
 )

@@ -43,7 +43,7 @@ def test_a_name_without_module_or_attribute_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["no_such_module:app", "no_such_module.inner:app"])
 def test_a_missing_module_is_reported(module: Module, name: str) -> None:
-    with pytest.raises(UsageError, match="There is no module no_such_module; it is looked for in"):
+    with pytest.raises(UsageError, match=r"There is no module no_such_module in .* or on Python's path\."):
         load_app(name)
 
 
@@ -72,6 +72,23 @@ def test_a_module_with_a_missing_import_is_not_reported_as_missing(module: Modul
 def test_an_error_in_a_module_is_reported_with_its_line(module: Module, text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         load_app(f"{module(text)}:app")
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("postgresql://user:secret@host/shop", "postgresql://user:***@host/shop"),
+        ("redis://:secret@host", "redis://:***@host"),
+        ("https://host/a?token=secret", "https://host/a?token=***"),
+    ],
+)
+def test_an_error_in_a_module_is_reported_without_passwords(module: Module, address: str, shown: str) -> None:
+    name = module(f"raise RuntimeError('no connection to {address} now')\n")
+    with pytest.raises(UsageError) as raised:
+        load_app(f"{name}:app")
+    assert str(raised.value) == (
+        f"The module {name} cannot be imported: RuntimeError: no connection to {shown} now at {name}.py:1."
+    )
 
 
 @pytest.mark.parametrize("before", ["", "./"])

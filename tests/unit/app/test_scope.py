@@ -7,7 +7,7 @@ import pytest
 from penstock.app.paths import TablePaths, declared_table_paths, table_paths
 from penstock.app.scope import Scope, ScopeRequest, find_scope, find_scopes, options_for, scopes_here
 from penstock.config import Settings
-from penstock.errors import UsageError
+from penstock.errors import SettingUnfit, UsageError
 
 
 @pytest.fixture
@@ -54,6 +54,37 @@ def test_one_of_several_tables_without_an_app_must_be_named(here: Path) -> None:
     table(here / "views")
     with pytest.raises(UsageError, match="clicks, views"):
         find_scopes(ScopeRequest(), here=here)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("broker = x", r"^penstock\.toml in the current folder cannot be read: .*line 1"),
+        ("brokr = 'x'", r"^penstock\.toml has no setting brokr\. Did you mean broker "),
+        ("[worker]\nlease = 'x'", r"^The setting worker\.lease \(from penstock\.toml\) is invalid"),
+    ],
+)
+def test_invalid_settings_beside_a_table_are_an_error_unless_the_table_is_named(
+    here: Path, text: str, error: str
+) -> None:
+    paths = table(here / "clicks")
+    (here / "penstock.toml").write_text(text)
+    for find in (find_scope, find_scopes):
+        with pytest.raises(SettingUnfit, match=error):
+            find(ScopeRequest(), here=here)
+    assert find_scope(ScopeRequest(table="clicks"), here=here).table == paths
+    assert [scope.table for scope in scopes_here(here)] == [paths], "the doctor checks the settings itself"
+    assert options_for(str(paths.table), here=here) == f" --table {paths.table}"
+
+
+def test_a_table_in_s3_is_read_with_the_settings_of_aws(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(here / "home"))
+    monkeypatch.setenv("PENSTOCK_AWS_REGION", "eu-north-1")
+    state = table_paths("s3://lake/clicks").state
+    state.mkdir(parents=True)
+    (state / "ledger.db").touch()
+    for address in ("s3://lake/clicks", "delta+s3://lake/clicks"):
+        assert find_scope(ScopeRequest(table=address), here=here).aws.region == "eu-north-1"
 
 
 def test_a_named_table_overrides_the_other_options(here: Path) -> None:

@@ -9,6 +9,7 @@ from penstock.handlers import once
 from penstock.handlers.keys import KeyBegun, KeyBusy, KeyDone
 from penstock.handlers.once import LedgerKeys
 from penstock.ledger import Ledger
+from penstock.messaging.delivery import AttemptEnd
 
 
 class FlakyLedger(Ledger):
@@ -58,6 +59,16 @@ def test_a_failed_attempt_is_passed_to_the_next(ledger: FlakyLedger) -> None:
     assert second.previous is not None
     assert second.previous.reason == "ValueError: no"
     assert not first.claim.finish('"late"'), "the first attempt is fenced off"
+
+
+def test_an_attempt_that_a_stop_interrupts_is_passed_to_the_next(ledger: FlakyLedger) -> None:
+    first = keys(ledger).begin("order-1")
+    assert isinstance(first, KeyBegun)
+    assert first.claim.release()
+    second = keys(ledger).begin("order-1")
+    assert isinstance(second, KeyBegun)
+    assert second.previous is not None
+    assert (second.previous.end, second.previous.reason) == (AttemptEnd.RELEASED, "released at a stop")
 
 
 def test_busy_seconds_max_bounds_the_wait_for_a_busy_key(ledger: FlakyLedger) -> None:

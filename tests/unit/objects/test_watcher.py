@@ -203,7 +203,7 @@ def test_a_folder_that_vanishes_during_a_walk_is_awaited(folder: Path, monkeypat
     monkeypatch.setattr(Scanner, "chunks", vanishing)
     scenario.watcher._warn = warn
     assert [name for _, name in scenario.wait(2).stable()] == ["a"]
-    assert scenario.warnings == [f"{folder} existed before and does not exist now; is its file system mounted?."]
+    assert scenario.warnings == [f"{folder} existed before and does not exist now; is its file system mounted?"]
 
 
 def test_failing_notifications_are_reported_and_replaced_by_walks(folder: Path) -> None:

@@ -256,7 +256,7 @@ def test_uncounted_refusals_end_a_job_with_an_end_condition(ledger: Ledger) -> N
 def test_an_object_that_fails_on_other_hosts_only_is_retried_with_backoff(
     ledger: Ledger,
 ) -> None:
-    host = ReadFailure(failure=AttemptFailure.RETRY, reason="check mounts and rights on w7", uncounted=True)
+    host = ReadFailure(failure=AttemptFailure.RETRY, reason="check the mounts and permissions on w7", uncounted=True)
     pipeline = Pipeline(ledger, Engine(lambda request: result(request, {ref("bad").object_id: host})))
     found = [pipeline.run("bad", f"good-{number}") for number in range(10)]
     assert all(good == Ack() for _, good in found)

@@ -51,7 +51,7 @@ def test_a_refusal_is_the_hosts_fault_if_the_driver_can_read_the_object(plan: Re
     found = reread_on_driver(summary({0: failure(kind)}, {1: failure(kind)}), plan)
     assert [each.kind for each in (found.failures[0], found.exclude[1])] == [FailureKind.HOST] * 2
     assert "on the host spark-7" in found.failures[0].reason
-    assert "look at mounts and rights on spark-7" in found.failures[0].reason
+    assert "check the mounts and permissions on spark-7" in found.failures[0].reason
 
 
 def test_a_refusal_is_the_objects_fault_if_the_driver_cannot_open_it_either(plan: ReadPlan) -> None:

@@ -46,7 +46,7 @@ ValueError: no good {line}
 def test_a_dead_spark_needs_a_new_process(error: Exception) -> None:
     explained = explain(error)
     assert isinstance(explained, RestartNeeded)
-    assert "Spark went away" in str(explained)
+    assert "Spark's JVM ended" in str(explained)
 
 
 @pytest.mark.parametrize("has_ended", [True, False])

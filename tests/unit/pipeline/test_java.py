@@ -86,8 +86,8 @@ def test_a_java_home_without_a_java_is_skipped(make_java: MakeJava, tmp_path: Pa
     ("script", "words"),
     [
         ("#!/bin/sh\necho 'Error: could not create the JVM' >&2; exit 1\n", "does not start: Error: could not create"),
-        ("#!/bin/sh\nexit 1\n", "does not start: it says nothing"),
-        ("#!/bin/sh\necho hello >&2\n", "starts and does not tell its version"),
+        ("#!/bin/sh\nexit 1\n", "does not start: no output"),
+        ("#!/bin/sh\necho hello >&2\n", "starts but does not report its version"),
         ("not a program\0", "cannot be run: Exec format error"),
     ],
 )

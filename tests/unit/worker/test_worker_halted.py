@@ -82,7 +82,7 @@ def test_halting_the_last_consumer_ends_the_worker(life: "Life") -> None:
 def test_a_worker_that_needs_a_new_process_drains_and_reports_it(
     life: "Life", eventually: Eventually, where: Callable[..., None]
 ) -> None:
-    restart = RestartNeeded("Spark went away")
+    restart = RestartNeeded("Spark's JVM ended")
     spark = life.serve(ExecutionPlace.THREAD, queue="spark")
     mail = life.serve(ExecutionPlace.POOL, queue="mail", handler={"blocking": True})
     life.liveness = Liveness(SystemClock())

@@ -370,7 +370,7 @@ def test_a_stop_lets_work_in_flight_finish_and_extends_its_lease(life: "Life", e
     execution = life.running()
     life.stop.request()
     eventually(lambda: life.emitted(WorkerDraining))
-    assert life.emitted(WorkerDraining) == [WorkerDraining(reason="asked to stop", in_flight=1)]
+    assert life.emitted(WorkerDraining) == [WorkerDraining(reason="stop requested", in_flight=1)]
     before = len(life.broker.extensions)
     eventually(lambda: len(life.broker.extensions) > before + 3, "heartbeats outlive draining")
     execution.go_on.set()

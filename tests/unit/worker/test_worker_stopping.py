@@ -148,7 +148,7 @@ def test_a_paused_worker_finishes_work_in_flight_receives_no_more_and_keeps_runn
     life.start(upkeep_seconds=0.001)
     execution = life.running(0, mail)
     life.stop.pause()
-    eventually(lambda: life.emitted(WorkerDraining) == [WorkerDraining(reason="asked to pause", in_flight=1)])
+    eventually(lambda: life.emitted(WorkerDraining) == [WorkerDraining(reason="pause requested", in_flight=1)])
     receives = len(life.broker.receive_sizes)
     life.broker.put(1, queue="mail")
     assert "drain" not in life.journal, "a pause is not a stop: work continues"
@@ -160,7 +160,7 @@ def test_a_paused_worker_finishes_work_in_flight_receives_no_more_and_keeps_runn
     assert life.broker.queues["mail"] == [(1, 1)]
     life.stop.request()
     assert life.end() == "drained"
-    assert life.emitted(WorkerDraining)[-1] == WorkerDraining(reason="asked to stop", in_flight=0)
+    assert life.emitted(WorkerDraining)[-1] == WorkerDraining(reason="stop requested", in_flight=0)
 
 
 def test_a_pause_releases_unstarted_messages(life: "Life", eventually: Eventually) -> None:

@@ -10,6 +10,7 @@ from functools import partial
 from penstock.app.jobs.elected import CHECK_SECONDS_MAX, CHECKS_A_PERIOD, ElectedJob, JobTask, TaskRun, elected_job
 from penstock.app.reconcile_target import ReconcileTarget
 from penstock.app.service import ServiceContext
+from penstock.app.system_health import has_left
 from penstock.messaging.broker import Broker
 from penstock.worker.shutdown import StopSignal
 
@@ -59,10 +60,7 @@ def is_due(target: ReconcileTarget, *, every_seconds: float) -> bool:
 
 def has_settled(broker: Broker, queue: str, *, seconds: float) -> bool:
     """Return True if no message is left in the queue that was there ``seconds`` ago. In doubt, False."""
-    stats = broker.stats(queue)
-    if not stats.messages:
-        return True
-    return stats.oldest_message_age_seconds is not None and stats.oldest_message_age_seconds < seconds
+    return has_left(broker.stats(queue), seconds=seconds)
 
 
 def _run(reconcile: Reconcile, target: ReconcileTarget, task_run: TaskRun) -> None:

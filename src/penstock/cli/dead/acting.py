@@ -216,7 +216,7 @@ def replay_document(report: ReplayReport) -> dict[str, Any]:
         "left_without_queue": report.without_origin,
         "refused": report.refused,
         "by_queue": report.by_queue,
-        "canaries": [{"verdict": result.status, "text": result.text} for result in report.canary_results],
+        "canaries": [{"status": result.status, "text": result.text} for result in report.canary_results],
         "outcome": report.outcome,
     }
 

@@ -170,7 +170,9 @@ _METRICS = (
         "seconds",
     ),
     _gauge("objects_overdue", _PIPELINE, "Objects that wait to be processed for longer than objects.overdue_after."),
-    _gauge("objects_missing", _PIPELINE, "Objects found by the latest reconcile that were never processed."),
+    _gauge(
+        "objects_missing", _PIPELINE, "Objects missing at the latest reconcile whose messages are not processed yet."
+    ),
     _gauge(
         "commit_to_publish_lag_seconds",
         _PIPELINE,

@@ -14,7 +14,7 @@ from pathlib import Path
 from penstock.app.context import PipelineTools
 from penstock.app.kill import killing_probe
 from penstock.app.naming import worker_id
-from penstock.app.paths import table_paths
+from penstock.app.paths import check_format, record_format, table_paths
 from penstock.app.pending import PendingObjects
 from penstock.app.pipelines.running import RunCounts
 from penstock.app.sources import source_of
@@ -103,6 +103,7 @@ def _ingested(
 ) -> IngestReport:
     began_at = tools.clock.monotonic()
     where = table_paths(request.table, request.state, aws=request.settings.aws)
+    check_format(where)
     source = source_of(request.source, where)
     transform = check(request, source)
     shared = shared_settings(request)
@@ -111,6 +112,7 @@ def _ingested(
         state.release_dead()
         if shared is None:
             check_owner(state.ledger, where)
+        record_format(where)
         state.ledger.ensure_pipeline(where.pipeline)
         tables = Tables(where, state.ledger, partition_by=request.partition_by, bus=tools.bus, probe=tools.probe)
         tables.publish()  # batches that an earlier process committed but did not publish

@@ -15,7 +15,7 @@ from penstock.app.backends import file_ledger, open_ledger
 from penstock.app.loading import load_app
 from penstock.app.naming import object_names
 from penstock.app.object_service import ObjectService
-from penstock.app.paths import LEDGER_FILE, TablePaths, find_table, table_paths
+from penstock.app.paths import LEDGER_FILE, TablePaths, check_format, find_table, record_format, table_paths
 from penstock.app.pipelines.service import PipelineService
 from penstock.app.state import check_owner
 from penstock.config import Settings, load_settings
@@ -81,6 +81,7 @@ def target_of(*, app: str | None, pipeline: str | None, table: str | None, state
             open_ledger(settings.model_copy(update={"ledger": file_ledger(where.state / LEDGER_FILE)}))
         ) as made:
             check_owner(made, where)
+            record_format(where)
             yield ImportTarget(pipeline=where.pipeline, ledger=made, aws=settings.aws)
         return
 
@@ -194,6 +195,7 @@ def _paths(table: str, state: str | None, settings: Settings) -> TablePaths:
     """Return the paths of a table, possibly without a data directory yet, but not with one elsewhere."""
     where = table_paths(table, state, aws=settings.aws)
     if (where.state / LEDGER_FILE).is_file() or not where.state.exists():
+        check_format(where)
         return where
     return find_table(table, state, here=Path.cwd(), aws=settings.aws)
 

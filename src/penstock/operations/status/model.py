@@ -60,7 +60,6 @@ class PipelineStatus(PipelineHealth):
     table_version: int | None
     disagreement: str | None  # why table and ledger do not belong together
     shortfalls: Sequence[str] = ()  # rows that another writer removed from the tables
-    objects_missing: int = 0  # at the latest reconcile, without those whose notifications have left the queue since
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

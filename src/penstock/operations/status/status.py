@@ -6,6 +6,7 @@ automatically.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.app.brokers import broker_exists, broker_file, has_workers_elsewhere
@@ -29,7 +30,6 @@ from penstock.pipeline.extra import require_spark
 
 if TYPE_CHECKING:
     from penstock.app.tables import Tables
-    from penstock.ledger.pipelines import Reconciliation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,9 +152,8 @@ class StatusReader:
             details = self._details_of(seen)
             silent = seen.workers.silent()  # they may serve any queue
             records = seen.workers.records()
-            pipelines = [
-                self._pipeline(seen, health, details) for health in self._pipelines.read(seen.ledger, seen.pipelines())
-            ]
+            healths = self._pipelines.read(seen.ledger, seen.pipelines(), has_settled=partial(_has_settled, seen))
+            pipelines = [self._pipeline(seen, health, details) for health in healths]
             self._ages = self._ages or AgeReader(seen.broker, clock=self._clock)
             every = queue_statuses(scope.settings, seen.broker, seen.queues, ages=self._ages)
             counts = dead_letters(seen, every, records)
@@ -209,7 +208,7 @@ class StatusReader:
         return self._details
 
     def _pipeline(self, seen: ScopeView, health: PipelineHealth, details: "_Details") -> PipelineStatus:
-        pipeline, reconciled = health.pipeline, health.reconciled
+        pipeline = health.pipeline
         table = details.tables.get(pipeline) or _table(seen, pipeline)
         return PipelineStatus(
             pipeline=pipeline,
@@ -221,8 +220,8 @@ class StatusReader:
             table_version=table.version,
             disagreement=table.disagreement,
             shortfalls=table.shortfalls,
-            reconciled=reconciled,
-            objects_missing=0 if reconciled is None else _missing(seen, pipeline, reconciled),
+            reconciled=health.reconciled,
+            objects_missing=health.objects_missing,
             # An ingest works through its backlog, however long that takes, so its objects are never overdue.
             objects_overdue=health.objects_overdue if seen.scope.table is None else 0,
             oldest_unprocessed_age_seconds=health.oldest_unprocessed_age_seconds,
@@ -251,19 +250,12 @@ class _Details:
     tables: Mapping[str, _TableStatus]
 
 
-def _missing(seen: ScopeView, pipeline: str, last: "Reconciliation") -> int:
-    """Return the objects that the latest reconcile found missing.
-
-    Without those it sent, once their messages have left the queue: their result shows in their states.
-    """
-    seconds = seen.ledger.seconds_since_reconciliation(pipeline) if last.missing and last.sent else None
-    if seconds is None:
-        return last.missing
+def _has_settled(seen: ScopeView, pipeline: str, seconds: float) -> bool:
+    """Return True if the queues that may be the pipeline's have no message that was there ``seconds`` ago."""
     served = seen.scope.served.get(pipeline)
     known = seen.broker.queue_names() if seen.queues is None else seen.queues
     queues = [name for name in known if not names_dead_letters(name)] if served is None else [served]
-    settled = all(has_settled(seen.broker, name, seconds=seconds) for name in queues)
-    return max(0, last.missing - last.sent) if settled else last.missing
+    return all(has_settled(seen.broker, name, seconds=seconds) for name in queues)
 
 
 def _table(seen: ScopeView, pipeline: str) -> _TableStatus:

@@ -206,7 +206,7 @@ def _ending(control: ExecutionControl) -> RunCancelled | RunReleased:
     """Return the error that reports the end of the work to the protocol."""
     if control.over:
         return RunCancelled("the work is no longer ours")
-    return RunReleased("given back at a checkpoint, since the worker stops")
+    return RunReleased("released at a checkpoint because the worker stops")
 
 
 def _processed(ref: ObjectRef, obj: IncomingObject) -> RunResult:

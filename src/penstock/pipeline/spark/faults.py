@@ -65,7 +65,7 @@ def explain(error: Exception) -> PenstockError:
     # A Python worker's traceback may quote any text, and Python workers never talk to the session.
     if _is_cut(error) or (_SPARK_ENDED.search(text) and not _TRACEBACK.search(text)):
         return RestartNeeded(
-            f"Spark went away in the middle of a run: {_first_line(text)}. Nothing is lost; run it again."
+            f"Spark's JVM ended in the middle of a run: {_first_line(text)}. Nothing is lost; run it again."
         )
     if fault := python_fault(error):
         return ConfigurationError(

@@ -104,7 +104,7 @@ def _examine(candidate: _Candidate, environ: Mapping[str, str]) -> tuple[Path, i
         raise _Unfit(f"does not start: {_first_line(started.stderr)}")
     facts = dict(_PROPERTY.findall(started.stderr))
     if facts.keys() != {"java.home", "java.specification.version"}:
-        raise _Unfit("starts and does not tell its version: it may be something else of that name")
+        raise _Unfit("starts but does not report its version: it may be another program of that name")
     version = _major(facts["java.specification.version"])
     if version < JAVA_VERSION_MIN:
         raise _Unfit(f"is Java {version}, and Spark needs {JAVA_VERSION_MIN} or newer")
@@ -141,7 +141,7 @@ def _major(specification: str) -> int:
 
 
 def _first_line(text: str) -> str:
-    return next((line.strip() for line in text.splitlines() if line.strip()), "it says nothing")[:200]
+    return next((line.strip() for line in text.splitlines() if line.strip()), "no output")[:200]
 
 
 def _nothing_found(environ: Mapping[str, str], notes: list[str]) -> str:

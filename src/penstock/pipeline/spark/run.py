@@ -312,8 +312,8 @@ def _judged(store: ObjectStore, ref: ObjectRef, failure: ObjectFailure, source: 
     return replace(
         failure,
         kind=FailureKind.HOST,
-        reason=f"{failure.reason}, on the host {failure.host}; this host ({gethostname()}) can read it: look at mounts "
-        f"and rights on {failure.host}",
+        reason=f"{failure.reason}, on the host {failure.host}; this host ({gethostname()}) can read it: check the "
+        f"mounts and permissions on {failure.host}",
     )
 
 

@@ -151,7 +151,7 @@ def check_jvm(spark: SparkSession) -> None:
     ended = None if process is None else process.poll()
     if ended is not None:
         how = f"with exit code {ended}" if ended >= 0 else f"by {signal.Signals(-ended).name}"
-        raise RestartNeeded(f"Spark went away: its JVM ended {how}. Nothing is lost; run it again.")
+        raise RestartNeeded(f"Spark's JVM ended {how}. Nothing is lost; run it again.")
 
 
 def try_spark(settings: SessionSettings) -> None:

@@ -61,6 +61,7 @@ class Scene:
             if pipelines
             else None,
             tables=None,
+            queue_by_pipeline={PIPELINE: "orders"},
         )
         return Monitor(watches, clock=self.clock, emit=self.events.append)
 
@@ -225,6 +226,60 @@ def test_the_gauges_of_a_ledger_are_states_ages_and_the_latest_reconcile(scene: 
     assert found["monitor_up"] == {("ledger",): 1}
 
 
+def reconciled(ledger: Ledger, *, missing: int, sent: int) -> None:
+    ledger.record_reconciliation(
+        ReconcileResult(
+            pipeline=PIPELINE, as_of=1.0, source="s3://b", listed=9, missing=missing, sent=sent, seconds=1.0
+        )
+    )
+
+
+def test_missing_objects_are_counted_until_their_messages_have_left_the_queue(scene: Scene) -> None:
+    scene.ledger = Ledger.open("sqlite://", now=scene.clock.now)
+    scene.ledger.ensure_pipeline(PIPELINE)
+    monitor = scene.monitor(["mails", "orders"], [PIPELINE])
+
+    def missing() -> float:
+        scene.clock.advance(20)
+        return values(monitor.measure())["objects_missing"][PIPELINE,]
+
+    scene.broker.send("orders", [Outgoing(body=b"lost")])
+    reconciled(scene.ledger, missing=7, sent=5)
+    assert missing() == 7
+    scene.broker.send("orders", [Outgoing(body=b"later")])
+    assert missing() == 7
+    scene.settle_one(settlement=Ack())
+    assert missing() == 2, "only a later message is left"
+    scene.broker.away = True
+    assert missing() == 2, "it is remembered"
+    reconciled(scene.ledger, missing=3, sent=3)
+    assert missing() == 3, "unknown, as the broker is away"
+    scene.broker.away = False
+    assert missing() == 3, "the later message was there before the reconcile"
+    scene.settle_one(settlement=Ack())
+    assert missing() == 0
+    reconciled(scene.ledger, missing=4, sent=0)
+    assert missing() == 4, "a check enqueues nothing"
+
+
+def test_a_queue_that_was_read_before_the_reconcile_ended_does_not_show_its_messages(scene: Scene) -> None:
+    scene.ledger = Ledger.open("sqlite://", now=scene.clock.now)
+    scene.ledger.ensure_pipeline(PIPELINE)
+    monitor = scene.monitor(["orders"], [PIPELINE])
+    assert values(monitor.measure())["objects_missing"] == {}
+    stats = scene.broker.stats
+
+    def slow(queue: str) -> QueueStats:
+        found = stats(queue)
+        if queue == "orders":
+            scene.clock.advance(5)
+            reconciled(scene.ledger or Ledger.open("sqlite://"), missing=1, sent=1)
+        return found
+
+    scene.broker.stats = slow  # type: ignore[method-assign]
+    assert values(monitor.measure())["objects_missing"] == {(PIPELINE,): 1}
+
+
 def test_a_ledger_that_does_not_exist_yet_is_no_failure(scene: Scene) -> None:
     sample = scene.monitor((), [PIPELINE]).measure()
     assert (sample.pipelines, sample.up) == ((), {"ledger": True})
@@ -240,6 +295,10 @@ def test_queues_are_measured_while_the_ledger_is_unreachable(scene: Scene) -> No
     sample = monitor.measure()
     assert (sample.pipelines, sample.up) == ((), {"broker": True, "ledger": False})
     assert [health.queue for health in sample.queues] == ["orders"]
+
+
+def never(_pipeline: str, _seconds: float) -> bool:
+    return False
 
 
 class SlowClock(FakeClock):
@@ -258,10 +317,10 @@ def test_a_slow_measurement_is_repeated_less_often_and_its_ages_advance(scene: S
     clock = SlowClock()
     watch = LedgerWatch([PIPELINE], ledger=lambda: scene.ledger, overdue_after_seconds=3_600.0, clock=clock)
     now[0] += 100
-    (first,) = watch.measure()
+    (first,) = watch.measure(has_settled=never)
     scene.ledger.close()  # so that another measurement would fail
     clock.advance(50)
-    (again,) = watch.measure()
+    (again,) = watch.measure(has_settled=never)
     assert first.oldest_unprocessed_age_seconds is not None
     assert again.oldest_unprocessed_age_seconds is not None
     assert again.oldest_unprocessed_age_seconds - first.oldest_unprocessed_age_seconds >= 50

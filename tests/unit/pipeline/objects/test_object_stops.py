@@ -53,6 +53,7 @@ def test_work_that_releases_at_a_stop_ends_at_its_next_checkpoint(scene: Scene) 
     assert (scene.state(ref), scene.row(ref).attempts) == (ObjectState.UNPROCESSED, 0)
     [interrupted] = scene.emitted(ObjectInterrupted)
     assert interrupted.object_uri == ref.uri
+    assert interrupted.reason == "released at a checkpoint because the worker stops"
     assert not scene.emitted(ObjectFailed)
 
 

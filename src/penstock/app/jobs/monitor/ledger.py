@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.app.paths import TablePaths
-from penstock.app.system_health import PipelineHealth, PipelineReader
+from penstock.app.system_health import HasSettled, PipelineHealth, PipelineReader
 from penstock.events import Bus
 from penstock.messaging.clock import Clock
 
@@ -42,8 +42,8 @@ class LedgerWatch:
         self._read_at = 0.0  # monotonic, as is the next
         self._not_before = 0.0
 
-    def measure(self) -> Sequence[PipelineHealth]:
-        """Return the health of each pipeline, cached for a while if measuring was slow.
+    def measure(self, *, has_settled: HasSettled) -> Sequence[PipelineHealth]:
+        """Return the health of each pipeline, cached for a while if measuring was slow. See `PipelineReader.read`.
 
         Raises `TemporaryError` if the ledger is unavailable.
         """
@@ -54,7 +54,7 @@ class LedgerWatch:
         ledger = self._ledger()
         if ledger is None:
             return ()
-        self._latest = self._reader.read(ledger, self._pipelines)
+        self._latest = self._reader.read(ledger, self._pipelines, has_settled=has_settled)
         self._read_at = self._clock.monotonic()
         self._not_before = self._read_at + min(SHARE * (self._read_at - began_at), REST_SECONDS_MAX)
         return self._latest

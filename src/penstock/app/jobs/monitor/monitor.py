@@ -4,7 +4,7 @@ Read-only. If something cannot be measured, its values are absent, and the rest 
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -16,7 +16,7 @@ from penstock.app.jobs.monitor.sample import MonitorSample, Source
 from penstock.app.paths import TablePaths, declared_table_paths
 from penstock.app.queues import check_shared
 from penstock.app.service import needs_ledger, needs_objects
-from penstock.app.system_health import PipelineHealth
+from penstock.app.system_health import HasSettled, PipelineHealth, QueueHealth, has_left
 from penstock.errors import ConfigurationError
 from penstock.events import Listener, MonitorPollFailed, MonitorPollRecovered
 from penstock.messaging.clock import Clock
@@ -41,6 +41,7 @@ class MonitorTargets:
     ledger: LedgerWatch | None
     tables: TableWatch | None
     tables_unreadable: str | None = None  # why tables cannot be read here
+    queue_by_pipeline: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -63,8 +64,10 @@ class Monitor:
     def measure(self) -> MonitorSample:
         """Return a new sample. Does not raise: the sample contains the errors."""
         at, measured, errors = self._clock.now(), list[Source](), dict[Source, str]()
+        queues_read_at = self._clock.monotonic()
         broker = self._broker(measured, errors)
-        pipelines = self._pipelines(measured, errors)
+        has_settled = partial(self._has_settled, () if broker is None else broker.queues, queues_read_at)
+        pipelines = self._pipelines(measured, errors, has_settled=has_settled)
         lags_seconds = self._publish_lags(pipelines, measured, errors)
         self._emit_changes(measured, errors)
         return MonitorSample(
@@ -92,11 +95,23 @@ class Monitor:
             errors["cloudwatch"] = found.cloudwatch_error
         return found
 
-    def _pipelines(self, measured: list[Source], errors: dict[Source, str]) -> Sequence[PipelineHealth]:
-        if self._targets.ledger is None:
+    def _has_settled(self, queues: Sequence[QueueHealth], read_at: float, pipeline: str, seconds: float) -> bool:
+        """Return True if no message is left in the pipeline's queue that was there ``seconds`` ago. In doubt, False.
+
+        ``queues`` were read at ``read_at`` (monotonic) or later, so that the broker need not be called again.
+        """
+        before_seconds = seconds - (self._clock.monotonic() - read_at)
+        queue = self._targets.queue_by_pipeline.get(pipeline)
+        return before_seconds > 0 and any(has_left(one, seconds=before_seconds) for one in queues if one.queue == queue)
+
+    def _pipelines(
+        self, measured: list[Source], errors: dict[Source, str], *, has_settled: HasSettled
+    ) -> Sequence[PipelineHealth]:
+        ledger = self._targets.ledger
+        if ledger is None:
             return ()
         measured.append("ledger")
-        return _tried("ledger", self._targets.ledger.measure, errors) or ()
+        return _tried("ledger", partial(ledger.measure, has_settled=has_settled), errors) or ()
 
     def _publish_lags(
         self, pipelines: Sequence[PipelineHealth], measured: list[Source], errors: dict[Source, str]
@@ -160,6 +175,7 @@ def monitor_targets(app: "App", *, clock: Clock) -> MonitorTargets:
         else None,
         tables=TableWatch(table_paths, ledger=ledger) if table_paths and unreadable is None else None,
         tables_unreadable=unreadable,
+        queue_by_pipeline={service.name: service.queue_name for service in app.services},
     )
 
 

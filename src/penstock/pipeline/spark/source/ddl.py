@@ -102,7 +102,9 @@ def _refuse_twice(fields: list[pa.Field], *, where: str) -> None:
     seen: set[str] = set()
     for field in fields:
         if field.name.lower() in seen:
-            raise UsageError(f"The column {field.name!r} stands twice in {where} (case does not tell columns apart).")
+            raise UsageError(
+                f"The column {field.name!r} appears twice in {where} (names that differ only in case are the same)."
+            )
         seen.add(field.name.lower())
 
 
