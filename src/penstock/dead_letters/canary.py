@@ -87,7 +87,7 @@ def _search_dead_letters(canary: Canary, broker: Broker) -> CanaryResult:
         with dead_letters_in(broker, queue) as dead_letters:
             for page in dead_letters.pages():
                 if found := next((each for each in page if _is_it(canary, each.message)), None):
-                    why = found.death.reason if found.death is not None else "it does not say of what"
+                    why = found.death.reason if found.death is not None else "its reason is unknown"
                     return CanaryResult(status="died", text=f"it died again, and is in {queue} as {found.id}: {why}")
     return CanaryResult(status="settled", text=f"it has left {canary.queue} and is not among the dead letters")
 
