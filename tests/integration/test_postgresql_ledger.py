@@ -106,6 +106,15 @@ def test_connections_ended_between_transactions_are_replaced_without_an_error(
     assert harness.process("b") == 2
 
 
+def test_a_connection_that_returns_busy_to_the_pool_is_replaced_without_an_error(harness: LedgerHarness) -> None:
+    pooled = harness.ledger.database.engine.raw_connection()
+    connection = pooled.driver_connection
+    assert isinstance(connection, BoundedConnection)
+    pooled.close()
+    connection.pgconn.send_query(b"SELECT 1")  # without an end, as after a break in the middle of an exchange
+    assert harness.process("a") == 1
+
+
 def test_a_connection_ended_within_a_transaction_is_a_temporary_error(
     harness: LedgerHarness, server: PostgresqlServer
 ) -> None:

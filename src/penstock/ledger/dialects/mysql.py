@@ -72,9 +72,9 @@ def explained(error: DBAPIError, address: str) -> PenstockError | None:
 def leaves_the_connection_useless(context: ExceptionContext) -> None:
     """Treat a server that shuts down or turned read-only as disconnected, so that its connections leave the pool.
 
-    A SQLAlchemy hook.
+    So does a connection that fails the check before its use, whatever the error is. A SQLAlchemy hook.
     """
-    if code_of(context.original_exception) in READ_ONLY_SERVER | {1053}:
+    if context.is_pre_ping or code_of(context.original_exception) in READ_ONLY_SERVER | {1053}:
         context.is_disconnect = True
 
 

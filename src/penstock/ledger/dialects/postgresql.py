@@ -93,9 +93,10 @@ _SESSION_TABLE = re.compile(rf'relation "({"|".join(session_metadata.tables)})"'
 def leaves_the_connection_useless(context: ExceptionContext) -> None:
     """Treat a server that turned read-only as disconnected, so that its connections leave the pool.
 
-    A SQLAlchemy hook.
+    So does a connection that fails the check before its use, whatever the error is: one that broke in the middle of an
+    exchange may still count as busy, and then psycopg rejects the call. A SQLAlchemy hook.
     """
-    if getattr(context.original_exception, "sqlstate", None) == READ_ONLY_SERVER:
+    if context.is_pre_ping or getattr(context.original_exception, "sqlstate", None) == READ_ONLY_SERVER:
         context.is_disconnect = True
 
 
