@@ -175,6 +175,17 @@ def test_a_table_folder_with_foreign_files_is_refused(penstock: Call, here: Path
     assert_one_error(result, "holiday.jpg")
 
 
+@pytest.mark.parametrize("taken", ["landing", "t_quarantine"])
+def test_a_refused_table_folder_stays_as_it_was(penstock: Call, here: Path, taken: str) -> None:
+    (here / taken).mkdir()
+    (here / taken / "a.jsonl").write_text('{"id": 1}\n')
+    before = sorted(here.rglob("*"))
+    result = penstock("ingest", "in", taken.removesuffix("_quarantine"), "--schema", "id long")
+    assert result.exit_code == FAILED
+    assert_one_error(result, taken, "a.jsonl", "SOURCE comes first, TABLE second")
+    assert sorted(here.rglob("*")) == before
+
+
 def test_another_schema_than_the_tables_is_refused(penstock: Call, scene: Scene, here: Path) -> None:
     scene.process("a")  # one column, id long
     result = penstock("ingest", "in", "clicks", "--schema", "id string", "--no-provenance")

@@ -14,14 +14,14 @@ from pathlib import Path
 from penstock.app.context import PipelineTools
 from penstock.app.kill import killing_probe
 from penstock.app.naming import worker_id
-from penstock.app.paths import check_format, record_format, table_paths
+from penstock.app.paths import TablePaths, check_format, record_format, table_paths
 from penstock.app.pending import PendingObjects
 from penstock.app.pipelines.running import RunCounts
 from penstock.app.sources import source_of
 from penstock.app.state import check_owner, open_state
 from penstock.app.tables import Tables
 from penstock.app.telemetry import open_reports, open_telemetry
-from penstock.errors import TemporaryError
+from penstock.errors import TableFolderTaken, TemporaryError
 from penstock.events import Bus, JobFailed, Listener, WatchDegraded, WatchStarted
 from penstock.ledger.records import ObjectState
 from penstock.messaging.clock import Clock, SystemClock
@@ -33,6 +33,7 @@ from penstock.objects.scanner import ScanReport
 from penstock.objects.watcher import Watcher
 from penstock.operations.ingest.pipeline import IngestPipeline, IngestRequest, check, queue_of, shared_settings
 from penstock.pipeline.spark.session import Session
+from penstock.sinks.registry import open_sink
 from penstock.worker.shutdown import StopSignal
 
 WATCHER = "watcher"  # the job's name in events, and the thread's
@@ -107,6 +108,7 @@ def _ingested(
     source = source_of(request.source, where)
     transform = check(request, source)
     shared = shared_settings(request)
+    _check_tables(where)  # before the data directory is created: a folder with one counts as a table from then on
     with open_state(where.state, shared=shared, probe=tools.probe) as state, queue_of(request, state, tools) as state:
         state = replace(state, broker=tools.tracing.broker(state.broker))
         state.release_dead()
@@ -136,6 +138,15 @@ def _ingested(
             cleanup_runner.once(objects_max=None)  # everything due; nothing after a stop
         seconds = tools.clock.monotonic() - began_at
         return _report(work, pending, scan, counts, seconds=seconds)
+
+
+def _check_tables(where: TablePaths) -> None:
+    """Raise `TableFolderTaken` if a folder of the tables is no table and holds other files. Creates nothing."""
+    try:
+        for root in (where.table, where.quarantine):
+            open_sink(root, pipeline=where.pipeline, partition_by=None, scheme=where.scheme).check_location()
+    except TableFolderTaken as error:
+        raise TableFolderTaken(f"{str(error).rstrip('.')} (SOURCE comes first, TABLE second).") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
