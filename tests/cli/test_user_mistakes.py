@@ -186,6 +186,18 @@ def test_a_refused_table_folder_stays_as_it_was(penstock: Call, here: Path, take
     assert sorted(here.rglob("*")) == before
 
 
+@pytest.mark.parametrize("options", [(), ("--watch",), ("--queue", "q", "--one-host")])
+@pytest.mark.parametrize("sign", ["_delta_log/0.json", "_penstock/table"])
+def test_a_table_as_the_source_is_refused(penstock: Call, here: Path, sign: str, options: Sequence[str]) -> None:
+    (here / "clicks" / sign).parent.mkdir(parents=True)
+    (here / "clicks" / sign).touch()
+    before = sorted(here.rglob("*"))
+    result = penstock("ingest", "clicks", "t", "--schema", "id long", *options)
+    assert result.exit_code == USAGE
+    assert_one_error(result, f"{here / 'clicks'} is a table; SOURCE comes first, TABLE second.")
+    assert sorted(here.rglob("*")) == before
+
+
 def test_another_schema_than_the_tables_is_refused(penstock: Call, scene: Scene, here: Path) -> None:
     scene.process("a")  # one column, id long
     result = penstock("ingest", "in", "clicks", "--schema", "id string", "--no-provenance")

@@ -9,6 +9,7 @@ from urllib.parse import quote_plus
 import pytest
 from tests.services.aws_server import AwsServer
 
+from penstock.app.sources import source_at
 from penstock.errors import UsageError
 from penstock.objects.notification import parse
 from penstock.objects.reference import ObjectRef
@@ -173,6 +174,14 @@ def test_tables_below_a_source_are_excluded_at_any_page_size(
     first_listing = listing(moto, f"s3://{BUCKET}/in", page_keys=page_keys)
     assert keys(listed(first_listing)) == ["in/0", "in/v/_delta_log_of_mine/x", "in/z"]
     assert first_listing.report().ignored == {SkipReason.EXCLUDED: 8}
+
+
+@pytest.mark.parametrize(
+    ("prefix", "is_table"), [("", False), ("/in", False), ("/in/t", True), ("/in/u", True), ("/in/v", False)]
+)
+def test_a_source_that_is_a_table_is_recognized(moto: AwsServer, s3: Any, prefix: str, is_table: bool) -> None:
+    put(s3, "in/0", "in/t/_delta_log/0.json", "in/u/_penstock/table", "in/v/_penstock/ledger.db")
+    assert source_at(f"s3://{BUCKET}{prefix}", moto.aws).is_table() is is_table
 
 
 def test_a_deleted_table_hides_nothing(moto: AwsServer, versioned: Any) -> None:
