@@ -185,6 +185,14 @@ def test_a_terminal_shows_a_progress_bar_below_the_lines(monkeypatch: pytest.Mon
         ({"objects_unfinished": 2}, "Stopped with 2 objects left; run the same command again"),
         ({"objects_new_versions": 2}, "another version: 2."),
         ({"files_ignored": {"hidden": 3}}, "Left out: 3 hidden."),
+        (
+            {"files_ignored": {"excluded": 9, "hidden": 1}, "folders_excluded": ("s3://b/t",)},
+            "Left out: the files below 1 table (s3://b/t), 1 hidden.",
+        ),
+        (
+            {"files_ignored": {"excluded": 5}, "folders_excluded": ("/a", "/b", "/c", "/d", "/e")},
+            "Left out: the files below 5 tables (/a, /b, /c, and 2 more).",
+        ),
         ({"problems": ("\x1b[2J: no",)}, "Could not be checked: \\x1b[2J: no"),
     ],
 )

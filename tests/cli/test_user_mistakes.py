@@ -345,3 +345,15 @@ def test_an_empty_source_is_no_error(penstock: Call, here: Path) -> None:
     assert result.exit_code == 0
     report = json.loads(result.out)
     assert (report["objects_found"], report["rows_written"], report["table_version"]) == (0, 0, None)
+
+
+def test_folders_that_are_left_out_are_named(penstock: Call, here: Path) -> None:
+    (here / "in" / "a.jsonl").rename(here / "in" / ".hidden")
+    (here / "in" / "landing").mkdir()
+    (here / "in" / "landing" / "a.jsonl").write_text('{"id": 1}\n')
+    with open_state(here / "in" / "landing" / "_penstock"):
+        pass
+    assert "Left out: 1 hidden, the files below 1 table (in/landing)." in penstock("ingest", "in", "t").out.splitlines()
+    document = penstock("ingest", "in", "t", "--json").document
+    assert document["files_ignored"] == {"hidden": 1, "excluded": 1}
+    assert "folders_excluded" not in document

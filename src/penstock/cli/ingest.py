@@ -1,6 +1,7 @@
 """`penstock ingest`: load files into a table, without code."""
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,6 +24,8 @@ from penstock.sinks.registry import split_address
 if TYPE_CHECKING:
     from penstock.operations.ingest.ingest import IngestReport
     from penstock.operations.ingest.pipeline import IngestRequest
+
+NAMED_MAX = 3  # excluded folders named in a report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +166,9 @@ def ingest(
             progress.silence()
         report = run(request, stop=stop, listeners=(progress,))
     if json_:
-        print_json(dataclasses.asdict(report))
+        document = dataclasses.asdict(report)
+        del document["folders_excluded"]
+        print_json(document)
     else:
         print_report(report, options=options_for(report.table, state=state, here=Path.cwd()))
     leave_job(report, stop, forced=progress.forced)
@@ -260,6 +265,16 @@ def _remarks(report: "IngestReport", options: str) -> list[str]:
         left = counted(report.objects_unfinished, "object")
         remarks.append(f"Stopped with {left} left; run the same command again to go on.")
     if report.files_ignored:
-        kinds = ", ".join(f"{number:,} {reason}" for reason, number in report.files_ignored.items())
-        remarks.append(f"Left out: {kinds}.")
+        kinds = [
+            _tables(report.folders_excluded, Path.cwd()) if reason == "excluded" else f"{number:,} {reason}"
+            for reason, number in report.files_ignored.items()
+        ]
+        remarks.append(f"Left out: {', '.join(kinds)}.")
     return remarks + [f"Could not be checked: {problem}" for problem in report.problems]
+
+
+def _tables(folders: Sequence[str], here: Path) -> str:
+    """Return excluded folders as a part of a sentence. They are named as seen from ``here``."""
+    named = [folder.removeprefix(f"{str(here).rstrip('/')}/") for folder in folders[:NAMED_MAX]]
+    more = [f"and {len(folders) - NAMED_MAX:,} more"] if len(folders) > NAMED_MAX else []
+    return f"the files below {counted(len(folders), 'table')} ({', '.join(named + more)})"

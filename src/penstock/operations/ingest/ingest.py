@@ -69,6 +69,7 @@ class IngestReport:
     schema: str | None
     stopped: bool  # before everything was scanned, finished and published
     problems: tuple[str, ...]  # entries that could not be read
+    folders_excluded: tuple[str, ...] = ()  # tables, and folders with a data directory; not in the JSON report
 
 
 def ingest(
@@ -266,6 +267,7 @@ def _report(
         schema=pipeline.source_schema if pipeline else None,
         stopped=work.tools.stop.requested and (bool(unfinished) or not scan.complete or tables.unpublished() > 0),
         problems=() if scan.report is None else tuple(scan.report.problems),
+        folders_excluded=() if scan.report is None else tuple(scan.report.excluded),
     )
 
 
