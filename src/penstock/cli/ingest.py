@@ -13,7 +13,7 @@ from penstock.app.scope import ScopeRequest, options_for
 from penstock.app.telemetry import is_logged
 from penstock.cli.exits import leave_job, stoppable
 from penstock.cli.options import StopTimeout, grouped_options
-from penstock.cli.output import Json, counted, print_json, printable
+from penstock.cli.output import Json, counted, print_json, printable, worded
 from penstock.cli.progress import IngestProgress, losses
 from penstock.config import Settings, load_settings
 from penstock.errors import UsageError
@@ -167,7 +167,7 @@ def ingest(
         report = run(request, stop=stop, listeners=(progress,))
     if json_:
         document = dataclasses.asdict(report)
-        del document["folders_excluded"]
+        del document["folders_excluded"], document["objects_changed"]
         print_json(document)
     else:
         print_report(report, options=options_for(report.table, state=state, here=Path.cwd()))
@@ -225,7 +225,8 @@ def _settings(arrival: ArrivalOptions, limits: LimitOptions) -> Settings:
 def print_report(report: "IngestReport", *, options: str = "") -> None:
     """Print the report of an ingest. ``options`` select the table in the commands of hints."""
     if report.objects_found and report.objects_skipped == report.objects_found:
-        print(f"Nothing new: all {counted(report.objects_found, 'object')} are in the table already. 0 rows added.")
+        known = worded(report.objects_found, "the only object is", "all {} objects are")
+        print(f"Nothing new: {known} in the table already. 0 rows added.")
     elif not report.objects_found:
         empty = "the source holds no objects" if report.queue is None else f"the queue {report.queue} announced nothing"
         print(printable(f"Nothing to do: {empty}. 0 rows added."))
@@ -255,12 +256,22 @@ def _columns(text: str) -> tuple[str, ...]:
 
 def _remarks(report: "IngestReport", options: str) -> list[str]:
     remarks: list[str] = []
-    if report.objects_new_versions:
-        remarks.append(f"Files seen before in another version: {report.objects_new_versions:,}.")
+    if report.objects_changed:
+        remarks.append(
+            worded(
+                report.objects_changed,
+                "{} file had changed: all its lines were added, and the rows of its earlier version stay.",
+                "{} files had changed: all their lines were added, and the rows of their earlier versions stay.",
+            )
+        )
     remarks += losses(report, options)
     if report.objects_superseded:
-        changed = counted(report.objects_superseded, "object")
-        remarks.append(f"Superseded: {changed}, changed before they were read; run it again for them.")
+        changed = worded(
+            report.objects_superseded,
+            "{} object, changed before it was read; run the command again for it",
+            "{} objects, changed before they were read; run the command again for them",
+        )
+        remarks.append(f"Superseded: {changed}.")
     if report.objects_unfinished:
         left = counted(report.objects_unfinished, "object")
         remarks.append(f"Stopped with {left} left; run the same command again to go on.")

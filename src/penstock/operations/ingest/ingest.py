@@ -69,7 +69,9 @@ class IngestReport:
     schema: str | None
     stopped: bool  # before everything was scanned, finished and published
     problems: tuple[str, ...]  # entries that could not be read
-    folders_excluded: tuple[str, ...] = ()  # tables, and folders with a data directory; not in the JSON report
+    # Not in the JSON report:
+    folders_excluded: tuple[str, ...] = ()  # tables, and folders with a data directory
+    objects_changed: int = 0  # of those processed in this run: files that the ledger also has in another version
 
 
 def ingest(
@@ -242,9 +244,15 @@ def _report(
     count = Counter(states.values())
     unfinished = count[ObjectState.UNPROCESSED] + count[ObjectState.PROCESSING]
     skipped = sum(1 for before in pending.before.values() if before is ObjectState.PROCESSED)
+    processed = [
+        object_id
+        for object_id, state in states.items()
+        if state is ObjectState.PROCESSED and pending.before.get(object_id) is not ObjectState.PROCESSED
+    ]
     if work.request.queue is not None:  # without a scan, report this process's results
         count = counts.objects
     pipeline = ledger.pipeline(where.pipeline)
+    other_versions = ledger.other_versions(where.pipeline, list(states))
     ignored = scan.report.ignored if scan.report is not None else {}
     return IngestReport(
         queue=work.request.queue,
@@ -255,7 +263,7 @@ def _report(
         objects_gone=count[ObjectState.DELETED],
         objects_superseded=count[ObjectState.SUPERSEDED],
         objects_unfinished=unfinished,
-        objects_new_versions=ledger.other_versions(where.pipeline, list(states)),
+        objects_new_versions=other_versions,
         files_ignored={str(reason): number for reason, number in ignored.items()},
         rows_written=counts.rows,
         lines_quarantined=counts.lines_quarantined,
@@ -268,6 +276,7 @@ def _report(
         stopped=work.tools.stop.requested and (bool(unfinished) or not scan.complete or tables.unpublished() > 0),
         problems=() if scan.report is None else tuple(scan.report.problems),
         folders_excluded=() if scan.report is None else tuple(scan.report.excluded),
+        objects_changed=ledger.other_versions(where.pipeline, processed) if other_versions else 0,
     )
 
 
