@@ -130,7 +130,7 @@ def test_progress_within_a_batch_is_reported_at_intervals(capsys: pytest.Capture
 def test_progress_within_a_batch_counts_in_the_right_number(
     capsys: pytest.CaptureFixture[str], found: int, done: int, line: str
 ) -> None:
-    events = [SourceScanned(source="/in", found=found, unfinished=found)]
+    events: list[Event] = [SourceScanned(source="/in", found=found, unfinished=found)]
     events += [committed(done, done)] if done else []
     lines = printed_lines(capsys, *events, BatchProgressed(pipeline="p", attempt_id="a", tasks_done=1, tasks=9))
     assert lines[-1] == line

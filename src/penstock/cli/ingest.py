@@ -158,7 +158,8 @@ def ingest(
     setting ledger (or --ledger) if hosts can share it.
     """
     require_spark(split_address(table)[0])
-    from penstock.operations.ingest.ingest import ingest as run  # loads Spark
+    from penstock.operations.ingest.ingest import NOT_IN_JSON  # loads Spark
+    from penstock.operations.ingest.ingest import ingest as run
 
     request = _request(source, table, state, format_, arrival, cleaning, limits)
     with stoppable() as stop, IngestProgress(options=ScopeRequest(table=table, state=state).options) as progress:
@@ -166,9 +167,7 @@ def ingest(
             progress.silence()
         report = run(request, stop=stop, listeners=(progress,))
     if json_:
-        document = dataclasses.asdict(report)
-        del document["folders_excluded"], document["objects_changed"]
-        print_json(document)
+        print_json({name: value for name, value in dataclasses.asdict(report).items() if name not in NOT_IN_JSON})
     else:
         print_report(report, options=options_for(report.table, state=state, here=Path.cwd()))
     leave_job(report, stop, forced=progress.forced)

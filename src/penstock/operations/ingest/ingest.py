@@ -39,6 +39,7 @@ from penstock.worker.shutdown import StopSignal
 WATCHER = "watcher"  # the job's name in events, and the thread's
 POLL_SECONDS = 0.2  # between two checks for the condition that the main thread waits for
 END_SECONDS = 5.0  # for the thread to end
+NOT_IN_JSON = ("folders_excluded", "objects_changed")  # fields of the report that only its text has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +70,7 @@ class IngestReport:
     schema: str | None
     stopped: bool  # before everything was scanned, finished and published
     problems: tuple[str, ...]  # entries that could not be read
-    # Not in the JSON report:
+    # The fields in `NOT_IN_JSON`:
     folders_excluded: tuple[str, ...] = ()  # tables, and folders with a data directory
     objects_changed: int = 0  # of those processed in this run: files that the ledger also has in another version
 
