@@ -9,8 +9,10 @@ from collections.abc import Callable
 
 import pytest
 
+from penstock.app.pipelines.running import RunReport
 from penstock.cli.ingest import print_report
 from penstock.cli.progress import FAILURES_SHOWN, LINE_EVERY_SECONDS, IngestProgress, event_lines
+from penstock.cli.run import print_run_report
 from penstock.events import (
     BatchCommitted,
     BatchProgressed,
@@ -244,6 +246,39 @@ def test_the_report_shows_results_and_the_commands_for_details(
 ) -> None:
     print_report(dataclasses.replace(REPORT, **changes))  # type: ignore[arg-type]  # each value is of its field's type
     assert part in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("superseded", "line"),
+    [
+        (1, "Superseded: 1 object, changed before it was read."),
+        (2, "Superseded: 2 objects, changed before they were read."),
+    ],
+)
+def test_the_report_of_a_run_counts_superseded_objects(
+    capsys: pytest.CaptureFixture[str], superseded: int, line: str
+) -> None:
+    report = RunReport(
+        pipeline="clicks",
+        objects_found=None,
+        objects_skipped=None,
+        objects_processed=1,
+        objects_dead=0,
+        objects_gone=0,
+        objects_superseded=superseded,
+        messages_left=0,
+        rows_written=1,
+        lines_quarantined=0,
+        batches=1,
+        seconds=1.0,
+        table="/lake/clicks",
+        table_version=1,
+        quarantine_table=None,
+        stopped=False,
+        problems=(),
+    )
+    print_run_report(report)
+    assert line in capsys.readouterr().out.splitlines()
 
 
 def test_hints_name_a_table_outside_the_current_folder(capsys: pytest.CaptureFixture[str]) -> None:
