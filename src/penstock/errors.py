@@ -10,7 +10,8 @@
     │   │   └── QueueMissing     78  no queue of that name exists, and its broker creates none
     │   ├── TableError           1   a table that we cannot write: other schema, unsupported features
     │   │   ├── TableNowhere     2   its location does not exist: no such bucket
-    │   │   └── TableDenied      78  missing credentials or permissions for its location
+    │   │   ├── TableDenied      78  missing credentials or permissions for its location
+    │   │   └── TableFolderTaken 1   its folder is no table and holds other files
     │   ├── TransformError       1   the user's transform raised, or did not return a DataFrame
     │   └── FaultPersists        75  an infrastructure fault outlasted all retries (disk full): needs a person
     │       └── RestartNeeded    75  a part of this process ended for good (Spark's JVM): start a new process
@@ -83,6 +84,10 @@ class TableDenied(TableError):
     """Credentials or permissions for the table's location are missing."""
 
     exit_code = 78
+
+
+class TableFolderTaken(TableError):
+    """The folder of a table is no table and holds other files."""
 
 
 class TransformError(UserError):

@@ -9,8 +9,10 @@ from collections.abc import Callable
 
 import pytest
 
+from penstock.app.pipelines.running import RunReport
 from penstock.cli.ingest import print_report
 from penstock.cli.progress import FAILURES_SHOWN, LINE_EVERY_SECONDS, IngestProgress, event_lines
+from penstock.cli.run import print_run_report
 from penstock.events import (
     BatchCommitted,
     BatchProgressed,
@@ -118,6 +120,36 @@ def test_progress_within_a_batch_is_reported_at_intervals(capsys: pytest.Capture
     assert [line.rpartition(": ")[2] for line in lines] == ["1 of 9 tasks", "3 of 9 tasks"]
 
 
+@pytest.mark.parametrize(
+    ("found", "done", "line"),
+    [
+        (1, 0, "0 of 1 object, 0 rows; this batch: 1 of 9 tasks"),
+        (1, 1, "1 object, 1 row; this batch: 1 of 9 tasks"),
+        (5, 1, "1 of 5 objects, 1 row; this batch: 1 of 9 tasks"),
+        (0, 2, "2 objects, 2 rows; this batch: 1 of 9 tasks"),
+    ],
+)
+def test_progress_within_a_batch_counts_in_the_right_number(
+    capsys: pytest.CaptureFixture[str], found: int, done: int, line: str
+) -> None:
+    events: list[Event] = [SourceScanned(source="/in", found=found, unfinished=found)]
+    events += [committed(done, done)] if done else []
+    lines = printed_lines(capsys, *events, BatchProgressed(pipeline="p", attempt_id="a", tasks_done=1, tasks=9))
+    assert lines[-1] == line
+
+
+@pytest.mark.parametrize(("number", "shown"), [(1, "1/1 object, 1 row"), (2, "2/2 objects, 2 rows")])
+def test_the_progress_bar_counts_in_the_right_number(monkeypatch: pytest.MonkeyPatch, number: int, shown: str) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    with IngestProgress() as listener:
+        listener(committed(number, number))
+    assert shown in re.sub(r"\x1b\[\d+m", "", terminal.getvalue())
+
+
 def test_a_stop_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     (line,) = printed_lines(capsys, WorkerDraining(reason="signal", in_flight=2))
     assert line == "stopping: what is in flight (2 messages) is finished or released"
@@ -175,16 +207,37 @@ def test_a_terminal_shows_a_progress_bar_below_the_lines(monkeypatch: pytest.Mon
     [
         ({}, "2 objects processed, 1 skipped (already in the table), 1,234 rows written in 1 batch, 1.2 s."),
         ({"objects_processed": 0, "objects_skipped": 3}, "Nothing new: all 3 objects are in the table already. 0 rows"),
+        (
+            {"objects_found": 1, "objects_processed": 0, "objects_skipped": 1},
+            "Nothing new: the only object is in the table already. 0 rows added.",
+        ),
         ({"objects_found": 0, "objects_skipped": 0, "table_version": None}, "Nothing to do: the source holds no"),
         ({}, "Table: /lake/clicks (version 4)"),
         ({"table_version": None}, "(no version yet)"),
         ({"lines_quarantined": 1, "quarantine_table": "/q"}, "Quarantined: 1 bad line, in /q"),
         ({"objects_dead": 2}, "Dead: 2 objects; `penstock objects list --only dead` says why."),
-        ({"objects_gone": 1}, "Gone: 1 object,"),
-        ({"objects_superseded": 1}, "Superseded: 1 object,"),
+        ({"objects_gone": 1}, "Gone: 1 object, deleted before it was read."),
+        ({"objects_gone": 2}, "Gone: 2 objects, deleted before they were read."),
+        ({"objects_superseded": 1}, "Superseded: 1 object, changed before it was read; run the command again for it."),
+        ({"objects_superseded": 2}, "2 objects, changed before they were read; run the command again for them."),
         ({"objects_unfinished": 2}, "Stopped with 2 objects left; run the same command again"),
-        ({"objects_new_versions": 2}, "another version: 2."),
+        (
+            {"objects_changed": 2},
+            "2 files had changed: all their lines were added, and the rows of their earlier versions stay.",
+        ),
+        (
+            {"objects_changed": 1},
+            "1 file had changed: all its lines were added, and the rows of its earlier version stay.",
+        ),
         ({"files_ignored": {"hidden": 3}}, "Left out: 3 hidden."),
+        (
+            {"files_ignored": {"excluded": 9, "hidden": 1}, "folders_excluded": ("s3://b/t",)},
+            "Left out: the files below 1 table (s3://b/t), 1 hidden.",
+        ),
+        (
+            {"files_ignored": {"excluded": 5}, "folders_excluded": ("/a", "/b", "/c", "/d", "/e")},
+            "Left out: the files below 5 tables (/a, /b, /c, and 2 more).",
+        ),
         ({"problems": ("\x1b[2J: no",)}, "Could not be checked: \\x1b[2J: no"),
     ],
 )
@@ -193,6 +246,39 @@ def test_the_report_shows_results_and_the_commands_for_details(
 ) -> None:
     print_report(dataclasses.replace(REPORT, **changes))  # type: ignore[arg-type]  # each value is of its field's type
     assert part in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("superseded", "line"),
+    [
+        (1, "Superseded: 1 object, changed before it was read."),
+        (2, "Superseded: 2 objects, changed before they were read."),
+    ],
+)
+def test_the_report_of_a_run_counts_superseded_objects(
+    capsys: pytest.CaptureFixture[str], superseded: int, line: str
+) -> None:
+    report = RunReport(
+        pipeline="clicks",
+        objects_found=None,
+        objects_skipped=None,
+        objects_processed=1,
+        objects_dead=0,
+        objects_gone=0,
+        objects_superseded=superseded,
+        messages_left=0,
+        rows_written=1,
+        lines_quarantined=0,
+        batches=1,
+        seconds=1.0,
+        table="/lake/clicks",
+        table_version=1,
+        quarantine_table=None,
+        stopped=False,
+        problems=(),
+    )
+    print_run_report(report)
+    assert line in capsys.readouterr().out.splitlines()
 
 
 def test_hints_name_a_table_outside_the_current_folder(capsys: pytest.CaptureFixture[str]) -> None:

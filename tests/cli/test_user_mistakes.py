@@ -69,7 +69,7 @@ def assert_one_error(result: CommandResult, *parts: str) -> None:
         (("in/_penstock", "in"), ("in/_penstock",)),
         (("in", "in/a.jsonl"), ("is a file",)),
         (("in", "t", "--transform", "nomodule"), ("nomodule", "module:function")),
-        (("in", "t", "--transform", "nomodule:f"), ("no module nomodule", "looked for")),
+        (("in", "t", "--transform", "nomodule:f"), ("no module nomodule", "on Python's path")),
         (("in", "t", "--transform", "json:nothing"), ("json", "nothing")),
         (("in", "t", "--transform", "os:sep"), ("os", "sep")),
         (("in", "t", "--transform", "raising:f"), ("raising", "ZeroDivisionError")),
@@ -173,6 +173,29 @@ def test_a_table_folder_with_foreign_files_is_refused(penstock: Call, here: Path
     result = penstock("ingest", "in", "t")
     assert result.exit_code == FAILED
     assert_one_error(result, "holiday.jpg")
+
+
+@pytest.mark.parametrize("taken", ["landing", "t_quarantine"])
+def test_a_refused_table_folder_stays_as_it_was(penstock: Call, here: Path, taken: str) -> None:
+    (here / taken).mkdir()
+    (here / taken / "a.jsonl").write_text('{"id": 1}\n')
+    before = sorted(here.rglob("*"))
+    result = penstock("ingest", "in", taken.removesuffix("_quarantine"), "--schema", "id long")
+    assert result.exit_code == FAILED
+    assert_one_error(result, taken, "a.jsonl", "SOURCE comes first, TABLE second")
+    assert sorted(here.rglob("*")) == before
+
+
+@pytest.mark.parametrize("options", [(), ("--watch",), ("--queue", "q", "--one-host")])
+@pytest.mark.parametrize("sign", ["_delta_log/0.json", "_penstock/table"])
+def test_a_table_as_the_source_is_refused(penstock: Call, here: Path, sign: str, options: Sequence[str]) -> None:
+    (here / "clicks" / sign).parent.mkdir(parents=True)
+    (here / "clicks" / sign).touch()
+    before = sorted(here.rglob("*"))
+    result = penstock("ingest", "clicks", "t", "--schema", "id long", *options)
+    assert result.exit_code == USAGE
+    assert_one_error(result, f"{here / 'clicks'} is a table; SOURCE comes first, TABLE second.")
+    assert sorted(here.rglob("*")) == before
 
 
 def test_another_schema_than_the_tables_is_refused(penstock: Call, scene: Scene, here: Path) -> None:
@@ -322,3 +345,15 @@ def test_an_empty_source_is_no_error(penstock: Call, here: Path) -> None:
     assert result.exit_code == 0
     report = json.loads(result.out)
     assert (report["objects_found"], report["rows_written"], report["table_version"]) == (0, 0, None)
+
+
+def test_folders_that_are_left_out_are_named(penstock: Call, here: Path) -> None:
+    (here / "in" / "a.jsonl").rename(here / "in" / ".hidden")
+    (here / "in" / "landing").mkdir()
+    (here / "in" / "landing" / "a.jsonl").write_text('{"id": 1}\n')
+    with open_state(here / "in" / "landing" / "_penstock"):
+        pass
+    assert "Left out: 1 hidden, the files below 1 table (in/landing)." in penstock("ingest", "in", "t").out.splitlines()
+    document = penstock("ingest", "in", "t", "--json").document
+    assert document["files_ignored"] == {"hidden": 1, "excluded": 1}
+    assert "folders_excluded" not in document

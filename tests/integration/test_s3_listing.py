@@ -9,6 +9,7 @@ from urllib.parse import quote_plus
 import pytest
 from tests.services.aws_server import AwsServer
 
+from penstock.app.sources import source_at
 from penstock.errors import UsageError
 from penstock.objects.notification import parse
 from penstock.objects.reference import ObjectRef
@@ -152,6 +153,7 @@ def test_left_out_objects_are_reported(moto: AwsServer, s3: Any) -> None:
     assert keys(listed(first_listing)) == ["in/a", "in/not-empty/", "in/owner"]
     report = first_listing.report()
     assert report.ignored == {SkipReason.HIDDEN: 3, SkipReason.EXCLUDED: 2, SkipReason.FOLDER_MARKER: 2}
+    assert report.excluded == (f"s3://{BUCKET}/in/own", f"s3://{BUCKET}/in/own_quarantine")
     assert (report.found, report.size_bytes, report.problems_count) == (3, 3, 0)
 
 
@@ -173,6 +175,15 @@ def test_tables_below_a_source_are_excluded_at_any_page_size(
     first_listing = listing(moto, f"s3://{BUCKET}/in", page_keys=page_keys)
     assert keys(listed(first_listing)) == ["in/0", "in/v/_delta_log_of_mine/x", "in/z"]
     assert first_listing.report().ignored == {SkipReason.EXCLUDED: 8}
+    assert first_listing.report().excluded == tuple(f"s3://{BUCKET}/in/{name}" for name in ("t", "u", "w/x"))
+
+
+@pytest.mark.parametrize(
+    ("prefix", "is_table"), [("", False), ("/in", False), ("/in/t", True), ("/in/u", True), ("/in/v", False)]
+)
+def test_a_source_that_is_a_table_is_recognized(moto: AwsServer, s3: Any, prefix: str, is_table: bool) -> None:
+    put(s3, "in/0", "in/t/_delta_log/0.json", "in/u/_penstock/table", "in/v/_penstock/ledger.db")
+    assert source_at(f"s3://{BUCKET}{prefix}", moto.aws).is_table() is is_table
 
 
 def test_a_deleted_table_hides_nothing(moto: AwsServer, versioned: Any) -> None:

@@ -16,14 +16,17 @@ from penstock.errors import UsageError
 from penstock.handlers.outage import OutageWatch, WatchedService, store_service
 from penstock.objects.local_store import LocalRoot, LocalStore
 from penstock.objects.reference import LOCAL_BUCKET, ObjectRef
-from penstock.objects.s3_listing import S3Listing
+from penstock.objects.s3_listing import S3Listing, S3Pages
 from penstock.objects.scanner import Scanner, ScanReport
 from penstock.objects.store import ObjectStore
 from penstock.objects.stores import store_at
+from penstock.sinks.registry import TABLE_MARK
 from penstock.storage.address import check_address, is_s3, s3_address
 from penstock.storage.aws import Aws, require_aws
 from penstock.storage.files import Files
 from penstock.storage.s3 import ping_bucket
+
+_TABLE_SIGNS = ("_delta_log/", TABLE_MARK)  # below the root of every table, whichever program wrote it
 
 
 class SourceScan(Protocol):
@@ -62,6 +65,14 @@ class SourceLocation:
     def buckets(self) -> frozenset[str]:
         """The buckets whose notifications are accepted."""
         return frozenset({LOCAL_BUCKET if self.is_local else s3_address(self.address).bucket})
+
+    def is_table(self) -> bool:
+        """Return True if the source's own folder is a table. Lists a source in S3, as a scan does."""
+        if self.is_local:
+            return any(os.path.exists(f"{self.address}/{name}") for name in _TABLE_SIGNS)  # noqa: PTH110 - never raises
+        address = s3_address(self.address)
+        pages = S3Pages(address, self.aws)
+        return any(pages.is_any(f"{address.folder}{name}") for name in _TABLE_SIGNS)
 
     def contains(self, other: "SourceLocation") -> bool:
         """Return True if the other source is this one or inside it."""

@@ -1,6 +1,7 @@
 """`penstock ingest`: load files into a table, without code."""
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +13,7 @@ from penstock.app.scope import ScopeRequest, options_for
 from penstock.app.telemetry import is_logged
 from penstock.cli.exits import leave_job, stoppable
 from penstock.cli.options import StopTimeout, grouped_options
-from penstock.cli.output import Json, counted, print_json, printable
+from penstock.cli.output import Json, counted, print_json, printable, worded
 from penstock.cli.progress import IngestProgress, losses
 from penstock.config import Settings, load_settings
 from penstock.errors import UsageError
@@ -23,6 +24,8 @@ from penstock.sinks.registry import split_address
 if TYPE_CHECKING:
     from penstock.operations.ingest.ingest import IngestReport
     from penstock.operations.ingest.pipeline import IngestRequest
+
+NAMED_MAX = 3  # excluded folders named in a report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +158,8 @@ def ingest(
     setting ledger (or --ledger) if hosts can share it.
     """
     require_spark(split_address(table)[0])
-    from penstock.operations.ingest.ingest import ingest as run  # loads Spark
+    from penstock.operations.ingest.ingest import NOT_IN_JSON  # loads Spark
+    from penstock.operations.ingest.ingest import ingest as run
 
     request = _request(source, table, state, format_, arrival, cleaning, limits)
     with stoppable() as stop, IngestProgress(options=ScopeRequest(table=table, state=state).options) as progress:
@@ -163,7 +167,7 @@ def ingest(
             progress.silence()
         report = run(request, stop=stop, listeners=(progress,))
     if json_:
-        print_json(dataclasses.asdict(report))
+        print_json({name: value for name, value in dataclasses.asdict(report).items() if name not in NOT_IN_JSON})
     else:
         print_report(report, options=options_for(report.table, state=state, here=Path.cwd()))
     leave_job(report, stop, forced=progress.forced)
@@ -220,7 +224,8 @@ def _settings(arrival: ArrivalOptions, limits: LimitOptions) -> Settings:
 def print_report(report: "IngestReport", *, options: str = "") -> None:
     """Print the report of an ingest. ``options`` select the table in the commands of hints."""
     if report.objects_found and report.objects_skipped == report.objects_found:
-        print(f"Nothing new: all {counted(report.objects_found, 'object')} are in the table already. 0 rows added.")
+        known = worded(report.objects_found, "the only object is", "all {} objects are")
+        print(f"Nothing new: {known} in the table already. 0 rows added.")
     elif not report.objects_found:
         empty = "the source holds no objects" if report.queue is None else f"the queue {report.queue} announced nothing"
         print(printable(f"Nothing to do: {empty}. 0 rows added."))
@@ -250,16 +255,36 @@ def _columns(text: str) -> tuple[str, ...]:
 
 def _remarks(report: "IngestReport", options: str) -> list[str]:
     remarks: list[str] = []
-    if report.objects_new_versions:
-        remarks.append(f"Files seen before in another version: {report.objects_new_versions:,}.")
+    if report.objects_changed:
+        remarks.append(
+            worded(
+                report.objects_changed,
+                "{} file had changed: all its lines were added, and the rows of its earlier version stay.",
+                "{} files had changed: all their lines were added, and the rows of their earlier versions stay.",
+            )
+        )
     remarks += losses(report, options)
     if report.objects_superseded:
-        changed = counted(report.objects_superseded, "object")
-        remarks.append(f"Superseded: {changed}, changed before they were read; run it again for them.")
+        changed = worded(
+            report.objects_superseded,
+            "{} object, changed before it was read; run the command again for it",
+            "{} objects, changed before they were read; run the command again for them",
+        )
+        remarks.append(f"Superseded: {changed}.")
     if report.objects_unfinished:
         left = counted(report.objects_unfinished, "object")
         remarks.append(f"Stopped with {left} left; run the same command again to go on.")
     if report.files_ignored:
-        kinds = ", ".join(f"{number:,} {reason}" for reason, number in report.files_ignored.items())
-        remarks.append(f"Left out: {kinds}.")
+        kinds = [
+            _tables(report.folders_excluded, Path.cwd()) if reason == "excluded" else f"{number:,} {reason}"
+            for reason, number in report.files_ignored.items()
+        ]
+        remarks.append(f"Left out: {', '.join(kinds)}.")
     return remarks + [f"Could not be checked: {problem}" for problem in report.problems]
+
+
+def _tables(folders: Sequence[str], here: Path) -> str:
+    """Return excluded folders as a part of a sentence. They are named as seen from ``here``."""
+    named = [folder.removeprefix(f"{str(here).rstrip('/')}/") for folder in folders[:NAMED_MAX]]
+    more = [f"and {len(folders) - NAMED_MAX:,} more"] if len(folders) > NAMED_MAX else []
+    return f"the files below {counted(len(folders), 'table')} ({', '.join(named + more)})"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from penstock.cli.output import advice, counted, printable, talk
+from penstock.cli.output import advice, counted, printable, talk, worded
 from penstock.events import (
     BatchClaimed,
     BatchCommitted,
@@ -142,10 +142,10 @@ class IngestProgress:
     def _progress(self, text: str) -> None:
         """Print a progress line if one is due."""
         if self._bar is None and self._pace.begin_if_due():
-            total = (
-                f" of {self._objects:,}" if self._objects > self._done else ""
-            )  # more objects may arrive than were found
-            talk(f"{self._done:,}{total} objects, {self._rows:,} rows; this batch: {text}")
+            # More objects may arrive than were found.
+            total = counted(max(self._objects, self._done), "object")
+            done = f"{self._done:,} of {total}" if self._objects > self._done else total
+            talk(f"{done}, {counted(self._rows, 'row')}; this batch: {text}")
 
     def _write(self, text: str) -> None:
         shown = printable(text)
@@ -224,16 +224,17 @@ class _Bar:
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("objects, {task.fields[rows]:,} rows"),
+            TextColumn("{task.fields[unit]}, {task.fields[rows]}"),
             TimeElapsedColumn(),
             console=self._console,
             transient=True,
         )
-        self._task = self._progress.add_task("ingesting", total=None, rows=0)
+        self._task = self._progress.add_task("ingesting", total=None, unit="objects", rows=counted(0, "row"))
         self._progress.start()
 
     def show(self, *, done: int, total: int, rows: int) -> None:
-        self._progress.update(self._task, completed=done, total=total or None, rows=rows)
+        unit, shown = worded(total, "object", "objects"), counted(rows, "row")
+        self._progress.update(self._task, completed=done, total=total or None, unit=unit, rows=shown)
 
     def write(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -254,7 +255,10 @@ def losses(report: "IngestReport | RunReport", options: str) -> list[str]:
             f"Dead: {dead}; `penstock objects list{options} --only dead` says why. {_again(report, options)}"
         )
     if report.objects_gone:
-        remarks.append(f"Gone: {counted(report.objects_gone, 'object')}, deleted before they were read.")
+        subject = worded(
+            report.objects_gone, "{} object, deleted before it was", "{} objects, deleted before they were"
+        )
+        remarks.append(f"Gone: {subject} read.")
     return remarks
 
 

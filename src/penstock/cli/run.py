@@ -11,7 +11,7 @@ from penstock.app.telemetry import is_logged
 from penstock.cli.apps import AppArgument, AppOption, PipelineArgument, app_and_reader
 from penstock.cli.exits import leave_job, stoppable
 from penstock.cli.options import StopTimeout
-from penstock.cli.output import Json, counted, print_json, printable
+from penstock.cli.output import Json, counted, print_json, printable, worded
 from penstock.cli.progress import IngestProgress, losses
 from penstock.config import with_flags
 from penstock.errors import UsageError
@@ -92,7 +92,10 @@ def _remarks(report: "RunReport", options: str) -> list[str]:
         remarks.append(f"Skipped: {skipped} of {report.objects_found:,} found, done before.")
     remarks += losses(report, options)
     if report.objects_superseded:
-        remarks.append(f"Superseded: {counted(report.objects_superseded, 'object')}, changed before they were read.")
+        subject = worded(
+            report.objects_superseded, "{} object, changed before it was", "{} objects, changed before they were"
+        )
+        remarks.append(f"Superseded: {subject} read.")
     if report.messages_left:
         remarks.append(f"Left in the queue: {counted(report.messages_left, 'message')}.")
     return remarks + [f"Could not be checked: {problem}" for problem in report.problems]

@@ -324,7 +324,9 @@ class S3Listing:
             for entry in page.entries:
                 reason = judge.left_out(entry["Key"], entry["Size"])
                 ref = reference(self._bucket, entry)
-                if reason is not None:
+                if reason is SkipReason.EXCLUDED:
+                    self._counts.add_excluded(judge.excluding(entry["Key"]))
+                elif reason is not None:
                     self._counts.add_ignored(reason)
                 elif is_archived(entry):
                     self._counts.add_problem(
@@ -350,12 +352,19 @@ class PageFilter:
     def left_out(self, key: str, size_bytes: int) -> SkipReason | None:
         """Return why a key of the pages learned so far is left out, or None if it is to be processed."""
         bucket = self._pages.bucket
-        if any(there.contains(bucket, key) for there in self._excluded) or self._tables.contain(key):
+        if any(there.contains(bucket, key) for there in self._excluded) or self._tables.containing(key) is not None:
             return SkipReason.EXCLUDED
         if key.endswith("/") and size_bytes == 0:
             return SkipReason.FOLDER_MARKER
         parts = key.removeprefix(self._pages.below).split("/")
         return SkipReason.HIDDEN if any(_is_hidden(part) for part in parts) else None
+
+    def excluding(self, key: str) -> str:
+        """Return the address of the table or excluded prefix that contains an excluded key."""
+        bucket = self._pages.bucket
+        named = next((there for there in self._excluded if there.contains(bucket, key)), None)
+        prefix = (self._tables.containing(key) or "").rstrip("/")
+        return str(named or S3Address(bucket=bucket, prefix=prefix))
 
 
 class _TablePrefixes:
@@ -382,8 +391,11 @@ class _TablePrefixes:
                 if any(self._pages.is_any(own) for own in _own_folders(folder)):
                     self._found.add(folder)
 
-    def contain(self, key: str) -> bool:
-        return bool(self._found) and any(folder in self._found for folder in self._folders(key))
+    def containing(self, key: str) -> str | None:
+        """Return the outermost table that contains a key; its prefix ends with a slash."""
+        if not self._found:
+            return None
+        return next((folder for folder in self._folders(key) if folder in self._found), None)
 
     def _folders(self, key: str) -> Iterator[str]:
         """Yield the prefixes that contain a key, from the listing's own downwards, each ending with a slash."""

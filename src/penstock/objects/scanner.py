@@ -50,6 +50,7 @@ class ScanReport:
     ignored: Mapping[SkipReason, int]  # locally, a hidden or excluded folder counts once, with all its content
     problems: Sequence[str]  # entries that could not be read or were refused: sentences, at most 100
     problems_count: int
+    excluded: Sequence[str] = ()  # the excluded folders: paths or S3 addresses, in the order of the walk
 
 
 @dataclass(slots=True)
@@ -61,6 +62,7 @@ class ScanCounts:
     ignored: Counter[SkipReason] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
     problems_count: int = 0
+    excluded: dict[str, None] = field(default_factory=dict)
 
     def add_found(self, ref: ObjectRef) -> None:
         self.found += 1
@@ -68,6 +70,10 @@ class ScanCounts:
 
     def add_ignored(self, reason: SkipReason) -> None:
         self.ignored[reason] += 1
+
+    def add_excluded(self, folder: str) -> None:
+        self.add_ignored(SkipReason.EXCLUDED)
+        self.excluded[folder] = None
 
     def add_problem(self, problem: str) -> None:
         self.problems_count += 1
@@ -81,6 +87,7 @@ class ScanCounts:
             ignored=MappingProxyType(dict(self.ignored)),
             problems=tuple(self.problems),
             problems_count=self.problems_count,
+            excluded=tuple(self.excluded),
         )
 
 
@@ -91,6 +98,13 @@ _TABLE_FOLDERS = tuple(b"/" + os.fsencode(name) for name in TABLE_FOLDERS)
 @dataclass(frozen=True, slots=True)
 class _FolderToWalk:
     """A folder to be walked later."""
+
+    path: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _ExcludedFolder:
+    """A table, or an excluded folder."""
 
     path: bytes
 
@@ -197,6 +211,8 @@ class Scanner:
                         yield ref
                     case SkipReason() as reason:
                         self._counts.add_ignored(reason)
+                    case _ExcludedFolder() as excluded:
+                        self._counts.add_excluded(_show(excluded.path))
                     case _Problem() as problem:
                         self._counts.add_problem(problem.text)
                     case _FolderToWalk() as folder:
@@ -217,7 +233,9 @@ class Scanner:
             self._counts.add_problem(_problem(folder, error).text)
         return ()
 
-    def _classify(self, entry: "os.DirEntry[bytes] | _PathEntry") -> ObjectRef | SkipReason | _Problem | _FolderToWalk:
+    def _classify(
+        self, entry: "os.DirEntry[bytes] | _PathEntry"
+    ) -> ObjectRef | SkipReason | _Problem | _ExcludedFolder | _FolderToWalk:
         try:
             if entry.name.startswith(b"."):
                 return SkipReason.HIDDEN
@@ -228,7 +246,7 @@ class Scanner:
             if not entry.is_dir(follow_symlinks=False):
                 return SkipReason.SPECIAL
             return (
-                SkipReason.EXCLUDED
+                _ExcludedFolder(entry.path)
                 if entry.path in self._excluded or _is_table(entry.path)
                 else _FolderToWalk(entry.path)
             )
@@ -237,14 +255,14 @@ class Scanner:
         except OSError as error:
             return _problem(entry.path, error)
 
-    def _follow(self, link: bytes) -> ObjectRef | SkipReason | _Problem:
+    def _follow(self, link: bytes) -> ObjectRef | SkipReason | _Problem | _ExcludedFolder:
         try:
             target = os.path.realpath(link, strict=True)
             status = os.stat(target, follow_symlinks=False)  # noqa: PTH116 - pathlib takes no bytes
         except OSError as error:
             return SkipReason.LINK_BROKEN if error.errno in _LEADS_NOWHERE else _problem(link, error)
-        if self._is_excluded(target):
-            return SkipReason.EXCLUDED
+        if folder := self._excluding(target):
+            return _ExcludedFolder(folder)
         if self._is_walked(target) or target in self._linked:
             return SkipReason.LINK_TO_SCANNED
         if stat.S_ISDIR(status.st_mode):
@@ -256,8 +274,10 @@ class Scanner:
         self._linked.add(target)
         return reference(target, status)
 
-    def _is_excluded(self, target: bytes) -> bool:
-        return target in self._excluded or target.startswith(self._excluded_prefixes)
+    def _excluding(self, target: bytes) -> bytes | None:
+        """Return the excluded folder that is the target or contains it."""
+        prefix = next((prefix for prefix in self._excluded_prefixes if (target + b"/").startswith(prefix)), None)
+        return None if prefix is None else prefix.rstrip(b"/") or b"/"
 
     def _is_walked(self, target: bytes) -> bool:
         """Return True if the walk reaches the target without the link."""

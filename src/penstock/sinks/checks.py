@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from penstock.errors import PublishHalted, TableError, TemporaryError, UsageError
+from penstock.errors import PublishHalted, TableError, TableFolderTaken, TemporaryError, UsageError
 from penstock.sinks.manifest import DataFile
 from penstock.sinks.parquet import check_partition_types
 from penstock.sinks.registry import TABLE_MARK
@@ -21,7 +21,7 @@ _OWN_FOLDERS = frozenset({"data/", "compacted/", "_penstock/"})  # folders that 
 
 
 def check_free(root: Files, *, kind: str) -> None:
-    """Raise `TableError` for a folder with other contents: readers of Parquet folders would mix them with the table.
+    """Raise `TableFolderTaken` for a folder with other contents: readers of Parquet would mix them with the table.
 
     ``kind`` names the format: "Delta table".
     """
@@ -35,7 +35,7 @@ def check_free(root: Files, *, kind: str) -> None:
         raise TableError(f"The folder {root} cannot be read ({error}); give another one.") from error
     others = [name for name in names if name not in _OWN_FOLDERS and not name.startswith((".", "_"))]
     if others:
-        raise TableError(
+        raise TableFolderTaken(
             f"The folder {root} is no {kind} and not empty (it holds {others[0].rstrip('/')}); give an empty or a "
             f"new folder."
         )

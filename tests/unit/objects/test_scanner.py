@@ -76,6 +76,7 @@ def test_hidden_excluded_and_special_entries_are_counted(folder: Path) -> None:
     found, report = scan(folder, excluded=(folder / "table", folder / "missing"))
     assert names(found, folder) == ["good"]
     assert report.ignored == {SkipReason.HIDDEN: 2, SkipReason.SPECIAL: 2, SkipReason.EXCLUDED: 3}
+    assert report.excluded == (str(folder / "table"),)
     assert report.problems == ()
 
 
@@ -87,6 +88,7 @@ def test_other_tables_in_the_source_are_excluded(folder: Path, own: str) -> None
     found, report = scan(folder)
     assert names(found, folder) == ["good"]
     assert report.ignored == {SkipReason.EXCLUDED: 1}
+    assert report.excluded == (str(folder / "other"),)
 
 
 @pytest.mark.parametrize("own", ["_delta_log", "_penstock"])

@@ -14,14 +14,14 @@ from pathlib import Path
 from penstock.app.context import PipelineTools
 from penstock.app.kill import killing_probe
 from penstock.app.naming import worker_id
-from penstock.app.paths import check_format, record_format, table_paths
+from penstock.app.paths import TablePaths, check_format, record_format, table_paths
 from penstock.app.pending import PendingObjects
 from penstock.app.pipelines.running import RunCounts
 from penstock.app.sources import source_of
 from penstock.app.state import check_owner, open_state
 from penstock.app.tables import Tables
 from penstock.app.telemetry import open_reports, open_telemetry
-from penstock.errors import TemporaryError
+from penstock.errors import TableFolderTaken, TemporaryError
 from penstock.events import Bus, JobFailed, Listener, WatchDegraded, WatchStarted
 from penstock.ledger.records import ObjectState
 from penstock.messaging.clock import Clock, SystemClock
@@ -33,11 +33,13 @@ from penstock.objects.scanner import ScanReport
 from penstock.objects.watcher import Watcher
 from penstock.operations.ingest.pipeline import IngestPipeline, IngestRequest, check, queue_of, shared_settings
 from penstock.pipeline.spark.session import Session
+from penstock.sinks.registry import open_sink
 from penstock.worker.shutdown import StopSignal
 
 WATCHER = "watcher"  # the job's name in events, and the thread's
 POLL_SECONDS = 0.2  # between two checks for the condition that the main thread waits for
 END_SECONDS = 5.0  # for the thread to end
+NOT_IN_JSON = ("folders_excluded", "objects_changed")  # fields of the report that only its text has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +70,9 @@ class IngestReport:
     schema: str | None
     stopped: bool  # before everything was scanned, finished and published
     problems: tuple[str, ...]  # entries that could not be read
+    # The fields in `NOT_IN_JSON`:
+    folders_excluded: tuple[str, ...] = ()  # tables, and folders with a data directory
+    objects_changed: int = 0  # of those processed in this run: files that the ledger also has in another version
 
 
 def ingest(
@@ -107,6 +112,7 @@ def _ingested(
     source = source_of(request.source, where)
     transform = check(request, source)
     shared = shared_settings(request)
+    _check_tables(where)  # before the data directory is created: a folder with one counts as a table from then on
     with open_state(where.state, shared=shared, probe=tools.probe) as state, queue_of(request, state, tools) as state:
         state = replace(state, broker=tools.tracing.broker(state.broker))
         state.release_dead()
@@ -136,6 +142,15 @@ def _ingested(
             cleanup_runner.once(objects_max=None)  # everything due; nothing after a stop
         seconds = tools.clock.monotonic() - began_at
         return _report(work, pending, scan, counts, seconds=seconds)
+
+
+def _check_tables(where: TablePaths) -> None:
+    """Raise `TableFolderTaken` if a folder of the tables is no table and holds other files. Creates nothing."""
+    try:
+        for root in (where.table, where.quarantine):
+            open_sink(root, pipeline=where.pipeline, partition_by=None, scheme=where.scheme).check_location()
+    except TableFolderTaken as error:
+        raise TableFolderTaken(f"{str(error).rstrip('.')} (SOURCE comes first, TABLE second).") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,9 +245,15 @@ def _report(
     count = Counter(states.values())
     unfinished = count[ObjectState.UNPROCESSED] + count[ObjectState.PROCESSING]
     skipped = sum(1 for before in pending.before.values() if before is ObjectState.PROCESSED)
+    processed = [
+        object_id
+        for object_id, state in states.items()
+        if state is ObjectState.PROCESSED and pending.before.get(object_id) is not ObjectState.PROCESSED
+    ]
     if work.request.queue is not None:  # without a scan, report this process's results
         count = counts.objects
     pipeline = ledger.pipeline(where.pipeline)
+    other_versions = ledger.other_versions(where.pipeline, list(states))
     ignored = scan.report.ignored if scan.report is not None else {}
     return IngestReport(
         queue=work.request.queue,
@@ -243,7 +264,7 @@ def _report(
         objects_gone=count[ObjectState.DELETED],
         objects_superseded=count[ObjectState.SUPERSEDED],
         objects_unfinished=unfinished,
-        objects_new_versions=ledger.other_versions(where.pipeline, list(states)),
+        objects_new_versions=other_versions,
         files_ignored={str(reason): number for reason, number in ignored.items()},
         rows_written=counts.rows,
         lines_quarantined=counts.lines_quarantined,
@@ -255,6 +276,8 @@ def _report(
         schema=pipeline.source_schema if pipeline else None,
         stopped=work.tools.stop.requested and (bool(unfinished) or not scan.complete or tables.unpublished() > 0),
         problems=() if scan.report is None else tuple(scan.report.problems),
+        folders_excluded=() if scan.report is None else tuple(scan.report.excluded),
+        objects_changed=ledger.other_versions(where.pipeline, processed) if other_versions else 0,
     )
 
 

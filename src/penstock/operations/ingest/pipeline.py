@@ -241,6 +241,8 @@ def check(request: IngestRequest, source: SourceLocation) -> Transform | None:
     """Check the options before anything starts; return the transform. Raises `UsageError`."""
     if request.watch and request.queue is None and not source.is_local:
         raise UsageError(f"{source} cannot be watched; S3 announces its objects to a queue: name it with --queue.")
+    if (source.is_local or request.queue is None) and source.is_table():  # a queue's source in S3 is never listed
+        raise UsageError(f"The source {source} is a table; SOURCE comes first, TABLE second.")
     check_fits(request.cleanup, source.address)
     csv = request.format == "csv"
     if not csv and (request.delimiter is not None or not request.header):

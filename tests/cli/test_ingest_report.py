@@ -1,0 +1,46 @@
+"""The report of an ingest whose batches are committed without Spark."""
+
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Call
+from tests.cli.scene import Scene
+
+from penstock.objects.local_store import LocalStore
+from penstock.objects.reference import ObjectRef
+from penstock.operations.ingest.pipeline import IngestPipeline
+
+
+class FilesScene(Scene):
+    """A scene whose objects are the files of its source."""
+
+    def ref(self, name: str, *, version: str = "") -> ObjectRef:
+        return LocalStore(self.source).describe(self.source / name)
+
+
+def test_changed_files_are_reported_by_the_run_that_adds_them(
+    penstock: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    at = Scene.at(tmp_path)
+    scene = FilesScene(where=at.where, source=at.source)
+    scene.source.mkdir()
+
+    def serve(pipeline: IngestPipeline, **_: object) -> None:
+        if not pipeline.state.ledger.states(scene.where.pipeline, [scene.ref("a.jsonl").object_id]):
+            scene.process("a.jsonl")
+
+    monkeypatch.setattr(IngestPipeline, "serve", serve)
+    (scene.source / "a.jsonl").write_text('{"id": 1}\n')
+    assert "had changed" not in penstock("ingest", "landing", "clicks").out
+
+    (scene.source / "a.jsonl").write_text('{"id": 1}\n{"id": 2}\n')
+    result = penstock("ingest", "landing", "clicks")
+    assert "1 file had changed: all its lines were added, and the rows of its earlier version stay." in result.out
+
+    document = penstock("ingest", "landing", "clicks", "--json").document
+    assert (document["objects_skipped"], document["objects_new_versions"]) == (1, 1)
+    assert "objects_changed" not in document
+    result = penstock("ingest", "landing", "clicks")
+    assert result.out.startswith("Nothing new: the only object is in the table already. 0 rows added.")
+    assert "had changed" not in result.out
