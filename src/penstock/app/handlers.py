@@ -54,12 +54,12 @@ class Handlers:
     @property
     def declarations(self) -> tuple[HandlerDeclaration, ...]:
         """The declarations of the message handlers among the services."""
-        return tuple(one.declaration for one in self.services if isinstance(one, FunctionService))
+        return tuple(service.declaration for service in self.services if isinstance(service, FunctionService))
 
     @property
     def pipelines(self) -> tuple[Pipeline, ...]:
         """The pipelines among the services."""
-        return tuple(one.pipeline for one in self.services if isinstance(one, PipelineService))
+        return tuple(service.pipeline for service in self.services if isinstance(service, PipelineService))
 
     @property
     def lifespans(self) -> tuple[Lifespan, ...]:
@@ -312,7 +312,7 @@ class Handlers:
 
     def queue_name_of(self, name: str) -> str | None:
         """Return the queue of the handler or pipeline with this name, or None."""
-        return next((one.queue_name for one in self.services if one.name == name), None)
+        return next((service.queue_name for service in self.services if service.name == name), None)
 
     def add(self, service: Service) -> None:
         """Add a service.
@@ -334,7 +334,11 @@ class Handlers:
             )
         if any(other.name == service.name for other in self.services):
             raise UsageError(f"There are two handlers of the name {service.name}; give one a name=... of its own.")
-        readers = [one.reader for one in (*self.services, service) if isinstance(one, ObjectService | PipelineService)]
+        readers = [
+            declared.reader
+            for declared in (*self.services, service)
+            if isinstance(declared, ObjectService | PipelineService)
+        ]
         check_apart(readers)
         self._services[queue] = service
 

@@ -57,8 +57,8 @@ def register(context: "AppContext", services: Sequence[Service]) -> "Mapping[str
     Raises `ConfigurationError` for a name that belongs to another app.
     """
     uses = [
-        OwnedName(kind="objects" if needs_objects(one) else "keys", name=one.name, queue=one.queue_name)
-        for one in services
+        OwnedName(kind="objects" if needs_objects(service) else "keys", name=service.name, queue=service.queue_name)
+        for service in services
     ]
     return _registered(context, uses) if uses else {}
 
@@ -84,7 +84,11 @@ class ObjectNames:
 
 def object_names(context: "AppContext", services: Sequence[Service], *, only: str | None = None) -> ObjectNames:
     """Return the names of an app's pipelines and object handlers, or only the name ``only``."""
-    queues = {one.name: one.queue_name for one in services if needs_objects(one) and only in (None, one.name)}
+    queues = {
+        service.name: service.queue_name
+        for service in services
+        if needs_objects(service) and only in (None, service.name)
+    }
     return ObjectNames(app=context.name, is_named=context.is_named, queues=queues)
 
 

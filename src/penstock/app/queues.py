@@ -113,7 +113,7 @@ def _status_of(
     dlqs = {} if names_dead_letters(queue) else tier_by_dlq(broker, queue)
     dead_letters = {name: messages_in(broker, name) for name in dlqs}
     return QueueStatus(
-        **{each.name: getattr(health, each.name) for each in fields(health)},
+        **{field.name: getattr(health, field.name) for field in fields(health)},
         dead_letters=sum(dead_letters.values()),
         dead_letters_set_aside=sum(count for name, count in dead_letters.items() if dlqs[name] == "dead"),
         paused=broker.paused(queue),

@@ -139,7 +139,7 @@ class ReconcileScan:
         """Find the missing objects in this process, from the source's own listing. The caller closes the result."""
         target, source, scope = self.target, self.target.source, self.scope()
         if source.is_local:
-            own = [str(one) for one in target.own if one.is_local]
+            own = [str(files) for files in target.own if files.is_local]
             listing = folder_listing(source.address, excluded=own)
         else:
             address = s3_address(source.address)
@@ -194,5 +194,5 @@ def _check(inventory: Inventory, address: S3Address, target: ReconcileTarget) ->
 
 def _keys(target: ReconcileTarget, bucket: str) -> Sequence[str]:
     """Return the prefixes in this bucket that Penstock itself writes."""
-    addresses = [s3_address(one.uri) for one in target.own if not one.is_local]
+    addresses = [s3_address(files.uri) for files in target.own if not files.is_local]
     return [written.prefix for written in addresses if written.bucket == bucket]

@@ -188,7 +188,7 @@ class WorkerRecord:
     metrics_address: str | None = None  # HOST:PORT of its metrics and health endpoint, if it has one
 
 
-_FIELDS = frozenset(one.name for one in fields(WorkerRecord))
+_FIELDS = frozenset(field.name for field in fields(WorkerRecord))
 
 
 class RecordWriter(SelectiveListener):

@@ -88,6 +88,8 @@ def _opened(app: "App", *, emit: Listener, clock: Clock, random: Random) -> "Seq
     from penstock.transactions.relay import Relay
 
     return [
-        Relay(each.store, broker=lambda: app.broker, settings=each.settings, clock=clock, random=random, emit=emit)
-        for each in app.relays
+        Relay(
+            declared.store, broker=lambda: app.broker, settings=declared.settings, clock=clock, random=random, emit=emit
+        )
+        for declared in app.relays
     ]

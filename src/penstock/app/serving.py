@@ -259,8 +259,8 @@ def _entered(
         app, sessions=sessions, bus=bus, clock=clock, stop=stop, tracing=app.tracing, breaks=role.resident
     )
     stack.enter_context(app.incidents.passing_to(bus.emit))
-    for one in protection:
-        stack.enter_context(one.beside(bus.emit))
+    for listener in protection:
+        stack.enter_context(listener.beside(bus.emit))
     if role.resident:
         stack.enter_context(presence.register(ledger=context.ledger, emit=bus.emit, random=context.random))
     return context, sessions
@@ -424,7 +424,7 @@ def _claims_ticks(app: "App") -> frozenset[str]:
     """Return the handlers whose ticks are claimed in the ledger, because the broker does not deduplicate."""
     if app.broker.capabilities.deduplicates:
         return frozenset()
-    return frozenset(one.name for one in app.declarations if one.schedule is not None)
+    return frozenset(declaration.name for declaration in app.declarations if declaration.schedule is not None)
 
 
 def tick_keys(app: str, context: ServiceContext) -> ScheduledKeys:
@@ -446,7 +446,11 @@ def tick_keys(app: str, context: ServiceContext) -> ScheduledKeys:
 def _tick(app: "App", services: Sequence[Service], context: ServiceContext, stack: ExitStack) -> None:
     """Send the ticks of scheduled handlers whose queues are served here."""
     served = {service.queue_name for service in services}
-    scheduled = [one for one in app.declarations if one.schedule is not None and one.queue.name in served]
+    scheduled = [
+        declaration
+        for declaration in app.declarations
+        if declaration.schedule is not None and declaration.queue.name in served
+    ]
     if not scheduled:
         return
     keys = tick_keys(app.name, context) if _claims_ticks(app) else None

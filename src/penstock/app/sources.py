@@ -81,10 +81,10 @@ class SourceLocation:
         """Scan the source, or a part of it, without ``own``, the places that Penstock itself writes."""
         address = self.address if part is None else part.address
         if self.is_local:
-            folders = [str(one) for one in own if one.is_local]
+            folders = [str(files) for files in own if files.is_local]
             return Scanner(address, store=LocalStore(self.address), excluded=folders)
 
-        excluded = [s3_address(one.uri) for one in own if not one.is_local]
+        excluded = [s3_address(files.uri) for files in own if not files.is_local]
         return S3Listing(s3_address(address), aws=self.aws, excluded=excluded)
 
 

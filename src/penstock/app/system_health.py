@@ -118,7 +118,7 @@ class AgeReader:
             self._empty[queue] = AgeEstimate(empty_at=now)
             return None
         # A draining worker's receives are outdated: it does not know which messages others have received since.
-        seen = [each.seen[queue] for each in workers if each.state == SERVING and queue in each.seen]
+        seen = [record.seen[queue] for record in workers if record.state == SERVING and queue in record.seen]
         estimate = AgeEstimate.merged([*seen, self._empty.get(queue, AgeEstimate())])
         return estimate.visible_age_seconds(now, visible=stats.visible)
 
@@ -211,7 +211,7 @@ class PipelineReader:
 
     def read(self, ledger: "Ledger", pipelines: Sequence[str]) -> Sequence[PipelineHealth]:
         """Return the health of these pipelines. Raises `TemporaryError` if the ledger is unavailable."""
-        reconciled = {one.pipeline: one for one in ledger.reconciliations()}
+        reconciled = {reconciliation.pipeline: reconciliation for reconciliation in ledger.reconciliations()}
         return [self._read(ledger, pipeline, reconciled.get(pipeline)) for pipeline in pipelines]
 
     def count_anew(self) -> None:

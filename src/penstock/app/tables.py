@@ -93,7 +93,7 @@ class Tables:
     def visible_to(self) -> int:
         """The last batch that both tables show, as far as this process has seen."""
         published = (self._rows_published, self._quarantine_published)
-        return min(0 if one is None else one.visible_to for one in published)
+        return min(0 if last is None else last.visible_to for last in published)
 
     def version(self) -> int | None:
         """Return the rows table's version; None if there is no table yet."""
@@ -158,7 +158,7 @@ class Tables:
             self._shortfall(self.rows, _rows_manifest, 0),
             self._shortfall(self.quarantine, _quarantine_manifest, 1),
         ]
-        return [one for one in found if one is not None]
+        return [short for short in found if short is not None]
 
     def _shortfall(self, sink: TableSink, manifest_of: Callable[[BatchRow], str], index: int) -> Shortfall | None:
         written = partial(self._written, index=index)

@@ -45,7 +45,7 @@ def list_(
 def _listed(scope: Scope, *, limit: int, quiet: bool) -> list[dict[str, Any]]:
     """Print the newest batches of a scope, unless ``quiet``; return them as documents."""
     with view(scope) as seen:
-        rows = [seen.ledger.pipeline(one) for one in seen.pipelines()]
+        rows = [seen.ledger.pipeline(pipeline) for pipeline in seen.pipelines()]
         newest = {row.id: row.next_seq - 1 for row in rows if row is not None}
         found = [
             seen.ledger.batches(one, after_seq=max(0, seq - limit), limit=limit) for one, seq in newest.items() if seq

@@ -73,7 +73,7 @@ def _result(findings: Sequence[Finding]) -> str:
     """Return one line that sums up all checks."""
 
     def checks(level: FindingLevel) -> list[str]:
-        return list(dict.fromkeys(one.check for one in findings if one.level is level))
+        return list(dict.fromkeys(finding.check for finding in findings if finding.level is level))
 
     failed, warned = checks(FindingLevel.FAILED), checks(FindingLevel.WARNING)
     if not failed and not warned:

@@ -173,6 +173,6 @@ def _print_change(before: str | None, after: str | None, *, json_: bool) -> None
         print(f"The ledger's tables were at {before} and are at {after}.")
 
 
-def _rows(one: TableRows) -> str:
-    about = "about " if one.estimated else ""
-    return f"{about}{counted(one.rows, 'row')}"
+def _rows(rows: TableRows) -> str:
+    about = "about " if rows.estimated else ""
+    return f"{about}{counted(rows.rows, 'row')}"

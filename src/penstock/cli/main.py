@@ -28,7 +28,7 @@ class RootGroup(LazyGroup):
     """`penstock`."""
 
     lazy_commands = COMMANDS
-    moved = {one.name: f"admin {one.name}" for one in ADMIN_COMMANDS} | {"top": "status --watch"}
+    moved = {command.name: f"admin {command.name}" for command in ADMIN_COMMANDS} | {"top": "status --watch"}
 
 
 app = typer.Typer(

@@ -25,23 +25,23 @@ from penstock.config import load_settings
 from penstock.operations.status.model import span
 
 
-def state_of(one: QueueStatus) -> str:
+def state_of(queue: QueueStatus) -> str:
     """Return why a queue is not delivered: paused, breaker or unserved; empty if it is."""
-    if one.paused:
+    if queue.paused:
         return "paused"
-    return "breaker" if one.breaker is not None else "unserved" if one.unserved is not None else ""
+    return "breaker" if queue.breaker is not None else "unserved" if queue.unserved is not None else ""
 
 
-def oldest_visible(one: QueueHealth) -> str:
+def oldest_visible(queue: QueueHealth) -> str:
     """Return how long the oldest visible message has waited; an estimate is marked."""
-    seconds = one.oldest_visible_message_age_seconds
-    age = age_of(seconds if one.visible else seconds or None)
-    return f"about {age}" if age and one.oldest_visible_message_age_source == "estimated" else age
+    seconds = queue.oldest_visible_message_age_seconds
+    age = age_of(seconds if queue.visible else seconds or None)
+    return f"about {age}" if age and queue.oldest_visible_message_age_source == "estimated" else age
 
 
-def oldest(one: QueueHealth) -> str:
+def oldest(queue: QueueHealth) -> str:
     """Return the age of the oldest message; empty without messages, for which brokers report 0."""
-    return age_of(one.oldest_message_age_seconds) if one.messages else ""
+    return age_of(queue.oldest_message_age_seconds) if queue.messages else ""
 
 
 def age_of(seconds: float | None) -> str:
@@ -49,9 +49,9 @@ def age_of(seconds: float | None) -> str:
     return "" if seconds is None else span(seconds)
 
 
-def queue_document(one: QueueStatus) -> dict[str, Any]:
+def queue_document(queue: QueueStatus) -> dict[str, Any]:
     """Return the status of a queue as a JSON document. Without an age, its source is null."""
-    document = dataclasses.asdict(one)
+    document = dataclasses.asdict(queue)
     for age in ("oldest_visible_message_age", "oldest_message_age"):
         if document[f"{age}_seconds"] is None:
             document[f"{age}_source"] = None

@@ -83,9 +83,10 @@ def _document(watches: Watches) -> dict[str, Any]:
     found = [{"scope": title, **document(watch.read())} for title, watch in watches]
     if len(found) == 1:
         return {name: value for name, value in found[0].items() if name != "scope"}
-    return {"at": found[0]["at"], "summary": "; ".join(f"{one['scope']}: {one['summary']}" for one in found)} | {
-        "scopes": found
-    }
+    return {
+        "at": found[0]["at"],
+        "summary": "; ".join(f"{status['scope']}: {status['summary']}" for status in found),
+    } | {"scopes": found}
 
 
 def _lines(watches: Watches) -> str:

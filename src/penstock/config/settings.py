@@ -393,7 +393,7 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Return the sources in the order of their precedence, called by pydantic."""
-        environment, secrets = (_Unmerged(settings_cls, each) for each in (env_settings, file_secret_settings))
+        environment, secrets = (_Unmerged(settings_cls, source) for source in (env_settings, file_secret_settings))
         return init_settings, environment, secrets, SettingsFile(settings_cls)
 
 

@@ -86,7 +86,7 @@ def _search_dead_letters(canary: Canary, broker: Broker) -> CanaryResult:
     for queue in canary.dead_letter_queues:
         with dead_letters_in(broker, queue) as dead_letters:
             for page in dead_letters.pages():
-                if found := next((each for each in page if _is_it(canary, each.message)), None):
+                if found := next((dead_letter for dead_letter in page if _is_it(canary, dead_letter.message)), None):
                     why = found.death.reason if found.death is not None else "it does not say of what"
                     return CanaryResult(status="died", text=f"it died again, and is in {queue} as {found.id}: {why}")
     return CanaryResult(status="settled", text=f"it has left {canary.queue} and is not among the dead letters")
@@ -115,7 +115,7 @@ def _is_it(canary: Canary, message: Message) -> bool:
 
 def _died_before(canary: Canary, message: Message) -> bool:
     death = death_of(message.attributes)
-    history = [each.message_id for each in earlier_deaths_of(message.attributes)]
+    history = [earlier.message_id for earlier in earlier_deaths_of(message.attributes)]
     return canary.message_id in (history if death is None else [*history, death.message_id])
 
 

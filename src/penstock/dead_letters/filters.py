@@ -76,7 +76,7 @@ class DeadLetterFilter:
             return True
         if self.ids and dead_letter.id not in self.ids:
             texts = (text, _text(dead_letter.message.attributes.get(EARLIER_DEATHS_ATTRIBUTE)) or "")
-            if not any(not _is_plain(id) or any(id in each for each in texts) for id in self.ids):
+            if not any(not _is_plain(id) or any(id in stored for stored in texts) for id in self.ids):
                 return False
         if self.handler is not None and _is_plain(self.handler) and self.handler not in text:
             return False
@@ -89,7 +89,7 @@ class DeadLetterFilter:
 def ids_of(dead_letter: DeadLetteredMessage) -> frozenset[str]:
     """Return the message's id, the one it had in the queue where it failed, and those from before earlier replays."""
     death = dead_letter.death
-    before = [each.message_id for each in earlier_deaths_of(dead_letter.message.attributes)]
+    before = [earlier.message_id for earlier in earlier_deaths_of(dead_letter.message.attributes)]
     return frozenset({dead_letter.id, *before, *([] if death is None else [death.message_id])})
 
 
@@ -111,7 +111,7 @@ def origins_of(dead_letter: DeadLetteredMessage) -> Sequence[str]:
     known_texts = [
         dead_letter.moved_from,
         None if death is None else death.queue,
-        *(each.queue for each in reversed(earlier_deaths_of(dead_letter.message.attributes))),
+        *(earlier.queue for earlier in reversed(earlier_deaths_of(dead_letter.message.attributes))),
         source_of(dead_letter.queue),
     ]
     return [queue for queue in known_texts if queue and not names_dead_letters(listed_name(queue))]

@@ -120,7 +120,7 @@ class ReplaySender:
     def _send(self, some: Sequence[ReplayItem]) -> Sequence[tuple[ReplayItem, str | PenstockError]]:
         """Send messages to one queue and mark those that it accepted."""
         # The recorded intent may be the automatic replayer's, with another count or queue: send our own.
-        outgoing = [replayed(each.dead_letter.message, each.replay, delay_seconds=0.0) for each in some]
+        outgoing = [replayed(item.dead_letter.message, item.replay, delay_seconds=0.0) for item in some]
         outcomes = list(zip(some, send_each(self._broker, some[0].queue, outgoing), strict=True))
         self._probe(Step.REPLAY_SENT)
         taken = [item.replay.replay_id for item, result in outcomes if isinstance(result, str)]
@@ -166,6 +166,10 @@ def matching(
         if stopped():
             return
         now = clock.now()
-        found = [each for each in page if each.message.enqueued_at <= until and wanted.matches(each, now=now)]
+        found = [
+            dead_letter
+            for dead_letter in page
+            if dead_letter.message.enqueued_at <= until and wanted.matches(dead_letter, now=now)
+        ]
         if found:
             yield found

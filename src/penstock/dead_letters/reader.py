@@ -123,13 +123,13 @@ class ReceivingReader:
         self._extender.start()
         while repeats < _REPEATS_MAX and (received := self._receive()):
             with self._lock:
-                fresh = [one for one in received if one.message.id not in self._hidden]
-                self._hidden |= {one.message.id: _without_content(one) for one in received}
+                fresh = [delivery for delivery in received if delivery.message.id not in self._hidden]
+                self._hidden |= {delivery.message.id: _without_content(delivery) for delivery in received}
             repeats = 0 if fresh else repeats + 1
             if fresh:
                 yield [
-                    DeadLetteredMessage(queue=self.queue, message=one.message, moved_from=one.moved_from)
-                    for one in fresh
+                    DeadLetteredMessage(queue=self.queue, message=delivery.message, moved_from=delivery.moved_from)
+                    for delivery in fresh
                 ]
 
     def remove(self, ids: Sequence[str]) -> int:

@@ -97,8 +97,8 @@ class BatchCall:
                 )
             )
         settlements = dict(self._settled)
-        for (call, _), each in zip(self._open, results, strict=True):
-            settlements.update(call.record_completion(None) if each is None else call.record_failure(each))
+        for (call, _), failure in zip(self._open, results, strict=True):
+            settlements.update(call.record_completion(None) if failure is None else call.record_failure(failure))
         return settlements
 
     def _record_failure(self, raised: BaseException) -> Settlements:
@@ -156,4 +156,4 @@ class AsyncBatchCall(BatchCall):
 def _fits(results: object, count: int) -> bool:
     if not isinstance(results, list | tuple) or len(results) != count:
         return False
-    return all(each is None or isinstance(each, BaseException) for each in results)
+    return all(failure is None or isinstance(failure, BaseException) for failure in results)

@@ -132,12 +132,12 @@ class Database:
 
     def close(self) -> None:
         with self._lock:
-            for_heartbeats = [each for each in self._for_heartbeats.values() if each is not self]
-        for each in (self, *for_heartbeats):
-            with each._use:
-                each.engine.dispose()
-            if isinstance(each._use, EmbeddedFile):
-                each._use.close()
+            for_heartbeats = [database for database in self._for_heartbeats.values() if database is not self]
+        for database in (self, *for_heartbeats):
+            with database._use:
+                database.engine.dispose()
+            if isinstance(database._use, EmbeddedFile):
+                database._use.close()
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

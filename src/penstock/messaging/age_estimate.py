@@ -68,15 +68,15 @@ class AgeEstimate:
     def merged(cls, estimates: Iterable[Self]) -> "AgeEstimate":
         """Combine observations: the latest receives of any of them, and the latest empty receive."""
         several = list(estimates)
-        heard = [one for one in several if one.received_at is not None]
-        empty = [one.empty_at for one in several if one.empty_at is not None]
+        heard = [estimate for estimate in several if estimate.received_at is not None]
+        empty = [estimate.empty_at for estimate in several if estimate.empty_at is not None]
         if not heard:
             return AgeEstimate(empty_at=max(empty, default=None))
-        latest_at = max(one.received_at or 0.0 for one in heard)
-        recent = [one for one in heard if latest_at - (one.received_at or 0.0) < WINDOW_SECONDS]
+        latest_at = max(estimate.received_at or 0.0 for estimate in heard)
+        recent = [estimate for estimate in heard if latest_at - (estimate.received_at or 0.0) < WINDOW_SECONDS]
         return AgeEstimate(
-            window_at=max(one.window_at or 0.0 for one in recent),
-            head_seconds=max(one._waited_seconds for one in recent),
+            window_at=max(estimate.window_at or 0.0 for estimate in recent),
+            head_seconds=max(estimate._waited_seconds for estimate in recent),
             received_at=latest_at,
             empty_at=max(empty, default=None),
         )

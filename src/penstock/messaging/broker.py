@@ -24,14 +24,14 @@ def listed_name(queue: str) -> str:
     return re.split("[:/]", queue)[-1] if queue.startswith(("https://", "http://", "arn:")) else queue
 
 
-def same_queue(one: str, other: str) -> bool:
+def same_queue(queue: str, other: str) -> bool:
     """Return True if both name the same queue, each by its name, URL or ARN.
 
     A bare name matches any account and region, since a broker serves only one.
     """
-    if one == other or listed_name(one) != listed_name(other):
-        return one == other
-    locations = zip(_location(one), _location(other), strict=True)
+    if queue == other or listed_name(queue) != listed_name(other):
+        return queue == other
+    locations = zip(_location(queue), _location(other), strict=True)
     return all(None in pair or pair[0] == pair[1] for pair in locations)
 
 

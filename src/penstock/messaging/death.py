@@ -138,7 +138,7 @@ def move_death_to_history(attributes: Attributes) -> Attributes:
         return MappingProxyType(rest)  # an unreadable death leaves nothing to record
     earlier = [*earlier_deaths_of(attributes), newest]
     kept = earlier if len(earlier) <= EARLIER_DEATHS_MAX else [earlier[0], *earlier[1 - EARLIER_DEATHS_MAX :]]
-    return MappingProxyType({**rest, EARLIER_DEATHS_ATTRIBUTE: json.dumps([asdict(each) for each in kept])})
+    return MappingProxyType({**rest, EARLIER_DEATHS_ATTRIBUTE: json.dumps([asdict(entry) for entry in kept])})
 
 
 def encode_death(death: Death, *, bytes_max: int = DEATH_BYTES_MAX) -> str:
@@ -147,7 +147,7 @@ def encode_death(death: Death, *, bytes_max: int = DEATH_BYTES_MAX) -> str:
     A traceback keeps its end, which names the error.
     """
     fields = {name: _cut(value) if isinstance(value, str) else value for name, value in asdict(death).items()}
-    fields["tries"] = [_brief(each) for each in death.tries[-TRIES_MAX:]]
+    fields["tries"] = [_brief(attempt) for attempt in death.tries[-TRIES_MAX:]]
     if death.traceback is None:
         return json.dumps(fields)
     fields["traceback"] = ""
@@ -205,17 +205,17 @@ def _read(fields: Mapping[str, object]) -> Death:
 def _tries(value: object) -> tuple[AttemptRecord, ...]:
     if value is None:
         return ()
-    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
         raise TypeError
     return tuple(
         AttemptRecord(
-            started_at=_time(each["started_at"]),
-            ended_at=_time(each["ended_at"]),
-            worker=_text(each["worker"]),
-            end=_text(each["end"]),
-            reason=None if each.get("reason") is None else _text(each["reason"]),
+            started_at=_time(entry["started_at"]),
+            ended_at=_time(entry["ended_at"]),
+            worker=_text(entry["worker"]),
+            end=_text(entry["end"]),
+            reason=None if entry.get("reason") is None else _text(entry["reason"]),
         )
-        for each in value[-TRIES_MAX:]
+        for entry in value[-TRIES_MAX:]
     )
 
 

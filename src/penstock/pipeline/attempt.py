@@ -431,7 +431,7 @@ class Attempts:
             raise meaning
         cause = ReadFailure(failure=AttemptFailure.RETRY, reason=str(broken), raised=broken.raised)
         dead = {
-            one.object_id: cause for one in failed if one.failure is AttemptFailure.DEAD
+            failure.object_id: cause for failure in failed if failure.failure is AttemptFailure.DEAD
         }  # at most one, from a run of its own
         return self._report_failed(work, failed, dead)
 

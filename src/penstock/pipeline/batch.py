@@ -124,11 +124,12 @@ class BatchExecution:
         """Return the settlement of every delivery. Messages with unprocessed objects are released."""
         unprocessed = {ref.object_id: AT_ONCE for notification in self._notifications for ref in notification.objects}
         complete: Mapping[bytes, ObjectOutcome] = {**unprocessed, **outcomes}
-        settled: dict[str, Settlement] = {one.receipt: Release(uncounted=True) for one in self._deliveries}
+        settled: dict[str, Settlement] = {delivery.receipt: Release(uncounted=True) for delivery in self._deliveries}
         settled |= self._settled
         handler = self._settings.pipeline
         settled |= {
-            one.delivery.receipt: settle_delivery(one, complete, handler=handler) for one in self._notifications
+            notification.delivery.receipt: settle_delivery(notification, complete, handler=handler)
+            for notification in self._notifications
         }
         for one in self._notifications:
             receipt = one.delivery.receipt

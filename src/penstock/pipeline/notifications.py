@@ -211,14 +211,14 @@ def timed_out(
     """
     if not first:
         return [
-            FailedObject(object_id=one.object_id, failure=AttemptFailure.RETRY, reason=reason, uncounted=True)
-            for one in claimed
+            FailedObject(object_id=suspect.object_id, failure=AttemptFailure.RETRY, reason=reason, uncounted=True)
+            for suspect in claimed
         ]
     if len(claimed) == 1:
         failure = ReadFailure(failure=AttemptFailure.RETRY, reason=reason)
         return [classify_failure(claimed[0], failure, attempts_max=attempts_max)]
     broken = RunBroken(reason, fingerprint="timed out")
-    return [classify_suspect(one, broken, AttemptFailure.RETRY, attempts_max=attempts_max) for one in claimed]
+    return [classify_suspect(suspect, broken, AttemptFailure.RETRY, attempts_max=attempts_max) for suspect in claimed]
 
 
 def classify_broken_run(

@@ -115,7 +115,7 @@ def check_consumers(consumers: tuple[Consumer, ...], *, jobs: Sequence[str] = ()
     if not consumers and not jobs:
         raise ConfigurationError("A worker needs at least one queue to serve; give it a handler.")
     queues = [consumer.queue for consumer in consumers]
-    twice = sorted({one for one in queues if sum(same_queue(one, other) for other in queues) > 1})
+    twice = sorted({queue for queue in queues if sum(same_queue(queue, other) for other in queues) > 1})
     if twice:
         raise ConfigurationError(
             f"The queue {twice[0]} has more than one handler, and they would take each other's messages; give each "

@@ -311,7 +311,7 @@ class Executor:
                 del self._running[batch]
                 self._timeouts.remove(batch)
                 if not batch.settled:
-                    self._stranded = [*(one for one in self._stranded if not one.settled), batch]
+                    self._stranded = [*(stranded for stranded in self._stranded if not stranded.settled), batch]
             if self._shares_slots:
                 self._slots.taken -= len(batches)
         self._on_free()

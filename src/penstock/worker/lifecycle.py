@@ -293,7 +293,7 @@ class WorkerLifecycle:
             served = next(served for served in self._consumers if served.consumer.queue == queue)
             if served.halted:
                 return True
-            if self._until is not None or all(one.halted for one in self._consumers if one is not served):
+            if self._until is not None or all(other.halted for other in self._consumers if other is not served):
                 self.fail(error)
                 return False
             served.halted = True
@@ -417,7 +417,7 @@ class WorkerLifecycle:
         pools = self._pools
         jobs = self._jobs
         self._await(
-            lambda: all(thread.done for thread in own) and pools.done and not any(one.running for one in jobs),
+            lambda: all(thread.done for thread in own) and pools.done and not any(job.running for job in jobs),
             lambda: flush_ends_at,
         )
         self._leave_behind(thread.name for thread in own if not thread.done)

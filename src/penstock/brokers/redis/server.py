@@ -207,8 +207,8 @@ class Server:
             )
 
     def _load(self) -> None:
-        for each in scripts().values():
-            self._client.script_load(each.text)
+        for script in scripts().values():
+            self._client.script_load(script.text)
 
     def _sent(self, commands: Sequence[Command]) -> list[Any]:
         if self.is_cluster:

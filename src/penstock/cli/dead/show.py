@@ -66,8 +66,8 @@ def _print(history: DeadLetterHistory, *, full: bool) -> None:
     document = _document(history)
     print_fields(_facts(history, document))
     for title, lines in (
-        ("attempts", [_try_line(each) for each in document["tries"]]),
-        ("deaths before", [_death_line(each) for each in document["earlier_deaths"]]),
+        ("attempts", [_try_line(attempt) for attempt in document["tries"]]),
+        ("deaths before", [_death_line(death) for death in document["earlier_deaths"]]),
         ("objects", [_object_line(each) for each in document["objects"]]),
         ("attributes", [f"{name}: {value}" for name, value in document["attributes"].items()]),
         ("traceback", (document["traceback"] or "").splitlines()),

@@ -99,7 +99,9 @@ def resources_of(scope: "Scope", app: "App | None", *, try_notification: bool = 
         broker_is_sqs=of_broker is not None,
         served=served,
         replayed=frozenset(replayed),
-        tables=[(s3_address(one.table.uri), one.scheme) for one in scope.tables.values() if is_s3(one.table.uri)],
+        tables=[
+            (s3_address(paths.table.uri), paths.scheme) for paths in scope.tables.values() if is_s3(paths.table.uri)
+        ],
         lease_seconds=settings.worker_lease,
         try_notification=try_notification,
     )

@@ -85,7 +85,7 @@ def target_of(*, app: str | None, pipeline: str | None, table: str | None, state
         return
 
     loaded = load_app(app or "")
-    names = sorted(one.name for one in loaded.services if isinstance(one, PipelineService | ObjectService))
+    names = sorted(service.name for service in loaded.services if isinstance(service, PipelineService | ObjectService))
     if pipeline not in names:
         raise UsageError(
             f"The app {app} has no pipeline or object handler {pipeline}; it has {', '.join(names) or 'none'}."
