@@ -160,9 +160,9 @@ def test_every_platform_has_a_name_and_a_plan_that_the_settings_accept() -> None
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--stop-timeout", "soon"), "--stop-timeout 'soon' is no duration: write seconds, or such as 90s"),
+        (("--stop-timeout", "soon"), "--stop-timeout 'soon' is not a duration: write seconds, or such as 90s"),
         (("--stop-timeout", "-1"), "--stop-timeout is -1 s; give at least 0 s."),
-        (("--drain", "5 parsecs"), "--drain '5 parsecs' is no duration"),
+        (("--drain", "5 parsecs"), "--drain '5 parsecs' is not a duration"),
     ],
 )
 def test_an_invalid_duration_is_a_usage_error(penstock: Call, options: tuple[str, str], words: str) -> None:

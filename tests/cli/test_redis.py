@@ -151,7 +151,7 @@ def test_services_that_need_a_shared_ledger_do_not_start_with_a_local_one(
     assert not (here / ".penstock" / "ledger.db").exists()
     refused = penstock("worker", "keyed:app")
     assert refused.exit_code == CONFIGURATION
-    assert "what once did once would be done once a host" in refused.err
+    assert "the work of once would be done once per host" in refused.err
     monkeypatch.setenv("PENSTOCK_ONE_HOST", "true")
     start("keyed:app").expect("worker.started")
 

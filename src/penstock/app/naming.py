@@ -33,7 +33,7 @@ NAME_CHARS_MAX = 200
 def checked_name(name: str) -> str:
     """Return the name. Raises `UsageError` for one that a ledger cannot store."""
     if not name or len(name) > NAME_CHARS_MAX or not name.isprintable():
-        raise UsageError(f"App(name={name!r}) does not fit: up to {NAME_CHARS_MAX} printable characters, at least one.")
+        raise UsageError(f"App(name={name!r}) is invalid: a name has 1 to {NAME_CHARS_MAX} printable characters.")
     return name
 
 

@@ -71,7 +71,7 @@ def real(path: str | PathLike[str]) -> Path:
     try:
         return Path(text).expanduser().resolve()
     except (OSError, RuntimeError, ValueError) as error:  # no such user, a loop of links, a name with a NUL
-        raise UsageError(f"The path {path} leads nowhere: {error}.") from error
+        raise UsageError(f"The path {path} cannot be resolved: {error}.") from error
 
 
 def table_paths(

@@ -2,9 +2,9 @@
 
 An object that the scan found although the ledger has it as deleted or replaced is not done: that state is outdated.
 
-`QueueDrainCheck` detects an empty queue. If a broker's counts are approximate, one check is no proof: on SQS they may
-be 0 for a while after messages were sent or received. So the count must stay 0 for longer than a poll takes. The worker
-that asks polls meanwhile, and a long poll queries every server that might have a message.
+`QueueDrainCheck` detects an empty queue. If a broker's counts are approximate, one check proves nothing: on SQS they
+may be 0 for a while after messages were sent or received. So the count must stay 0 for longer than a poll takes. The
+worker polls meanwhile, and a long poll queries every server that might have a message.
 """
 
 import threading
@@ -22,7 +22,7 @@ from penstock.messaging.steps import Probe, Step, no_probe
 from penstock.objects.notification import announce
 from penstock.objects.reference import ObjectRef
 
-CALM_SECONDS = 6.0  # a poll takes at most 5
+CALM_SECONDS = 6.0  # longer than a poll, which takes at most 5 s
 
 
 class QueueDrainCheck:
@@ -67,7 +67,7 @@ def announce_all(broker: Broker, queue: str, refs: Sequence[ObjectRef], *, probe
         probe(Step.ANNOUNCED)
 
 
-ANNOUNCEMENTS_MAX = 5  # of one object by one process; more of them are reported as an error
+ANNOUNCEMENTS_MAX = 5  # notifications of one object by one process; more of them are an error
 
 _SYSTEM_CLOCK = SystemClock()  # stateless
 
@@ -87,7 +87,7 @@ class PendingObjects:
         objects: Sequence[ObjectRef],
         clock: Clock = _SYSTEM_CLOCK,
     ) -> None:
-        """Create it with the first objects. ``release_dead`` releases whatever processes proven dead hold."""
+        """``objects`` are the first ones. ``release_dead`` releases everything that dead processes hold."""
         self._ledger = ledger
         self._broker = broker
         self._pipeline = pipeline
@@ -98,8 +98,8 @@ class PendingObjects:
         self._lock = threading.RLock()  # guards every field below
         self._announcements: Counter[bytes] = Counter()
         self._refs: dict[bytes, ObjectRef] = {}
-        self._outdated: dict[bytes, float] = {}  # end times of the states that the scan proved to be outdated
-        self._unread: set[bytes] = set()  # ended like this since the scan: another scan may find them again
+        self._outdated: dict[bytes, float] = {}  # end times of outdated states: the scan found these objects
+        self._unread: set[bytes] = set()  # deleted or replaced since the scan: another scan may find them again
         self.before: dict[bytes, ObjectState] = {}
         self.unfinished: set[bytes] = set()
         self.take(objects)
@@ -235,6 +235,6 @@ class PendingObjects:
         for ref in refs:
             if self._announcements[ref.object_id] > ANNOUNCEMENTS_MAX:
                 raise PenstockError(
-                    f"{ref.uri} was announced {ANNOUNCEMENTS_MAX} times and is still not done, nor dead; look at "
-                    f"`penstock objects show` and `penstock dead list`, and report it."
+                    f"{ANNOUNCEMENTS_MAX} notifications were sent for {ref.uri}, and it is neither processed nor "
+                    f"failed; look at `penstock objects show` and `penstock dead list`, and report this as a bug."
                 )

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 class ReconcileTarget:
     """A source to reconcile, with its ledger and queue.
 
-    ``own`` are the places that Penstock itself writes, which are no source. ``alone``: compare in this process, because
-    an object handler needs no Spark.
+    ``own``: the places that Penstock itself writes; objects there are left out. ``alone``: the comparison runs in this
+    process, because an object handler needs no Spark.
     """
 
     pipeline: str
@@ -60,7 +60,7 @@ def target_in(app: "App", name: str) -> ReconcileTarget:
     found = {service.name: service for service in app.services if _has_objects(service)}
     if name not in found:
         known = ", ".join(sorted(found)) or "none"
-        raise UsageError(f"The app has no pipeline {name}; what it reads objects with: {known}.")
+        raise UsageError(f"The app has no pipeline or object handler {name}; it has: {known}.")
     object_names(app, app.services, only=name).check(app.ledger)
     return _target_of(app, found[name])
 
@@ -156,7 +156,10 @@ class ReconcileScan:
             return ReconcileScope(bucket=LOCAL_BUCKET, below=below, before=self.as_of, is_local=True)
         address = s3_address(source.address)
         return ReconcileScope(
-            bucket=address.bucket, below=address.folder, before=self.as_of, excluded=_keys(self.target, address.bucket)
+            bucket=address.bucket,
+            below=address.folder,
+            before=self.as_of,
+            excluded=_own_prefixes(self.target, address.bucket),
         )
 
 
@@ -171,7 +174,7 @@ def scan_of(
     found = None
     if inventory is not None:
         if source.is_local:
-            raise UsageError(f"{source} is a folder, and S3 makes inventories of buckets; leave --inventory out.")
+            raise UsageError(f"{source} is a folder, and only buckets in S3 have inventories; leave --inventory out.")
         found = find_inventory(inventory, source.aws)
         _check(found, s3_address(source.address), target)
     seen_at = now if found is None else found.manifest.created_at
@@ -183,7 +186,7 @@ def _check(inventory: Inventory, address: S3Address, target: ReconcileTarget) ->
     manifest = inventory.manifest
     if manifest.source_bucket != address.bucket:
         raise UsageError(
-            f"The inventory {inventory.uri} is of the bucket {manifest.source_bucket}, and {target.pipeline} reads "
+            f"The inventory {inventory.uri} lists the bucket {manifest.source_bucket}, and {target.pipeline} reads "
             f"{address}."
         )
     if not manifest.has_versions:
@@ -192,7 +195,7 @@ def _check(inventory: Inventory, address: S3Address, target: ReconcileTarget) ->
         )
 
 
-def _keys(target: ReconcileTarget, bucket: str) -> Sequence[str]:
+def _own_prefixes(target: ReconcileTarget, bucket: str) -> Sequence[str]:
     """Return the prefixes in this bucket that Penstock itself writes."""
     addresses = [s3_address(files.uri) for files in target.own if not files.is_local]
     return [written.prefix for written in addresses if written.bucket == bucket]

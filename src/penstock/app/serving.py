@@ -1,7 +1,7 @@
-"""Serve an app: the queues and background jobs of a worker, and the order in which everything opens and closes.
+"""Serve an app: run a worker with its queues and background jobs, and open and close everything in order.
 
-If the ledger is unavailable when a worker starts, a worker that needs it to begin waits for it, as it does for the
-broker: a restart would not help.
+If the ledger is unavailable at the start, a worker that cannot begin without it waits, as it does for the broker: a
+restart would not help.
 """
 
 import threading
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 
 REPLAY, EXPIRY, MONITOR = "replay", "expiry", "monitor"  # names of background jobs
-_GLANCE_SECONDS = 0.2  # poll interval: a signal handler may run in this thread, so it cannot wait for the event
+_STOP_CHECK_SECONDS = 0.2  # a signal handler may run in this thread, so it polls and does not wait for an event
 
 
 def await_ledger(
@@ -73,7 +73,7 @@ def await_ledger(
         except TemporaryError:
             again_at = clock.monotonic() + outage.pause_seconds(random)
             while not stop.requested and (left_seconds := again_at - clock.monotonic()) > 0:
-                clock.wait(never, min(left_seconds, _GLANCE_SECONDS))
+                clock.wait(never, min(left_seconds, _STOP_CHECK_SECONDS))
             if stop.requested:
                 raise
 
@@ -107,10 +107,13 @@ def serve(
         settings: The worker's numbers. Default: from the app's settings.
         resident: False leaves no trace in the data directory and sends no ticks, for tests.
         spark: Session for the pipelines, which is not stopped. Default: the worker starts its own.
-        tiers: Replay only these DLQs and serve nothing else. None: replay as well if the settings ask for it.
+        dlqs: Replay only these DLQs and serve nothing else. None: replay as well if the settings turn it on.
         liveness: The worker's liveness, for probes.
         metrics_address: Returns the address of the metrics endpoint.
         meters: The worker's metrics. With them, workers that have a ledger elect one that runs the monitor.
+
+    Returns:
+        The outcome, including the threads of background jobs that are left behind.
 
     Raises:
         ConfigurationError: If a queue has no handler or does not exist, or if the ledger is local to this host beside a
@@ -119,7 +122,7 @@ def serve(
     role = _role_of(app, queues, dlqs=dlqs, bounded=until is not None, resident=resident)
     numbers = settings or worker_settings(app)
     with ExitStack() as stack:
-        context, sessions = _entered(
+        context, sessions = _register_worker(
             app,
             role,
             stack,
@@ -199,7 +202,7 @@ def _role_of(
     bounded: bool,
     resident: bool,
 ) -> _Role:
-    """Return the work that arguments and settings ask for.
+    """Return the work of a worker, from arguments and settings.
 
     With ``dlqs``, only these are replayed. Raises `ConfigurationError` for a missing queue or an unsuitable ledger.
     """
@@ -221,14 +224,14 @@ def _role_of(
     if dlqs is not None:
         role = replace(role, dlqs=dlqs, replayed=dlqs)
     elif resident and settings.dead_letters_replay and settings.jobs & {REPLAY, EXPIRY, MONITOR}:
-        # The monitor needs only to know whether workers replay: then they share a ledger in which it can be elected.
+        # The monitor only has to know if workers replay: then they share a ledger, in which it can be elected.
         found = replayed_dlqs(app, [service.queue_name for service in services])
         role = replace(role, dlqs=found, replayed=found if REPLAY in settings.jobs else ())
     check_dlqs(role.dlqs, settings, clock=clock)
     return role
 
 
-def _entered(
+def _register_worker(
     app: "App",
     role: _Role,
     stack: ExitStack,
@@ -273,7 +276,7 @@ def _with_ledger(app: "App", role: _Role, context: ServiceContext) -> ServiceCon
         for service in role.recording:
             context.outage.gate(service.queue_name)  # so that an outage reports this queue from the start
         context = replace(context, owners=owners)
-        _meet_ledger(context, owners, waits=role.needs_ledger_to_start)
+        _open_ledger(context, owners, waits=role.needs_ledger_to_start)
         return context
     registered = owners()
     return replace(context, owners=lambda: registered)
@@ -358,7 +361,7 @@ def _watch_outages(role: _Role, context: ServiceContext, stack: ExitStack) -> No
         stack.enter_context(context.stores.watching())
 
 
-def _meet_ledger(context: ServiceContext, owners: Callable[[], object], *, waits: bool) -> None:
+def _open_ledger(context: ServiceContext, owners: Callable[[], object], *, waits: bool) -> None:
     """Open the ledger and register the names in it.
 
     If the ledger is unavailable, wait for it if ``waits``. Otherwise the queues that need it are paused, and the names
@@ -379,15 +382,13 @@ def chosen(app: "App", queues: Mapping[str, int] | None) -> Sequence[tuple[Servi
     by_queue = {service.queue_name: service for service in app.services}
     wanted = dict(queues or app.settings.worker_queues) or dict.fromkeys(by_queue, 1)
     if not wanted:
-        raise ConfigurationError(
-            "The app has no handlers, so there is nothing to serve; declare one with @app.handler."
-        )
+        raise ConfigurationError("The app has no handler, so there is nothing to serve; declare one with @app.handler.")
     missing = sorted(wanted.keys() - by_queue.keys())
     if missing:
         known = ", ".join(sorted(by_queue)) or "none"
         raise ConfigurationError(
             f"The queue {missing[0]} has no handler in this app; queues with one: {known}. Serving it would take its "
-            "messages from those who can work on them."
+            "messages away from the workers that can process them."
         )
     return [(by_queue[name], weight) for name, weight in wanted.items()]
 

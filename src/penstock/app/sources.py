@@ -1,6 +1,6 @@
-"""The sources of objects: a folder on this host or a prefix in S3.
+"""Locate and scan the sources of objects: a folder on this host or a prefix in S3.
 
-Also the outages of the stores that a worker's queues need: those of its sources, and of tables in S3.
+`StoreOutages` has the outages of the stores that a worker's queues need: of its sources, and of tables in S3.
 """
 
 import os
@@ -117,7 +117,7 @@ def source_of(source: str | PathLike[str], where: TablePaths) -> SourceLocation:
 
 
 class MakeOutage(Protocol):
-    """Create the `OutageWatch` of one service for this worker."""
+    """A function that creates the `OutageWatch` of one service for this worker."""
 
     def __call__(self, *, service: WatchedService, ping: Callable[[], object]) -> OutageWatch: ...
 
@@ -125,7 +125,7 @@ class MakeOutage(Protocol):
 class StoreOutages:
     """One `OutageWatch` for each store or combination of stores, shared by all queues that need it.
 
-    Used by one thread.
+    Owned by the worker's `ServiceContext`, and used by the thread that opens the services.
     """
 
     def __init__(self, make: MakeOutage) -> None:

@@ -1,4 +1,4 @@
-"""The health of queues, dead letters and pipelines: one value for each, and the one function that reads it.
+"""Read the health of queues, dead letters and pipelines: a dataclass for each, and the only function that reads it.
 
 `penstock status`, `penstock queues`, `penstock doctor` and the monitor's gauges share them. Reading changes nothing and
 never receives a message.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Tier = Literal["dlq", "dead"]  # DLQ, which may be replayed automatically; final DLQ, which waits for people
 
 COUNT_SECONDS_MIN, COUNT_SECONDS_MAX = 600.0, 21_600.0  # between two full counts of processed objects
-COUNT_SHARE = 1_000.0  # that time as a multiple of a count's duration
+COUNT_SHARE = 1_000.0  # the time between two counts, as a multiple of the duration of one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

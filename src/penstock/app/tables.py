@@ -1,4 +1,4 @@
-"""The two tables of a pipeline, rows and quarantine, and the operations on them that need no Spark."""
+"""Work on the two tables of a pipeline, rows and quarantine, as far as it needs no Spark."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -25,7 +25,10 @@ _CLOCK = SystemClock()  # stateless
 
 
 class Tables:
-    """Both tables of one pipeline. Any process may publish to them; the commit conditions prevent conflicts."""
+    """Both tables of one pipeline, for one process.
+
+    Any thread and any process may publish to them: a commit is conditional, so two never conflict.
+    """
 
     def __init__(
         self,
@@ -36,7 +39,7 @@ class Tables:
         bus: Bus,
         probe: Probe = no_probe,
     ) -> None:
-        """Create it. ``partition_by`` None is for reading only: the table may be partitioned in any way."""
+        """``partition_by`` None is for reading only: the table may be partitioned in any way."""
         self._paths = paths
         self._ledger = ledger
         self._partition_by = partition_by
@@ -60,7 +63,7 @@ class Tables:
 
     @property
     def publish_jobs(self) -> Mapping[str, Callable[[], None]]:
-        """`publish` in two independent parts."""
+        """`publish` as two independent background jobs, by name."""
         return {"rows": self._publish_rows, "quarantine": self._publish_quarantine}
 
     def _publish_rows(self) -> None:
@@ -168,7 +171,7 @@ class Tables:
         return self._ledger.written_to(self._paths.pipeline, seq)[index]
 
     def sweep(self) -> None:
-        """Delete leftovers of abandoned attempts, which is cheap if there are none.
+        """Delete the files of abandoned attempts; cheap if there are none.
 
         A failure is emitted as an event and does not raise; the next sweep retries.
         """
@@ -193,7 +196,7 @@ class Tables:
                     bytes=collected.bytes + left.bytes,
                 )
         except TableError as error:
-            raise TemporaryError(f"what compactions left cannot be listed or deleted: {error}") from error
+            raise TemporaryError(f"leftovers of compactions cannot be listed or deleted: {error}") from error
         return collected
 
     def _collect(self, *, dry_run: bool, stragglers: bool) -> CollectedGarbage:

@@ -1,7 +1,7 @@
 """The telemetry of a process: its log, metrics, traces and error reports.
 
-Every kind of process uses it: workers, replayers, the monitor, ingests, runs, reconciles, relays and functions. Also
-guards the user's listeners: their exceptions reach nothing else.
+Every kind of process uses it: workers, replayers, the monitor, ingests, runs, reconciles, relays and functions.
+`guarded` wraps the user's listeners, so that their exceptions do no harm.
 """
 
 import sys
@@ -128,12 +128,12 @@ def open_telemetry(
     health: Health | None = None,
     queues: Mapping[str, str] | None = None,
 ) -> Telemetry:
-    """Return the telemetry that the settings ask for.
+    """Return the telemetry according to the settings.
 
     ``emit`` shows a command's progress to people: it replaces the log, unless the setting log_format asks for a log.
     ``process`` is included in each failure report. ``on_error`` is the user's hook, in addition to the configured
-    services. ``health`` answers the platform's probes. ``queues`` maps each pipeline and object handler to its queue,
-    for metrics. Raises `ConfigurationError` for invalid settings, and for a pip extra that is not installed.
+    services. ``health`` has the responses of the platform's probes. ``queues`` maps each pipeline and object handler to
+    its queue, for metrics. Raises `ConfigurationError` for invalid settings, and for a pip extra that is not installed.
     """
     emit = _log_or(emit, settings, worker=worker)
     reports = _open_reports(settings, worker=worker, process=process, on_error=on_error, emit=emit)
@@ -219,7 +219,7 @@ def _log_or(emit: Listener | None, settings: Settings, *, worker: str) -> Listen
 
 
 def open_log(settings: Settings, *, worker: str | None) -> LogListener:
-    """Return the log on stderr that the settings ask for. Raises `ConfigurationError` for unknown events and levels."""
+    """Return the log on stderr, as set up. Raises `ConfigurationError` for unknown events and levels."""
     return configure_logs(
         LogSettings(
             format=settings.log_format,

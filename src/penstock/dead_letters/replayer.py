@@ -57,7 +57,7 @@ class ReplayEvents:
         result: Result = "already_sent" if new_message_id is None else "sent"
         self._emit(dead_letter, replay, result=result, new_message_id=new_message_id)
 
-    def emit_held(self, dead_letter: Delivery, replay: Replay) -> None:
+    def emit_waiting(self, dead_letter: Delivery, replay: Replay) -> None:
         """Report that the message waits in its DLQ."""
         self._emit(dead_letter, replay, result="waiting")
 
@@ -65,7 +65,7 @@ class ReplayEvents:
         """Report that the message moves to the final DLQ."""
         self._emit(dead_letter, None, result="set_aside", reason=reason)
 
-    def emit_put_back(self, dead_letter: Delivery, replay: Replay | None, error: PenstockError) -> None:
+    def emit_released(self, dead_letter: Delivery, replay: Replay | None, error: PenstockError) -> None:
         """Report that the broker or the log is unavailable, so the message is retried."""
         self._emit(dead_letter, replay, result="released", reason=_error_text(error))
 
@@ -101,9 +101,9 @@ class ReplayEvents:
 
 
 class UnavailableStreak:
-    """Counts consecutive batches that met an unavailable broker or log. Written by the thread that runs the batch.
+    """The number of consecutive batches that met an unavailable broker or log.
 
-    Batches run one at a time.
+    Shared by the executions of one DLQ, which run one at a time; written by the thread that runs the batch.
     """
 
     def __init__(self) -> None:
@@ -135,7 +135,7 @@ class _PlannedReplay:
 
 
 class ReplayExecution:
-    """A `penstock.messaging.handler.Execution` of one batch. It holds no claim."""
+    """One batch of a DLQ as a `penstock.messaging.handler.Execution`, owned by the executor. It holds no claim."""
 
     def __init__(self, dead_letters: Sequence[Delivery], context: ReplayContext) -> None:
         self._dead_letters = dead_letters
@@ -222,7 +222,7 @@ class ReplayExecution:
     def _recorded(self, plans: Iterable[Replay | MoveToFinal]) -> Mapping[str, Replay]:
         """Record the planned replays; return the recorded ones of all messages.
 
-        A message whose plan is the final DLQ may still have a recorded replay that a person sent.
+        A message that is to move to the final DLQ may still have a recorded replay, sent by a person.
         """
         replays = [plan for plan in plans if isinstance(plan, Replay)]
         ids = {_id_of(dead_letter) for dead_letter in self._dead_letters} - {replay.replay_id for replay in replays}
@@ -273,7 +273,7 @@ class ReplayExecution:
         try:
             self._context.log.mark_sent([planned.replay.replay_id for planned in sent])
         except TemporaryError as error:
-            # They were sent, so their messages are deleted anyway: they are sent again only if that fails too.
+            # The replays were sent, so the dead letters are deleted anyway; only if that fails too are they sent again.
             self._events.emit_unmarked([planned.dead_letter for planned in sent], error)
         self._context.probe(Step.REPLAY_MARKED)
 
@@ -293,7 +293,7 @@ class ReplayExecution:
         return Ack()
 
     def _hide(self, planned: _PlannedReplay, step: HideFor) -> Settlement:
-        self._events.emit_held(planned.dead_letter, planned.replay)
+        self._events.emit_waiting(planned.dead_letter, planned.replay)
         return Release(delay_seconds=step.seconds, uncounted=True)
 
     def _set_aside(self, dead_letter: Delivery, reason: str) -> Settlement:
@@ -303,9 +303,12 @@ class ReplayExecution:
     def _retry_later(
         self, dead_letter: Delivery, replay: Replay | None, error: PenstockError, unavailable: int
     ) -> Settlement:
-        """Retry later. The send may have succeeded: the retry then sends it again under the same id."""
+        """Release the message for a retry.
+
+        If the send succeeded after all, the retry sends it again under the same id.
+        """
         self._context.unavailable.in_a_row = unavailable + 1
-        self._events.emit_put_back(dead_letter, replay, error)
+        self._events.emit_released(dead_letter, replay, error)
         wait_seconds = backoff_seconds(
             attempt=unavailable + 1,
             base_seconds=_RETRY_BASE_SECONDS,
@@ -325,7 +328,10 @@ def keep_seconds(retentions: Iterable[float | None]) -> float:
 
 
 class ReplayLogCleanup:
-    """Delete expired records, for all DLQs of a replayer. ``forget(limit)`` deletes the oldest; returns the count."""
+    """Delete expired records for all DLQs of a replayer. Called by the background jobs of its handlers.
+
+    ``forget(limit)`` deletes up to that many of the oldest records and returns their number.
+    """
 
     def __init__(self, forget: Callable[[int], int], *, clock: Clock, random: Random) -> None:
         self._forget = forget
@@ -343,7 +349,7 @@ class ReplayLogCleanup:
 
 
 class ReplayHandler:
-    """A `penstock.messaging.handler.BatchHandler` for one DLQ."""
+    """The replayer of one DLQ as a `penstock.messaging.handler.BatchHandler`. A consumer of the worker owns it."""
 
     def __init__(self, context: ReplayContext, forgetting: ReplayLogCleanup) -> None:
         self._context = context

@@ -1,6 +1,6 @@
 """The Protocol of a broker, its capabilities and statistics, and the naming convention of dead-letter queues.
 
-Also sends several messages so that the outcome of each is known: a retry then sends only those that were not
+`send_each` sends several messages so that the outcome of each is known: a retry then sends only those that were not
 accepted.
 """
 
@@ -68,14 +68,14 @@ def conventional_dead_letter_queue(queue: str) -> str:
 
 
 def conventional_source(queue: str) -> str | None:
-    """Return the queue whose dead letters this queue holds, by naming convention; None if it is no DLQ.
+    """Return the source of a DLQ's messages, by naming convention; None if this is not a DLQ.
 
     For a final DLQ, this is the DLQ.
     """
     head, fifo = queue.removesuffix(_FIFO_SUFFIX), _FIFO_SUFFIX if is_fifo(queue) else ""
-    for suffix, of in ((DEAD_LETTER_SUFFIX, ""), (FINAL_DLQ_SUFFIX, DEAD_LETTER_SUFFIX)):
+    for suffix, source_suffix in ((DEAD_LETTER_SUFFIX, ""), (FINAL_DLQ_SUFFIX, DEAD_LETTER_SUFFIX)):
         if head.endswith(suffix) and head != suffix:
-            return head.removesuffix(suffix) + of + fifo
+            return head.removesuffix(suffix) + source_suffix + fifo
     return None
 
 
@@ -111,8 +111,8 @@ class BrokerCapabilities:
     explains_deaths: bool = True  # dead letters that the broker itself moved carry the reason
     polls_are_billed: bool = False  # empty receives are billed, while long polling is cheap
     stats_are_billed: bool = False  # reading the counts of a queue is billed
-    settle_batch: int = 1  # settlements that cost no more than one call; fewer may wait this long for others:
-    settle_linger_seconds: float = 0.0
+    settle_batch: int = 1  # this many settlements cost no more than one
+    settle_linger_seconds: float = 0.0  # how long fewer settlements than `settle_batch` may wait for others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -360,5 +360,5 @@ def send_each(broker: Broker, queue: str, messages: Sequence[Outgoing]) -> Seque
 
 
 def chunk_of(broker: Broker, most: int) -> int:
-    """Return how many messages to send before recording progress."""
+    """Return how many messages to send before recording progress: ``most``, or fewer if brokers accept partially."""
     return min(most, PARTIAL_CHUNK) if isinstance(broker, TriesEach) else most

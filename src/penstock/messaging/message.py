@@ -25,7 +25,7 @@ class Outgoing:
 
     body: bytes
     attributes: Attributes = field(default_factory=lambda: NO_ATTRIBUTES)
-    group: str | None = None  # the tenant
+    group: str | None = None  # the tenant: groups of a queue take turns
     deduplication_id: str | None = None  # the broker drops a second send with the same id within its window
     delay_seconds: float = 0.0
 

@@ -1,6 +1,8 @@
 """Process one batch of notifications: open the deliveries, group their objects into runs, attempt each, and settle.
 
-`PipelineHandler` is a pipeline as the worker sees it: a handler whose unit of work is a batch of notifications.
+- `BatchExecution`: one batch
+- `ParsedNotifications`: the notifications that were parsed to weigh their deliveries
+- `PipelineHandler`: a pipeline as the worker sees it
 """
 
 import sys
@@ -33,7 +35,7 @@ PARSED_BYTES_MAX = 8 * 1024  # of a body: a longer one names many objects, and k
 
 
 class BatchExecution:
-    """A `penstock.messaging.handler.Execution` for one batch of notifications."""
+    """One batch of notifications as a `penstock.messaging.handler.Execution`, owned by the worker's executor."""
 
     def __init__(
         self,
@@ -95,7 +97,7 @@ class BatchExecution:
         """Do nothing: a run continues until `release`."""
 
     def left_seconds(self, timeout_seconds: float) -> float:
-        """Return the whole timeout: here it is wall time. An object handler counts only the time in its function."""
+        """Return the whole timeout: a pipeline has none."""
         return timeout_seconds
 
     def time_out(self) -> Settlements:
@@ -108,7 +110,7 @@ class BatchExecution:
     def release(self) -> None:
         work = self._guard.stop()
         if work is not None:
-            self._guard.release(work, reason="given back at shutdown", outcome="given_back")
+            self._guard.release(work, reason="released at shutdown", outcome="given_back")
         else:
             self._guard.await_taken()  # the claim must be released before the messages are
 
@@ -206,7 +208,10 @@ class ParsedNotifications:
 
 
 class PipelineHandler:
-    """A `penstock.messaging.handler.BatchHandler`."""
+    """A pipeline as a `penstock.messaging.handler.BatchHandler`: its unit of work is a batch of notifications.
+
+    A consumer of the worker owns it. The I/O thread weighs deliveries and begins batches.
+    """
 
     def __init__(self, settings: AttemptSettings, runtime: PipelineRuntime) -> None:
         self._settings = settings

@@ -1,4 +1,4 @@
-"""A consumer: one queue and the handler that serves it."""
+"""A consumer: one queue and the handler that serves it, with its limits and its gate."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Gate(Protocol):
         ...
 
     def opens_at(self) -> float | None:
-        """Return when the gate will admit more without an event (monotonic); None if that does not depend on time."""
+        """Return when the gate will admit more by the passing of time alone (monotonic); None if it never will."""
         ...
 
     def release_delay_seconds(self) -> float:
@@ -49,7 +49,7 @@ class Gates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowStart:
-    """A prerequisite of a consumer that takes long to start and is needed before its first receive.
+    """A prerequisite of a consumer that must start before its first receive and takes long, such as Spark.
 
     The thread `penstock-start` calls ``run``. It raises `UserError` if a person must fix something, and
     `TemporaryError` for a transient fault, after which it is called again. ``awaits`` is its name in messages to

@@ -248,7 +248,7 @@ def test_an_expired_attempt_and_a_released_one_are_distinguished(scene: Scene) -
     assert scene.row(ref).attempts == 2, "a released attempt does not count"
     assert [event.reason for event in scene.emitted(AttemptAbandoned)] == [
         "its lease ran out",
-        "given back at shutdown",
+        "released at shutdown",
     ]
 
 
