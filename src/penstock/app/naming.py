@@ -92,6 +92,19 @@ def object_names(context: "AppContext", services: Sequence[Service], *, only: st
     return ObjectNames(app=context.name, is_named=context.is_named, queues=queues)
 
 
+def worker_id() -> str:
+    """Return a name that is unique among all processes: host, process id and ULID."""
+    return f"{socket.gethostname()}-{os.getpid()}-{ULID()}"
+
+
+def own_version() -> str:
+    """Return the version of Penstock."""
+    try:
+        return version("penstock")
+    except PackageNotFoundError:
+        return "source"
+
+
 def _registered(context: "AppContext", uses: Sequence[OwnedName]) -> "Mapping[str, WorkOwner]":
     found: Mapping[str, WorkOwner] = context.ledger.owners.register(context.name, is_named=context.is_named, uses=uses)
     return found
@@ -107,16 +120,3 @@ def _main_name(found: Mapping[str, object]) -> str:
         return name.removesuffix(".__main__")
     file = found.get("__file__")
     return PurePath(file).stem if isinstance(file, str) else "app"
-
-
-def worker_id() -> str:
-    """Return a name that is unique among all processes: host, process id and ULID."""
-    return f"{socket.gethostname()}-{os.getpid()}-{ULID()}"
-
-
-def own_version() -> str:
-    """Return the version of Penstock."""
-    try:
-        return version("penstock")
-    except PackageNotFoundError:
-        return "source"

@@ -99,22 +99,6 @@ def table_paths(
     )
 
 
-def _s3_table_paths(address: S3Address, state: str | PathLike[str] | None, aws: Aws) -> TablePaths:
-    """Return the paths of a table in S3. The default data directory is a user folder named after the table."""
-    if not address.prefix:
-        raise UsageError(f"The table cannot be the whole bucket {address}; give a prefix in it.")
-    require_aws()
-
-    files = S3Files(address, aws)
-    digest = hashlib.sha256(files.uri.encode()).hexdigest()[:8]
-    return TablePaths(
-        table=files,
-        quarantine=files.beside(f"{files.name}{QUARANTINE_SUFFIX}"),
-        state=real(state) if state is not None else user_state_path("penstock") / f"{files.name}-{digest}",
-        aws=aws,
-    )
-
-
 def declared_table_paths(name: str, table: str | PathLike[str], settings: Settings) -> TablePaths:
     """Return the paths of a declared pipeline: the app's data directory, and a table under the pipeline's name."""
     return replace(table_paths(table, settings.data_dir, aws=settings.aws), name=name)
@@ -153,6 +137,22 @@ def tables_here(here: Path, *, elsewhere: bool = False) -> Sequence[Path]:
         for pattern in patterns
     ]
     return found[0] or sorted(path for paths in found for path in paths)
+
+
+def _s3_table_paths(address: S3Address, state: str | PathLike[str] | None, aws: Aws) -> TablePaths:
+    """Return the paths of a table in S3. The default data directory is a user folder named after the table."""
+    if not address.prefix:
+        raise UsageError(f"The table cannot be the whole bucket {address}; give a prefix in it.")
+    require_aws()
+
+    files = S3Files(address, aws)
+    digest = hashlib.sha256(files.uri.encode()).hexdigest()[:8]
+    return TablePaths(
+        table=files,
+        quarantine=files.beside(f"{files.name}{QUARANTINE_SUFFIX}"),
+        state=real(state) if state is not None else user_state_path("penstock") / f"{files.name}-{digest}",
+        aws=aws,
+    )
 
 
 def _lies_elsewhere(folder: Path) -> bool:

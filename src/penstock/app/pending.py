@@ -199,18 +199,6 @@ class PendingObjects:
             known = self._current_states(self._refs)
             return {object_id: known.get(object_id, ObjectState.UNPROCESSED) for object_id in self._refs}
 
-    def _current_states(self, object_ids: Collection[bytes]) -> dict[bytes, ObjectState]:
-        """Return the states of these objects, without those that the scan proved to be outdated."""
-        states = dict(self._ledger.states(self._pipeline, list(object_ids)))
-        for object_id, ended_at in self._ends_of_unread(states).items():
-            if self._outdated.get(object_id) == ended_at:
-                del states[object_id]
-        return states
-
-    def _ends_of_unread(self, states: Mapping[bytes, ObjectState]) -> Mapping[bytes, float]:
-        unread = [object_id for object_id, state in states.items() if state in UNREAD]
-        return self._ledger.unread(self._pipeline, unread) if unread else {}
-
     def left(self) -> int:
         """Return the number of objects that are not in a terminal state."""
         return sum(1 for state in self.states().values() if state not in TERMINAL)
@@ -223,6 +211,18 @@ class PendingObjects:
     def messages(self) -> int:
         """Return the number of messages in the queue in any state, as exact as the broker can count."""
         return self.drain_check.messages()
+
+    def _current_states(self, object_ids: Collection[bytes]) -> dict[bytes, ObjectState]:
+        """Return the states of these objects, without those that the scan proved to be outdated."""
+        states = dict(self._ledger.states(self._pipeline, list(object_ids)))
+        for object_id, ended_at in self._ends_of_unread(states).items():
+            if self._outdated.get(object_id) == ended_at:
+                del states[object_id]
+        return states
+
+    def _ends_of_unread(self, states: Mapping[bytes, ObjectState]) -> Mapping[bytes, float]:
+        unread = [object_id for object_id, state in states.items() if state in UNREAD]
+        return self._ledger.unread(self._pipeline, unread) if unread else {}
 
     def _send(self, missing: Sequence[ObjectRef]) -> None:
         if missing:

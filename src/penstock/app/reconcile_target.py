@@ -91,30 +91,6 @@ def target_of_table(scope: "Scope", source: str) -> Iterator[ReconcileTarget]:
         )
 
 
-def _has_objects(service: Any) -> bool:
-    return isinstance(service, PipelineService | ObjectService)
-
-
-def _target_of(app: "App", service: Any) -> ReconcileTarget:
-    own: Sequence[Files] = ()
-    if isinstance(service, PipelineService):
-        declared = service.pipeline.declaration
-        where = declared_table_paths(declared.name, declared.sink.address, app.settings)
-        source, own = source_of(declared.source.folder, where), where.own
-    else:
-        source = source_at(service.source, app.settings.aws)
-    app.ledger.ensure_pipeline(service.name)
-    return ReconcileTarget(
-        pipeline=service.name,
-        source=source,
-        own=own,
-        queue=service.queue_name,
-        ledger=app.ledger,
-        broker=app.broker,
-        alone=isinstance(service, ObjectService),
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconcileScan:
     """The input of one reconcile. Times are epoch seconds.
@@ -180,6 +156,30 @@ def scan_of(
     seen_at = now if found is None else found.manifest.created_at
     as_of = seen_at - older_than_seconds
     return ReconcileScan(target=target, inventory=found, all_versions=all_versions, as_of=as_of, seen_at=seen_at)
+
+
+def _has_objects(service: Any) -> bool:
+    return isinstance(service, PipelineService | ObjectService)
+
+
+def _target_of(app: "App", service: Any) -> ReconcileTarget:
+    own: Sequence[Files] = ()
+    if isinstance(service, PipelineService):
+        declared = service.pipeline.declaration
+        where = declared_table_paths(declared.name, declared.sink.address, app.settings)
+        source, own = source_of(declared.source.folder, where), where.own
+    else:
+        source = source_at(service.source, app.settings.aws)
+    app.ledger.ensure_pipeline(service.name)
+    return ReconcileTarget(
+        pipeline=service.name,
+        source=source,
+        own=own,
+        queue=service.queue_name,
+        ledger=app.ledger,
+        broker=app.broker,
+        alone=isinstance(service, ObjectService),
+    )
 
 
 def _check(inventory: Inventory, address: S3Address, target: ReconcileTarget) -> None:

@@ -194,6 +194,66 @@ class _Role:
         )
 
 
+def chosen(app: "App", queues: Mapping[str, int] | None) -> Sequence[tuple[Service, int]]:
+    """Return the services to run, each with its weight. Raises `ConfigurationError` for a queue without a handler."""
+    by_queue = {service.queue_name: service for service in app.services}
+    wanted = dict(queues or app.settings.worker_queues) or dict.fromkeys(by_queue, 1)
+    if not wanted:
+        raise ConfigurationError("The app has no handler, so there is nothing to serve; declare one with @app.handler.")
+    missing = sorted(wanted.keys() - by_queue.keys())
+    if missing:
+        known = ", ".join(sorted(by_queue)) or "none"
+        raise ConfigurationError(
+            f"The queue {missing[0]} has no handler in this app; queues with one: {known}. Serving it would take its "
+            "messages away from the workers that can process them."
+        )
+    return [(by_queue[name], weight) for name, weight in wanted.items()]
+
+
+def worker_settings(app: "App") -> WorkerSettings:
+    """Return the worker's numbers from the app's settings.
+
+    Raises `ConfigurationError` if they contradict each other.
+    """
+    settings = app.settings
+    return WorkerSettings(
+        concurrency=settings.worker_concurrency,
+        fetch_max=settings.worker_max_fetch,
+        lease_seconds=settings.worker_lease,
+        stop_timeout_seconds=settings.worker_stop_timeout
+        - (LIFESPAN_CLOSE_SECONDS if app.lifespans else 0.0)
+        - (RELAY_CLOSE_SECONDS if app.relays else 0.0),
+        drain_seconds=settings.worker_drain,
+    )
+
+
+def can_monitor(app: "App", services: Sequence[Service], *, replays: bool = False) -> bool:
+    """Return True if workers of these services can elect one that runs the monitor.
+
+    The election needs a ledger that all of them share: that of the services or of automatic replay, else a server that
+    the settings name. A queue inside the process has no other worker.
+    """
+    if app.broker.capabilities.in_process or has_ledger_apart(app.settings):
+        return False
+    return replays or any(map(needs_ledger, services)) or not has_local_ledger(app.settings)
+
+
+def tick_keys(app: str, context: ServiceContext) -> ScheduledKeys:
+    """Return a factory of the keys that claim a scheduled handler's ticks in the ledger."""
+
+    def keys(declaration: HandlerDeclaration) -> IdempotencyKeys:
+        return LedgerKeys(
+            ledger=context.ledger(),
+            handler=declaration.name,
+            worker=context.worker,
+            lease_seconds=CLAIM_SECONDS,
+            retention_seconds=REMEMBERED_SECONDS,
+            owner=WorkOwner(app=app, queue=declaration.queue.name, purpose="tick"),
+        )
+
+    return keys
+
+
 def _role_of(
     app: "App",
     queues: Mapping[str, int] | None,
@@ -377,71 +437,11 @@ def _open_ledger(context: ServiceContext, owners: Callable[[], object], *, waits
         owners()
 
 
-def chosen(app: "App", queues: Mapping[str, int] | None) -> Sequence[tuple[Service, int]]:
-    """Return the services to run, each with its weight. Raises `ConfigurationError` for a queue without a handler."""
-    by_queue = {service.queue_name: service for service in app.services}
-    wanted = dict(queues or app.settings.worker_queues) or dict.fromkeys(by_queue, 1)
-    if not wanted:
-        raise ConfigurationError("The app has no handler, so there is nothing to serve; declare one with @app.handler.")
-    missing = sorted(wanted.keys() - by_queue.keys())
-    if missing:
-        known = ", ".join(sorted(by_queue)) or "none"
-        raise ConfigurationError(
-            f"The queue {missing[0]} has no handler in this app; queues with one: {known}. Serving it would take its "
-            "messages away from the workers that can process them."
-        )
-    return [(by_queue[name], weight) for name, weight in wanted.items()]
-
-
-def worker_settings(app: "App") -> WorkerSettings:
-    """Return the worker's numbers from the app's settings.
-
-    Raises `ConfigurationError` if they contradict each other.
-    """
-    settings = app.settings
-    return WorkerSettings(
-        concurrency=settings.worker_concurrency,
-        fetch_max=settings.worker_max_fetch,
-        lease_seconds=settings.worker_lease,
-        stop_timeout_seconds=settings.worker_stop_timeout
-        - (LIFESPAN_CLOSE_SECONDS if app.lifespans else 0.0)
-        - (RELAY_CLOSE_SECONDS if app.relays else 0.0),
-        drain_seconds=settings.worker_drain,
-    )
-
-
-def can_monitor(app: "App", services: Sequence[Service], *, replays: bool = False) -> bool:
-    """Return True if workers of these services can elect one that runs the monitor.
-
-    The election needs a ledger that all of them share: that of the services or of automatic replay, else a server that
-    the settings name. A queue inside the process has no other worker.
-    """
-    if app.broker.capabilities.in_process or has_ledger_apart(app.settings):
-        return False
-    return replays or any(map(needs_ledger, services)) or not has_local_ledger(app.settings)
-
-
 def _claims_ticks(app: "App") -> frozenset[str]:
     """Return the handlers whose ticks are claimed in the ledger, because the broker does not deduplicate."""
     if app.broker.capabilities.deduplicates:
         return frozenset()
     return frozenset(declaration.name for declaration in app.declarations if declaration.schedule is not None)
-
-
-def tick_keys(app: str, context: ServiceContext) -> ScheduledKeys:
-    """Return a factory of the keys that claim a scheduled handler's ticks in the ledger."""
-
-    def keys(declaration: HandlerDeclaration) -> IdempotencyKeys:
-        return LedgerKeys(
-            ledger=context.ledger(),
-            handler=declaration.name,
-            worker=context.worker,
-            lease_seconds=CLAIM_SECONDS,
-            retention_seconds=REMEMBERED_SECONDS,
-            owner=WorkOwner(app=app, queue=declaration.queue.name, purpose="tick"),
-        )
-
-    return keys
 
 
 def _tick(app: "App", services: Sequence[Service], context: ServiceContext, stack: ExitStack) -> None:

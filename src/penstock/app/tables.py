@@ -66,32 +66,6 @@ class Tables:
         """`publish` as two independent background jobs, by name."""
         return {"rows": self._publish_rows, "quarantine": self._publish_quarantine}
 
-    def _publish_rows(self) -> None:
-        self._rows_published = publish(
-            self._ledger,
-            self.rows,
-            pipeline=self._paths.pipeline,
-            manifest_of=_rows_manifest,
-            schema_of=partial(rows_schema, partition_by=self._partition_by),
-            bus=self._bus,
-            probe=self._probe,
-            step=Step.ROWS_PUBLISHED,
-            after=self._rows_published,
-        )
-
-    def _publish_quarantine(self) -> None:
-        self._quarantine_published = publish(
-            self._ledger,
-            self.quarantine,
-            pipeline=self._paths.pipeline,
-            manifest_of=_quarantine_manifest,
-            schema_of=lambda _: QUARANTINE_SCHEMA,
-            bus=self._bus,
-            probe=self._probe,
-            step=Step.QUARANTINE_PUBLISHED,
-            after=self._quarantine_published,
-        )
-
     @property
     def visible_to(self) -> int:
         """The last batch that both tables show, as far as this process has seen."""
@@ -163,13 +137,6 @@ class Tables:
         ]
         return [short for short in found if short is not None]
 
-    def _shortfall(self, sink: TableSink, manifest_of: Callable[[BatchRow], str], index: int) -> Shortfall | None:
-        written = partial(self._written, index=index)
-        return shortfall(self._ledger, sink, pipeline=self._paths.pipeline, written=written, manifest_of=manifest_of)
-
-    def _written(self, seq: int, *, index: int) -> int:
-        return self._ledger.written_to(self._paths.pipeline, seq)[index]
-
     def sweep(self) -> None:
         """Delete the files of abandoned attempts; cheap if there are none.
 
@@ -198,6 +165,39 @@ class Tables:
         except TableError as error:
             raise TemporaryError(f"leftovers of compactions cannot be listed or deleted: {error}") from error
         return collected
+
+    def _publish_rows(self) -> None:
+        self._rows_published = publish(
+            self._ledger,
+            self.rows,
+            pipeline=self._paths.pipeline,
+            manifest_of=_rows_manifest,
+            schema_of=partial(rows_schema, partition_by=self._partition_by),
+            bus=self._bus,
+            probe=self._probe,
+            step=Step.ROWS_PUBLISHED,
+            after=self._rows_published,
+        )
+
+    def _publish_quarantine(self) -> None:
+        self._quarantine_published = publish(
+            self._ledger,
+            self.quarantine,
+            pipeline=self._paths.pipeline,
+            manifest_of=_quarantine_manifest,
+            schema_of=lambda _: QUARANTINE_SCHEMA,
+            bus=self._bus,
+            probe=self._probe,
+            step=Step.QUARANTINE_PUBLISHED,
+            after=self._quarantine_published,
+        )
+
+    def _shortfall(self, sink: TableSink, manifest_of: Callable[[BatchRow], str], index: int) -> Shortfall | None:
+        written = partial(self._written, index=index)
+        return shortfall(self._ledger, sink, pipeline=self._paths.pipeline, written=written, manifest_of=manifest_of)
+
+    def _written(self, seq: int, *, index: int) -> int:
+        return self._ledger.written_to(self._paths.pipeline, seq)[index]
 
     def _collect(self, *, dry_run: bool, stragglers: bool) -> CollectedGarbage:
         for sink in (self.rows, self.quarantine):

@@ -82,6 +82,27 @@ def finding_lines(findings: "RepairFindings") -> list[str]:
     return lines + _warnings(findings)
 
 
+def document(findings: "RepairFindings", *, repaired: bool) -> dict[str, Any]:
+    """Return the findings as a JSON document."""
+    repair = findings.repair
+    return {
+        "pipeline": findings.pipeline,
+        "agrees_at": findings.agrees_at,
+        "ledger_at": findings.ledger_at,
+        "shown_at": findings.shown_at,
+        "needed": repair is not None,
+        "repaired": repaired,
+        "imported": [] if repair is None else sorted(batch.seq for batch in repair.imported),
+        "objects_imported": findings.objects_imported,
+        "unnamed": list(findings.unnamed),
+        "moved": [] if repair is None else [{"batch": old, "becomes": new} for old, new in repair.moved.items()],
+        "withdrawn": [] if repair is None else list(repair.withdrawn),
+        "open_attempts": list(findings.open_attempts),
+        "forgotten_objects": list(findings.forgotten_objects),
+        "log_is_whole": findings.log_is_whole,
+    }
+
+
 def _warnings(findings: "RepairFindings") -> list[str]:
     lines = []
     if findings.unnamed:
@@ -106,24 +127,3 @@ def _warnings(findings: "RepairFindings") -> list[str]:
             f"{counted(len(findings.forgotten_objects), 'object')} ({some}{more})."
         )
     return lines
-
-
-def document(findings: "RepairFindings", *, repaired: bool) -> dict[str, Any]:
-    """Return the findings as a JSON document."""
-    repair = findings.repair
-    return {
-        "pipeline": findings.pipeline,
-        "agrees_at": findings.agrees_at,
-        "ledger_at": findings.ledger_at,
-        "shown_at": findings.shown_at,
-        "needed": repair is not None,
-        "repaired": repaired,
-        "imported": [] if repair is None else sorted(batch.seq for batch in repair.imported),
-        "objects_imported": findings.objects_imported,
-        "unnamed": list(findings.unnamed),
-        "moved": [] if repair is None else [{"batch": old, "becomes": new} for old, new in repair.moved.items()],
-        "withdrawn": [] if repair is None else list(repair.withdrawn),
-        "open_attempts": list(findings.open_attempts),
-        "forgotten_objects": list(findings.forgotten_objects),
-        "log_is_whole": findings.log_is_whole,
-    }

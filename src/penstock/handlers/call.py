@@ -263,6 +263,17 @@ class Call:
             on_retry=self.emit_retry,
         )
 
+    def emit_retry(self, tries: int, delay_seconds: float, raised: BaseException) -> None:
+        """Emit that a call inside the function failed and will be retried there."""
+        failure = failure_of(raised)
+        self._emit(
+            MessageRetrying,
+            tries=tries,
+            delay_seconds=delay_seconds,
+            error_type=failure.error_type,
+            error=failure.error,
+        )
+
     # -- helpers of the steps --------------------------------------------------------------------------------------
 
     def _decode(self) -> KeyedMessage | OpenedMessage | Settlements:
@@ -438,17 +449,6 @@ class Call:
     def _stack(self) -> str | None:
         """Return the current stack of the work, without variables."""
         return None
-
-    def emit_retry(self, tries: int, delay_seconds: float, raised: BaseException) -> None:
-        """Emit that a call inside the function failed and will be retried there."""
-        failure = failure_of(raised)
-        self._emit(
-            MessageRetrying,
-            tries=tries,
-            delay_seconds=delay_seconds,
-            error_type=failure.error_type,
-            error=failure.error,
-        )
 
     def _emit(self, kind: type[Any], **fields: Any) -> None:
         bus, delivery = self._runtime.bus, self._delivery

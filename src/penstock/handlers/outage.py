@@ -196,29 +196,6 @@ class OutageWatch:
             self._ended = True
             self._changed.set()
 
-    # -- helpers ---------------------------------------------------------------------------------------------------
-
-    def _watch(self, ping: Callable[[], object]) -> None:
-        try:
-            while not self._ended:
-                self._changed.clear()
-                rest_seconds = self._rest_seconds()
-                if rest_seconds > 0:
-                    self._clock.wait(self._changed, rest_seconds)
-                else:
-                    self.check(ping)
-        except BaseException as defect:  # for example a listener that raises: no gate would ever open again
-            self._defect = defect
-
-    def _rest_seconds(self) -> float:
-        with self._lock:
-            if self._since is None:
-                seconds = CHECK_SECONDS * self._service.patience
-                at = self._answered_at + upper_half(seconds, self._random)
-            else:
-                at = self._next_ping_at
-        return at - self._clock.monotonic()
-
     def check(self, ping: Callable[[], object]) -> None:
         """Ping the service once. While a ping takes too long the service counts as down, and no other ping begins."""
         ended = threading.Event()
@@ -247,6 +224,29 @@ class OutageWatch:
                 self._record_available()
             else:
                 self._record_unavailable(str(error), by_request=False)
+
+    # -- helpers ---------------------------------------------------------------------------------------------------
+
+    def _watch(self, ping: Callable[[], object]) -> None:
+        try:
+            while not self._ended:
+                self._changed.clear()
+                rest_seconds = self._rest_seconds()
+                if rest_seconds > 0:
+                    self._clock.wait(self._changed, rest_seconds)
+                else:
+                    self.check(ping)
+        except BaseException as defect:  # for example a listener that raises: no gate would ever open again
+            self._defect = defect
+
+    def _rest_seconds(self) -> float:
+        with self._lock:
+            if self._since is None:
+                seconds = CHECK_SECONDS * self._service.patience
+                at = self._answered_at + upper_half(seconds, self._random)
+            else:
+                at = self._next_ping_at
+        return at - self._clock.monotonic()
 
     def _record_unavailable(self, error: str, *, by_request: bool) -> None:
         now = self._clock.monotonic()

@@ -35,15 +35,6 @@ def same_queue(queue: str, other: str) -> bool:
     return all(None in pair or pair[0] == pair[1] for pair in locations)
 
 
-def _location(queue: str) -> tuple[str | None, str | None]:
-    """Return the region and account of a URL or ARN; None for a part that it does not contain."""
-    parts = re.split("[:/]", queue)
-    if len(parts) < 3:
-        return None, None
-    region = re.search(r"\b[a-z]{2,3}(?:-[a-z]+)+-[0-9]\b", queue.rpartition(parts[-1])[0])
-    return region[0] if region else None, parts[-2] if parts[-2].isdigit() else None
-
-
 def names_dead_letters(queue: str) -> bool:
     """Return True if the queue's name has the suffix of a DLQ or of a final DLQ."""
     return queue.removesuffix(_FIFO_SUFFIX).endswith((DEAD_LETTER_SUFFIX, FINAL_DLQ_SUFFIX))
@@ -85,6 +76,15 @@ def is_fifo(queue: str) -> bool:
     Such a queue keeps each group in order, and cannot delay single messages.
     """
     return queue.endswith(_FIFO_SUFFIX)
+
+
+def _location(queue: str) -> tuple[str | None, str | None]:
+    """Return the region and account of a URL or ARN; None for a part that it does not contain."""
+    parts = re.split("[:/]", queue)
+    if len(parts) < 3:
+        return None, None
+    region = re.search(r"\b[a-z]{2,3}(?:-[a-z]+)+-[0-9]\b", queue.rpartition(parts[-1])[0])
+    return region[0] if region else None, parts[-2] if parts[-2].isdigit() else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,8 @@ Given = ParamSpec("Given")
 Result = TypeVar("Result")
 Class = TypeVar("Class", bound=type)
 
+OnStop = Literal["finish", "release"]
+
 _ELSEWHERE = {  # names in other libraries and former versions -> our names
     "max_retries": "max_attempts",
     "retries": "max_attempts",
@@ -75,15 +77,6 @@ def close_to(name: str, known: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(name, names, n=1)), None)
 
 
-def _meant(name: str, known: Iterable[str]) -> str:
-    names = list(known)
-    close = close_to(name, names)
-    return f"did you mean {close}?" if close else f"its options: {', '.join(names)}."
-
-
-OnStop = Literal["finish", "release"]
-
-
 def takes_context(function: Callable[..., Any], name: str, *, first: str) -> bool:
     """Return True if the function takes the context as a second argument, after ``first``.
 
@@ -121,3 +114,9 @@ def check_on_stop(on_stop: str, name: str) -> None:
     """Raise `UsageError` for an unknown value of ``on_stop``."""
     if on_stop not in ("finish", "release"):
         raise UsageError(f"{name} has on_stop={on_stop!r}; it is 'finish' or 'release'.")
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    names = list(known)
+    close = close_to(name, names)
+    return f"did you mean {close}?" if close else f"its options: {', '.join(names)}."

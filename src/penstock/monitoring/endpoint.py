@@ -205,6 +205,14 @@ class _Server(ThreadingMixIn, WSGIServer):
             return
 
 
+def registry_of(meters: Meters) -> CollectorRegistry:
+    """Return a registry with this process's meters and the system's data on it (memory, processor, files)."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(MetersCollector(meters))
+    ProcessCollector(registry=registry)
+    return registry
+
+
 def _application(meters: Meters, health: Health) -> "WSGIApplication":
     pages: Mapping[str, WSGIApplication] = {
         "/metrics": make_wsgi_app(registry_of(meters)),
@@ -251,14 +259,6 @@ def _asking(question: HealthProbe) -> "WSGIApplication":
 def _say(start_response: "Callable[..., Any]", status: str, sentence: str, *more: tuple[str, str]) -> Iterable[bytes]:
     start_response(status, [_TEXT, ("Cache-Control", "no-store"), *more])
     return (sentence.encode() + b"\n",)
-
-
-def registry_of(meters: Meters) -> CollectorRegistry:
-    """Return a registry with this process's meters and the system's data on it (memory, processor, files)."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(MetersCollector(meters))
-    ProcessCollector(registry=registry)
-    return registry
 
 
 class MetersCollector(Collector):

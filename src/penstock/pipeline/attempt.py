@@ -290,6 +290,23 @@ class Attempts:
         cause = ReadFailure(failure=AttemptFailure.RETRY, reason=reason, raised=raised)
         return self._report_failed(work, failed, dict.fromkeys(work.refs, cause))
 
+    def add_fault(self, fault: TemporaryError) -> None:
+        """Record an infrastructure fault, which does not count as an attempt of any object.
+
+        Emits an event for the second fault in a row, and whenever the number has doubled. Raises `FaultPersists` after
+        too many.
+        """
+        count = self._runtime.streak.add_fault(fault)
+        if count >= 2 and count.bit_count() == 1:
+            self._events.emit_faults_repeated(count, fault)
+
+    def fault_seconds(self) -> float:
+        """Return the delay before the next try after an infrastructure fault."""
+        watches = (self._runtime.ledger_watch, self._runtime.store_watch)
+        paused_seconds = max(watch.release_delay_seconds() for watch in watches)
+        # An outage has its own growing delay; the streak's delay is for faults that do not pause a queue.
+        return paused_seconds or self._later(max(1, self._runtime.streak.faults)).delay_seconds
+
     def _claim(self, group: Sequence[NotificationDelivery]) -> ObjectClaims | None:
         """Claim the free objects of the group. Return None if the ledger is unreachable: the outcome is uncertain."""
         attempt_id = self._runtime.new_attempt_id()
@@ -485,23 +502,6 @@ class Attempts:
     def _handle_lost(self, work: ClaimedWork) -> dict[bytes, ObjectOutcome]:
         self._guard.record_loss(work)
         return dict.fromkeys(work.refs, replace(self._later(1), uncounted=True))
-
-    def add_fault(self, fault: TemporaryError) -> None:
-        """Record an infrastructure fault, which does not count as an attempt of any object.
-
-        Emits an event for the second fault in a row, and whenever the number has doubled. Raises `FaultPersists` after
-        too many.
-        """
-        count = self._runtime.streak.add_fault(fault)
-        if count >= 2 and count.bit_count() == 1:
-            self._events.emit_faults_repeated(count, fault)
-
-    def fault_seconds(self) -> float:
-        """Return the delay before the next try after an infrastructure fault."""
-        watches = (self._runtime.ledger_watch, self._runtime.store_watch)
-        paused_seconds = max(watch.release_delay_seconds() for watch in watches)
-        # An outage has its own growing delay; the streak's delay is for faults that do not pause a queue.
-        return paused_seconds or self._later(max(1, self._runtime.streak.faults)).delay_seconds
 
     def _fault_later(self) -> ObjectLater:
         return ObjectLater(delay_seconds=self.fault_seconds(), uncounted=True)

@@ -181,6 +181,17 @@ class _ReadPosition:
     batches: int = 0
 
 
+def wait_after_conflict(clock: Clock, conflicts: int) -> None:
+    """Wait before the next commit to a table, after this many conflicts in a row with other writers."""
+    seconds = backoff_seconds(
+        attempt=conflicts,
+        base_seconds=CONFLICT_BASE_SECONDS,
+        cap_seconds=CONFLICT_CAP_SECONDS,
+        random=random.random,
+    )
+    clock.wait(threading.Event(), seconds)
+
+
 def _publish_some(
     ledger: Ledger,
     sink: Sink,
@@ -283,14 +294,3 @@ def _in_order(ledger: Ledger, pipeline: str, start: Position) -> Iterator[BatchR
 
 def _is_at(batch: BatchRow, position: Position) -> bool:
     return position_of(batch) == position
-
-
-def wait_after_conflict(clock: Clock, conflicts: int) -> None:
-    """Wait before the next commit to a table, after this many conflicts in a row with other writers."""
-    seconds = backoff_seconds(
-        attempt=conflicts,
-        base_seconds=CONFLICT_BASE_SECONDS,
-        cap_seconds=CONFLICT_CAP_SECONDS,
-        random=random.random,
-    )
-    clock.wait(threading.Event(), seconds)

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 SyncSession: TypeAlias = Session | scoped_session[Any] | Connection
 AsyncSessions: TypeAlias = "AsyncSession | async_scoped_session[Any] | AsyncConnection"
 
+Database: TypeAlias = Engine | str  # accepted by `engine_of`
+KNOWN = ("sqlite", "mysql", "mariadb", "postgresql")
+
 _ASYNC = "sqlalchemy.ext.asyncio"
 _MISSING_MYSQL = 1146
 _MISSING_POSTGRESQL = "42P01"
@@ -94,16 +97,6 @@ def call_after_commits(session: object, call: Callable[[Session], None]) -> None
         event.listen(found, "after_commit", call)
 
 
-def _is(candidate: object, *kinds: str) -> bool:
-    """Return True for an instance of one of these classes of `sqlalchemy.ext.asyncio`."""
-    module = sys.modules.get(_ASYNC)
-    return module is not None and isinstance(candidate, tuple(getattr(module, kind) for kind in kinds))
-
-
-Database: TypeAlias = Engine | str  # accepted by `engine_of`
-KNOWN = ("sqlite", "mysql", "mariadb", "postgresql")
-
-
 def engine_of(database: object) -> Engine:
     """Return an unconnected engine. Raises `UsageError` if ``database`` is neither an engine nor its address."""
     if is_async_engine(database):
@@ -120,6 +113,12 @@ def engine_of(database: object) -> Engine:
     if database.dialect.is_async:
         raise UsageError("A relay is a thread and needs a driver that is not async; give it another address.")
     return database
+
+
+def _is(candidate: object, *kinds: str) -> bool:
+    """Return True for an instance of one of these classes of `sqlalchemy.ext.asyncio`."""
+    module = sys.modules.get(_ASYNC)
+    return module is not None and isinstance(candidate, tuple(getattr(module, kind) for kind in kinds))
 
 
 def _opened(address: str) -> Engine:

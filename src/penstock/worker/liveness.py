@@ -109,6 +109,11 @@ class Liveness:
         return [trouble for sign in (self.io, self.heartbeat, *self.jobs) if (trouble := sign.trouble) is not None]
 
 
+def stacks(loop: asyncio.AbstractEventLoop | None) -> str:
+    """Return the stacks of all threads by name, and of all tasks of the loop. Works while the loop is blocked."""
+    return "\n".join([*_threads(), *(() if loop is None else _tasks(loop))])
+
+
 def _no_loop() -> None:
     return None
 
@@ -175,11 +180,6 @@ class LagSampler:
 
     def _record_call(self) -> None:
         self._called_at = self._clock.monotonic()
-
-
-def stacks(loop: asyncio.AbstractEventLoop | None) -> str:
-    """Return the stacks of all threads by name, and of all tasks of the loop. Works while the loop is blocked."""
-    return "\n".join([*_threads(), *(() if loop is None else _tasks(loop))])
 
 
 def _threads() -> Iterator[str]:

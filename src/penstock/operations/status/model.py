@@ -212,6 +212,14 @@ class Status:
         return self.messages_visible + self.messages_in_flight + self.messages_delayed
 
 
+def span(seconds: float) -> str:
+    """Return a duration for people."""
+    for unit, length_seconds in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * length_seconds:
+            return f"{seconds / length_seconds:,.0f} {unit}"
+    return f"{seconds:,.0f} s"
+
+
 def _by_kind(problems: Sequence[Problem]) -> Iterator[tuple[ProblemKind, Iterator[Problem]]]:
     return groupby(problems, key=lambda problem: problem.kind)
 
@@ -220,11 +228,3 @@ def _prefixed(kind: ProblemKind, texts: Sequence[str]) -> str:
     """Prefix the texts with their kind. Failed objects and dead letters need no prefix."""
     joined = "; ".join(texts)
     return joined if kind is ProblemKind.FAILED else f"{kind}: {joined}"
-
-
-def span(seconds: float) -> str:
-    """Return a duration for people."""
-    for unit, length_seconds in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= 2 * length_seconds:
-            return f"{seconds / length_seconds:,.0f} {unit}"
-    return f"{seconds:,.0f} s"
