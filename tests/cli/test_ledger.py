@@ -186,14 +186,14 @@ def test_the_ledger_can_be_downgraded_and_upgraded_again(penstock: Call, scene: 
     document = penstock("admin", "ledger", "show", "--json").document
     assert (document["revision"], document["tables"]["objects"]["rows"]) == ("0003", 1)
     assert "this Penstock works with" in penstock("admin", "ledger", "show").out
-    assert penstock("admin", "ledger", "upgrade").out == f"The ledger's tables were at 0003 and are at {HEAD}.\n"
+    assert penstock("admin", "ledger", "upgrade").out == f"The ledger's tables were at 0003 and are now at {HEAD}.\n"
     assert penstock("admin", "ledger", "upgrade").out == f"The ledger is at {HEAD} already: nothing was changed.\n"
     assert penstock("admin", "ledger", "upgrade", "0099").exit_code == 2
     assert object_rows(scene) == 1
     assert penstock("admin", "ledger", "downgrade", "base", "--yes").out == (
-        f"The ledger's tables were at {HEAD}, and are removed.\n"
+        f"The ledger's tables were at {HEAD}, and are now deleted.\n"
     )
-    assert penstock("admin", "ledger", "upgrade").out == f"The ledger's tables were made, and are at {HEAD}.\n"
+    assert penstock("admin", "ledger", "upgrade").out == f"The ledger's tables were created, at revision {HEAD}.\n"
 
 
 def test_an_unknown_pipeline_is_a_usage_error(penstock: Call, app_scene: Scene) -> None:

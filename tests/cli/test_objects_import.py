@@ -46,7 +46,7 @@ def test_imported_objects_are_processed_and_only_their_identity_is_known(
     }
     assert penstock("status", "--json").document["objects"]["processed"] == 3
     result = penstock("objects", "show", scene.ref("a").uri)
-    assert "processed, imported from done.jsonl: nothing more is known of it" in result.out
+    assert "processed, imported from done.jsonl: nothing more is known about it" in result.out
     assert "archived" not in result.out
     assert "Of 3 imported objects only the identity is known" in penstock("objects", "list", "--archived").err
 
@@ -72,7 +72,7 @@ def test_an_invalid_line_stops_the_whole_import(penstock: Call, scene: Scene, do
 def test_one_invalid_line_is_reported_in_the_singular(penstock: Call, scene: Scene, done: Path) -> None:
     done.write_text("nonsense\n", encoding="utf-8")
     result = penstock("objects", "import", "--processed", done, "--table", scene.table)
-    assert "1 entry that names no object; nothing was imported: mend it first." in result.err
+    assert "1 entry that names no object; nothing was imported: correct it first." in result.err
 
 
 def test_an_import_replaces_waiting_and_failed_objects_and_keeps_processed_ones(penstock: Call, scene: Scene) -> None:

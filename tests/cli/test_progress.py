@@ -120,7 +120,7 @@ def test_progress_within_a_batch_is_reported_at_intervals(capsys: pytest.Capture
 
 def test_a_stop_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     (line,) = printed_lines(capsys, WorkerDraining(reason="signal", in_flight=2))
-    assert line == "stopping: what is in flight (2 messages) is finished or released"
+    assert line == "stopping: 2 messages in flight will be finished or released"
 
 
 @pytest.mark.parametrize(("outcome", "forced"), [("drained", False), ("interrupted", False), ("forced", True)])
@@ -179,7 +179,7 @@ def test_a_terminal_shows_a_progress_bar_below_the_lines(monkeypatch: pytest.Mon
         ({}, "Table: /lake/clicks (version 4)"),
         ({"table_version": None}, "(no version yet)"),
         ({"lines_quarantined": 1, "quarantine_table": "/q"}, "Quarantined: 1 bad line, in /q"),
-        ({"objects_dead": 2}, "Dead: 2 objects; `penstock objects list --only dead` says why."),
+        ({"objects_dead": 2}, "Dead: 2 objects; `penstock objects list --only dead` shows why."),
         ({"objects_gone": 1}, "Gone: 1 object,"),
         ({"objects_superseded": 1}, "Superseded: 1 object,"),
         ({"objects_unfinished": 2}, "Stopped with 2 objects left; run the same command again"),
@@ -197,7 +197,7 @@ def test_the_report_shows_results_and_the_commands_for_details(
 
 def test_hints_name_a_table_outside_the_current_folder(capsys: pytest.CaptureFixture[str]) -> None:
     print_report(dataclasses.replace(REPORT, objects_dead=2), options=" --table /lake/clicks")
-    assert "`penstock objects list --table /lake/clicks --only dead` says why." in capsys.readouterr().out
+    assert "`penstock objects list --table /lake/clicks --only dead` shows why." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def test_messages_are_sent_shown_and_purged(penstock: Call, here: Path) -> None:
     assert penstock("queues", "show", "orders", "--json").document["paused"]
     assert penstock("queues", "resume", "orders").exit_code == 0
     assert penstock("queues", "show", "nope").exit_code == USAGE
-    assert "none of this data directory on this host" in penstock("queues", "show", "orders").out
+    assert "none with this data directory on this host" in penstock("queues", "show", "orders").out
     assert penstock("queues", "purge", "orders", "--yes", "--json").document["deleted"] == 5
 
 

@@ -367,7 +367,7 @@ def test_an_inventory_of_another_bucket_is_refused(scene: Scene, spark: SparkSes
     scene.s3.put_object(
         Bucket=INVENTORIES, Key="all/manifest.json", Body=manifest_of("CSV", [], SCHEMA.names, bucket="other")
     )
-    with pytest.raises(UsageError, match="is of the bucket other"):
+    with pytest.raises(UsageError, match="lists the bucket other"):
         scene.reconcile(spark, from_inventory(f"s3://{INVENTORIES}/all/manifest.json"))
 
 

@@ -172,20 +172,20 @@ def _print_details(found: BatchDetails) -> None:
 
 def _spark(url: str | None) -> str:
     if url is None:
-        return "no link: Spark's UI was off (spark.conf: spark.ui.enabled), or it was not recorded"
-    return url if is_reachable(url) else f"{url} (no answer: the application has ended, or runs elsewhere)"
+        return "no link: Spark's UI was off (spark.conf: spark.ui.enabled), or its address was not recorded"
+    return url if is_reachable(url) else f"{url} (no response: the application has ended, or runs elsewhere)"
 
 
 def _files_shown(shown: BatchInTable, committed_at: float) -> str:
-    whose = f"{shown.uri}: " if shown.uri else ""
+    prefix = f"{shown.uri}: " if shown.uri else ""
     files = counted(len(shown.files), "file")
     if shown.visible is None:
         it_is = "it is" if len(shown.files) == 1 else "they are"
         return f"{shown.holds}: {files}; whether {it_is} visible only the app can say (--app)"
     if not shown.visible:
-        return f"{whose}{files}, not visible yet"
-    version = "a version that is not known any more" if shown.version is None else f"version {shown.version}"
+        return f"{prefix}{files}, not visible yet"
+    version = "a version that is no longer known" if shown.version is None else f"version {shown.version}"
     since = ""
     if shown.shown_at is not None:
         since = f", {moment(shown.shown_at)}, {max(0.0, shown.shown_at - committed_at):.1f} s after the commit"
-    return f"{whose}{files}, visible since {version}{since}"
+    return f"{prefix}{files}, visible since {version}{since}"

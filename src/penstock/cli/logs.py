@@ -97,7 +97,7 @@ def _take(line: LogLine, diagnoser: Diagnoser, story: Story | None) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _TimeWindow:
-    """From then and before that, as the log writes times."""
+    """The window of --since and --until, in the log's notation of times."""
 
     since: str | None
     until: str | None
@@ -107,7 +107,7 @@ class _TimeWindow:
 
 
 class _FileReader:
-    """Reads files, and counts."""
+    """The reader of the log files, which counts lines. Used by one thread."""
 
     def __init__(self, window: _TimeWindow) -> None:
         self.ours = 0  # of Penstock, in the window
@@ -136,7 +136,7 @@ class _FileReader:
             self._metrics += unwrapping.metrics
 
     def check(self) -> None:
-        """Raise `UsageError` if no line is from our log: that is no evidence of health."""
+        """Raise `UsageError` if no line is from Penstock's log: that does not show that all is well."""
         if not self.ours and not self._outside:
             raise UsageError(
                 f"None of {counted(self._lines, 'line')} is a JSON log line of Penstock, so there is nothing to "
@@ -173,7 +173,7 @@ def _sentence(summary: dict[str, int | str | None]) -> str:
 
 
 def _raw_lines(stream: BinaryIO) -> Iterator[bytes]:
-    """Lines that are not blank. One that is too long to be ours is cut, and so it is none of ours."""
+    """Yield the lines that are not blank. A line that is too long to be Penstock's is cut, and then ignored."""
     while raw := stream.readline(LINE_BYTES_MAX):
         rest = raw
         while len(rest) == LINE_BYTES_MAX and not rest.endswith(b"\n"):
@@ -195,7 +195,7 @@ def _check(file: str) -> None:
 
 @contextmanager
 def _opened(file: str) -> Iterator[BinaryIO]:
-    """The file's lines, inflated if need be. Raises `UsageError` for one that cannot be opened."""
+    """Return the file's lines, decompressed if necessary. Raises `UsageError` if it cannot be opened."""
     with ExitStack() as stack, _readable(file):
         raw: Any = sys.stdin.buffer if file == STDIN else stack.enter_context(Path(file).open("rb"))
         buffered = raw if isinstance(raw, io.BufferedReader) else io.BufferedReader(raw)
@@ -211,7 +211,7 @@ def _readable(file: str) -> Iterator[None]:
     try:
         yield
     except EOFError as error:
-        raise UsageError(f"{name} ends in the middle of what gzip packed; is it still being written?") from error
+        raise UsageError(f"{name} ends in the middle of the compressed data; is it still being written?") from error
     except (zlib.error, gzip.BadGzipFile) as error:
         raise UsageError(f"{name} is damaged: gzip cannot read it ({error}).") from error
     except OSError as error:
@@ -230,7 +230,7 @@ def _moment(option: str, text: str | None) -> str | None:
             epoch_seconds = time.time() - seconds_of(option, text)
         except UsageError as error:
             raise UsageError(
-                f"{option} {text!r} is no time: write such as 2026-11-22T07:00Z, or 2h for two hours ago."
+                f"{option} {text!r} is not a time: write one such as 2026-11-22T07:00Z, or 2h for two hours ago."
             ) from error
     return moment(epoch_seconds)
 

@@ -96,7 +96,7 @@ def _print(sample: "MonitorSample") -> None:
                 (queue.queue, queue.visible, queue.in_flight, queue.delayed, oldest_visible(queue), oldest(queue))
                 for queue in sample.queues
             ],
-            empty="There is no queue yet.",
+            empty="There are no queues yet.",
         )
     if sample.dead_letters:
         print_table(

@@ -61,7 +61,7 @@ def duration(option: str, text: str, *, zero: bool = False) -> float:
     except UsageError as error:
         least = "" if zero else " above 0"
         raise UsageError(
-            f"{option} {text!r} is not a duration{least}: write seconds, or such as 90s, 2m, 1h30m or 3d."
+            f"{option} {text!r} is not a duration{least}: write seconds, or a text such as 90s, 2m, 1h30m or 3d."
         ) from error
 
 

@@ -91,9 +91,9 @@ def list_(json_: Json = False) -> None:
             )
             for status in found
         ],
-        empty="There are no queues yet: the first message that is sent to one makes it."
+        empty="There are no queues yet: the first message that is sent to a queue creates it."
         if makes
-        else "There are no queues here: create one, or look at the address of the broker.",
+        else "There are no queues here: create one, or check the address of the broker.",
     )
     for status in found:
         if status.unread is not None:
@@ -120,7 +120,7 @@ def show(queue: Queue, json_: Json = False) -> None:
             "oldest visible": oldest_visible(status) or ("not known" if status.visible else "nothing waits"),
             "oldest": oldest(status),
             "dead letters": _dead_letters(status),
-            "workers": ", ".join(status.workers) or "none of this data directory on this host",
+            "workers": ", ".join(status.workers) or "none with this data directory on this host",
             **({} if status.sender_key is None else {"sender key": status.sender_key}),
         }
     )
@@ -169,7 +169,7 @@ def _set_paused(queue: str, *, paused: bool, json_: bool) -> None:
         else:
             broker.resume(queue)
     if not known:
-        talk(printable(f"Nothing was ever sent to {queue}; is that its name?"))
+        talk(printable(f"No message was ever sent to {queue}; is the name correct?"))
     if json_:
         print_json({"queue": queue, "paused": paused})
     else:

@@ -49,7 +49,7 @@ def repair(
                         refused = kept.pipeline
                         break
                 repaired = repairer.apply(findings, kept.bus) is not None
-                talk(printable(f"{kept.pipeline}: repaired; workers, or penstock admin publish, go on from here."))
+                talk(printable(f"{kept.pipeline}: repaired; workers, or penstock admin publish, continue from here."))
             documents.append(document(findings, repaired=repaired))
     if refused is not None:  # outside the block: a refusal is no failure to report
         raise declined(f"changed for {printable(refused)}")
@@ -69,10 +69,10 @@ def finding_lines(findings: "RepairFindings") -> list[str]:
         f"To be imported: {batches} with {objects}.",
     ]
     if findings.open_attempts:
-        lines.append(f"To be given up: {counted(len(findings.open_attempts), 'open attempt')}.")
+        lines.append(f"To be abandoned: {counted(len(findings.open_attempts), 'open attempt')}.")
     if repair.moved:
         moved = ", ".join(f"{old} becomes {new}" for old, new in repair.moved.items())
-        lines.append(f"Committed since the ledger was set back, and to follow behind: batch {moved}.")
+        lines.append(f"Committed since the ledger was rolled back, and to be renumbered after them: batch {moved}.")
     if repair.withdrawn:
         numbers = ", ".join(map(str, repair.withdrawn))
         lines.append(

@@ -37,7 +37,7 @@ QUEUE_COLUMNS = (
 PIPELINE_COLUMNS = ("pipeline", *(state.value for state in ObjectState), "overdue", "missing", "batches", "unpublished")
 GAP = 2  # between two columns
 _LEFT_OUT = ("oldest", "delayed", "net/s", "batches", "gone", "superseded", "missing", "out/s", "in flight")
-"""Columns that a narrow terminal does without, the first one first."""
+"""Columns that a narrow terminal leaves out, in this order."""
 
 _NAMES = frozenset({"queue", "state", "pipeline"})  # columns of words; the others are numbers
 _STYLES = {

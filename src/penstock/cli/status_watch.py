@@ -29,7 +29,7 @@ EVERY_SECONDS_MIN = 0.5
 
 
 def watch(scopes: Sequence[Scope], *, every: str | None, once: bool, json_: bool) -> None:
-    """Show the status again and again: a screen on a terminal, else a block of lines or a line of JSON per sample.
+    """Show the status repeatedly: a screen on a terminal, else a block of lines or a line of JSON per sample.
 
     A terminal that can only append (TERM=dumb) gets blocks of lines, too.
     """

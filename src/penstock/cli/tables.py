@@ -112,11 +112,11 @@ def gc(
         return
     verb = "would be deleted" if dry_run else "deleted"
     for name, one in collected.items():
-        whose = f"{name}: " if scope.table is None else ""
+        prefix = f"{name}: " if scope.table is None else ""
         files, attempts = counted(one.files, "file"), counted(one.attempts, "attempt")
         if one.compactions:
             attempts += f" and {counted(one.compactions, 'compaction')}"
-        print(printable(f"{whose}{files} of {attempts} {verb}, {counted(one.bytes, 'byte')}."))
+        print(printable(f"{prefix}{files} of {attempts} {verb}, {counted(one.bytes, 'byte')}."))
     for path in unknown:
         talk(printable(f"Left alone, since the ledger knows no such attempt: {path}"))
 
@@ -174,7 +174,11 @@ def _print(found: Sequence["CompactionResult"], deleted: Mapping[str, int], *, d
             print(printable(f"{one.uri}: {counted(one.files_before, 'file')}, nothing to merge."))
         if one.left and not dry_run:
             files = counted(one.left, "small file")
-            talk(printable(f"{files} left alone: of other columns than the table's, or replaced meanwhile."))
+            talk(
+                printable(
+                    f"{files} left alone: their columns differ from the table's, or they were replaced meanwhile."
+                )
+            )
         if one.uri in deleted:
             print(printable(f"{one.uri}: {counted(deleted[one.uri], 'old file')} {would}deleted."))
     if not found:

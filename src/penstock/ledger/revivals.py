@@ -188,7 +188,7 @@ def _unread(row: AnyRow, replay_ids: frozenset[str]) -> UnreadObject:
 
 def _original_message(row: AnyRow) -> OriginalMessage:
     original_message = original_message_of(row)
-    assert original_message is not None, "an object dies in a commit, so it was claimed for a carrier"
+    assert original_message is not None, "a failed object was claimed, so it has an original message"
     return original_message
 
 

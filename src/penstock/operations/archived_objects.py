@@ -59,12 +59,12 @@ def archived_objects(
 def _version(one: ArchivedObject, uri: str, aws: Aws) -> ArchivedVersion:
     retired, problem = None, None
     if one.archive.uri is None:
-        problem = f"imported from {one.archive.source}: nothing more is known of it"
+        problem = f"imported from {one.archive.source}: nothing more is known about it"
     else:
         try:
             retired = _find_retired(one, one.archive.uri, uri, aws)
             if retired is None:
-                problem = f"{one.archive.uri} does not hold it: it is not the file that was written"
+                problem = f"{one.archive.uri} does not contain it: it is not the file that was written"
         except FileNotFoundError:
             problem = _not_there(one.archive.uri)
         except PenstockError as error:
@@ -93,4 +93,4 @@ def _location(uri: str, aws: Aws) -> tuple[Files, str]:
 
 
 def _not_there(uri: str) -> str:
-    return f"the archive's file {uri} is not there: put it back, or look from the host that has it"
+    return f"the archive's file {uri} is missing: restore it, or run this on the host that has it"

@@ -101,11 +101,11 @@ def print_dead_letter(dead_letter: "DeadLetteredMessage") -> None:
             print(f"    {printable(line)}")
 
 
-def print_object(dead: "FailedObjectRow", *, whose: str) -> None:
+def print_object(dead: "FailedObjectRow", *, pipeline: str) -> None:
     """Print a failed object as an entry of a list."""
     attempts = counted(dead.row.attempts, "attempt")
     replaced = "; a later version of it was processed" if dead.replaced else ""
-    print(printable(f"{dead.row.uri}  dead since {moment(dead.row.ended_at)}{whose}, after {attempts}{replaced}"))
+    print(printable(f"{dead.row.uri}  dead since {moment(dead.row.ended_at)}{pipeline}, after {attempts}{replaced}"))
     print(f"    {printable(dead.row.reason or 'no reason was recorded')}")
 
 

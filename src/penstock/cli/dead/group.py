@@ -196,4 +196,4 @@ def _print(dead_letters: "Sequence[DeadLetteredMessage]", objects: Sequence[Fail
     for dead_letter in dead_letters:
         print_dead_letter(dead_letter)
     for dead in objects:
-        print_object(dead, whose=f" of {dead.pipeline}" if of_all else "")
+        print_object(dead, pipeline=f" of {dead.pipeline}" if of_all else "")

@@ -38,7 +38,7 @@ def show(
             options.warn_of_hiding(seen, selection)
             found = history_of(seen, selection, id_)
         if found is None:
-            raise UsageError(f"There is no dead letter {id_}; `penstock dead list` shows those there are.")
+            raise UsageError(f"There is no dead letter {id_}; `penstock dead list` lists all.")
         return found
 
     history = first_of(where.scopes(), found_in)

@@ -152,7 +152,7 @@ def _text(value: str) -> str:
 
 def _float(value: float) -> str:
     if value - value != 0.0:
-        raise ValueError(f"{value} is no number that MySQL knows")
+        raise ValueError(f"{value} is not a number that MySQL can store")
     written = repr(value)
     return written if "e" in written else f"{written}e0"  # without an exponent it would be a DECIMAL
 

@@ -122,7 +122,7 @@ def export_to_file(
     With ``remove``, then delete them from their queues. Raises `UsageError` if the file exists.
     """
     if file.files.stat(file.name) is not None:
-        raise UsageError(f"There is a file {file.address} already: name another one, it may be the only copy.")
+        raise UsageError(f"The file {file.address} exists already, and may be the only copy: name another one.")
     exported = ExportReport()
     probe = killing_probe(seen.scope.settings.kill_at)
     with ExitStack() as opened:

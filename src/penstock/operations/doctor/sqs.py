@@ -1,4 +1,4 @@
-"""Findings about SQS queues: do they exist, and do their limits leave room for Penstock's attempts and replays?
+"""Check SQS queues: that they exist, and that their limits leave room for Penstock's attempts and replays.
 
 Pure functions from facts to findings.
 """
@@ -119,7 +119,7 @@ def check_final_dlq(
     if final_dlq.arn in (facts.arn, dlq.arn):
         return (
             FindingLevel.FAILED,
-            f"{text}, which is a circle: give it a redrive policy to a queue that people watch",
+            f"{text}, which is a cycle: give it a redrive policy to a queue that people watch",
         )
     if final_dlq.is_fifo != dlq.is_fifo:
         kinds = ("a FIFO queue", "a standard queue") if dlq.is_fifo else ("a standard queue", "a FIFO queue")

@@ -65,7 +65,7 @@ class UnreadableError(UsageError):
 
     def __init__(self, source: str, problems: list[str], count: int) -> None:
         which, them = ("entry that names", "it") if count == 1 else ("entries that name", "them")
-        super().__init__(f"{source} has {count:,} {which} no object; nothing was imported: mend {them} first.")
+        super().__init__(f"{source} has {count:,} {which} no object; nothing was imported: correct {them} first.")
         self.problems = problems
 
 
@@ -73,7 +73,7 @@ class UnreadableError(UsageError):
 def target_of(*, app: str | None, pipeline: str | None, table: str | None, state: str | None) -> Iterator[ImportTarget]:
     """Yield the target: a table, whose ledger is created if missing, or a pipeline or object handler of an app."""
     if (app is None) == (table is None) or (app is None) != (pipeline is None):
-        raise UsageError("Say whose objects these are: APP PIPELINE, as in shop:app clicks, or --table FOLDER.")
+        raise UsageError("Name the pipeline of these objects: APP PIPELINE, as in shop:app clicks, or --table FOLDER.")
     settings = load_settings()
     if table is not None:
         where = _paths(table, state, settings)

@@ -305,7 +305,7 @@ def _disagreement(seen: ScopeView, pipeline: str, tables: "Tables", committed: i
     if committed == 0 and (version := tables.version()) is not None:
         return (
             f"the table {tables.rows.uri} has version {version}, and its ledger committed "
-            "nothing to it: either another ledger is its own (--data-dir), or it was there before the first batch"
+            "nothing to it: either it belongs to another ledger (--data-dir), or it existed before the first batch"
         )
     return None
 
