@@ -368,7 +368,7 @@ class Settings(BaseSettings):
 
     @property
     def jobs(self) -> frozenset[str]:
-        """The background jobs in which a worker takes part, if other settings ask for them."""
+        """The background jobs in which a worker takes part, if other settings enable them."""
         if self.worker_jobs in (_ALL_JOBS, _ONLY_JOBS):
             return frozenset(JOBS)
         return frozenset(JOBS) & frozenset(self.worker_jobs.split(","))

@@ -35,7 +35,7 @@ class _ObjectHistory:
 
 
 class Diagnoser:
-    """Takes lines, then returns the diagnoses once. Used by one thread."""
+    """The diagnosis of a set of logs: takes all lines, then returns the diagnoses once. Used by one thread."""
 
     def __init__(self, spool: TextIO) -> None:
         """``spool`` is an empty file that can be written and read again."""

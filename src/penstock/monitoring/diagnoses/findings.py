@@ -79,7 +79,10 @@ _OF_ATTEMPTS = frozenset(
 
 
 class Story:
-    """Takes lines in any order. Memory grows with the object's lines and with the attempts of all objects."""
+    """The history of one object in a set of logs, from lines in any order.
+
+    Memory grows with the object's lines and with the attempts of all objects.
+    """
 
     def __init__(self, uri: str) -> None:
         self._uri = uri

@@ -24,7 +24,7 @@ _FEW = 20  # starts without an end that are normal: messages in flight
 
 
 class Messages:
-    """Takes lines, then returns the diagnoses once. Used by one thread."""
+    """The diagnosis of messages: takes all lines, then returns the diagnoses once. Used by one thread."""
 
     def __init__(self, spool: TextIO) -> None:
         """``spool`` is an empty file that can be written and read again."""

@@ -34,7 +34,10 @@ class _Mark:
 
 
 class Outages:
-    """Takes lines in any order, then returns the outages once. Memory grows with the outages noticed per worker."""
+    """The outages in a set of logs: takes lines in any order, then returns the outages once.
+
+    Memory grows with the outages that each worker noticed.
+    """
 
     def __init__(self) -> None:
         self._marks: dict[tuple[str, str, str], list[_Mark]] = {}  # by kind, name and worker

@@ -9,7 +9,7 @@ output anyway, so this needs no permission and no call. Format and limits: "Spec
 the CloudWatch user guide. CloudWatch silently drops a document that violates them. Dimensions are a metric's labels, so
 they are few; a test checks the catalogue.
 
-Both send `Point`s. In CloudWatch each combination of dimensions is a metric with a price of its own. So the worker
+Both send `Point`s. In CloudWatch each combination of dimensions is a separately priced metric. So the worker
 label is not a dimension: the values of all workers are combined there. A histogram's values are sent as the middles of
 their buckets, with counts.
 """
