@@ -329,7 +329,7 @@ def test_an_inventory_without_version_ids_is_enough_for_an_unversioned_bucket(
     assert scene.reconcile(spark, from_inventory(uri)).missing == len(lost)
     assert ids(scene.announced()) == ids(lost)
     scene.keep_versions()  # now an ETag does not identify a version
-    with pytest.raises(ConfigurationError, match="has no version ids.*versioning: Enabled"):
+    with pytest.raises(ConfigurationError, match=r"has no version ids.*versioning: Enabled"):
         scene.reconcile(spark, from_inventory(uri))
 
 

@@ -366,7 +366,7 @@ class Arrivals:
 
 
 class LocalArrivalListener:
-    """`penstock.messaging.broker.Listening` within one process. Thread-safe."""
+    """One worker's `penstock.messaging.broker.Listening` within one process. Thread-safe."""
 
     def __init__(
         self, queues: Sequence[str], on_arrival: Callable[[], None], *, leave: "Callable[[LocalArrivalListener], None]"

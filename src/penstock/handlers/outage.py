@@ -71,7 +71,7 @@ def store_service(address: str) -> WatchedService:
 
 
 class OutageWatch:
-    """A `penstock.messaging.handler.ServiceWatch` of one worker for one service, by default the ledger. Thread-safe.
+    """One worker's `penstock.messaging.handler.ServiceWatch` for one service, by default the ledger. Thread-safe.
 
     ``ping`` calls the service, and raises `TemporaryError` while it is down. Without a ping only requests detect an
     outage, and no queue is paused. ``releases_uncounted``: True if the broker can release a message without counting
@@ -277,7 +277,7 @@ class OutageWatch:
 
 
 class OutageGate:
-    """A `penstock.worker.consumer.Gate` of one queue that needs the service."""
+    """The `penstock.worker.consumer.Gate` of one queue that needs the service. A consumer owns it."""
 
     def __init__(self, outage: OutageWatch) -> None:
         self._outage = outage

@@ -144,7 +144,7 @@ class BatchHandler(Protocol):
 
 
 class ServiceWatch(Protocol):
-    """Records the availability of one service. Any thread may call it."""
+    """A record of the availability of one service, one per worker and service. Any thread may call it."""
 
     def watch_request(self) -> AbstractContextManager[None]:
         """Return a context for one request: a `TemporaryError` inside it means that the service is unavailable.

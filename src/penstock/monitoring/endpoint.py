@@ -262,7 +262,7 @@ def _say(start_response: "Callable[..., Any]", status: str, sentence: str, *more
 
 
 class MetersCollector(Collector):
-    """Prometheus collector that takes one reading per scrape."""
+    """A Prometheus collector that takes one reading of the meters per scrape."""
 
     def __init__(self, meters: Meters) -> None:
         self._meters = meters

@@ -34,7 +34,9 @@ DUMPING = (signal.SIGTTIN, signal.SIGUSR1)
 
 
 class StopSignal:
-    """Requests to workers: to stop (once to drain, twice to release at once), to pause, or to dump their stacks.
+    """The stop signal of one process: requests to its workers to stop, to pause, or to dump their stacks.
+
+    The first stop request drains, the second one releases at once. Thread-safe, and safe in signal handlers.
 
     Signal handlers only call `request`, `pause` and `request_stacks`. A handler runs between two bytecodes of the main
     thread, wherever that thread is. So the main thread must not wait on an event watched here (`Event` holds a lock

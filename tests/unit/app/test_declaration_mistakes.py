@@ -36,7 +36,7 @@ def declared_for_objects(**options: Any) -> Callable[[Any], Any]:
         (lambda app: app.handler(function), '@app.handler above function has no queue.*write @app.handler."QUEUE".'),
         (lambda app: app.object_handler(function, source="in"), "@app.object_handler above function has no queue"),
         (lambda app: app.handler(7)(function), "@app.handler needs a Queue or the name of one, not 7"),
-        (lambda app: app.pipeline(function, source=None, sink=None), "app.pipeline is no decorator"),
+        (lambda app: app.pipeline(function, source=None, sink=None), "app.pipeline is not a decorator"),
         (declared(idempotency="id"), "The handler function has idempotency='id'; give a function"),
         (declared(idempotency=async_key), "async function for idempotency; give a plain one"),
         (declared(cleanup="tidy"), "The handler function has cleanup='tidy'; give a function that takes the body"),

@@ -58,7 +58,7 @@ TURNS_MAX = 4  # threads that can call `turn` concurrently without waiting for e
 
 
 class SqsBroker:
-    """`penstock.messaging.broker.Broker` on SQS, or on a server with the same API. Thread-safe.
+    """A `penstock.messaging.broker.Broker` on SQS, or on a server with the same API. Thread-safe.
 
     Without ``queues`` it does not connect before the first call.
 

@@ -25,7 +25,7 @@ Release = Callable[[Sequence[SqsDelivery]], None]
 
 
 class SqsArrivalListener:
-    """`penstock.messaging.broker.Listening`, with one thread for each queue that was ever wanted."""
+    """One worker's `penstock.messaging.broker.Listening`, with a thread for each queue that was ever wanted."""
 
     def __init__(
         self,

@@ -121,7 +121,10 @@ CALLS_MAX = 20  # waiting calls
 
 
 class CloudWatchDestination:
-    """Sends metrics with put_metric_data, which boto3 retries. ``client`` makes boto3's client on first use."""
+    """The destination that sends metrics with put_metric_data, which boto3 retries. Used by the exporter's thread.
+
+    ``client`` returns boto3's client; it is called on first use.
+    """
 
     name = "cloudwatch"
 
@@ -174,7 +177,10 @@ DOCUMENT_BYTES_MAX = 256 * 1024  # the size of a log event
 
 
 class EmfDestination:
-    """Writes a line for each combination of dimensions that has changes."""
+    """The destination that writes a line to the log for each combination of dimensions with changes.
+
+    Used by the exporter's thread.
+    """
 
     name = "emf"
 

@@ -50,7 +50,10 @@ class ObjectHandlerRuntime:
 
 
 class ObjectHandler:
-    """A `penstock.messaging.handler.BatchHandler`. Each execution handles one delivery in one worker slot."""
+    """An object handler as a `penstock.messaging.handler.BatchHandler`, owned by a consumer of the worker.
+
+    Each execution handles one delivery in one slot of the worker.
+    """
 
     def __init__(self, declaration: ObjectHandlerDeclaration, runtime: ObjectHandlerRuntime) -> None:
         self._declaration = declaration
