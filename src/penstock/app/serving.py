@@ -99,8 +99,6 @@ def serve(
     """Run a worker on the app's queues until ``stop``, or until ``until`` (called when idle) returns True.
 
     Args:
-        app: The app.
-        stop: The process's stop signal.
         queues: Queues to serve, with weights. Default: those of the settings, else all with a handler.
         until: End condition; None: run until ``stop``.
         listeners: Further listeners. Unlike the app's own, their exceptions are not caught.

@@ -48,7 +48,9 @@ def _listed(scope: Scope, *, limit: int, quiet: bool) -> list[dict[str, Any]]:
         rows = [seen.ledger.pipeline(pipeline) for pipeline in seen.pipelines()]
         newest = {row.id: row.next_seq - 1 for row in rows if row is not None}
         found = [
-            seen.ledger.batches(one, after_seq=max(0, seq - limit), limit=limit) for one, seq in newest.items() if seq
+            seen.ledger.batches(batch, after_seq=max(0, seq - limit), limit=limit)
+            for batch, seq in newest.items()
+            if seq
         ]
     batches = list(merge(*found, key=lambda batch: batch.committed_at))[-limit:]  # each in its own order
     if (count := sum(newest.values())) > limit:

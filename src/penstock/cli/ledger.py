@@ -41,7 +41,9 @@ def show(
                 "server": facts.server,
                 "revision": facts.revision,
                 "newest_revision": facts.newest,
-                "tables": {name: {"rows": one.rows, "estimated": one.estimated} for name, one in facts.tables.items()},
+                "tables": {
+                    name: {"rows": rows.rows, "estimated": rows.estimated} for name, rows in facts.tables.items()
+                },
                 "archive_files": facts.archive_files,
                 "archived_objects": facts.archived_objects,
                 "archive_bytes": facts.archive_bytes,
@@ -54,7 +56,7 @@ def show(
             "ledger": facts.address,
             "server": facts.server,
             "revision": f"{facts.revision or 'no tables yet'}{behind}",
-            **{f"table {name}": _rows(one) for name, one in facts.tables.items()},
+            **{f"table {name}": _rows(rows) for name, rows in facts.tables.items()},
             "archive": f"{counted(facts.archived_objects, 'object')}, {counted(facts.archive_files, 'file')}, "
             f"{facts.archive_bytes:,} bytes",
         }

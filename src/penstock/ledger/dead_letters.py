@@ -197,9 +197,9 @@ def _beginning(value: Any, items_max: int) -> Any:
     if isinstance(value, str):
         return value[:TEXT_CHARACTERS_MAX]
     if isinstance(value, Mapping):
-        return {name: _beginning(each, items_max) for name, each in value.items()}
+        return {name: _beginning(item, items_max) for name, item in value.items()}
     if isinstance(value, list) and len(value) > items_max:
-        return [*(_beginning(each, items_max) for each in value[:items_max]), f"and {len(value) - items_max:,} more"]
+        return [*(_beginning(item, items_max) for item in value[:items_max]), f"and {len(value) - items_max:,} more"]
     return value
 
 

@@ -57,9 +57,9 @@ class ReceiveCalls:
         while len(taken) < messages_max:
             sizes = _sizes(messages_max - len(taken), width, each_max=messages_a_call(queue))
             responses = self._pool.run([partial(self.poll, queue, size, lease_seconds) for size in sizes])
-            errors = [each for each in responses if isinstance(each, Exception)]
-            batches = [each for each in responses if not isinstance(each, Exception)]
-            taken += [delivery for each in batches for delivery in each]
+            errors = [response for response in responses if isinstance(response, Exception)]
+            batches = [response for response in responses if not isinstance(response, Exception)]
+            taken += [delivery for batch in batches for delivery in batch]
             if errors and not taken:
                 raise errors[0]
             full = sum(

@@ -75,7 +75,7 @@ class Diagnoser:
         found: dict[str, list[Found]] = {name: [] for name in ("wrong", "failed", "finished", "died", "back", "over")}
         for history in self._objects.values():
             found["wrong"] += _wrong(history)
-            found["failed"] += (replace(each, later=after(each, history.finished)) for each in history.failed)
+            found["failed"] += (replace(failure, later=after(failure, history.finished)) for failure in history.failed)
             found["finished"] += (
                 (replace(history.finished[0], times=len(history.finished)),) if history.finished else ()
             )

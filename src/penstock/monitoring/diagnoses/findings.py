@@ -87,7 +87,7 @@ class Story:
     def __init__(self, uri: str) -> None:
         self._uri = uri
         self._own: list[LogLine] = []
-        self._of_attempts: dict[str, list[LogLine]] = {}
+        self._lines_by_attempt: dict[str, list[LogLine]] = {}
 
     def take(self, line: LogLine) -> bool:
         """Take a line. Return True if it names the object."""
@@ -97,13 +97,13 @@ class Story:
             return True
         attempt_id = line.name("attempt_id")
         if line.event in _OF_ATTEMPTS and attempt_id is not None:
-            self._of_attempts.setdefault(attempt_id, []).append(line)
+            self._lines_by_attempt.setdefault(attempt_id, []).append(line)
         return False
 
     def lines(self) -> Sequence[LogLine]:
         """Return the lines about the object and its attempts, in order of time."""
         attempts = {line.name("attempt_id") for line in self._own} - {None}
-        others = [line for attempt in attempts for line in self._of_attempts.get(attempt or "", ())]
+        others = [line for attempt in attempts for line in self._lines_by_attempt.get(attempt or "", ())]
         return sorted([*self._own, *others], key=lambda line: line.ts)
 
 

@@ -94,11 +94,11 @@ def _plain(value: str) -> str:
     return value[:VALUE_CHARACTERS_MAX]
 
 
-def _merged(one: Distribution | None, other: Distribution) -> Distribution:
-    if one is None:
+def _merged(distribution: Distribution | None, other: Distribution) -> Distribution:
+    if distribution is None:
         return other
-    counts = tuple(a + b for a, b in zip(one.counts, other.counts, strict=True))
-    return Distribution(counts=counts, sum=one.sum + other.sum)
+    counts = tuple(a + b for a, b in zip(distribution.counts, other.counts, strict=True))
+    return Distribution(counts=counts, sum=distribution.sum + other.sum)
 
 
 def _spread(seen: Distribution, bounds: tuple[float, ...]) -> tuple[Sequence[float], Sequence[int]]:

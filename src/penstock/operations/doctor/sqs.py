@@ -173,10 +173,10 @@ def _covers(statement: Mapping[str, Any], arn: str) -> bool:
     principals = _several(principal.get("Service")) if isinstance(principal, Mapping) else _several(principal)
     if isinstance(principal, Mapping) and "*" in _several(principal.get("AWS")):
         principals = ["*"]
-    actions = [str(each).lower() for each in _several(statement.get("Action"))]
+    actions = [str(action).lower() for action in _several(statement.get("Action"))]
     return (
         bool({_S3, "*"} & set(map(str, principals)))
-        and any(fnmatchcase(_SEND, each) for each in actions)
+        and any(fnmatchcase(_SEND, action) for action in actions)
         and any(fnmatchcase(arn, str(each)) for each in _several(statement.get("Resource", "*")))
     )
 

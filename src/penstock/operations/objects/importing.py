@@ -113,7 +113,7 @@ def import_processed(
         if not dry_run:
             target.ledger.ensure_pipeline(target.pipeline)
         adoptions = target.ledger.adoptions
-        refs = (one.ref for one in entries() if one.ref is not None)
+        refs = (entry.ref for entry in entries() if entry.ref is not None)
         while chunk := [_candidate(ref) for ref in islice(refs, CHUNK_OBJECTS)]:
             if dry_run:
                 adopted = adoptions.preview(target.pipeline, chunk)
@@ -133,14 +133,14 @@ def _check(source: str, entries: Iterable[ListedObject], aws: Aws) -> int:
     problems: list[str] = []
     count = bad = 0
     unversioned: set[str] = set()  # buckets with entries that do not state a version
-    for one in entries:
+    for entry in entries:
         count += 1
-        if one.ref is not None and not one.has_version and one.ref.bucket != LOCAL_BUCKET:
-            unversioned.add(one.ref.bucket)
-        if one.ref is None:
+        if entry.ref is not None and not entry.has_version and entry.ref.bucket != LOCAL_BUCKET:
+            unversioned.add(entry.ref.bucket)
+        if entry.ref is None:
             bad += 1
             if bad <= PROBLEMS_MAX:
-                problems.append(f"{source}, line {one.line} {one.problem}")
+                problems.append(f"{source}, line {entry.line} {entry.problem}")
     if bad:
         raise UnreadableError(source, problems, bad)
     remedy = INVENTORY_REMEDY if source.endswith(INVENTORY) else LIST_REMEDY

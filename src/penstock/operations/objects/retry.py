@@ -178,7 +178,7 @@ def _judge(seen: ScopeView, uri: str, found: RetryPlan) -> None:
 
 
 def _is_archived(seen: ScopeView, uri: str, found: RetryPlan) -> bool:
-    return any(one.archive.pipeline in found.queues for one in seen.ledger.archives.find(uri))
+    return any(archived.archive.pipeline in found.queues for archived in seen.ledger.archives.find(uri))
 
 
 def _queues(seen: ScopeView, given: str | None) -> Mapping[str, str]:

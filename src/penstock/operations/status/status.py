@@ -350,7 +350,7 @@ def _unserved(queues: Sequence[QueueStatus], records: Sequence[WorkerRecord]) ->
     """
     fetching = {record.worker for record in records if record.state != DRAINING}
     left = [queue for queue in queues if fetching.isdisjoint(queue.workers)]
-    return sum(one.visible + one.delayed if one.workers else one.messages for one in left)
+    return sum(queue.visible + queue.delayed if queue.workers else queue.messages for queue in left)
 
 
 def _summed(numbers: Sequence[int | None]) -> int | None:
