@@ -179,7 +179,7 @@ class WorkerRecord:
     started_at: float
     state: str  # serving; draining: keeps running but fetches no more; stopping
     queues: tuple[str, ...]
-    in_flight: int  # messages whose lease it holds
+    in_flight: int  # messages that it has leased
     beat_at: float
     paused: Mapping[str, str] = field(default_factory=dict)  # by queue: the error that opened its circuit breaker
     unserved: Mapping[str, str] = field(default_factory=dict)  # by queue: any other reason why it is not served

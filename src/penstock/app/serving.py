@@ -169,9 +169,9 @@ class _Role:
 
     services: Sequence[Service]  # its background jobs are for these, also if it does not consume their queues
     consumed: Sequence[tuple[Service, int]]  # with their weights
-    dlqs: Sequence[ReplayedQueue]  # those of its services whose messages are replayed, by this worker or another
+    dlqs: Sequence[ReplayedQueue]  # those of its services with automatic replay, by this worker or another
     replayed: Sequence[ReplayedQueue]  # by this worker
-    ticking: frozenset[str]  # handlers whose ticks are claimed in the ledger
+    ticking: frozenset[str]  # handlers that claim their ticks in the ledger
     bounded: bool  # it runs until it is done
     resident: bool
 
@@ -436,7 +436,7 @@ def _open_ledger(context: ServiceContext, owners: Callable[[], object], *, waits
 
 
 def _claims_ticks(app: "App") -> frozenset[str]:
-    """Return the handlers whose ticks are claimed in the ledger, because the broker does not deduplicate."""
+    """Return the handlers that claim their ticks in the ledger, because the broker does not deduplicate."""
     if app.broker.capabilities.deduplicates:
         return frozenset()
     return frozenset(declaration.name for declaration in app.declarations if declaration.schedule is not None)

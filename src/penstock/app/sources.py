@@ -60,7 +60,7 @@ class SourceLocation:
 
     @property
     def buckets(self) -> frozenset[str]:
-        """The buckets whose notifications are accepted."""
+        """The buckets with accepted notifications."""
         return frozenset({LOCAL_BUCKET if self.is_local else s3_address(self.address).bucket})
 
     def contains(self, other: "SourceLocation") -> bool:

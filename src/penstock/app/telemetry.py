@@ -236,7 +236,7 @@ def _log_or(emit: Listener | None, settings: Settings, *, worker: str) -> Listen
 
 
 class _Guarded:
-    """One listener whose exceptions are caught. Thread-safe."""
+    """A user's listener, with its exceptions caught. Thread-safe."""
 
     def __init__(self, listener: Listener, emit: Listener) -> None:
         self._listener = listener

@@ -26,7 +26,7 @@ INBOX_RETENTION = "14 days"  # the longest time that a message may wait in a que
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayDeclaration:
-    """One database whose outbox is relayed."""
+    """One database with an outbox to relay."""
 
     store: "TransactionStore"
     settings: "RelaySettings"

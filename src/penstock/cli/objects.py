@@ -41,7 +41,7 @@ def list_(
     where: ScopeOptions,
     only: Annotated[ObjectState | None, typer.Option("--only", help="Only objects in this state.")] = None,
     filter_: Annotated[
-        str | None, typer.Option("--filter", help="Only objects whose address contains this text.")
+        str | None, typer.Option("--filter", help="Only objects with this text in their address.")
     ] = None,
     older_than: Annotated[
         str | None,

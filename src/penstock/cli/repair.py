@@ -59,13 +59,13 @@ def repair(
 
 def finding_lines(findings: "RepairFindings") -> list[str]:
     """Return the findings as lines."""
-    whose, repair = findings.pipeline, findings.repair
+    pipeline, repair = findings.pipeline, findings.repair
     if repair is None:
-        return [f"{whose}: ledger and table agree (batch {findings.shown_at}); there is nothing to repair."]
+        return [f"{pipeline}: ledger and table agree (batch {findings.shown_at}); there is nothing to repair."]
     shown, ledger, agrees = findings.shown_at, findings.ledger_at, findings.agrees_at
     batches, objects = counted(len(repair.imported), "batch", "batches"), counted(findings.objects_imported, "object")
     lines = [
-        f"{whose}: the table shows batch {shown}, the ledger is at {ledger}, and both agree up to {agrees}.",
+        f"{pipeline}: the table shows batch {shown}, the ledger is at {ledger}, and both agree up to {agrees}.",
         f"To be imported: {batches} with {objects}.",
     ]
     if findings.open_attempts:

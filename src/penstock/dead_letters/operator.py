@@ -56,7 +56,7 @@ class ReplayedChunk:
 
     items: Sequence[ReplayItem]  # sent now
     ids: Sequence[str]
-    sent_before: int  # messages sent earlier, whose dead-lettered originals were only deleted now
+    sent_before: int  # messages sent earlier: now only their dead-lettered originals were deleted
     refused: Sequence[tuple[ReplayItem, ConfigurationError]] = ()  # their queues cannot accept these messages
     failed: PenstockError | None = None  # why the rest was not sent, or why that is unknown
 

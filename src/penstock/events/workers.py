@@ -43,7 +43,7 @@ class WorkerStopped(Event):
     """The worker stopped, after a failure or not; ``outcome`` is drained, interrupted or forced."""
 
     outcome: str
-    released: tuple[str, ...]  # ids of the messages whose handlers did not finish or did not start
+    released: tuple[str, ...]  # ids of messages that their handlers did not finish or start
     unsettled: tuple[str, ...] = ()  # ids of released or finished messages whose settlement the broker did not apply
 
 

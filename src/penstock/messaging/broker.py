@@ -194,7 +194,7 @@ class Listening(Protocol):
     """One worker's subscription to arrivals in some queues."""
 
     def want(self, queues: Set[str]) -> None:
-        """Set the queues whose next arrival is to be reported; an empty set ends the reports. Does not block.
+        """Set the queues in which to report the next arrival; an empty set ends the reports. Does not block.
 
         Each call requests one report. Call it again after every report.
         """
@@ -228,7 +228,7 @@ class Broker(Protocol):
         ...
 
     def extend(self, deliveries: Sequence[Delivery], *, lease_seconds: float) -> Sequence[Delivery]:
-        """Make the leases end ``lease_seconds`` from now; return the deliveries whose lease was already lost."""
+        """Make the leases end ``lease_seconds`` from now; return the deliveries with a lease that was already lost."""
         ...
 
     def settle(self, settlements: Sequence[tuple[Delivery, Settlement]]) -> Sequence[SettleFailure]:

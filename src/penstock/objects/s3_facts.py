@@ -48,7 +48,7 @@ class SourceFacts:
 
     versioning: str | None  # Enabled, Suspended or never
     notices: NotificationConfiguration | None
-    tried_key: str | None  # the object whose access was tested; None if there is none yet
+    tried_key: str | None  # the object used to test the access; None if there is none yet
     clock_ahead_seconds: float | None
 
 

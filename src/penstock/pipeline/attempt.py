@@ -76,7 +76,7 @@ class ClaimGuard:
         self._lease_seconds = lease_seconds
         self.lock = threading.Lock()  # all fields below are written under it
         self._work: ClaimedWork | None = None  # our open attempt, as far as we know
-        self._ended: ClaimedWork | None = None  # the attempt whose end was already emitted
+        self._ended: ClaimedWork | None = None  # the attempt that ended last, with its end already emitted
         self._taken = threading.Event()  # cleared while the run thread is claiming
         self._taken.set()
         self._committing = False  # the ledger decides from here on; heartbeat results are ignored

@@ -59,7 +59,9 @@ class BatchExecution:
         self._settled: Mapping[str, Settlement] = {}  # by receipt handle: messages that name no object to process
         self._notifications: Sequence[NotificationDelivery] = ()
         self._outcomes: Mapping[bytes, ObjectOutcome] = {}  # by object id: objects that need no more work in this batch
-        self._invalid: Set[str] = frozenset()  # by receipt handle: deliveries whose bad records were already reported
+        self._invalid: Set[str] = (
+            frozenset()
+        )  # by receipt handle: deliveries with bad records that were already reported
         self._thread_id: int | None = None
 
     # -- the run thread ------------------------------------------------------------------------------------------
@@ -246,7 +248,7 @@ class PipelineHandler:
         return jobs if runtime.check_engine is None else {**jobs, "engine": runtime.check_engine}
 
     def free_expired(self) -> None:
-        """Release the objects of attempts whose lease has expired."""
+        """Release the objects of attempts with an expired lease."""
         for attempt_id in self._runtime.ledger.abandon_expired(self._settings.pipeline):
             self._runtime.bus.emit(
                 AttemptAbandoned(pipeline=self._settings.pipeline, attempt_id=attempt_id, reason="its lease ran out")

@@ -55,6 +55,6 @@ def _libraries(formats: Sequence[str]) -> Sequence[str]:
 
 
 def _extra(formats: Sequence[str], missing: Sequence[str]) -> str:
-    """Return the extra of the first format whose library is missing, else the one with Arrow."""
+    """Return the extra of the first format with a missing library, else the one with Arrow."""
     extras = [SINKS[scheme].extra for scheme in formats if SINKS[scheme].requires in missing]
     return (*extras, "pipeline")[0]

@@ -17,7 +17,7 @@ from penstock.pipeline.engine import RunBroken
 
 DISJOINT_FAILURES_MAX = 3  # before the first success
 DISJOINT_FAILURES_LATER_MAX = 20  # after it; e.g. an upstream changed its format
-UNCOUNTED_MAX = 10_000  # objects whose number of uncounted attempts is remembered
+UNCOUNTED_MAX = 10_000  # objects with a remembered number of uncounted attempts
 
 OBJECTS_REMEMBERED_MAX = 1_000
 

@@ -193,7 +193,7 @@ class BatchEvents:
         )
 
     def emit_broken(self, work: ClaimedWork, broken: RunBroken) -> None:
-        """Report a failed run whose cause is not a single object."""
+        """Report a failed run that no single object caused."""
         self._bus.emit(
             RunFailed(pipeline=self._pipeline, attempt_id=work.attempt_id, objects=len(work.refs), error=str(broken))
         )

@@ -145,12 +145,12 @@ class Executor:
             return [batch for batch in (*self._running, *self._stranded) if not batch.settled]
 
     def unended(self) -> Sequence[RunningBatch]:
-        """Return the batches whose outcome is still open."""
+        """Return the batches without an outcome so far."""
         with self._lock:
             return [batch for batch in (*self._running, *self._stranded) if not batch.ended]
 
     def running(self) -> Sequence[str]:
-        """Return the names of the working threads, including those whose batch was ended from outside."""
+        """Return the names of the working threads, including those of batches that were ended from outside."""
         with self._lock:
             return list(dict.fromkeys(batch.thread or batch.name for batch in self._running))
 

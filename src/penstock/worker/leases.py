@@ -338,7 +338,7 @@ class LeaseBook:
             return delivery.receipt in self._held
 
     def still_leased(self, batches: Sequence[Sequence[Delivery]]) -> Sequence[Sequence[Delivery]]:
-        """Return the batches without deliveries whose lease was lost, and without batches that this leaves empty."""
+        """Return the batches without deliveries with a lost lease, and without batches that this leaves empty."""
         with self._lock:
             kept = [[delivery for delivery in batch if delivery.receipt in self._held] for batch in batches]
         return [batch for batch in kept if batch]

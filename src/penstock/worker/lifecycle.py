@@ -505,7 +505,7 @@ class WorkerLifecycle:
             served.executor.drain()
 
     def _unended(self) -> Sequence[RunningBatch]:
-        """Return the batches whose outcome is still open."""
+        """Return the batches without an outcome so far."""
         return [batch for served in self._consumers for batch in served.executor.unended()]
 
     def _consumer_health(self) -> Sequence[ConsumerHealth]:

@@ -90,7 +90,7 @@ class PrefetchBuffer:
             )
 
     def next_batches(self, count: int, now: float) -> Sequence[Sequence[Delivery]]:
-        """Return up to ``count`` batches to begin now, without deliveries whose lease was lost meanwhile."""
+        """Return up to ``count`` batches to begin now, without deliveries with a lease lost meanwhile."""
         batches: Sequence[Sequence[Delivery]] = ()
         while not batches and (taken := self._take(count, now)):
             batches = self._lease_book.still_leased(taken)

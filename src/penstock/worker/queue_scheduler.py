@@ -153,7 +153,7 @@ class QueueScheduler:
         # This and the next describe the last poll: consumers by index in rotation order, None for no room.
         self._began_at = 0.0
         self._polled: Sequence[tuple[int, ReceiveRequest | None]] = ()
-        self._full: str | None = None  # the queue whose last poll filled the request
+        self._full: str | None = None  # the queue that filled the request of the last poll
         self._found_empty: Set[str] = frozenset()
         self._signalled = False  # an arrival was signalled, and nothing received since
         self._calm_until = 0.0  # monotonic
@@ -193,8 +193,8 @@ class QueueScheduler:
     def record(self, turn: TurnResult, *, listened: Set[str]) -> bool:
         """Record the result of the requests of `begin_poll`; return True if any message arrived.
 
-        ``listened``: the queues whose arrivals since the poll are signalled. Raises `UserError` if the broker can never
-        serve the request.
+        ``listened``: the queues in which arrivals since the poll are signalled. Raises `UserError` if the broker can
+        never serve the request.
         """
         empty: list[ServedConsumer] = []
         self._found_empty = frozenset()
@@ -308,7 +308,7 @@ class ArrivalFlag:
 
     @property
     def wanted(self) -> Set[str]:
-        """The queues whose next arrival will be, or was, signalled."""
+        """The queues in which the next arrival will be, or was, signalled."""
         return self._wanted
 
     def open(self) -> None:

@@ -127,7 +127,7 @@ class MemoryQueue:
         return taken
 
     def pop_due(self, now: float) -> Iterator[Entry]:
-        """Yield the messages whose delay or lease has ended, in the order of those times."""
+        """Yield the messages with an ended delay or lease, in the order of those times."""
         while self.waiting and self.waiting[0][0] <= now:
             until, seq = heapq.heappop(self.waiting)
             entry = self.entries.get(seq)

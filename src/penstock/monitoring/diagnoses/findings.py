@@ -36,7 +36,7 @@ class Found:
     times: int = 1
     later: LaterAttempt | None = None
     worker_last_ts: str | None = None  # time of the last line that the worker wrote
-    from_worker: str | None = None  # the worker whose work was taken over
+    from_worker: str | None = None  # the worker that the work was taken over from
     from_attempt: str | int | None = None  # the number of that worker's attempt; for an object the attempt's id
 
 

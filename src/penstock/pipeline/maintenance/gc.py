@@ -52,7 +52,7 @@ def collect(
         stragglers: Also delete files of committed attempts that their batch does not name (earlier runs, late writers).
             This lists every attempt's folder. Without it, unknown files are not reported either.
 
-    Attempts whose lease has expired are abandoned first. Raises `TemporaryError` if files cannot be listed or deleted.
+    Attempts with an expired lease are abandoned first. Raises `TemporaryError` if files cannot be listed or deleted.
     """
     if not dry_run:
         for attempt_id in ledger.abandon_expired(pipeline):

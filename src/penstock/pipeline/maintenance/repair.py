@@ -153,7 +153,7 @@ class RepairFindings:
     ledger_at: int  # the last batch of the ledger
     shown_at: int  # the last batch that a table shows
     repair: LedgerRepair | None
-    unnamed: Sequence[int]  # imported batches whose objects are unknown
+    unnamed: Sequence[int]  # imported batches with unknown objects
     unshown_rows: Sequence[int]  # those of them whose rows were not visible yet: their objects are processed again
     open_attempts: Sequence[str]
     forgotten_objects: Sequence[str]  # addresses of objects in batches that the ledger lost before they became visible

@@ -124,7 +124,7 @@ class ObjectHandler:
         return {"claims": self.free_expired}
 
     def free_expired(self) -> None:
-        """Release the objects of attempts whose lease has expired."""
+        """Release the objects of attempts with an expired lease."""
         self._ensure_known()
         for attempt_id in self._runtime.ledger.abandon_expired(self._declaration.name):
             self._events.emit_abandoned(attempt_id, "its lease ran out")
