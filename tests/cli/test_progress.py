@@ -95,7 +95,7 @@ def test_messages_in_the_queue_are_reported_with_the_scan(capsys: pytest.Capture
 def test_a_failure_names_its_object_once(capsys: pytest.CaptureFixture[str]) -> None:
     own = failed(1, outcome="retry", reason="file:///in/1 is a truncated gzip")
     assert printed_lines(capsys, own, failed(2)) == [
-        "to be tried again: file:///in/1 is a truncated gzip",
+        "to be retried: file:///in/1 is a truncated gzip",
         "dead: file:///in/2: it is bad",
     ]
 
@@ -212,7 +212,7 @@ def test_hints_name_a_table_outside_the_current_folder(capsys: pytest.CaptureFix
 )
 def test_repeated_retries_are_reported(event: Event) -> None:
     [line] = event_lines(event)
-    assert "tried again: OSError: away" in line
+    assert "retried: OSError: away" in line
 
 
 def test_the_start_of_watching_is_reported() -> None:

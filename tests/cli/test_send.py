@@ -137,7 +137,7 @@ def test_a_line_over_the_size_limit_is_named(penstock: Call, here: Path) -> None
     (here / "lines").write_bytes(b'"' + b"x" * 1_100_000 + b'"\n')
     result = penstock("send", "q", "--file", "lines")
     assert result.exit_code == USAGE
-    assert "Line 1 cannot be sent: its body has 1,100,002 bytes, and 1,048,576 is the most." in result.err
+    assert "Line 1 cannot be sent: its body has 1,100,002 bytes; at most 1,048,576 are allowed." in result.err
 
 
 def test_raw_lines_are_sent_unchecked(penstock: Call, monkeypatch: pytest.MonkeyPatch) -> None:

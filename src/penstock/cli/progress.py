@@ -68,8 +68,8 @@ FAILURES_SHOWN = 20
 _DOING = {
     ExecutionFailed: "a batch",
     JobFailed: "publishing and sweeping",
-    ReceiveFailed: "asking the queue",
-    HeartbeatFailed: "extending what is held",
+    ReceiveFailed: "receiving from the queue",
+    HeartbeatFailed: "extending leases and claims",
 }
 
 
@@ -209,7 +209,7 @@ def _cleaned(event: SourceCleaned) -> str:
 
 
 def _failure(event: ObjectFailed) -> str:
-    outcome = "to be tried again" if event.outcome == "retry" else event.outcome
+    outcome = "to be retried" if event.outcome == "retry" else event.outcome
     named = "" if event.object_uri in event.reason else f"{event.object_uri}: "
     return f"{outcome}: {named}{event.reason}"
 

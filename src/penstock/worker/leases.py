@@ -481,7 +481,7 @@ class Heartbeat:
             self._sign.give(self._settings.lease_seconds, "waiting for its next beat")
         else:
             seconds_max = max(self._settings.lease_seconds, CALL_SECONDS_MAX)
-            self._sign.give(seconds_max, "extending what is held", since=begun_at)
+            self._sign.give(seconds_max, "extending leases and claims", since=begun_at)
 
     def _by_queue(self) -> Mapping[str, Sequence[Delivery]]:
         by_queue: dict[str, list[Delivery]] = {}
