@@ -119,7 +119,7 @@ class UnknownOutcome(TemporaryError):
 
 
 class Reject(PenstockError):
-    """Raised by a handler to dead-letter its message without further attempts. The text becomes the reason."""
+    """Raised by a handler to dead-letter its message without further attempts. The text becomes the reason of death."""
 
 
 class Retry(PenstockError):
@@ -130,7 +130,7 @@ class Retry(PenstockError):
         delay_seconds: Wait before the next attempt; None: the retry policy chooses it.
     """
 
-    def __init__(self, reason: str = "the handler asked for another attempt", *, delay_seconds: float | None = None):
+    def __init__(self, reason: str = "the handler requested another attempt", *, delay_seconds: float | None = None):
         super().__init__(reason)
         self.delay_seconds = delay_seconds
 

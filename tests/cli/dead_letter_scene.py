@@ -36,7 +36,7 @@ class DeadLetterScene:
         (delivery,) = self.broker.receive(queue, messages_max=1, lease_seconds=LEASE_SECONDS, wait_seconds=1)
         assert not self.broker.settle([(delivery, DeadLetter(reason=reason, **fields))])
 
-    def move_to_final_dlq(self, *, reason: str = "replayed 3 times, and dead again") -> None:
+    def move_to_final_dlq(self, *, reason: str = "replayed 3 times, and failed again") -> None:
         """Move the next dead letter of the DLQ to the final DLQ."""
         self.dead_letter_next(reason=reason, queue=DLQ, set_aside=True)
 

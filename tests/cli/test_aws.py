@@ -221,7 +221,7 @@ def no_tables(moto: AwsServer) -> None:
         (no_policy, ("sqs policy", "clicks"), FAILED, "does not allow s3.amazonaws.com to send"),
         (
             no_bucket,
-            ("s3 source", "s3://landing/in cannot be listed, which takes s3:ListBucket"),
+            ("s3 source", "s3://landing/in cannot be listed, which requires s3:ListBucket"),
             FAILED,
             "the bucket does not exist",
         ),

@@ -120,10 +120,10 @@ def test_a_budget_that_fits_shows_the_lines_to_write(
         (("ecs", "--drain", "25"), "draining for 25 s does not fit a stop timeout of 30 s"),
         (("fargate", "--stop-timeout", "121"), "at most 120 s"),
         (("systemd", "--pre-stop", "1"), "has no hook"),
-        (("ecs", "--stop-timeout", "inf"), "inf s are no time that stopping may take; give at most 86,400 s."),
-        (("ecs", "--stop-timeout", "1e9"), "1e+09 s are no time"),
-        (("ecs", "--drain", "inf"), "inf s are no time"),
-        (("kubernetes", "--pre-stop", "inf"), "inf s are no time"),
+        (("ecs", "--stop-timeout", "inf"), "inf s is not a valid stop timeout; give at most 86,400 s."),
+        (("ecs", "--stop-timeout", "1e9"), "1e+09 s is not a valid stop timeout"),
+        (("ecs", "--drain", "inf"), "inf s is not a valid stop timeout"),
+        (("kubernetes", "--pre-stop", "inf"), "inf s is not a valid stop timeout"),
     ],
 )
 def test_a_budget_that_cannot_fit_is_a_configuration_error_in_one_line(
@@ -139,7 +139,7 @@ def test_a_budget_that_cannot_fit_is_a_configuration_error_in_one_line(
 @pytest.mark.parametrize("name", ["platform_seconds", "pre_stop_seconds", "drain_seconds"])
 def test_nan_is_refused_as_a_budget(name: str) -> None:
     options: dict[str, Any] = {name: float("nan")}
-    with pytest.raises(ConfigurationError, match="nan s are no time"):
+    with pytest.raises(ConfigurationError, match="nan s is not a valid stop timeout"):
         plan("kubernetes", **options)
 
 
@@ -162,9 +162,9 @@ def test_every_platform_has_a_name_and_a_plan_that_the_settings_accept() -> None
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--stop-timeout", "soon"), "--stop-timeout 'soon' is no duration: write seconds, or such as 90s"),
+        (("--stop-timeout", "soon"), "--stop-timeout 'soon' is not a duration: write seconds, or a text such as 90s"),
         (("--stop-timeout", "-1"), "--stop-timeout is -1 s; give at least 0 s."),
-        (("--drain", "5 parsecs"), "--drain '5 parsecs' is no duration"),
+        (("--drain", "5 parsecs"), "--drain '5 parsecs' is not a duration"),
     ],
 )
 def test_an_invalid_duration_is_a_usage_error(penstock: Call, options: tuple[str, str], words: str) -> None:

@@ -432,9 +432,7 @@ def test_without_a_known_source_nothing_is_received(
     monkeypatch.delenv("PENSTOCK_WORKER_QUEUES")
     for command in (("show", "x"), ("groups",), ("replay", "--dry-run"), ("export",)):
         result = penstock("dead", *command)
-        assert (result.exit_code, "give --queue QUEUE" in result.err, "hidden" in result.err) == (USAGE, True, False), (
-            command
-        )
+        assert (result.exit_code, "give --queue" in result.err, "hidden" in result.err) == (USAGE, True, False), command
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

@@ -72,7 +72,7 @@ def test_a_local_ledger_with_a_remote_broker_fails_and_names_its_pipelines(
     module.write_text(module.read_text().replace("App()", "App(broker='redis://127.0.0.1:1')"))
     (found,) = (one for one in state_checks(ScopeRequest(app=shop)) if one.check == "ledger")
     assert found.level is FindingLevel.FAILED
-    assert "what clicks, views did once would be done once a host" in found.found
+    assert "the work of clicks, views would be done once per host" in found.found
 
 
 def test_without_a_table_in_the_folder_no_table_is_checked(

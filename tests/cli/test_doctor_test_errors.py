@@ -89,7 +89,7 @@ def test_an_invalid_setting_is_reported_once(penstock: Call, monkeypatch: pytest
     monkeypatch.setenv("PENSTOCK_ALERTS_SENTRY_DSN", "http://hunter2")
     result = penstock("doctor", "--send-test-error")
     assert result.exit_code == CHECK_FOUND_PROBLEMS
-    assert result.out.startswith("failed   settings     The setting alerts.sentry_dsn is no DSN")
+    assert result.out.startswith("failed   settings     The setting alerts.sentry_dsn is not a DSN")
     assert result.out.count("\n") == 1
     assert "hunter2" not in result.out
 

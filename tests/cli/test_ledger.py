@@ -121,8 +121,8 @@ def test_a_missing_archive_file_is_reported_and_its_objects_stay_processed(penst
     result = penstock("objects", "show", old_scene.ref("a").uri)
     assert result.exit_code == 0
     assert "processed, archived" in result.out
-    assert "is not there" in result.out
-    assert "is not there" in penstock("objects", "list", "--archived").err
+    assert "is missing" in result.out
+    assert "is missing" in penstock("objects", "list", "--archived").err
 
 
 def test_the_archive_is_written_to_the_configured_folder(
@@ -174,7 +174,7 @@ def test_the_ledger_can_be_downgraded_and_upgraded_again(penstock: Call, scene: 
     scene.process("a")
     result = penstock("admin", "ledger", "downgrade")
     assert result.exit_code == 2
-    assert "there are base, 0001" in result.err
+    assert "one of base, 0001" in result.err
     assert penstock("admin", "ledger", "downgrade", "--yes").exit_code == 2, "no revision was given"
     assert "--yes" in penstock("admin", "ledger", "downgrade", "0003").err
     assert penstock("admin", "ledger", "downgrade", "0003", "--yes", "--json").document == {
@@ -186,14 +186,14 @@ def test_the_ledger_can_be_downgraded_and_upgraded_again(penstock: Call, scene: 
     document = penstock("admin", "ledger", "show", "--json").document
     assert (document["revision"], document["tables"]["objects"]["rows"]) == ("0003", 1)
     assert "this Penstock works with" in penstock("admin", "ledger", "show").out
-    assert penstock("admin", "ledger", "upgrade").out == f"The ledger's tables were at 0003 and are at {HEAD}.\n"
+    assert penstock("admin", "ledger", "upgrade").out == f"The ledger's tables were at 0003 and are now at {HEAD}.\n"
     assert penstock("admin", "ledger", "upgrade").out == f"The ledger is at {HEAD} already: nothing was changed.\n"
     assert penstock("admin", "ledger", "upgrade", "0099").exit_code == 2
     assert object_rows(scene) == 1
     assert penstock("admin", "ledger", "downgrade", "base", "--yes").out == (
-        f"The ledger's tables were at {HEAD}, and are removed.\n"
+        f"The ledger's tables were at {HEAD}, and are now deleted.\n"
     )
-    assert penstock("admin", "ledger", "upgrade").out == f"The ledger's tables were made, and are at {HEAD}.\n"
+    assert penstock("admin", "ledger", "upgrade").out == f"The ledger's tables were created, at revision {HEAD}.\n"
 
 
 def test_an_unknown_pipeline_is_a_usage_error(penstock: Call, app_scene: Scene) -> None:

@@ -443,4 +443,4 @@ def test_an_invalid_time_is_a_usage_error(penstock: Call, here: Path, text: str)
     (here / "w.log").write_text("")
     result = penstock("admin", "logs", "diagnose", "w.log", f"--since={text}")
     assert result.exit_code == UNFIT
-    assert "is no time" in result.err
+    assert "is not a time" in result.err

@@ -253,7 +253,7 @@ def test_an_unavailable_broker_is_not_reported_as_a_missing_queue(
     result = penstock("admin", "monitor", shop, "--once")
     assert result.exit_code == TEMPORARY
     assert "The broker cannot be measured: " in result.err
-    assert "There is no queue yet" not in result.out
+    assert "There are no queues yet" not in result.out
 
 
 def test_invalid_options_and_apps_are_reported(penstock: Call, here: Path, shop: str) -> None:

@@ -46,7 +46,7 @@ def test_imported_objects_are_processed_and_only_their_identity_is_known(
     }
     assert penstock("status", "--json").document["objects"]["processed"] == 3
     result = penstock("objects", "show", scene.ref("a").uri)
-    assert "processed, imported from done.jsonl: nothing more is known of it" in result.out
+    assert "processed, imported from done.jsonl: nothing more is known about it" in result.out
     assert "archived" not in result.out
     assert "Of 3 imported objects only the identity is known" in penstock("objects", "list", "--archived").err
 
@@ -72,7 +72,7 @@ def test_an_invalid_line_stops_the_whole_import(penstock: Call, scene: Scene, do
 def test_one_invalid_line_is_reported_in_the_singular(penstock: Call, scene: Scene, done: Path) -> None:
     done.write_text("nonsense\n", encoding="utf-8")
     result = penstock("objects", "import", "--processed", done, "--table", scene.table)
-    assert "1 entry that names no object; nothing was imported: mend it first." in result.err
+    assert "1 entry that names no object; nothing was imported: correct it first." in result.err
 
 
 def test_an_import_replaces_waiting_and_failed_objects_and_keeps_processed_ones(penstock: Call, scene: Scene) -> None:
@@ -153,7 +153,7 @@ def test_an_inventory_without_version_ids_needs_a_bucket_without_versions(
     for file in lists:
         result = penstock("objects", "import", "--processed", file, "--table", scene.table)
         assert result.exit_code == 78
-        assert "has no version ids, and versioning is Enabled, so the bucket landing keeps versions" in result.err
+        assert "has no version ids, and the bucket landing may keep versions (versioning: Enabled)" in result.err
         assert penstock("objects", "show", "s3://landing/b").exit_code == 2, "something was imported"
     listed.write_text(json.dumps({**entry, "version_id": "null"}), encoding="utf-8")  # from before versions were kept
     assert penstock("objects", "import", "--processed", listed, "--table", scene.table, "--json").document["new"] == 1

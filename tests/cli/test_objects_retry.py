@@ -356,10 +356,10 @@ def test_each_pipeline_has_its_own_queue(penstock: Call, post: Post) -> None:
     post.die(queue="views-files")
     result = penstock("objects", "retry", "--queue", "letters", "--yes")
     assert result.exit_code == USAGE
-    assert "say with --pipeline which of these is meant: post, views." in result.err
+    assert "select it with --pipeline: post, views." in result.err
     result = penstock(*RETRY, "--queue", "letters")
     assert result.exit_code == USAGE
-    assert "leave --queue out, or --app" in result.err
+    assert "leave out --queue, or --app" in result.err
     named = ("objects", "retry", "--pipeline", "views", "--queue", "views-files", "--yes", "--json")
     assert penstock(*named).document["by_queue"] == {"views-files": 1}
     both = penstock(*RETRY, "--json").document
@@ -418,7 +418,7 @@ def test_several_sources_need_a_queue_to_be_named(penstock: Call, scene: Scene) 
     scene.send("elsewhere")
     result = penstock("objects", "retry", "--yes")
     assert result.exit_code == USAGE
-    assert "several sources, each with a queue of its own (ingest-" in result.err
+    assert "several sources, each with its own queue (ingest-" in result.err
 
 
 def test_a_retry_in_an_app_needs_the_app_or_a_queue(penstock: Call, app_scene: Scene, shop: str) -> None:

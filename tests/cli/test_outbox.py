@@ -121,7 +121,7 @@ def test_forget_deletes_old_records(shop: Shop) -> None:
     assert shop.count("penstock_inbox") == 2
     for wrong in ("soon", "0s"):
         refused = shop.penstock("admin", "inbox", "forget", "shop:app", "--older-than", wrong)
-        assert (refused.returncode, "is no duration above 0" in refused.stderr) == (2, True)
+        assert (refused.returncode, "is not a duration above 0" in refused.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(

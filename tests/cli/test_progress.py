@@ -97,7 +97,7 @@ def test_messages_in_the_queue_are_reported_with_the_scan(capsys: pytest.Capture
 def test_a_failure_names_its_object_once(capsys: pytest.CaptureFixture[str]) -> None:
     own = failed(1, outcome="retry", reason="file:///in/1 is a truncated gzip")
     assert printed_lines(capsys, own, failed(2)) == [
-        "to be tried again: file:///in/1 is a truncated gzip",
+        "to be retried: file:///in/1 is a truncated gzip",
         "dead: file:///in/2: it is bad",
     ]
 
@@ -152,7 +152,7 @@ def test_the_progress_bar_counts_in_the_right_number(monkeypatch: pytest.MonkeyP
 
 def test_a_stop_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     (line,) = printed_lines(capsys, WorkerDraining(reason="signal", in_flight=2))
-    assert line == "stopping: what is in flight (2 messages) is finished or released"
+    assert line == "stopping: 2 messages in flight will be finished or released"
 
 
 @pytest.mark.parametrize(("outcome", "forced"), [("drained", False), ("interrupted", False), ("forced", True)])
@@ -215,7 +215,7 @@ def test_a_terminal_shows_a_progress_bar_below_the_lines(monkeypatch: pytest.Mon
         ({}, "Table: /lake/clicks (version 4)"),
         ({"table_version": None}, "(no version yet)"),
         ({"lines_quarantined": 1, "quarantine_table": "/q"}, "Quarantined: 1 bad line, in /q"),
-        ({"objects_dead": 2}, "Dead: 2 objects; `penstock objects list --only dead` says why."),
+        ({"objects_dead": 2}, "Dead: 2 objects; `penstock objects list --only dead` shows why."),
         ({"objects_gone": 1}, "Gone: 1 object, deleted before it was read."),
         ({"objects_gone": 2}, "Gone: 2 objects, deleted before they were read."),
         ({"objects_superseded": 1}, "Superseded: 1 object, changed before it was read; run the command again for it."),
@@ -283,7 +283,7 @@ def test_the_report_of_a_run_counts_superseded_objects(
 
 def test_hints_name_a_table_outside_the_current_folder(capsys: pytest.CaptureFixture[str]) -> None:
     print_report(dataclasses.replace(REPORT, objects_dead=2), options=" --table /lake/clicks")
-    assert "`penstock objects list --table /lake/clicks --only dead` says why." in capsys.readouterr().out
+    assert "`penstock objects list --table /lake/clicks --only dead` shows why." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ def test_hints_name_a_table_outside_the_current_folder(capsys: pytest.CaptureFix
 )
 def test_repeated_retries_are_reported(event: Event) -> None:
     [line] = event_lines(event)
-    assert "tried again: OSError: away" in line
+    assert "retried: OSError: away" in line
 
 
 def test_the_start_of_watching_is_reported() -> None:

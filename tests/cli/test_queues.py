@@ -133,7 +133,7 @@ def test_pausing_an_unknown_queue_works_and_is_reported(
     monkeypatch.chdir(tmp_path)
     result = penstock("queues", "pause", "ordres")
     assert result.exit_code == 0
-    assert result.err == "Nothing was ever sent to ordres; is that its name?\n"
+    assert result.err == "No message was ever sent to ordres; is the name correct?\n"
 
 
 def test_purging_needs_confirmation(penstock: Call, broker: SqliteBroker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,7 +217,7 @@ def test_a_queue_paused_by_its_breaker_is_shown(
     assert "breaker" in penstock("queues", "list").out.splitlines()[1]
     assert "by its breaker: ConnectionRefusedError: no" in penstock("queues", "show", "orders").out
     assert "orders is paused by its breaker: ConnectionRefusedError: no" in penstock("status").out
-    reason = "the ledger is away: refused"
+    reason = "the ledger is unavailable: refused"
     unserved_record = replace(record, paused={}, unserved={"orders": reason})
     monkeypatch.setattr(Workers, "records", lambda _: [unserved_record])
     (orders, _) = penstock("queues", "list", "--json").document

@@ -92,7 +92,7 @@ def test_messages_are_sent_shown_and_purged(penstock: Call, here: Path) -> None:
     assert penstock("queues", "show", "orders", "--json").document["paused"]
     assert penstock("queues", "resume", "orders").exit_code == 0
     assert penstock("queues", "show", "nope").exit_code == USAGE
-    assert "none of this data directory on this host" in penstock("queues", "show", "orders").out
+    assert "none with this data directory on this host" in penstock("queues", "show", "orders").out
     assert penstock("queues", "purge", "orders", "--yes", "--json").document["deleted"] == 5
 
 
@@ -151,7 +151,7 @@ def test_services_that_need_a_shared_ledger_do_not_start_with_a_local_one(
     assert not (here / ".penstock" / "ledger.db").exists()
     refused = penstock("worker", "keyed:app")
     assert refused.exit_code == CONFIGURATION
-    assert "what once did once would be done once a host" in refused.err
+    assert "the work of once would be done once per host" in refused.err
     monkeypatch.setenv("PENSTOCK_ONE_HOST", "true")
     start("keyed:app").expect("worker.started")
 

@@ -102,7 +102,9 @@ def test_a_deduplication_id_needs_a_single_message(penstock: Call, monkeypatch: 
     for _ in range(2):
         result = penstock("send", "q", "--body", "1", "--deduplication-id", "d")
         assert result.exit_code == 0
-        assert result.out == "1 message sent to q, unless one of this deduplication id was sent within five minutes.\n"
+        assert (
+            result.out == "1 message sent to q, unless one with this deduplication id was sent within five minutes.\n"
+        )
     assert bodies() == [b"1"]
     set_stdin(monkeypatch, b"1\n2\n")
     result = penstock("send", "q", "--deduplication-id", "e")
@@ -135,7 +137,7 @@ def test_a_line_over_the_size_limit_is_named(penstock: Call, here: Path) -> None
     (here / "lines").write_bytes(b'"' + b"x" * 1_100_000 + b'"\n')
     result = penstock("send", "q", "--file", "lines")
     assert result.exit_code == USAGE
-    assert "Line 1 cannot be sent: its body has 1,100,002 bytes, and 1,048,576 is the most." in result.err
+    assert "Line 1 cannot be sent: its body has 1,100,002 bytes; at most 1,048,576 are allowed." in result.err
 
 
 def test_raw_lines_are_sent_unchecked(penstock: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,10 +173,10 @@ def test_empty_input_is_reported(penstock: Call, monkeypatch: pytest.MonkeyPatch
         (("--file", "nope"), "The file nope cannot be read: No such file or directory"),
         (("--file", "."), "cannot be read: Is a directory"),
         (("--file", "x", "--body", "1"), "not both"),
-        (("--body", "1", "--delay", "soon"), "--delay 'soon' is no duration: write seconds, or such as 90s"),
-        (("--body", "1", "--delay=-5"), "is no duration"),
-        (("--body", "1", "--delay", "inf"), "is no duration"),
-        (("--body", "1", "--delay", "0 moments"), "--delay '0 moments' is no duration"),
+        (("--body", "1", "--delay", "soon"), "--delay 'soon' is not a duration: write seconds, or a text such as 90s"),
+        (("--body", "1", "--delay=-5"), "is not a duration"),
+        (("--body", "1", "--delay", "inf"), "is not a duration"),
+        (("--body", "1", "--delay", "0 moments"), "--delay '0 moments' is not a duration"),
         (("--body", "1", "--group", ""), "--group is empty"),
         (("--body", "1", "--deduplication-id", ""), "--deduplication-id is empty"),
         (("--app", "nope:app"), "There is no module nope"),

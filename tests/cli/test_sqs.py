@@ -184,7 +184,7 @@ def test_a_deduplication_id_works_only_with_fifo_queues(penstock: Call, moto: Aw
     moto.client("sqs").create_queue(QueueName="line.fifo", Attributes={"FifoQueue": "true"})
     for _ in range(2):
         again = penstock("send", "line.fifo", "--body", "1", "--group", "g", "--deduplication-id", "x")
-        assert "unless one of this deduplication id" in again.out
+        assert "unless one with this deduplication id" in again.out
     assert penstock("queues", "show", "line.fifo", "--json").document["visible"] == 1
 
 

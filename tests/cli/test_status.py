@@ -203,7 +203,7 @@ def test_a_lost_ledger_is_reported_as_disagreeing_with_its_table(penstock: Call,
     with scene.worker():
         pass
     assert summary(penstock("status")).startswith("missing: table and ledger disagree: The table ")
-    assert "`penstock admin repair` takes over what the table shows" in penstock("status").out
+    assert "`penstock admin repair` imports the batches from the table" in penstock("status").out
 
 
 def test_another_data_directory_is_reported_as_disagreeing_with_the_table(penstock: Call, scene: Scene) -> None:

@@ -144,7 +144,7 @@ def test_ctrl_c_with_nothing_in_flight_exits_with_130(
     finally:
         signal.signal(signal.SIGINT, before)
     assert (result.exit_code, result.out) == (INTERRUPTED, "")
-    assert result.err == "penstock: interrupted; nothing is lost, run it again to go on\n"
+    assert result.err == "penstock: interrupted; nothing is lost, run it again to continue\n"
 
 
 def test_an_internal_error_writes_its_traceback_to_a_file_and_one_line_to_the_screen(
@@ -159,7 +159,7 @@ def test_an_internal_error_writes_its_traceback_to_a_file_and_one_line_to_the_sc
     result = penstock("status")
     assert (result.exit_code, result.out) == (FAILED, "")
     (line,) = result.err.splitlines()
-    assert line.startswith("penstock: this is a defect of Penstock (ValueError: two\\nlines)")
+    assert line.startswith("penstock: this is a bug in Penstock (ValueError: two\\nlines)")
     written = Path(line.rpartition(" ")[2]).read_text()
     assert written.startswith("Traceback")
     assert status_verb.__file__ in written

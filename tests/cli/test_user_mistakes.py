@@ -235,8 +235,8 @@ def test_a_foreign_table_with_other_columns_is_refused(penstock: Call, here: Pat
     ("columns", "exit_code", "part"),
     [
         ("day", USAGE, "no column day"),
-        ("id,,v", USAGE, "names no column in one place"),
-        ("", USAGE, "names no column in one place"),
+        ("id,,v", USAGE, "has an empty column name"),
+        ("", USAGE, "has an empty column name"),
         ("id, id", USAGE, "more than once"),
         ("v", FAILED, "v is double, which cannot be partitioned by"),
     ],

@@ -149,7 +149,7 @@ def test_rows_62_and_82_a_worker_with_replay_replays_and_sets_aside(tmp_path: Pa
         (dead_letter,) = app.broker.receive(FINAL_DLQ, messages_max=9, lease_seconds=60)
     assert (dead_letter.message.body, dead_letter.message.group) == (b"\x00body", "g")
     assert dead_letter.message.attributes["binary"] == b"\x00\xff"
-    assert set_aside_reason(dead_letter.message.attributes) == "replayed 2 times, and dead again"
+    assert set_aside_reason(dead_letter.message.attributes) == "replayed 2 times, and failed again"
     death = death_of(dead_letter.message.attributes)
     assert death is not None
     assert death.exception == "ValueError: no"

@@ -225,7 +225,7 @@ def test_a_cleanup_with_the_wrong_ledger_deletes_nothing(place: SourcePlace) -> 
     scenario.process([place.put("other", "other")])
     ended = scenario.call()
     assert ended.returncode == 1
-    assert "another batch of that number" in ended.stderr
+    assert "another batch with that number" in ended.stderr
     assert len(place.objects()) == len(NAMES) + 1
 
 

@@ -118,7 +118,7 @@ def test_an_unreachable_sentry_raises_an_error(errors_receiver: Receiver) -> Non
 
 
 def test_an_invalid_dsn_is_reported_without_showing_it() -> None:
-    with pytest.raises(ConfigurationError, match="sentry_dsn is no DSN") as refusal:
+    with pytest.raises(ConfigurationError, match="sentry_dsn is not a DSN") as refusal:
         one(sentry_dsn=f"https://{SECRET}")
     assert SECRET not in str(refusal.value)
 

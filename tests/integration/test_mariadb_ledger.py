@@ -172,7 +172,7 @@ def test_an_exhausted_pool_is_a_temporary_error(server: MariadbServer, monkeypat
     monkeypatch.setattr(mysql, "CONNECTIONS_MAX", 1)
     monkeypatch.setattr(mysql, "POOL_TIMEOUT_SECONDS", 0.05)
     ledger = Ledger.open(server.fresh())
-    with ledger.database.reading(), pytest.raises(TemporaryError, match="is in use"):
+    with ledger.database.reading(), pytest.raises(TemporaryError, match="are in use"):
         ledger.pipelines()
     assert ledger.pipelines() == []
     ledger.close()

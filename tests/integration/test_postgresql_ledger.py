@@ -147,7 +147,7 @@ def test_an_exhausted_pool_is_a_temporary_error(server: PostgresqlServer, monkey
     monkeypatch.setattr(postgresql, "CONNECTIONS_MAX", 1)
     monkeypatch.setattr(postgresql, "POOL_TIMEOUT_SECONDS", 0.1)
     ledger = Ledger.open(server.fresh())
-    with ledger.database.reading(), pytest.raises(TemporaryError, match="every connection"):
+    with ledger.database.reading(), pytest.raises(TemporaryError, match="all connections"):
         ledger.pipelines()
     assert ledger.pipelines() == []
     ledger.close()

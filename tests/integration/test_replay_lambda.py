@@ -150,7 +150,7 @@ def test_a_message_that_always_fails_is_replayed_three_times_and_moved_to_the_fi
         stage.run()
     assert received == 4
     (dead,) = stage.arrived("-dead")
-    assert set_aside_reason(dead.message.attributes) == "replayed 3 times, and dead again"
+    assert set_aside_reason(dead.message.attributes) == "replayed 3 times, and failed again"
     death = death_of(dead.message.attributes)
     assert death is not None
     assert (death.reason, death.queue) == ("always", "q")
@@ -256,7 +256,7 @@ def test_dead_letters_of_a_shared_dlq_return_to_their_own_queues(stage: Stage) -
     assert bodies(take_later(other, queue="other")) == ["theirs"]
     (dead,) = stage.arrived("-dead")
     assert dead.message.body == b"of unknown origin"
-    assert "nothing says which queue it died in" in str(set_aside_reason(dead.message.attributes))
+    assert "the queue where it failed is not recorded" in str(set_aside_reason(dead.message.attributes))
 
 
 # --- with a ledger

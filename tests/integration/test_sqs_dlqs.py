@@ -102,7 +102,7 @@ def test_a_message_is_replayed_up_to_the_maximum_and_then_moved_to_the_final_dlq
     assert replay(broker, replays_max=2) == 1
     assert take(broker) == take(broker, queue="q-dlq") == []
     (dead,) = take(broker, queue="q-dead")
-    assert set_aside_reason(dead.message.attributes) == "replayed 2 times, and dead again"
+    assert set_aside_reason(dead.message.attributes) == "replayed 2 times, and failed again"
 
 
 def test_a_dead_letter_survives_many_reads_in_the_dlq(scene: Scene) -> None:

@@ -134,6 +134,6 @@ def test_on_sqs_a_schedule_without_a_shared_ledger_is_refused_at_start(moto: Aws
     )
     app = App(settings=settings)
     app.handler("checks", name="check", every=1)(lambda message: None)
-    with pytest.raises(ConfigurationError, match="what check did once would be done once a host") as refused:
+    with pytest.raises(ConfigurationError, match="the work of check would be done once per host") as refused:
         serve(app, stop=StopSignal())
     assert refused.value.exit_code == 78

@@ -105,7 +105,7 @@ def test_zero_is_accepted_only_if_asked_for(zero: Duration) -> None:
 
 
 def test_the_error_names_option_and_text() -> None:
-    with pytest.raises(UsageError, match=r"timeout='5 parsecs' is no duration above 0: write seconds"):
+    with pytest.raises(UsageError, match=r"timeout='5 parsecs' is not a duration above 0: write seconds"):
         seconds_of("timeout", "5 parsecs")
 
 

@@ -175,7 +175,7 @@ def test_a_transform_that_always_fails_stops_the_job_and_fails_no_object(case: C
     ended = Case.ingest(case, *options, "transforms:always_fails", code=1, objects_retry_base=0.05)
     sentence = ended.err.strip().splitlines()[-1]
     assert sentence.startswith("penstock: ")
-    assert "mend the transform" in sentence
+    assert "fix the transform" in sentence
     assert "Traceback" not in ended.err
     assert ended.out == ""
     assert {word for word, _, _ in objects(case.table).values()} == {"unprocessed"}

@@ -337,5 +337,5 @@ def test_an_inventory_of_a_folder_is_refused(scene: Scene, spark: SparkSession) 
 
 
 def test_a_pipeline_that_does_not_exist_is_refused(scene: Scene) -> None:
-    with pytest.raises(UsageError, match="no pipeline nothing; what it reads objects with: clicks"):
+    with pytest.raises(UsageError, match="no pipeline or object handler nothing; it has: clicks"):
         target_in(scene.app, "nothing")

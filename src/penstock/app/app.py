@@ -48,7 +48,7 @@ _new_app_hooks: "list[Callable[[App], None]]" = []  # only for tests: the last h
 SENDING_THREADS_MAX = 32  # shared by `send_async` and `send_many_async`
 
 
-def _setting(name: str) -> str | None:
+def _setting_hint(name: str) -> str | None:
     """Return a hint on where to set an option that is a setting; None for other options."""
     field = matching(name, Settings.model_fields)
     if field is None:
@@ -65,7 +65,8 @@ class _Sender:
 class App(Handlers, Transactional):
     """The handlers and pipelines that a worker serves, and the sender for their queues.
 
-    Sending is thread-safe. After a fork, the child process gets a worker id and a broker connection of its own.
+    Users create it, usually one per process, at the import of a module. Sending is thread-safe. After a fork, the child
+    process gets a worker id and a broker connection of its own.
 
     Args:
         broker: An address, or an open `Broker`. Default: the setting ``broker``.
@@ -77,9 +78,12 @@ class App(Handlers, Transactional):
         listeners: Called with every event.
         name: Part of the identity of everything that the ledger records. Default: the setting ``app_name``, else the
             module that creates the app.
+
+    Raises:
+        UsageError: An option is unknown, or the name is empty, too long or not printable.
     """
 
-    @checks_options("App", hint=_setting)
+    @checks_options("App", hint=_setting_hint)
     def __init__(
         self,
         *,
@@ -165,7 +169,7 @@ class App(Handlers, Transactional):
 
     @property
     def tracing(self) -> Tracing:
-        """The tracing that the settings ask for. Raises `ConfigurationError` if OpenTelemetry is missing."""
+        """The tracing according to the settings. Raises `ConfigurationError` if OpenTelemetry is missing."""
         with self._lock:
             return self._traces()
 
@@ -238,17 +242,19 @@ class App(Handlers, Transactional):
         Args:
             queue: The queue or its name.
             body: The message body, checked against the queue's model.
-            delay: How long the message stays invisible.
+            delay: How long the message stays invisible: seconds, text such as "5 min", or a timedelta.
             group: The group (tenant) the message belongs to.
-            deduplication_id: The broker drops a second message with this id within its deduplication window.
+            deduplication_id: The broker drops a second message with this id within its deduplication window, if it has
+                one.
             attributes: Additional message attributes.
 
         Returns:
             The message id.
 
         Raises:
-            UsageError: If the body does not fit the queue's model.
-            TemporaryError: If the broker is unavailable.
+            UsageError: If the body does not fit the queue's model, or an attribute has a name that Penstock uses.
+            ConfigurationError: If the broker can never accept the message, or the queue does not exist.
+            TemporaryError: If the broker is unavailable. The message may have been sent.
         """
         outgoing = self.outgoing(
             queue, body, delay=delay, group=group, deduplication_id=deduplication_id, attributes=attributes
@@ -276,7 +282,7 @@ class App(Handlers, Transactional):
         Args:
             queue: The queue or its name.
             bodies: The message bodies, checked against the queue's model.
-            delay: How long the messages stay invisible.
+            delay: How long the messages stay invisible: seconds, text such as "5 min", or a timedelta.
             group: The group (tenant) the messages belong to.
             attributes: Additional attributes of each message.
 
@@ -284,8 +290,9 @@ class App(Handlers, Transactional):
             The message ids, in the order of ``bodies``.
 
         Raises:
-            UsageError: If a body does not fit the queue's model.
-            TemporaryError: If the broker is unavailable.
+            UsageError: If a body does not fit the queue's model, or an attribute has a name that Penstock uses.
+            ConfigurationError: If the broker can never accept a message, or the queue does not exist.
+            TemporaryError: If the broker is unavailable. Messages of the current call may have been sent.
         """
         ids: list[str] = []
         chunk: list[Outgoing] = []
@@ -314,6 +321,10 @@ class App(Handlers, Transactional):
 
         Returns:
             The number of notifications sent.
+
+        Raises:
+            UsageError: If the folder does not exist, or the address is invalid.
+            TemporaryError: If the broker or the store is unavailable. Notifications sent before stay sent.
         """
         from penstock.app.pending import announce_all
 
@@ -338,7 +349,7 @@ class App(Handlers, Transactional):
         # Message ids are not copied from one message to the next: the inbox would drop the copies as duplicates.
         clash = sorted((sender.attributes.keys() | IDENTITY_ATTRIBUTES) & attributes.keys())
         if clash:
-            raise UsageError(f"The attribute {clash[0]} is Penstock's own; leave it out, or give another name.")
+            raise UsageError(f"The attribute {clash[0]} is reserved for Penstock; leave it out, or rename it.")
         # A replay adds the origin. If it were refused, handlers that forward all attributes would fail in replays.
         added = {name: value for name, value in attributes.items() if name != ORIGIN_ATTRIBUTE}
         if deduplication_id:

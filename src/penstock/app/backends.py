@@ -1,7 +1,4 @@
-"""Open the ledger that the settings name.
-
-Check that the ledger is shared if workers of several hosts may use the broker.
-"""
+"""Open the ledger of the settings, and check that it is shared if workers of several hosts may use the broker."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -55,8 +52,8 @@ def require_shared_ledger(settings: Settings, *, recorded: Sequence[str]) -> Non
     if not recorded or not has_ledger_apart(settings):
         return
     raise ConfigurationError(
-        f"Other hosts may work on the queues of the broker {shown('broker', settings.broker)}, and the ledger "
-        f"{shown('ledger', settings.ledger)} is a file of this host: what {', '.join(recorded)} did once would be done "
-        "once a host. Name a ledger that all of them share (mysql://... or postgresql://...); or, if every worker runs "
-        "on this host, set one_host = true (PENSTOCK_ONE_HOST=true)."
+        f"Other hosts may serve the queues of the broker {shown('broker', settings.broker)}, and the ledger "
+        f"{shown('ledger', settings.ledger)} is a file on this host: the work of {', '.join(recorded)} would be done "
+        "once per host, not once overall. Set a ledger that all hosts share (mysql://... or postgresql://...); or, if "
+        "every worker runs on this host, set one_host = true (PENSTOCK_ONE_HOST=true)."
     )

@@ -1,9 +1,9 @@
 """Open the broker that the settings name.
 
 This is the only module that knows the schemes of broker addresses. Each kind of broker is one `_BrokerKind`: its
-capabilities, which callers can ask for before the broker is opened, how to open it, and what only some kinds have: a
-file, AWS settings, queues that have to exist before they are used, ages from CloudWatch. To add a kind, add its
-capabilities to `penstock.brokers.capabilities` and its entry to ``_KINDS``.
+capabilities, known before the broker is opened; the function that opens it; and features of some kinds only, such as a
+file, AWS settings, queues that have to exist beforehand, or ages from CloudWatch. To add a kind, add its capabilities
+to `penstock.brokers.capabilities` and its entry to ``_KINDS``.
 """
 
 import math
@@ -38,7 +38,7 @@ _REGION = re.compile(r"[a-z]{2,}(-[a-z]+)+-\d+")
 
 
 def open_broker(settings: Settings, *, holder: str, emit: Listener = ignore) -> Broker:
-    """Return the broker at ``settings.broker``, traced if the settings ask for it.
+    """Return the broker at ``settings.broker``, traced if tracing is enabled.
 
     ``emit`` receives the broker's events. Raises `ConfigurationError` for an invalid address.
     """
@@ -134,7 +134,9 @@ def file_in_folder(file: str, subject: str) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigurationError(f"The {subject}'s folder {path.parent} cannot be made: {error.strerror}.") from error
+        raise ConfigurationError(
+            f"The {subject}'s folder {path.parent} cannot be created: {error.strerror}."
+        ) from error
     return path
 
 

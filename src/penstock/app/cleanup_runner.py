@@ -1,4 +1,4 @@
-"""Build the cleaner of a source, and run it in a background thread of an ingest or a run; a worker has a job for it.
+"""Build the cleanup of a source, and repeat it in a background thread of an ingest or a run; workers have a job for it.
 
 The thread processes a bounded number of objects per pass and rests in between. The process does not wait for it: an
 interrupted pass is repeated by the next process, which is harmless.
@@ -96,7 +96,7 @@ def _cleaner(cleanup: Tag | Move | Delete, source: SourceLocation, probe: Probe)
 
 
 class CleanupRunner(PeriodicJob):
-    """A background job that repeats the cleanup of one source."""
+    """A background job that repeats the cleanup of one source. Owned by an ingest or a run."""
 
     def __init__(self, work: SourceCleanup, *, stop: StopSignal, bus: Bus, clock: Clock, random: Random) -> None:
         super().__init__(NAME, clock=clock, random=random, emit=bus.emit, stop=stop)

@@ -1,4 +1,7 @@
-"""Handlers as values: a module collects its own in `Handlers`, and an `App` includes them."""
+"""Declare handlers, object handlers, pipelines and lifespans.
+
+A module collects its own in `Handlers`; an `App` includes them.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,7 +39,7 @@ class Lifespan:
 
 
 class Handlers:
-    """A group of handlers, pipelines and lifespans, declared with decorators.
+    """A group of handlers, pipelines and lifespans, declared with decorators while a module is imported.
 
     Decorators return the function unchanged, so it can be called and tested directly. An `App` is itself such a group.
     """
@@ -54,12 +57,12 @@ class Handlers:
     @property
     def declarations(self) -> tuple[HandlerDeclaration, ...]:
         """The declarations of the message handlers among the services."""
-        return tuple(one.declaration for one in self.services if isinstance(one, FunctionService))
+        return tuple(service.declaration for service in self.services if isinstance(service, FunctionService))
 
     @property
     def pipelines(self) -> tuple[Pipeline, ...]:
         """The pipelines among the services."""
-        return tuple(one.pipeline for one in self.services if isinstance(one, PipelineService))
+        return tuple(service.pipeline for service in self.services if isinstance(service, PipelineService))
 
     @property
     def lifespans(self) -> tuple[Lifespan, ...]:
@@ -101,10 +104,10 @@ class Handlers:
             max_attempts: The message is dead-lettered after this many attempts.
             retry_base: Upper limit of the first backoff; it doubles with each attempt.
             max_retry_wait: Upper limit of every backoff, applied before the jitter.
-            timeout: The attempt ends after this time and the lease is given up.
-            concurrency: Maximum number of concurrent calls in one worker.
+            timeout: The attempt ends after this time, and the message is released or dead-lettered. None: no limit.
+            concurrency: Maximum number of concurrent calls in one worker. None: all slots of the worker.
             idempotency: Function from body to key. One completion is recorded per key; needs a ledger.
-            cleanup: Called like the function before a retry, to remove the leftovers of an attempt that broke off.
+            cleanup: Called before a retry, like the function, to remove leftovers of earlier attempts.
             batch: Maximum batch size. The function takes a list of `Item` and returns None, or a list with None or an
                 exception per item.
             max_wait: Maximum time to collect a batch.
@@ -113,8 +116,8 @@ class Handlers:
             every: Send one message per interval, independent of the number of workers.
             cron: Send one message per tick of this cron expression (UTC), independent of the number of workers.
             newer_wait: How long a message with an unknown newer schema version waits for a newer worker.
-            breaker_failures: Pause the queue after this many consecutive messages that fail alike. 0: never. None: the
-                setting ``worker.breaker_failures``.
+            breaker_failures: Pause the queue after this many consecutive messages that fail with the same error. 0:
+                never. None: the setting ``worker.breaker_failures``.
 
         Returns:
             A decorator that returns the function unchanged.
@@ -190,7 +193,7 @@ class Handlers:
             timeout: The attempt ends after this time.
             concurrency: Maximum number of concurrent calls in one worker.
             on_stop: With "release", `ObjectContext.checkpoint` releases the message as soon as the worker stops.
-            cleanup: Called before a retry, to remove the leftovers of an attempt that broke off.
+            cleanup: Called before a retry, like the function, to remove leftovers of earlier attempts.
             encoding: The encoding of text.
             max_object_bytes: Maximum size of an object.
             max_inflated_bytes: Maximum size after decompression.
@@ -282,9 +285,9 @@ class Handlers:
             max_attempts=max_attempts,
             max_quarantine_ratio=max_quarantine_ratio,
         )
-        made = Pipeline(declaration)
-        self.add(PipelineService(pipeline=made))
-        return made
+        pipeline = Pipeline(declaration)
+        self.add(PipelineService(pipeline=pipeline))
+        return pipeline
 
     def lifespan(self, function: Function) -> Function:
         """Declare a generator function, plain or async, that provides resources to the worker's handlers.
@@ -307,12 +310,12 @@ class Handlers:
             if declaration.function is function:
                 return declaration
         raise UsageError(
-            f"{_name_of(function)} is no handler of messages in this app; object handlers are tested with a TestWorker."
+            f"{_name_of(function)} is not a message handler of this app; test object handlers with a TestWorker."
         )
 
     def queue_name_of(self, name: str) -> str | None:
         """Return the queue of the handler or pipeline with this name, or None."""
-        return next((one.queue_name for one in self.services if one.name == name), None)
+        return next((service.queue_name for service in self.services if service.name == name), None)
 
     def add(self, service: Service) -> None:
         """Add a service.
@@ -324,8 +327,8 @@ class Handlers:
         queue = service.queue_name
         if (chars := len(service.name)) > HANDLER_CHARS_MAX:
             raise UsageError(
-                f"The name {service.name[:60]}... has {chars:,} characters, and {HANDLER_CHARS_MAX} is the most; "
-                "give a shorter one with name=..."
+                f"The name {service.name[:60]}... has {chars:,} characters, and at most {HANDLER_CHARS_MAX} are "
+                "allowed; give a shorter one with name=..."
             )
         if queue in self._services:
             raise UsageError(
@@ -333,8 +336,12 @@ class Handlers:
                 "one queue has one handler."
             )
         if any(other.name == service.name for other in self.services):
-            raise UsageError(f"There are two handlers of the name {service.name}; give one a name=... of its own.")
-        readers = [one.reader for one in (*self.services, service) if isinstance(one, ObjectService | PipelineService)]
+            raise UsageError(f"There are two handlers with the name {service.name}; give one of them another name=...")
+        readers = [
+            declared.reader
+            for declared in (*self.services, service)
+            if isinstance(declared, ObjectService | PipelineService)
+        ]
         check_apart(readers)
         self._services[queue] = service
 
@@ -347,8 +354,7 @@ def _queue_of(decorator: str, queue: Any) -> Queue[Any]:
         return Queue[Any](queue)
     if callable(queue):
         raise UsageError(
-            f"{decorator} above {_name_of(queue)} names no queue, so nothing would be served: write "
-            f'{decorator}("QUEUE").'
+            f'{decorator} above {_name_of(queue)} has no queue, so nothing would be served: write {decorator}("QUEUE").'
         )
     raise UsageError(f"{decorator} needs a Queue or the name of one, not {queue!r}.")
 

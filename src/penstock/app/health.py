@@ -1,4 +1,4 @@
-"""A worker's health: the responses to the platform's probes, and the gauges of its queues.
+"""Report a worker's health: the responses to the platform's probes, and the gauges of its queues.
 
 No probe queries the broker or the ledger. Metrics and the log report their outages; a restart would fix nothing and
 would lose the work in progress.

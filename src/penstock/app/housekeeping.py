@@ -1,4 +1,4 @@
-"""Register a worker in this host's data directory, and release everything held by processes that are proven dead.
+"""Register a worker in this host's data directory, and release everything that dead processes hold.
 
 A killed worker leaves leases behind in the queue and in the ledger. Its free lock proves that it is dead, so other
 processes need not wait for the leases to expire. The proof covers this host only, even if the queue is shared: messages

@@ -27,6 +27,8 @@ def killing_probe(kill_at: str | None) -> Probe:
 
 
 class _KillAt:
+    """A probe that kills the process group at one step. Any thread may call it."""
+
     def __init__(self, step: Step, remaining: int) -> None:
         self._step = step
         self._lock = threading.Lock()

@@ -29,7 +29,10 @@ class _Entered:
 
 
 class Lifespans:
-    """The lifespans of one worker. Async ones run on the event loop of the async handlers."""
+    """The lifespans of one worker, opened and closed by the thread that serves it.
+
+    Async ones run on the event loop of the async handlers.
+    """
 
     def __init__(self, lifespans: Sequence[Lifespan], *, loop_of: LoopOf, bus: Bus, close_seconds: float) -> None:
         self._lifespans = lifespans
@@ -91,7 +94,9 @@ class Lifespans:
             found = managed.__enter__()
             leave = partial(managed.__exit__, None, None, None)
         else:
-            raise UsageError(f"The lifespan {lifespan.name} is no generator function: it has to yield its resources.")
+            raise UsageError(
+                f"The lifespan {lifespan.name} is not a generator function: it has to yield its resources."
+            )
         self._entered.append(_Entered(lifespan=lifespan, leave=leave))
         return found
 
@@ -115,7 +120,7 @@ class Lifespans:
         twice = sorted(resources.keys() & found.keys())
         if twice:
             raise UsageError(
-                f"The lifespan {lifespan.name} yields the resource {twice[0]}, which another one does too."
+                f"The lifespan {lifespan.name} yields the resource {twice[0]}, which another lifespan already yields."
             )
         resources.update(found)
 

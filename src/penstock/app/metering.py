@@ -77,11 +77,11 @@ def open_metering(
     clock: Clock | None = None,
     setting: str = SETTING,
 ) -> Metering:
-    """Return the metering that the settings ask for.
+    """Return the metering according to the settings.
 
-    ``health`` answers the endpoint's probes; by default they report that the process runs. ``setting`` is the name of
-    the setting with the address. Raises `ConfigurationError` for an invalid address and for a pip extra that is not
-    installed.
+    ``health`` has the responses of the endpoint's probes; by default they report that the process runs. ``setting`` is
+    the name of the setting with the address. Raises `ConfigurationError` for an invalid address and for a pip extra
+    that is not installed.
     """
     clock = SystemClock() if clock is None else clock
     otel = _otel(settings, worker=worker) if "otel" in settings.metrics_export else None
@@ -114,7 +114,7 @@ def metrics_beside(settings: Settings, number: int) -> Settings:
 
 
 def running() -> Health:
-    """Return probes that only confirm that the process answers."""
+    """Return probes that only report that the process responds."""
 
     def probe() -> tuple[bool, str]:
         return True, "The process runs."

@@ -33,7 +33,7 @@ NAME_CHARS_MAX = 200
 def checked_name(name: str) -> str:
     """Return the name. Raises `UsageError` for one that a ledger cannot store."""
     if not name or len(name) > NAME_CHARS_MAX or not name.isprintable():
-        raise UsageError(f"App(name={name!r}) does not fit: up to {NAME_CHARS_MAX} printable characters, at least one.")
+        raise UsageError(f"App(name={name!r}) is invalid: a name has 1 to {NAME_CHARS_MAX} printable characters.")
     return name
 
 
@@ -57,8 +57,8 @@ def register(context: "AppContext", services: Sequence[Service]) -> "Mapping[str
     Raises `ConfigurationError` for a name that belongs to another app.
     """
     uses = [
-        OwnedName(kind="objects" if needs_objects(one) else "keys", name=one.name, queue=one.queue_name)
-        for one in services
+        OwnedName(kind="objects" if needs_objects(service) else "keys", name=service.name, queue=service.queue_name)
+        for service in services
     ]
     return _registered(context, uses) if uses else {}
 
@@ -84,8 +84,25 @@ class ObjectNames:
 
 def object_names(context: "AppContext", services: Sequence[Service], *, only: str | None = None) -> ObjectNames:
     """Return the names of an app's pipelines and object handlers, or only the name ``only``."""
-    queues = {one.name: one.queue_name for one in services if needs_objects(one) and only in (None, one.name)}
+    queues = {
+        service.name: service.queue_name
+        for service in services
+        if needs_objects(service) and only in (None, service.name)
+    }
     return ObjectNames(app=context.name, is_named=context.is_named, queues=queues)
+
+
+def worker_id() -> str:
+    """Return a name that is unique among all processes: host, process id and ULID."""
+    return f"{socket.gethostname()}-{os.getpid()}-{ULID()}"
+
+
+def own_version() -> str:
+    """Return the version of Penstock."""
+    try:
+        return version("penstock")
+    except PackageNotFoundError:
+        return "source"
 
 
 def _registered(context: "AppContext", uses: Sequence[OwnedName]) -> "Mapping[str, WorkOwner]":
@@ -103,16 +120,3 @@ def _main_name(found: Mapping[str, object]) -> str:
         return name.removesuffix(".__main__")
     file = found.get("__file__")
     return PurePath(file).stem if isinstance(file, str) else "app"
-
-
-def worker_id() -> str:
-    """Return a name that is unique among all processes: host, process id and ULID."""
-    return f"{socket.gethostname()}-{os.getpid()}-{ULID()}"
-
-
-def own_version() -> str:
-    """Return the version of Penstock."""
-    try:
-        return version("penstock")
-    except PackageNotFoundError:
-        return "source"

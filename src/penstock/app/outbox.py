@@ -1,4 +1,4 @@
-"""The objects that `App.outbox` returns: `App.send` inside the user's transaction, plain and async."""
+"""Send inside the user's transaction: the objects that `App.outbox` returns, sync and async."""
 
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,7 +35,7 @@ class MakeMessage(Protocol):
 
 
 class Outbox:
-    """Write messages to the outbox in one session or connection."""
+    """Write messages to the outbox in one session or connection, which the caller owns and commits."""
 
     def __init__(self, session: "SyncSession", make: MakeMessage) -> None:
         self._session = session
@@ -76,7 +76,7 @@ class Outbox:
 
 
 class AsyncOutbox:
-    """Write messages to the outbox in one async session or connection."""
+    """Write messages to the outbox in one async session or connection, which the caller owns and commits."""
 
     def __init__(self, session: "AsyncSessions", make: MakeMessage) -> None:
         self._session = session

@@ -73,7 +73,7 @@ def real(path: str | PathLike[str]) -> Path:
     try:
         return Path(text).expanduser().resolve()
     except (OSError, RuntimeError, ValueError) as error:  # no such user, a loop of links, a name with a NUL
-        raise UsageError(f"The path {path} leads nowhere: {error}.") from error
+        raise UsageError(f"The path {path} cannot be resolved: {error}.") from error
 
 
 def table_paths(
@@ -98,22 +98,6 @@ def table_paths(
         state=real(state) if state is not None else root / STATE_FOLDER,
         aws=aws or Aws(),
         scheme=scheme,
-    )
-
-
-def _s3_table_paths(address: S3Address, state: str | PathLike[str] | None, aws: Aws) -> TablePaths:
-    """Return the paths of a table in S3. The default data directory is a user folder named after the table."""
-    if not address.prefix:
-        raise UsageError(f"The table cannot be the whole bucket {address}; give a prefix in it.")
-    require_aws()
-
-    files = S3Files(address, aws)
-    digest = hashlib.sha256(files.uri.encode()).hexdigest()[:8]
-    return TablePaths(
-        table=files,
-        quarantine=files.beside(f"{files.name}{QUARANTINE_SUFFIX}"),
-        state=real(state) if state is not None else user_state_path("penstock") / f"{files.name}-{digest}",
-        aws=aws,
     )
 
 
@@ -204,6 +188,22 @@ def tables_here(here: Path, *, elsewhere: bool = False) -> Sequence[Path]:
 def _is_only_marked(folder: Path) -> bool:
     """Return True if the folder marks a table and holds nothing else: a quarantine table of some formats."""
     return list(islice(folder.glob("*"), 2)) == [folder.parent / TABLE_MARK]
+
+
+def _s3_table_paths(address: S3Address, state: str | PathLike[str] | None, aws: Aws) -> TablePaths:
+    """Return the paths of a table in S3. The default data directory is a user folder named after the table."""
+    if not address.prefix:
+        raise UsageError(f"The table cannot be the whole bucket {address}; give a prefix in it.")
+    require_aws()
+
+    files = S3Files(address, aws)
+    digest = hashlib.sha256(files.uri.encode()).hexdigest()[:8]
+    return TablePaths(
+        table=files,
+        quarantine=files.beside(f"{files.name}{QUARANTINE_SUFFIX}"),
+        state=real(state) if state is not None else user_state_path("penstock") / f"{files.name}-{digest}",
+        aws=aws,
+    )
 
 
 def _lies_elsewhere(folder: Path) -> bool:

@@ -2,9 +2,9 @@
 
 An object that the scan found although the ledger has it as deleted or replaced is not done: that state is outdated.
 
-`QueueDrainCheck` detects an empty queue. If a broker's counts are approximate, one check is no proof: on SQS they may
-be 0 for a while after messages were sent or received. So the count must stay 0 for longer than a poll takes. The worker
-that asks polls meanwhile, and a long poll queries every server that might have a message.
+`QueueDrainCheck` detects an empty queue. If a broker's counts are approximate, one check proves nothing: on SQS they
+may be 0 for a while after messages were sent or received. So the count must stay 0 for longer than a poll takes. The
+worker polls meanwhile, and a long poll queries every server that might have a message.
 """
 
 import threading
@@ -22,7 +22,7 @@ from penstock.messaging.steps import Probe, Step, no_probe
 from penstock.objects.notification import announce
 from penstock.objects.reference import ObjectRef
 
-CALM_SECONDS = 6.0  # a poll takes at most 5
+CALM_SECONDS = 6.0  # longer than a poll, which takes at most 5 s
 
 
 class QueueDrainCheck:
@@ -67,7 +67,7 @@ def announce_all(broker: Broker, queue: str, refs: Sequence[ObjectRef], *, probe
         probe(Step.ANNOUNCED)
 
 
-ANNOUNCEMENTS_MAX = 5  # of one object by one process; more of them are reported as an error
+ANNOUNCEMENTS_MAX = 5  # notifications of one object by one process; more of them are an error
 
 _SYSTEM_CLOCK = SystemClock()  # stateless
 
@@ -87,7 +87,7 @@ class PendingObjects:
         objects: Sequence[ObjectRef],
         clock: Clock = _SYSTEM_CLOCK,
     ) -> None:
-        """Create it with the first objects. ``release_dead`` releases whatever processes proven dead hold."""
+        """``objects`` are the first ones. ``release_dead`` releases everything that dead processes hold."""
         self._ledger = ledger
         self._broker = broker
         self._pipeline = pipeline
@@ -98,8 +98,8 @@ class PendingObjects:
         self._lock = threading.RLock()  # guards every field below
         self._announcements: Counter[bytes] = Counter()
         self._refs: dict[bytes, ObjectRef] = {}
-        self._outdated: dict[bytes, float] = {}  # end times of the states that the scan proved to be outdated
-        self._unread: set[bytes] = set()  # ended like this since the scan: another scan may find them again
+        self._outdated: dict[bytes, float] = {}  # end times of outdated states: the scan found these objects
+        self._unread: set[bytes] = set()  # deleted or replaced since the scan: another scan may find them again
         self.before: dict[bytes, ObjectState] = {}
         self.unfinished: set[bytes] = set()
         self.take(objects)
@@ -199,18 +199,6 @@ class PendingObjects:
             known = self._current_states(self._refs)
             return {object_id: known.get(object_id, ObjectState.UNPROCESSED) for object_id in self._refs}
 
-    def _current_states(self, object_ids: Collection[bytes]) -> dict[bytes, ObjectState]:
-        """Return the states of these objects, without those that the scan proved to be outdated."""
-        states = dict(self._ledger.states(self._pipeline, list(object_ids)))
-        for object_id, ended_at in self._ends_of_unread(states).items():
-            if self._outdated.get(object_id) == ended_at:
-                del states[object_id]
-        return states
-
-    def _ends_of_unread(self, states: Mapping[bytes, ObjectState]) -> Mapping[bytes, float]:
-        unread = [object_id for object_id, state in states.items() if state in UNREAD]
-        return self._ledger.unread(self._pipeline, unread) if unread else {}
-
     def left(self) -> int:
         """Return the number of objects that are not in a terminal state."""
         return sum(1 for state in self.states().values() if state not in TERMINAL)
@@ -224,6 +212,18 @@ class PendingObjects:
         """Return the number of messages in the queue in any state, as exact as the broker can count."""
         return self.drain_check.messages()
 
+    def _current_states(self, object_ids: Collection[bytes]) -> dict[bytes, ObjectState]:
+        """Return the states of these objects, without those that the scan proved to be outdated."""
+        states = dict(self._ledger.states(self._pipeline, list(object_ids)))
+        for object_id, ended_at in self._ends_of_unread(states).items():
+            if self._outdated.get(object_id) == ended_at:
+                del states[object_id]
+        return states
+
+    def _ends_of_unread(self, states: Mapping[bytes, ObjectState]) -> Mapping[bytes, float]:
+        unread = [object_id for object_id, state in states.items() if state in UNREAD]
+        return self._ledger.unread(self._pipeline, unread) if unread else {}
+
     def _send(self, missing: Sequence[ObjectRef]) -> None:
         if missing:
             self.drain_check.restart()
@@ -235,6 +235,6 @@ class PendingObjects:
         for ref in refs:
             if self._announcements[ref.object_id] > ANNOUNCEMENTS_MAX:
                 raise PenstockError(
-                    f"{ref.uri} was announced {ANNOUNCEMENTS_MAX} times and is still not done, nor dead; look at "
-                    f"`penstock objects show` and `penstock dead list`, and report it."
+                    f"{ANNOUNCEMENTS_MAX} notifications were sent for {ref.uri}, and it is neither processed nor "
+                    f"failed; look at `penstock objects show` and `penstock dead list`, and report this as a bug."
                 )

@@ -1,4 +1,4 @@
-"""The processes of a data directory, and which of them are alive.
+"""Register the processes of a data directory, and find those that are dead.
 
 Every process holds a lock on a file named after its worker id. The operating system drops the lock when the process
 ends, however it ends. A process that can take the lock of a file therefore has proof that the owner is dead, and may
@@ -94,7 +94,7 @@ def draft_of(record: Path) -> Path:
 
 
 def _is_held(path: Path) -> bool | None:
-    """Return True if a process holds the lock; None if the file is gone because its owner has just ended properly."""
+    """Return True if a process holds the lock; None if its owner has just ended properly and deleted the file."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -16,8 +16,8 @@ from penstock.messaging.tracing import unwrapped
 
 
 @runtime_checkable
-class TakesForeign(Protocol):
-    """A broker whose queues other clients can write to under a key."""
+class HasSenderKeys(Protocol):
+    """A broker to which other clients can send without Penstock, by writing to a key."""
 
     def sender_key(self, queue: str) -> str:
         """Return the key for other clients."""
@@ -109,11 +109,11 @@ def _status_of(
     broker: Broker, queue: str, workers: Sequence[WorkerRecord], ages: AgeReader, cloudwatch_ages: Mapping[str, float]
 ) -> QueueStatus:
     health = read_queue(broker, queue, ages, cloudwatch_ages=cloudwatch_ages, workers=workers)
-    key, unread = _foreign(broker, queue)
+    key, unread = _sender_keys(broker, queue)
     dlqs = {} if names_dead_letters(queue) else tier_by_dlq(broker, queue)
     dead_letters = {name: messages_in(broker, name) for name in dlqs}
     return QueueStatus(
-        **{each.name: getattr(health, each.name) for each in fields(health)},
+        **{field.name: getattr(health, field.name) for field in fields(health)},
         dead_letters=sum(dead_letters.values()),
         dead_letters_set_aside=sum(count for name, count in dead_letters.items() if dlqs[name] == "dead"),
         paused=broker.paused(queue),
@@ -125,10 +125,10 @@ def _status_of(
     )
 
 
-def _foreign(broker: Broker, queue: str) -> tuple[str | None, str | None]:
-    """Return the key for other clients, and a sentence about messages under a key that they mistook for it."""
+def _sender_keys(broker: Broker, queue: str) -> tuple[str | None, str | None]:
+    """Return the key for other clients, and a sentence about messages that they wrote to another key by mistake."""
     inner = unwrapped(broker)
-    if not isinstance(inner, TakesForeign):
+    if not isinstance(inner, HasSenderKeys):
         return None, None
     key = inner.sender_key(queue)
     found = inner.unread_stream(queue)

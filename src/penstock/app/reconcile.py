@@ -95,7 +95,7 @@ def reconcile(
     )
     try:
         if spark is None:
-            report = _found_and_sent(_alone(scan, tools), scan, request, report, tools)
+            report = _report_and_send(_find_alone(scan, tools), scan, request, report, tools)
         else:
             report = _on_spark(scan, request, report, spark, tools)
     except PenstockError:
@@ -116,24 +116,24 @@ def _on_spark(
     from penstock.app.reconcile_spark import missing_on_spark
 
     with missing_on_spark(scan, spark, tools) as found:
-        return _found_and_sent(found, scan, request, report, tools)
+        return _report_and_send(found, scan, request, report, tools)
 
 
-def _alone(scan: ReconcileScan, tools: PipelineTools) -> "MissingAlone":
+def _find_alone(scan: ReconcileScan, tools: PipelineTools) -> "MissingAlone":
     def on_listed(listed: int) -> None:
         tools.bus.emit(ReconcileProgressed(pipeline=scan.target.pipeline, unit="objects", done=listed, total=listed))
 
     return scan.missing_alone(seen_at=tools.clock.now(), stopped=lambda: tools.stop.requested, on_listed=on_listed)
 
 
-def _found_and_sent(
-    looked: "MissingObjects | MissingAlone",
+def _report_and_send(
+    missing: "MissingObjects | MissingAlone",
     scan: ReconcileScan,
     request: ReconcileRequest,
     report: ReconcileReport,
     tools: PipelineTools,
 ) -> ReconcileReport:
-    with closing(looked) as found:
+    with closing(missing) as found:
         report = replace(
             report,
             listed=found.listed,

@@ -30,7 +30,7 @@ def _existing(scan: ReconcileScan, spark: Session) -> Any:
     source = scan.target.source
     if source.is_local:
         prove_readable(spark, source.address)
-        return folder_frame(spark, source.address, excluded=[str(one) for one in scan.target.own if one.is_local])
+        return folder_frame(spark, source.address, excluded=[str(files) for files in scan.target.own if files.is_local])
     address = s3_address(source.address)
     if scan.inventory is None:
         return listing_frame(spark, address, source.aws, all_versions=scan.all_versions)

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 class ReconcileTarget:
     """A source to reconcile, with its ledger and queue.
 
-    ``own`` are the places that Penstock itself writes, which are no source. ``alone``: compare in this process, because
-    an object handler needs no Spark.
+    ``own``: the places that Penstock itself writes; objects there are left out. ``alone``: the comparison runs in this
+    process, because an object handler needs no Spark.
     """
 
     pipeline: str
@@ -60,7 +60,7 @@ def target_in(app: "App", name: str) -> ReconcileTarget:
     found = {service.name: service for service in app.services if _has_objects(service)}
     if name not in found:
         known = ", ".join(sorted(found)) or "none"
-        raise UsageError(f"The app has no pipeline {name}; what it reads objects with: {known}.")
+        raise UsageError(f"The app has no pipeline or object handler {name}; it has: {known}.")
     object_names(app, app.services, only=name).check(app.ledger)
     return _target_of(app, found[name])
 
@@ -91,30 +91,6 @@ def target_of_table(scope: "Scope", source: str) -> Iterator[ReconcileTarget]:
         )
 
 
-def _has_objects(service: Any) -> bool:
-    return isinstance(service, PipelineService | ObjectService)
-
-
-def _target_of(app: "App", service: Any) -> ReconcileTarget:
-    own: Sequence[Files] = ()
-    if isinstance(service, PipelineService):
-        declared = service.pipeline.declaration
-        where = declared_table_paths(declared.name, declared.sink.address, app.settings)
-        source, own = source_of(declared.source.folder, where), where.own
-    else:
-        source = source_at(service.source, app.settings.aws)
-    app.ledger.ensure_pipeline(service.name)
-    return ReconcileTarget(
-        pipeline=service.name,
-        source=source,
-        own=own,
-        queue=service.queue_name,
-        ledger=app.ledger,
-        broker=app.broker,
-        alone=isinstance(service, ObjectService),
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconcileScan:
     """The input of one reconcile. Times are epoch seconds.
@@ -139,7 +115,7 @@ class ReconcileScan:
         """Find the missing objects in this process, from the source's own listing. The caller closes the result."""
         target, source, scope = self.target, self.target.source, self.scope()
         if source.is_local:
-            own = [str(one) for one in target.own if one.is_local]
+            own = [str(files) for files in target.own if files.is_local]
             listing = folder_listing(source.address, excluded=own)
         else:
             address = s3_address(source.address)
@@ -156,7 +132,10 @@ class ReconcileScan:
             return ReconcileScope(bucket=LOCAL_BUCKET, below=below, before=self.as_of, is_local=True)
         address = s3_address(source.address)
         return ReconcileScope(
-            bucket=address.bucket, below=address.folder, before=self.as_of, excluded=_keys(self.target, address.bucket)
+            bucket=address.bucket,
+            below=address.folder,
+            before=self.as_of,
+            excluded=_own_prefixes(self.target, address.bucket),
         )
 
 
@@ -171,7 +150,7 @@ def scan_of(
     found = None
     if inventory is not None:
         if source.is_local:
-            raise UsageError(f"{source} is a folder, and S3 makes inventories of buckets; leave --inventory out.")
+            raise UsageError(f"{source} is a folder, and only buckets in S3 have inventories; leave --inventory out.")
         found = find_inventory(inventory, source.aws)
         _check(found, s3_address(source.address), target)
     seen_at = now if found is None else found.manifest.created_at
@@ -179,11 +158,35 @@ def scan_of(
     return ReconcileScan(target=target, inventory=found, all_versions=all_versions, as_of=as_of, seen_at=seen_at)
 
 
+def _has_objects(service: Any) -> bool:
+    return isinstance(service, PipelineService | ObjectService)
+
+
+def _target_of(app: "App", service: Any) -> ReconcileTarget:
+    own: Sequence[Files] = ()
+    if isinstance(service, PipelineService):
+        declared = service.pipeline.declaration
+        where = declared_table_paths(declared.name, declared.sink.address, app.settings)
+        source, own = source_of(declared.source.folder, where), where.own
+    else:
+        source = source_at(service.source, app.settings.aws)
+    app.ledger.ensure_pipeline(service.name)
+    return ReconcileTarget(
+        pipeline=service.name,
+        source=source,
+        own=own,
+        queue=service.queue_name,
+        ledger=app.ledger,
+        broker=app.broker,
+        alone=isinstance(service, ObjectService),
+    )
+
+
 def _check(inventory: Inventory, address: S3Address, target: ReconcileTarget) -> None:
     manifest = inventory.manifest
     if manifest.source_bucket != address.bucket:
         raise UsageError(
-            f"The inventory {inventory.uri} is of the bucket {manifest.source_bucket}, and {target.pipeline} reads "
+            f"The inventory {inventory.uri} lists the bucket {manifest.source_bucket}, and {target.pipeline} reads "
             f"{address}."
         )
     if not manifest.has_versions:
@@ -192,7 +195,7 @@ def _check(inventory: Inventory, address: S3Address, target: ReconcileTarget) ->
         )
 
 
-def _keys(target: ReconcileTarget, bucket: str) -> Sequence[str]:
+def _own_prefixes(target: ReconcileTarget, bucket: str) -> Sequence[str]:
     """Return the prefixes in this bucket that Penstock itself writes."""
-    addresses = [s3_address(one.uri) for one in target.own if not one.is_local]
+    addresses = [s3_address(files.uri) for files in target.own if not files.is_local]
     return [written.prefix for written in addresses if written.bucket == bucket]

@@ -1,4 +1,4 @@
-"""The address of Redis: parsed and checked before anything connects.
+"""Parse and check the address of Redis before anything connects.
 
 redis-py ignores some address parameters that it does not know and fails on others at the first connection, so every
 supported parameter is listed here. Messages never repeat a password.
@@ -82,7 +82,7 @@ def _check_host(address: str, parts: SplitResult) -> None:
     except ValueError:
         fits = False
     if not fits:
-        raise _invalid(address, "names a port that is none", "write one from 1 to 65535, or leave it out for 6379")
+        raise _invalid(address, "has an invalid port", "write one from 1 to 65535, or leave it out for 6379")
 
 
 def _check_number(address: str, parts: SplitResult) -> None:
@@ -90,22 +90,20 @@ def _check_number(address: str, parts: SplitResult) -> None:
     if number and not _is_number(number):
         raise _invalid(address, f"names a database {number!r}", "Redis numbers its databases: write /0, or nothing")
     if parts.scheme.endswith("+cluster") and number.strip("0"):
-        raise _invalid(address, f"names database {number}, and a cluster has but 0", "keep apart by ?prefix=NAME")
+        raise _invalid(address, f"names database {number}, and a cluster has only 0", "separate apps by ?prefix=NAME")
 
 
 def _check_parameters(address: str, scheme: str, given: list[tuple[str, str]]) -> None:
     known = _ALWAYS | (_TLS if scheme.startswith("rediss") else set()) | (set() if "+" in scheme else {"db"})
     for name, value in given:
         if name not in known:
-            raise _invalid(address, f"has a parameter {name} that is not known", _meant(name, known))
+            raise _invalid(address, f"has an unknown parameter {name}", _meant(name, known))
         if name == "db" and not _is_number(value):
             raise _invalid(
                 address, f"names a database {value!r}", "Redis numbers its databases: write db=0, or nothing"
             )
         if name == _PREFIX and not _PREFIX_FORM.fullmatch(value):
-            raise _invalid(
-                address, "has a prefix that cannot be one", "write up to 100 letters, digits and any of - _ . :"
-            )
+            raise _invalid(address, "has an invalid prefix", "write up to 100 letters, digits and any of - _ . :")
 
 
 def _is_number(text: str) -> bool:
@@ -114,9 +112,9 @@ def _is_number(text: str) -> bool:
 
 def _meant(name: str, known: Set[str]) -> str:
     if name in _TLS:
-        return "it belongs to TLS, which rediss:// asks for"
+        return "it is an option of TLS, so write rediss://"
     close = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {close[0]}?" if close else f"those there are: {', '.join(sorted(known))}"
+    return f"did you mean {close[0]}?" if close else f"known parameters: {', '.join(sorted(known))}"
 
 
 def _unreadable(address: str) -> ConfigurationError:

@@ -1,4 +1,4 @@
-"""The workers of one data directory on this host: their records, and how to signal them.
+"""Record the workers of one data directory on this host, and signal them.
 
 Every worker writes a small record beside its lock: before it receives its first message, soon after every change, and
 every few seconds while it lives. The lock proves that it lives; the record describes it.
@@ -61,11 +61,11 @@ class UnservedQueues:
     def __call__(self, event: Event) -> None:
         match event:
             case LedgerUnavailable():
-                self._note(event.queues, "ledger", f"the ledger is away: {event.error}")
+                self._note(event.queues, "ledger", f"the ledger is unavailable: {event.error}")
             case LedgerAvailable():
                 self._note(event.queues, "ledger", None)
             case StoreUnavailable():
-                self._note(event.queues, event.store, f"the store {event.store} is away: {event.error}")
+                self._note(event.queues, event.store, f"the store {event.store} is unavailable: {event.error}")
             case StoreAvailable():
                 self._note(event.queues, event.store, None)
             case ConsumerHalted():
@@ -93,7 +93,7 @@ GAUGE = "queue_oldest_visible_message_age_seconds"
 
 
 class SeenAges(SelectiveListener):
-    """Estimate message ages from the events on the worker's bus. Thread-safe."""
+    """Estimates of message ages, from the events on the worker's bus. Thread-safe."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -179,7 +179,7 @@ class WorkerRecord:
     started_at: float
     state: str  # serving; draining: keeps running but fetches no more; stopping
     queues: tuple[str, ...]
-    in_flight: int  # messages whose lease it holds
+    in_flight: int  # messages that it has leased
     beat_at: float
     paused: Mapping[str, str] = field(default_factory=dict)  # by queue: the error that opened its circuit breaker
     unserved: Mapping[str, str] = field(default_factory=dict)  # by queue: any other reason why it is not served
@@ -188,11 +188,14 @@ class WorkerRecord:
     metrics_address: str | None = None  # HOST:PORT of its metrics and health endpoint, if it has one
 
 
-_FIELDS = frozenset(one.name for one in fields(WorkerRecord))
+_FIELDS = frozenset(field.name for field in fields(WorkerRecord))
 
 
 class RecordWriter(SelectiveListener):
-    """Maintain the record of this process's worker from its events. A thread of its own writes the file."""
+    """The writer of this process's worker record, updated by events on the worker's bus.
+
+    The emitting threads call it; a thread of its own writes the file. Owned by `Presence`.
+    """
 
     def __init__(
         self,
@@ -301,8 +304,8 @@ class RecordWriter(SelectiveListener):
         while True:
             self._clock.wait(self._changed, BEAT_SECONDS - GATHER_SECONDS)
             self._changed.clear()
-            # An idle worker that is asked to stop has ended by now. It need not wait for a busy disk only to record for
-            # a moment that it is stopping.
+            # An idle worker that was asked to stop has ended by now. It must not wait for a busy disk just to record
+            # that it is stopping.
             if self._clock.wait(self._ended, GATHER_SECONDS):
                 return
             self._try_to_write()

@@ -1,4 +1,4 @@
-"""Run an app's outbox relays, in threads or once, and serve the commands for outbox and inbox."""
+"""Run an app's outbox relays, in threads or once, and do the work of the commands for outbox and inbox."""
 
 import functools
 import operator
@@ -80,7 +80,7 @@ def forget_inbox(app: "App", *, older_than_seconds: float) -> int:
 def stores(app: "App") -> "Sequence[TransactionStore]":
     """Return the databases of the app's relays. Raises `UsageError` if there are none."""
     if not app.relays:
-        raise UsageError("The app names no database with an outbox: declare it with app.relay(engine).")
+        raise UsageError("The app has no database with an outbox: declare one with app.relay(engine).")
     return [relay.store for relay in app.relays]
 
 
@@ -88,6 +88,8 @@ def _opened(app: "App", *, emit: Listener, clock: Clock, random: Random) -> "Seq
     from penstock.transactions.relay import Relay
 
     return [
-        Relay(each.store, broker=lambda: app.broker, settings=each.settings, clock=clock, random=random, emit=emit)
-        for each in app.relays
+        Relay(
+            declared.store, broker=lambda: app.broker, settings=declared.settings, clock=clock, random=random, emit=emit
+        )
+        for declared in app.relays
     ]

@@ -20,27 +20,27 @@ from penstock.worker.consumer import Consumer
 if TYPE_CHECKING:
     from penstock.app.app import App
 
-_AS_ALL = ReplayQueue()
+_NO_OVERRIDES = ReplayQueue()
 MESSAGES_MAX = 100  # per batch; each needs a log entry, a message and a mark
 _BYTES_MAX = 16 * 1024**2  # per batch
 
 
 def with_sample(settings: Settings, sample: SampleSettings) -> Settings:
     """Return the settings, with the AWS sample's values for those that are not set here."""
-    theirs = {
+    from_sample = {
         "dead_letters_max_replays": sample.replays_max,
         "dead_letters_replay_base": sample.base_seconds,
         "dead_letters_max_replay_wait": sample.cap_seconds,
     }
-    ours = settings.model_fields_set
-    update = {name: value for name, value in theirs.items() if value is not None and name not in ours}
+    are_set = settings.model_fields_set
+    update = {name: value for name, value in from_sample.items() if value is not None and name not in are_set}
     return settings.model_copy(update=update)
 
 
 def replay_policy(settings: Settings, queue: str) -> ReplayPolicy | None:
     """Return the policy of one queue, given by name, URL or ARN; None if its dead letters are not replayed."""
     by_queue = settings.dead_letters_replay_queues
-    own = by_queue.get(queue) or by_queue.get(listed_name(queue)) or _AS_ALL
+    own = by_queue.get(queue) or by_queue.get(listed_name(queue)) or _NO_OVERRIDES
     if own.off:
         return None
     return ReplayPolicy(

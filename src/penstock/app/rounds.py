@@ -1,8 +1,8 @@
 """The base class of background jobs: repeated work in a thread of its own, with rests, that never delays shutdown.
 
-For jobs that each process does for itself. Jobs for which workers elect one of them are in `app/jobs/elected.py`.
+For jobs that every process runs for itself. Jobs for which the workers elect one process are in `app/jobs/elected.py`.
 
-No result may depend on a round completing: a round that the end of the process cuts off is repeated later.
+No result may depend on the completion of a round: if the process ends during a round, another one repeats it later.
 """
 
 import threading
@@ -21,7 +21,10 @@ END_SECONDS = 1.0
 
 
 class PeriodicJob(ABC):
-    """Repeat a round of work until `end`, or until the worker is asked to stop. Can be started once."""
+    """A background job that repeats a round of work until `end`, or until the worker is asked to stop.
+
+    Can be started once. Rounds run in its own thread; the owner calls the other methods.
+    """
 
     def __init__(
         self, name: str, *, clock: Clock, random: Random, emit: Listener, stop: StopSignal | None = None
@@ -40,11 +43,11 @@ class PeriodicJob(ABC):
         self._thread = WorkThread(self._run, name=f"penstock-{name}")
 
     def start(self) -> None:
-        """Start the thread with a first round."""
+        """Start the thread, which begins with a round."""
         self._thread.start()
 
     def end(self) -> None:
-        """Start no further rounds. Wait a second for the current one, then leave it."""
+        """Start no further round. Wait up to a second for the current one, then leave it behind."""
         self._ended.set()
         self._thread.join(END_SECONDS)
 
@@ -64,15 +67,15 @@ class PeriodicJob(ABC):
     def _is_over(self) -> bool:
         return self._ended.is_set() or (self._stop is not None and (self._stop.requested or self._stop.paused))
 
-    def _record_failure(self, error: Exception, *, whose: str = "") -> None:
+    def _record_failure(self, error: Exception, *, subject: str = "") -> None:
         """Emit an event for a failure, once while it stays the same. The next round retries."""
-        text = f"{whose}: {type(error).__name__}: {error}" if whose else f"{type(error).__name__}: {error}"
-        if self._reported.get(whose) != text:
-            self._reported[whose] = text
+        text = f"{subject}: {type(error).__name__}: {error}" if subject else f"{type(error).__name__}: {error}"
+        if self._reported.get(subject) != text:
+            self._reported[subject] = text
             self._emit(JobFailed(job=self._name, error=text))
 
-    def _record_success(self, *, whose: str = "") -> None:
-        self._reported.pop(whose, None)
+    def _record_success(self, *, subject: str = "") -> None:
+        self._reported.pop(subject, None)
 
     def _run(self) -> None:
         while not self._is_over():

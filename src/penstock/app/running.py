@@ -1,10 +1,10 @@
 """Run a worker as a process: an app with its log on stderr and its error hook.
 
-Also count forced shutdowns that Prometheus could not scrape. A forced shutdown is the last thing that a worker counts,
-and the worker is gone before the next scrape. So it leaves a note in the data directory, and the next worker that
-serves with this data directory counts it, once. If the directory is deleted with the worker, as with a pod or a task,
-the count is lost: the log still has the line, and orphaned leases are counted separately. Only for scraped metrics:
-exported metrics include the count in the last export of the process.
+Also counts forced shutdowns for Prometheus. A forced shutdown is the last thing that a worker counts, and the worker
+has ended before the next scrape. So it leaves a note in the data directory, and the next worker that serves with this
+data directory counts it, once. If the directory is deleted with the worker, as with a pod or a task, the count is lost;
+the log still has the line, and orphaned leases are counted separately. Exported metrics need no note: the last export
+of the process includes the count.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +34,7 @@ SHUTDOWNS = "shutdowns_total"
 
 
 class ForcedShutdowns(SelectiveListener):
-    """A listener that notes its worker's forced shutdown and counts the notes of earlier workers."""
+    """A listener of one worker that leaves a note of its forced shutdown, and counts the notes of earlier workers."""
 
     def __init__(self, state: Path, *, worker: str, meters: Meters) -> None:
         self._folder = state / FOLDER
@@ -93,10 +93,10 @@ def run_worker(
     process: Process = "worker",
     prepare: Callable[[], WorkerRole] = WorkerRole,
 ) -> WorkerOutcome:
-    """Serve until asked to stop.
+    """Serve until asked to stop, and return the outcome.
 
-    Raises the error that stopped the worker, after the log and the error hook received it. ``prepare`` is called once
-    the log is open and returns the worker's role; by default, everything.
+    ``prepare`` is called once the log is open and returns the worker's role; by default the worker does all work.
+    Raises the error that stopped the worker, after the log and the error hook received it.
     """
     failures = _Failures()
     liveness = Liveness(SystemClock())
@@ -113,20 +113,20 @@ def run_worker(
     forced = forced_shutdowns(app.settings, worker=app.worker, meters=telemetry.meters)
     with telemetry.running(), gauged(liveness, telemetry.meters, worker=app.worker), ages:
         try:
-            part = prepare()
+            role = prepare()
             conclusion = serve(
                 app,
                 stop=stop,
                 queues=queues,
-                until=part.until,
+                until=role.until,
                 listeners=(
                     *telemetry.listeners,
                     *forced,
                     failures,
                     *(() if seen is None else (seen,)),
-                    *part.listeners,
+                    *role.listeners,
                 ),
-                dlqs=part.dlqs,
+                dlqs=role.dlqs,
                 liveness=liveness,
                 metrics_address=lambda: telemetry.metrics_address,
                 meters=telemetry.meters,

@@ -1,4 +1,7 @@
-"""The services of an app: functions, object handlers and pipelines. Each opens one consumer of a worker."""
+"""The services of an app, each of which opens one consumer of a worker: the protocol, and functions as services.
+
+Object handlers are in `object_service`, pipelines in `pipelines.service`.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -51,7 +54,7 @@ BATCH_BYTES_MAX = 1024**3  # of a batch's bodies; the effective limit is the num
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceContext:
-    """The worker in which services are opened, and the dependencies it gives them."""
+    """The dependencies that a worker gives to its services. Created once per worker, before its services are opened."""
 
     worker: str
     settings: Settings
@@ -71,7 +74,7 @@ class ServiceContext:
     resources: Mapping[str, Any] = field(default_factory=lambda: NO_RESOURCES)
     tracing: Tracing = NO_TRACING
     owners: "Callable[[], Mapping[str, WorkOwner]]" = lambda: NO_OWNERS  # of keys, by handler; registers them first
-    breaks: bool = True  # False: no circuit breaker pauses a queue
+    breaks: bool = True  # False: circuit breakers never open
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +84,13 @@ class LazyKeys:
     The first use raises `TemporaryError` if the ledger is unavailable.
     """
 
-    made: Callable[[], IdempotencyKeys]
+    keys: Callable[[], IdempotencyKeys]
 
     def begin(self, key: str) -> KeyBegun | KeyBusy | KeyDone:
-        return self.made().begin(key)
+        return self.keys().begin(key)
 
     def forget(self) -> None:
-        self.made().forget()
+        self.keys().forget()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

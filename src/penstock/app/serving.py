@@ -1,7 +1,7 @@
-"""Serve an app: the queues and background jobs of a worker, and the order in which everything opens and closes.
+"""Serve an app: run a worker with its queues and background jobs, and open and close everything in order.
 
-If the ledger is unavailable when a worker starts, a worker that needs it to begin waits for it, as it does for the
-broker: a restart would not help.
+If the ledger is unavailable at the start, a worker that cannot begin without it waits, as it does for the broker: a
+restart would not help.
 """
 
 import threading
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 
 REPLAY, EXPIRY, MONITOR = "replay", "expiry", "monitor"  # names of background jobs
-_GLANCE_SECONDS = 0.2  # poll interval: a signal handler may run in this thread, so it cannot wait for the event
+_STOP_CHECK_SECONDS = 0.2  # a signal handler may run in this thread, so it polls and does not wait for an event
 
 
 def await_ledger(
@@ -74,7 +74,7 @@ def await_ledger(
         except TemporaryError:
             again_at = clock.monotonic() + outage.pause_seconds(random)
             while not stop.requested and (left_seconds := again_at - clock.monotonic()) > 0:
-                clock.wait(never, min(left_seconds, _GLANCE_SECONDS))
+                clock.wait(never, min(left_seconds, _STOP_CHECK_SECONDS))
             if stop.requested:
                 raise
 
@@ -100,18 +100,19 @@ def serve(
     """Run a worker on the app's queues until ``stop``, or until ``until`` (called when idle) returns True.
 
     Args:
-        app: The app.
-        stop: The process's stop signal.
         queues: Queues to serve, with weights. Default: those of the settings, else all with a handler.
         until: End condition; None: run until ``stop``.
         listeners: Further listeners. Unlike the app's own, their exceptions are not caught.
         settings: The worker's numbers. Default: from the app's settings.
         resident: False leaves no trace in the data directory and sends no ticks, for tests.
         spark: Session for the pipelines, which is not stopped. Default: the worker starts its own.
-        tiers: Replay only these DLQs and serve nothing else. None: replay as well if the settings ask for it.
+        dlqs: Replay only these DLQs and serve nothing else. None: replay as well if the settings turn it on.
         liveness: The worker's liveness, for probes.
         metrics_address: Returns the address of the metrics endpoint.
         meters: The worker's metrics. With them, workers that have a ledger elect one that runs the monitor.
+
+    Returns:
+        The outcome, including the threads of background jobs that are left behind.
 
     Raises:
         ConfigurationError: If a queue has no handler or does not exist, or if the ledger is local to this host beside a
@@ -120,7 +121,7 @@ def serve(
     role = _role_of(app, queues, dlqs=dlqs, bounded=until is not None, resident=resident)
     numbers = settings or worker_settings(app)
     with ExitStack() as stack:
-        context, sessions = _entered(
+        context, sessions = _register_worker(
             app,
             role,
             stack,
@@ -169,9 +170,9 @@ class _Role:
 
     services: Sequence[Service]  # its background jobs are for these, also if it does not consume their queues
     consumed: Sequence[tuple[Service, int]]  # with their weights
-    dlqs: Sequence[ReplayedQueue]  # those of its services whose messages are replayed, by this worker or another
+    dlqs: Sequence[ReplayedQueue]  # those of its services with automatic replay, by this worker or another
     replayed: Sequence[ReplayedQueue]  # by this worker
-    ticking: frozenset[str]  # handlers whose ticks are claimed in the ledger
+    ticking: frozenset[str]  # handlers that claim their ticks in the ledger
     bounded: bool  # it runs until it is done
     resident: bool
 
@@ -192,6 +193,66 @@ class _Role:
         )
 
 
+def chosen(app: "App", queues: Mapping[str, int] | None) -> Sequence[tuple[Service, int]]:
+    """Return the services to run, each with its weight. Raises `ConfigurationError` for a queue without a handler."""
+    by_queue = {service.queue_name: service for service in app.services}
+    wanted = dict(queues or app.settings.worker_queues) or dict.fromkeys(by_queue, 1)
+    if not wanted:
+        raise ConfigurationError("The app has no handler, so there is nothing to serve; declare one with @app.handler.")
+    missing = sorted(wanted.keys() - by_queue.keys())
+    if missing:
+        known = ", ".join(sorted(by_queue)) or "none"
+        raise ConfigurationError(
+            f"The queue {missing[0]} has no handler in this app; queues with one: {known}. Serving it would take its "
+            "messages away from the workers that can process them."
+        )
+    return [(by_queue[name], weight) for name, weight in wanted.items()]
+
+
+def worker_settings(app: "App") -> WorkerSettings:
+    """Return the worker's numbers from the app's settings.
+
+    Raises `ConfigurationError` if they contradict each other.
+    """
+    settings = app.settings
+    return WorkerSettings(
+        concurrency=settings.worker_concurrency,
+        fetch_max=settings.worker_max_fetch,
+        lease_seconds=settings.worker_lease,
+        stop_timeout_seconds=settings.worker_stop_timeout
+        - (LIFESPAN_CLOSE_SECONDS if app.lifespans else 0.0)
+        - (RELAY_CLOSE_SECONDS if app.relays else 0.0),
+        drain_seconds=settings.worker_drain,
+    )
+
+
+def can_monitor(app: "App", services: Sequence[Service], *, replays: bool = False) -> bool:
+    """Return True if workers of these services can elect one that runs the monitor.
+
+    The election needs a ledger that all of them share: that of the services or of automatic replay, else a server that
+    the settings name. A queue inside the process has no other worker.
+    """
+    if app.broker.capabilities.in_process or has_ledger_apart(app.settings):
+        return False
+    return replays or any(map(needs_ledger, services)) or not has_local_ledger(app.settings)
+
+
+def tick_keys(app: str, context: ServiceContext) -> ScheduledKeys:
+    """Return a factory of the keys that claim a scheduled handler's ticks in the ledger."""
+
+    def keys(declaration: HandlerDeclaration) -> IdempotencyKeys:
+        return LedgerKeys(
+            ledger=context.ledger(),
+            handler=declaration.name,
+            worker=context.worker,
+            lease_seconds=CLAIM_SECONDS,
+            retention_seconds=REMEMBERED_SECONDS,
+            owner=WorkOwner(app=app, queue=declaration.queue.name, purpose="tick"),
+        )
+
+    return keys
+
+
 def _role_of(
     app: "App",
     queues: Mapping[str, int] | None,
@@ -200,7 +261,7 @@ def _role_of(
     bounded: bool,
     resident: bool,
 ) -> _Role:
-    """Return the work that arguments and settings ask for.
+    """Return the work of a worker, from arguments and settings.
 
     With ``dlqs``, only these are replayed. Raises `ConfigurationError` for a missing queue or an unsuitable ledger.
     """
@@ -222,14 +283,14 @@ def _role_of(
     if dlqs is not None:
         role = replace(role, dlqs=dlqs, replayed=dlqs)
     elif resident and settings.dead_letters_replay and settings.jobs & {REPLAY, EXPIRY, MONITOR}:
-        # The monitor needs only to know whether workers replay: then they share a ledger in which it can be elected.
+        # The monitor only has to know if workers replay: then they share a ledger, in which it can be elected.
         found = replayed_dlqs(app, [service.queue_name for service in services])
         role = replace(role, dlqs=found, replayed=found if REPLAY in settings.jobs else ())
     check_dlqs(role.dlqs, settings, clock=clock)
     return role
 
 
-def _entered(
+def _register_worker(
     app: "App",
     role: _Role,
     stack: ExitStack,
@@ -260,8 +321,8 @@ def _entered(
         app, sessions=sessions, bus=bus, clock=clock, stop=stop, tracing=app.tracing, breaks=role.resident
     )
     stack.enter_context(app.incidents.passing_to(bus.emit))
-    for one in protection:
-        stack.enter_context(one.beside(bus.emit))
+    for listener in protection:
+        stack.enter_context(listener.beside(bus.emit))
     if role.resident:
         stack.enter_context(presence.register(ledger=context.ledger, emit=bus.emit, random=context.random))
     return context, sessions
@@ -274,7 +335,7 @@ def _with_ledger(app: "App", role: _Role, context: ServiceContext) -> ServiceCon
         for service in role.recording:
             context.outage.gate(service.queue_name)  # so that an outage reports this queue from the start
         context = replace(context, owners=owners)
-        _meet_ledger(context, owners, waits=role.needs_ledger_to_start)
+        _open_ledger(context, owners, waits=role.needs_ledger_to_start)
         return context
     registered = owners()
     return replace(context, owners=lambda: registered)
@@ -361,7 +422,7 @@ def _watch_outages(role: _Role, context: ServiceContext, stack: ExitStack) -> No
         stack.enter_context(context.stores.watching())
 
 
-def _meet_ledger(context: ServiceContext, owners: Callable[[], object], *, waits: bool) -> None:
+def _open_ledger(context: ServiceContext, owners: Callable[[], object], *, waits: bool) -> None:
     """Open the ledger and register the names in it.
 
     If the ledger is unavailable, wait for it if ``waits``. Otherwise the queues that need it are paused, and the names
@@ -377,79 +438,21 @@ def _meet_ledger(context: ServiceContext, owners: Callable[[], object], *, waits
         owners()
 
 
-def chosen(app: "App", queues: Mapping[str, int] | None) -> Sequence[tuple[Service, int]]:
-    """Return the services to run, each with its weight. Raises `ConfigurationError` for a queue without a handler."""
-    by_queue = {service.queue_name: service for service in app.services}
-    wanted = dict(queues or app.settings.worker_queues) or dict.fromkeys(by_queue, 1)
-    if not wanted:
-        raise ConfigurationError(
-            "The app has no handlers, so there is nothing to serve; declare one with @app.handler."
-        )
-    missing = sorted(wanted.keys() - by_queue.keys())
-    if missing:
-        known = ", ".join(sorted(by_queue)) or "none"
-        raise ConfigurationError(
-            f"The queue {missing[0]} has no handler in this app; queues with one: {known}. Serving it would take its "
-            "messages from those who can work on them."
-        )
-    return [(by_queue[name], weight) for name, weight in wanted.items()]
-
-
-def worker_settings(app: "App") -> WorkerSettings:
-    """Return the worker's numbers from the app's settings.
-
-    Raises `ConfigurationError` if they contradict each other.
-    """
-    settings = app.settings
-    return WorkerSettings(
-        concurrency=settings.worker_concurrency,
-        fetch_max=settings.worker_max_fetch,
-        lease_seconds=settings.worker_lease,
-        stop_timeout_seconds=settings.worker_stop_timeout
-        - (LIFESPAN_CLOSE_SECONDS if app.lifespans else 0.0)
-        - (RELAY_CLOSE_SECONDS if app.relays else 0.0),
-        drain_seconds=settings.worker_drain,
-    )
-
-
-def can_monitor(app: "App", services: Sequence[Service], *, replays: bool = False) -> bool:
-    """Return True if workers of these services can elect one that runs the monitor.
-
-    The election needs a ledger that all of them share: that of the services or of automatic replay, else a server that
-    the settings name. A queue inside the process has no other worker.
-    """
-    if app.broker.capabilities.in_process or has_ledger_apart(app.settings):
-        return False
-    return replays or any(map(needs_ledger, services)) or not has_local_ledger(app.settings)
-
-
 def _claims_ticks(app: "App") -> frozenset[str]:
-    """Return the handlers whose ticks are claimed in the ledger, because the broker does not deduplicate."""
+    """Return the handlers that claim their ticks in the ledger, because the broker does not deduplicate."""
     if app.broker.capabilities.deduplicates:
         return frozenset()
-    return frozenset(one.name for one in app.declarations if one.schedule is not None)
-
-
-def tick_keys(app: str, context: ServiceContext) -> ScheduledKeys:
-    """Return a factory of the keys that claim a scheduled handler's ticks in the ledger."""
-
-    def keys(declaration: HandlerDeclaration) -> IdempotencyKeys:
-        return LedgerKeys(
-            ledger=context.ledger(),
-            handler=declaration.name,
-            worker=context.worker,
-            lease_seconds=CLAIM_SECONDS,
-            retention_seconds=REMEMBERED_SECONDS,
-            owner=WorkOwner(app=app, queue=declaration.queue.name, purpose="tick"),
-        )
-
-    return keys
+    return frozenset(declaration.name for declaration in app.declarations if declaration.schedule is not None)
 
 
 def _tick(app: "App", services: Sequence[Service], context: ServiceContext, stack: ExitStack) -> None:
     """Send the ticks of scheduled handlers whose queues are served here."""
     served = {service.queue_name for service in services}
-    scheduled = [one for one in app.declarations if one.schedule is not None and one.queue.name in served]
+    scheduled = [
+        declaration
+        for declaration in app.declarations
+        if declaration.schedule is not None and declaration.queue.name in served
+    ]
     if not scheduled:
         return
     keys = tick_keys(app.name, context) if _claims_ticks(app) else None

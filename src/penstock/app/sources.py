@@ -1,6 +1,6 @@
-"""The sources of objects: a folder on this host or a prefix in S3.
+"""Locate and scan the sources of objects: a folder on this host or a prefix in S3.
 
-Also the outages of the stores that a worker's queues need: those of its sources, and of tables in S3.
+`StoreOutages` has the outages of the stores that a worker's queues need: of its sources, and of tables in S3.
 """
 
 import os
@@ -63,7 +63,7 @@ class SourceLocation:
 
     @property
     def buckets(self) -> frozenset[str]:
-        """The buckets whose notifications are accepted."""
+        """The buckets with accepted notifications."""
         return frozenset({LOCAL_BUCKET if self.is_local else s3_address(self.address).bucket})
 
     def is_table(self) -> bool:
@@ -92,10 +92,10 @@ class SourceLocation:
         """Scan the source, or a part of it, without ``own``, the places that Penstock itself writes."""
         address = self.address if part is None else part.address
         if self.is_local:
-            folders = [str(one) for one in own if one.is_local]
+            folders = [str(files) for files in own if files.is_local]
             return Scanner(address, store=LocalStore(self.address), excluded=folders)
 
-        excluded = [s3_address(one.uri) for one in own if not one.is_local]
+        excluded = [s3_address(files.uri) for files in own if not files.is_local]
         return S3Listing(s3_address(address), aws=self.aws, excluded=excluded)
 
 
@@ -128,7 +128,7 @@ def source_of(source: str | PathLike[str], where: TablePaths) -> SourceLocation:
 
 
 class MakeOutage(Protocol):
-    """Create the `OutageWatch` of one service for this worker."""
+    """A function that creates the `OutageWatch` of one service for this worker."""
 
     def __call__(self, *, service: WatchedService, ping: Callable[[], object]) -> OutageWatch: ...
 
@@ -136,7 +136,7 @@ class MakeOutage(Protocol):
 class StoreOutages:
     """One `OutageWatch` for each store or combination of stores, shared by all queues that need it.
 
-    Used by one thread.
+    Owned by the worker's `ServiceContext`, and used by the thread that opens the services.
     """
 
     def __init__(self, make: MakeOutage) -> None:

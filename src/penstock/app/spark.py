@@ -1,4 +1,4 @@
-"""The Spark session of a process: shared by all its pipelines, started on first use, ended by `close`.
+"""Hold the Spark session of a process: shared by all its pipelines, started on first use, ended by `close`.
 
 A session given by the user is neither stopped nor changed: pipelines run in a new session on the same Spark context.
 """

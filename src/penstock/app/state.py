@@ -1,4 +1,4 @@
-"""The data directory of an ingest: a SQLite ledger and queue in one folder, and the processes that use them."""
+"""Open the data directory of an ingest: a SQLite ledger and queue in one folder, and the processes that use them."""
 
 import os
 import shutil
@@ -64,8 +64,8 @@ def check_owner(ledger: Ledger, where: TablePaths) -> None:
     known = [pipeline.id for pipeline in ledger.pipelines()]
     if str(where.state.parent) == str(where.table) and known and where.pipeline not in known:
         raise ConfigurationError(
-            f"The state in {where.state} is that of {', '.join(known)}, so the table's folder was moved or copied; "
-            f"move it back, or ingest into a new table."
+            f"The data directory {where.state} is that of {', '.join(known)}, so the table's folder was moved or "
+            f"copied; move it back, or ingest into a new table."
         )
 
 
@@ -79,7 +79,7 @@ def open_state(directory: Path, *, shared: Settings | None = None, probe: Probe 
         directory.mkdir(parents=True, exist_ok=True)
         processes = ProcessRegistry(directory / PROCESSES_FOLDER)
     except OSError as error:
-        raise ConfigurationError(f"The data directory {directory} cannot be made: {error.strerror}.") from error
+        raise ConfigurationError(f"The data directory {directory} cannot be created: {error.strerror}.") from error
     worker = f"{socket.gethostname()}-{os.getpid()}-{ULID()}"
     with processes.register(worker):
         if shared is not None:

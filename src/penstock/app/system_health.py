@@ -1,4 +1,4 @@
-"""The health of queues, dead letters and pipelines: one value for each, and the one function that reads it.
+"""Read the health of queues, dead letters and pipelines: a dataclass for each, and the only function that reads it.
 
 `penstock status`, `penstock queues`, `penstock doctor` and the monitor's gauges share them. Reading changes nothing and
 never receives a message.
@@ -26,7 +26,7 @@ HasSettled = Callable[[str, float], bool]  # a pipeline, and the age of the mess
 Tier = Literal["dlq", "dead"]  # DLQ, which may be replayed automatically; final DLQ, which waits for people
 
 COUNT_SECONDS_MIN, COUNT_SECONDS_MAX = 600.0, 21_600.0  # between two full counts of processed objects
-COUNT_SHARE = 1_000.0  # that time as a multiple of a count's duration
+COUNT_SHARE = 1_000.0  # the time between two counts, as a multiple of the duration of one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +129,7 @@ class AgeReader:
             self._empty[queue] = AgeEstimate(empty_at=now)
             return None
         # A draining worker's receives are outdated: it does not know which messages others have received since.
-        seen = [each.seen[queue] for each in workers if each.state == SERVING and queue in each.seen]
+        seen = [record.seen[queue] for record in workers if record.state == SERVING and queue in record.seen]
         estimate = AgeEstimate.merged([*seen, self._empty.get(queue, AgeEstimate())])
         return estimate.visible_age_seconds(now, visible=stats.visible)
 
@@ -227,7 +227,7 @@ class PipelineReader:
         ``has_settled`` returns True if no message is left in the queue of a pipeline that was there that many seconds
         ago. In doubt, False.
         """
-        reconciled = {one.pipeline: one for one in ledger.reconciliations()}
+        reconciled = {reconciliation.pipeline: reconciliation for reconciliation in ledger.reconciliations()}
         return [self._read(ledger, pipeline, reconciled.get(pipeline), has_settled) for pipeline in pipelines]
 
     def count_anew(self) -> None:

@@ -1,4 +1,4 @@
-"""The two tables of a pipeline, rows and quarantine, and the operations on them that need no Spark."""
+"""Work on the two tables of a pipeline, rows and quarantine, as far as it needs no Spark."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -25,7 +25,10 @@ _CLOCK = SystemClock()  # stateless
 
 
 class Tables:
-    """Both tables of one pipeline. Any process may publish to them; the commit conditions prevent conflicts."""
+    """Both tables of one pipeline, for one process.
+
+    Any thread and any process may publish to them: a commit is conditional, so two never conflict.
+    """
 
     def __init__(
         self,
@@ -36,7 +39,7 @@ class Tables:
         bus: Bus,
         probe: Probe = no_probe,
     ) -> None:
-        """Create it. ``partition_by`` None is for reading only: the table may be partitioned in any way."""
+        """``partition_by`` None is for reading only: the table may be partitioned in any way."""
         self._paths = paths
         self._ledger = ledger
         self._partition_by = partition_by
@@ -60,40 +63,14 @@ class Tables:
 
     @property
     def publish_jobs(self) -> Mapping[str, Callable[[], None]]:
-        """`publish` in two independent parts."""
+        """`publish` as two independent background jobs, by name."""
         return {"rows": self._publish_rows, "quarantine": self._publish_quarantine}
-
-    def _publish_rows(self) -> None:
-        self._rows_published = publish(
-            self._ledger,
-            self.rows,
-            pipeline=self._paths.pipeline,
-            manifest_of=_rows_manifest,
-            schema_of=partial(rows_schema, partition_by=self._partition_by),
-            bus=self._bus,
-            probe=self._probe,
-            step=Step.ROWS_PUBLISHED,
-            after=self._rows_published,
-        )
-
-    def _publish_quarantine(self) -> None:
-        self._quarantine_published = publish(
-            self._ledger,
-            self.quarantine,
-            pipeline=self._paths.pipeline,
-            manifest_of=_quarantine_manifest,
-            schema_of=lambda _: QUARANTINE_SCHEMA,
-            bus=self._bus,
-            probe=self._probe,
-            step=Step.QUARANTINE_PUBLISHED,
-            after=self._quarantine_published,
-        )
 
     @property
     def visible_to(self) -> int:
         """The last batch that both tables show, as far as this process has seen."""
         published = (self._rows_published, self._quarantine_published)
-        return min(0 if one is None else one.visible_to for one in published)
+        return min(0 if last is None else last.visible_to for last in published)
 
     def version(self) -> int | None:
         """Return the rows table's version; None if there is no table yet."""
@@ -158,17 +135,10 @@ class Tables:
             self._shortfall(self.rows, _rows_manifest, 0),
             self._shortfall(self.quarantine, _quarantine_manifest, 1),
         ]
-        return [one for one in found if one is not None]
-
-    def _shortfall(self, sink: TableSink, manifest_of: Callable[[BatchRow], str], index: int) -> Shortfall | None:
-        written = partial(self._written, index=index)
-        return shortfall(self._ledger, sink, pipeline=self._paths.pipeline, written=written, manifest_of=manifest_of)
-
-    def _written(self, seq: int, *, index: int) -> int:
-        return self._ledger.written_to(self._paths.pipeline, seq)[index]
+        return [short for short in found if short is not None]
 
     def sweep(self) -> None:
-        """Delete leftovers of abandoned attempts, which is cheap if there are none.
+        """Delete the files of abandoned attempts; cheap if there are none.
 
         A failure is emitted as an event and does not raise; the next sweep retries.
         """
@@ -195,8 +165,41 @@ class Tables:
                     bytes=collected.bytes + left.bytes,
                 )
         except TableError as error:
-            raise TemporaryError(f"what compactions left cannot be listed or deleted: {error}") from error
+            raise TemporaryError(f"leftovers of compactions cannot be listed or deleted: {error}") from error
         return collected
+
+    def _publish_rows(self) -> None:
+        self._rows_published = publish(
+            self._ledger,
+            self.rows,
+            pipeline=self._paths.pipeline,
+            manifest_of=_rows_manifest,
+            schema_of=partial(rows_schema, partition_by=self._partition_by),
+            bus=self._bus,
+            probe=self._probe,
+            step=Step.ROWS_PUBLISHED,
+            after=self._rows_published,
+        )
+
+    def _publish_quarantine(self) -> None:
+        self._quarantine_published = publish(
+            self._ledger,
+            self.quarantine,
+            pipeline=self._paths.pipeline,
+            manifest_of=_quarantine_manifest,
+            schema_of=lambda _: QUARANTINE_SCHEMA,
+            bus=self._bus,
+            probe=self._probe,
+            step=Step.QUARANTINE_PUBLISHED,
+            after=self._quarantine_published,
+        )
+
+    def _shortfall(self, sink: TableSink, manifest_of: Callable[[BatchRow], str], index: int) -> Shortfall | None:
+        written = partial(self._written, index=index)
+        return shortfall(self._ledger, sink, pipeline=self._paths.pipeline, written=written, manifest_of=manifest_of)
+
+    def _written(self, seq: int, *, index: int) -> int:
+        return self._ledger.written_to(self._paths.pipeline, seq)[index]
 
     def _collect(
         self, *, dry_run: bool, stragglers: bool, stopped: Callable[[], bool] = lambda: False

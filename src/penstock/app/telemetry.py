@@ -1,7 +1,7 @@
 """The telemetry of a process: its log, metrics, traces and error reports.
 
-Every kind of process uses it: workers, replayers, the monitor, ingests, runs, reconciles, relays and functions. Also
-guards the user's listeners: their exceptions reach nothing else.
+Every kind of process uses it: workers, replayers, the monitor, ingests, runs, reconciles, relays and functions.
+`guarded` wraps the user's listeners, so that their exceptions do no harm.
 """
 
 import sys
@@ -128,12 +128,12 @@ def open_telemetry(
     health: Health | None = None,
     queues: Mapping[str, str] | None = None,
 ) -> Telemetry:
-    """Return the telemetry that the settings ask for.
+    """Return the telemetry according to the settings.
 
     ``emit`` shows a command's progress to people: it replaces the log, unless the setting log_format asks for a log.
     ``process`` is included in each failure report. ``on_error`` is the user's hook, in addition to the configured
-    services. ``health`` answers the platform's probes. ``queues`` maps each pipeline and object handler to its queue,
-    for metrics. Raises `ConfigurationError` for invalid settings, and for a pip extra that is not installed.
+    services. ``health`` has the responses of the platform's probes. ``queues`` maps each pipeline and object handler to
+    its queue, for metrics. Raises `ConfigurationError` for invalid settings, and for a pip extra that is not installed.
     """
     emit = _log_or(emit, settings, worker=worker)
     reports = _open_reports(settings, worker=worker, process=process, on_error=on_error, emit=emit)
@@ -164,17 +164,6 @@ def open_reports(
     return _open_reports(settings, worker=worker, process=process, on_error=on_error, emit=emit)
 
 
-def _open_reports(
-    settings: Settings, *, worker: str, process: Process, on_error: ErrorHook | None, emit: Listener
-) -> Telemetry:
-    reporter = open_reporter(settings, worker=worker, process=process, on_error=on_error, emit=emit)
-    tracing = open_tracing(settings, worker=worker, emit=emit)
-    listeners = (emit, reporter, None if tracing is None else tracing.listener)
-    return Telemetry(
-        listeners=tuple(listener for listener in listeners if listener is not None), reporter=reporter, tracing=tracing
-    )
-
-
 def open_reporter(
     settings: Settings, *, worker: str, process: Process, on_error: ErrorHook | None, emit: Listener
 ) -> ErrorReporter | None:
@@ -186,6 +175,39 @@ def open_reporter(
     if on_error is None and not hooks:
         return None
     return ErrorReporter(on_error, worker=worker, process=process, emit=emit, services=hooks)
+
+
+def is_logged(settings: Settings) -> bool:
+    """Return True if a command that shows progress to people should write the log instead."""
+    return settings.log_format != "auto"
+
+
+def open_log(settings: Settings, *, worker: str | None) -> LogListener:
+    """Return the log on stderr, as set up. Raises `ConfigurationError` for unknown events and levels."""
+    return configure_logs(
+        LogSettings(
+            format=settings.log_format,
+            level=settings.log_level,
+            levels=settings.log_levels,
+            sampling=settings.log_sampling,
+            service=settings.log_service,
+            version=settings.log_service_version,
+            worker=worker,
+            environment=settings.log_environment,
+        ),
+        trace_ids=trace_ids_of(settings),
+    )
+
+
+def _open_reports(
+    settings: Settings, *, worker: str, process: Process, on_error: ErrorHook | None, emit: Listener
+) -> Telemetry:
+    reporter = open_reporter(settings, worker=worker, process=process, on_error=on_error, emit=emit)
+    tracing = open_tracing(settings, worker=worker, emit=emit)
+    listeners = (emit, reporter, None if tracing is None else tracing.listener)
+    return Telemetry(
+        listeners=tuple(listener for listener in listeners if listener is not None), reporter=reporter, tracing=tracing
+    )
 
 
 def _services(settings: Settings) -> Mapping[str, ErrorHook]:
@@ -204,11 +226,6 @@ def _services(settings: Settings) -> Mapping[str, ErrorHook]:
     )
 
 
-def is_logged(settings: Settings) -> bool:
-    """Return True if a command that shows progress to people should write the log instead."""
-    return settings.log_format != "auto"
-
-
 def _log_or(emit: Listener | None, settings: Settings, *, worker: str) -> Listener:
     """Return the log, the command's progress output, or both."""
     if emit is None:
@@ -218,25 +235,8 @@ def _log_or(emit: Listener | None, settings: Settings, *, worker: str) -> Listen
     return Bus(emit, open_log(settings, worker=worker)).emit
 
 
-def open_log(settings: Settings, *, worker: str | None) -> LogListener:
-    """Return the log on stderr that the settings ask for. Raises `ConfigurationError` for unknown events and levels."""
-    return configure_logs(
-        LogSettings(
-            format=settings.log_format,
-            level=settings.log_level,
-            levels=settings.log_levels,
-            sampling=settings.log_sampling,
-            service=settings.log_service,
-            version=settings.log_service_version,
-            worker=worker,
-            environment=settings.log_environment,
-        ),
-        trace_ids=trace_ids_of(settings),
-    )
-
-
 class _Guarded:
-    """One listener whose exceptions are caught. Thread-safe."""
+    """A user's listener, with its exceptions caught. Thread-safe."""
 
     def __init__(self, listener: Listener, emit: Listener) -> None:
         self._listener = listener

@@ -1,4 +1,4 @@
-"""Tracing, if the settings ask for it. Otherwise it does nothing, and OpenTelemetry is not imported."""
+"""Set up tracing, if it is enabled in the settings. Otherwise OpenTelemetry is not imported."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,15 +22,15 @@ SWITCHED_ON = "The setting tracing.enabled is true"
 
 
 def tracing_of(settings: Settings, *, worker: str) -> Tracing:
-    """Return the tracing for the other packages.
+    """Return the tracing according to the settings; one that does nothing if it is not enabled.
 
-    Raises `ConfigurationError`, naming the pip extra, without OpenTelemetry.
+    Raises `ConfigurationError`, naming the pip extra, if OpenTelemetry is missing.
     """
     return open_tracing(settings, worker=worker) or NO_TRACING
 
 
 def open_tracing(settings: Settings, *, worker: str, emit: Listener | None = None) -> "OtelTracing | None":
-    """Return the tracing that the settings ask for, or None. All tracing of one process shares an exporter.
+    """Return the tracing according to the settings, or None. All tracing of one process shares an exporter.
 
     ``emit`` receives an event if spans cannot be exported. Raises as `tracing_of`.
     """
@@ -56,9 +56,9 @@ def trace_ids_of(settings: Settings) -> TraceIds | None:
 
 
 def otel_service(settings: Settings, *, worker: str) -> "TelemetryResource":
-    """Return OpenTelemetry's resource for this service.
+    """Return the description of this service for OpenTelemetry.
 
-    Its own environment variables apply where settings are missing.
+    For settings that are not set, OpenTelemetry's own environment variables apply.
     """
     from penstock.monitoring.traces.provider import TelemetryResource
 

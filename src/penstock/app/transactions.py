@@ -1,4 +1,4 @@
-"""The part of `App` that uses the user's own database: outbox, inbox, and the relay from outbox to broker.
+"""The methods of `App` that use the user's own database: outbox, inbox, and the relay from outbox to broker.
 
 SQLAlchemy is imported on first use.
 """
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 EVERY_SECONDS = 1.0
 LEASE_SECONDS = 30.0
 LEASE_SECONDS_MIN = 1.0  # a shorter lease could expire before each claimed row is sent
-REMEMBERED = "14 days"  # the longest time that a message may wait in a queue
+INBOX_RETENTION = "14 days"  # the longest time that a message may wait in a queue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayDeclaration:
-    """One database whose outbox is relayed."""
+    """One database with an outbox to relay."""
 
     store: "TransactionStore"
     settings: "RelaySettings"
@@ -52,7 +52,7 @@ class InboxAnswer:
 
 
 class Transactional:
-    """Outbox and inbox of an `App`: effects that commit together with the user's writes."""
+    """The outbox and inbox of an `App`, which inherits from it: messages and records commit with the user's writes."""
 
     outgoing_in_trace: "MakeMessage"  # provided by `App`, as are the next two
     name: str
@@ -102,9 +102,9 @@ class Transactional:
     ) -> bool | Awaitable[bool]:
         """Record in the session's transaction that a message takes effect here.
 
-        If the result is False, the effect is already committed: return. The record names the app, the handler, and the
-        handler's queue in this app. Errors with which the database leaves the result open (a deadlock, a lock timeout)
-        are raised: do not catch them, so that the message is delivered again.
+        If the result is False, the effect is already committed: return from the handler. The record names the app, the
+        handler, and the handler's queue in this app. If a database error leaves the result unknown (a deadlock, a lock
+        timeout), it is raised: do not catch it, so that the message is delivered again.
 
         Args:
             session: A SQLAlchemy session or connection. With an async one, ``await`` the result.
@@ -115,11 +115,12 @@ class Transactional:
             True if the message is new.
 
         Raises:
+            UsageError: If ``message`` is neither a context nor a message, or is a message without ``handler``.
             ConfigurationError: If the database has no inbox.
         """
         from penstock.transactions import inbox, sessions
 
-        name, found = _whose(message, handler)
+        name, found = _handler_and_message(message, handler)
         recipient = inbox.Recipient(app=self.name, queue=self.queue_name_of(name), handler=name)
         writer: Any = session
         if sessions.is_async(session):
@@ -132,24 +133,24 @@ class Transactional:
         *,
         every: Duration = EVERY_SECONDS,
         lease: Duration = LEASE_SECONDS,
-        inbox_retention: Duration | None = REMEMBERED,
+        inbox_retention: Duration | None = INBOX_RETENTION,
     ) -> None:
         """Relay the outbox of a database. The app's workers and ``penstock admin outbox relay`` send its rows.
 
         Args:
             database: An engine with a synchronous driver, or its address.
-            every: Poll interval of an idle relay.
+            every: Poll interval of an idle relay, in seconds or as text.
             lease: Rows claimed by a relay that died become free after this time; at least a second.
             inbox_retention: Inbox records older than this are deleted periodically. None: never.
 
         Raises:
-            UsageError: If the lease is too short.
+            UsageError: If the lease is too short, or the database is neither a synchronous engine nor its address.
         """
         from penstock.transactions import relay, sessions, store
 
         lease_seconds = seconds_of("lease", lease)
         if lease_seconds < LEASE_SECONDS_MIN:
-            raise UsageError(f"A relay's lease={lease!r} is too short to send anything in; give it a second at least.")
+            raise UsageError(f"A relay's lease={lease!r} is too short to send a message; give it at least one second.")
         settings = relay.RelaySettings(
             every_seconds=seconds_of("every", every),
             lease_seconds=lease_seconds,
@@ -167,11 +168,11 @@ class Transactional:
             wake()
 
 
-def _whose(message: Message | Context, handler: str | None) -> tuple[str, Message]:
+def _handler_and_message(message: Message | Context, handler: str | None) -> tuple[str, Message]:
     if isinstance(message, Context):
         return handler or message.handler, message.message
     if not isinstance(message, Message):
         raise UsageError(f"The inbox records a handler's context or a message, not a {type(message).__name__}.")
     if not handler:
-        raise UsageError("The inbox records what took effect in which handler: give handler=... with a message.")
+        raise UsageError("The inbox records in which handler a message takes effect: pass handler=... with a message.")
     return handler, message

@@ -108,7 +108,7 @@ def check_outgoing(queue: str, messages: Sequence[Outgoing]) -> None:
 def check_queue(queue: str) -> None:
     """Raise ConfigurationError if no queue can have this name."""
     if not queue:
-        raise ConfigurationError("a queue needs a name: give it one of at least one character")
+        raise ConfigurationError("a queue needs a name of at least one character")
     if (chars := len(queue)) > QUEUE_CHARS_MAX:
         raise ConfigurationError(
             f"the queue {queue[:60]}... has a name of {chars:,} characters: {QUEUE_CHARS_MAX:,} is the most"
@@ -301,7 +301,7 @@ def one_by_one(
 ) -> TurnResult:
     """Settle, then receive from one queue after the other until one has messages. Raises nothing; see `TurnResult`.
 
-    Waits up to ``wait_seconds`` only if a single queue is asked.
+    Waits up to ``wait_seconds`` only if there is a single request.
     """
     failures, settle_error = _settled(broker, settlements)
     for request in requests:
@@ -366,7 +366,7 @@ class Arrivals:
 
 
 class LocalArrivalListener:
-    """`penstock.messaging.broker.Listening` within one process. Thread-safe."""
+    """One worker's `penstock.messaging.broker.Listening` within one process. Thread-safe."""
 
     def __init__(
         self, queues: Sequence[str], on_arrival: Callable[[], None], *, leave: "Callable[[LocalArrivalListener], None]"
@@ -404,7 +404,7 @@ def _check_size(queue: str, message: Outgoing) -> None:
     if len(message.body) > EMBEDDED.body_bytes_max:
         raise ConfigurationError(
             f"a message for queue {queue!r} has a body of {len(message.body)} bytes: give it at "
-            f"most {EMBEDDED.body_bytes_max} and send a reference to what is larger"
+            f"most {EMBEDDED.body_bytes_max} and send a reference to larger content"
         )
     if message.attributes and sum(len(k) + len(v) for k, v in message.attributes.items()) > ATTRIBUTES_BYTES_MAX:
         raise ConfigurationError(

@@ -43,7 +43,7 @@ def app_if_any(argument: str | None, option: str | None = None) -> str | None:
 
 
 def required_app(argument: str | None, option: str | None = None) -> str:
-    """As `app_if_any`, but raises `UsageError` if no app is named."""
+    """Return the app as `app_if_any` does. Raises `UsageError` if no app is named."""
     app = app_if_any(argument, option)
     if app is None:
         raise UsageError(

@@ -24,7 +24,7 @@ def audit(
     """List manual changes of dead letters and objects.
 
     Replays, moves, purges, exports and imports of dead letters, and retries of failed objects; the newest first. An
-    entry without an outcome still runs, or was killed.
+    entry without an outcome is still in progress, or was killed.
     """
     rows: list[AuditRow] = []
     for scope in where.scopes():

@@ -45,10 +45,12 @@ def list_(
 def _listed(scope: Scope, *, limit: int, quiet: bool) -> list[dict[str, Any]]:
     """Print the newest batches of a scope, unless ``quiet``; return them as documents."""
     with view(scope) as seen:
-        rows = [seen.ledger.pipeline(one) for one in seen.pipelines()]
+        rows = [seen.ledger.pipeline(pipeline) for pipeline in seen.pipelines()]
         newest = {row.id: row.next_seq - 1 for row in rows if row is not None}
         found = [
-            seen.ledger.batches(one, after_seq=max(0, seq - limit), limit=limit) for one, seq in newest.items() if seq
+            seen.ledger.batches(batch, after_seq=max(0, seq - limit), limit=limit)
+            for batch, seq in newest.items()
+            if seq
         ]
     batches = list(merge(*found, key=lambda batch: batch.committed_at))[-limit:]  # each in its own order
     if (count := sum(newest.values())) > limit:
@@ -172,20 +174,20 @@ def _print_details(found: BatchDetails) -> None:
 
 def _spark(url: str | None) -> str:
     if url is None:
-        return "no link: Spark's UI was off (spark.conf: spark.ui.enabled), or it was not recorded"
-    return url if is_reachable(url) else f"{url} (no answer: the application has ended, or runs elsewhere)"
+        return "no link: Spark's UI was off (spark.conf: spark.ui.enabled), or its address was not recorded"
+    return url if is_reachable(url) else f"{url} (no response: the application has ended, or runs elsewhere)"
 
 
 def _files_shown(shown: BatchInTable, committed_at: float) -> str:
-    whose = f"{shown.uri}: " if shown.uri else ""
+    prefix = f"{shown.uri}: " if shown.uri else ""
     files = counted(len(shown.files), "file")
     if shown.visible is None:
         it_is = "it is" if len(shown.files) == 1 else "they are"
         return f"{shown.holds}: {files}; whether {it_is} visible only the app can say (--app)"
     if not shown.visible:
-        return f"{whose}{files}, not visible yet"
-    version = "a version that is not known any more" if shown.version is None else f"version {shown.version}"
+        return f"{prefix}{files}, not visible yet"
+    version = "a version that is no longer known" if shown.version is None else f"version {shown.version}"
     since = ""
     if shown.shown_at is not None:
         since = f", {moment(shown.shown_at)}, {max(0.0, shown.shown_at - committed_at):.1f} s after the commit"
-    return f"{whose}{files}, visible since {version}{since}"
+    return f"{prefix}{files}, visible since {version}{since}"

@@ -42,7 +42,7 @@ def cleanup(
     """Tag, move or delete source objects that were processed.
 
     Does what the pipeline or object handler declares, to exactly the versions that were processed, once their batch is
-    old enough and, for a pipeline, visible in both tables. Workers do the same beside their work. Run it again at any
+    old enough and, for a pipeline, visible in both tables. Workers do the same in the background. Run it again at any
     time. Exit code 75 or 130: stopped before everything was done.
     """
     app_name, name = app_and_reader(app, pipeline, app_option)

@@ -58,7 +58,7 @@ def check_budget(
     platform: Annotated[PlatformName, typer.Option("--platform", help="The platform that stops the worker.")],
     stop_timeout: Annotated[
         float | None,
-        seconds_option("--stop-timeout", least=0, help="The platform's grace period. Default: its own."),
+        seconds_option("--stop-timeout", least=0, help="The platform's grace period. Default: that of the platform."),
     ] = None,
     pre_stop: Annotated[
         float, seconds_option("--pre-stop", least=0, help="Kubernetes: the duration of the preStop hook.")

@@ -73,11 +73,11 @@ def _result(findings: Sequence[Finding]) -> str:
     """Return one line that sums up all checks."""
 
     def checks(level: FindingLevel) -> list[str]:
-        return list(dict.fromkeys(one.check for one in findings if one.level is level))
+        return list(dict.fromkeys(finding.check for finding in findings if finding.level is level))
 
     failed, warned = checks(FindingLevel.FAILED), checks(FindingLevel.WARNING)
     if not failed and not warned:
-        return f"Result: all {len(findings)} checks are well."
+        return f"Result: all {len(findings)} checks passed."
     parts = [f"failed: {', '.join(failed)}"] if failed else ["nothing failed"]
     parts += [f"warnings: {', '.join(warned)}"] if warned else []
     return f"Result: {'; '.join(parts)}."
@@ -86,7 +86,7 @@ def _result(findings: Sequence[Finding]) -> str:
 def _test_errors(request: ScopeRequest) -> Iterator[Finding]:
     if request.table is not None or request.state is not None or request.pipeline is not None:
         raise UsageError(
-            "A test error is sent of an app, or of the settings here: leave --table, --data-dir and --pipeline out."
+            "A test error is sent for an app, or for the settings here: leave out --table, --data-dir and --pipeline."
         )
     return trial_errors(request.app)
 

@@ -188,7 +188,7 @@ def _request(
     if arrival.queue is None and (arrival.ledger is not None or arrival.one_host is not None):
         raise UsageError("--ledger and --one-host are for --queue: without one the ledger is a file beside the table.")
     if limits.metrics is not None and not arrival.watch:
-        raise UsageError("--metrics-address is for --watch: an ingest without it ends before it is asked.")
+        raise UsageError("--metrics-address is for --watch: an ingest without it ends before it could be scraped.")
     return IngestRequest(
         source=source,
         table=table,
@@ -244,9 +244,7 @@ def print_report(report: "IngestReport", *, options: str = "") -> None:
 def _columns(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(","))
     if not all(names):
-        raise UsageError(
-            f"--partition-by {text!r} names no column in one place; write column names with commas between."
-        )
+        raise UsageError(f"--partition-by {text!r} has an empty column name; write column names separated by commas.")
     twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise UsageError(f"--partition-by {text!r} names {twice[0]} more than once.")
@@ -273,7 +271,7 @@ def _remarks(report: "IngestReport", options: str) -> list[str]:
         remarks.append(f"Superseded: {changed}.")
     if report.objects_unfinished:
         left = counted(report.objects_unfinished, "object")
-        remarks.append(f"Stopped with {left} left; run the same command again to go on.")
+        remarks.append(f"Stopped with {left} left; run the same command again to continue.")
     if report.files_ignored:
         kinds = [
             _tables(report.folders_excluded, Path.cwd()) if reason == "excluded" else f"{number:,} {reason}"

@@ -165,7 +165,7 @@ def _holds(path: Path, text: str) -> bool:
 
 
 def _check_free(in_the_way: Sequence[Path], *, force: bool) -> None:
-    """Raise `UsageError` if a file is in the way, before any is written."""
+    """Raise `UsageError` if an existing file would be overwritten, before any file is written."""
     for path in in_the_way:
         if not (force and (path.is_file() or path.is_symlink())):
             raise UsageError(

@@ -49,9 +49,9 @@ class LazyGroup(TyperGroup):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._lazy = {one.name: one for one in self.lazy_commands}
-        for one in self.lazy_commands:  # placeholders, which only the help of this group sees
-            self.add_command(TyperCommand(one.name, help=one.help, rich_help_panel=one.panel))
+        self._lazy = {name.name: name for name in self.lazy_commands}
+        for name in self.lazy_commands:  # placeholders, which only the help of this group sees
+            self.add_command(TyperCommand(name.name, help=name.help, rich_help_panel=name.panel))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         for former in (" ".join(args[:2]), *args[:1]):

@@ -41,7 +41,9 @@ def show(
                 "server": facts.server,
                 "revision": facts.revision,
                 "newest_revision": facts.newest,
-                "tables": {name: {"rows": one.rows, "estimated": one.estimated} for name, one in facts.tables.items()},
+                "tables": {
+                    name: {"rows": rows.rows, "estimated": rows.estimated} for name, rows in facts.tables.items()
+                },
                 "archive_files": facts.archive_files,
                 "archived_objects": facts.archived_objects,
                 "archive_bytes": facts.archive_bytes,
@@ -54,7 +56,7 @@ def show(
             "ledger": facts.address,
             "server": facts.server,
             "revision": f"{facts.revision or 'no tables yet'}{behind}",
-            **{f"table {name}": _rows(one) for name, one in facts.tables.items()},
+            **{f"table {name}": _rows(rows) for name, rows in facts.tables.items()},
             "archive": f"{counted(facts.archived_objects, 'object')}, {counted(facts.archive_files, 'file')}, "
             f"{facts.archive_bytes:,} bytes",
         }
@@ -68,7 +70,7 @@ def upgrade(
     revision: ToRevision = None,
     json_: Json = False,
 ) -> None:
-    """Create the ledger's tables, or bring them up to date.
+    """Create the ledger's tables, or upgrade them.
 
     Workers do this themselves if their user may change tables.
     """
@@ -85,15 +87,15 @@ def downgrade(
     yes: Annotated[bool, typer.Option("--yes", help="Confirm: data that only later revisions have is lost.")] = False,
     json_: Json = False,
 ) -> None:
-    """Take the ledger's tables back to an earlier revision, for an earlier Penstock.
+    """Downgrade the ledger's tables to an earlier revision, for an earlier Penstock.
 
     Stop all workers first.
     """
     if revision is None:
-        raise UsageError(f"Say which REVISION the ledger's tables are taken back to; there are {revision_names()}.")
+        raise UsageError(f"REVISION is missing: the revision to downgrade to, one of {revision_names()}.")
     if not yes:
         raise UsageError(
-            f"Taking the ledger back to {revision} loses what only the later tables hold (below 0006 the names of apps)"
+            f"A downgrade to {revision} loses the data that only later revisions have (below 0006 the names of apps)"
             ", and needs all workers stopped: make a backup, and give --yes."
         )
     with _revisions(where) as revisions:
@@ -138,17 +140,19 @@ def archive(
         )
         return
     for name, one in done.items():
-        whose = f"{printable(name)}: " if len(done) > 1 else ""
+        prefix = f"{printable(name)}: " if len(done) > 1 else ""
         verb = "would be archived" if dry_run else "archived"
         files = counted(one.files, "file") + ("" if dry_run else f", {one.bytes:,} bytes")
-        print(f"{whose}{counted(one.objects, 'object')} of {counted(one.batches, 'batch', 'batches')} {verb}: {files}.")
+        print(
+            f"{prefix}{counted(one.objects, 'object')} of {counted(one.batches, 'batch', 'batches')} {verb}: {files}."
+        )
 
 
 @contextmanager
 def _revisions(where: ScopeOptions) -> Iterator[Revisions]:
     scope = where.scope()
     if not ledger_exists(scope.settings):
-        raise UsageError(f"There is no ledger {scope.name} yet: the first worker, or ingest, makes it.")
+        raise UsageError(f"There is no ledger {scope.name} yet: the first worker, or ingest, creates it.")
     with closing(Revisions.open(scope.settings.ledger)) as revisions:
         if scope.table is None and scope.pipeline is not None:
             known = {*scope.tables, *scope.tableless, *revisions.pipelines()}
@@ -166,13 +170,13 @@ def _print_change(before: str | None, after: str | None, *, json_: bool) -> None
         print(f"The ledger {'has no tables' if after is None else f'is at {after}'} already: nothing was changed.")
         return
     if before is None:
-        print(f"The ledger's tables were made, and are at {after}.")
+        print(f"The ledger's tables were created, at revision {after}.")
     elif after is None:
-        print(f"The ledger's tables were at {before}, and are removed.")
+        print(f"The ledger's tables were at {before}, and are now deleted.")
     else:
-        print(f"The ledger's tables were at {before} and are at {after}.")
+        print(f"The ledger's tables were at {before} and are now at {after}.")
 
 
-def _rows(one: TableRows) -> str:
-    about = "about " if one.estimated else ""
-    return f"{about}{counted(one.rows, 'row')}"
+def _rows(rows: TableRows) -> str:
+    about = "about " if rows.estimated else ""
+    return f"{about}{counted(rows.rows, 'row')}"

@@ -97,7 +97,7 @@ def _take(line: LogLine, diagnoser: Diagnoser, story: Story | None) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _TimeWindow:
-    """From then and before that, as the log writes times."""
+    """The window of --since and --until, in the log's notation of times."""
 
     since: str | None
     until: str | None
@@ -107,7 +107,7 @@ class _TimeWindow:
 
 
 class _FileReader:
-    """Reads files, and counts."""
+    """The reader of the log files, which counts lines. Used by one thread."""
 
     def __init__(self, window: _TimeWindow) -> None:
         self.ours = 0  # of Penstock, in the window
@@ -136,7 +136,7 @@ class _FileReader:
             self._metrics += unwrapping.metrics
 
     def check(self) -> None:
-        """Raise `UsageError` if no line is from our log: that is no evidence of health."""
+        """Raise `UsageError` if no line is from Penstock's log: that does not show that all is well."""
         if not self.ours and not self._outside:
             raise UsageError(
                 f"None of {counted(self._lines, 'line')} is a JSON log line of Penstock, so there is nothing to "
@@ -173,7 +173,7 @@ def _sentence(summary: dict[str, int | str | None]) -> str:
 
 
 def _raw_lines(stream: BinaryIO) -> Iterator[bytes]:
-    """Lines that are not blank. One that is too long to be ours is cut, and so it is none of ours."""
+    """Yield the lines that are not blank. A line that is too long to be Penstock's is cut, and then ignored."""
     while raw := stream.readline(LINE_BYTES_MAX):
         rest = raw
         while len(rest) == LINE_BYTES_MAX and not rest.endswith(b"\n"):
@@ -195,7 +195,7 @@ def _check(file: str) -> None:
 
 @contextmanager
 def _opened(file: str) -> Iterator[BinaryIO]:
-    """The file's lines, inflated if need be. Raises `UsageError` for one that cannot be opened."""
+    """Return the file's lines, decompressed if necessary. Raises `UsageError` if it cannot be opened."""
     with ExitStack() as stack, _readable(file):
         raw: Any = sys.stdin.buffer if file == STDIN else stack.enter_context(Path(file).open("rb"))
         buffered = raw if isinstance(raw, io.BufferedReader) else io.BufferedReader(raw)
@@ -211,7 +211,7 @@ def _readable(file: str) -> Iterator[None]:
     try:
         yield
     except EOFError as error:
-        raise UsageError(f"{name} ends in the middle of what gzip packed; is it still being written?") from error
+        raise UsageError(f"{name} ends in the middle of the compressed data; is it still being written?") from error
     except (zlib.error, gzip.BadGzipFile) as error:
         raise UsageError(f"{name} is damaged: gzip cannot read it ({error}).") from error
     except OSError as error:
@@ -230,7 +230,7 @@ def _moment(option: str, text: str | None) -> str | None:
             epoch_seconds = time.time() - seconds_of(option, text)
         except UsageError as error:
             raise UsageError(
-                f"{option} {text!r} is no time: write such as 2026-11-22T07:00Z, or 2h for two hours ago."
+                f"{option} {text!r} is not a time: write one such as 2026-11-22T07:00Z, or 2h for two hours ago."
             ) from error
     return moment(epoch_seconds)
 
@@ -327,10 +327,10 @@ def document(
 ) -> Mapping[str, Any]:
     """Return the diagnoses as a JSON document."""
     diagnoses = {
-        name: {"count": len(getattr(found, name)), "first": [_row(one) for one in getattr(found, name)[:limit]]}
+        name: {"count": len(getattr(found, name)), "first": [_row(finding) for finding in getattr(found, name)[:limit]]}
         for name in _SECTIONS
     }
-    outages = {"count": len(found.outages), "first": [_outage_row(one) for one in found.outages[:limit]]}
+    outages = {"count": len(found.outages), "first": [_outage_row(outage) for outage in found.outages[:limit]]}
     result: dict[str, Any] = {"read": dict(summary), **diagnoses, "outages": outages, "remarks": list(found.remarks)}
     return result if story is None else {**result, "story": [dict(line.fields) for line in story]}
 
@@ -340,8 +340,8 @@ def _print_section(title: str, meaning: str, advice: str, found: Sequence[Found]
         print(f"{title}: none.")
         return
     print(f"\n{title}: {_how_many(found)} ({meaning}).")
-    for one in found[:limit]:
-        print(printable(f"  {one.ts}  {one.name}{_facts(one)}"))
+    for finding in found[:limit]:
+        print(printable(f"  {finding.ts}  {finding.name}{_facts(finding)}"))
     if len(found) > limit:
         print(f"  ... and {len(found) - limit:,} more; --limit shows them.")
     print(f"  -> {advice}\n")
@@ -352,53 +352,57 @@ def _print_outages(found: Sequence[OutageFinding], *, limit: int) -> None:
         print("Outages: none.")
         return
     print(f"\nOutages: {len(found):,} (a breaker was open, or a service was unavailable).")
-    for one in found[:limit]:
-        end = "no end in these logs" if one.ended_ts is None else f"until {one.ended_ts}{_lasted(one)}"
-        facts = [_OUTAGES[one.what].format(one.name), counted(one.workers, "worker"), _cut(one.error or "")]
-        print(printable(f"  {one.began_ts}  {end}" + "".join(f", {fact}" for fact in facts if fact)))
+    for finding in found[:limit]:
+        end = "no end in these logs" if finding.ended_ts is None else f"until {finding.ended_ts}{_lasted(finding)}"
+        facts = [
+            _OUTAGES[finding.what].format(finding.name),
+            counted(finding.workers, "worker"),
+            _cut(finding.error or ""),
+        ]
+        print(printable(f"  {finding.began_ts}  {end}" + "".join(f", {fact}" for fact in facts if fact)))
     if len(found) > limit:
         print(f"  ... and {len(found) - limit:,} more; --limit shows them.")
     print("  -> No message is lost in an outage: messages wait. Check the service that the error names.\n")
 
 
-def _lasted(one: OutageFinding) -> str:
-    seconds = _seconds_of(one)
+def _lasted(outage: OutageFinding) -> str:
+    seconds = _seconds_of(outage)
     return "" if seconds is None else f" ({seconds:,.0f} s)"
 
 
-def _seconds_of(one: OutageFinding) -> float | None:
+def _seconds_of(outage: OutageFinding) -> float | None:
     try:
-        return (datetime.fromisoformat(one.ended_ts or "") - datetime.fromisoformat(one.began_ts)).total_seconds()
+        return (datetime.fromisoformat(outage.ended_ts or "") - datetime.fromisoformat(outage.began_ts)).total_seconds()
     except ValueError:  # it did not end, or digits that are no time
         return None
 
 
-def _outage_row(one: OutageFinding) -> Mapping[str, Any]:
-    row = {**dataclasses.asdict(one), "seconds": _seconds_of(one)}
+def _outage_row(outage: OutageFinding) -> Mapping[str, Any]:
+    row = {**dataclasses.asdict(outage), "seconds": _seconds_of(outage)}
     return {name: value for name, value in row.items() if value is not None}
 
 
 def _how_many(found: Sequence[Found]) -> str:
-    objects = len({(one.place, one.name) for one in found if one.kind == "object"})
-    messages = len({(one.place, one.name) for one in found if one.kind == "message"})
+    objects = len({(finding.place, finding.name) for finding in found if finding.kind == "object"})
+    messages = len({(finding.place, finding.name) for finding in found if finding.kind == "message"})
     counts = [counted(objects, "object")] if objects else []
     counts += [counted(messages, "message")] if messages else []
     return ", ".join(counts)
 
 
-def _facts(one: Found) -> str:
+def _facts(finding: Found) -> str:
     facts = [
-        f"{one.place}" if one.place else "",
-        f"attempt {one.attempt_id or one.attempt}" if one.attempt_id or one.attempt else "",
-        f"by {one.worker}" if one.worker else "",
-        f"from attempt {one.from_attempt or '?'} of {one.from_worker}" if one.from_worker else "",
-        f"{one.times} times" if one.times > 1 else "",
-        f"its last line: {one.worker_last_ts}" if one.worker_last_ts else "",
-        _cut(one.reason) if one.reason and one.reason != "already_processed" else "",
+        f"{finding.place}" if finding.place else "",
+        f"attempt {finding.attempt_id or finding.attempt}" if finding.attempt_id or finding.attempt else "",
+        f"by {finding.worker}" if finding.worker else "",
+        f"from attempt {finding.from_attempt or '?'} of {finding.from_worker}" if finding.from_worker else "",
+        f"{finding.times} times" if finding.times > 1 else "",
+        f"its last line: {finding.worker_last_ts}" if finding.worker_last_ts else "",
+        _cut(finding.reason) if finding.reason and finding.reason != "already_processed" else "",
     ]
-    if one.later is not None:
-        attempt = one.later.attempt_id or one.later.attempt or "?"
-        facts.append(f"finished {one.later.ts} by attempt {attempt} of {one.later.worker or '?'}")
+    if finding.later is not None:
+        attempt = finding.later.attempt_id or finding.later.attempt or "?"
+        facts.append(f"finished {finding.later.ts} by attempt {attempt} of {finding.later.worker or '?'}")
     return "".join(f", {fact}" for fact in facts if fact)
 
 
@@ -409,8 +413,8 @@ def _details(line: LogLine) -> Iterator[str]:
             yield f"{name}={_cut(value if isinstance(value, str) else json.dumps(value))}"
 
 
-def _row(one: Found) -> Mapping[str, Any]:
-    return {name: value for name, value in dataclasses.asdict(one).items() if value is not None}
+def _row(finding: Found) -> Mapping[str, Any]:
+    return {name: value for name, value in dataclasses.asdict(finding).items() if value is not None}
 
 
 def _cut(text: str) -> str:

@@ -1,4 +1,4 @@
-"""`penstock`: the root command, and the one place that turns an error into a sentence and an exit code.
+"""`penstock`: the root command, and the only place that turns an error into a sentence and an exit code.
 
 The modules of commands are imported when they are used, so that `penstock --help` stays quick.
 """
@@ -28,7 +28,7 @@ class RootGroup(LazyGroup):
     """`penstock`."""
 
     lazy_commands = COMMANDS
-    moved = {one.name: f"admin {one.name}" for one in ADMIN_COMMANDS} | {
+    moved = {command.name: f"admin {command.name}" for command in ADMIN_COMMANDS} | {
         "top": "status --watch",
         "worker run": "worker APP",
         "worker ps": "admin workers list",
@@ -68,7 +68,7 @@ def _root(
 
 
 def _warn_of_unknown_variables() -> None:
-    """Warn of PENSTOCK_ variables that are no settings: mostly typing errors. The exit code stays."""
+    """Warn of PENSTOCK_ variables that are not settings, mostly typing errors. Does not change the exit code."""
     is_child = "--lifeline" in sys.argv  # its supervisor has warned
     if is_child or not any(name.upper().startswith(PREFIX) for name in os.environ):
         return
@@ -79,8 +79,11 @@ def _warn_of_unknown_variables() -> None:
 
 
 def main() -> NoReturn:
-    """Run the command line; never returns. Exit codes: 0 done, 1 failed, 2 usage, 3 a check found problems,
-    75 temporary failure, 78 bad configuration, 130 interrupted."""
+    """Run the command line; never returns.
+
+    Exit codes: 0 done, 1 failed, 2 usage, 3 a check found problems, 75 temporary failure, 78 bad configuration, 130
+    interrupted.
+    """
     prepare_streams()
     exit_code = _run()
     if (failure := deliver()) is not None and exit_code == 0:
@@ -95,7 +98,7 @@ def _run() -> int:
     except SystemExit as end:  # Typer ends every command with one
         exit_code = end.code if isinstance(end.code, int) else FAILED
         if exit_code == INTERRUPTED:
-            talk("penstock: interrupted; nothing is lost, run it again to go on")
+            talk("penstock: interrupted; nothing is lost, run it again to continue")
         return exit_code
     except PenstockError as error:
         talk(f"penstock: {printable(str(error))}")
@@ -110,14 +113,14 @@ def _run() -> int:
 def _system_error(error: OSError) -> int:
     """Report an error of the operating system in its own words, without a traceback."""
     where = f"{error.filename}: " if error.filename is not None else ""
-    talk(printable(f"penstock: {where}{error.strerror or error}; nothing is lost, run it again when that is mended"))
+    talk(printable(f"penstock: {where}{error.strerror or error}; nothing is lost, fix that and run it again"))
     return TEMPORARY_FAILURE if error.errno in MAY_PASS else FAILED
 
 
 def _report_defect(defect: Exception) -> int:
-    """A defect of ours: the sentence for the person at the terminal, the traceback for the report."""
+    """Report a defect of Penstock: a sentence at the terminal, and the traceback in a file."""
     with tempfile.NamedTemporaryFile("w", prefix="penstock-", suffix=".traceback", delete=False) as file:
         traceback.print_exception(defect, file=file)
     text = printable(f"{type(defect).__name__}: {defect}")
-    talk(f"penstock: this is a defect of Penstock ({text}); please report it with the traceback in {file.name}")
+    talk(f"penstock: this is a bug in Penstock ({text}); please report it with the traceback in {file.name}")
     return FAILED

@@ -67,21 +67,21 @@ def _document(sample: "MonitorSample") -> dict[str, Any]:
     return {
         "at": sample.at,
         "queues": [
-            {**dataclasses.asdict(one), "oldest_visible_message_age_seconds": visible_age_seconds(one)}
-            for one in sample.queues
+            {**dataclasses.asdict(queue), "oldest_visible_message_age_seconds": visible_age_seconds(queue)}
+            for queue in sample.queues
         ],
-        "dead_letters": [dataclasses.asdict(one) for one in sample.dead_letters],
+        "dead_letters": [dataclasses.asdict(dlq) for dlq in sample.dead_letters],
         "pipelines": [
             {
-                "pipeline": one.pipeline,
-                "objects": objects_by_state(one.objects),
-                "oldest_unprocessed_age_seconds": one.oldest_unprocessed_age_seconds or 0.0,
-                "overdue": one.objects_overdue,
-                "committed_seq": one.batches_committed,
-                "missing": None if one.reconciled is None else one.objects_missing,
-                "commit_to_publish_lag_seconds": sample.publish_lags_seconds.get(one.pipeline),
+                "pipeline": pipeline.pipeline,
+                "objects": objects_by_state(pipeline.objects),
+                "oldest_unprocessed_age_seconds": pipeline.oldest_unprocessed_age_seconds or 0.0,
+                "overdue": pipeline.objects_overdue,
+                "committed_seq": pipeline.batches_committed,
+                "missing": None if pipeline.reconciled is None else pipeline.objects_missing,
+                "commit_to_publish_lag_seconds": sample.publish_lags_seconds.get(pipeline.pipeline),
             }
-            for one in sample.pipelines
+            for pipeline in sample.pipelines
         ],
         "up": dict(sample.up),
         "errors": dict(sample.errors),
@@ -93,17 +93,17 @@ def _print(sample: "MonitorSample") -> None:
         print_table(
             ("queue", "visible", "in flight", "delayed", "oldest visible", "oldest"),
             [
-                (one.queue, one.visible, one.in_flight, one.delayed, oldest_visible(one), oldest(one))
-                for one in sample.queues
+                (queue.queue, queue.visible, queue.in_flight, queue.delayed, oldest_visible(queue), oldest(queue))
+                for queue in sample.queues
             ],
-            empty="There is no queue yet.",
+            empty="There are no queues yet.",
         )
     if sample.dead_letters:
         print_table(
             ("queue", "tier", "dead letters", "oldest"),
             [
-                (one.queue, one.tier, one.dead_letters, age_of(one.oldest_age_seconds) if one.dead_letters else "")
-                for one in sample.dead_letters
+                (dlq.queue, dlq.tier, dlq.dead_letters, age_of(dlq.oldest_age_seconds) if dlq.dead_letters else "")
+                for dlq in sample.dead_letters
             ],
             empty="",
         )
@@ -112,14 +112,14 @@ def _print(sample: "MonitorSample") -> None:
             ("pipeline", "objects", "oldest unprocessed", "overdue", "missing", "publish lag"),
             [
                 (
-                    one.pipeline,
-                    ", ".join(_counts(one.objects)) or "none",
-                    age_of(one.oldest_unprocessed_age_seconds),
-                    one.objects_overdue,
-                    "" if one.reconciled is None else one.objects_missing,
-                    age_of(sample.publish_lags_seconds.get(one.pipeline)),
+                    pipeline.pipeline,
+                    ", ".join(_counts(pipeline.objects)) or "none",
+                    age_of(pipeline.oldest_unprocessed_age_seconds),
+                    pipeline.objects_overdue,
+                    "" if pipeline.reconciled is None else pipeline.objects_missing,
+                    age_of(sample.publish_lags_seconds.get(pipeline.pipeline)),
                 )
-                for one in sample.pipelines
+                for pipeline in sample.pipelines
             ],
             empty="",
         )

@@ -41,7 +41,7 @@ def list_(
     where: ScopeOptions,
     only: Annotated[ObjectState | None, typer.Option("--only", help="Only objects in this state.")] = None,
     filter_: Annotated[
-        str | None, typer.Option("--filter", help="Only objects whose address contains this text.")
+        str | None, typer.Option("--filter", help="Only objects with this text in their address.")
     ] = None,
     older_than: Annotated[
         str | None,
@@ -85,22 +85,22 @@ def _listed(scope: Scope, wanted: _Wanted, *, quiet: bool) -> list[dict[str, Any
     only, filter_, archived, limit = wanted.only, wanted.text, wanted.archived, wanted.limit
     found: list[tuple[str, ObjectRow]] = []
     with view(scope) as seen:
-        archives = [archive for one in seen.pipelines() for archive in seen.ledger.archives.all(one)]
+        archives = [archive for pipeline in seen.pipelines() for archive in seen.ledger.archives.all(pipeline)]
         kept = sum(archive.objects for archive in archives)
         imported = sum(archive.objects for archive in archives if archive.uri is None)
-        for one in seen.pipelines():
+        for pipeline in seen.pipelines():
             left = limit + 1 - len(found)
             if archived:
-                found += [(one, row) for row in islice(_archived_rows(seen, one, filter_), left)]
+                found += [(pipeline, row) for row in islice(_archived_rows(seen, pipeline, filter_), left)]
             elif left:
                 of_one = seen.ledger.objects(
-                    one,
+                    pipeline,
                     state=only,
                     uri_contains=filter_,
                     older_than_seconds=wanted.older_than_seconds,
                     limit=left,
                 )
-                found += [(one, row) for row in of_one]
+                found += [(pipeline, row) for row in of_one]
     rows = sorted(found[:limit], key=lambda pair: (pair[0], pair[1].uri))
     if len(found) > limit:
         talk(f"There are more than {limit:,}; --limit shows more, --only and --filter fewer.")
@@ -135,8 +135,8 @@ def _listed(scope: Scope, wanted: _Wanted, *, quiet: bool) -> list[dict[str, Any
         empty="No such objects.",
     )
     failed = {one for one, row in rows if row.state is ObjectState.DEAD}
-    for one in sorted(failed):
-        talk(printable(advice_in(scope, pipeline=one)))
+    for pipeline in sorted(failed):
+        talk(printable(advice_in(scope, pipeline=pipeline)))
     return documents
 
 
@@ -242,15 +242,15 @@ def _archived_versions(seen: ScopeView, address: str, meant: Sequence[str]) -> S
     return [one for one in find_archived(seen.ledger, address, seen.scope.aws) if one.pipeline in meant]
 
 
-def _identity_document(one: ArchivedVersion, uri: str) -> dict[str, Any]:
+def _identity_document(archived: ArchivedVersion, uri: str) -> dict[str, Any]:
     """Return the document of an archived object that no file describes."""
     return {
-        "pipeline": one.pipeline,
+        "pipeline": archived.pipeline,
         "object": uri,
-        "object_id": one.object_id.hex(),
+        "object_id": archived.object_id.hex(),
         "state": ObjectState.PROCESSED.value,
         "archived": True,
-        "reason": one.problem,
+        "reason": archived.problem,
     }
 
 
@@ -272,13 +272,13 @@ def _print_version(pipeline: str, row: ObjectRow, timeline: Sequence[ObjectAttem
     )
     if not timeline:
         talk("No attempt yet.")
-    for index, one in enumerate(timeline, start=1):
+    for index, attempt in enumerate(timeline, start=1):
         name = f"attempt {index}"
-        print(f"{name:<10}  {one.outcome}, {moment(one.started_at)} to {moment(one.ended_at) or 'now'}")
-        for line in (f"{one.attempt_id} by {one.worker}", one.reason):
+        print(f"{name:<10}  {attempt.outcome}, {moment(attempt.started_at)} to {moment(attempt.ended_at) or 'now'}")
+        for line in (f"{attempt.attempt_id} by {attempt.worker}", attempt.reason):
             if line:
                 print(f"{'':<10}  {printable(line)}")
-        for line in (one.traceback or "").splitlines():
+        for line in (attempt.traceback or "").splitlines():
             print(f"{'':<10}  | {printable(line)}")
 
 

@@ -53,7 +53,7 @@ def import_(
                 talk(printable(problem))
             raise
     for uri in done.busy[:BUSY_SHOWN]:
-        talk(f"At work just now, so left alone: {printable(uri)}")
+        talk(f"Being processed now, so left alone: {printable(uri)}")
     if json_:
         print_json(
             {
@@ -72,7 +72,7 @@ def import_(
     before = f" ({replaced_text(done.replaced)} before)" if done.replaced else ""
     print(
         f"{counted(done.listed, 'object')} listed: {done.new:,} {verb} as processed{before}, {done.known:,} known "
-        f"already, {len(done.busy):,} at work and left alone."
+        f"already, {len(done.busy):,} being processed and left alone."
     )
 
 

@@ -44,7 +44,7 @@ def retry(
         EndedState, typer.Option("--only", help="All objects in this state; named objects may be in any.")
     ] = EndedState.DEAD,
     filter_: Annotated[
-        str | None, typer.Option("--filter", help="Only objects whose address contains this text.")
+        str | None, typer.Option("--filter", help="Only objects with this text in their address.")
     ] = None,
     queue: Annotated[
         str | None,

@@ -26,8 +26,10 @@ def grouped_options(verb: Callable[..., R]) -> Callable[..., R]:
     """
     hints = get_type_hints(verb, include_extras=True)
     own = list(inspect.signature(verb).parameters.values())
-    groups = {each.name: hints[each.name] for each in own if is_dataclass(hints[each.name])}
-    shown = [one for each in own for one in (_options(groups[each.name]) if each.name in groups else [each])]
+    groups = {parameter.name: hints[parameter.name] for parameter in own if is_dataclass(hints[parameter.name])}
+    shown: list[inspect.Parameter] = []
+    for parameter in own:
+        shown += _options(groups[parameter.name]) if parameter.name in groups else [parameter]
 
     def called(**given: Any) -> R:
         made = {
@@ -37,8 +39,8 @@ def grouped_options(verb: Callable[..., R]) -> Callable[..., R]:
         return verb(**made, **given)
 
     called.__name__, called.__doc__, called.__module__ = verb.__name__, verb.__doc__, verb.__module__
-    called.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined] # what `inspect` asks for
-    called.__annotations__ = {each.name: each.annotation for each in shown}
+    called.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined] # read by `inspect`
+    called.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
     return called
 
 
@@ -59,7 +61,7 @@ def duration(option: str, text: str, *, zero: bool = False) -> float:
     except UsageError as error:
         least = "" if zero else " above 0"
         raise UsageError(
-            f"{option} {text!r} is no duration{least}: write seconds, or such as 90s, 2m, 1h30m or 3d."
+            f"{option} {text!r} is not a duration{least}: write seconds, or a text such as 90s, 2m, 1h30m or 3d."
         ) from error
 
 

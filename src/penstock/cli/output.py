@@ -85,8 +85,9 @@ def worded(number: int, one: str, many: str) -> str:
 
 
 def moment(epoch_seconds: float | None) -> str:
-    """Return a time as UTC text, to the second; empty for None. A forged time outside the calendar is printed as a
-    number.
+    """Return a time as UTC text, to the second; empty for None.
+
+    A forged time outside the calendar is printed as a number.
     """
     if epoch_seconds is None:
         return ""
@@ -100,7 +101,7 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")
 
 
 def require_terminal(verb: str, *, options: str = "--yes, or --dry-run") -> None:
-    """Raise `UsageError` if no terminal is there to confirm at."""
+    """Raise `UsageError` if there is no terminal for the confirmation."""
     if not sys.stdin.isatty():
         raise UsageError(f"`penstock {verb}` asks for confirmation, and there is no terminal; give {options}.")
 
@@ -131,11 +132,11 @@ def advice(options: str, *, uri: str | None = None, handler: str | None = None, 
     ``options`` select the table or app; ``handler`` excludes dead letters of other handlers; ``retry`` is True if the
     queue of new notifications is known.
     """
-    whose = (
+    handler_option = (
         f" --object {shlex.quote(uri)}" if uri is not None else f" --handler {shlex.quote(handler)}" if handler else ""
     )
     them, subject = ("it", "letter was") if uri is not None else ("them", "letters were")
-    sentence = f"Once the cause is repaired, `penstock dead replay{options}{whose} --yes` tries {them} again"
+    sentence = f"Once the cause is fixed, `penstock dead replay{options}{handler_option} --yes` tries {them} again"
     if not retry:
         return f"{sentence}."
     named = f" {shlex.quote(uri)}" if uri is not None else ""

@@ -45,7 +45,7 @@ LINE_EVERY_SECONDS = 5.0
 
 
 class ProgressPace:
-    """Decides when a progress line is due. For one thread at a time."""
+    """Decide when a progress line is due. Used by one thread at a time."""
 
     def __init__(self, *, at_once: bool = False, monotonic: Callable[[], float] = time.monotonic) -> None:
         """``at_once``: the first line is due immediately."""
@@ -68,8 +68,8 @@ FAILURES_SHOWN = 20
 _DOING = {
     ExecutionFailed: "a batch",
     JobFailed: "publishing and sweeping",
-    ReceiveFailed: "asking the queue",
-    HeartbeatFailed: "extending what is held",
+    ReceiveFailed: "receiving from the queue",
+    HeartbeatFailed: "extending leases and claims",
 }
 
 
@@ -166,7 +166,7 @@ def event_lines(event: Event) -> list[str]:
         case WatchDegraded():
             return [event.reason]
         case SchemaInferred():
-            schema = f"schema inferred from a sample and remembered: {event.schema}"
+            schema = f"schema inferred from a sample and recorded: {event.schema}"
             return [schema, *(f"  {note}" for note in event.notes)]
         case SparkStarted():
             started = f"Spark started in {event.seconds:.1f} s ({event.java})"
@@ -180,7 +180,7 @@ def event_lines(event: Event) -> list[str]:
         case SourceCleaned():
             return [_cleaned(event)]
         case WorkerDraining() if event.reason != "done":
-            return [f"stopping: what is in flight ({counted(event.in_flight, 'message')}) is finished or released"]
+            return [f"stopping: {counted(event.in_flight, 'message')} in flight will be finished or released"]
         case _:
             return _trouble(event)
 
@@ -190,9 +190,9 @@ def _trouble(event: Event) -> list[str]:
         case RunFailed():
             return [f"a run of {counted(event.objects, 'object')} failed: {event.error}"]
         case ExecutionFailed() | JobFailed() | ReceiveFailed() | HeartbeatFailed():
-            return [f"{_doing(event)} failed and is tried again: {event.error}"]
+            return [f"{_doing(event)} failed and is retried: {event.error}"]
         case FaultsRepeated():
-            return [f"the machinery failed {event.count:,} times in a row; its work is tried again: {event.error}"]
+            return [f"the infrastructure failed {event.count:,} times in a row; its work is retried: {event.error}"]
         case ErrorHookFailed():
             return [f"a failure could not be reported ({event.hook}): {event.error}"]
         case _:
@@ -209,7 +209,7 @@ def _cleaned(event: SourceCleaned) -> str:
 
 
 def _failure(event: ObjectFailed) -> str:
-    outcome = "to be tried again" if event.outcome == "retry" else event.outcome
+    outcome = "to be retried" if event.outcome == "retry" else event.outcome
     named = "" if event.object_uri in event.reason else f"{event.object_uri}: "
     return f"{outcome}: {named}{event.reason}"
 
@@ -252,7 +252,7 @@ def losses(report: "IngestReport | RunReport", options: str) -> list[str]:
     if report.objects_dead:
         dead = counted(report.objects_dead, "object")
         remarks.append(
-            f"Dead: {dead}; `penstock objects list{options} --only dead` says why. {_again(report, options)}"
+            f"Dead: {dead}; `penstock objects list{options} --only dead` shows why. {_again(report, options)}"
         )
     if report.objects_gone:
         subject = worded(
@@ -267,6 +267,6 @@ def _again(report: "IngestReport | RunReport", options: str) -> str:
     queue = getattr(report, "queue", None)
     if queue is not None:
         command = f"penstock dead replay --queue {shlex.quote(queue)}"
-        return f"Once the cause is repaired, `{command}` sends its dead letters back."
+        return f"Once the cause is fixed, `{command}` sends its dead letters back."
     hint = advice(options, handler=getattr(report, "pipeline", None))
     return f"{hint} Then run the same command again."

@@ -25,23 +25,23 @@ from penstock.config import load_settings
 from penstock.operations.status.model import span
 
 
-def state_of(one: QueueStatus) -> str:
+def state_of(queue: QueueStatus) -> str:
     """Return why a queue is not delivered: paused, breaker or unserved; empty if it is."""
-    if one.paused:
+    if queue.paused:
         return "paused"
-    return "breaker" if one.breaker is not None else "unserved" if one.unserved is not None else ""
+    return "breaker" if queue.breaker is not None else "unserved" if queue.unserved is not None else ""
 
 
-def oldest_visible(one: QueueHealth) -> str:
+def oldest_visible(queue: QueueHealth) -> str:
     """Return how long the oldest visible message has waited; an estimate is marked."""
-    seconds = one.oldest_visible_message_age_seconds
-    age = age_of(seconds if one.visible else seconds or None)
-    return f"about {age}" if age and one.oldest_visible_message_age_source == "estimated" else age
+    seconds = queue.oldest_visible_message_age_seconds
+    age = age_of(seconds if queue.visible else seconds or None)
+    return f"about {age}" if age and queue.oldest_visible_message_age_source == "estimated" else age
 
 
-def oldest(one: QueueHealth) -> str:
+def oldest(queue: QueueHealth) -> str:
     """Return the age of the oldest message; empty without messages, for which brokers report 0."""
-    return age_of(one.oldest_message_age_seconds) if one.messages else ""
+    return age_of(queue.oldest_message_age_seconds) if queue.messages else ""
 
 
 def age_of(seconds: float | None) -> str:
@@ -49,9 +49,9 @@ def age_of(seconds: float | None) -> str:
     return "" if seconds is None else span(seconds)
 
 
-def queue_document(one: QueueStatus) -> dict[str, Any]:
+def queue_document(queue: QueueStatus) -> dict[str, Any]:
     """Return the status of a queue as a JSON document. Without an age, its source is null."""
-    document = dataclasses.asdict(one)
+    document = dataclasses.asdict(queue)
     for age in ("oldest_visible_message_age", "oldest_message_age"):
         if document[f"{age}_seconds"] is None:
             document[f"{age}_source"] = None
@@ -91,9 +91,9 @@ def list_(json_: Json = False) -> None:
             )
             for status in found
         ],
-        empty="There are no queues yet: the first message that is sent to one makes it."
+        empty="There are no queues yet: the first message that is sent to a queue creates it."
         if makes
-        else "There are no queues here: create one, or look at the address of the broker.",
+        else "There are no queues here: create one, or check the address of the broker.",
     )
     for status in found:
         if status.unread is not None:
@@ -120,7 +120,7 @@ def show(queue: Queue, json_: Json = False) -> None:
             "oldest visible": oldest_visible(status) or ("not known" if status.visible else "nothing waits"),
             "oldest": oldest(status),
             "dead letters": _dead_letters(status),
-            "workers": ", ".join(status.workers) or "none of this data directory on this host",
+            "workers": ", ".join(status.workers) or "none with this data directory on this host",
             **({} if status.sender_key is None else {"sender key": status.sender_key}),
         }
     )
@@ -169,7 +169,7 @@ def _set_paused(queue: str, *, paused: bool, json_: bool) -> None:
         else:
             broker.resume(queue)
     if not known:
-        talk(printable(f"Nothing was ever sent to {queue}; is that its name?"))
+        talk(printable(f"No message was ever sent to {queue}; is the name correct?"))
     if json_:
         print_json({"queue": queue, "paused": paused})
     else:

@@ -49,7 +49,7 @@ def repair(
                         refused = kept.pipeline
                         break
                 repaired = repairer.apply(findings, kept.bus) is not None
-                talk(printable(f"{kept.pipeline}: repaired; workers, or penstock admin publish, go on from here."))
+                talk(printable(f"{kept.pipeline}: repaired; workers, or penstock admin publish, continue from here."))
             documents.append(document(findings, repaired=repaired))
     if refused is not None:  # outside the block: a refusal is no failure to report
         raise declined(f"changed for {printable(refused)}")
@@ -59,20 +59,20 @@ def repair(
 
 def finding_lines(findings: "RepairFindings") -> list[str]:
     """Return the findings as lines."""
-    whose, repair = findings.pipeline, findings.repair
+    pipeline, repair = findings.pipeline, findings.repair
     if repair is None:
-        return [f"{whose}: ledger and table agree (batch {findings.shown_at}); there is nothing to repair."]
+        return [f"{pipeline}: ledger and table agree (batch {findings.shown_at}); there is nothing to repair."]
     shown, ledger, agrees = findings.shown_at, findings.ledger_at, findings.agrees_at
     batches, objects = counted(len(repair.imported), "batch", "batches"), counted(findings.objects_imported, "object")
     lines = [
-        f"{whose}: the table shows batch {shown}, the ledger is at {ledger}, and both agree up to {agrees}.",
+        f"{pipeline}: the table shows batch {shown}, the ledger is at {ledger}, and both agree up to {agrees}.",
         f"To be imported: {batches} with {objects}.",
     ]
     if findings.open_attempts:
-        lines.append(f"To be given up: {counted(len(findings.open_attempts), 'open attempt')}.")
+        lines.append(f"To be abandoned: {counted(len(findings.open_attempts), 'open attempt')}.")
     if repair.moved:
         moved = ", ".join(f"{old} becomes {new}" for old, new in repair.moved.items())
-        lines.append(f"Committed since the ledger was set back, and to follow behind: batch {moved}.")
+        lines.append(f"Committed since the ledger was rolled back, and to be renumbered after them: batch {moved}.")
     if repair.withdrawn:
         numbers = ", ".join(map(str, repair.withdrawn))
         lines.append(
@@ -80,6 +80,27 @@ def finding_lines(findings: "RepairFindings") -> list[str]:
             f"{numbers}. Its other objects are unprocessed again: announce them."
         )
     return lines + _warnings(findings)
+
+
+def document(findings: "RepairFindings", *, repaired: bool) -> dict[str, Any]:
+    """Return the findings as a JSON document."""
+    repair = findings.repair
+    return {
+        "pipeline": findings.pipeline,
+        "agrees_at": findings.agrees_at,
+        "ledger_at": findings.ledger_at,
+        "shown_at": findings.shown_at,
+        "needed": repair is not None,
+        "repaired": repaired,
+        "imported": [] if repair is None else sorted(batch.seq for batch in repair.imported),
+        "objects_imported": findings.objects_imported,
+        "unnamed": list(findings.unnamed),
+        "moved": [] if repair is None else [{"batch": old, "becomes": new} for old, new in repair.moved.items()],
+        "withdrawn": [] if repair is None else list(repair.withdrawn),
+        "open_attempts": list(findings.open_attempts),
+        "forgotten_objects": list(findings.forgotten_objects),
+        "log_is_whole": findings.log_is_whole,
+    }
 
 
 def _warnings(findings: "RepairFindings") -> list[str]:
@@ -106,24 +127,3 @@ def _warnings(findings: "RepairFindings") -> list[str]:
             f"{counted(len(findings.forgotten_objects), 'object')} ({some}{more})."
         )
     return lines
-
-
-def document(findings: "RepairFindings", *, repaired: bool) -> dict[str, Any]:
-    """Return the findings as a JSON document."""
-    repair = findings.repair
-    return {
-        "pipeline": findings.pipeline,
-        "agrees_at": findings.agrees_at,
-        "ledger_at": findings.ledger_at,
-        "shown_at": findings.shown_at,
-        "needed": repair is not None,
-        "repaired": repaired,
-        "imported": [] if repair is None else sorted(batch.seq for batch in repair.imported),
-        "objects_imported": findings.objects_imported,
-        "unnamed": list(findings.unnamed),
-        "moved": [] if repair is None else [{"batch": old, "becomes": new} for old, new in repair.moved.items()],
-        "withdrawn": [] if repair is None else list(repair.withdrawn),
-        "open_attempts": list(findings.open_attempts),
-        "forgotten_objects": list(findings.forgotten_objects),
-        "log_is_whole": findings.log_is_whole,
-    }

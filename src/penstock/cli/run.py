@@ -51,7 +51,7 @@ def run(
     """
     if available_now and metrics is not None:
         raise UsageError(
-            "--metrics-address is for a run that stays up; one with --available-now ends before it is asked."
+            "--metrics-address is for a run without --available-now: with it, the run ends before it could be scraped."
         )
     require_spark()
     app_name, name = app_and_reader(app, pipeline, app_option)

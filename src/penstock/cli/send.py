@@ -97,11 +97,11 @@ def send(
     if not counts.count:
         talk("There was nothing to send: the input is empty.")
     if one and not deduplicated:
-        talk(printable(f"{queue} takes no notice of deduplication ids: on SQS only FIFO queues do."))
+        talk(printable(f"{queue} ignores deduplication ids: on SQS only FIFO queues use them."))
     if json_:
         print_json(counts.document(queue))
     elif counts.count:
-        unless = ", unless one of this deduplication id was sent within five minutes" if deduplicated else ""
+        unless = ", unless one with this deduplication id was sent within five minutes" if deduplicated else ""
         print(printable(f"{counted(counts.count, 'message')} sent to {queue}{unless}."))
 
 
@@ -196,13 +196,13 @@ def _drops_duplicates(sender: App, queue: str) -> bool:
 
 
 class _Interrupted(PenstockError):
-    """Ctrl-C. Starting again would send the messages twice that were sent already."""
+    """Ctrl-C during a send. Starting again would send messages twice."""
 
     exit_code = INTERRUPTED
 
 
 class _MessageBuilder:
-    """Builds messages from lines, and sends them."""
+    """Build messages from lines, and send them. Used by one thread."""
 
     def __init__(
         self,
@@ -246,7 +246,7 @@ class _MessageBuilder:
                 deduplication_id=self._deduplication_id,
             )
             if len(outgoing.body) > self._bytes_max:
-                raise UsageError(f"its body has {len(outgoing.body):,} bytes, and {self._bytes_max:,} is the most.")
+                raise UsageError(f"its body has {len(outgoing.body):,} bytes; at most {self._bytes_max:,} are allowed.")
             return outgoing
         except PenstockError as error:
             raise UsageError(f"Line {number:,} cannot be sent: {error}") from error

@@ -69,16 +69,16 @@ def status(
         for scope, one in zip(scopes, found, strict=True):
             print(f"\n{printable(scope.title)}:")
             _print(one, scope)
-    if check and any(one.problems for one in found):
+    if check and any(status.problems for status in found):
         raise typer.Exit(CHECK_FOUND_PROBLEMS)
 
 
 def _print(found: "Status", scope: Scope) -> None:
     print(printable(found.summary))
     print_fields(_of_app(found, ledger=scope.name) if found.table is None else _of_table(found))
-    for one in found.pipelines:
-        if one.objects.get(ObjectState.DEAD, 0) > one.objects_replaced:
-            print(printable(f"-> {advice_in(scope, pipeline=one.pipeline)}"))
+    for pipeline in found.pipelines:
+        if pipeline.objects.get(ObjectState.DEAD, 0) > pipeline.objects_replaced:
+            print(printable(f"-> {advice_in(scope, pipeline=pipeline.pipeline)}"))
 
 
 def _of_table(found: "Status") -> Mapping[str, object]:
@@ -101,41 +101,41 @@ def _of_table(found: "Status") -> Mapping[str, object]:
 def _of_app(found: "Status", *, ledger: str) -> Mapping[str, object]:
     return {
         "ledger": ledger,
-        **{f"pipeline {one.pipeline}": _pipeline(one) for one in found.pipelines},
-        **{f"queue {one.queue}": _queue(one) for one in found.queues},
+        **{f"pipeline {pipeline.pipeline}": _pipeline(pipeline) for pipeline in found.pipelines},
+        **{f"queue {queue.queue}": _queue(queue) for queue in found.queues},
         "dead letters": _dead_letters(found),
         "workers": _workers(found),
     }
 
 
-def _pipeline(one: "PipelineStatus") -> str:
-    table = "" if one.table is None else f"; table {one.table} ({_version(one.table_version)})"
-    objects = _objects(one.objects, one.objects_replaced)
-    reconciled = f"; reconciled: {text}" if (text := _reconciled(one)) else ""
-    batches = _batches(one.batches_committed, one.batches_unpublished)
-    overdue = f"; overdue: {one.objects_overdue:,}" if one.objects_overdue else ""
+def _pipeline(pipeline: "PipelineStatus") -> str:
+    table = "" if pipeline.table is None else f"; table {pipeline.table} ({_version(pipeline.table_version)})"
+    objects = _objects(pipeline.objects, pipeline.objects_replaced)
+    reconciled = f"; reconciled: {text}" if (text := _reconciled(pipeline)) else ""
+    batches = _batches(pipeline.batches_committed, pipeline.batches_unpublished)
+    overdue = f"; overdue: {pipeline.objects_overdue:,}" if pipeline.objects_overdue else ""
     return f"objects: {objects}{overdue}; batches: {batches}{table}{reconciled}"
 
 
-def _reconciled(one: "PipelineStatus") -> str:
+def _reconciled(pipeline: "PipelineStatus") -> str:
     """Return the result of the latest reconcile; empty if there was none."""
-    last = one.reconciled
+    last = pipeline.reconciled
     if last is None:
         return ""
     missing = f"{last.missing:,} missing, {last.sent:,} enqueued again" if last.missing else "nothing missing"
     return f"{missing} as of {moment(last.as_of)}"
 
 
-def _queue(one: "QueueStatus") -> str:
+def _queue(queue: "QueueStatus") -> str:
     messages = _messages(
-        visible=one.visible,
-        in_flight=one.in_flight,
-        delayed=one.delayed,
-        oldest_seconds=one.oldest_visible_message_age_seconds,
+        visible=queue.visible,
+        in_flight=queue.in_flight,
+        delayed=queue.delayed,
+        oldest_seconds=queue.oldest_visible_message_age_seconds,
     )
-    dead_letters = f"; {counted(one.dead_letters, 'dead letter')}" if one.dead_letters else ""
-    paused = "; paused" if one.paused else "; paused by its breaker" if one.breaker is not None else ""
-    unserved = "" if one.unserved is None else f"; not served: {one.unserved}"
+    dead_letters = f"; {counted(queue.dead_letters, 'dead letter')}" if queue.dead_letters else ""
+    paused = "; paused" if queue.paused else "; paused by its breaker" if queue.breaker is not None else ""
+    unserved = "" if queue.unserved is None else f"; not served: {queue.unserved}"
     return f"{messages}{dead_letters}{paused}{unserved}"
 
 

@@ -18,7 +18,7 @@ def document_of_all(scopes: Sequence[Scope], found: "Sequence[Status]") -> dict[
     together = ("problem_kinds", "problems", "warnings", "notes")
     return {
         "summary": "; ".join(f"{document['scope']}: {document['summary']}" for document in documents),
-        **{name: list(dict.fromkeys(text for one in documents for text in one[name])) for name in together},
+        **{name: list(dict.fromkeys(text for document in documents for text in document[name])) for name in together},
         "scopes": documents,
     }
 
@@ -49,11 +49,14 @@ def document_of(found: "Status") -> dict[str, Any]:
         "dead_letters_replaced": found.dead_letters_replaced,
         "dead_letters_set_aside": found.dead_letters_set_aside,
         "dead_letters_replayed": found.dead_letters_replayed,
-        "lagging": [dataclasses.asdict(one) for one in found.lagging],
+        "lagging": [dataclasses.asdict(lagging) for lagging in found.lagging],
         "workers": list(found.workers),
         "workers_elsewhere": found.workers_elsewhere,
-        "pipelines": [dataclasses.asdict(one) | {"objects": objects_by_state(one.objects)} for one in found.pipelines],
-        "queues": [queue_document(one) for one in found.queues],
+        "pipelines": [
+            dataclasses.asdict(pipeline) | {"objects": objects_by_state(pipeline.objects)}
+            for pipeline in found.pipelines
+        ],
+        "queues": [queue_document(queue) for queue in found.queues],
     }
 
 

@@ -37,7 +37,7 @@ QUEUE_COLUMNS = (
 PIPELINE_COLUMNS = ("pipeline", *(state.value for state in ObjectState), "overdue", "missing", "batches", "unpublished")
 GAP = 2  # between two columns
 _LEFT_OUT = ("oldest", "delayed", "net/s", "batches", "gone", "superseded", "missing", "out/s", "in flight")
-"""Columns that a narrow terminal does without, the first one first."""
+"""Columns that a narrow terminal leaves out, in this order."""
 
 _NAMES = frozenset({"queue", "state", "pipeline"})  # columns of words; the others are numbers
 _STYLES = {
@@ -92,40 +92,40 @@ def screen(
 def _tables(
     status: Status, flows: "Mapping[str, QueueFlow]"
 ) -> Sequence[tuple[Sequence[str], Sequence[Sequence[str]]]]:
-    queues = [_queue(one, flows[one.queue]) for one in status.queues]
-    pipelines = [_pipeline(one) for one in status.pipelines]
+    queues = [_queue(queue, flows[queue.queue]) for queue in status.queues]
+    pipelines = [_pipeline(pipeline) for pipeline in status.pipelines]
     found = ((QUEUE_COLUMNS, queues), (PIPELINE_COLUMNS, pipelines))
     return [(columns, rows) for columns, rows in found if rows]
 
 
-def _queue(one: "QueueStatus", flow: "QueueFlow") -> Sequence[str]:
-    in_dlq = one.dead_letters - one.dead_letters_set_aside
+def _queue(queue: "QueueStatus", flow: "QueueFlow") -> Sequence[str]:
+    in_dlq = queue.dead_letters - queue.dead_letters_set_aside
     return (
-        one.queue,
-        state_of(one),
-        oldest_visible(one),
-        oldest(one),
-        f"{one.visible:,}",
-        f"{one.in_flight:,}",
-        f"{one.delayed:,}",
-        str(len(one.workers)),
+        queue.queue,
+        state_of(queue),
+        oldest_visible(queue),
+        oldest(queue),
+        f"{queue.visible:,}",
+        f"{queue.in_flight:,}",
+        f"{queue.delayed:,}",
+        str(len(queue.workers)),
         _rate(flow.in_per_second),
         _rate(flow.out_per_second),
         _rate(flow.net_per_second, signed=True),
-        age_of(flow.drained_in_seconds) if one.messages else "",
+        age_of(flow.drained_in_seconds) if queue.messages else "",
         _number(in_dlq),
-        _number(one.dead_letters_set_aside),
+        _number(queue.dead_letters_set_aside),
     )
 
 
-def _pipeline(one: PipelineStatus) -> Sequence[str]:
+def _pipeline(pipeline: PipelineStatus) -> Sequence[str]:
     return (
-        one.pipeline,
-        *(_number(one.objects.get(state, 0)) for state in ObjectState),
-        _number(one.objects_overdue),
-        _number(one.objects_missing),
-        f"{one.batches_committed:,}",
-        "?" if one.batches_unpublished is None else f"{one.batches_unpublished:,}",
+        pipeline.pipeline,
+        *(_number(pipeline.objects.get(state, 0)) for state in ObjectState),
+        _number(pipeline.objects_overdue),
+        _number(pipeline.objects_missing),
+        f"{pipeline.batches_committed:,}",
+        "?" if pipeline.batches_unpublished is None else f"{pipeline.batches_unpublished:,}",
     )
 
 
@@ -157,8 +157,8 @@ def _fitting(
 
 
 def _workers(status: Status) -> str:
-    workers = [f"{one.worker} ({one.state}, {one.in_flight:,} in flight)" for one in status.records]
-    workers += [name for name in status.workers if name not in {one.worker for one in status.records}]
+    workers = [f"{record.worker} ({record.state}, {record.in_flight:,} in flight)" for record in status.records]
+    workers += [name for name in status.workers if name not in {record.worker for record in status.records}]
     return ", ".join(workers) or ("none on this host" if status.workers_elsewhere else "none running")
 
 

@@ -29,7 +29,7 @@ EVERY_SECONDS_MIN = 0.5
 
 
 def watch(scopes: Sequence[Scope], *, every: str | None, once: bool, json_: bool) -> None:
-    """Show the status again and again: a screen on a terminal, else a block of lines or a line of JSON per sample.
+    """Show the status repeatedly: a screen on a terminal, else a block of lines or a line of JSON per sample.
 
     A terminal that can only append (TERM=dumb) gets blocks of lines, too.
     """
@@ -83,9 +83,10 @@ def _document(watches: Watches) -> dict[str, Any]:
     found = [{"scope": title, **document(watch.read())} for title, watch in watches]
     if len(found) == 1:
         return {name: value for name, value in found[0].items() if name != "scope"}
-    return {"at": found[0]["at"], "summary": "; ".join(f"{one['scope']}: {one['summary']}" for one in found)} | {
-        "scopes": found
-    }
+    return {
+        "at": found[0]["at"],
+        "summary": "; ".join(f"{status['scope']}: {status['summary']}" for status in found),
+    } | {"scopes": found}
 
 
 def _lines(watches: Watches) -> str:

@@ -24,8 +24,9 @@ def prepare_streams() -> None:
 
 
 def deliver() -> OSError | None:
-    """Flush the streams. Return the error if that fails, and discard the rest, so that the interpreter does not try
-    again.
+    """Flush the streams; return the error if that fails.
+
+    The rest of the output is then discarded, so that the interpreter does not try again.
     """
     failure: OSError | None = None
     for stream in (sys.stdout, sys.stderr):

@@ -97,26 +97,26 @@ def gc(
             name: Tables(paths, seen.ledger, partition_by=None, bus=Bus()).collect_garbage(dry_run=dry_run)
             for name, paths in tables.items()
         }
-    unknown = [path for one in collected.values() for path in one.unknown]
+    unknown = [path for garbage in collected.values() for path in garbage.unknown]
     if json_:
         print_json(
             {
-                "compactions": sum(one.compactions for one in collected.values()),
-                "attempts": sum(one.attempts for one in collected.values()),
-                "files": sum(one.files for one in collected.values()),
-                "bytes": sum(one.bytes for one in collected.values()),
+                "compactions": sum(garbage.compactions for garbage in collected.values()),
+                "attempts": sum(garbage.attempts for garbage in collected.values()),
+                "files": sum(garbage.files for garbage in collected.values()),
+                "bytes": sum(garbage.bytes for garbage in collected.values()),
                 "dry_run": dry_run,
                 "unknown": [str(path) for path in unknown],
             }
         )
         return
     verb = "would be deleted" if dry_run else "deleted"
-    for name, one in collected.items():
-        whose = f"{name}: " if scope.table is None else ""
-        files, attempts = counted(one.files, "file"), counted(one.attempts, "attempt")
-        if one.compactions:
-            attempts += f" and {counted(one.compactions, 'compaction')}"
-        print(printable(f"{whose}{files} of {attempts} {verb}, {counted(one.bytes, 'byte')}."))
+    for name, garbage in collected.items():
+        prefix = f"{name}: " if scope.table is None else ""
+        files, attempts = counted(garbage.files, "file"), counted(garbage.attempts, "attempt")
+        if garbage.compactions:
+            attempts += f" and {counted(garbage.compactions, 'compaction')}"
+        print(printable(f"{prefix}{files} of {attempts} {verb}, {counted(garbage.bytes, 'byte')}."))
     for path in unknown:
         talk(printable(f"Left alone, since the ledger knows no such attempt: {path}"))
 
@@ -155,7 +155,9 @@ def compact(
         for kept in found.values():
             done = kept.compact(target_bytes=target_bytes, dry_run=dry_run, progress=_progress)
             deleted = kept.vacuum(retention_hours=retention_hours, dry_run=dry_run) if vacuum else {}
-            documents += [{**dataclasses.asdict(one), "vacuumed": deleted.get(one.uri, 0)} for one in done]
+            documents += [
+                {**dataclasses.asdict(compaction), "vacuumed": deleted.get(compaction.uri, 0)} for compaction in done
+            ]
             if not json_:
                 _print(done, deleted, dry_run=dry_run)
     if json_:
@@ -164,19 +166,23 @@ def compact(
 
 def _print(found: Sequence["CompactionResult"], deleted: Mapping[str, int], *, dry_run: bool) -> None:
     would = "would be " if dry_run else ""
-    for one in found:
-        if one.merged:
+    for compaction in found:
+        if compaction.merged:
             became = "would become" if dry_run else "became"
-            files = f"{counted(one.files_before, 'file')} {became} {one.files_after:,}"
-            size = "" if dry_run else f", {one.bytes_before:,} bytes became {one.bytes_after:,}"
-            print(printable(f"{one.uri}: {files}{size} (version {one.table_version})."))
+            files = f"{counted(compaction.files_before, 'file')} {became} {compaction.files_after:,}"
+            size = "" if dry_run else f", {compaction.bytes_before:,} bytes became {compaction.bytes_after:,}"
+            print(printable(f"{compaction.uri}: {files}{size} (version {compaction.table_version})."))
         else:
-            print(printable(f"{one.uri}: {counted(one.files_before, 'file')}, nothing to merge."))
-        if one.left and not dry_run:
-            files = counted(one.left, "small file")
-            talk(printable(f"{files} left alone: of other columns than the table's, or replaced meanwhile."))
-        if one.uri in deleted:
-            print(printable(f"{one.uri}: {counted(deleted[one.uri], 'old file')} {would}deleted."))
+            print(printable(f"{compaction.uri}: {counted(compaction.files_before, 'file')}, nothing to merge."))
+        if compaction.left and not dry_run:
+            files = counted(compaction.left, "small file")
+            talk(
+                printable(
+                    f"{files} left alone: their columns differ from the table's, or they were replaced meanwhile."
+                )
+            )
+        if compaction.uri in deleted:
+            print(printable(f"{compaction.uri}: {counted(deleted[compaction.uri], 'old file')} {would}deleted."))
     if not found:
         talk("There is no table yet.")
 

@@ -51,7 +51,7 @@ def list_(
     limit: Annotated[int, typer.Option("--limit", min=1, max=100_000, help="Maximum number.")] = 100,
     json_: Json = False,
 ) -> None:
-    """List the messages in the outboxes, oldest first, with the reason of refused ones."""
+    """List the messages in the outboxes, oldest first, with the reason if the broker refused one."""
     with load_app(required_app(app, app_option)) as found:
         rows = waiting_rows(found, limit=limit + 1)
     if len(rows) > limit:

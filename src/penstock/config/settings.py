@@ -368,7 +368,7 @@ class Settings(BaseSettings):
 
     @property
     def jobs(self) -> frozenset[str]:
-        """The background jobs in which a worker takes part, if other settings ask for them."""
+        """The background jobs in which a worker takes part, if other settings enable them."""
         if self.worker_jobs in (_ALL_JOBS, _ONLY_JOBS):
             return frozenset(JOBS)
         return frozenset(JOBS) & frozenset(self.worker_jobs.split(","))
@@ -393,7 +393,7 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Return the sources in the order of their precedence, called by pydantic."""
-        environment, secrets = (_Unmerged(settings_cls, each) for each in (env_settings, file_secret_settings))
+        environment, secrets = (_Unmerged(settings_cls, source) for source in (env_settings, file_secret_settings))
         return init_settings, environment, secrets, SettingsFile(settings_cls)
 
 

@@ -1,4 +1,4 @@
-"""Replay one message before the others and watch it until it is settled, to test whether the cause still exists.
+"""Watch one replayed message until it is settled, to find out if the cause of the failures still exists.
 
 It is settled once it is deleted from its queue and not back in a DLQ. A queue that cannot be browsed shows only whether
 it is empty; while other messages keep it busy, the result stays unknown.
@@ -18,7 +18,7 @@ from penstock.messaging.replay import REPLAY_ID_ATTRIBUTE
 
 _POLL_SECONDS_MIN, _POLL_SECONDS_MAX = 0.2, 5.0
 _PAUSE_SECONDS = 0.2
-_EMPTY_POLLS = 2  # in a row, because these counts are estimates
+_EMPTY_POLLS = 2  # in a row, if the broker only estimates its counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class CanaryResult:
 
 def unwatched(canary: Canary) -> CanaryResult:
     """Return the result for a message that was sent but not watched."""
-    return CanaryResult(status="not watched", text=f"it was sent to {canary.queue} and not watched any more")
+    return CanaryResult(status="not watched", text=f"it was sent to {canary.queue} and is not watched any more")
 
 
 def watch(canary: Canary, broker: Broker, *, seconds: float, clock: Clock, stopped: Callable[[], bool]) -> CanaryResult:
@@ -51,17 +51,17 @@ def watch(canary: Canary, broker: Broker, *, seconds: float, clock: Clock, stopp
     empty = 0
     while True:
         polled_at = clock.monotonic()
-        there = _in_queue(canary, broker)
-        empty = 0 if there else empty + 1
-        if not there and (broker.capabilities.exact_stats or empty >= _EMPTY_POLLS):
+        waiting = _in_queue(canary, broker)
+        empty = 0 if waiting else empty + 1
+        if not waiting and (broker.capabilities.exact_stats or empty >= _EMPTY_POLLS):
             return _search_dead_letters(canary, broker)
-        if isinstance(there, Message) and _died_before(canary, there):
-            return CanaryResult(status="died", text=f"it died, and is in {canary.queue} again already")
+        if isinstance(waiting, Message) and _died_before(canary, waiting):
+            return CanaryResult(status="died", text=f"it died, and was already replayed to {canary.queue} again")
         now = clock.monotonic()
         left = began_at + seconds - now
         if left <= 0 or stopped():
             return _undecided(canary, broker, seconds=now - began_at)
-        # No backoff of retries: polls become rarer, also because each may be slow.
+        # Polls become rarer with time, and the slower each of them is.
         pause_seconds = min(max(2 * pause_seconds, 2 * (now - polled_at)), _POLL_SECONDS_MAX)
         _pause(min(pause_seconds, left), clock, stopped)
 
@@ -71,7 +71,7 @@ def _in_queue(canary: Canary, broker: Broker) -> Message | bool:
     if not broker.capabilities.browsable:
         stats = broker.stats(canary.queue)
         return bool(stats.visible or stats.in_flight or stats.delayed)
-    return next((message for message in _messages(broker, canary.queue) if _is_it(canary, message)), False)
+    return next((message for message in _messages(broker, canary.queue) if _is_canary(canary, message)), False)
 
 
 def _messages(broker: Broker, queue: str) -> Iterator[Message]:
@@ -82,12 +82,14 @@ def _messages(broker: Broker, queue: str) -> Iterator[Message]:
 
 
 def _search_dead_letters(canary: Canary, broker: Broker) -> CanaryResult:
-    """Search the DLQs for a message that left its queue: a broker adds to the DLQ before it deletes from the queue."""
+    """Search the DLQs after the message left its queue: a broker adds to the DLQ before it deletes from the queue."""
     for queue in canary.dead_letter_queues:
         with dead_letters_in(broker, queue) as dead_letters:
             for page in dead_letters.pages():
-                if found := next((each for each in page if _is_it(canary, each.message)), None):
-                    why = found.death.reason if found.death is not None else "its reason is unknown"
+                if found := next(
+                    (dead_letter for dead_letter in page if _is_canary(canary, dead_letter.message)), None
+                ):
+                    why = found.death.reason if found.death is not None else "no reason is recorded"
                     return CanaryResult(status="died", text=f"it died again, and is in {queue} as {found.id}: {why}")
     return CanaryResult(status="settled", text=f"it has left {canary.queue} and is not among the dead letters")
 
@@ -105,7 +107,7 @@ def _undecided(canary: Canary, broker: Broker, *, seconds: float) -> CanaryResul
     )
 
 
-def _is_it(canary: Canary, message: Message) -> bool:
+def _is_canary(canary: Canary, message: Message) -> bool:
     return (
         message.id == canary.message_id
         or message.attributes.get(REPLAY_ID_ATTRIBUTE) == canary.replay_id
@@ -115,7 +117,7 @@ def _is_it(canary: Canary, message: Message) -> bool:
 
 def _died_before(canary: Canary, message: Message) -> bool:
     death = death_of(message.attributes)
-    history = [each.message_id for each in earlier_deaths_of(message.attributes)]
+    history = [earlier.message_id for earlier in earlier_deaths_of(message.attributes)]
     return canary.message_id in (history if death is None else [*history, death.message_id])
 
 

@@ -21,21 +21,21 @@ class DeadLetterFilter:
     older_than_seconds: float | None = None  # since it was dead-lettered
     younger_than_seconds: float | None = None
     attributes: Mapping[str, str] = field(default_factory=dict)
-    object_uri: str | None = None  # the object that the body, a notification, names
-    # its own id, or one that it had in a queue where it failed, at the last or an earlier failure
-    ids: frozenset[str] = frozenset()
+    object_uri: str | None = None  # an object that its body names, if that is a notification
+    ids: frozenset[str] = frozenset()  # ids that it has now, or had in a queue where it failed
 
     @property
     def is_empty(self) -> bool:
+        """Return True if there is no condition, so that every message matches."""
         return self == DeadLetterFilter()
 
     def matches(self, dead_letter: DeadLetteredMessage, *, now: float) -> bool:
         """Return True if the message meets every condition. The cheapest conditions are checked first."""
         message = dead_letter.message
         return (
-            self._is_of_age(now - message.enqueued_at)
+            self._matches_age(now - message.enqueued_at)
             and all(_text(message.attributes.get(name)) == value for name, value in self.attributes.items())
-            and self._failed_so(dead_letter)
+            and self._matches_death(dead_letter)
             and (self.object_uri is None or self.object_uri in objects_of(message))
         )
 
@@ -43,15 +43,15 @@ class DeadLetterFilter:
         """Return the requested ids that belong to this message, now or before earlier replays."""
         return self.ids & ids_of(dead_letter) if self.ids else self.ids
 
-    def _is_of_age(self, age_seconds: float) -> bool:
+    def _matches_age(self, age_seconds: float) -> bool:
         if self.older_than_seconds is not None and age_seconds < self.older_than_seconds:
             return False
         return self.younger_than_seconds is None or age_seconds < self.younger_than_seconds
 
-    def _failed_so(self, dead_letter: DeadLetteredMessage) -> bool:
+    def _matches_death(self, dead_letter: DeadLetteredMessage) -> bool:
         if self.handler is None and self.error is None and not self.ids:
             return True
-        if not self._may_have_failed_so(dead_letter):
+        if not self._may_match_death(dead_letter):
             return False
         death = dead_letter.death
         if self.ids and not self.ids_met(dead_letter):
@@ -66,17 +66,17 @@ class DeadLetterFilter:
         sought = self.error.casefold()
         return any(sought in text.casefold() for text in texts if text)
 
-    def _may_have_failed_so(self, dead_letter: DeadLetteredMessage) -> bool:
-        """Return False if the death's text rules out a match.
+    def _may_match_death(self, dead_letter: DeadLetteredMessage) -> bool:
+        """Return False if the death's text rules out a match, so that `matches` need not decode it.
 
-        The search costs a twentieth of decoding the death, which `matches` then skips.
+        Searching costs a twentieth of decoding (measured).
         """
         text = dead_letter.message.attributes.get(DEATH_ATTRIBUTE)
         if not isinstance(text, str):
             return True
         if self.ids and dead_letter.id not in self.ids:
             texts = (text, _text(dead_letter.message.attributes.get(EARLIER_DEATHS_ATTRIBUTE)) or "")
-            if not any(not _is_plain(id) or any(id in each for each in texts) for id in self.ids):
+            if not any(not _is_plain(id) or any(id in stored for stored in texts) for id in self.ids):
                 return False
         if self.handler is not None and _is_plain(self.handler) and self.handler not in text:
             return False
@@ -89,12 +89,12 @@ class DeadLetterFilter:
 def ids_of(dead_letter: DeadLetteredMessage) -> frozenset[str]:
     """Return the message's id, the one it had in the queue where it failed, and those from before earlier replays."""
     death = dead_letter.death
-    before = [each.message_id for each in earlier_deaths_of(dead_letter.message.attributes)]
+    before = [earlier.message_id for earlier in earlier_deaths_of(dead_letter.message.attributes)]
     return frozenset({dead_letter.id, *before, *([] if death is None else [death.message_id])})
 
 
 def objects_of(message: Message) -> frozenset[str]:
-    """Return the URIs of the objects that the body names; empty if it is no notification."""
+    """Return the URIs of the objects that the body names; empty if it is not a notification."""
     try:
         found = parse(message.body, buckets_allowed=None)
     except InvalidMessage:
@@ -105,16 +105,17 @@ def objects_of(message: Message) -> frozenset[str]:
 def origins_of(dead_letter: DeadLetteredMessage) -> Sequence[str]:
     """Return the queues that the message may have come from, without DLQs, most reliable source first.
 
-    The sources are the broker, its death, earlier deaths and the name of its queue. Deaths may be forged.
+    The sources are the broker, the message's death, its earlier deaths, and the name of its queue. Deaths may be
+    forged.
     """
     death = dead_letter.death
-    known_texts = [
+    named = [
         dead_letter.moved_from,
         None if death is None else death.queue,
-        *(each.queue for each in reversed(earlier_deaths_of(dead_letter.message.attributes))),
+        *(earlier.queue for earlier in reversed(earlier_deaths_of(dead_letter.message.attributes))),
         source_of(dead_letter.queue),
     ]
-    return [queue for queue in known_texts if queue and not names_dead_letters(listed_name(queue))]
+    return [queue for queue in named if queue and not names_dead_letters(listed_name(queue))]
 
 
 def source_of(queue: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Group dead-lettered messages by cause: a hundred thousand of them mostly have three causes.
+"""Group dead-lettered messages by cause: even a hundred thousand of them mostly have a few causes.
 
 Messages with the same fingerprint form a group. Without a fingerprint, the reason defines the group, after removing
 everything that varies between messages: numbers, also inside words, ids, quoted texts and paths.
@@ -57,7 +57,7 @@ class _PartialGroup:
 
 
 class Grouping:
-    """Counts messages by cause and keeps an example of each group. Not thread-safe."""
+    """Count messages by cause, and keep an example of each group. Created for one listing, and used by one thread."""
 
     def __init__(self, *, groups_max: int = GROUPS_MAX) -> None:
         self._groups_max = groups_max
@@ -66,6 +66,7 @@ class Grouping:
         self.others = 0  # messages of groups beyond the limit
 
     def add(self, dead_letters: Iterable[DeadLetteredMessage]) -> None:
+        """Count these messages."""
         for dead_letter in dead_letters:
             self.dead_letters += 1
             group = self._group(_key_from_text(dead_letter), dead_letter)

@@ -1,6 +1,6 @@
 """Export dead-lettered messages as JSON lines without loss, and import them again.
 
-A body or attribute that is not text is written as base64, under a key that says so.
+A body that is not text is written as base64 under the key `body_base64`, such an attribute under `base64`.
 """
 
 import base64
@@ -77,22 +77,22 @@ def line_of(dead_letter: DeadLetteredMessage) -> bytes:
 
 
 def read_line(line: bytes, *, number: int, file: str) -> ExportedMessage:
-    """Parse a line. Raises `UsageError`, naming file and line, for one that no export wrote."""
+    """Parse a line. Raises `UsageError`, naming file and line, if no export wrote it."""
     try:
         fields = json.loads(line)
         if not isinstance(fields, dict):
-            raise _MalformedLine("it is no JSON object")
+            raise _MalformedLine("it is not a JSON object")
         if fields["penstock_letter"] != FORMAT:
-            raise _MalformedLine(f"it is of another format than {FORMAT}")
+            raise _MalformedLine(f"its format is not {FORMAT}")
         return ExportedMessage(queue=_text(fields["queue"]), message=_message(fields), digest=_digest(line))
     except _MalformedLine as error:
         why = str(error)
     except KeyError as error:
         why = f"it has no {error.args[0]}"
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
-        why = "it is no JSON"
+        why = "it is not JSON"
     except (ValueError, TypeError, AttributeError, OverflowError):
-        why = "a field of it holds something else than an export writes there"
+        why = "one of its fields has a value that no export writes"
     raise UsageError(f"Line {number:,} of {file} is not an exported dead letter: {why}.")
 
 

@@ -1,8 +1,8 @@
 """Replay dead-lettered messages on request, in chunks, so that a person can stop it.
 
-A message is sent as the automatic replayer sends it: same replay id and same record, so that neither repeats a send of
-the other one (intent, send, mark, delete). Only the replay counter differs: it restarts at zero, and so do the
-automatic replays.
+A message is sent as the automatic replayer sends it (intent, send, mark, delete), with the same replay id and the same
+record, so that neither repeats a send of the other. Only the replay counter differs: it restarts at zero, and so do
+the automatic replays.
 """
 
 import math
@@ -56,13 +56,13 @@ class ReplayedChunk:
 
     items: Sequence[ReplayItem]  # sent now
     ids: Sequence[str]
-    sent_before: int  # were already sent, so only the dead-lettered messages were deleted
+    sent_before: int  # messages sent earlier: now only their dead-lettered originals were deleted
     refused: Sequence[tuple[ReplayItem, ConfigurationError]] = ()  # their queues cannot accept these messages
     failed: PenstockError | None = None  # why the rest was not sent, or why that is unknown
 
 
 class ReplaySender:
-    """Replays dead-lettered messages from one broker."""
+    """Replay dead-lettered messages of one broker. Used by the thread of one command."""
 
     def __init__(self, broker: Broker, log: ReplayLog, *, clock: Clock, probe: Probe = no_probe) -> None:
         self._broker = broker
@@ -83,54 +83,54 @@ class ReplaySender:
         by_queue: dict[str, list[ReplayItem]] = defaultdict(list)
         for item in due:
             by_queue[item.queue].append(item)
-        taken: list[tuple[ReplayItem, str]] = []
+        accepted: list[tuple[ReplayItem, str]] = []
         refused: list[tuple[ReplayItem, ConfigurationError]] = []
         failed: PenstockError | None = None
-        for some in self._portions(by_queue):
+        for portion in self._portions(by_queue):
             try:
-                outcomes = self._send(some)
+                outcomes = self._send(portion)
             except ConfigurationError as error:
-                if not (taken or len(due) < len(items)):
+                if not (accepted or len(due) < len(items)):
                     raise
                 failed = error  # messages accepted before must still be deleted
                 break
-            taken += [(item, result) for item, result in outcomes if isinstance(result, str)]
+            accepted += [(item, result) for item, result in outcomes if isinstance(result, str)]
             refused += [(item, result) for item, result in outcomes if isinstance(result, ConfigurationError)]
             failed = next((result for _, result in outcomes if isinstance(result, TemporaryError)), None)
             if failed is not None:
                 break
         self._probe(Step.REPLAY_MARKED)
         before = [item for item in items if known[item.replay.replay_id].sent]
-        dead_letters.remove([item.dead_letter.id for item in [*before, *(item for item, _ in taken)]])
+        dead_letters.remove([item.dead_letter.id for item in [*before, *(item for item, _ in accepted)]])
         return ReplayedChunk(
-            items=[item for item, _ in taken],
-            ids=[id for _, id in taken],
+            items=[item for item, _ in accepted],
+            ids=[id for _, id in accepted],
             sent_before=len(before),
             refused=refused,
             failed=failed,
         )
 
     def _portions(self, by_queue: Mapping[str, Sequence[ReplayItem]]) -> Iterator[Sequence[ReplayItem]]:
-        """Yield the messages of one queue that are sent together before they are marked."""
-        for together in by_queue.values():
-            size = chunk_of(self._broker, len(together))
-            for start in range(0, len(together), size):
-                yield together[start : start + size]
+        """Yield groups of messages to one queue, each to be sent in one call and then marked."""
+        for items in by_queue.values():
+            size = chunk_of(self._broker, len(items))
+            for start in range(0, len(items), size):
+                yield items[start : start + size]
 
-    def _send(self, some: Sequence[ReplayItem]) -> Sequence[tuple[ReplayItem, str | PenstockError]]:
+    def _send(self, portion: Sequence[ReplayItem]) -> Sequence[tuple[ReplayItem, str | PenstockError]]:
         """Send messages to one queue and mark those that it accepted."""
-        # The recorded intent may be the automatic replayer's, with another count or queue: send our own.
-        outgoing = [replayed(each.dead_letter.message, each.replay, delay_seconds=0.0) for each in some]
-        outcomes = list(zip(some, send_each(self._broker, some[0].queue, outgoing), strict=True))
+        # The recorded intent may be the automatic replayer's, with another count or queue: send this replay instead.
+        outgoing = [replayed(item.dead_letter.message, item.replay, delay_seconds=0.0) for item in portion]
+        outcomes = list(zip(portion, send_each(self._broker, portion[0].queue, outgoing), strict=True))
         self._probe(Step.REPLAY_SENT)
-        taken = [item.replay.replay_id for item, result in outcomes if isinstance(result, str)]
-        if taken:
-            self._log.mark_sent(taken)
+        accepted = [item.replay.replay_id for item, result in outcomes if isinstance(result, str)]
+        if accepted:
+            self._log.mark_sent(accepted)
         return outcomes
 
 
 class ReplayRate:
-    """Limit a series of chunks to a rate. Used by one thread."""
+    """The rate limit for a series of chunks. Used by the thread of one command."""
 
     def __init__(self, per_second: float | None, *, clock: Clock, stopped: Stopped) -> None:
         self._per_second = per_second
@@ -166,6 +166,10 @@ def matching(
         if stopped():
             return
         now = clock.now()
-        found = [each for each in page if each.message.enqueued_at <= until and wanted.matches(each, now=now)]
+        found = [
+            dead_letter
+            for dead_letter in page
+            if dead_letter.message.enqueued_at <= until and wanted.matches(dead_letter, now=now)
+        ]
         if found:
             yield found

@@ -33,7 +33,7 @@ class ReplayPolicy:
 
     def __post_init__(self) -> None:
         if not 0 <= self.replays_max <= COUNT_MAX:
-            raise ConfigurationError(f"replays_max is {self.replays_max}: give it a value between 0 and {COUNT_MAX}")
+            raise ConfigurationError(f"replays_max is {self.replays_max}: set it to a value between 0 and {COUNT_MAX}")
         if not self.base_seconds > 0:
             raise ConfigurationError(f"the base of replays is {self.base_seconds:g} s: it has to be more than 0")
         if self.cap_seconds is not None and not self.cap_seconds > 0:
@@ -62,7 +62,7 @@ class ReplayAfter:
 
 
 def poison_move(dead_letter: Message) -> MoveToFinal | None:
-    """Return why a message must not be replayed at all; None if it may."""
+    """Return the move to the final DLQ of a message that must not be replayed at all; None if it may be."""
     death = death_of(dead_letter.attributes)
     if death is None or not death.poison:
         return None
@@ -90,7 +90,7 @@ def plan_replay(
     so_far = replays_so_far(dead_letter.attributes)
     if so_far >= policy.replays_max:
         times = "once" if so_far == 1 else f"{so_far} times"
-        return MoveToFinal(reason=f"replayed {times}, and dead again" if so_far else "its queue is not replayed")
+        return MoveToFinal(reason=f"replayed {times}, and failed again" if so_far else "its queue is not replayed")
     replay_id = dead_letter_replay_id(dead_letter_queue, dead_letter)
     cap_seconds = policy.cap_seconds if policy.cap_seconds is not None else retention_seconds
     longest_seconds = ceiling_seconds(
@@ -98,7 +98,7 @@ def plan_replay(
         base_seconds=policy.base_seconds,
         cap_seconds=math.inf if cap_seconds is None else cap_seconds,
     )
-    # limits the range before the draw, so that messages do not cluster at its end
+    # The range is limited before the draw, so that messages do not cluster at its end.
     if dlq_retention_seconds is not None:
         last_moment = dead_letter.enqueued_at + (1.0 - RETENTION_SHARE_LEFT) * dlq_retention_seconds
         longest_seconds = min(longest_seconds, max(last_moment - now, 0.0))
@@ -137,7 +137,7 @@ class ReplayTarget:
 
 
 class ReplayTargets:
-    """The queues that share one DLQ; at least one."""
+    """The queues that share one DLQ, at least one, with their policies. Immutable."""
 
     def __init__(self, sources: Sequence[ReplayTarget]) -> None:
         self._all = tuple(sources)
@@ -153,8 +153,9 @@ class ReplayTargets:
     def of(self, dead_letter: Delivery) -> ReplayTarget | MoveToFinal:
         """Return the queue where the message failed, or why that is unknown.
 
-        The message's own record may be forged, so it can only select one of these queues. A message moved by the broker
-        itself has no death of this failure: a death on it is an older one, or the sender's.
+        The message's own record may be forged, so it can only select one of these queues. If the broker itself moved
+        the message, this failure is not recorded in it: a death that it carries is an older one, or comes from the
+        sender.
         """
         death = death_of(dead_letter.message.attributes)
         queue = None if death is None else death.queue
@@ -164,7 +165,9 @@ class ReplayTargets:
             if len(self._all) == 1:
                 return self._all[0]
             names = ", ".join(source.queue for source in self._all)
-            return MoveToFinal(reason=f"nothing says which queue it died in: {names} share this one")
+            return MoveToFinal(
+                reason=f"the queue where it failed is not recorded, and several queues share this DLQ: {names}"
+            )
         found = self.named(queue)
         return found or MoveToFinal(
             reason=f"it failed in the queue {queue[:200]}, whose dead letters are not replayed from here"

@@ -1,4 +1,4 @@
-"""Read the dead-lettered messages of one queue page by page, and delete some, for commands run by people.
+"""Read the dead-lettered messages of one queue page by page, and delete some of them, for commands run by people.
 
 On browsable brokers, reading changes nothing. SQS cannot be browsed: reading is a receive, which hides messages from
 other consumers, so the reader holds them while the command runs and then makes them visible again. If the command is
@@ -22,7 +22,7 @@ from penstock.messaging.settlement import Ack, Release
 PAGE = 500  # messages in memory at once
 HIDDEN_SECONDS = 300.0
 _EXTEND_SHARE = 1 / 3
-_WAIT_SECONDS = 2.0  # for the first message of a receive; if none arrives, none is left
+_WAIT_SECONDS = 2.0  # wait of a receive for its first message; if none arrives, none is left
 _REPEATS_MAX = 5  # consecutive receives without a new message
 
 
@@ -32,7 +32,7 @@ class DeadLetteredMessage:
 
     queue: str
     message: Message
-    moved_from: str | None = None  # as in `penstock.messaging.delivery.Delivery`
+    moved_from: str | None = None  # the source queue, if the broker itself dead-lettered it without a reason
 
     @property
     def id(self) -> str:
@@ -45,7 +45,7 @@ class DeadLetteredMessage:
 
 
 class DeadLetterReader(Protocol):
-    """Reads and deletes the messages of one queue. Used by one thread until it is closed."""
+    """A reader of one queue's messages, which can also delete them. Used by one thread until it is closed."""
 
     @property
     def queue(self) -> str: ...
@@ -105,7 +105,7 @@ class ReceivingReader:
 
     A separate thread extends their visibility timeout. Up to 120,000 messages can be held (SQS's in-flight limit;
     20,000 for a FIFO queue), so their bodies are dropped. A FIFO group delivers nothing more while one of its messages
-    is held, so remove those of a page before asking for the next page. Messages behind those that stay are not seen.
+    is held. So remove the messages of a page before reading the next page; messages behind a held one are not read.
     """
 
     def __init__(self, broker: Broker, queue: str, *, clock: Clock, hidden_seconds: float = HIDDEN_SECONDS) -> None:
@@ -123,13 +123,13 @@ class ReceivingReader:
         self._extender.start()
         while repeats < _REPEATS_MAX and (received := self._receive()):
             with self._lock:
-                fresh = [one for one in received if one.message.id not in self._hidden]
-                self._hidden |= {one.message.id: _without_content(one) for one in received}
+                fresh = [delivery for delivery in received if delivery.message.id not in self._hidden]
+                self._hidden |= {delivery.message.id: _without_content(delivery) for delivery in received}
             repeats = 0 if fresh else repeats + 1
             if fresh:
                 yield [
-                    DeadLetteredMessage(queue=self.queue, message=one.message, moved_from=one.moved_from)
-                    for one in fresh
+                    DeadLetteredMessage(queue=self.queue, message=delivery.message, moved_from=delivery.moved_from)
+                    for delivery in fresh
                 ]
 
     def remove(self, ids: Sequence[str]) -> int:

@@ -57,7 +57,7 @@ class ReplayEvents:
         result: Result = "already_sent" if new_message_id is None else "sent"
         self._emit(dead_letter, replay, result=result, new_message_id=new_message_id)
 
-    def emit_held(self, dead_letter: Delivery, replay: Replay) -> None:
+    def emit_waiting(self, dead_letter: Delivery, replay: Replay) -> None:
         """Report that the message waits in its DLQ."""
         self._emit(dead_letter, replay, result="waiting")
 
@@ -65,7 +65,7 @@ class ReplayEvents:
         """Report that the message moves to the final DLQ."""
         self._emit(dead_letter, None, result="set_aside", reason=reason)
 
-    def emit_put_back(self, dead_letter: Delivery, replay: Replay | None, error: PenstockError) -> None:
+    def emit_released(self, dead_letter: Delivery, replay: Replay | None, error: PenstockError) -> None:
         """Report that the broker or the log is unavailable, so the message is retried."""
         self._emit(dead_letter, replay, result="released", reason=_error_text(error))
 
@@ -101,9 +101,9 @@ class ReplayEvents:
 
 
 class UnavailableStreak:
-    """Counts consecutive batches that met an unavailable broker or log. Written by the thread that runs the batch.
+    """The number of consecutive batches that met an unavailable broker or log.
 
-    Batches run one at a time.
+    Shared by the executions of one DLQ, which run one at a time; written by the thread that runs the batch.
     """
 
     def __init__(self) -> None:
@@ -135,7 +135,7 @@ class _PlannedReplay:
 
 
 class ReplayExecution:
-    """A `penstock.messaging.handler.Execution` of one batch. It holds no claim."""
+    """One batch of a DLQ as a `penstock.messaging.handler.Execution`, owned by the executor. It holds no claim."""
 
     def __init__(self, dead_letters: Sequence[Delivery], context: ReplayContext) -> None:
         self._dead_letters = dead_letters
@@ -195,12 +195,12 @@ class ReplayExecution:
                     _PlannedReplay(dead_letter=dead_letter, replay=replay), new_message_id=None
                 )
             else:
-                one = _PlannedReplay(dead_letter=dead_letter, replay=replay)
-                step = self._next_step(one)
+                planned = _PlannedReplay(dead_letter=dead_letter, replay=replay)
+                step = self._next_step(planned)
                 if isinstance(step, ReplayAfter):
-                    due.setdefault(one.replay.queue, []).append((one, step))
+                    due.setdefault(planned.replay.queue, []).append((planned, step))
                 else:
-                    settlements[dead_letter.receipt] = self._hide(one, step)
+                    settlements[dead_letter.receipt] = self._hide(planned, step)
         for queue, sends in due.items():
             settlements |= self._send(queue, sends, unavailable)
         return settlements
@@ -222,7 +222,7 @@ class ReplayExecution:
     def _recorded(self, plans: Iterable[Replay | MoveToFinal]) -> Mapping[str, Replay]:
         """Record the planned replays; return the recorded ones of all messages.
 
-        A message whose plan is the final DLQ may still have a recorded replay that a person sent.
+        A message that is to move to the final DLQ may still have a recorded replay, sent by a person.
         """
         replays = [plan for plan in plans if isinstance(plan, Replay)]
         ids = {_id_of(dead_letter) for dead_letter in self._dead_letters} - {replay.replay_id for replay in replays}
@@ -233,13 +233,13 @@ class ReplayExecution:
         self._context.probe(Step.REPLAY_INTENDED)
         return {**known, **opened}
 
-    def _next_step(self, one: _PlannedReplay) -> HideFor | ReplayAfter:
+    def _next_step(self, planned: _PlannedReplay) -> HideFor | ReplayAfter:
         capabilities = self._context.broker.capabilities
-        hidden_seconds = self._now - one.dead_letter.received_at
+        hidden_seconds = self._now - planned.dead_letter.received_at
         return next_step(
-            one.replay,
+            planned.replay,
             now=self._now,
-            delay_seconds_max=self._delay_seconds_max(one.replay.queue),
+            delay_seconds_max=self._delay_seconds_max(planned.replay.queue),
             hide_seconds_max=max(
                 capabilities.release_delay_seconds_max - max(hidden_seconds, 0.0) - _HIDE_MARGIN_SECONDS, 0.0
             ),
@@ -256,39 +256,44 @@ class ReplayExecution:
     def _send(self, queue: str, sends: Sequence[tuple[_PlannedReplay, ReplayAfter]], unavailable: int) -> Settlements:
         context = self._context
         if self._interrupted.is_set():
-            return {one.dead_letter.receipt: Release(uncounted=True) for one, _ in sends}
+            return {planned.dead_letter.receipt: Release(uncounted=True) for planned, _ in sends}
         messages = [
-            replayed(one.dead_letter.message, one.replay, delay_seconds=step.delay_seconds) for one, step in sends
+            replayed(planned.dead_letter.message, planned.replay, delay_seconds=step.delay_seconds)
+            for planned, step in sends
         ]
-        outcomes = list(zip([one for one, _ in sends], send_each(context.broker, queue, messages), strict=True))
+        outcomes = list(zip([planned for planned, _ in sends], send_each(context.broker, queue, messages), strict=True))
         context.probe(Step.REPLAY_SENT)
-        sent = [one for one, outcome in outcomes if not isinstance(outcome, PenstockError)]
+        sent = [planned for planned, outcome in outcomes if not isinstance(outcome, PenstockError)]
         self._mark(sent)
-        return {one.dead_letter.receipt: self._outcome(one, outcome, unavailable) for one, outcome in outcomes}
+        return {
+            planned.dead_letter.receipt: self._outcome(planned, outcome, unavailable) for planned, outcome in outcomes
+        }
 
     def _mark(self, sent: Sequence[_PlannedReplay]) -> None:
         try:
-            self._context.log.mark_sent([one.replay.replay_id for one in sent])
+            self._context.log.mark_sent([planned.replay.replay_id for planned in sent])
         except TemporaryError as error:
-            # They were sent, so their messages are deleted anyway: they are sent again only if that fails too.
-            self._events.emit_unmarked([one.dead_letter for one in sent], error)
+            # The replays were sent, so the dead letters are deleted anyway; only if that fails too are they sent again.
+            self._events.emit_unmarked([planned.dead_letter for planned in sent], error)
         self._context.probe(Step.REPLAY_MARKED)
 
     # Settlements of single messages
 
-    def _outcome(self, one: _PlannedReplay, outcome: str | PenstockError, unavailable: int) -> Settlement:
+    def _outcome(self, planned: _PlannedReplay, outcome: str | PenstockError, unavailable: int) -> Settlement:
         if isinstance(outcome, ConfigurationError):
-            return self._set_aside(one.dead_letter, f"its queue {one.replay.queue} does not accept it: {outcome}")
+            return self._set_aside(
+                planned.dead_letter, f"its queue {planned.replay.queue} does not accept it: {outcome}"
+            )
         if isinstance(outcome, PenstockError):
-            return self._retry_later(one.dead_letter, one.replay, outcome, unavailable)
-        return self._sent(one, new_message_id=outcome)
+            return self._retry_later(planned.dead_letter, planned.replay, outcome, unavailable)
+        return self._sent(planned, new_message_id=outcome)
 
-    def _sent(self, one: _PlannedReplay, *, new_message_id: str | None) -> Settlement:
-        self._events.emit_sent(one.dead_letter, one.replay, new_message_id=new_message_id)
+    def _sent(self, planned: _PlannedReplay, *, new_message_id: str | None) -> Settlement:
+        self._events.emit_sent(planned.dead_letter, planned.replay, new_message_id=new_message_id)
         return Ack()
 
-    def _hide(self, one: _PlannedReplay, step: HideFor) -> Settlement:
-        self._events.emit_held(one.dead_letter, one.replay)
+    def _hide(self, planned: _PlannedReplay, step: HideFor) -> Settlement:
+        self._events.emit_waiting(planned.dead_letter, planned.replay)
         return Release(delay_seconds=step.seconds, uncounted=True)
 
     def _set_aside(self, dead_letter: Delivery, reason: str) -> Settlement:
@@ -298,9 +303,12 @@ class ReplayExecution:
     def _retry_later(
         self, dead_letter: Delivery, replay: Replay | None, error: PenstockError, unavailable: int
     ) -> Settlement:
-        """Retry later. The send may have succeeded: the retry then sends it again under the same id."""
+        """Release the message for a retry.
+
+        If the send succeeded after all, the retry sends it again under the same id.
+        """
         self._context.unavailable.in_a_row = unavailable + 1
-        self._events.emit_put_back(dead_letter, replay, error)
+        self._events.emit_released(dead_letter, replay, error)
         wait_seconds = backoff_seconds(
             attempt=unavailable + 1,
             base_seconds=_RETRY_BASE_SECONDS,
@@ -312,12 +320,18 @@ class ReplayExecution:
 
 def keep_seconds(retentions: Iterable[float | None]) -> float:
     """Return how long replays must be recorded, given the retentions of the DLQs."""
-    known = (UNKNOWN_RETENTION_SECONDS if each is None else each for each in retentions)
+    known = (
+        UNKNOWN_RETENTION_SECONDS if retention_seconds is None else retention_seconds
+        for retention_seconds in retentions
+    )
     return max(known, default=UNKNOWN_RETENTION_SECONDS) + _SLACK_SECONDS
 
 
 class ReplayLogCleanup:
-    """Delete expired records, for all DLQs of a replayer. ``forget(limit)`` deletes the oldest; returns the count."""
+    """Delete expired records for all DLQs of a replayer. Called by the background jobs of its handlers.
+
+    ``forget(limit)`` deletes up to that many of the oldest records and returns their number.
+    """
 
     def __init__(self, forget: Callable[[int], int], *, clock: Clock, random: Random) -> None:
         self._forget = forget
@@ -335,7 +349,7 @@ class ReplayLogCleanup:
 
 
 class ReplayHandler:
-    """A `penstock.messaging.handler.BatchHandler` for one DLQ."""
+    """The replayer of one DLQ as a `penstock.messaging.handler.BatchHandler`. A consumer of the worker owns it."""
 
     def __init__(self, context: ReplayContext, forgetting: ReplayLogCleanup) -> None:
         self._context = context

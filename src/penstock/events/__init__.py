@@ -2,6 +2,9 @@
 
 Packages emit events; metrics, logs, progress bars and reports listen. An event is emitted after its fact is recorded
 and settled, never before, and nothing in the protocol depends on a listener.
+
+- `bus`: the base class, listeners, and the bus
+- `messages`, `objects`, `batches`, `workers`: the events, by subject
 """
 
 from penstock.events.batches import (

@@ -30,26 +30,30 @@ class SelectiveListener(ABC):
 
 
 class Bus:
-    """Passes each event to every listener, in the emitting thread. A listener must not raise."""
+    """Pass each event to every listener, in the emitting thread. Each process has at least one. Thread-safe.
+
+    A listener must not raise.
+    """
 
     def __init__(self, *listeners: Listener) -> None:
         self._listeners = listeners  # fixed at construction, so no lock is needed
-        self._hearers: dict[type[Event], tuple[Listener, ...]] = {}  # by kind; filled on first use by any thread
+        self._receivers: dict[type[Event], tuple[Listener, ...]] = {}  # by kind; filled on first use by any thread
 
     def wants(self, kind: type[Event]) -> bool:
         """Return True if any listener receives this kind; otherwise the caller need not create the event."""
-        return bool(self._hearers_of(kind))
+        return bool(self._receivers_of(kind))
 
     def emit(self, event: Event) -> None:
-        for listener in self._hearers_of(type(event)):
+        """Call the listeners that receive events of this kind, one after another."""
+        for listener in self._receivers_of(type(event)):
             listener(event)
 
-    def _hearers_of(self, kind: type[Event]) -> tuple[Listener, ...]:
-        hearers = self._hearers.get(kind)
-        if hearers is None:
-            hearers = self._hearers[kind] = tuple(
+    def _receivers_of(self, kind: type[Event]) -> tuple[Listener, ...]:
+        receivers = self._receivers.get(kind)
+        if receivers is None:
+            receivers = self._receivers[kind] = tuple(
                 listener
                 for listener in self._listeners
                 if not isinstance(listener, SelectiveListener) or listener.wants(kind)
             )
-        return hearers
+        return receivers

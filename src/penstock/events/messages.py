@@ -227,7 +227,10 @@ class BreakerClosed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledMessageSent(Event):
-    """The message of a scheduled handler was sent, by this worker or another. ``scheduled_at``: epoch seconds."""
+    """This worker sent the message of a scheduled handler; the broker may have dropped it as a duplicate.
+
+    ``scheduled_at``: epoch seconds.
+    """
 
     handler: str
     queue: str

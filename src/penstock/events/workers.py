@@ -43,7 +43,7 @@ class WorkerStopped(Event):
     """The worker stopped, after a failure or not; ``outcome`` is drained, interrupted or forced."""
 
     outcome: str
-    released: tuple[str, ...]  # ids of the messages whose handlers did not finish or did not start
+    released: tuple[str, ...]  # ids of messages that their handlers did not finish or start
     unsettled: tuple[str, ...] = ()  # ids of released or finished messages whose settlement the broker did not apply
 
 
@@ -67,7 +67,7 @@ class ExecutionFailed(Event):
 class JobFailed(Event):
     """A background job failed; it is retried after a wait."""
 
-    job: str  # its name; for a job of a handler or pipeline the name of that
+    job: str  # its name; for a job of a handler or pipeline, the name of the handler or pipeline
     error: str
 
 
@@ -125,7 +125,7 @@ class TracesExportFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerHalted(Event):
-    """A handler hit an error that no retry can fix. This worker stops serving its queue, but no other queue."""
+    """A handler raised an error that no retry can fix. This worker stops serving its queue, and serves the others."""
 
     queue: str
     handler: str
@@ -224,10 +224,10 @@ class StoreAvailable(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitorStarted(Event):
-    """The monitor polls these, and serves metrics at ``address``."""
+    """The monitor polls these sources, queues and pipelines, and serves metrics at ``address``."""
 
     address: str
-    sources: tuple[str, ...]  # those polled, of broker, ledger and tables
+    sources: tuple[str, ...]  # some of broker, ledger and tables
     queues: tuple[str, ...]
     pipelines: tuple[str, ...]
 

@@ -21,7 +21,11 @@ from penstock.messaging.settlement import Settlement
 
 
 class BatchCall:
-    """A `penstock.messaging.handler.Execution` that opens and settles each delivery, and calls the function once."""
+    """One call of a function with several deliveries: a `penstock.messaging.handler.Execution` without its `run`.
+
+    It opens and settles each delivery on its own, and calls the function once. The executor owns it; ``_begin`` and the
+    steps after it run in the executing thread, the other methods in any thread.
+    """
 
     def __init__(self, deliveries: Sequence[Delivery], runtime: HandlerRuntime) -> None:
         self._runtime = runtime
@@ -71,7 +75,7 @@ class BatchCall:
                 self._open.append((call, item_of(delivery, opened.body)))
             else:
                 self._settled.update(opened)
-        if any(call.ended for call, _ in self._open):  # another thread ended it meanwhile: do not call the function
+        if any(call.ended for call, _ in self._open):  # another thread ended a call meanwhile: do not call the function
             return ()
         return [item for _, item in self._open]
 
@@ -92,13 +96,13 @@ class BatchCall:
         if not _fits(results, len(self._open)):
             return self._record_failure(
                 TypeError(
-                    f"a function of batches returns None, or a list with None or an exception for each of its "
+                    f"a function that takes batches returns None, or a list with None or an exception for each of its "
                     f"{len(self._open)} messages"
                 )
             )
         settlements = dict(self._settled)
-        for (call, _), each in zip(self._open, results, strict=True):
-            settlements.update(call.record_completion(None) if each is None else call.record_failure(each))
+        for (call, _), failure in zip(self._open, results, strict=True):
+            settlements.update(call.record_completion(None) if failure is None else call.record_failure(failure))
         return settlements
 
     def _record_failure(self, raised: BaseException) -> Settlements:
@@ -156,4 +160,4 @@ class AsyncBatchCall(BatchCall):
 def _fits(results: object, count: int) -> bool:
     if not isinstance(results, list | tuple) or len(results) != count:
         return False
-    return all(each is None or isinstance(each, BaseException) for each in results)
+    return all(failure is None or isinstance(failure, BaseException) for failure in results)

@@ -2,14 +2,15 @@
 
 - The breaker's state machine: pure functions from state to state
 - `TriedMessages`: prefers untried messages as probes
-- `LineBreaker`: the breaker of one handler in one worker, the state machine behind a lock. The worker asks it what may
-  begin, and calls report how they ended. Each process has its own breakers.
+- `CircuitBreaker`: the breaker of one handler in one worker, the state machine behind a lock. The worker reads from it
+  how many messages it may hold, and calls report their results to it. Each process has its own breakers.
 
 Closed: everything runs. The breaker opens after enough consecutive executions failed in the same way (one fingerprint),
 with no message in two of them and no success in between. While it is open, nothing begins for a pause, and failures
 with that fingerprint are not blamed on their messages. After the pause, one message is a probe. If it fails in the same
-way, the next pause may be longer; any other result closes the breaker. No probe is waited for forever: after one minute
-another message is tried in parallel, after two more the next, and so on. The first success closes the breaker.
+way, the next pause may be longer; any other result closes the breaker. A probe that does not end does not block the
+queue: after one minute another message is tried in parallel, after two more the next, and so on. The first success
+closes the breaker.
 
 Only a success resets the counts of consecutive failures. A breaker closed by a message that failed on its own account
 (rejected, for example) thus opens again at the first failure, if the outage is not over.
@@ -30,11 +31,11 @@ from penstock.messaging.delivery import Delivery
 PAUSE_BASE_SECONDS = 1.0
 FAILURES_DEFAULT = 10
 PAUSE_SECONDS_MAX_DEFAULT = 30.0
-FINGERPRINTS_MAX = 16  # counted at the same time; the least recently seen are dropped
+FINGERPRINTS_MAX = 16  # fingerprints counted at the same time; the least recently seen are dropped
 EXTRA_SECONDS_MAX = 300.0  # the maximum delay of one message beyond the pause
-PROBE_SECONDS = 60.0  # for which a probe runs alone; doubled for each probe that has not ended
+PROBE_SECONDS = 60.0  # how long a probe runs alone; doubled for each probe that has not ended
 PROBE_SECONDS_MAX = 3_600.0
-KIN_MIN = 2  # executions: this many failures in another way since the last success belong to the same outage
+RELATED_MIN = 2  # this many executions that failed in another way since the last success belong to the same outage
 
 Groups = tuple[frozenset[str], ...]  # the message ids of executions that have no message in common
 Streaks = Mapping[str, Groups]  # by fingerprint, the last seen at the end
@@ -46,8 +47,7 @@ class BreakerPolicy:
     """The settings of a breaker: when it opens, and how long it waits between probes.
 
     It opens after ``failures`` failures (0: never). The pause before the next probe grows exponentially from
-    `PAUSE_BASE_SECONDS` up to ``pause_seconds_max``, with full jitter. Raises `UsageError` for numbers that cannot
-    work.
+    `PAUSE_BASE_SECONDS` up to ``pause_seconds_max``, with full jitter. Raises `UsageError` for numbers out of range.
     """
 
     failures: int = FAILURES_DEFAULT
@@ -55,7 +55,7 @@ class BreakerPolicy:
 
     def __post_init__(self) -> None:
         if self.failures < 0:
-            raise UsageError(f"breaker_failures={self.failures} has to be 0, for never, or more.")
+            raise UsageError(f"breaker_failures={self.failures} has to be 0 or more; 0 means never.")
         if not self.pause_seconds_max > 0:
             raise UsageError(f"breaker_probe_seconds_max={self.pause_seconds_max:g} has to be more than 0.")
 
@@ -106,7 +106,7 @@ class OpenState:
         These are the failures that opened the breaker and others that occurred with them: a dependency that is down may
         refuse some calls and let others hang.
         """
-        return fingerprint == self.fingerprint or len(self.streaks.get(fingerprint, ())) >= KIN_MIN
+        return fingerprint == self.fingerprint or len(self.streaks.get(fingerprint, ())) >= RELATED_MIN
 
 
 State = ClosedState | OpenState
@@ -124,10 +124,10 @@ class BreakerDecision:
 def failed(
     state: State, fault: BreakerFailure, *, policy: BreakerPolicy, now: float, random: Random
 ) -> BreakerDecision:
-    """Return the result of a function that raised or timed out."""
+    """Return the state after a function raised or timed out, and whether the message is excused."""
     if policy.failures == 0:
         return BreakerDecision(state=state, excused=False)
-    streaks = _counted(state.streaks, fault, groups_max=max(policy.failures, KIN_MIN))
+    streaks = _counted(state.streaks, fault, groups_max=max(policy.failures, RELATED_MIN))
     if isinstance(state, OpenState):
         return _failed_while_open(replace(state, streaks=streaks), fault, policy=policy, now=now, random=random)
     count = len(streaks[fault.fingerprint])
@@ -155,7 +155,7 @@ def decided(state: State, receipts: frozenset[str]) -> State:
 
 
 def left(state: State, receipts: frozenset[str]) -> State:
-    """Return the state after an execution ended without calling the function, or early: another may be the probe."""
+    """Return the state after an execution ended early or without calling the function: another may be the probe."""
     return _without(state, receipts) if isinstance(state, OpenState) else state
 
 
@@ -186,7 +186,7 @@ def is_probe(state: OpenState, receipts: frozenset[str]) -> bool:
 
 
 def delay_seconds(state: State, *, policy: BreakerPolicy, now: float, random: Random, tries: int = 1) -> float:
-    """Return for how long to delay an excused message.
+    """Return the seconds by which to delay an excused message.
 
     The delay exceeds the pause, so that another message is the next probe, and doubles with each of the message's
     ``tries``. Otherwise a few messages that always fail, at the head of their queue, would take turns as the probe, and
@@ -201,11 +201,13 @@ def delay_seconds(state: State, *, policy: BreakerPolicy, now: float, random: Ra
 
 
 class TriedMessages:
-    """The messages tried while the breaker is open, so that each probe is an untried message if the queue has one.
+    """The messages tried while a breaker is open, so that each probe is an untried message if the queue has one.
+
+    Owned by a `CircuitBreaker`, which calls it under its lock.
 
     Otherwise messages that fail for their own reasons, at the head of their queue, would be tried again and again, and
-    the messages behind them never. The only way to learn if the queue has an untried message is to pass over a tried
-    one: either another message follows, or the same one again.
+    the messages behind them never. The only way to find out if the queue has an untried message is to pass over a tried
+    one: then either another message is received, or the same one again.
     """
 
     def __init__(self, *, messages_max: int = 10_000) -> None:
@@ -296,11 +298,11 @@ class ExecutionDeliveries:
 
 
 class CircuitBreaker:
-    """A `penstock.worker.consumer.Gate` of one handler's queue, to which calls report their results. Thread-safe.
+    """The circuit breaker of one handler in one worker: a `penstock.worker.consumer.Gate` of its queue. Thread-safe.
 
-    ``releases_uncounted``: True if the broker can release a message without counting an attempt. If it cannot, an
-    outage may use up a message's attempts, so call `is_excused` before giving up on a message for its number of
-    attempts.
+    The worker reads it as a gate; the handler's calls report their results to it. ``releases_uncounted``: True if the
+    broker can release a message without counting an attempt. If it cannot, an outage may use up a message's attempts,
+    so call `is_excused` before dead-lettering a message for its number of attempts.
     """
 
     def __init__(

@@ -50,11 +50,11 @@ from penstock.messaging.tracing import NO_TRACING, Tracing
 Result = TypeVar("Result")
 
 BUSY_JITTER_SECONDS = 1.0
-QUEUE_PAUSED = "the queue is paused, since message after message failed in the same way"
+QUEUE_PAUSED = "the queue is paused: consecutive messages failed with the same error"
 
 
 class NotBegun(TemporaryError):
-    """This machine could not begin the call. The message is released, which does not count as an attempt."""
+    """The call could not begin on this machine. The message is released, which does not count as an attempt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ class OpenedMessage(NamedTuple):
 
 
 class Call:
-    """The steps of one call: a `penstock.messaging.handler.Execution` without its `run`.
+    """The steps of one call: a `penstock.messaging.handler.Execution` without its `run`, owned by the executor.
 
     A run may finish while the worker ends it from another thread. The first of them ends the call, and only that one
     emits its outcome. The steps left are then skipped: a function not yet called is not called any more, and a claim
@@ -143,7 +143,7 @@ class Call:
     def time_out(self) -> Settlements:
         if not self._end_once():  # the run ended first, by a moment
             return self._settlements or self._settle_with(
-                self._release_later("its end was being recorded when its timeout was over")
+                self._release_later("its result was being recorded when its timeout expired")
             )
         raised = TimedOut(f"it ran longer than its timeout of {self._runtime.declaration.timeout_seconds:g} s")
         failure = FailureDetails(error_type="TimedOut", error=str(raised), traceback=self._stack() or "")
@@ -151,7 +151,7 @@ class Call:
 
     def release(self) -> None:
         first = self._end_once()
-        # Keep a claim whose completion is being recorded: if the key were free, the work would be done twice.
+        # Keep the claim while the completion is being recorded: with a free key, the work would be done twice.
         if self._claim is not None and not self._recording:
             self._claim.release()
         if first:
@@ -263,6 +263,17 @@ class Call:
             on_retry=self.emit_retry,
         )
 
+    def emit_retry(self, tries: int, delay_seconds: float, raised: BaseException) -> None:
+        """Emit that a call inside the function failed and will be retried there."""
+        failure = failure_of(raised)
+        self._emit(
+            MessageRetrying,
+            tries=tries,
+            delay_seconds=delay_seconds,
+            error_type=failure.error_type,
+            error=failure.error,
+        )
+
     # -- helpers of the steps --------------------------------------------------------------------------------------
 
     def _decode(self) -> KeyedMessage | OpenedMessage | Settlements:
@@ -286,7 +297,7 @@ class Call:
         function = self._runtime.declaration.idempotency
         key = function(body) if function is not None else None
         if not isinstance(key, str) or not key:
-            raise TypeError(f"the idempotency key has to be text of at least one character, and it is {key!r}")
+            raise TypeError(f"the idempotency key has to be text of at least one character, not {key!r}")
         return key
 
     def _claim_key(self, read: KeyedMessage) -> OpenedMessage | Settlements:
@@ -307,7 +318,7 @@ class Call:
             self._emit(MessageSkipped, reason="in_progress", key=key)
             delay_seconds = attempt.seconds + BUSY_JITTER_SECONDS * self._runtime.random()
             return self._settle_with(
-                Release(delay_seconds=delay_seconds, uncounted=True, reason="its key is being worked on")
+                Release(delay_seconds=delay_seconds, uncounted=True, reason="another attempt is processing its key")
             )
         outage.record_success()
         with self._lock:
@@ -439,17 +450,6 @@ class Call:
         """Return the current stack of the work, without variables."""
         return None
 
-    def emit_retry(self, tries: int, delay_seconds: float, raised: BaseException) -> None:
-        """Emit that a call inside the function failed and will be retried there."""
-        failure = failure_of(raised)
-        self._emit(
-            MessageRetrying,
-            tries=tries,
-            delay_seconds=delay_seconds,
-            error_type=failure.error_type,
-            error=failure.error,
-        )
-
     def _emit(self, kind: type[Any], **fields: Any) -> None:
         bus, delivery = self._runtime.bus, self._delivery
         if bus.wants(kind):
@@ -491,7 +491,7 @@ class PlainCall(Call):
 
 
 class OwnTask:
-    """The task of one execution, known once it has begun. Cancelling before its begin or after its end does nothing."""
+    """The asyncio task of one execution. Cancelling it before its begin or after its end does nothing."""
 
     def __init__(self) -> None:
         self._task: asyncio.Task[Any] | None = None  # this and the next: written by the loop
@@ -549,9 +549,7 @@ class AsyncCall(Call):
         self._task.cancel()
 
     async def _aside(self, step: Callable[..., Result], *arguments: Any, urgent: bool = False) -> Result:
-        """Run a step, in another thread if it uses the ledger, which blocks. Steps that end work overtake those that
-        start it.
-        """
+        """Run a step, in another thread if it uses the ledger, which blocks. Urgent steps overtake the others."""
         if self._bookkeeping is None:
             return step(*arguments)
         return await self._bookkeeping.run(step, *arguments, urgent=urgent)
@@ -569,4 +567,6 @@ def _outcome(result: Any) -> str:
     try:
         return to_json(result).decode("utf-8")
     except PydanticSerializationError as error:
-        raise TypeError(f"what an idempotent function returns is stored as JSON, and this is none: {error}") from error
+        raise TypeError(
+            f"the result of an idempotent function is stored as JSON, and this one cannot be: {error}"
+        ) from error

@@ -14,8 +14,12 @@ Body = TypeVar("Body")
 class BatchContext(CallContext):
     """Context of one call of a function that takes batches: checkpoints, retries and resources.
 
+    Created for the call, and used by the thread or task that runs it.
+
     Attributes:
         queue: The queue of the messages.
+        handler: The handler's name.
+        resources: The resources of the app's lifespans.
     """
 
     queue: str
@@ -25,11 +29,13 @@ class BatchContext(CallContext):
 class Context(BatchContext):
     """Context of one call of a function that takes one message: message, attempt, checkpoints, retries and resources.
 
+    It also has the attributes of `BatchContext`.
+
     Attributes:
         message: The message.
         attempt: Number of this attempt, from 1.
         previous_attempt: The attempt before this one, if the broker or the ledger records it.
-        key: The idempotency key, for an idempotent handler.
+        key: The idempotency key; None if the handler is not idempotent.
     """
 
     message: Message

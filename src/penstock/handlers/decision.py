@@ -18,7 +18,7 @@ NEWER_POLL_SECONDS = 30.0  # between two tries of a message with a newer schema;
 
 
 class Exhausted(Exception):
-    """Every attempt began and none ended: the work crashes its worker, or hangs."""
+    """All attempts began and none ended: the work crashes its worker, or hangs."""
 
 
 def exhausted(delivery: Delivery, policy: RetryPolicy) -> Exhausted | None:
@@ -27,7 +27,7 @@ def exhausted(delivery: Delivery, policy: RetryPolicy) -> Exhausted | None:
         return None
     last = delivery.previous
     how = "" if last is None else f"; the last one ended as {last.end.value}, on {last.worker}"
-    return Exhausted(f"{policy.max_attempts} attempts were begun and none came to an end{how}")
+    return Exhausted(f"{policy.max_attempts} attempts began and none ended{how}")
 
 
 class TimedOut(Exception):
@@ -98,6 +98,6 @@ def decide_newer(
     """Release a message for a newer worker without counting an attempt; dead-letter it after too long a wait."""
     waited_seconds = now - delivery.message.enqueued_at
     if waited_seconds >= policy.newer_wait_seconds:
-        return DeadLetter(reason=f"{raised}; no newer worker took it within {policy.newer_wait_seconds:g} s")
+        return DeadLetter(reason=f"{raised}; no newer worker received it within {policy.newer_wait_seconds:g} s")
     delay_seconds = upper_half(min(NEWER_POLL_SECONDS, policy.newer_wait_seconds), random)
     return Release(delay_seconds=delay_seconds, uncounted=True, reason=str(raised))

@@ -27,7 +27,7 @@ class RetryPolicy:
         if self.max_attempts < 1:
             raise UsageError(f"max_attempts={self.max_attempts} has to be at least 1.")
         if not (self.base_seconds > 0 and self.cap_seconds > 0 and self.newer_wait_seconds >= 0):
-            raise UsageError("The waits of a retry policy have to be more than 0 seconds.")
+            raise UsageError("The waits of a retry policy have to be above 0 seconds.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +64,9 @@ class HandlerDeclaration:
     def __post_init__(self) -> None:
         name = f"The handler {self.name}"
         if not callable(self.function):
-            raise UsageError(f"{name} is no function.")
+            raise UsageError(f"{name} is not a function.")
         if inspect.isgeneratorfunction(self.function) or inspect.isasyncgenfunction(self.function):
-            raise UsageError(f"{name} has a yield in it, so calling it does nothing; write it without.")
+            raise UsageError(f"{name} is a generator function, so a call does not run it; remove the yield.")
         if self.concurrency is not None and self.concurrency < 1:
             raise UsageError(f"{name} has concurrency={self.concurrency}; it has to be at least 1.")
         if self.breaker_failures is not None and self.breaker_failures < 0:
@@ -75,20 +75,20 @@ class HandlerDeclaration:
             raise UsageError(f"{name} has isolation={self.isolation!r}; it is 'none' or 'process'.")
         check_on_stop(self.on_stop, name)
         if self.isolation == "process" and (self.is_async or self.batch is not None):
-            raise UsageError(f"{name} runs in a process of its own, so it is a plain function of one message.")
+            raise UsageError(f"{name} has isolation='process', which needs a plain function that takes one message.")
         if self.idempotency is not None:
             _check_idempotency(name, self.idempotency)
         if self.batch is not None and self.idempotency is not None:
-            raise UsageError(f"{name} takes batches, and idempotency is for functions of one message.")
+            raise UsageError(f"{name} takes batches; idempotency is only for functions that take one message.")
         if self.batch is not None and self.cleanup is not None:
-            raise UsageError(f"{name} takes batches, and cleanup is for functions of one message.")
+            raise UsageError(f"{name} takes batches; cleanup is only for functions that take one message.")
         _ = self.wants_context  # raises for functions with other arguments
         if self.cleanup is not None:
             self._check_cleanup(name, self.cleanup)
 
     def _check_cleanup(self, name: str, cleanup: Any) -> None:
         if not callable(cleanup):
-            raise UsageError(f"{name} has cleanup={cleanup!r}; give a function of the body.")
+            raise UsageError(f"{name} has cleanup={cleanup!r}; give a function that takes the body.")
         if not self.is_async and inspect.iscoroutinefunction(cleanup):
             raise UsageError(f"{name} is a plain function and its cleanup is async; make both the same.")
         takes_context(cleanup, f"{name}, in its cleanup,", first="body")
@@ -97,7 +97,7 @@ class HandlerDeclaration:
     def is_async(self) -> bool:
         """Return True if the function runs on the event loop."""
         return inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(
-            getattr(self.function, "__call__", None)  # noqa: B004 - asked whether it is async, not whether it is there
+            getattr(self.function, "__call__", None)  # noqa: B004 - checks if it is async, not if it exists
         )
 
     @property

@@ -43,8 +43,8 @@ def seconds_of(name: str, given: Duration, *, zero: bool = False) -> float:
         seconds = float(given)
     if seconds is None or not 0 <= seconds < float("inf") or not (seconds or zero):
         raise UsageError(
-            f"{name}={given!r} is no duration{'' if zero else ' above 0'}: write seconds, a timedelta, or text such as "
-            "'30 s' or '5 min'."
+            f"{name}={given!r} is not a duration{'' if zero else ' above 0'}: write seconds, a timedelta, or text "
+            "such as '30 s' or '5 min'."
         )
     return seconds
 
@@ -65,7 +65,9 @@ def bytes_of(name: str, given: Size) -> int:
     try:
         size = int(TypeAdapter(ByteSize).validate_python(given))
     except ValidationError as error:
-        raise UsageError(f"{name}={given!r} is no size: write bytes, or text such as '512 MB' or '8 GiB'.") from error
+        raise UsageError(
+            f"{name}={given!r} is not a size: write bytes, or text such as '512 MB' or '8 GiB'."
+        ) from error
     if size < 1:
         raise UsageError(f"{name}={given!r} has to be at least one byte.")
     return size

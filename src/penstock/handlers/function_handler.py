@@ -31,7 +31,10 @@ def bookkeeping_threads() -> AsideThreads:
 
 
 class FunctionHandler:
-    """A `penstock.messaging.handler.BatchHandler` for one declared function."""
+    """One declared function as a `penstock.messaging.handler.BatchHandler`. The worker's consumer owns it.
+
+    The I/O thread begins its executions; `close` is called once the worker has ended.
+    """
 
     def __init__(
         self,
@@ -49,7 +52,7 @@ class FunctionHandler:
     ) -> None:
         """``bookkeeping``: the threads in which async handlers use the ledger; if None, this handler has its own."""
         if (declaration.idempotency is not None) != (keys is not None):
-            raise ConfigurationError(f"The handler {declaration.name} is idempotent and was given no ledger.")
+            raise ConfigurationError(f"The handler {declaration.name} is idempotent, and that needs a ledger.")
         self._declaration = declaration
         self._forget_at = clock.monotonic() + FORGET_SECONDS * random()  # written by the job's thread
         self._is_async = declaration.is_async  # computed once: the inspection is slow

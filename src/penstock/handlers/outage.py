@@ -1,4 +1,4 @@
-"""Outages of a service that queues need, detected by requests and by a watch thread that pings the service.
+"""Detect outages of a service that queues need, by requests and by a watch thread that pings the service.
 
 While the service is down, the worker pauses the queues that need it: a message received then could only be released,
 and on brokers that count each receive (SQS) an outage would use up its attempts. The watch also pings while no message
@@ -22,12 +22,12 @@ from penstock.messaging.threads import begin_thread, begin_thread_or_do
 
 PAUSE_SECONDS_MIN = 1.0
 PAUSE_SECONDS_MAX = 5.0  # work resumes at most this long after the service is back
-CLAIMS_PAUSE_SECONDS_MAX = 60.0  # while the service is up but work fails, for example on a full disk
+CLAIMS_PAUSE_SECONDS_MAX = 60.0  # longest pause while the service is up but work fails, as on a full disk
 CHECK_SECONDS = 5.0  # between two pings of a ledger that is up
-PING_SECONDS_MAX = 10.0  # after which a service without a response counts as down
+PING_SECONDS_MAX = 10.0  # a service that has not responded within this time counts as down
 # Delay of a released message if each receive counts: by then all workers know of the outage.
 COUNTED_RELEASE_SECONDS = 30.0
-STORE_PATIENCE = 2.0  # each ping of an object store is a request that costs money
+STORE_PATIENCE = 2.0  # object stores are pinged less often, since each ping costs money
 GATE_CHECK_SECONDS = 0.25  # between two checks of a closed gate by a worker
 
 
@@ -71,7 +71,7 @@ def store_service(address: str) -> WatchedService:
 
 
 class OutageWatch:
-    """A `penstock.messaging.handler.ServiceWatch` of one worker for one service, by default the ledger. Thread-safe.
+    """One worker's `penstock.messaging.handler.ServiceWatch` for one service, by default the ledger. Thread-safe.
 
     ``ping`` calls the service, and raises `TemporaryError` while it is down. Without a ping only requests detect an
     outage, and no queue is paused. ``releases_uncounted``: True if the broker can release a message without counting
@@ -96,7 +96,7 @@ class OutageWatch:
         self._releases_uncounted = releases_uncounted
         self._queues: frozenset[str] = frozenset()  # replaced as a whole, before the worker serves
         self._ended = False  # written by the closing thread; never unset
-        self._news = threading.Event()  # wakes the watch
+        self._changed = threading.Event()  # wakes the watch
         self._defect: BaseException | None = None  # the error that ended the watch; written by its thread
         self._lock = threading.Lock()
         # The rest is written under the lock; times are monotonic.
@@ -111,7 +111,7 @@ class OutageWatch:
     # -- called by handlers ----------------------------------------------------------------------------------------
 
     def record_success(self) -> None:
-        """Note that a request did its work: the ledger took a claim, or the store returned an object.
+        """Record that a request did its work: the ledger recorded a claim, or the store returned an object.
 
         A response alone does not prove that: a ledger on a full disk still responds.
         """
@@ -146,7 +146,7 @@ class OutageWatch:
             return None if self._since is None or self._ping is None else self._error
 
     def pause_seconds(self, random: Random) -> float:
-        """Return for how long to hide a message whose request failed: with jitter, longer in a longer outage."""
+        """Return for how many seconds to hide a message after its request failed: with jitter, more in long outages."""
         since = self._since
         outage_seconds = 0.0 if since is None else self._clock.monotonic() - since
         ceiling = min(PAUSE_SECONDS_MAX, max(PAUSE_SECONDS_MIN, outage_seconds))
@@ -179,7 +179,7 @@ class OutageWatch:
         return None if self.admits() is None else self._clock.monotonic() + GATE_CHECK_SECONDS
 
     def release_delay_seconds(self) -> float:
-        """Return for how long to hide messages that were received before the outage was detected."""
+        """Return the seconds for which to hide messages that were received before the outage was detected."""
         return self.pause_seconds(self._random) if self._since is not None else 0.0
 
     @contextmanager
@@ -194,30 +194,7 @@ class OutageWatch:
             yield
         finally:
             self._ended = True
-            self._news.set()
-
-    # -- helpers ---------------------------------------------------------------------------------------------------
-
-    def _watch(self, ping: Callable[[], object]) -> None:
-        try:
-            while not self._ended:
-                self._news.clear()
-                rest_seconds = self._rest_seconds()
-                if rest_seconds > 0:
-                    self._clock.wait(self._news, rest_seconds)
-                else:
-                    self.check(ping)
-        except BaseException as defect:  # for example a listener that raises: no gate would ever open again
-            self._defect = defect
-
-    def _rest_seconds(self) -> float:
-        with self._lock:
-            if self._since is None:
-                seconds = CHECK_SECONDS * self._service.patience
-                at = self._answered_at + upper_half(seconds, self._random)
-            else:
-                at = self._next_ping_at
-        return at - self._clock.monotonic()
+            self._changed.set()
 
     def check(self, ping: Callable[[], object]) -> None:
         """Ping the service once. While a ping takes too long the service counts as down, and no other ping begins."""
@@ -238,7 +215,7 @@ class OutageWatch:
         begin_thread_or_do(run_ping, name=f"penstock-{self._service.name}-ping")
         if not self._clock.wait(ended, PING_SECONDS_MAX):
             self._record_unavailable(
-                f"the {self._service.name} has not answered for {PING_SECONDS_MAX:.0f} s", by_request=False
+                f"the {self._service.name} has not responded for {PING_SECONDS_MAX:.0f} s", by_request=False
             )
             while not self._ended and not ended.is_set():
                 self._clock.wait(ended, CHECK_SECONDS)
@@ -248,6 +225,29 @@ class OutageWatch:
             else:
                 self._record_unavailable(str(error), by_request=False)
 
+    # -- helpers ---------------------------------------------------------------------------------------------------
+
+    def _watch(self, ping: Callable[[], object]) -> None:
+        try:
+            while not self._ended:
+                self._changed.clear()
+                rest_seconds = self._rest_seconds()
+                if rest_seconds > 0:
+                    self._clock.wait(self._changed, rest_seconds)
+                else:
+                    self.check(ping)
+        except BaseException as defect:  # for example a listener that raises: no gate would ever open again
+            self._defect = defect
+
+    def _rest_seconds(self) -> float:
+        with self._lock:
+            if self._since is None:
+                seconds = CHECK_SECONDS * self._service.patience
+                at = self._answered_at + upper_half(seconds, self._random)
+            else:
+                at = self._next_ping_at
+        return at - self._clock.monotonic()
+
     def _record_unavailable(self, error: str, *, by_request: bool) -> None:
         now = self._clock.monotonic()
         with self._lock:
@@ -255,15 +255,15 @@ class OutageWatch:
             if first:
                 self._since, self._error, self._pings = now, error, 0
                 self._cycles += 1
-                tries, most = self._cycles - 1, CLAIMS_PAUSE_SECONDS_MAX
+                tries, cap_seconds = self._cycles - 1, CLAIMS_PAUSE_SECONDS_MAX
             elif by_request:
                 return
             else:
                 self._pings += 1
-                tries, most = self._pings, PAUSE_SECONDS_MAX
-            ceiling = ceiling_seconds(attempt=tries + 1, base_seconds=PAUSE_SECONDS_MIN, cap_seconds=most)
+                tries, cap_seconds = self._pings, PAUSE_SECONDS_MAX
+            ceiling = ceiling_seconds(attempt=tries + 1, base_seconds=PAUSE_SECONDS_MIN, cap_seconds=cap_seconds)
             self._next_ping_at = now + upper_half(ceiling, self._random)
-        self._news.set()
+        self._changed.set()
         if first and not self._ended:
             self._bus.emit(self._service.unavailable(error=error, queues=tuple(sorted(self._queues))))
 
@@ -277,7 +277,7 @@ class OutageWatch:
 
 
 class OutageGate:
-    """A `penstock.worker.consumer.Gate` of one queue that needs the service."""
+    """The `penstock.worker.consumer.Gate` of one queue that needs the service. A consumer owns it."""
 
     def __init__(self, outage: OutageWatch) -> None:
         self._outage = outage

@@ -110,7 +110,7 @@ class Pipe:
             raise EOFError
 
 
-_PARENTS = (signal.SIGINT, signal.SIGTERM, signal.SIGTSTP)  # signals that the parent handles
+_SIGNALS_OF_PARENT = (signal.SIGINT, signal.SIGTERM, signal.SIGTSTP)  # signals that the parent handles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,9 +161,9 @@ def serve(
     """Run the child: execute calls until the pipe closes. The parent handles Ctrl-C and SIGTERM."""
     with suppress(OSError):
         os.setsid()  # a process group of its own, so that it can be killed with its children
-    for number in _PARENTS:
+    for number in _SIGNALS_OF_PARENT:
         # Do not ignore the signals: programs that the function starts would inherit that, and could not be terminated.
-        signal.signal(number, _left_to_the_parent)
+        signal.signal(number, _ignore_signal)
         signal.siginterrupt(number, False)
     _end_with_parent()
     pipe = Pipe(connection)
@@ -180,8 +180,8 @@ def serve(
         pipe.send(reply)
 
 
-def _left_to_the_parent(_number: int, _frame: FrameType | None) -> None:
-    """Do nothing: the parent handles this signal."""
+def _ignore_signal(_number: int, _frame: FrameType | None) -> None:
+    """Do nothing: the parent process handles this signal."""
 
 
 def _end_with_parent() -> None:
@@ -247,7 +247,10 @@ class ChildDied(PenstockError):
 
 
 class ChildProcess:
-    """One child process, driven by the thread that took it."""
+    """One child process.
+
+    `ChildProcesses` owns it; only the thread that took it calls it, but any thread may kill it.
+    """
 
     def __init__(
         self, function: Callable[..., Any], queue: Queue[Any], wants_context: bool, continuing: Continuing | None
@@ -291,7 +294,7 @@ class ChildProcess:
             self._process.join(END_SECONDS)
             code = self._process.exitcode
             how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-            raise ChildDied(f"the handler's process ended in the middle of the message ({how})") from error
+            raise ChildDied(f"the handler's process ended while it processed the message ({how})") from error
         if isinstance(reply, CallReturned):
             return reply.result
         raise _exception_of(reply)
@@ -346,7 +349,7 @@ class ChildProcesses:
         return ChildProcess(self._function, self._queue, self._wants_context, self._continuing)
 
     def put_back(self, child: ChildProcess) -> None:
-        """Take a child back after its call."""
+        """Keep a child for the next call, or end it if it is dead or this was closed."""
         with self._lock:
             keep = child.alive and not self._closed
             if keep:
@@ -394,15 +397,15 @@ def _check_importable(function: Callable[..., Any]) -> None:
     nowhere = getattr(main, "__file__", None) is None and getattr(main, "__spec__", None) is None
     if getattr(function, "__module__", None) == "__main__" and nowhere:
         raise ConfigurationError(
-            f"The handler {getattr(function, '__qualname__', function)!r} cannot run in a process of its own: it was "
-            "typed into a session or given to python -c, where no other process can import it; put it into a file."
+            f"The handler {getattr(function, '__qualname__', function)!r} cannot run in a child process: it was typed "
+            "into a session or given to python -c, so no other process can import it; put it into a file."
         )
     try:
         pickle.dumps(function)
     except Exception as error:
         raise ConfigurationError(
-            f"The handler {getattr(function, '__qualname__', function)!r} cannot run in a process of its own: it has "
-            f"to be a function at the top of a module ({error})."
+            f"The handler {getattr(function, '__qualname__', function)!r} cannot run in a child process: it has to be "
+            f"a function at the top level of a module ({error})."
         ) from error
 
 

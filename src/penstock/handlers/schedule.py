@@ -1,4 +1,4 @@
-"""The ticks of scheduled handlers. Pure: every worker computes the same points in time."""
+"""Compute the ticks of scheduled handlers. Pure: every worker computes the same points in time."""
 
 import math
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class Every:
 
     def __post_init__(self) -> None:
         if self.seconds < 1:
-            raise UsageError(f"every={self.seconds:g} s is too often; a second is the least.")
+            raise UsageError(f"every={self.seconds:g} s is too often; the shortest interval is 1 s.")
 
     def at_or_before(self, now: float) -> float:
         """Return the last tick up to now, in epoch seconds."""
@@ -40,9 +40,9 @@ class Cron:
         try:
             next(CronSim(self.expression, datetime.now(UTC)))
         except CronSimError as error:
-            raise UsageError(f"cron={self.expression!r} is no cron expression: {error}.") from error
+            raise UsageError(f"cron={self.expression!r} is not a cron expression: {error}.") from error
         except StopIteration:
-            raise UsageError(f"cron={self.expression!r} never comes true.") from None
+            raise UsageError(f"cron={self.expression!r} never matches any date.") from None
 
     def at_or_before(self, now: float) -> float:
         """Return the last tick up to now, in epoch seconds."""

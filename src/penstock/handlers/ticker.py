@@ -37,7 +37,7 @@ from penstock.messaging.schema import BodyCodec
 CATCH_UP_SECONDS = 120.0  # well within the brokers' deduplication windows (5 minutes)
 JITTER_SECONDS = 1.0
 RETRY_SECONDS = 5.0
-WAIT_SECONDS_MAX = 60.0  # the wall clock may be set meanwhile
+WAIT_SECONDS_MAX = 60.0  # wakes at least this often, since the wall clock may be set meanwhile
 FORGET_SECONDS = 600.0  # between two deletions of expired tick records
 # For ticks claimed in a ledger. A claim ends well within the time in which others may still send the tick.
 CLAIM_SECONDS = 30.0
@@ -56,7 +56,7 @@ class _Due:
 
 
 class Ticker:
-    """The sender of all ticks of a worker, in a thread of its own.
+    """The sender of all ticks of one worker. Its own thread calls `run`; any thread may call `end`.
 
     ``keys`` makes the keys under which a handler's ticks are claimed; needed if the broker does not deduplicate.
     """
@@ -76,7 +76,7 @@ class Ticker:
         if self._declarations and not broker.capabilities.deduplicates and keys is None:
             raise ConfigurationError(
                 f"The handler {self._declarations[0].name} is scheduled, and its broker drops no duplicates: without a "
-                "ledger that all workers share, each of them would send each tick; name one."
+                "ledger that all workers share, every worker would send each tick; set ledger."
             )
         self._broker = broker
         self._clock = clock
@@ -180,7 +180,7 @@ class Ticker:
             [held.id], lease_seconds=CLAIM_SECONDS, response_seconds=CLAIM_RESPONSE_SECONDS
         )
         if held.id in extension.lost or held.id in extension.locked:
-            raise TemporaryError("the claim of the tick ran out before the tick was sent, so another worker sends it")
+            raise TemporaryError("the claim of the tick expired before the tick was sent, so another worker sends it")
 
     def _forget(self, due: Sequence[_Due]) -> None:
         """Delete expired tick records, at most once every `FORGET_SECONDS`."""
@@ -206,7 +206,10 @@ class Ticker:
 
 
 def tick_body(at: float) -> dict[str, str]:
-    """Return the body of a scheduled message: a JSON object with the tick's time. A model needs a field so named."""
+    """Return the body of a scheduled message: ``scheduled_at`` in ISO 8601.
+
+    The queue's model needs a field of that name.
+    """
     return {"scheduled_at": datetime.fromtimestamp(at, UTC).isoformat()}
 
 
@@ -218,7 +221,7 @@ def check_tick(declaration: HandlerDeclaration) -> None:
         codec.decode(Message(id="tick", body=body, enqueued_at=0.0, attributes=codec.attributes()))
     except (UsageError, InvalidMessage) as error:
         raise UsageError(
-            f"The handler {declaration.name} is scheduled, and its queue's model does not take what a tick sends, "
+            f"The handler {declaration.name} is scheduled, and its queue's model does not accept the body of a tick, "
             f'{{"scheduled_at": "<time>"}}: {error}'
         ) from error
 

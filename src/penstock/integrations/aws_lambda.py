@@ -297,18 +297,18 @@ class ReplayFunction:
                 SettleFailure(delivery=dead_letter, reason=str(error), lost=False) for dead_letter, _ in settlements
             ]
         operations = {dead_letter.receipt: operation_of(settlement) for dead_letter, settlement in settlements}
-        for each in failures:
+        for failure in failures:
             context.bus.emit(
                 SettlementFailed(
-                    queue=each.delivery.queue,
-                    message_id=each.delivery.message.id,
-                    attempt=each.delivery.attempt,
-                    operation=operations[each.delivery.receipt],
-                    reason=each.reason,
-                    lost=each.lost,
+                    queue=failure.delivery.queue,
+                    message_id=failure.delivery.message.id,
+                    attempt=failure.delivery.attempt,
+                    operation=operations[failure.delivery.receipt],
+                    reason=failure.reason,
+                    lost=failure.lost,
                 )
             )
-        return {each.delivery.receipt for each in failures}
+        return {failure.delivery.receipt for failure in failures}
 
     @contextmanager
     def _reporting_errors(self) -> Iterator[None]:

@@ -80,7 +80,7 @@ class Adoptions:
         connection.execute(self._register, rows)
         for page in slices([row["object_id"] for row in rows]):
             connection.execute(_DROP, {**binds, "of_objects": page})
-        # Rows that are left were not deleted above; identities that are new since the first query are another import's.
+        # Remaining rows were not deleted above; identities that appeared since the first query are another import's.
         left = _states(connection, pipeline)
         archived = set(connection.scalars(ARCHIVED, binds))
         new = [row for row in rows if row["object_id"] not in archived and row["object_id"] not in left]

@@ -162,7 +162,7 @@ class ArchiveQueries:
         """Return the archives of a pipeline, oldest first, without tombstones."""
         with self._database.reading() as connection:
             found = [archive_row(row) for row in connection.execute(_ALL, {"in_pipeline": pipeline})]
-        return [one for one in found if one.source != TOMBSTONE]
+        return [version for version in found if version.source != TOMBSTONE]
 
     def count(self, pipeline: str) -> int:
         """Return the number of archived objects of the pipeline, summed over its archives rather than counted."""

@@ -346,13 +346,15 @@ def _named(candidates: Sequence[Candidate]) -> Mapping[bytes, Sequence[Candidate
 def _new_row(opening: Values, messages: Sequence[Candidate]) -> Values:
     row = new_claimed_object(opening, messages[0])
     if len(messages) > 1:
-        sequencer = latest(one.sequencer for one in messages)
+        sequencer = latest(message.sequencer for message in messages)
         row["sequencer"] = None if sequencer is None else storable(sequencer)
     return row
 
 
 def _may_be_superseded(named: Mapping[bytes, Sequence[Candidate]]) -> bool:
-    return any(one.version_id is None and one.sequencer is not None for some in named.values() for one in some)
+    return any(
+        message.version_id is None and message.sequencer is not None for some in named.values() for message in some
+    )
 
 
 def _drop_archived(connection: Connection, binds: Values, archived: Sequence[bytes]) -> int:

@@ -20,7 +20,7 @@ from penstock.ledger.sets import among, fill, of_pipeline
 from penstock.messaging.steps import Probe, Step
 
 TRIES_MAX = 5
-NOTHING_PROCESSED = "nothing_processed"  # outcome of an attempt whose objects all failed
+NOTHING_PROCESSED = "nothing_processed"  # outcome of an attempt if all its objects failed
 
 _LOCK = (
     select(pipelines.c.next_seq, pipelines.c.schema_id)

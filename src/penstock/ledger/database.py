@@ -132,12 +132,12 @@ class Database:
 
     def close(self) -> None:
         with self._lock:
-            for_heartbeats = [each for each in self._for_heartbeats.values() if each is not self]
-        for each in (self, *for_heartbeats):
-            with each._use:
-                each.engine.dispose()
-            if isinstance(each._use, EmbeddedFile):
-                each._use.close()
+            for_heartbeats = [database for database in self._for_heartbeats.values() if database is not self]
+        for database in (self, *for_heartbeats):
+            with database._use:
+                database.engine.dispose()
+            if isinstance(database._use, EmbeddedFile):
+                database._use.close()
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -149,7 +149,7 @@ class Database:
                 raise
             raise explained from error
         except PoolTimeout as error:
-            raise TemporaryError(f"every connection to the ledger {self.address} is in use: try again") from error
+            raise TemporaryError(f"all connections to the ledger {self.address} are in use: try again") from error
 
 
 def _use_of(engine: Engine, address: str) -> AbstractContextManager[None]:
@@ -188,11 +188,11 @@ def parsed_url(url: str | Path) -> URL:
         parsed = make_url(url)
     except (ArgumentError, ValueError):  # the text may hold a password, so the error does not repeat it
         raise ConfigurationError(
-            "the ledger's address is not a database URL: write one like sqlite:///folder/ledger.db"
+            "the ledger's address is not a database URL: write one such as sqlite:///folder/ledger.db"
         ) from None
     if _spills(parsed):  # The rest of a password would appear in every error as part of the host or database.
         raise ConfigurationError(
-            "the ledger's address cannot be taken apart: percent-encode the password in it (@ is %40, / is %2F)"
+            "the ledger's address cannot be parsed: percent-encode the password in it (@ is %40, / is %2F)"
         )
     return _with_password(parsed)
 

@@ -56,18 +56,20 @@ class Replays:
             return {}
         rows = [
             {
-                "replay_id": one.replay_id,
-                "letter_queue": storable(one.dead_letter_queue),
-                "letter_id": storable(one.dead_letter_id),
-                "queue": storable(one.queue),
-                "count": one.count,
-                "due_at": one.due_at,
+                "replay_id": replay.replay_id,
+                "letter_queue": storable(replay.dead_letter_queue),
+                "letter_id": storable(replay.dead_letter_id),
+                "queue": storable(replay.queue),
+                "count": replay.count,
+                "due_at": replay.due_at,
             }
-            for one in sorted(replays, key=lambda one: one.replay_id)  # one order, so that two calls cannot deadlock
+            for replay in sorted(
+                replays, key=lambda replay: replay.replay_id
+            )  # one order, so that two calls cannot deadlock
         ]
         add = self._add.values(intended_at=DatabaseNow())
         self._database.transact(lambda connection: connection.execute(add, rows))
-        return self.find([one.replay_id for one in replays])
+        return self.find([replay.replay_id for replay in replays])
 
     def find(self, replay_ids: Sequence[str]) -> Mapping[str, Replay]:
         """Return the recorded ones of these replays, by replay id."""
@@ -195,9 +197,9 @@ def _beginning(value: Any, items_max: int) -> Any:
     if isinstance(value, str):
         return value[:TEXT_CHARACTERS_MAX]
     if isinstance(value, Mapping):
-        return {name: _beginning(each, items_max) for name, each in value.items()}
+        return {name: _beginning(item, items_max) for name, item in value.items()}
     if isinstance(value, list) and len(value) > items_max:
-        return [*(_beginning(each, items_max) for each in value[:items_max]), f"and {len(value) - items_max:,} more"]
+        return [*(_beginning(item, items_max) for item in value[:items_max]), f"and {len(value) - items_max:,} more"]
     return value
 
 

@@ -255,7 +255,7 @@ class Ledger:
     ) -> Iterator[bytes]:
         """Yield the ids of objects that need no message.
 
-        These are processed, failed and archived objects, and those under an attempt whose lease has not expired.
+        These are processed, failed and archived objects, and those under an attempt with an unexpired lease.
         Objects found deleted or replaced are included only if that was at ``seen_at`` (epoch seconds) or later: if the
         object existed afterwards, the earlier record is wrong. Covers ids from ``low`` up to but excluding ``high``, as
         numbers. Each item is a chunk of many 16-byte ids, unordered; an id may occur twice.
@@ -416,7 +416,7 @@ class Ledger:
         return self._queries.unread(pipeline, object_ids)
 
     def live(self, pipeline: str, object_ids: Collection[bytes]) -> set[bytes]:
-        """Return the objects under an open attempt whose lease has not expired."""
+        """Return the objects under an open attempt with an unexpired lease."""
         return self._queries.live(pipeline, object_ids)
 
     def unattributed_failures(self, pipeline: str, object_ids: Collection[bytes]) -> Mapping[bytes, int]:

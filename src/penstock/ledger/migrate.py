@@ -68,7 +68,7 @@ def migrate(database: Database) -> None:
 def revised() -> Iterator[None]:
     """Add advice to an error: the upgrade must be run by a user who may change tables.
 
-    Wrap only the change itself: an error on reading the tables says nothing about the right to change them.
+    Wrap only the change itself: an error on reading the tables does not show that the right to change them is missing.
     """
     try:
         yield
@@ -77,7 +77,7 @@ def revised() -> Iterator[None]:
             raise
         raise ConfigurationError(
             f"{error}; the tables of this ledger are not those of revision {newest_revision()}, which this Penstock "
-            "works with: let `penstock admin ledger upgrade` be run by a user who may change tables"
+            "works with: run `penstock admin ledger upgrade` as a user who may change tables"
         ) from error
 
 
@@ -129,7 +129,7 @@ def _refuse_foreign_tables(connection: Connection, address: str) -> None:
     foreign = metadata.tables.keys() & names
     if foreign and VERSION_TABLE not in names:  # with a version table, a first migration was interrupted
         raise ConfigurationError(
-            f"{address} has a table {min(foreign)} that is no ledger's: name another database, or move that table away"
+            f"{address} has a table {min(foreign)} that is foreign: name another database, or move that table away"
         )
 
 

@@ -235,7 +235,7 @@ OwnerKind = Literal["keys", "objects"]
 class OwnedName:
     """A name that an app uses in the ledger, and the queue that feeds it.
 
-    ``keys``: a handler whose calls are recorded by key. ``objects``: an object handler or a pipeline.
+    ``keys``: a handler with calls recorded by key. ``objects``: an object handler or a pipeline.
     """
 
     kind: OwnerKind
@@ -296,7 +296,7 @@ class LedgerRepaired:
     """Result of a repair."""
 
     abandoned: Sequence[str]  # attempts that were open
-    withdrawn: Sequence[str]  # attempts whose batch no longer counts
+    withdrawn: Sequence[str]  # attempts of batches that no longer count
 
 
 class WorkState(StrEnum):

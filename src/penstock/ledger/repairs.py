@@ -162,9 +162,9 @@ class Repairs:
             connection.execute(_DATE_BATCH, {"in_pipeline": pipeline, "of_seq": batch.seq})
         if not batch.objects:
             return
-        rows = [new_object(pipeline, one.candidate) for one in batch.objects]
+        rows = [new_object(pipeline, imported.candidate) for imported in batch.objects]
         connection.execute(self._add_objects, sorted(rows, key=itemgetter("object_id")))
-        fill(connection, leaving, [_leaving(one) for one in batch.objects])
+        fill(connection, leaving, [_leaving(imported) for imported in batch.objects])
         connection.execute(_PROCESS, {"in_pipeline": pipeline, "of_attempt": batch.attempt_id, "as_seq": batch.seq})
         connection.execute(self._note, [_noted(pipeline, row["object_id"], batch.attempt_id) for row in rows])
 
@@ -229,12 +229,12 @@ def _row(pipeline: str, batch: ImportedBatch, schema_id: int) -> Values:
     return {**row, "objects": len(batch.objects), "committed_at": batch.committed_at or 0.0}
 
 
-def _leaving(one: ImportedObject) -> Values:
+def _leaving(imported: ImportedObject) -> Values:
     return {
-        "object_id": one.candidate.object_id,
+        "object_id": imported.candidate.object_id,
         "state": ObjectState.PROCESSED.value,
-        "rows": one.rows,
-        "lines_quarantined": one.lines_quarantined,
+        "rows": imported.rows,
+        "lines_quarantined": imported.lines_quarantined,
         "refund": 0,
         "unattributed": 0,
         "missing": 0,

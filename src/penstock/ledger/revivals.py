@@ -109,14 +109,14 @@ def revive(
             death = FailedObjectState(
                 original_message=_original_message(row), dead_at=row.dead_at, replay_ids=replay_ids
             )
-            if any(revives(one.original_message, death) for one in named[row.object_id]):
+            if any(revives(candidate.original_message, death) for candidate in named[row.object_id]):
                 connection.execute(_REVIVE, ended)
             continue
         unread = _unread(row, replay_ids)
         newer = (
-            one.original_message
-            for one in named[row.object_id]
-            if restores(one.original_message, one.sequencer, unread)
+            candidate.original_message
+            for candidate in named[row.object_id]
+            if restores(candidate.original_message, candidate.sequencer, unread)
         )
         if (restorer := next(newer, None)) is not None:
             is_unprocessed = row.state == ObjectState.UNPROCESSED.value
@@ -150,7 +150,7 @@ def record_original_messages(
             dead_at=row.dead_at,
             replay_ids=spent.get(row.object_id, frozenset()),
         )
-        messages = (one.original_message for one in named[row.object_id])
+        messages = (candidate.original_message for candidate in named[row.object_id])
         reviver = next((original_message for original_message in messages if revives(original_message, death)), None)
         if reviver is not None:
             connection.execute(
@@ -168,7 +168,7 @@ def renumber(connection: Connection, binds: Values, named: Mapping[bytes, Sequen
     message without a sequencer loses its own: the store then shows whether the object exists.
     """
     for row in connection.execute(_NUMBERED, binds).all():
-        sequencer = latest([row.sequencer, *(one.sequencer for one in named[row.object_id])])
+        sequencer = latest([row.sequencer, *(candidate.sequencer for candidate in named[row.object_id])])
         if sequencer != row.sequencer:
             connection.execute(_RENUMBER, {**binds, "renumbered": row.object_id, "as_sequencer": sequencer})
 
@@ -188,7 +188,7 @@ def _unread(row: AnyRow, replay_ids: frozenset[str]) -> UnreadObject:
 
 def _original_message(row: AnyRow) -> OriginalMessage:
     original_message = original_message_of(row)
-    assert original_message is not None, "an object dies in a commit, so it was claimed for a carrier"
+    assert original_message is not None, "a failed object was claimed, so it has an original message"
     return original_message
 
 

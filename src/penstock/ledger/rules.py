@@ -99,7 +99,7 @@ def work_id_of(handler: str, key: str, owner: WorkOwner | None = None) -> bytes:
     owner that took over those keys (``is_plain``) keeps these identities, so that both versions agree on every key.
     """
     if "\0" in handler:
-        raise ValueError(f"the handler's name {handler!r} has a NUL in it, which separates handler and key")
+        raise ValueError(f"the handler's name {handler!r} contains a NUL, which separates handler and key")
     if owner is None or owner.is_plain:
         scope = handler
     else:  # begins with a NUL, which no handler's name contains

@@ -199,7 +199,7 @@ class Works:
             return self._until_known(attempt_id, partial(self._begin, opening))
         except OutcomeUnknown:
             with suppress(TemporaryError):  # if this fails too, the lease expires
-                self.end(attempt_id, outcome="given_back", reason="the ledger did not say whether it had begun")
+                self.end(attempt_id, outcome="given_back", reason="the ledger did not confirm that it began")
             raise
 
     def extend(
@@ -279,7 +279,7 @@ class Works:
             raise OutcomeUnknown(
                 f"attempt {attempt_id}: the ledger did not confirm one of {TRIES_MAX} commits, try again later"
             ) from unknown
-        raise TemporaryError(f"attempt {attempt_id}: its work changed under each of {TRIES_MAX} looks, try again")
+        raise TemporaryError(f"attempt {attempt_id}: its work changed during each of {TRIES_MAX} tries, try again")
 
     def _begin(self, opening: Values) -> WorkClaimResult:
         if self._database.transact(lambda connection: connection.execute(self._register, opening).rowcount) == 1:
@@ -353,7 +353,7 @@ def _changed(rows: int) -> bool:
 
 def _refuse_used(connection: Connection, attempt_id: str) -> None:
     if _find(connection, attempt_id) is not None:
-        raise ValueError(f"attempt {attempt_id} began another work: every attempt has an id of its own")
+        raise ValueError(f"attempt {attempt_id} began another work: every attempt needs its own id")
 
 
 def _find(connection: Connection, attempt_id: str) -> "AnyRow | None":

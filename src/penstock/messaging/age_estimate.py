@@ -12,7 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Self
 
-WINDOW_SECONDS = 30.0  # first deliveries within it form one sample of the head, since brokers mix what they hold
+WINDOW_SECONDS = (
+    30.0  # first deliveries within it form one sample of the head, since brokers do not keep the exact order
+)
 FRESH_SECONDS = 60.0  # how long an empty receive is taken as proof that the queue is empty
 
 
@@ -67,16 +69,16 @@ class AgeEstimate:
     @classmethod
     def merged(cls, estimates: Iterable[Self]) -> "AgeEstimate":
         """Combine observations: the latest receives of any of them, and the latest empty receive."""
-        several = list(estimates)
-        heard = [one for one in several if one.received_at is not None]
-        empty = [one.empty_at for one in several if one.empty_at is not None]
-        if not heard:
+        known = list(estimates)
+        receiving = [estimate for estimate in known if estimate.received_at is not None]
+        empty = [estimate.empty_at for estimate in known if estimate.empty_at is not None]
+        if not receiving:
             return AgeEstimate(empty_at=max(empty, default=None))
-        latest_at = max(one.received_at or 0.0 for one in heard)
-        recent = [one for one in heard if latest_at - (one.received_at or 0.0) < WINDOW_SECONDS]
+        latest_at = max(estimate.received_at or 0.0 for estimate in receiving)
+        recent = [estimate for estimate in receiving if latest_at - (estimate.received_at or 0.0) < WINDOW_SECONDS]
         return AgeEstimate(
-            window_at=max(one.window_at or 0.0 for one in recent),
-            head_seconds=max(one._waited_seconds for one in recent),
+            window_at=max(estimate.window_at or 0.0 for estimate in recent),
+            head_seconds=max(estimate._waited_seconds for estimate in recent),
             received_at=latest_at,
             empty_at=max(empty, default=None),
         )

@@ -1,6 +1,6 @@
 """The Protocol of a broker, its capabilities and statistics, and the naming convention of dead-letter queues.
 
-Also sends several messages so that the outcome of each is known: a retry then sends only those that were not
+`send_each` sends several messages so that the outcome of each is known: a retry then sends only those that were not
 accepted.
 """
 
@@ -24,24 +24,15 @@ def listed_name(queue: str) -> str:
     return re.split("[:/]", queue)[-1] if queue.startswith(("https://", "http://", "arn:")) else queue
 
 
-def same_queue(one: str, other: str) -> bool:
+def same_queue(queue: str, other: str) -> bool:
     """Return True if both name the same queue, each by its name, URL or ARN.
 
     A bare name matches any account and region, since a broker serves only one.
     """
-    if one == other or listed_name(one) != listed_name(other):
-        return one == other
-    locations = zip(_location(one), _location(other), strict=True)
+    if queue == other or listed_name(queue) != listed_name(other):
+        return queue == other
+    locations = zip(_location(queue), _location(other), strict=True)
     return all(None in pair or pair[0] == pair[1] for pair in locations)
-
-
-def _location(queue: str) -> tuple[str | None, str | None]:
-    """Return the region and account of a URL or ARN; None for a part that it does not contain."""
-    parts = re.split("[:/]", queue)
-    if len(parts) < 3:
-        return None, None
-    region = re.search(r"\b[a-z]{2,3}(?:-[a-z]+)+-[0-9]\b", queue.rpartition(parts[-1])[0])
-    return region[0] if region else None, parts[-2] if parts[-2].isdigit() else None
 
 
 def names_dead_letters(queue: str) -> bool:
@@ -68,14 +59,14 @@ def conventional_dead_letter_queue(queue: str) -> str:
 
 
 def conventional_source(queue: str) -> str | None:
-    """Return the queue whose dead letters this queue holds, by naming convention; None if it is no DLQ.
+    """Return the source of a DLQ's messages, by naming convention; None if this is not a DLQ.
 
     For a final DLQ, this is the DLQ.
     """
     head, fifo = queue.removesuffix(_FIFO_SUFFIX), _FIFO_SUFFIX if is_fifo(queue) else ""
-    for suffix, of in ((DEAD_LETTER_SUFFIX, ""), (FINAL_DLQ_SUFFIX, DEAD_LETTER_SUFFIX)):
+    for suffix, source_suffix in ((DEAD_LETTER_SUFFIX, ""), (FINAL_DLQ_SUFFIX, DEAD_LETTER_SUFFIX)):
         if head.endswith(suffix) and head != suffix:
-            return head.removesuffix(suffix) + of + fifo
+            return head.removesuffix(suffix) + source_suffix + fifo
     return None
 
 
@@ -85,6 +76,15 @@ def is_fifo(queue: str) -> bool:
     Such a queue keeps each group in order, and cannot delay single messages.
     """
     return queue.endswith(_FIFO_SUFFIX)
+
+
+def _location(queue: str) -> tuple[str | None, str | None]:
+    """Return the region and account of a URL or ARN; None for a part that it does not contain."""
+    parts = re.split("[:/]", queue)
+    if len(parts) < 3:
+        return None, None
+    region = re.search(r"\b[a-z]{2,3}(?:-[a-z]+)+-[0-9]\b", queue.rpartition(parts[-1])[0])
+    return region[0] if region else None, parts[-2] if parts[-2].isdigit() else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,8 +111,8 @@ class BrokerCapabilities:
     explains_deaths: bool = True  # dead letters that the broker itself moved carry the reason
     polls_are_billed: bool = False  # empty receives are billed, while long polling is cheap
     stats_are_billed: bool = False  # reading the counts of a queue is billed
-    settle_batch: int = 1  # settlements that cost no more than one call; fewer may wait this long for others:
-    settle_linger_seconds: float = 0.0
+    settle_batch: int = 1  # this many settlements cost no more than one
+    settle_linger_seconds: float = 0.0  # how long fewer settlements than `settle_batch` may wait for others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +194,7 @@ class Listening(Protocol):
     """One worker's subscription to arrivals in some queues."""
 
     def want(self, queues: Set[str]) -> None:
-        """Set the queues whose next arrival is to be reported; an empty set ends the reports. Does not block.
+        """Set the queues in which to report the next arrival; an empty set ends the reports. Does not block.
 
         Each call requests one report. Call it again after every report.
         """
@@ -228,7 +228,7 @@ class Broker(Protocol):
         ...
 
     def extend(self, deliveries: Sequence[Delivery], *, lease_seconds: float) -> Sequence[Delivery]:
-        """Make the leases end ``lease_seconds`` from now; return the deliveries whose lease was already lost."""
+        """Make the leases end ``lease_seconds`` from now; return the deliveries with a lease that was already lost."""
         ...
 
     def settle(self, settlements: Sequence[tuple[Delivery, Settlement]]) -> Sequence[SettleFailure]:
@@ -360,5 +360,5 @@ def send_each(broker: Broker, queue: str, messages: Sequence[Outgoing]) -> Seque
 
 
 def chunk_of(broker: Broker, most: int) -> int:
-    """Return how many messages to send before recording progress."""
+    """Return how many messages to send before recording progress: ``most``, or fewer if brokers accept partially."""
     return min(most, PARTIAL_CHUNK) if isinstance(broker, TriesEach) else most

@@ -100,7 +100,10 @@ def ignore_retry(tries: int, delay_seconds: float, raised: BaseException) -> Non
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallContext:
-    """The context of one call of a user's function."""
+    """The context of one call of a user's function.
+
+    Created for the call, and used by the thread or task that runs it.
+    """
 
     handler: str
     resources: Mapping[str, Any] = field(default_factory=lambda: NO_RESOURCES)  # from the app's lifespans
@@ -143,7 +146,10 @@ class CallContext:
     def retrying_async(
         self, on: Exceptions = Exception, *, attempts: int = 3, base_seconds: float = 0.1, cap_seconds: float = 5.0
     ) -> AsyncRetrying:
-        """Work like `retrying`, for async functions: ``async for attempt in ...: with attempt: ...``."""
+        """Retry in async functions: ``async for attempt in ctx.retrying_async(...): with attempt: ...``.
+
+        A retry waits without blocking the event loop. The arguments are those of `retrying`.
+        """
         return AsyncRetrying(**self._options(on, attempts, base_seconds, cap_seconds))
 
     def _options(self, on: Exceptions, attempts: int, base_seconds: float, cap_seconds: float) -> dict[str, Any]:
@@ -170,7 +176,7 @@ RECHECK_SECONDS = 1.0  # how soon to check again if the time is used up but no u
 
 
 class CallTime:
-    """The running time of the user's code, without the time that the execution waits for the ledger.
+    """The running time of the user's code in one execution, without the time that it waits for the ledger.
 
     The thread that runs the execution replaces ``_state`` as a whole; any thread may read it.
     """

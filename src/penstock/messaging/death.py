@@ -1,6 +1,6 @@
-"""The reason of death and the earlier deaths, stored in a dead-lettered message.
+"""Store in a dead-lettered message why it died, and its earlier deaths.
 
-Every broker dead-letters alike (`buried`): body, group and attributes stay unchanged, and the attribute
+Every broker dead-letters in the same way (`buried`): body, group and attributes stay unchanged, and the attribute
 `penstock-death` adds a `Death` as JSON. A message that moves on to the final DLQ keeps its death, and
 `penstock-set-aside` holds the reason why it is not replayed automatically.
 
@@ -32,7 +32,7 @@ _TEXT_BYTES_MAX = 4 * 1024  # of each field but the traceback, which may use the
 _TRY_CHARS_MAX = 200  # of each text of an attempt
 _TRIMMED = "[... trimmed ...]\n"
 _EARLIER_CHARS_MAX = 200  # of each text of an earlier death
-_EARLIER_BYTES_MAX = 128 * 1024  # fits ten entries of four such texts, with twelve bytes for each escaped character
+_EARLIER_BYTES_MAX = 128 * 1024  # fits ten deaths with four such texts each, even if every character takes twelve bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +138,7 @@ def move_death_to_history(attributes: Attributes) -> Attributes:
         return MappingProxyType(rest)  # an unreadable death leaves nothing to record
     earlier = [*earlier_deaths_of(attributes), newest]
     kept = earlier if len(earlier) <= EARLIER_DEATHS_MAX else [earlier[0], *earlier[1 - EARLIER_DEATHS_MAX :]]
-    return MappingProxyType({**rest, EARLIER_DEATHS_ATTRIBUTE: json.dumps([asdict(each) for each in kept])})
+    return MappingProxyType({**rest, EARLIER_DEATHS_ATTRIBUTE: json.dumps([asdict(entry) for entry in kept])})
 
 
 def encode_death(death: Death, *, bytes_max: int = DEATH_BYTES_MAX) -> str:
@@ -147,7 +147,7 @@ def encode_death(death: Death, *, bytes_max: int = DEATH_BYTES_MAX) -> str:
     A traceback keeps its end, which names the error.
     """
     fields = {name: _cut(value) if isinstance(value, str) else value for name, value in asdict(death).items()}
-    fields["tries"] = [_brief(each) for each in death.tries[-TRIES_MAX:]]
+    fields["tries"] = [_attempt_fields(attempt) for attempt in death.tries[-TRIES_MAX:]]
     if death.traceback is None:
         return json.dumps(fields)
     fields["traceback"] = ""
@@ -166,7 +166,7 @@ def decode_death(value: object) -> Death | None:
     if not isinstance(fields, dict):
         return None
     try:
-        return _read(fields)
+        return _death_in(fields)
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
 
@@ -183,7 +183,7 @@ def _earlier_death_in(fields: Mapping[str, Any]) -> EarlierDeath:
     )
 
 
-def _read(fields: Mapping[str, object]) -> Death:
+def _death_in(fields: Mapping[str, object]) -> Death:
     return Death(
         reason=_text(fields["reason"]),
         attempts=_count(fields["attempts"]),
@@ -205,26 +205,26 @@ def _read(fields: Mapping[str, object]) -> Death:
 def _tries(value: object) -> tuple[AttemptRecord, ...]:
     if value is None:
         return ()
-    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
         raise TypeError
     return tuple(
         AttemptRecord(
-            started_at=_time(each["started_at"]),
-            ended_at=_time(each["ended_at"]),
-            worker=_text(each["worker"]),
-            end=_text(each["end"]),
-            reason=None if each.get("reason") is None else _text(each["reason"]),
+            started_at=_time(entry["started_at"]),
+            ended_at=_time(entry["ended_at"]),
+            worker=_text(entry["worker"]),
+            end=_text(entry["end"]),
+            reason=None if entry.get("reason") is None else _text(entry["reason"]),
         )
-        for each in value[-TRIES_MAX:]
+        for entry in value[-TRIES_MAX:]
     )
 
 
-def _brief(tried: AttemptRecord) -> Mapping[str, object]:
+def _attempt_fields(attempt: AttemptRecord) -> Mapping[str, object]:
     """Return the stored form of an attempt, with long texts cut at the end."""
     return {
-        **asdict(tried),
-        "worker": _clean(tried.worker)[:_TRY_CHARS_MAX],
-        "reason": None if tried.reason is None else _clean(tried.reason)[:_TRY_CHARS_MAX],
+        **asdict(attempt),
+        "worker": _clean(attempt.worker)[:_TRY_CHARS_MAX],
+        "reason": None if attempt.reason is None else _clean(attempt.reason)[:_TRY_CHARS_MAX],
     }
 
 

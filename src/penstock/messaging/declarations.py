@@ -1,4 +1,4 @@
-"""Checks of declarations: unknown options, the signature of a user's function, and the value it returned."""
+"""Check declarations: unknown options, the signature of a user's function, and the value that it returned."""
 
 import difflib
 import functools
@@ -11,6 +11,8 @@ from penstock.errors import UsageError
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
 Class = TypeVar("Class", bound=type)
+
+OnStop = Literal["finish", "release"]
 
 _ELSEWHERE = {  # names in other libraries and former versions -> our names
     "max_retries": "max_attempts",
@@ -37,8 +39,7 @@ def checks_options(
 ) -> Callable[[Callable[Given, Result]], Callable[Given, Result]]:
     """Decorate a function to raise `UsageError` with "did you mean ...?" for an unknown option.
 
-    ``subject`` names the function in the error. ``hint`` returns more words for an option that is known elsewhere, or
-    None.
+    ``subject`` names the function in the error. ``hint`` returns advice on an option that belongs elsewhere, or None.
     """
 
     def decorate(function: Callable[Given, Result]) -> Callable[Given, Result]:
@@ -57,12 +58,12 @@ def checks_options(
 
 
 def checks_class_options(subject: str) -> Callable[[Class], Class]:
-    """Work like `checks_options`, for the constructor of a class."""
+    """Decorate a class so that its constructor raises as with `checks_options`."""
 
-    def decorate(made: Class) -> Class:
-        constructor: Any = made.__init__  # type: ignore[misc] # of this very class
-        made.__init__ = checks_options(subject)(constructor)  # type: ignore[misc] # as above
-        return made
+    def decorate(decorated: Class) -> Class:
+        constructor: Any = decorated.__init__  # type: ignore[misc] # of this very class
+        decorated.__init__ = checks_options(subject)(constructor)  # type: ignore[misc] # as above
+        return decorated
 
     return decorate
 
@@ -74,15 +75,6 @@ def close_to(name: str, known: Iterable[str]) -> str | None:
     if elsewhere in names:
         return elsewhere
     return next(iter(difflib.get_close_matches(name, names, n=1)), None)
-
-
-def _meant(name: str, known: Iterable[str]) -> str:
-    names = list(known)
-    close = close_to(name, names)
-    return f"did you mean {close}?" if close else f"its options: {', '.join(names)}."
-
-
-OnStop = Literal["finish", "release"]
 
 
 def takes_context(function: Callable[..., Any], name: str, *, first: str) -> bool:
@@ -100,7 +92,7 @@ def takes_context(function: Callable[..., Any], name: str, *, first: str) -> boo
         except TypeError:
             continue
         return wants
-    raise UsageError(f"{name} takes other arguments than ({first}) or ({first}, context): it takes {signature}.")
+    raise UsageError(f"{name} has to take ({first}) or ({first}, context), and it takes {signature}.")
 
 
 def run_to_its_end(result: Any) -> Any:
@@ -113,8 +105,8 @@ def run_to_its_end(result: Any) -> Any:
     if inspect.iscoroutine(result):
         result.close()  # prevents Python's "never awaited" warning
     raise TypeError(
-        f"it returned a {type(result).__name__}, which is never run: declare the function with async def and await in "
-        "it, and without yield"
+        f"it returned a {type(result).__name__}, which is never run: declare the function with async def, use await "
+        "inside it, and do not use yield"
     )
 
 
@@ -122,3 +114,9 @@ def check_on_stop(on_stop: str, name: str) -> None:
     """Raise `UsageError` for an unknown value of ``on_stop``."""
     if on_stop not in ("finish", "release"):
         raise UsageError(f"{name} has on_stop={on_stop!r}; it is 'finish' or 'release'.")
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    names = list(known)
+    close = close_to(name, names)
+    return f"did you mean {close}?" if close else f"its options: {', '.join(names)}."

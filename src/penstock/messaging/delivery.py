@@ -27,12 +27,11 @@ class PreviousAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """One delivery of a message to one worker. Only the holder of its receipt handle can settle it, while the lease
-    lasts.
+    """One delivery of a message to one worker.
 
-    ``attempt`` counts deliveries from 1, without those released with ``uncounted=True`` (never started, or interrupted
-    by a shutdown). ``previous`` is the delivery before this one, counted or not, if the broker remembers it
-    (`BrokerCapabilities.remembers_attempts`).
+    Only the holder of its receipt handle can settle it, while the lease lasts. ``attempt`` counts deliveries from 1,
+    without those released with ``uncounted=True`` (never started, or interrupted by a shutdown). ``previous`` is the
+    delivery before this one, counted or not, if the broker remembers it (`BrokerCapabilities.remembers_attempts`).
     """
 
     message: Message

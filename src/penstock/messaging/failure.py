@@ -1,4 +1,4 @@
-"""Describe exceptions as text that may be stored and shown, and give equal failures one fingerprint.
+"""Describe exceptions as text that may be stored and shown, and compute the same fingerprint for equal failures.
 
 The text never contains the values of variables. A fingerprint consists of handler, exception type, and the place in
 the user's code: file and function of the innermost frame that belongs neither to Penstock nor to the standard
@@ -41,7 +41,7 @@ class FailureDetails:
 
 
 def failure_of(raised: BaseException) -> FailureDetails:
-    """Describe an exception. One from another process brings its description in its attribute ``failure``.
+    """Describe an exception. An exception from another process has its description in the attribute ``failure``.
 
     Never raises, whatever the exception's own methods do.
     """
@@ -51,7 +51,7 @@ def failure_of(raised: BaseException) -> FailureDetails:
     try:
         error = str(raised)
     except Exception:
-        error = "(its text cannot be had)"
+        error = "(it has no readable text)"
     try:
         # Local variables may hold secrets.
         text = "".join(tracebacks.TracebackException.from_exception(raised, capture_locals=False).format())
@@ -63,8 +63,8 @@ def failure_of(raised: BaseException) -> FailureDetails:
 def end_of(raised: BaseException) -> FailureDetails:
     """Describe the exception that ended a worker.
 
-    A user's mistake has no traceback, because the place in our code does not help. A `TransformError` keeps its own,
-    because it leads into the user's code.
+    The traceback of a `UserError` is left out, because a place in Penstock's code does not help. A `TransformError`
+    keeps it, because it leads into the user's code.
     """
     failure = failure_of(raised)
     if isinstance(raised, UserError) and not isinstance(raised, TransformError):

@@ -1,4 +1,4 @@
-"""Make ``os.fork`` safe for SQLite files, connections and threads, and keep copies of a process away from its work.
+"""Make ``os.fork`` safe for SQLite files, connections and threads, and keep forked copies from settling messages.
 
 In this file, a copy is the child process of a fork. A copy inherits SQLite's record of its file locks, but not the
 locks. So another process may conclude that it is the last user of the file and delete the log: later writes of the
@@ -46,7 +46,7 @@ class EmbeddedFile:
         """Register the file for forks of this process.
 
         Args:
-            what: Names the file in errors.
+            subject: Names the file in errors.
             path: The file; None for a database in memory.
             close: Closes the connections. Called while no thread is inside.
         """
@@ -129,7 +129,10 @@ class EmbeddedFile:
 
 
 class OwnSockets:
-    """A guard for objects with sockets and threads, which a copy of the process must not use."""
+    """A guard for an object with sockets and threads, which a copy of the process must not use.
+
+    Owned by that object.
+    """
 
     def __init__(self, subject: str) -> None:
         self._subject = subject
@@ -143,20 +146,19 @@ class OwnSockets:
             )
 
 
-def renew_in_copies(thing: ForkGuarded) -> None:
-    """Call the thing's `begin_in_copy` in each copy of this process, as long as the thing lives."""
+def renew_in_copies(guarded: ForkGuarded) -> None:
+    """Call `begin_in_copy` of an object in each copy of this process, as long as the object lives."""
     with _forks.lock:
-        _forks.things.add(thing)
+        _forks.guarded.add(guarded)
 
 
-def leave_to_parent(thing: object) -> None:
-    """Keep an object of the parent process alive for ever, since its cleanup might send to its server. Called in a
-    copy.
+def leave_to_parent(inherited: object) -> None:
+    """Keep an object of the parent process alive for ever. Called in a copy.
 
-    The added reference survives even the end of the interpreter; a list would not, because its contents are cleaned
-    up then.
+    Its cleanup might send something to its server. The added reference survives even the end of the interpreter; a list
+    would not, because its contents are cleaned up then.
     """
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(inherited))
 
 
 class _Forks:
@@ -165,7 +167,7 @@ class _Forks:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.files: WeakSet[EmbeddedFile] = WeakSet()  # this and the next: written under the lock
-        self.things: WeakSet[ForkGuarded] = WeakSet()
+        self.guarded: WeakSet[ForkGuarded] = WeakSet()
         self.refused: set[tuple[int, int]] = set()  # files that the parent had open; written in a new copy
         self._process = os.getpid()
 
@@ -188,8 +190,8 @@ class _Forks:
             return
         self._process = os.getpid()
         self.lock = threading.RLock()
-        for thing in (*self.files, *self.things):
-            thing.begin_in_copy()
+        for guarded in (*self.files, *self.guarded):
+            guarded.begin_in_copy()
 
 
 _forks = _Forks()
@@ -220,7 +222,7 @@ class OwnProcess:
 
 
 def _end_copy(raised: BaseException | None) -> None:
-    """Exit with 0 if the code returned, with the code of a `SystemExit`, and otherwise with 1."""
+    """Exit: with 0 if the code returned, with the code of a `SystemExit`, otherwise with 1."""
     code = 0 if raised is None else 1
     try:
         if isinstance(raised, SystemExit) and (raised.code is None or isinstance(raised.code, int)):

@@ -1,9 +1,9 @@
 """The Protocols between the worker and the code that it runs.
 
-A `BatchHandler` begins executions of batches. A pipeline is one; so is a plain function, with one delivery per
-batch. The worker knows nothing else about either. A `ClaimExtender` extends the claims of several executions in one
-call, for the heartbeat. A `ServiceWatch` records whether a service that work depends on is available: the ledger, or
-the store of the objects.
+A `BatchHandler` begins executions of batches. Pipelines are batch handlers, and so are plain functions, with one
+delivery per batch; the worker knows nothing else about them. A `ClaimExtender` extends the claims of several executions
+in one call, for the heartbeat. A `ServiceWatch` records whether a service that work depends on is available: the
+ledger, or the store of the objects.
 """
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence, Set
@@ -59,7 +59,7 @@ class ExecutionPlace(StrEnum):
 
 
 class Execution(Protocol):
-    """One running batch. `run` runs in the handler's place; other threads call the other methods meanwhile."""
+    """One running batch. `run` is called in the handler's `place`; other threads call the other methods meanwhile."""
 
     def run(self) -> Settlements | Coroutine[Any, Any, Settlements]:
         """Process the batch and return the settlements, or a coroutine of them if the place is the event loop."""
@@ -144,7 +144,7 @@ class BatchHandler(Protocol):
 
 
 class ServiceWatch(Protocol):
-    """Records the availability of one service. Any thread may call it."""
+    """A record of the availability of one service, one per worker and service. Any thread may call it."""
 
     def watch_request(self) -> AbstractContextManager[None]:
         """Return a context for one request: a `TemporaryError` inside it means that the service is unavailable.

@@ -25,17 +25,25 @@ class Outgoing:
 
     body: bytes
     attributes: Attributes = field(default_factory=lambda: NO_ATTRIBUTES)
-    group: str | None = None  # the tenant
+    group: str | None = None  # the tenant: groups of a queue take turns
     deduplication_id: str | None = None  # the broker drops a second send with the same id within its window
     delay_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """A message as held by its queue: immutable, whatever happens to its deliveries."""
+    """A message as held by its queue: immutable, whatever happens to its deliveries.
+
+    Attributes:
+        id: The id that the broker assigned.
+        body: The body as sent.
+        enqueued_at: When it was put into the queue, in epoch seconds by the broker's clock.
+        attributes: Text or bytes by name, including Penstock's own.
+        group: The group (tenant); None if it has none.
+    """
 
     id: str
     body: bytes
-    enqueued_at: float  # epoch seconds, the broker's clock
+    enqueued_at: float
     attributes: Attributes = field(default_factory=lambda: NO_ATTRIBUTES)
     group: str | None = None

@@ -1,8 +1,8 @@
 """Replays: dead-lettered messages that return to their queue, and the attributes that they then carry.
 
 Every dead-lettered message has exactly one replay, whichever process sends it. The replay id derives from the
-message's queue, id and time, so a process that died between sending and deleting, and its successor, send the same
-replay. Brokers that deduplicate drop the second one; the ledger lets a replay revive a failed object only once.
+message's queue, id and time. So if a process dies between sending and deleting, its successor sends the same replay.
+Brokers that deduplicate drop the second one; the ledger lets a replay revive a failed object only once.
 
 The counter attribute has the name used by AWS's sample replayer, so that the two are interchangeable.
 """
@@ -70,7 +70,7 @@ class NoLog:
 
 
 def replay_id_of(dead_letter_queue: str, dead_letter_id: str) -> str:
-    """Return 32 hexadecimal digits, always the same for one message, by its queue's name, URL or ARN."""
+    """Return the replay id: 32 hexadecimal digits, the same for the name, URL or ARN of a queue."""
     address = f"{listed_name(dead_letter_queue)}\0{dead_letter_id}"
     return hashlib.sha256(address.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 

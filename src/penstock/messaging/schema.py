@@ -137,7 +137,7 @@ def _check_surrogates(text: str, value: object) -> None:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise InvalidMessage(
-            f"the JSON holds a lone surrogate, \\u{ord(error.object[error.start]):04x}: half a character"
+            f"the JSON contains a lone surrogate, \\u{ord(error.object[error.start]):04x}: half a character"
         ) from None
 
 
@@ -184,8 +184,8 @@ class Queue(Generic[Body]):
         versions = sorted(self.upcasts)
         if versions and versions != list(range(versions[0], self.schema)):
             raise ConfigurationError(
-                f"The upcasts of the queue {self.name} are from {', '.join(map(str, versions))}; each leads to the "
-                f"next version, so they have to reach without a gap up to {self.schema}."
+                f"The upcasts of the queue {self.name} start from {', '.join(map(str, versions))}. Each leads to the "
+                f"next version, so none may be missing up to version {self.schema}."
             )
 
 
@@ -196,7 +196,7 @@ PROBLEMS_SHOWN_MAX = 3
 
 
 class BodyCodec(Generic[Body]):
-    """Reads and writes the bodies of one queue. Created once, used by any thread."""
+    """Read and write the bodies of one queue. Created once per handler or sender. Thread-safe."""
 
     def __init__(self, queue: Queue[Body]) -> None:
         self._queue = queue
@@ -259,9 +259,7 @@ class BodyCodec(Generic[Body]):
         while version < self._queue.schema:
             upcast = self._queue.upcasts.get(version)
             if upcast is None:
-                raise InvalidMessage(
-                    f"its schema is version {version}, and nothing leads from there to the current one"
-                )
+                raise InvalidMessage(f"its schema is version {version}, and no upcast starts from that version")
             try:
                 value = upcast(value)
             except Exception as error:  # the user's code, on untrusted input
@@ -363,7 +361,7 @@ def _number(value: str | bytes | None, *, default: int) -> int:
         return default
     text = _text(value)
     if not (text.isascii() and text.isdigit() and 1 <= len(text) <= 9 and int(text) >= 1):
-        raise InvalidMessage(f"its attribute {SCHEMA_ATTRIBUTE} is {show(text)}; it holds a number from 1")
+        raise InvalidMessage(f"its attribute {SCHEMA_ATTRIBUTE} is {show(text)}; it has to be a number from 1")
     return int(text)
 
 

@@ -1,4 +1,4 @@
-"""Start threads on a machine that may have reached its limit, and run blocking calls of async code.
+"""Start threads even if the machine has reached its limit, and run blocking calls of async code.
 
 `AsideThreads` replaces asyncio's default executor. That one has few threads, and any library on the event loop may
 fill them; Penstock's own records would then wait for the user's work.
@@ -55,7 +55,7 @@ Result = TypeVar("Result")
 
 
 class AsideThreads:
-    """Runs blocking calls in daemon threads, started when needed, at most ``threads_max``, ended when idle.
+    """Threads for the blocking calls of async code: started when needed, at most ``threads_max``, ended when idle.
 
     Urgent calls overtake the others. A submitted call runs even if the task that awaits it is cancelled. The number
     of waiting calls has no bound of its own: each belongs to a task that awaits it.
@@ -68,7 +68,7 @@ class AsideThreads:
         renew_in_copies(self)
 
     def begin_in_copy(self) -> None:
-        """Start with no threads and no calls; existing ones belong to the parent process."""
+        """Start without threads and calls: the existing ones belong to the parent process."""
         self._changed = threading.Condition()
         # The fields below are written under the condition's lock.
         self._urgent: deque[Callable[[], None]] = deque()

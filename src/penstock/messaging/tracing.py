@@ -17,7 +17,7 @@ NO_CARRIER: Carrier = {}
 
 
 class Continuing(Protocol):
-    """Continues a trace in another process. Can be pickled."""
+    """Continue a trace in another process. Can be pickled."""
 
     def __call__(self, carrier: Carrier) -> AbstractContextManager[None]:
         """Return a context that attributes the block to the span in the carrier."""
@@ -29,7 +29,7 @@ class Continuing(Protocol):
 
 
 class Tracing(Protocol):
-    """Records spans of a process. Any thread may call it; it never raises."""
+    """The tracing of a process. Any thread may call it; it never raises."""
 
     def broker(self, broker: Broker) -> Broker:
         """Wrap the broker: sends and receives create spans, and messages carry their sender's trace context."""
@@ -91,7 +91,7 @@ class Measures(Protocol):
     """A broker that limits the size of a message including its attributes."""
 
     def takes(self, queue: str, message: Outgoing) -> bool:
-        """Return True if the queue accepts a message of that size, as far as known without sending it.
+        """Return True if the queue accepts a message of this size, as far as known without sending it.
 
         Queries the server occasionally. Raises errors of the queue.
         """

@@ -49,7 +49,7 @@ class Address:
         port = self.port + number if self.port else 0
         if port > PORT_MAX:
             raise ConfigurationError(
-                f"Each process answers at a port of its own, and from {self} on there are not that many; begin at a "
+                f"Each process serves its own port, and there are not enough ports from {self} on; begin at a "
                 "lower one."
             )
         return Address(host=self.host, port=port)
@@ -131,7 +131,7 @@ class Endpoint:
 
 
 class _Handler(WSGIRequestHandler):
-    """Handles one request; the connection closes after the response."""
+    """The handler of one request; the connection closes after the response."""
 
     timeout = CONNECTION_SECONDS_MAX
 
@@ -192,7 +192,7 @@ class _Server(ThreadingMixIn, WSGIServer):
                 self._hang_up(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore the error: a client that disconnects is no failure of this process."""
+        """Ignore the error: a client that disconnects is not a failure of this process."""
 
     def _let_go(self, request: socket.socket) -> None:
         self._open.pop(request, None)
@@ -203,6 +203,14 @@ class _Server(ThreadingMixIn, WSGIServer):
             request.shutdown(socket.SHUT_RDWR)
         except OSError:  # it ended just now
             return
+
+
+def registry_of(meters: Meters) -> CollectorRegistry:
+    """Return a registry with this process's meters and the system's data on it (memory, processor, files)."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(MetersCollector(meters))
+    ProcessCollector(registry=registry)
+    return registry
 
 
 def _application(meters: Meters, health: Health) -> "WSGIApplication":
@@ -221,7 +229,7 @@ def _application(meters: Meters, health: Health) -> "WSGIApplication":
             return _say(start_response, "405 Method Not Allowed", "GET and HEAD are answered.", ("Allow", "GET, HEAD"))
         try:
             return _head(page, environ, start_response) if method == "HEAD" else page(environ, start_response)
-        except Exception as error:  # a defect of ours, which must not look like a result
+        except Exception as error:  # a bug in Penstock, which must not look like a result
             return _say(start_response, "500 Internal Server Error", f"{type(error).__name__}: {error}")
 
     return application
@@ -253,16 +261,8 @@ def _say(start_response: "Callable[..., Any]", status: str, sentence: str, *more
     return (sentence.encode() + b"\n",)
 
 
-def registry_of(meters: Meters) -> CollectorRegistry:
-    """Return a registry with this process's meters and the system's data on it (memory, processor, files)."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(MetersCollector(meters))
-    ProcessCollector(registry=registry)
-    return registry
-
-
 class MetersCollector(Collector):
-    """Prometheus collector that takes one reading per scrape."""
+    """A Prometheus collector that takes one reading of the meters per scrape."""
 
     def __init__(self, meters: Meters) -> None:
         self._meters = meters

@@ -41,14 +41,14 @@ def read_list(lines: Iterable[bytes]) -> Iterator[ListedObject]:
     if first is None:
         return
     if first[1].lstrip(b"\xef\xbb\xbf \t").startswith(b"{"):
-        yield _of_json(*first)
+        yield _json_entry(*first)
         for number, line in numbered:
-            yield _of_json(number, line)
+            yield _json_entry(number, line)
     else:
-        yield from _of_csv(first, numbered)
+        yield from _csv_entries(first, numbered)
 
 
-def _of_json(number: int, line: bytes) -> ListedObject:
+def _json_entry(number: int, line: bytes) -> ListedObject:
     try:
         fields = json.loads(line.decode("utf-8-sig", "surrogateescape"))
     except ValueError as error:
@@ -58,7 +58,7 @@ def _of_json(number: int, line: bytes) -> ListedObject:
     return _listed(number, fields)
 
 
-def _of_csv(first: tuple[int, bytes], numbered: Iterator[tuple[int, bytes]]) -> Iterator[ListedObject]:
+def _csv_entries(first: tuple[int, bytes], numbered: Iterator[tuple[int, bytes]]) -> Iterator[ListedObject]:
     header = _cells(first[1].removeprefix(b"\xef\xbb\xbf"))
     names = [name.strip().lower() for name in header]
     if not ({"uri"} <= {*names} or {"bucket", "key"} <= {*names}):

@@ -48,7 +48,7 @@ class SourceFacts:
 
     versioning: str | None  # Enabled, Suspended or never
     notices: NotificationConfiguration | None
-    tried_key: str | None  # the object whose access was tested; None if there is none yet
+    tried_key: str | None  # the object used to test the access; None if there is none yet
     clock_ahead_seconds: float | None
 
 
@@ -56,14 +56,14 @@ def inspect_source(address: S3Address, aws: Aws, *, clock: Clock) -> SourceFacts
     """List the prefix and send a HEAD for its first object. Raises `ConfigurationError` and `TemporaryError`."""
     client = service_client(aws)
     listed = _call(
-        f"{address} cannot be listed, which takes s3:ListBucket",
+        f"{address} cannot be listed, which requires s3:ListBucket",
         lambda: client.list_objects_v2(Bucket=address.bucket, Prefix=address.folder, MaxKeys=1, **requester(aws)),
     )
     ahead_seconds = clock_ahead_seconds(listed, now=clock.now())
     key = next((found["Key"] for found in listed.get("Contents", ())), None)
     if key is not None:
         _call(
-            f"{S3}{address.bucket}/{key} cannot be read, which takes s3:GetObject",
+            f"{S3}{address.bucket}/{key} cannot be read, which requires s3:GetObject",
             lambda: client.head_object(Bucket=address.bucket, Key=key, **requester(aws)),
         )
     return SourceFacts(
@@ -86,7 +86,7 @@ def check_identity(address: S3Address, aws: Aws) -> None:
     except Exception as error:
         if is_of_s3(error) and not is_identity(error) and fault_of(error).kind is not RefusalKind.PASSING:
             return
-        raise _converted(f"{address} cannot be asked for", error) from error
+        raise _converted(f"{address} cannot be accessed", error) from error
 
 
 def put_notices_again(bucket: str, aws: Aws) -> None:
@@ -97,12 +97,12 @@ def put_notices_again(bucket: str, aws: Aws) -> None:
     """
     client = service_client(aws)
     found = _call(
-        f"The notifications of {bucket} cannot be read, which takes s3:GetBucketNotification",
+        f"The notifications of {bucket} cannot be read, which requires s3:GetBucketNotification",
         lambda: client.get_bucket_notification_configuration(Bucket=bucket),
     )
     same = {name: found[name] for name in (*_DESTINATIONS, _BRIDGE) if name in found}
     _call(
-        f"The notifications of {bucket} cannot be written again as they are, which takes s3:PutBucketNotification and "
+        f"The notifications of {bucket} cannot be written again unchanged, which requires s3:PutBucketNotification and "
         "places that S3 may send to",
         lambda: client.put_bucket_notification_configuration(Bucket=bucket, NotificationConfiguration=same),
     )
@@ -117,16 +117,16 @@ def try_table(address: S3Address, aws: Aws, *, name: str) -> None:
     key = f"{address.folder}{name}"
     file = f"{S3}{address.bucket}/{key}"
     at = {"Bucket": address.bucket, "Key": key, **requester(aws)}
-    _call(f"{file} cannot be written, which takes s3:PutObject", lambda: client.put_object(**at, Body=b"penstock"))
+    _call(f"{file} cannot be written, which requires s3:PutObject", lambda: client.put_object(**at, Body=b"penstock"))
     try:
         _check_condition(client, at, file)
-        _call(f"{file} cannot be read, which takes s3:GetObject", lambda: client.get_object(**at)["Body"].read())
+        _call(f"{file} cannot be read, which requires s3:GetObject", lambda: client.get_object(**at)["Body"].read())
         _call(
-            f"{address} cannot be listed, which takes s3:ListBucket",
+            f"{address} cannot be listed, which requires s3:ListBucket",
             lambda: client.list_objects_v2(Bucket=address.bucket, Prefix=key, MaxKeys=1, **requester(aws)),
         )
     finally:
-        _call(f"{file} cannot be deleted, which takes s3:DeleteObject", lambda: client.delete_object(**at))
+        _call(f"{file} cannot be deleted, which requires s3:DeleteObject", lambda: client.delete_object(**at))
 
 
 def _check_condition(client: Any, at: Mapping[str, str], file: str) -> None:
@@ -197,19 +197,19 @@ def require_no_versions(bucket: str, aws: Aws, *, list_name: str, remedy: str) -
     """Raise `ConfigurationError` unless S3 reports that the bucket never kept versions.
 
     Args:
-        told_by: The source of the list, as the subject of a sentence: "The inventory s3://lists/manifest.json".
+        list_name: The list that has no version ids, as the subject of a sentence: "The inventory s3://lists/manifest.json".
         remedy: The change that would add version ids, as a clause.
     """
     try:
         versioning = versioning_of(bucket, aws)
     except ConfigurationError as error:  # no credentials
-        versioning, may_not = None, f" ({str(error).rstrip('.')})"
+        versioning, cause = None, f" ({str(error).rstrip('.')})"
     else:
-        may_not = ""
+        cause = ""
     if versioning == NEVER_VERSIONED:
         return
-    why = f"we may not ask{may_not} whether" if versioning is None else f"versioning is {versioning}, so"
+    status = f"unknown{cause}" if versioning is None else versioning
     raise ConfigurationError(
-        f"{list_name} has no version ids, and {why} the bucket {bucket} keeps versions; {remedy}, or grant "
-        "s3:GetBucketVersioning where there are none."
+        f"{list_name} has no version ids, and the bucket {bucket} may keep versions (versioning: {status}); {remedy}, "
+        "or, if it keeps none, grant s3:GetBucketVersioning."
     )

@@ -215,11 +215,11 @@ class S3Pages:
         except Exception as error:
             if not _may_retry_otherwise(error):
                 self._refuse(error)
-            status = "we may not ask"
+            status = "unknown"
         if status is not None:
             raise ConfigurationError(
-                f"{self._address} cannot be listed: its bucket may keep versions (versioning: {status}), and they are "
-                "not told; grant s3:ListBucketVersions."
+                f"{self._address} cannot be listed: its bucket may keep versions (versioning: {status}), and "
+                "they cannot be listed; grant s3:ListBucketVersions."
             )
 
     def _paged(self, operation: str) -> Iterator[Mapping[str, Any]]:

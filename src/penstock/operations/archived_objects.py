@@ -32,7 +32,7 @@ class ArchivedVersion:
 
 def find_archived(ledger: Ledger, uri: str, aws: Aws) -> Sequence[ArchivedVersion]:
     """Return every archived version of the object at exactly this URI, in every pipeline."""
-    return [_version(one, uri, aws) for one in ledger.archives.find(uri)]
+    return [_version(archived, uri, aws) for archived in ledger.archives.find(uri)]
 
 
 def archived_objects(
@@ -56,35 +56,35 @@ def archived_objects(
             raise ConfigurationError(_not_there(archive.uri)) from error
 
 
-def _version(one: ArchivedObject, uri: str, aws: Aws) -> ArchivedVersion:
+def _version(archived: ArchivedObject, uri: str, aws: Aws) -> ArchivedVersion:
     retired, problem = None, None
-    if one.archive.uri is None:
-        problem = f"imported from {one.archive.source}: nothing more is known of it"
+    if archived.archive.uri is None:
+        problem = f"imported from {archived.archive.source}: nothing more is known about it"
     else:
         try:
-            retired = _find_retired(one, one.archive.uri, uri, aws)
+            retired = _find_retired(archived, archived.archive.uri, uri, aws)
             if retired is None:
-                problem = f"{one.archive.uri} does not hold it: it is not the file that was written"
+                problem = f"{archived.archive.uri} does not contain it: it is not the file that was written"
         except FileNotFoundError:
-            problem = _not_there(one.archive.uri)
+            problem = _not_there(archived.archive.uri)
         except PenstockError as error:
             problem = str(error)
     return ArchivedVersion(
-        pipeline=one.archive.pipeline,
-        object_id=one.object_id,
-        archive=one.archive,
+        pipeline=archived.archive.pipeline,
+        object_id=archived.object_id,
+        archive=archived.archive,
         retired=retired,
         problem=problem,
     )
 
 
-def _find_retired(one: ArchivedObject, file: str, uri: str, aws: Aws) -> RetiredObject | None:
+def _find_retired(archived: ArchivedObject, file: str, uri: str, aws: Aws) -> RetiredObject | None:
     require_arrow()
     from penstock.pipeline.maintenance.archive import find_in_file
 
     files, path = _location(file, aws)
     found = find_in_file(files, path, uri_digest(storable(uri)))
-    return next((each for each in found if each.row.object_id == one.object_id), None)
+    return next((each for each in found if each.row.object_id == archived.object_id), None)
 
 
 def _location(uri: str, aws: Aws) -> tuple[Files, str]:
@@ -93,4 +93,4 @@ def _location(uri: str, aws: Aws) -> tuple[Files, str]:
 
 
 def _not_there(uri: str) -> str:
-    return f"the archive's file {uri} is not there: put it back, or look from the host that has it"
+    return f"the archive's file {uri} is missing: restore it, or run this on the host that has it"

@@ -109,7 +109,7 @@ def plan(
     granted = platform.default_seconds if platform_seconds is None else platform_seconds
     if platform.max_seconds is not None and granted > platform.max_seconds:
         raise ConfigurationError(
-            f"{platform.name} grants at most {platform.max_seconds:g} s, and {granted:g} s are asked for."
+            f"{platform.name} grants at most {platform.max_seconds:g} s, and {granted:g} s were requested."
         )
     if pre_stop_seconds and not platform.pre_stop:
         raise ConfigurationError(
@@ -143,7 +143,7 @@ def _check_bounds(*given_seconds: float | None) -> None:
     for seconds in given_seconds:
         if seconds is not None and not 0 <= seconds <= STOP_TIMEOUT_SECONDS_MAX:  # rejects NaN too
             raise ConfigurationError(
-                f"{seconds:g} s are no time that stopping may take; give at most {STOP_TIMEOUT_SECONDS_MAX:,.0f} s."
+                f"{seconds:g} s is not a valid stop timeout; give at most {STOP_TIMEOUT_SECONDS_MAX:,.0f} s."
             )
 
 
@@ -151,7 +151,7 @@ def _parts(found: StopBudget, pre_stop_seconds: float) -> Sequence[StopPhase]:
     spent = (
         ("hook before the signal", pre_stop_seconds),
         ("stop fetching", found.intake_seconds),
-        ("drain: work in flight goes on", found.drain_seconds),
+        ("drain: work in flight continues", found.drain_seconds),
         ("release unfinished messages", found.release_seconds),
         ("flush settlements, logs, reports", found.flush_seconds),
         ("margin", found.margin_seconds),

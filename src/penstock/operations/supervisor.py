@@ -193,7 +193,7 @@ def spawner(arguments: Callable[[int], Sequence[str]], *, executable: str, envir
             [executable, *arguments(number)],
             environment,
             setpgroup=0,
-            setsigmask=[int(one) for one in FORWARDED],
+            setsigmask=[int(number) for number in FORWARDED],
         )
 
     return spawn

@@ -2,5 +2,7 @@
 
 `batch` opens and settles one batch of notifications; `attempt` claims, runs and commits its objects. Neither depends on
 Spark: both call the protocol in `engine`, which `spark.engine` implements for pipelines and `objects.engine` for object
-handlers. `publish` makes committed batches visible, and `maintenance.gc` deletes the files of abandoned attempts.
+handlers. `notifications` classifies failures and settles deliveries, `failures` tells failures of the infrastructure
+from those of an object, and `reporting` emits the events. `publish` makes committed batches visible, and
+`maintenance.gc` deletes the files of abandoned attempts.
 """

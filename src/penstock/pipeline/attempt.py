@@ -68,7 +68,7 @@ class AttemptClaimExtender:
 
 
 class ClaimGuard:
-    """The attempt that one execution holds, at most one at a time. The methods below name their threads."""
+    """The attempt that one execution holds, at most one at a time. The execution owns it; headings name the threads."""
 
     def __init__(self, ledger: Ledger, events: BatchEvents, *, lease_seconds: float) -> None:
         self._ledger = ledger
@@ -76,7 +76,7 @@ class ClaimGuard:
         self._lease_seconds = lease_seconds
         self.lock = threading.Lock()  # all fields below are written under it
         self._work: ClaimedWork | None = None  # our open attempt, as far as we know
-        self._ended: ClaimedWork | None = None  # the attempt whose end was already emitted
+        self._ended: ClaimedWork | None = None  # the attempt that ended last, with its end already emitted
         self._taken = threading.Event()  # cleared while the run thread is claiming
         self._taken.set()
         self._committing = False  # the ledger decides from here on; heartbeat results are ignored
@@ -135,7 +135,7 @@ class ClaimGuard:
     # -- called by any thread --------------------------------------------------------------------------------------
 
     def release(self, work: ClaimedWork, *, reason: str, outcome: str) -> None:
-        """Like `abandon`, but raise `TemporaryError` if the ledger is unreachable, and keep holding the attempt."""
+        """Abandon the attempt; if the ledger is unreachable, keep it and raise `TemporaryError`."""
         ours = self._ledger.abandon(work.attempt_id, reason=reason, outcome=outcome, uncounted=True, unattributed=False)
         if ours and self._end(work):
             self._events.emit_released(work, reason)
@@ -152,8 +152,10 @@ class ClaimGuard:
             return self._work
 
     def await_taken(self) -> None:
-        """Wait until the run thread has released an attempt that it was claiming when `stop` was called. Ends early at
-        `stop_waiting`, and after one lease at the latest."""
+        """Wait until the run thread has released an attempt that it was claiming when `stop` was called.
+
+        Returns early after `stop_waiting`, and after one lease at the latest.
+        """
         self._taken.wait(self._lease_seconds)
 
     def stop_waiting(self) -> None:
@@ -161,8 +163,10 @@ class ClaimGuard:
         self._taken.set()
 
     def fail(self, work: ClaimedWork, outcome: BatchOutcome) -> bool:
-        """End the attempt from outside the run. Return True if the caller must emit the events. Raises as
-        `Ledger.commit`, except for `ClaimLost`."""
+        """End the attempt from outside the run; return True if the caller must emit the events.
+
+        Raises the errors of `Ledger.commit`, except for `ClaimLost`.
+        """
         try:
             self._ledger.commit(outcome)
         except ClaimLost:
@@ -286,6 +290,23 @@ class Attempts:
         cause = ReadFailure(failure=AttemptFailure.RETRY, reason=reason, raised=raised)
         return self._report_failed(work, failed, dict.fromkeys(work.refs, cause))
 
+    def add_fault(self, fault: TemporaryError) -> None:
+        """Record an infrastructure fault, which does not count as an attempt of any object.
+
+        Emits an event for the second fault in a row, and whenever the number has doubled. Raises `FaultPersists` after
+        too many.
+        """
+        count = self._runtime.streak.add_fault(fault)
+        if count >= 2 and count.bit_count() == 1:
+            self._events.emit_faults_repeated(count, fault)
+
+    def fault_seconds(self) -> float:
+        """Return the delay before the next try after an infrastructure fault."""
+        watches = (self._runtime.ledger_watch, self._runtime.store_watch)
+        paused_seconds = max(watch.release_delay_seconds() for watch in watches)
+        # An outage has its own growing delay; the streak's delay is for faults that do not pause a queue.
+        return paused_seconds or self._later(max(1, self._runtime.streak.faults)).delay_seconds
+
     def _claim(self, group: Sequence[NotificationDelivery]) -> ObjectClaims | None:
         """Claim the free objects of the group. Return None if the ledger is unreachable: the outcome is uncertain."""
         attempt_id = self._runtime.new_attempt_id()
@@ -371,12 +392,12 @@ class Attempts:
             for object_id, failure in result.failed.items()
         ]
         self._commit(work, result, failed)
-        if result.works or any(done.rows for done in result.processed):  # without a row nothing is proved
+        if result.works or any(done.rows for done in result.processed):  # without a row, success proves nothing
             self._runtime.streak.clear()
         done: dict[bytes, ObjectOutcome] = {processed.object_id: ObjectDone() for processed in result.processed}
         outcomes = done | self._report_failed(work, failed, result.failed)
-        refusal = _nothing_but_refusals(result)
-        if refusal is not None:  # not counted as attempts, so count a fault: otherwise a one-off job would never end
+        refusal = _all_refused(result)
+        if refusal is not None:  # no attempt was counted, so count a fault: otherwise a one-off job would never end
             self.add_fault(refusal)
         return outcomes
 
@@ -431,7 +452,7 @@ class Attempts:
             raise meaning
         cause = ReadFailure(failure=AttemptFailure.RETRY, reason=str(broken), raised=broken.raised)
         dead = {
-            one.object_id: cause for one in failed if one.failure is AttemptFailure.DEAD
+            failure.object_id: cause for failure in failed if failure.failure is AttemptFailure.DEAD
         }  # at most one, from a run of its own
         return self._report_failed(work, failed, dead)
 
@@ -444,7 +465,7 @@ class Attempts:
         """Handle an infrastructure failure without counting an attempt. Too many in a row raise `FaultPersists`."""
         self._guard.abandon(work, reason=str(fault), outcome="failed")
         self.add_fault(fault)
-        if isinstance(fault, PartAway):  # other runs still succeed, so faults in a row would be the wrong measure
+        if isinstance(fault, PartAway):  # other runs still succeed, which would reset the count of faults in a row
             tries = max(self._runtime.streak.add_uncounted(object_id) for object_id in work.refs)
             return dict.fromkeys(work.refs, replace(self._later(tries), uncounted=True))
         return dict.fromkeys(work.refs, self._fault_later())
@@ -466,8 +487,11 @@ class Attempts:
         return outcomes
 
     def _tries(self, failure: FailedObject, attempts: int, cause: ReadFailure | None) -> int:
-        """Return the number of failed tries, for the backoff. If failures are not counted as attempts, use the faults
-        in a row or the object's own uncounted failures, so that the delay grows even while other objects succeed."""
+        """Return the number of failed tries, for the backoff.
+
+        If a failure does not count as an attempt, this is the number of faults in a row or of the object's own
+        uncounted failures, so that the delay grows even while other objects succeed.
+        """
         if not failure.uncounted:
             return attempts
         uncounted = (
@@ -478,20 +502,6 @@ class Attempts:
     def _handle_lost(self, work: ClaimedWork) -> dict[bytes, ObjectOutcome]:
         self._guard.record_loss(work)
         return dict.fromkeys(work.refs, replace(self._later(1), uncounted=True))
-
-    def add_fault(self, fault: TemporaryError) -> None:
-        """Record an infrastructure fault, which counts for no object as an attempt. Emit an event for the second fault
-        in a row and whenever the count has doubled. Raise `FaultPersists` after too many."""
-        count = self._runtime.streak.add_fault(fault)
-        if count >= 2 and count.bit_count() == 1:
-            self._events.emit_faults_repeated(count, fault)
-
-    def fault_seconds(self) -> float:
-        """Return the delay before the next try after an infrastructure fault."""
-        watches = (self._runtime.ledger_watch, self._runtime.store_watch)
-        paused_seconds = max(watch.release_delay_seconds() for watch in watches)
-        # An outage has its own growing delay; the streak's delay is for faults that do not pause a queue.
-        return paused_seconds or self._later(max(1, self._runtime.streak.faults)).delay_seconds
 
     def _fault_later(self) -> ObjectLater:
         return ObjectLater(delay_seconds=self.fault_seconds(), uncounted=True)
@@ -507,8 +517,8 @@ class Attempts:
         )
 
 
-def _nothing_but_refusals(result: RunResult) -> TemporaryError | None:
-    """Return an error if no object was read and no failure was an object's own; see `pipeline.failures`."""
+def _all_refused(result: RunResult) -> TemporaryError | None:
+    """Return an error if no object was read and no failure was caused by its object; see `pipeline.failures`."""
     if result.processed or not result.failed or not all(failure.uncounted for failure in result.failed.values()):
         return None
     return TemporaryError(next(iter(result.failed.values())).reason)

@@ -1,6 +1,8 @@
 """Process one batch of notifications: open the deliveries, group their objects into runs, attempt each, and settle.
 
-`PipelineHandler` is a pipeline as the worker sees it: a handler whose unit of work is a batch of notifications.
+- `BatchExecution`: one batch
+- `ParsedNotifications`: the notifications that were parsed to weigh their deliveries
+- `PipelineHandler`: a pipeline as the worker sees it
 """
 
 import sys
@@ -33,7 +35,7 @@ PARSED_BYTES_MAX = 8 * 1024  # of a body: a longer one names many objects, and k
 
 
 class BatchExecution:
-    """A `penstock.messaging.handler.Execution` for one batch of notifications."""
+    """One batch of notifications as a `penstock.messaging.handler.Execution`, owned by the worker's executor."""
 
     def __init__(
         self,
@@ -57,7 +59,9 @@ class BatchExecution:
         self._settled: Mapping[str, Settlement] = {}  # by receipt handle: messages that name no object to process
         self._notifications: Sequence[NotificationDelivery] = ()
         self._outcomes: Mapping[bytes, ObjectOutcome] = {}  # by object id: objects that need no more work in this batch
-        self._invalid: Set[str] = frozenset()  # by receipt handle: deliveries whose bad records were already reported
+        self._invalid: Set[str] = (
+            frozenset()
+        )  # by receipt handle: deliveries with bad records that were already reported
         self._thread_id: int | None = None
 
     # -- the run thread ------------------------------------------------------------------------------------------
@@ -95,7 +99,7 @@ class BatchExecution:
         """Do nothing: a run continues until `release`."""
 
     def left_seconds(self, timeout_seconds: float) -> float:
-        """Return the whole timeout: here it is wall time. An object handler counts only the time in its function."""
+        """Return the whole timeout: a pipeline has none."""
         return timeout_seconds
 
     def time_out(self) -> Settlements:
@@ -124,11 +128,12 @@ class BatchExecution:
         """Return the settlement of every delivery. Messages with unprocessed objects are released."""
         unprocessed = {ref.object_id: AT_ONCE for notification in self._notifications for ref in notification.objects}
         complete: Mapping[bytes, ObjectOutcome] = {**unprocessed, **outcomes}
-        settled: dict[str, Settlement] = {one.receipt: Release(uncounted=True) for one in self._deliveries}
+        settled: dict[str, Settlement] = {delivery.receipt: Release(uncounted=True) for delivery in self._deliveries}
         settled |= self._settled
         handler = self._settings.pipeline
         settled |= {
-            one.delivery.receipt: settle_delivery(one, complete, handler=handler) for one in self._notifications
+            notification.delivery.receipt: settle_delivery(notification, complete, handler=handler)
+            for notification in self._notifications
         }
         for one in self._notifications:
             receipt = one.delivery.receipt
@@ -205,7 +210,10 @@ class ParsedNotifications:
 
 
 class PipelineHandler:
-    """A `penstock.messaging.handler.BatchHandler`."""
+    """A pipeline as a `penstock.messaging.handler.BatchHandler`: its unit of work is a batch of notifications.
+
+    A consumer of the worker owns it. The I/O thread weighs deliveries and begins batches.
+    """
 
     def __init__(self, settings: AttemptSettings, runtime: PipelineRuntime) -> None:
         self._settings = settings
@@ -240,7 +248,7 @@ class PipelineHandler:
         return jobs if runtime.check_engine is None else {**jobs, "engine": runtime.check_engine}
 
     def free_expired(self) -> None:
-        """Release the objects of attempts whose lease has expired."""
+        """Release the objects of attempts with an expired lease."""
         for attempt_id in self._runtime.ledger.abandon_expired(self._settings.pipeline):
             self._runtime.bus.emit(
                 AttemptAbandoned(pipeline=self._settings.pipeline, attempt_id=attempt_id, reason="its lease ran out")

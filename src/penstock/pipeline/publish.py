@@ -24,7 +24,7 @@ from penstock.sinks.schema import additions
 from penstock.sinks.schema import decode as schema_decode
 from penstock.sinks.sink import Append, LoadedTable, Position, Sink
 
-CONFLICTS_MAX = 20  # in a row, without a commit of ours in between
+CONFLICTS_MAX = 20  # in a row
 CONFLICT_BASE_SECONDS = 0.02
 CONFLICT_CAP_SECONDS = 2.0
 PAGE_BATCHES = 100  # per query; at least 2, as pages overlap by one
@@ -150,9 +150,9 @@ def check_tip(ledger: Ledger, table: LoadedTable | None, *, pipeline: str, where
         if tip is None or position_of(tip) != position:
             raise PublishHalted(
                 f"The table {where} shows batch {position.seq}, and the ledger has "
-                f"{'no such batch' if tip is None else 'another batch of that number'}: the ledger was rolled back, or "
-                f"belongs to another table. Bring back the state that was used last (--data-dir); if it is gone, "
-                f"`penstock admin repair` takes over what the table shows."
+                f"{'no such batch' if tip is None else 'another batch with that number'}: the ledger was rolled back, "
+                f"or belongs to another table. Restore the ledger that was used last (--data-dir); if it is lost, "
+                f"`penstock admin repair` imports the batches from the table."
             )
     return position
 
@@ -179,6 +179,17 @@ class _ReadPosition:
     read_to: Position = START
     table_version: int | None = None
     batches: int = 0
+
+
+def wait_after_conflict(clock: Clock, conflicts: int) -> None:
+    """Wait before the next commit to a table, after this many conflicts in a row with other writers."""
+    seconds = backoff_seconds(
+        attempt=conflicts,
+        base_seconds=CONFLICT_BASE_SECONDS,
+        cap_seconds=CONFLICT_CAP_SECONDS,
+        random=random.random,
+    )
+    clock.wait(threading.Event(), seconds)
 
 
 def _publish_some(
@@ -219,7 +230,7 @@ def _with_schema(
     sink.ensure_schema(schema)
     table = sink.load()
     if table is None or check_tip(ledger, table, pipeline=pipeline, where=sink.uri) != position:
-        raise PublishConflict("the table moved while its columns were seen to")
+        raise PublishConflict("the table changed while its columns were updated")
     return table
 
 
@@ -274,8 +285,8 @@ def _in_order(ledger: Ledger, pipeline: str, start: Position) -> Iterator[BatchR
         for batch in page:
             if batch.seq != last.seq + 1:
                 raise PublishHalted(
-                    f"The ledger of {pipeline} has batch {batch.seq} and none of the number {last.seq + 1}: it is "
-                    f"damaged; bring back the state from a backup before publishing on."
+                    f"The ledger of {pipeline} has batch {batch.seq} but no batch {last.seq + 1}: it is damaged; "
+                    f"restore it from a backup before publishing again."
                 )
             last = position_of(batch)
             yield batch
@@ -283,14 +294,3 @@ def _in_order(ledger: Ledger, pipeline: str, start: Position) -> Iterator[BatchR
 
 def _is_at(batch: BatchRow, position: Position) -> bool:
     return position_of(batch) == position
-
-
-def wait_after_conflict(clock: Clock, conflicts: int) -> None:
-    """Wait before the next commit to a table, after this many conflicts in a row with other writers."""
-    seconds = backoff_seconds(
-        attempt=conflicts,
-        base_seconds=CONFLICT_BASE_SECONDS,
-        cap_seconds=CONFLICT_CAP_SECONDS,
-        random=random.random,
-    )
-    clock.wait(threading.Event(), seconds)

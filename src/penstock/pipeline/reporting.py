@@ -1,7 +1,7 @@
 """Emit the events of a batch and its objects, each after the ledger has recorded the fact.
 
 Every started object gets one final event (finished, failed or interrupted), unless its worker dies. So a sudden death
-shows in a log as a start without an end.
+appears in the log as a start without an end.
 """
 
 from collections.abc import Mapping, Sequence
@@ -55,7 +55,7 @@ class ClaimedWork:
 
 
 class BatchEvents:
-    """Emit the events of a pipeline's or handler's batches. Thread-safe."""
+    """Emit the events of one batch of a pipeline or object handler. Owned by its execution. Thread-safe."""
 
     def __init__(self, pipeline: str, bus: Bus, *, batches: bool = True) -> None:
         """``batches`` turns on the events for batches, besides those for their objects."""
@@ -193,7 +193,7 @@ class BatchEvents:
         )
 
     def emit_broken(self, work: ClaimedWork, broken: RunBroken) -> None:
-        """Report a failed run whose cause is not a single object."""
+        """Report a failed run that no single object caused."""
         self._bus.emit(
             RunFailed(pipeline=self._pipeline, attempt_id=work.attempt_id, objects=len(work.refs), error=str(broken))
         )

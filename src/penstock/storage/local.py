@@ -18,7 +18,7 @@ _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 @dataclass(frozen=True, slots=True)
 class LocalFiles:
-    """`penstock.storage.files.Files` in a folder that may not exist yet. ``root`` is a real path."""
+    """The `penstock.storage.files.Files` in a folder that may not exist yet. ``root`` is a real path."""
 
     root: Path
 

@@ -197,7 +197,7 @@ _DELETED_AT_ONCE = 1_000  # S3's limit
 
 @dataclass(frozen=True, slots=True)
 class S3Files:
-    """`penstock.storage.files.Files` below a prefix. Holds no client: `penstock.storage.s3` has one per process."""
+    """The `penstock.storage.files.Files` below a prefix. Holds no client: `penstock.storage.s3` has one per process."""
 
     address: S3Address
     aws: Aws

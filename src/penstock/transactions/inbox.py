@@ -1,4 +1,4 @@
-"""The inbox: a record of processed messages, written in the transaction of their effect.
+"""The inbox: record processed messages in the transaction of their effect.
 
 The row's unique key decides. While another transaction has inserted the same key, the insert waits for its end: if
 it commits, the message is done; if it rolls back, the insert continues, and the message is new. If the database
@@ -53,8 +53,8 @@ class Recipient:
 def identity_of(message: Message) -> MessageIdentity:
     """Return the outbox's id, else the sender's deduplication id, else the broker's message id.
 
-    A replayed message keeps the message id of its first delivery. A broker assigns a new message id to each send, so
-    something sent twice has two.
+    A replayed message keeps the message id of its first delivery. A broker assigns a new message id to each send, so a
+    message that was sent twice has two.
     """
     for kind, name in (("outbox", OUTBOX_ID_ATTRIBUTE), ("deduplication", DEDUPLICATION_ATTRIBUTE)):
         value = message.attributes.get(name)
@@ -70,7 +70,7 @@ def record(session: SyncSession, recipient: Recipient, message: Message) -> bool
         count = _inserted(session.execute(entry.insertion(dialect_of(session))))
         if count != 1:
             return count == 2
-        return entry.is_of_another(session.execute(entry.earlier_row()).scalar())
+        return entry.belongs_to_another(session.execute(entry.earlier_row()).scalar())
 
 
 async def record_async(session: AsyncSessions, recipient: Recipient, message: Message) -> bool:
@@ -80,11 +80,11 @@ async def record_async(session: AsyncSessions, recipient: Recipient, message: Me
         count = _inserted(await session.execute(entry.insertion(dialect_of(session))))
         if count != 1:
             return count == 2
-        return entry.is_of_another((await session.execute(entry.earlier_row())).scalar())
+        return entry.belongs_to_another((await session.execute(entry.earlier_row())).scalar())
 
 
 def count_messages(handlers: Sequence[str]) -> int:
-    """Return how many messages the rows with these texts record: most of them have two rows."""
+    """Return how many messages are recorded by the rows with these texts: most messages have two rows."""
     return sum(_EARLIER_KEY.search(handler) is None for handler in handlers)
 
 
@@ -92,7 +92,10 @@ def _inserted(result: object) -> int:
     """Return how many rows were inserted. Raise RuntimeError if the driver does not report it: the state is unknown."""
     count: object = getattr(result, "rowcount", None)
     if not isinstance(count, int) or count not in (0, 1, 2):
-        raise RuntimeError(f"the driver says that {count!r} rows were inserted into {inbox.name}: it cannot be used")
+        raise RuntimeError(
+            f"the driver reports {count!r} rows inserted into {inbox.name}, and only 0 to 2 are possible: use another "
+            "driver"
+        )
     return count
 
 
@@ -132,8 +135,11 @@ class _InboxRows:
         query = select(inbox.c.handler).where(inbox.c.inbox_id == self._earlier_key)
         return query.with_for_update(read=True)
 
-    def is_of_another(self, handler: str | None) -> bool:
-        """Return True if the row under the earlier key has this text and records another owner's message."""
+    def belongs_to_another(self, handler: str | None) -> bool:
+        """Return True if the row under the earlier key records another owner's message.
+
+        ``handler`` is the row's text.
+        """
         if handler is None:  # the row existed when the insert was skipped
             raise TemporaryError(f"a row of {inbox.name} was deleted while it was read")
         marked = _EARLIER_KEY.search(handler)
@@ -142,8 +148,8 @@ class _InboxRows:
     def _row(self) -> Mapping[str, Any]:
         app, queue, handler = self._recipient.app, self._recipient.queue, self._recipient.handler
         key = _digest(self._owner, self._earlier_key)
-        whose = f"{handler} of {app}" if queue is None else f"{handler} of {app}, queue {queue}"
-        return self._values(key, _shown(_bytes(whose)))
+        described = f"{handler} of {app}" if queue is None else f"{handler} of {app}, queue {queue}"
+        return self._values(key, _shown(_bytes(described)))
 
     def _earlier(self) -> Mapping[str, Any]:
         shown = _shown(_bytes(self._recipient.handler))

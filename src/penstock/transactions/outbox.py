@@ -1,4 +1,4 @@
-"""Convert messages to rows of the outbox, and insert these in the user's transaction."""
+"""Convert messages to rows of the outbox, and insert the rows in the user's transaction."""
 
 import base64
 import hashlib
@@ -25,8 +25,8 @@ def row_of(queue: str, outgoing: Outgoing, outbox_id: bytes) -> Row:
     """Return the message as a row. Raises `UsageError` if no broker or database can accept it."""
     if len(outgoing.body) > BODY_BYTES_MAX:
         raise UsageError(
-            f"A body for the queue {queue} has {len(outgoing.body)} bytes; brokers take at most {BODY_BYTES_MAX}: send "
-            "a reference to what is larger."
+            f"A body for the queue {queue} has {len(outgoing.body)} bytes; brokers accept at most {BODY_BYTES_MAX}: "
+            "store it elsewhere, and send a reference to it."
         )
     for subject, text in (("queue", queue), ("group", outgoing.group), ("deduplication_id", outgoing.deduplication_id)):
         _check_text(subject, text)
@@ -94,5 +94,5 @@ def _check_text(subject: str, text: str | None) -> None:
         return
     if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
         raise UsageError(
-            f"{subject}={text!r} holds a character that databases refuse: NUL, or half of a surrogate pair."
+            f"{subject}={text!r} contains a character that databases reject: NUL, or half of a surrogate pair."
         )

@@ -24,7 +24,7 @@ FAILED_BASE_SECONDS, FAILED_CAP_SECONDS = 0.5, 30.0  # when broker or database a
 REFUSED_BASE_SECONDS, REFUSED_CAP_SECONDS = 10.0, 600.0  # for a row that the broker rejected
 QUEUE_PAUSE_SECONDS = 3.0  # for a rejected queue; shorter than for a row, so its other rows are tried first
 REFUSED_IN_A_ROW_MAX = 3  # after this many, the queue rather than a message counts as rejected
-LEASE_SHARE = 0.5  # of the claim; no send starts under the claim after that
+LEASE_SHARE = 0.5  # no send starts after this share of the claim's lease
 FORGET_EVERY_SECONDS = 3_600.0
 FORGET_PASSES_MAX = 40  # per run, before the relay sends again
 
@@ -92,11 +92,11 @@ class Relay:
                 self._clock.wait(self._woken, seconds)
 
     def wake(self) -> None:
-        """Poll now instead of waiting."""
+        """Poll at once instead of waiting."""
         self._woken.set()
 
     def end(self) -> None:
-        """Start no more sends; the current one is completed."""
+        """Start no further send; the current one is completed."""
         self._ended = True
         self._woken.set()
 
@@ -187,7 +187,7 @@ def forget(store: TransactionStore, older_than_seconds: float, *, passes_max: in
 
 
 class _ClaimedRows:
-    """The rows of one claim while they are sent."""
+    """The rows of one claim while they are sent. Created by `Relay.step`, and used by its thread."""
 
     def __init__(
         self, store: TransactionStore, broker: Broker, claim_id: bytes, *, is_over: Callable[[], bool], random: Random
@@ -223,13 +223,13 @@ class _ClaimedRows:
         for start in range(0, len(rows), PARTIAL_CHUNK):
             if self._is_over() or queue in self.refusing:
                 return
-            some = rows[start : start + PARTIAL_CHUNK]
+            chunk = rows[start : start + PARTIAL_CHUNK]
             results: Sequence[str | PenstockError]
             try:
-                results = broker.try_send(queue, [row.outgoing for row in some])
+                results = broker.try_send(queue, [row.outgoing for row in chunk])
             except ConfigurationError as error:  # an error of the queue: it accepted no row
-                results = [error] * len(some)
-            outcomes = list(zip(some, results, strict=True))
+                results = [error] * len(chunk)
+            outcomes = list(zip(chunk, results, strict=True))
             self._delete_sent(queue, [(row, result) for row, result in outcomes if isinstance(result, str)])
             for row, result in outcomes:
                 if isinstance(result, str):
@@ -274,14 +274,14 @@ class _ClaimedRows:
         ids = self._broker.send(queue, [row.outgoing for row in rows])
         self._delete_sent(queue, list(zip(rows, ids, strict=True)))
 
-    def _delete_sent(self, queue: str, taken: Sequence[tuple[ClaimedRow, str]]) -> None:
+    def _delete_sent(self, queue: str, accepted: Sequence[tuple[ClaimedRow, str]]) -> None:
         """Delete rows that the broker accepted under these ids."""
-        if not taken:
+        if not accepted:
             return
-        self._store.delete(self._claim_id, [row.id for row, _ in taken])
-        self._settled.update(row.id for row, _ in taken)
-        self.sent += len(taken)
-        self.events.append(OutboxSent(queue=queue, message_ids=tuple(id for _, id in taken)))
+        self._store.delete(self._claim_id, [row.id for row, _ in accepted])
+        self._settled.update(row.id for row, _ in accepted)
+        self.sent += len(accepted)
+        self.events.append(OutboxSent(queue=queue, message_ids=tuple(id for _, id in accepted)))
 
     def _refuse(self, row: ClaimedRow, error: ConfigurationError) -> None:
         ceiling = ceiling_seconds(
@@ -302,7 +302,7 @@ class _ClaimedRows:
 def _by_queue(rows: Iterable[ClaimedRow]) -> Mapping[str, Sequence[ClaimedRow]]:
     """Group the rows by queue; stable sorting keeps their order."""
     in_order = sorted(rows, key=lambda row: row.queue)
-    return {queue: list(of_queue) for queue, of_queue in groupby(in_order, key=lambda row: row.queue)}
+    return {queue: list(queue_rows) for queue, queue_rows in groupby(in_order, key=lambda row: row.queue)}
 
 
 def _error_text(error: Exception) -> str:

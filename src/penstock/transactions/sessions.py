@@ -1,4 +1,4 @@
-"""Sessions, connections and engines of SQLAlchemy, sync and async, and the meaning of their errors here.
+"""Handle SQLAlchemy's sessions, connections and engines, sync and async, and convert their errors.
 
 SQLAlchemy's async part needs greenlet, which users of sync sessions may not have. So this module looks it up among
 the imported modules and never imports it; the owner of an async session has imported it.
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 SyncSession: TypeAlias = Session | scoped_session[Any] | Connection
 AsyncSessions: TypeAlias = "AsyncSession | async_scoped_session[Any] | AsyncConnection"
 
+Database: TypeAlias = Engine | str  # accepted by `engine_of`
+KNOWN = ("sqlite", "mysql", "mariadb", "postgresql")
+
 _ASYNC = "sqlalchemy.ext.asyncio"
 _MISSING_MYSQL = 1146
 _MISSING_POSTGRESQL = "42P01"
@@ -42,9 +45,9 @@ def is_async_engine(database: object) -> "TypeGuard[AsyncEngine]":
 
 def dialect_of(session: "SyncSession | AsyncSessions") -> str:
     """Return SQLAlchemy's name of the database."""
-    whole: Any = session
+    untyped: Any = session
     is_connection = isinstance(session, Connection) or _is(session, "AsyncConnection")
-    name: str = (whole if is_connection else whole.get_bind(clause=outbox)).dialect.name
+    name: str = (untyped if is_connection else untyped.get_bind(clause=outbox)).dialect.name
     return name
 
 
@@ -58,13 +61,13 @@ def explained() -> Iterator[None]:
         if table is None:
             raise
         raise ConfigurationError(
-            f"The database has no table {table}: make it with penstock.transactions.create_tables(engine), or take "
-            "penstock.transactions.metadata into your migrations, as docs/use/transactions.md shows."
+            f"The database has no table {table}: create it with penstock.transactions.create_tables(engine), or add "
+            "penstock.transactions.metadata to your migrations, as docs/use/transactions.md shows."
         ) from error
 
 
 def missing_table(error: DBAPIError) -> str | None:
-    """Return the name of our table that does not exist in the database; None for any other error."""
+    """Return which of the two tables the database lacks, by its name; None for any other error."""
     original = error.orig
     text = str(original)
     code = original.args[0] if original is not None and original.args else None
@@ -85,20 +88,13 @@ def sync_session_of(session: object) -> Session | None:
 
 
 def call_after_commits(session: object, call: Callable[[Session], None]) -> None:
-    """Call ``tell`` after each commit of this session from now on, never twice. A connection reports nothing."""
+    """Call ``call`` once after each commit of this session from now on, even if registered again.
+
+    A connection reports no commits.
+    """
     found = sync_session_of(session)
     if found is not None and not event.contains(found, "after_commit", call):
         event.listen(found, "after_commit", call)
-
-
-def _is(thing: object, *kinds: str) -> bool:
-    """Return True for an instance of one of these classes of SQLAlchemy's async part."""
-    module = sys.modules.get(_ASYNC)
-    return module is not None and isinstance(thing, tuple(getattr(module, kind) for kind in kinds))
-
-
-Database: TypeAlias = Engine | str  # accepted by `engine_of`
-KNOWN = ("sqlite", "mysql", "mariadb", "postgresql")
 
 
 def engine_of(database: object) -> Engine:
@@ -117,6 +113,12 @@ def engine_of(database: object) -> Engine:
     if database.dialect.is_async:
         raise UsageError("A relay is a thread and needs a driver that is not async; give it another address.")
     return database
+
+
+def _is(candidate: object, *kinds: str) -> bool:
+    """Return True for an instance of one of these classes of `sqlalchemy.ext.asyncio`."""
+    module = sys.modules.get(_ASYNC)
+    return module is not None and isinstance(candidate, tuple(getattr(module, kind) for kind in kinds))
 
 
 def _opened(address: str) -> Engine:

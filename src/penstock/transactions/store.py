@@ -123,7 +123,7 @@ class ForgottenRows:
 
 
 class TransactionStore:
-    """The two tables of one database. Any thread may use it."""
+    """The outbox and inbox of one database. Owned by the declaration of a relay; any thread may use it."""
 
     def __init__(self, engine: Engine, *, owned: bool = False) -> None:
         """``owned``: no other code uses the engine, so that `close` may dispose of its connections."""
@@ -155,11 +155,11 @@ class TransactionStore:
         paused: Collection[str] = (),
     ) -> Sequence[ClaimedRow]:
         """Claim the oldest due and free rows and return them by id. Rows of ``paused`` queues are left out."""
-        others = _POLL.where(outbox.c.queue_id.not_in([digest(queue) for queue in paused])) if paused else _POLL
+        poll = _POLL.where(outbox.c.queue_id.not_in([digest(queue) for queue in paused])) if paused else _POLL
         with self._transaction() as connection:
             if self._on_sqlite:
                 connection.execute(_LOCK_SQLITE)
-            due = [DueRow(**row) for row in connection.execute(others).mappings()]
+            due = [DueRow(**row) for row in connection.execute(poll).mappings()]
             wanted = takeable(due, rows_max=rows_max, bytes_max=bytes_max)
             if not wanted:
                 return ()
@@ -168,21 +168,20 @@ class TransactionStore:
             claimable = unbroken(wanted, frozenset(got))
             if not claimable:
                 return ()
-            still_free = and_(
-                outbox.c.id.in_(claimable), not_(_claimed)
-            )  # no row locks protect them if the engine autocommits
+            # If the engine autocommits, the row locks are already released.
+            still_free = and_(outbox.c.id.in_(claimable), not_(_claimed))
             connection.execute(
                 update(outbox).where(still_free).values(claim_id=claim_id, claimed_until=ServerNow() + lease_seconds)
             )
             left = (outbox.c.created_at + outbox.c.delay_seconds - ServerNow()).label("delay_left")
-            mine = select(outbox, left).where(_of(claim_id, claimable)).order_by(outbox.c.id)
+            mine = select(outbox, left).where(_held(claim_id, claimable)).order_by(outbox.c.id)
             rows = connection.execute(mine).mappings()
             return [_claimed_row(row) for row in rows]
 
     def delete(self, claim_id: bytes, ids: Sequence[int]) -> None:
         """Delete sent rows, except those that another relay has claimed by now."""
         with self._transaction() as connection:
-            connection.execute(delete(outbox).where(_of(claim_id, ids)))
+            connection.execute(delete(outbox).where(_held(claim_id, ids)))
 
     def release(self, claim_id: bytes) -> None:
         """Release all rows still held under this claim."""
@@ -193,7 +192,7 @@ class TransactionStore:
         """Put aside a row that the broker rejected, with the reason, until the wait is over."""
         values = {**_FREE, "due_at": ServerNow() + wait_seconds, "tries": outbox.c.tries + 1, "reason": reason}
         with self._transaction() as connection:
-            connection.execute(update(outbox).where(_of(claim_id, [id])).values(values))
+            connection.execute(update(outbox).where(_held(claim_id, [id])).values(values))
 
     def hasten(self) -> None:
         """Make all waiting rows due now."""
@@ -201,7 +200,7 @@ class TransactionStore:
             connection.execute(update(outbox).where(not_(_due)).values(due_at=0.0))
 
     def counts(self) -> tuple[int, int]:
-        """Return the number of rows, and of those that the broker rejected."""
+        """Return the number of rows in the outbox, and the number of those that the broker rejected."""
         with self._transaction() as connection:
             rows, refused = connection.execute(
                 select(func.count(), func.count(outbox.c.reason)).select_from(outbox)
@@ -209,14 +208,14 @@ class TransactionStore:
             return rows, refused
 
     def waiting(self, *, limit: int) -> Sequence[WaitingRow]:
-        """Return the oldest rows."""
+        """Return up to ``limit`` rows of the outbox, oldest first."""
         columns = [column for column in outbox.c if column.name not in ("body", "attributes")]
         query = select(*columns, ServerNow().label("now")).order_by(outbox.c.id).limit(limit)
         with self._transaction() as connection:
             return [_waiting(row) for row in connection.execute(query).mappings()]
 
     def forget(self, older_than_seconds: float) -> ForgottenRows:
-        """Delete up to `FORGET_ROWS` rows of the inbox that are older."""
+        """Delete up to `FORGET_ROWS` rows of the inbox that are older than ``older_than_seconds``."""
         is_old = inbox.c.done_at < ServerNow() - older_than_seconds
         old = select(inbox.c.inbox_id, inbox.c.handler).where(is_old).limit(FORGET_ROWS)
         with self._transaction() as connection:
@@ -241,7 +240,7 @@ class TransactionStore:
         except DBAPIError as error:
             raise TemporaryError(f"the database {self.address} of the outbox failed: {error.orig}") from error
         except PoolTimeout as error:
-            raise TemporaryError(f"every connection to the database {self.address} is in use") from error
+            raise TemporaryError(f"all connections to the database {self.address} are in use") from error
 
     def _connected(self) -> Connection:
         try:
@@ -252,7 +251,7 @@ class TransactionStore:
             ) from error
 
 
-def _of(claim_id: bytes, ids: Sequence[int]) -> ColumnElement[bool]:
+def _held(claim_id: bytes, ids: Sequence[int]) -> ColumnElement[bool]:
     return and_(outbox.c.id.in_(ids), outbox.c.claim_id == claim_id)
 
 

@@ -1,7 +1,7 @@
 """The worker: receive messages, extend their leases, call the handlers, settle, and stop in order.
 
 - `worker`, `lifecycle`: one worker and its parts, from start to stop
-- `broker_loop`: the I/O thread, which receives and settles; `queue_scheduler`: which queue is polled next
+- `broker_loop`: the I/O thread, which receives and settles; `queue_scheduler`: chooses the queues to poll
 - `prefetch`, `batcher`: deliveries held until their batch is complete
 - `executor`, `running_batch`, `pools`: run batches, and end those that time out
 - `leases`: extend message leases and claims; `settler`: apply settlements

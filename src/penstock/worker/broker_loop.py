@@ -21,14 +21,17 @@ from penstock.worker.settings import WorkerSettings
 from penstock.worker.settler import Settler
 
 NOTHING_TO_DO = TurnResult()
-REST_SECONDS_MAX = 60.0  # upper bound for waits that a freed slot ends
-FINAL_RUNS_MAX = 5  # of a background job whose last run failed
+REST_SECONDS_MAX = 60.0  # upper bound of a rest; a freed slot or a due settlement ends it earlier
+FINAL_RUNS_MAX = 5  # runs of a background job at the end of a finished worker, if they fail
 
 Until = Callable[[], bool]
 
 
 class BrokerLoop:
-    """One run of the I/O thread."""
+    """The loop of one worker's I/O thread. The worker's lifecycle creates it, and its I/O thread calls `run` once.
+
+    Other threads call only `pause`, `leave` and `quit`.
+    """
 
     def __init__(
         self,
@@ -54,7 +57,7 @@ class BrokerLoop:
         self._settler = settler
         self._polls_are_billed = broker.capabilities.polls_are_billed
         self._lease_seconds = settings.lease_seconds
-        # With several consumers, the others would wait for the poll.
+        # A poll that waits would delay all other consumers, so only a single consumer may wait.
         self._poll_wait_seconds = settings.poll_wait_seconds if len(consumers) == 1 else 0.0
         self._turn_seconds_max = settings.turn_seconds_max
         self._clock = clock
@@ -67,12 +70,12 @@ class BrokerLoop:
         self._paused = False  # written by the lifecycle's thread; never unset
         self._leaving = False  # written by the I/O thread, and by any thread through `leave`; never unset
         self._quitting = False  # written by the lifecycle's thread; never unset
-        self._met = False  # this and the fields below: written by the I/O thread only
-        self._concluded_at_until = 0
+        self._met = False  # True once `until` was met; this and the fields below: written by the I/O thread only
+        self._concluded_at_until = 0  # number of concluded batches when `until` was last called
         self._begun_at = 0.0  # monotonic; when `_begin_due` last ran
 
     def run(self) -> None:
-        """Serve until asked to leave, then until everything is settled."""
+        """Receive, run and settle until `leave`, then only settle until nothing is left."""
         self._give_sign()
         self._run_guarded(self._arrivals.open)
         self._run_guarded(self._begin_jobs)
@@ -157,8 +160,8 @@ class BrokerLoop:
         finally:
             received = scheduler.record(turn, listened=listened)
         if self._polls_are_billed and requests and scheduler.full is not None:
-            # While one queue keeps the worker busy, listen to the queues found empty instead of polling them in vain.
-            # Only to those: messages waiting in another queue would be signalled at once, and the worker has no room.
+            # While one queue keeps the worker busy, listen to the queues that were found empty, which costs less than
+            # polling them. Not to others: a message that waits there would be signalled at once, without room for it.
             listened = (self._arrivals.wanted | scheduler.found_empty) & scheduler.with_capacity
             self._listen(listened - {scheduler.full})
         return received
@@ -257,7 +260,7 @@ class BrokerLoop:
             return self._met
         try:
             self._met = self._until()
-        except TemporaryError as error:  # the ledger is unavailable: ask again when idle
+        except TemporaryError as error:  # the ledger is unavailable: call it again when idle
             name = self._consumers[0].consumer.handler.name
             self._bus.emit(JobFailed(job=name, error=f"{type(error).__name__}: {error}"))
             self._met = False

@@ -1,4 +1,4 @@
-"""A consumer: one queue and the handler that serves it."""
+"""A consumer: one queue and the handler that serves it, with its limits and its gate."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Gate(Protocol):
         ...
 
     def opens_at(self) -> float | None:
-        """Return when the gate will admit more without an event (monotonic); None if that does not depend on time."""
+        """Return when the gate will admit more by the passing of time alone (monotonic); None if it never will."""
         ...
 
     def release_delay_seconds(self) -> float:
@@ -49,7 +49,7 @@ class Gates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowStart:
-    """A prerequisite of a consumer that takes long to start and is needed before its first receive.
+    """A prerequisite of a consumer that must start before its first receive and takes long, such as Spark.
 
     The thread `penstock-start` calls ``run``. It raises `UserError` if a person must fix something, and
     `TemporaryError` for a transient fault, after which it is called again. ``awaits`` is its name in messages to
@@ -115,7 +115,7 @@ def check_consumers(consumers: tuple[Consumer, ...], *, jobs: Sequence[str] = ()
     if not consumers and not jobs:
         raise ConfigurationError("A worker needs at least one queue to serve; give it a handler.")
     queues = [consumer.queue for consumer in consumers]
-    twice = sorted({one for one in queues if sum(same_queue(one, other) for other in queues) > 1})
+    twice = sorted({queue for queue in queues if sum(same_queue(queue, other) for other in queues) > 1})
     if twice:
         raise ConfigurationError(
             f"The queue {twice[0]} has more than one handler, and they would take each other's messages; give each "

@@ -46,11 +46,14 @@ from penstock.worker.running_batch import (
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.settler import Settler
 
-CLAIM_LOST = "the claim was lost: another worker has it, or will take it"
+CLAIM_LOST = "the claim was lost: another worker has it, or will claim it"
 
 
 class Slots:
-    """The worker's slots, shared by all consumers on pool and loop, and the lock for everything in flight."""
+    """The worker's slots, shared by all consumers on pool and loop, and the lock for everything in flight.
+
+    Thread-safe.
+    """
 
     def __init__(self, total: int) -> None:
         self.lock = threading.Lock()
@@ -80,7 +83,7 @@ class Executor:
         fail: Callable[[BaseException], None],
         halt: Callable[[BaseException], bool],
     ) -> None:
-        """``on_free`` is called for each free slot, ``halt`` with an error that only a person can fix.
+        """``on_free`` is called whenever slots become free, ``halt`` with an error that only a person can fix.
 
         ``fail`` is called with a defect, for example an exception of a listener, which must end the worker.
         """
@@ -142,12 +145,12 @@ class Executor:
             return [batch for batch in (*self._running, *self._stranded) if not batch.settled]
 
     def unended(self) -> Sequence[RunningBatch]:
-        """Return the batches whose outcome is still open."""
+        """Return the batches without an outcome so far."""
         with self._lock:
             return [batch for batch in (*self._running, *self._stranded) if not batch.ended]
 
     def running(self) -> Sequence[str]:
-        """Return the names of the working threads, including those whose batch was ended from outside."""
+        """Return the names of the working threads, including those of batches that were ended from outside."""
         with self._lock:
             return list(dict.fromkeys(batch.thread or batch.name for batch in self._running))
 
@@ -159,8 +162,8 @@ class Executor:
     def begin(self, batches: Sequence[Sequence[Delivery]]) -> None:
         """Begin batches, for which slots must be free. Called by the I/O thread only.
 
-        A `UserError` or `PublishHalted` of the handler halts the consumer, and is raised if that ends the worker. Any
-        other exception counts as a failed run.
+        If the handler raises `UserError` or `PublishHalted`, the consumer halts; if that ends the worker, the error is
+        raised. Any other exception counts as a failed run.
         """
         begun: list[RunningBatch] = []
         try:
@@ -243,7 +246,7 @@ class Executor:
             self._free([batch])
 
     async def _run_on_loop(self, batch: RunningBatch) -> None:
-        """Do the same on the event loop, where the runs that end in one iteration are settled together."""
+        """Work like `_run`, on the event loop. Runs that end in the same iteration of the loop are settled together."""
         result = await run_execution_on_loop(batch.execution)
         try:
             if isinstance(result, RunReturned):
@@ -264,7 +267,7 @@ class Executor:
                 asyncio.get_running_loop().call_soon(self._settle_together)
 
     def _settle_together(self) -> None:
-        """Settle all runs that returned in one iteration of the loop together: many short runs end at once."""
+        """Settle the runs that returned in this iteration of the loop in one call: many short runs end at once."""
         returned, self._returned = self._returned, []
         ended, self._ended_runs = self._ended_runs, []
         try:
@@ -311,7 +314,7 @@ class Executor:
                 del self._running[batch]
                 self._timeouts.remove(batch)
                 if not batch.settled:
-                    self._stranded = [*(one for one in self._stranded if not one.settled), batch]
+                    self._stranded = [*(stranded for stranded in self._stranded if not stranded.settled), batch]
             if self._shares_slots:
                 self._slots.taken -= len(batches)
         self._on_free()
@@ -372,8 +375,8 @@ class Executor:
         if not self._shares_slots:  # otherwise the handler reports the failure of each message
             self._emit_failure(
                 batch.deliveries,
-                f"it did not end within its timeout of {self._handler.timeout_seconds:g} s; it is interrupted, and "
-                f"occupies its thread {batch.thread} until it ends",
+                f"it did not end within its timeout of {self._handler.timeout_seconds:g} s; it was interrupted, and "
+                f"keeps its thread {batch.thread} until it ends",
             )
 
     def _interrupt(self, batch: RunningBatch) -> None:
@@ -420,7 +423,7 @@ class Executor:
         with self._lock:
             self.concluded += batches
             self._failures_in_a_row = self._failures_in_a_row + 1 if failed else 0
-            # For few and long runs; many short ones back off per message.
+            # A consumer of few, long runs backs off as a whole; otherwise each message has its own backoff.
             if failed and not self._shares_slots:
                 wait_seconds = self._settings.backoff_seconds(self._failures_in_a_row, self._random)
                 self.not_before = self._clock.monotonic() + wait_seconds

@@ -1,4 +1,4 @@
-"""Background jobs of a handler. Each has its own schedule and its own thread, so none delays other work."""
+"""Run the background jobs of a handler, each on its own schedule and in its own thread, so that none delays others."""
 
 from collections.abc import Callable
 
@@ -14,8 +14,8 @@ from penstock.worker.settings import WorkerSettings
 class BackgroundJob:
     """One background job of one handler. The I/O thread begins it when it is due, one run at a time.
 
-    With ``in_a_hurry`` (the worker runs until it is done), a run follows each batch as soon as the consumer is idle,
-    since completion may depend on the job.
+    With ``follows_batches`` (for a worker that ends when its work is done), a run also follows each batch as soon as
+    the consumer is idle, since the end condition may depend on the job.
     """
 
     def __init__(
@@ -24,7 +24,7 @@ class BackgroundJob:
         handler: str,
         job: str,
         work: Callable[[], object],
-        in_a_hurry: bool,
+        follows_batches: bool,
         settings: WorkerSettings,
         clock: Clock,
         bus: Bus,
@@ -40,7 +40,7 @@ class BackgroundJob:
         """
         self._handler = handler
         self._work = work
-        self._in_a_hurry = in_a_hurry
+        self._follows_batches = follows_batches
         self._settings = settings
         self._clock = clock
         self._bus = bus
@@ -67,13 +67,13 @@ class BackgroundJob:
         """Return True if a run should begin now. ``concluded`` is the number of batches the consumer has concluded."""
         if self.running:
             return False
-        hurry = self._in_a_hurry and concluded != self._concluded and not self._failures
-        return hurry or self._clock.monotonic() >= self._due_at
+        follows = self._follows_batches and concluded != self._concluded and not self._failures
+        return follows or self._clock.monotonic() >= self._due_at
 
     def begin(self, concluded: int) -> None:
         """Begin a run in its own thread, or later if no thread can be started. Call only while none is in progress."""
         self.running = True
-        self.sign.give(self._settings.upkeep_seconds_max, f"in the upkeep of {self._handler}")
+        self.sign.give(self._settings.upkeep_seconds_max, f"running a background job of {self._handler}")
         try:
             begin_thread(self._run, concluded, name=self.name)
         except TemporaryError as error:

@@ -1,7 +1,7 @@
 """Extend message leases and claims with a heartbeat.
 
 - `HeartbeatCalls`: the calls of a heartbeat, each in a thread of its own
-- `ClaimBeat`: extends the claims of running batches, many in one call to their extender
+- `ClaimBeat`: extends the claims of running batches, several in one call to their extender
 - `LeaseBook`: the message leases that the worker holds
 - `Heartbeat`: the thread that starts each beat
 
@@ -17,7 +17,7 @@ The timeouts of the calls derive from the lease. The calls of a beat end with th
 on a fresh connection. Claims that end first are extended first, so that no claim waits while others are extended
 repeatedly. If a call takes more than half its timeout, the next call has half as many claims: a ledger that is slow per
 claim would never answer for all of them. If calls take as long for few claims as for many, as over a slow network,
-smaller calls would extend fewer claims in the same time, so the calls grow again.
+smaller calls would only extend fewer claims in the same time, so the calls grow again.
 """
 
 import math
@@ -44,10 +44,10 @@ TRY_AGAIN_SECONDS = 1.0
 
 
 class HeartbeatCalls:
-    """The threads of heartbeat calls: at most one per key, a queue or an extender of claims. Hung ones are left behind.
+    """The threads of heartbeat calls, at most one for each key: a queue, or an extender of claims. Thread-safe.
 
     Work submitted while earlier work of its key runs follows immediately. Calls that take longer than a beat thus run
-    back to back, instead of in every other beat only.
+    back to back, instead of in every other beat only. A thread that hangs is left behind.
     """
 
     def __init__(self, clock: Clock, *, changed: Callable[[], None]) -> None:
@@ -143,7 +143,10 @@ class _ExtendCall:
 
 
 class ClaimBeat:
-    """The part of a heartbeat that extends the claims of the running batches."""
+    """The part of a heartbeat that extends the claims of the running batches.
+
+    Owned by a `Heartbeat`, and used by its thread. The calls themselves run in the threads of `HeartbeatCalls`.
+    """
 
     def __init__(
         self,
@@ -177,7 +180,7 @@ class ClaimBeat:
             self._beats.begin(extender, partial(self._extend_all, extender, held, began_at))
 
     def watch(self) -> None:
-        """Report claims that were not extended in time."""
+        """Emit an event for each queue with claims that were not extended in time."""
         now, within_seconds = self._clock.monotonic(), self._settings.endangered_seconds
         left_seconds: dict[str, list[float]] = {}
         held = self._held()
@@ -241,7 +244,7 @@ class ClaimBeat:
     def _extend(
         self, extender: ClaimExtender, group: Sequence[Holding], began_at: float, *, last: bool, ends_at: float
     ) -> Sequence[Holding]:
-        """Return the claims to try again."""
+        """Extend a group of claims in one call; return those to try again."""
         lease_ends_at = began_at + self._settings.claim_seconds
         try:
             extension = extender.extend(
@@ -308,8 +311,10 @@ class LeaseBook:
     def unregister(self, deliveries: Sequence[Delivery], *, wait_seconds: float) -> Mapping[str, float]:
         """Remove deliveries, and wait up to ``wait_seconds`` for a heartbeat call that is extending any of them.
 
-        Without the wait, a late heartbeat leased a released message again (measured). Return the monotonic time at
-        which each lease must have ended, by receipt handle, without the deliveries whose lease was already lost.
+        Without the wait, a late heartbeat leased a released message again (measured).
+
+        Returns:
+            The monotonic time by which each lease has ended, by receipt handle. Leases already lost are missing.
         """
         receipts = [delivery.receipt for delivery in deliveries]
         with self._lock:
@@ -333,7 +338,7 @@ class LeaseBook:
             return delivery.receipt in self._held
 
     def still_leased(self, batches: Sequence[Sequence[Delivery]]) -> Sequence[Sequence[Delivery]]:
-        """Return the batches without deliveries whose lease was lost, and without batches that this leaves empty."""
+        """Return the batches without deliveries with a lost lease, and without batches that this leaves empty."""
         with self._lock:
             kept = [[delivery for delivery in batch if delivery.receipt in self._held] for batch in batches]
         return [batch for batch in kept if batch]
@@ -355,7 +360,7 @@ class LeaseBook:
 
     @contextmanager
     def calling(self, queue: str, deliveries: Sequence[Delivery]) -> Iterator[Sequence[Delivery]]:
-        """Yield those of the deliveries still held, while the caller extends them; one call per queue at a time."""
+        """Yield the deliveries still held, for the caller to extend inside the block; one call per queue at a time."""
         call_ended = threading.Event()
         with self._lock:
             held = [delivery for delivery in deliveries if delivery.receipt in self._held]
@@ -384,7 +389,7 @@ class LeaseBook:
 
 
 class Heartbeat:
-    """The thread that extends leases and claims. It continues while the worker drains."""
+    """The heartbeat of one worker: its thread extends leases and claims, and continues while the worker drains."""
 
     def __init__(
         self,
@@ -431,7 +436,10 @@ class Heartbeat:
         return self._beats.idle
 
     def beat(self) -> None:
-        """Start extending all leases and claims without waiting. Calls of the last beat that still run finish first."""
+        """Start extending all leases and claims, without waiting.
+
+        Calls of the last beat that still run finish first.
+        """
         for queue, deliveries in self._by_queue().items():
             self._beats.begin(queue, partial(self._extend_queue, queue, deliveries))
         self._claim_beat.begin()
@@ -473,7 +481,7 @@ class Heartbeat:
             self._sign.give(self._settings.lease_seconds, "waiting for its next beat")
         else:
             seconds_max = max(self._settings.lease_seconds, CALL_SECONDS_MAX)
-            self._sign.give(seconds_max, "extending what is held", since=begun_at)
+            self._sign.give(seconds_max, "extending leases and claims", since=begun_at)
 
     def _by_queue(self) -> Mapping[str, Sequence[Delivery]]:
         by_queue: dict[str, list[Delivery]] = {}

@@ -1,6 +1,7 @@
 """The lifecycle of a worker: serve, drain, release, close.
 
-- `MachineryThread`: a thread of the worker itself, whose end and failure the lifecycle observes
+- `MachineryThread`: a thread of the worker itself; the lifecycle observes its end and its failure
+- `WorkerOutcome`, `AppFacts`: the outcome of a run, and the facts about the app in the start event
 - `WorkerLifecycle`: starts the threads in order, and bounds each wait for them
 
 The work of each thread is in its own module.
@@ -110,7 +111,11 @@ class AppFacts:
 
 
 class WorkerLifecycle:
-    """One call of `Worker.run`, from the first receive to the last settlement. Its own thread calls `run`."""
+    """One call of `Worker.run`, from the first receive to the last settlement.
+
+    `Worker.run` creates it and calls `run` in a thread of its own (the lifecycle's thread). The threads that it starts
+    call the methods marked below.
+    """
 
     def __init__(
         self,
@@ -145,12 +150,11 @@ class WorkerLifecycle:
         self._job_names = jobs
         self._stop = stop
         self._until = until
-        # So that two consumers halted at once do not each count the other as still served.
-        self._halting = threading.Lock()
+        self._halting = threading.Lock()  # otherwise two consumers that halt at once count each other as served
         self._changes = threading.Event()  # wakes the lifecycle's thread
         self._wake = threading.Event()  # wakes the I/O thread
         self._left = threading.Event()  # set once the worker stops
-        # Written by `penstock-start`: it waits between tries, or ends because the worker stops.
+        # Written by `penstock-start`: True while it waits between tries, and once it ends because the worker stops.
         self._start_waits = False
         self._met = False  # written by the I/O thread
         self._error: BaseException | None = None  # written once, by the thread that fails first
@@ -161,7 +165,7 @@ class WorkerLifecycle:
         self._drain_ends_at: float | None = None
         self._stop_began_at: float | None = None
         self._releasing: Sequence[MachineryThread] = ()
-        self._broken_off = False  # whether a run in its own thread was ended by the stop
+        self._has_broken_off = False  # True if the stop ended a run that has its own thread
         self._threads_left: list[str] = []
         self._outcome: Outcome = "forced"
 
@@ -247,7 +251,7 @@ class WorkerLifecycle:
             handler=consumer.handler.name,
             job=name,
             work=work,
-            in_a_hurry=self._until is not None,
+            follows_batches=self._until is not None,
             settings=self._settings,
             clock=self._clock,
             bus=self._bus,
@@ -293,7 +297,7 @@ class WorkerLifecycle:
             served = next(served for served in self._consumers if served.consumer.queue == queue)
             if served.halted:
                 return True
-            if self._until is not None or all(one.halted for one in self._consumers if one is not served):
+            if self._until is not None or all(other.halted for other in self._consumers if other is not served):
                 self.fail(error)
                 return False
             served.halted = True
@@ -367,7 +371,7 @@ class WorkerLifecycle:
         self._bus.emit(WorkerDraining(reason=self._reason() or "", in_flight=in_flight))
 
     def _drain(self) -> None:
-        """Let work and heartbeats continue until all is done, the deadline passes, or a second request or a failure."""
+        """Let work and heartbeats continue until all is done, the deadline, a second stop request, or a failure."""
         self._draining.start()
         notified_by = self._clock.monotonic() + self._budget.intake_seconds
         self._await(lambda: self._draining.done or self._stop.urgent, lambda: notified_by)
@@ -403,7 +407,7 @@ class WorkerLifecycle:
             thread.start()
         self._await(lambda: all(thread.done for thread in threads), lambda: deadline)
         self._releasing = threads
-        self._broken_off = bool(alone)
+        self._has_broken_off = bool(alone)
         return [delivery for batch in (*alone, *group, *pending) for delivery in batch.deliveries]
 
     def _close(self, unfinished: Sequence[Delivery]) -> None:
@@ -417,21 +421,21 @@ class WorkerLifecycle:
         pools = self._pools
         jobs = self._jobs
         self._await(
-            lambda: all(thread.done for thread in own) and pools.done and not any(one.running for one in jobs),
+            lambda: all(thread.done for thread in own) and pools.done and not any(job.running for job in jobs),
             lambda: flush_ends_at,
         )
         self._leave_behind(thread.name for thread in own if not thread.done)
         self._leave_behind(self._running(shares_slots=False))
         forced = bool(self._threads_left or self._refused)
-        # These threads do not make the outcome "forced": a user's function on a shared slot that continues after the
-        # release of its message holds nothing any more.
+        # These threads do not make the outcome "forced": a user's function on a shared slot may continue after its
+        # message was released, but holds nothing.
         self._leave_behind(self._running(shares_slots=True))
         self._leave_behind(() if pools.done else (LOOP_THREAD,))
-        # Holds no message either.
+        # The thread that starts prerequisites holds no message either.
         self._leave_behind(() if self._starting.done or self._start_waits else (START_THREAD,))
         for job in jobs:
             job.end()
-        self._leave_behind(job.name for job in jobs if job.running)  # holds no message
+        self._leave_behind(job.name for job in jobs if job.running)  # a background job holds no message
         self_released = [delivery for served in self._consumers for delivery in served.executor.released]
         returned = {delivery.receipt: delivery for delivery in (*unfinished, *unapplied, *self_released)}
         unsettled = {delivery.receipt: delivery for delivery in (*self._refused, *unapplied)}
@@ -450,7 +454,7 @@ class WorkerLifecycle:
         is urgent.
         """
         ends_at = now + self._budget.flush_seconds
-        if self._stop_began_at is None or not self._broken_off or self._skips_drain:
+        if self._stop_began_at is None or not self._has_broken_off or self._skips_drain:
             return ends_at
         return max(ends_at, self._stop_began_at + self._budget.stop_timeout_seconds - self._budget.margin_seconds)
 
@@ -458,8 +462,7 @@ class WorkerLifecycle:
         return MachineryThread(name, work, changed=self.note_change, fail=self.fail)
 
     def _start_consumers(self) -> None:
-        """Start the prerequisites of consumers, one after another. Retry with exponential backoff after temporary
-        faults.
+        """Start the prerequisites of consumers, one after another, with backoff after temporary faults.
 
         Errors are ignored once the worker stops.
         """
@@ -475,7 +478,7 @@ class WorkerLifecycle:
 
     def _try_start(self, served: ServedConsumer) -> bool:
         """Start the prerequisite of one consumer; return False to try again."""
-        assert served.consumer.start is not None, "the line waits for something"
+        assert served.consumer.start is not None, "the consumer has a prerequisite"
         try:
             served.consumer.start.run()
         except TemporaryError as error:
@@ -502,7 +505,7 @@ class WorkerLifecycle:
             served.executor.drain()
 
     def _unended(self) -> Sequence[RunningBatch]:
-        """Return the batches whose outcome is still open."""
+        """Return the batches without an outcome so far."""
         return [batch for served in self._consumers for batch in served.executor.unended()]
 
     def _consumer_health(self) -> Sequence[ConsumerHealth]:
@@ -565,9 +568,7 @@ class WorkerLifecycle:
         )
 
     def _release_pending(self, batches: Sequence[RunningBatch], seconds: float) -> None:
-        """Release the messages of ended batches whose outcome the ledger has not recorded yet, after a short wait for
-        it.
-        """
+        """Release the messages of batches that still wait for the ledger, after waiting a short time with them."""
         self._refused += release_pending(
             batches=batches,
             lease_book=self._lease_book,
@@ -610,7 +611,7 @@ class WorkerLifecycle:
             self._clock.wait(self._changes, min(seconds, _WAIT_SECONDS_MAX))
 
     def _emit_failure(self) -> None:
-        """Emit the failure that ends the worker once: when it is noticed, at the latest before the final event."""
+        """Emit the failure that ends the worker, once, when it is noticed and at the latest before the final event."""
         if self._error is None or self._failure_emitted:
             return
         self._failure_emitted = True

@@ -47,7 +47,7 @@ class ConsumerHealth:
 
 
 class LifeSign:
-    """Signs of life of one thread. Each sign declares how long the next one may take."""
+    """Signs of life of one thread, given by that thread. Each sign declares how long the next one may take."""
 
     def __init__(self, thread: str, clock: Clock) -> None:
         self.thread = thread
@@ -64,13 +64,13 @@ class LifeSign:
         self._given = None
 
     def end(self) -> None:
-        """Note that the thread ends, as the worker must soon."""
+        """Record that the thread ends; the worker must end soon after."""
         self._over = True
         self.give(ENDING_SECONDS_MAX, "ending")
 
     @property
     def trouble(self) -> str | None:
-        """The fault of the thread if its sign is overdue; None if all is well or the thread has not begun."""
+        """A description of the fault if the sign is overdue; None if it is not, or if the thread has not begun."""
         given = self._given
         if given is None:
             return None
@@ -87,7 +87,7 @@ class LifeSign:
 
 
 class Liveness:
-    """Liveness of one worker. It exists before the worker starts and after it ends."""
+    """Liveness of one worker, created before the worker and still readable after its end. Any thread may read it."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -100,13 +100,18 @@ class Liveness:
 
     @property
     def troubles(self) -> Sequence[str]:
-        """The faults that waiting cannot fix: threads that ended or hang.
+        """Descriptions of the faults that waiting cannot fix: threads that ended or hang.
 
         Empty while the worker starts or stops; both phases have their own time limits.
         """
         if self.phase in (Phase.STARTING, Phase.STOPPING):
             return ()
         return [trouble for sign in (self.io, self.heartbeat, *self.jobs) if (trouble := sign.trouble) is not None]
+
+
+def stacks(loop: asyncio.AbstractEventLoop | None) -> str:
+    """Return the stacks of all threads by name, and of all tasks of the loop. Works while the loop is blocked."""
+    return "\n".join([*_threads(), *(() if loop is None else _tasks(loop))])
 
 
 def _no_loop() -> None:
@@ -177,11 +182,6 @@ class LagSampler:
         self._called_at = self._clock.monotonic()
 
 
-def stacks(loop: asyncio.AbstractEventLoop | None) -> str:
-    """Return the stacks of all threads by name, and of all tasks of the loop. Works while the loop is blocked."""
-    return "\n".join([*_threads(), *(() if loop is None else _tasks(loop))])
-
-
 def _threads() -> Iterator[str]:
     frames = sys._current_frames()  # the only way to see the stacks of other threads
     for thread in threading.enumerate():
@@ -194,7 +194,7 @@ def _tasks(loop: asyncio.AbstractEventLoop) -> Iterator[str]:
     try:
         tasks = asyncio.all_tasks(loop)
     except RuntimeError:  # asyncio gives up after a thousand tries
-        yield "Tasks: they come and go too fast to be listed\n"
+        yield "Tasks: they change too fast to be listed\n"
         return
     for task in tasks:
         entries = traceback.StackSummary.extract((frame, frame.f_lineno) for frame in _frames(task.get_coro())).format()

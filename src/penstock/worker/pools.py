@@ -1,4 +1,4 @@
-"""Run executions: in threads of their own, in a thread pool, or in one thread with an event loop.
+"""Run executions, each in its own thread, in a thread pool, or in one thread with an event loop.
 
 The pools only run executions; the `executor` decides the outcome of each batch. Pool and loop start when first needed.
 All threads are daemons: a run that does not end is left behind, and no wait for it is unbounded.
@@ -33,10 +33,10 @@ def start_thread(name: str, run: Run, batch: RunningBatch) -> None:
 class ThreadPool:
     """Threads for `def` handlers: started when needed, at most ``threads_max``.
 
-    At most one thread is on its way to the queue of batches at a time. Before it takes a batch, it wakes the next
-    thread if more batches wait. Blocking work thus soon has as many threads as it needs, while one or two threads run a
-    group of short batches; waking a thread for each message would cost more than the runs. Batches begin in order of
-    arrival.
+    One instance per worker. At most one thread is on its way to the queue of batches at a time. Before it takes a
+    batch, it wakes the next thread if more batches wait. So blocking work soon has as many threads as it needs, while
+    one or two threads run a group of short batches: waking a thread for each message would cost more than the runs.
+    Batches begin in order of arrival.
     """
 
     def __init__(self, *, threads_max: int) -> None:
@@ -149,7 +149,10 @@ class EventLoop:
         return self._thread is None or self._over
 
     def start(self, run: RunAsync, batches: Sequence[RunningBatch]) -> None:
-        """Run batches, passed to the loop in one call. For the I/O thread only. Raises as `ensure_started` does."""
+        """Pass batches to the loop in one call. Called by the I/O thread only.
+
+        Raises `TemporaryError` as `ensure_started`.
+        """
         self.ensure_started().call_soon_threadsafe(self._take, run, batches)
 
     def ensure_started(self) -> asyncio.AbstractEventLoop:
@@ -166,7 +169,10 @@ class EventLoop:
         return loop
 
     def close(self) -> None:
-        """Let the thread end. Remaining tasks are cancelled; a task that ignores it keeps the thread alive."""
+        """Cancel the remaining tasks and let the thread end.
+
+        A task that ignores cancellation keeps the thread alive.
+        """
         loop = self._loop
         if loop is not None:
             with suppress(RuntimeError):  # the loop was closed a moment ago
@@ -210,7 +216,7 @@ class ExecutionPools:
 
     @property
     def done(self) -> bool:
-        """Return True if no thread of a loop made here is left."""
+        """Return True if the loop's thread has ended or was never started, or if the loop belongs to other code."""
         return self.loop.done or not self._owns_loop
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Deliveries of one consumer that no execution began: the open batch, and closed batches that wait for a slot."""
+"""Hold the deliveries of one consumer until they begin: the open batch, and closed batches that wait for a slot."""
 
 import threading
 from collections import deque
@@ -90,7 +90,7 @@ class PrefetchBuffer:
             )
 
     def next_batches(self, count: int, now: float) -> Sequence[Sequence[Delivery]]:
-        """Return up to ``count`` batches to begin now, without deliveries whose lease was lost meanwhile."""
+        """Return up to ``count`` batches to begin now, without deliveries with a lease lost meanwhile."""
         batches: Sequence[Sequence[Delivery]] = ()
         while not batches and (taken := self._take(count, now)):
             batches = self._lease_book.still_leased(taken)
@@ -104,7 +104,7 @@ class PrefetchBuffer:
         return [delivery for batch in batches for delivery in batch] + list(collecting.deliveries)
 
     def _add(self, arrived: Sequence[Delivery], now: float) -> None:
-        if self._limits.messages_max == 1:  # each is a batch, regardless of its size
+        if self._limits.messages_max == 1:  # each delivery is a batch, regardless of its size
             with self._lock:
                 self._closed.extend([(delivery,) for delivery in arrived])
             return
@@ -131,7 +131,7 @@ def _is_orphaned(delivery: Delivery) -> bool:
 
 
 def _taken_over(delivery: Delivery) -> MessageTakenOver:
-    assert delivery.previous is not None, "an orphan had a worker before"
+    assert delivery.previous is not None, "only a redelivered message is orphaned"
     return MessageTakenOver(
         queue=delivery.queue,
         message_id=delivery.message.id,

@@ -1,14 +1,14 @@
 """Schedule polls: which queues to poll, in which order, and how long to leave empty or failing queues alone.
 
 - `Rotation`: weighted fair order of the consumers
-- `ServedLine`: the runtime state of one consumer
+- `ServedConsumer`: the runtime state of one consumer
 - `QueueScheduler`: the polls of all consumers
 - `ArrivalFlag`: the broker's signal that messages arrived, which ends the rest of an idle worker
 
 The order is start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996). Each consumer has a virtual time, which each
 of its messages advances by 1/weight; the one furthest behind is polled first. Consumers whose queues are always full
-thus get messages in proportion to their weights, regardless of the size of a receive. An empty queue saves up no turns:
-when it is served again, its time starts at that of the others.
+thus get messages in proportion to their weights, regardless of the size of a receive. An empty queue does not save up
+turns: when it has messages again, its time starts at that of the others.
 """
 
 import threading
@@ -29,7 +29,7 @@ from penstock.worker.settings import WorkerSettings
 
 
 class Rotation:
-    """The weighted order of consumers, by index. Used by one thread."""
+    """The weighted order of one worker's consumers, by index. Used by the I/O thread only."""
 
     def __init__(self, weights: Sequence[int]) -> None:
         self._weights = tuple(weights)
@@ -115,7 +115,7 @@ class ServedConsumer:
 
     @property
     def polls_early(self) -> bool:
-        """Return True if it should be polled before its time."""
+        """Return True if it should be polled before ``poll_at``, because a message may have arrived."""
         return self.may_have_arrivals and not self.receive_failures
 
     def due_batches(self, now: float) -> Sequence[Sequence[Delivery]]:
@@ -126,16 +126,15 @@ class ServedConsumer:
         return self.prefetch.next_batches(free if self.consumer.shares_slots else 1, now)
 
 
-CALM_SECONDS = 0.002  # after a false alarm, until the next is heeded: bounds the polls, with hardly any delay
+CALM_SECONDS = 0.002  # early polls wait this long after a false alarm: bounds their number, with hardly any delay
 
 
 class QueueScheduler:
     """The polls of all consumers: which to poll next, and how long to wait. Used by the I/O thread only.
 
-    A poll tries the consumers in rotation order until one has messages. The idle state is common to the worker: the
-    waits grow while no consumer receives anything, and the first message resets them for all. While others receive
-    messages, an empty queue is polled again after the shortest of these waits. A consumer whose receive failed backs
-    off alone.
+    A poll tries the consumers in rotation order until one has messages. All consumers share one idle wait: it grows
+    while none receives anything, and the first message resets it. While other consumers receive messages, an empty
+    queue is polled again after the shortest idle wait. A consumer backs off alone if its own receive failed.
 
     After an arrival was signalled, or may have been missed, a consumer is polled once more before the worker rests,
     regardless of its wait. After a false alarm the next one waits a moment: the arrivals may be for other workers.
@@ -154,14 +153,14 @@ class QueueScheduler:
         # This and the next describe the last poll: consumers by index in rotation order, None for no room.
         self._began_at = 0.0
         self._polled: Sequence[tuple[int, ReceiveRequest | None]] = ()
-        self._full: str | None = None  # the queue whose last poll filled the request
+        self._full: str | None = None  # the queue that filled the request of the last poll
         self._found_empty: Set[str] = frozenset()
         self._signalled = False  # an arrival was signalled, and nothing received since
         self._calm_until = 0.0  # monotonic
 
     @property
     def full(self) -> str | None:
-        """The queue that probably has more messages; then the next poll is probably not the last before a rest."""
+        """The queue that filled the request of the last poll, so it probably has more messages; None if none did."""
         return self._full
 
     @property
@@ -194,8 +193,8 @@ class QueueScheduler:
     def record(self, turn: TurnResult, *, listened: Set[str]) -> bool:
         """Record the result of the requests of `begin_poll`; return True if any message arrived.
 
-        ``listened``: the queues whose arrivals since the poll are signalled. Raises `UserError` if the broker can never
-        serve the request.
+        ``listened``: the queues in which arrivals since the poll are signalled. Raises `UserError` if the broker can
+        never serve the request.
         """
         empty: list[ServedConsumer] = []
         self._found_empty = frozenset()
@@ -283,10 +282,10 @@ class QueueScheduler:
             ceiling_seconds=self._settings.idle_ceiling_seconds,
             random=self._random,
         )
-        # A poll's wait in the broker counts as rest; after a slow answer the worker still rests for a moment.
+        # The time that a poll waited in the broker counts as rest; after a slow response the worker rests a moment.
         now = self._clock.monotonic()
         poll_at = max(self._began_at + self._idle_seconds, now + 0.001)
-        # A message that is due and did not come is no reason to hurry.
+        # A message that is already due but was not received is no reason to poll sooner.
         if next_in_seconds is not None and next_in_seconds > 0:
             poll_at = min(poll_at, now + max(next_in_seconds, 0.001))
         for served in empty:
@@ -294,7 +293,10 @@ class QueueScheduler:
 
 
 class ArrivalFlag:
-    """The signal that messages arrived. Used by the I/O thread, but `_signal` is called by a thread of the broker."""
+    """The signal that messages arrived.
+
+    The I/O thread calls it, except for `_signal`, which a thread of the broker calls.
+    """
 
     def __init__(self, *, broker: Broker, queues: Sequence[str], wake: threading.Event) -> None:
         self._broker = broker
@@ -306,7 +308,7 @@ class ArrivalFlag:
 
     @property
     def wanted(self) -> Set[str]:
-        """The queues whose next arrival will be, or was, signalled."""
+        """The queues in which the next arrival will be, or was, signalled."""
         return self._wanted
 
     def open(self) -> None:

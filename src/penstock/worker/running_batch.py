@@ -1,11 +1,11 @@
-"""A running batch, the result of its run, and its timeout.
+"""A running batch: how it ends exactly once, how its run is called, and when it exceeds its timeout.
 
 - `RunningBatch`: a batch ends exactly once: with settlements, failed, timed out, claim lost, or released. The first
   thread that ends it decides the outcome of its deliveries; later results are ignored.
 - `run_execution`: runs an execution, and maps every return value and exception to a closed type
-- `ExecutionTimeouts`: which batches exceeded the handler's timeout. Only the time of the user's code counts, so the end
-  of a timeout is known as a lower bound: it moves while the execution waits for the ledger. Each execution is checked
-  again when its bound is reached.
+- `ExecutionTimeouts`: finds the batches that exceeded the handler's timeout. Only the time of the user's code counts,
+  so only a lower bound of the end is known, which moves while the execution waits for the ledger. Each execution is
+  checked again when its bound is reached.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from penstock.messaging.handler import Execution, HeldClaim, Settlements
 class BatchRuntime:
     """The fields that all running batches of a consumer share.
 
-    Consumers may share the ``lock``: it is held only briefly, and one lock per message would be a waste.
+    Several consumers may share the ``lock``, which is held only briefly.
     """
 
     handler: str  # its name
@@ -37,7 +37,7 @@ class BatchRuntime:
 
 
 class RunningBatch:
-    """One running batch. Thread-safe."""
+    """One batch from its begin to the end of its run. Owned by the `Executor` of its consumer. Thread-safe."""
 
     __slots__ = (
         "_number",
@@ -87,8 +87,8 @@ class RunningBatch:
     def end(self, *, settles: bool = True) -> bool:
         """Return True to the one caller that decides the outcome of the deliveries.
 
-        With ``settles=False`` the caller asks a ledger first, then calls `begin_settling`. A stop does not wait for the
-        ledger and may settle earlier.
+        With ``settles=False`` the caller uses the ledger first, then calls `begin_settling`. A stop does not wait for
+        the ledger and may settle earlier.
         """
         with self._runtime.lock:
             first, self.ended = not self.ended, True
@@ -146,12 +146,14 @@ def run_execution(execution: Execution) -> Result:
         return _failed_by(error)
     if inspect.iscoroutine(returned):
         returned.close()
-        return RunRaised(error=TypeError("the execution answered a coroutine, which only the place LOOP awaits"))
+        return RunRaised(
+            error=TypeError("the execution returned a coroutine, which only an execution on the event loop may do")
+        )
     return RunReturned(settlements=returned)  # type: ignore[arg-type] # the protocol knows no other coroutines
 
 
 async def run_execution_on_loop(execution: Execution) -> Result:
-    """Do the same as `run_execution` for an execution on the event loop."""
+    """Work like `run_execution`, for an execution on the event loop."""
     try:
         returned = execution.run()
         if inspect.iscoroutine(returned):

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from penstock.errors import ConfigurationError
 from penstock.messaging.backoff import Random, backoff_seconds
 
-RELEASE_SECONDS = 3.0  # to release unfinished messages
-FLUSH_SECONDS = 2.0  # to apply the last settlements
+RELEASE_SECONDS = 3.0  # time to release unfinished messages
+FLUSH_SECONDS = 2.0  # time to apply the last settlements
 INTAKE_SECONDS = 1.0  # from the signal until nothing more is fetched
 CLAIMS_END_EARLIER_SECONDS = 1.0  # than the leases of their messages
 MARGIN_SECONDS = 2.0  # for the interpreter's exit and slow machines
@@ -108,7 +108,7 @@ class WorkerSettings:
         if not 0 < self.heartbeat_interval_seconds <= self.lease_seconds / 2:
             raise ConfigurationError(
                 f"a heartbeat every {self.heartbeat_interval_seconds:g} s cannot keep a lease of "
-                f"{self.lease_seconds:g} s: one that fails would lose it; use a third of the lease"
+                f"{self.lease_seconds:g} s: a single failed heartbeat would lose it; use a third of the lease"
             )
         _ = self.budget
 
@@ -119,9 +119,7 @@ class WorkerSettings:
 
     @property
     def claim_seconds(self) -> float:
-        """Seconds from the start of a beat to the end of the claims it extends, which is before their message leases
-        end.
-        """
+        """Seconds from the start of a beat to the end of the claims that it extends; shorter than a message lease."""
         return self.lease_seconds - min(CLAIMS_END_EARLIER_SECONDS, self.lease_seconds / 10)
 
     @property
@@ -134,13 +132,13 @@ class WorkerSettings:
         return self.heartbeat_interval_seconds / 4
 
     def retry_seconds(self, tries: int, random: Random) -> float:
-        """Return the wait after this many failed calls to the broker."""
+        """Return the wait in seconds after this many failed calls to the broker in a row."""
         return backoff_seconds(
             attempt=tries, base_seconds=self.retry_base_seconds, cap_seconds=self.retry_cap_seconds, random=random
         )
 
     def backoff_seconds(self, attempt: int, random: Random) -> float:
-        """Return the wait after this many failures of the work."""
+        """Return the wait in seconds after this many failures of the work in a row."""
         return backoff_seconds(
             attempt=attempt, base_seconds=self.backoff_base_seconds, cap_seconds=self.backoff_cap_seconds, random=random
         )

@@ -51,7 +51,10 @@ NOTHING_DUE = SettlementGroup()
 
 
 class Settler:
-    """The settlements not yet applied. It holds at most one per delivery held, so it needs no bound of its own."""
+    """The settlements of one worker that are not applied yet. Any thread submits; the I/O thread applies.
+
+    It holds at most one settlement for each delivery that the worker holds, so it needs no bound of its own.
+    """
 
     def __init__(
         self,
@@ -84,7 +87,7 @@ class Settler:
         self._applying: Sequence[Delivery] = ()  # the group that the I/O thread is applying
 
     def submit(self, settlements: Iterable[tuple[Delivery, Settlement]]) -> None:
-        """Take settlements over. Thread-safe. Delays above the broker's maximum are cut to it."""
+        """Add settlements to be applied soon. Thread-safe. Delays above the broker's maximum are reduced to it."""
         release_delay_seconds_max = self._release_delay_seconds_max
         arrived = [(delivery, _within(settlement, release_delay_seconds_max)) for delivery, settlement in settlements]
         with self._lock:
@@ -109,13 +112,14 @@ class Settler:
     def apply_due(self) -> None:
         """Apply everything due, group by group, without lingering. Called by the I/O thread only.
 
-        Raises `UserError` if the broker can never do it; other failures are retried later.
+        Raises `UserError` if the broker can never apply them; other failures are retried later.
         """
         while (group := self.take_due(lingering=False)).settlements:
             self.record_result(group, *self._call_broker(group.settlements))
 
     def take_due(self, *, lingering: bool = True) -> SettlementGroup:
-        """Remove and return the next group of due settlements, to be reported with `applied`. For the I/O thread only.
+        """Remove and return the next group of due settlements, to be reported with `record_result`. For the I/O thread
+        only.
 
         On brokers that charge per call, a few settlements may wait a moment for more (``lingering``).
         """
@@ -137,7 +141,7 @@ class Settler:
     def record_result(self, group: SettlementGroup, failures: Sequence[SettleFailure], error: Exception | None) -> None:
         """Record the result for a group: the broker's failures, or an error for all of it. For the I/O thread only.
 
-        Raises `UserError` if the broker can never do it; other failures are retried later.
+        Raises `UserError` if the broker can never apply them; other failures are retried later.
         """
         if not group.settlements:
             return
@@ -257,18 +261,18 @@ class Settler:
             if failure is None:
                 self._emit_settled(delivery, settlement)
             elif self._emit_refused(group, settlement, failure):
-                again.append(self._later(group, delivery, settlement))
+                again.append(self._retry(group, delivery, settlement))
         return again
 
     def _emit_counts(self, settlements: Sequence[tuple[Delivery, Settlement]], refused: Container[str]) -> None:
         if not self._bus.wants(SettlementsApplied):
             return
-        taken: dict[str, list[Settlement]] = {}
+        by_queue: dict[str, list[Settlement]] = {}
         for delivery, settlement in settlements:
             if delivery.receipt not in refused:
-                taken.setdefault(delivery.queue, []).append(settlement)
-        for queue, of_queue in taken.items():
-            self._bus.emit(SettlementsApplied(queue=queue, settlements=tuple(of_queue)))
+                by_queue.setdefault(delivery.queue, []).append(settlement)
+        for queue, applied in by_queue.items():
+            self._bus.emit(SettlementsApplied(queue=queue, settlements=tuple(applied)))
 
     def _emit_settled(self, delivery: Delivery, settlement: Settlement) -> None:
         if not self._bus.wants(DeliverySettled):
@@ -296,7 +300,7 @@ class Settler:
         )
         return not lost
 
-    def _later(self, group: SettlementGroup, delivery: Delivery, settlement: Settlement) -> PendingSettlement:
+    def _retry(self, group: SettlementGroup, delivery: Delivery, settlement: Settlement) -> PendingSettlement:
         tries = group.tries.get(delivery.receipt, 0) + 1
         wait_seconds = self._settings.retry_seconds(tries, self._random)
         return PendingSettlement(

@@ -26,7 +26,7 @@ _CLAIMS_SHARE = 2 / 3
 BROKER_SHARE = 0.9
 _PENDING_PAUSE_SECONDS = 0.05  # between two checks of batches that wait for the ledger
 
-FREEING_THREADS = 8  # as many as the connections to a ledger
+FREEING_THREADS = 8  # as many as a ledger has connections
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # SIGHUP: the terminal was closed
 PAUSING = (signal.SIGTSTP,)
@@ -34,7 +34,9 @@ DUMPING = (signal.SIGTTIN, signal.SIGUSR1)
 
 
 class StopSignal:
-    """Requests to workers: to stop (once to drain, twice to release at once), to pause, or to dump their stacks.
+    """The stop signal of one process: requests to its workers to stop, to pause, or to dump their stacks.
+
+    The first stop request drains, the second one releases at once. Thread-safe, and safe in signal handlers.
 
     Signal handlers only call `request`, `pause` and `request_stacks`. A handler runs between two bytecodes of the main
     thread, wherever that thread is. So the main thread must not wait on an event watched here (`Event` holds a lock
@@ -85,7 +87,7 @@ class StopSignal:
         self._notify()
 
     def pause(self) -> None:
-        """Request workers to stop fetching, release unbegun messages, and stay up until a stop. Cannot be undone."""
+        """Request workers to stop fetching, release messages not begun, and stay up until a stop. Cannot be undone."""
         self._paused = True
         self._notify()
 
@@ -96,7 +98,7 @@ class StopSignal:
 
     @contextmanager
     def watched_by(self, event: threading.Event) -> Iterator[None]:
-        """Set the event at each request, and now if there was a request before."""
+        """Set the event at each request inside the block, and at once if there was a request before."""
         with self._lock:
             self._watching = (*self._watching, event)
         if self._changes:
@@ -177,7 +179,7 @@ def release_running(
 
     def report_unfreed(batch: RunningBatch, error: Exception) -> None:
         reason = f"{type(error).__name__}: {error}"
-        bus.emit(ReleaseFailed(handler=batch.handler, step="free what the batch holds", error=reason))
+        bus.emit(ReleaseFailed(handler=batch.handler, step="free the claim", error=reason))
 
     def release(released: Sequence[RunningBatch]) -> None:
         deliveries = _deliveries(released)
@@ -189,7 +191,7 @@ def release_running(
         unaccepted[:] = [delivery for delivery in unaccepted if delivery.receipt not in settled]
 
     attempt(
-        "leave the heartbeat's book",
+        "remove the messages from the heartbeat",
         lambda: lease_book.unregister(_deliveries(batches), wait_seconds=seconds * LEASE_BOOK_SHARE),
     )
     claimless = [batch for batch in batches if not _holds_claim(batch)]
@@ -203,7 +205,7 @@ def release_running(
     for claim_release in claim_releases:
         clock.wait(claim_release.ended, max(ends_claims_at - clock.monotonic(), 0.0))
         for batch in claim_release.abandon():
-            report_unfreed(batch, TimeoutError("the time for it was over; the claim ends with its lease"))
+            report_unfreed(batch, TimeoutError("it took too long; the claim ends with its lease"))
         if claim_release.batches:
             attempt("release the messages", partial(release, claim_release.batches))
     for batch in batches:
@@ -216,7 +218,7 @@ def release_pending(
 ) -> Sequence[Delivery]:
     """Release the messages of batches that ended and wait for the ledger; return those the broker did not accept.
 
-    Batches that get the ledger's answer within the share for claims settle themselves.
+    Batches that the ledger answers within the share for claims settle themselves.
     """
     began_at = clock.monotonic()
     never = threading.Event()
@@ -232,7 +234,10 @@ def release_pending(
 
 
 class _ClaimRelease:
-    """The threads that free the claims of batches, since a ledger may not answer within the time of a stop."""
+    """Free the claims of some batches in threads, since the ledger may not respond within the time of a stop.
+
+    Created by `release_running`; the thread of the stop calls the public methods.
+    """
 
     def __init__(
         self, batches: Sequence[RunningBatch], failed: Callable[[RunningBatch, Exception], None], *, threads: int
@@ -259,7 +264,7 @@ class _ClaimRelease:
                 return
 
     def abandon(self) -> Sequence[RunningBatch]:
-        """Begin no more; return the batches that were not freed."""
+        """Free no further claims, and return the batches that still have theirs."""
         with self._lock:
             self._abandoned = True
             self._waiting.clear()

@@ -1,4 +1,4 @@
-"""The worker's public class."""
+"""`Worker`: the class through which the app runs a worker."""
 
 import threading
 from collections.abc import Sequence
@@ -26,7 +26,13 @@ class Worker:
     """A worker: receives the messages of its queues, calls their handlers, and settles.
 
     Args:
+        broker: The open broker, which the worker does not close.
         consumers: The consumers, one for each queue.
+        settings: The limits and intervals.
+        clock: The clocks.
+        bus: The bus on which the worker emits its events.
+        probe: Called at each step of the protocol, for tests.
+        random: The source of jitter.
         liveness: Liveness of the worker, for health checks; made here if None.
         event_loop: A loop shared with other code, which this worker does not close. If None, the worker makes its own.
         address: The broker's address without secrets, for the start event.

@@ -169,7 +169,7 @@ def test_a_takeover_between_read_and_change_is_not_overwritten(
     before = harness.everything()
     with (
         changed_after_a_lookup(harness.ledger.database.engine, "UPDATE works SET attempt_id = 'next'"),
-        pytest.raises(TemporaryError, match="attempt first: its work changed under each"),
+        pytest.raises(TemporaryError, match="attempt first: its work changed during each"),
     ):
         act(harness)
     assert harness.everything() == before

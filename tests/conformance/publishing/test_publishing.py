@@ -214,7 +214,7 @@ def test_publishing_from_a_rolled_back_ledger_is_refused(maker: BatchMaker, tmp_
     with pytest.raises(PublishHalted, match="no such batch: the ledger was rolled back"):
         published(older)
     older.batch([3])
-    with pytest.raises(PublishHalted, match="another batch of that number"):
+    with pytest.raises(PublishHalted, match="another batch with that number"):
         published(older)
     assert ids(maker.root) == [1, 2]
     older.ledger.close()

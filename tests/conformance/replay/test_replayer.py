@@ -89,7 +89,7 @@ def test_a_message_that_always_fails_ends_in_the_final_dlq_once(scene: Scene) ->
     assert death is not None
     assert (death.reason, death.queue) == (DIED.reason, QUEUE)
     assert len(earlier_deaths_of(dead_letter.message.attributes)) == 3
-    assert set_aside_reason(dead_letter.message.attributes) == "replayed 3 times, and dead again"
+    assert set_aside_reason(dead_letter.message.attributes) == "replayed 3 times, and failed again"
     assert scene.results() == ["sent"] * 3 + ["set_aside"]
 
 

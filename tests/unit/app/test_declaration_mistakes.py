@@ -33,13 +33,13 @@ def declared_for_objects(**options: Any) -> Callable[[Any], Any]:
 @pytest.mark.parametrize(
     ("mistake", "message"),
     [
-        (lambda app: app.handler(function), '@app.handler above function names no queue.*write @app.handler."QUEUE".'),
-        (lambda app: app.object_handler(function, source="in"), "@app.object_handler above function names no queue"),
+        (lambda app: app.handler(function), '@app.handler above function has no queue.*write @app.handler."QUEUE".'),
+        (lambda app: app.object_handler(function, source="in"), "@app.object_handler above function has no queue"),
         (lambda app: app.handler(7)(function), "@app.handler needs a Queue or the name of one, not 7"),
-        (lambda app: app.pipeline(function, source=None, sink=None), "app.pipeline is no decorator"),
+        (lambda app: app.pipeline(function, source=None, sink=None), "app.pipeline is not a decorator"),
         (declared(idempotency="id"), "The handler function has idempotency='id'; give a function"),
         (declared(idempotency=async_key), "async function for idempotency; give a plain one"),
-        (declared(cleanup="tidy"), "The handler function has cleanup='tidy'; give a function of the body"),
+        (declared(cleanup="tidy"), "The handler function has cleanup='tidy'; give a function that takes the body"),
         (declared_for_objects(cleanup="tidy"), "The object handler function has cleanup='tidy'; give a function"),
         (declared(max_attemps=3), r"@app.handler has no option max_attemps; did you mean max_attempts\?$"),
         (declared(max_retries=3), r"@app.handler has no option max_retries; did you mean max_attempts\?$"),

@@ -10,7 +10,9 @@ from penstock.messaging.message import Outgoing
 
 def test_a_handler_with_a_too_long_name_is_refused_at_its_declaration() -> None:
     app = App()
-    with pytest.raises(UsageError, match=r"has 257 characters, and 256 is the most; give a shorter one with name="):
+    with pytest.raises(
+        UsageError, match=r"has 257 characters, and at most 256 are allowed; give a shorter one with name="
+    ):
 
         @app.handler("orders", name="n" * 257)
         def handle(message: object) -> None: ...

@@ -103,7 +103,7 @@ def test_a_queue_is_paused_while_its_breaker_is_open(writer: RecordWriter) -> No
 def test_a_queue_is_unserved_until_its_ledger_and_stores_are_available(writer: RecordWriter) -> None:
     writer(LedgerUnavailable(error="refused", queues=("q", "r")))
     writer(StoreUnavailable(store="s3://lake", error="503", queues=("q",)))
-    ledger, store = "the ledger is away: refused", "the store s3://lake is away: 503"
+    ledger, store = "the ledger is unavailable: refused", "the store s3://lake is unavailable: 503"
     assert writer.record().unserved == {"q": f"{ledger}; {store}", "r": ledger}
     writer(LedgerAvailable(outage_seconds=1.0, queues=("q", "r")))
     assert writer.record().unserved == {"q": store}

@@ -27,11 +27,11 @@ class WatchJob(PeriodicJob):
     def _round(self) -> float:
         return self._run_round(self)
 
-    def fail(self, text: str, whose: str = "") -> None:
-        self._record_failure(RuntimeError(text), whose=whose)
+    def fail(self, text: str, subject: str = "") -> None:
+        self._record_failure(RuntimeError(text), subject=subject)
 
-    def succeed(self, whose: str = "") -> None:
-        self._record_success(whose=whose)
+    def succeed(self, subject: str = "") -> None:
+        self._record_success(subject=subject)
 
 
 def texts(events: Sequence[Event]) -> list[str]:

@@ -28,7 +28,7 @@ def test_a_local_ledger_with_a_broker_of_several_hosts_is_refused_at_the_start(b
     app.handler("plain", name="plain")(print)
     app.handler("keyed", name="once", idempotency=str)(print)
     app.object_handler("files", name="each", source="folder")(print)
-    with pytest.raises(ConfigurationError, match=r"once, each did once would be done once a host.*one_host = true"):
+    with pytest.raises(ConfigurationError, match=r"once, each would be done once per host.*one_host = true"):
         serve_until_first_poll(app)
 
 

@@ -71,7 +71,7 @@ def test_new_settings_replace_the_stored_ones(tmp_path: Path) -> None:
 def test_a_file_that_is_not_a_database_is_rejected_unchanged(tmp_path: Path, bytes_: bytes) -> None:
     path = tmp_path / "queue.db"
     path.write_bytes(bytes_)
-    assert "no queue file" in rejection(path)
+    assert "not a queue file" in rejection(path)
     assert path.read_bytes() == bytes_
 
 

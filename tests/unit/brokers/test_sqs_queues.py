@@ -84,7 +84,7 @@ def test_an_arn_is_looked_up_in_its_account() -> None:
     ("queue", "words"),
     [
         ("missing", "There is no queue 'missing' at here; create it"),
-        ("arn:aws:sns:us-east-1:1:topic", "is no queue's ARN"),
+        ("arn:aws:sns:us-east-1:1:topic", "is not the ARN of a queue"),
         ("arn:aws:sqs:eu-west-1:1:q", "is in eu-west-1, and this broker speaks to us-east-1: write sqs://eu-west-1"),
         ("", "needs a name"),
     ],

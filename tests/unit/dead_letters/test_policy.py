@@ -122,9 +122,9 @@ def test_the_backoff_ceiling_does_not_overflow() -> None:
 @pytest.mark.parametrize(
     ("counter", "replays_max", "reason"),
     [
-        ("3", 3, "replayed 3 times, and dead again"),
-        ("1", 1, "replayed once, and dead again"),
-        ("7", 3, "replayed 7 times, and dead again"),
+        ("3", 3, "replayed 3 times, and failed again"),
+        ("1", 1, "replayed once, and failed again"),
+        ("7", 3, "replayed 7 times, and failed again"),
         (None, 0, "its queue is not replayed"),
     ],
 )

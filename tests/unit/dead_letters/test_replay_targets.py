@@ -49,7 +49,7 @@ def test_a_message_of_unknown_source_is_replayed_only_if_there_is_one_target() -
     found = targets("only").of(dead_letter())
     assert isinstance(found, ReplayTarget)
     assert targets("a", "b").of(dead_letter()) == MoveToFinal(
-        reason="nothing says which queue it died in: a, b share this one"
+        reason="the queue where it failed is not recorded, and several queues share this DLQ: a, b"
     )
 
 

@@ -126,9 +126,7 @@ def test_a_message_begun_before_the_opening_is_released_without_a_call() -> None
     begun = harness.handler.begin([delivery(9)])
     harness.open()
     assert begun.run() == {
-        "r9-1": Release(
-            uncounted=True, reason="the queue is paused, since message after message failed in the same way"
-        )
+        "r9-1": Release(uncounted=True, reason="the queue is paused: consecutive messages failed with the same error")
     }
     assert "m9" not in harness.called
 

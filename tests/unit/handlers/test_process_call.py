@@ -356,7 +356,7 @@ def test_a_function_defined_in_an_interactive_session_is_refused() -> None:
 def test_a_function_that_cannot_be_imported_is_refused() -> None:
     app = Handlers()
     app.handler("q", isolation="process")(lambda message: None)
-    with pytest.raises(ConfigurationError, match="top of a module"):
+    with pytest.raises(ConfigurationError, match="top level of a module"):
         FunctionHandler(app.declarations[0], bus=Bus(), clock=SystemClock(), random=lambda: 0.5)
 
 

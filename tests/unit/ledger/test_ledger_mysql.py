@@ -201,5 +201,5 @@ def test_values_are_written_as_sql(value: Any, written: str) -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_nan_and_infinity_are_refused(value: float) -> None:
-    with pytest.raises(ValueError, match="no number"):
+    with pytest.raises(ValueError, match="not a number"):
         literal(value)

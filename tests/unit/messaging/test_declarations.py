@@ -50,5 +50,5 @@ def test_a_function_may_take_or_omit_the_context(function: Callable[..., Any], e
 
 @pytest.mark.parametrize("function", [nothing, three, forced, three_and_others])
 def test_functions_with_other_arguments_are_refused(function: Callable[..., Any]) -> None:
-    with pytest.raises(UsageError, match=r"h takes other arguments than \(body\) or \(body, context\): it takes \("):
+    with pytest.raises(UsageError, match=r"h has to take \(body\) or \(body, context\), and it takes \("):
         takes_context(function, "h", first="body")

@@ -101,8 +101,8 @@ FINAL_DLQ = replace(DLQ, name="orders-dead", arn=f"{ARN}-dead")
     [
         ({}, {}, OK, f"orders-dlq: messages that are not replayed again go to {ARN}-dead, kept there for 14 days"),
         ({}, {"retention_seconds": 4 * DAY}, WARNING, "kept there for 4 days, no longer than in orders"),
-        ({}, {"arn": DLQ_ARN}, FAILED, "which is a circle"),
-        ({}, {"arn": ARN}, FAILED, "which is a circle"),
+        ({}, {"arn": DLQ_ARN}, FAILED, "which is a cycle"),
+        ({}, {"arn": ARN}, FAILED, "which is a cycle"),
         ({"is_fifo": True}, {}, FAILED, "from a FIFO queue to a standard queue"),
         ({}, {"is_fifo": True}, FAILED, "from a standard queue to a FIFO queue"),
     ],

@@ -261,7 +261,7 @@ def test_an_invalid_body_is_refused_at_the_send() -> None:
             worker.send(ORDERS, {"id": "seven"})
         with pytest.raises(UsageError, match="neither bytes, text nor a JSON value"):
             worker.send("raw", object())
-        with pytest.raises(UsageError, match="Penstock's own"):
+        with pytest.raises(UsageError, match="reserved for Penstock"):
             worker.send(ORDERS, Order(id=1), attributes={"penstock-type": "x"})
         assert worker.waiting(ORDERS) == []
 

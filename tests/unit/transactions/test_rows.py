@@ -70,7 +70,7 @@ def test_a_deduplication_id_is_sent_as_an_attribute() -> None:
 @pytest.mark.parametrize("name", ["penstock-outbox-id", "penstock-deduplication-id"])
 def test_identity_attributes_of_another_message_are_refused(name: str) -> None:
     """Otherwise the inbox would drop a message that a handler sends on, as a duplicate of the received one."""
-    with App(broker="memory://") as app, pytest.raises(UsageError, match=f"{name} is Penstock's own"):
+    with App(broker="memory://") as app, pytest.raises(UsageError, match=f"{name} is reserved for Penstock"):
         app.send("next", 1, attributes={name: "o"})
 
 

@@ -108,7 +108,7 @@ def test_a_coroutine_on_the_pool_is_reported_as_a_failure(life: "Life") -> None:
     life.until = lambda: bool(life.broker.settled)
     assert life.start().end() == "drained"
     (failed,) = [event for event in life.events if isinstance(event, ExecutionFailed)]
-    assert "only the place LOOP awaits" in failed.error
+    assert "only an execution on the event loop may do" in failed.error
     assert life.broker.released().keys() == {"m0"}
 
 

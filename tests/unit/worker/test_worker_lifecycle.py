@@ -505,7 +505,7 @@ def test_a_release_step_that_raises_does_not_prevent_the_others(life: "Life") ->
     assert execution.interrupted.is_set()
     assert life.broker.released() == {"m0": UNCOUNTED}
     (failed,) = life.emitted(ReleaseFailed)
-    assert failed == ReleaseFailed(handler="toy", step="free what the batch holds", error="OSError: the ledger is down")
+    assert failed == ReleaseFailed(handler="toy", step="free the claim", error="OSError: the ledger is down")
 
 
 def test_a_stuck_thread_is_left_behind_and_named(life: "Life") -> None:
@@ -532,7 +532,7 @@ def test_a_batch_whose_release_hangs_does_not_delay_the_others(life: "Life") -> 
     assert life.end() == "interrupted"
     assert life.broker.released() == {"m0": UNCOUNTED, "m1": UNCOUNTED}, "the claim alone waits for its lease to end"
     assert [event.error for event in life.emitted(ReleaseFailed)] == [
-        "TimeoutError: the time for it was over; the claim ends with its lease"
+        "TimeoutError: it took too long; the claim ends with its lease"
     ]
     hung.set()
 

@@ -161,7 +161,7 @@ def test_an_upkeep_may_take_an_hour(
     clock.time += 3_600
     eventually(lambda: not liveness.troubles)
     clock.time += 1
-    eventually(lambda: [trouble for trouble in liveness.troubles if "in the upkeep of toy" in trouble])
+    eventually(lambda: [trouble for trouble in liveness.troubles if "running a background job of toy" in trouble])
     done.set()
     eventually(lambda: not liveness.troubles)
     life.stop.request()

@@ -102,9 +102,7 @@ def test_a_claim_that_cannot_be_freed_does_not_keep_the_group(life: "Life") -> N
     life.stop.request()
     assert life.end() == "interrupted"
     assert life.broker.released() == {"m0": UNCOUNTED, "m1": UNCOUNTED}
-    assert life.emitted(ReleaseFailed) == [
-        ReleaseFailed(handler="mail", step="free what the batch holds", error="OSError: down")
-    ]
+    assert life.emitted(ReleaseFailed) == [ReleaseFailed(handler="mail", step="free the claim", error="OSError: down")]
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,9 @@ class ObjectSource:
         delimiter: CSV only: the field separator.
         header: CSV only: the first line has the column names.
         cleanup: One of `from penstock import cleanup`, applied to objects whose rows are published. Default: keep them.
+
+    Raises:
+        UsageError: An option is unknown, missing or invalid, or does not fit the format or the folder.
     """
 
     folder: str | PathLike[str]
@@ -53,14 +56,14 @@ class ObjectSource:
     def __post_init__(self) -> None:
         check_address("source", self.folder)
         if not self.queue:
-            raise UsageError(f"The source {self.folder} has no queue; name the one that announces its objects.")
+            raise UsageError(f"The source {self.folder} has no queue; name the one with its notifications.")
         if self.schema is None and self.format != "text":
             raise UsageError(
                 f"The source {self.folder} has no schema; declare one, such as schema='id long, ts timestamp'."
             )
         if self.format != "csv" and (self.delimiter is not None or not self.header):
             raise UsageError(
-                f"The source {self.folder} has the format {self.format}; delimiter and header are those of csv."
+                f"The source {self.folder} has the format {self.format}; delimiter and header are only for csv."
             )
         check_fits(self.cleanup, self.folder)
 
@@ -98,7 +101,7 @@ def declared(
     """Return the checked declaration. Raises `UsageError` for an invalid option."""
     if not isinstance(name, str):
         raise UsageError(
-            "app.pipeline is no decorator: write NAME = app.pipeline('NAME', source=..., sink=..., transform=...)."
+            "app.pipeline is not a decorator: write NAME = app.pipeline('NAME', source=..., sink=..., transform=...)."
         )
     if not _NAME.fullmatch(name):
         raise UsageError(
@@ -113,7 +116,7 @@ def declared(
             f"{', '.join(SINKS)}."
         )
     if transform is not None and not callable(transform):
-        raise UsageError(f"The pipeline {name} has a transform that is no function: {transform!r}.")
+        raise UsageError(f"The pipeline {name} has a transform that is not a function: {transform!r}.")
     _check_range(name, "max_batch_objects", max_batch_objects, 1, OBJECTS_LIMIT)
     _check_range(name, "max_attempts", max_attempts, 1, ATTEMPTS_LIMIT)
     _check_range(name, "max_quarantine_ratio", max_quarantine_ratio, 0, 1)

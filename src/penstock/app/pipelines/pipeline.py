@@ -1,4 +1,4 @@
-"""`Pipeline`, the object that `app.pipeline(...)` returns. Imports Spark only when it is run or read."""
+"""`Pipeline`: the object that `app.pipeline(...)` returns. Spark is imported only when it is run or read."""
 
 from collections.abc import Callable, Sequence
 from os import PathLike
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class QuarantineTable:
-    """The quarantine of one pipeline: its lines that could not be read."""
+    """The quarantine of one pipeline: the lines of its objects that could not be read."""
 
     def __init__(self, declaration: PipelineDeclaration, aws: Callable[[], Aws]) -> None:
         self._declaration = declaration
@@ -39,7 +39,10 @@ class QuarantineTable:
 
 
 class Pipeline:
-    """One declared pipeline. A worker of its app serves it; `run` serves it alone in this process."""
+    """One declared pipeline, created by `App.pipeline` or `Handlers.pipeline`.
+
+    A worker of its app serves it; `run` serves it alone in this process.
+    """
 
     def __init__(self, declaration: PipelineDeclaration) -> None:
         self.declaration = declaration

@@ -77,7 +77,7 @@ class PipelineBlueprint:
     """One pipeline, complete except for Spark."""
 
     declaration: Declaration
-    buckets: frozenset[str]  # whose notifications it accepts
+    buckets: frozenset[str]  # it accepts the notifications of these
     numbers: BatchLimits
     worker: str
     ledger: Ledger

@@ -23,17 +23,27 @@ SEND_MAX = 100  # messages per call
 
 
 class PublishedBatch(BaseModel):
-    """One published batch. ``rows`` is 0 if its objects contained no rows, or only lines for the quarantine."""
+    """One published batch: the body of the message that is sent for it.
+
+    Attributes:
+        pipeline: The pipeline's name.
+        seq: The number of the batch in the pipeline's gapless sequence, from 1.
+        table: The table's folder or S3 address.
+        rows: Rows written to the table; 0 if the objects contained none, or only lines for the quarantine.
+        lines_quarantined: Lines written to the quarantine.
+        objects: Objects processed.
+        committed_at: The time of the commit in UTC, by the ledger's clock.
+    """
 
     model_config = ConfigDict(frozen=True)
 
     pipeline: str
-    seq: int  # number in the pipeline's gapless sequence of batches
-    table: str  # its folder
+    seq: int
+    table: str
     rows: int
     lines_quarantined: int
     objects: int
-    committed_at: datetime  # UTC, by the ledger's clock
+    committed_at: datetime
 
 
 class PublishNotifier:

@@ -30,7 +30,7 @@ _PAUSE_SECONDS_MIN = 0.001  # a due time just ahead must not make a waiting rece
 
 
 class MemoryBroker:
-    """`penstock.messaging.broker.Broker` in memory. Thread-safe."""
+    """A `penstock.messaging.broker.Broker` in memory. Thread-safe."""
 
     def __init__(
         self,

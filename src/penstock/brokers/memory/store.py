@@ -127,7 +127,7 @@ class MemoryQueue:
         return taken
 
     def pop_due(self, now: float) -> Iterator[Entry]:
-        """Yield the messages whose delay or lease has ended, in the order of those times."""
+        """Yield the messages with an ended delay or lease, in the order of those times."""
         while self.waiting and self.waiting[0][0] <= now:
             until, seq = heapq.heappop(self.waiting)
             entry = self.entries.get(seq)
@@ -319,7 +319,7 @@ class MemoryStore:
 
     def release_holder(self, holder: str, now: float) -> int:
         """End the leases of a dead worker, now or at their own end if that was earlier. Return how many."""
-        every = [(each, entry) for each in self.queues.values() for entry in each.entries.values()]
+        every = [(queue, entry) for queue in self.queues.values() for entry in queue.entries.values()]
         leased = [(each, entry) for each, entry in every if entry.leased and entry.holder == holder]
         for memory_queue, entry in leased:
             ended_at = min(entry.visible_at, now)

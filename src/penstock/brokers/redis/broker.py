@@ -53,7 +53,7 @@ _WAIT_SECONDS_MIN = 0.02
 
 
 class RedisStreamsBroker:
-    """`penstock.messaging.broker.Broker` on a Redis server of version 6.2 or later, or a cluster. Thread-safe.
+    """A `penstock.messaging.broker.Broker` on a Redis server of version 6.2 or later, or a cluster. Thread-safe.
 
     Without ``queues`` it does not connect before the first call.
 

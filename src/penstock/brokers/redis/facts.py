@@ -116,7 +116,7 @@ def _one(broker: RedisStreamsBroker) -> Delivery:
     if turn.receive_error is not None:
         raise turn.receive_error[1]
     if not turn.deliveries:
-        raise TemporaryError("a message was sent to the broker and did not come back at once: try again")
+        raise TemporaryError("a message was sent to the broker and was not delivered at once: try again")
     return turn.deliveries[0]
 
 

@@ -14,7 +14,7 @@ BACKOFF_BASE_SECONDS, BACKOFF_CAP_SECONDS = 0.2, 5.0
 
 
 class RedisArrivalListener:
-    """`penstock.messaging.broker.Listening`. There is at most one token, so an arrival wakes one worker, not all.
+    """One worker's `penstock.messaging.broker.Listening`. At most one token exists: an arrival wakes one worker.
 
     A token that arrives when this worker no longer wants it is put back for another.
     """
@@ -89,7 +89,7 @@ class RedisArrivalListener:
 
 
 class NoArrivalListener:
-    """`penstock.messaging.broker.Listening` without any wake-up: the worker polls from time to time."""
+    """A `penstock.messaging.broker.Listening` that reports nothing: the worker polls at intervals."""
 
     def want(self, queues: Set[str]) -> None:
         pass

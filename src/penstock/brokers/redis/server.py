@@ -61,11 +61,11 @@ def scripts() -> Mapping[str, Script]:
 
 VERSION_MIN = (6, 2)
 CONNECT_SECONDS = 5.0
-RESPONSE_SECONDS = 10.0  # after which an unresponsive server counts as away; blocking calls end sooner
+RESPONSE_SECONDS = 10.0  # after which an unresponsive server counts as unavailable; blocking calls end sooner
 CONNECTIONS_MAX = 64
 _SLIPS = {  # errors of servers whose address is wrong in some detail, and remedies
-    "DB index is out of range": "it has fewer databases than that number; give a smaller one, or a prefix instead",
-    "Cluster mode is not enabled": "it is no cluster; write redis:// instead of redis+cluster://",
+    "DB index is out of range": "it does not have that many databases; give a smaller number, or a prefix instead",
+    "Cluster mode is not enabled": "it is not a cluster; write redis:// instead of redis+cluster://",
 }
 _CLUSTER = "+cluster"
 
@@ -79,7 +79,7 @@ def script(name: str, keys: Sequence[str], *arguments: Any) -> Command:
 
 
 class Server:
-    """One server or cluster. Thread-safe: each call takes its own connection from a pool."""
+    """One server or cluster, shared by the parts of a broker. Thread-safe: each call uses its own pooled connection."""
 
     def __init__(self, url: str) -> None:
         self.shown_url = masked(url)
@@ -129,7 +129,7 @@ class Server:
                 if _was_never_sent(error):
                     raise
                 raise UnknownOutcome(
-                    f"the broker at {self.shown_url}: {error}; whether it took the messages is not known"
+                    f"the broker at {self.shown_url}: {error}; it is unknown whether it accepted the messages"
                 ) from error
             except ResponseError as error:
                 self._check_failover([error])
@@ -207,8 +207,8 @@ class Server:
             )
 
     def _load(self) -> None:
-        for each in scripts().values():
-            self._client.script_load(each.text)
+        for script in scripts().values():
+            self._client.script_load(script.text)
 
     def _sent(self, commands: Sequence[Command]) -> list[Any]:
         if self.is_cluster:
@@ -262,7 +262,7 @@ class Server:
             self._client.connection_pool.disconnect(inuse_connections=False)
 
     def _translated(self, error: Exception) -> Exception:
-        """Return the Penstock error for one of redis-py's."""
+        """Return Penstock's error for an error of redis-py."""
         if isinstance(error, PenstockError):
             return error
         if isinstance(error, NoPermissionError | AuthorizationError | AuthenticationError):
@@ -274,8 +274,8 @@ class Server:
             )
         if "WRONGTYPE" in str(error):
             return ConfigurationError(
-                f"The broker at {self.shown_url} holds something else under a key of ours: {error}; give this broker "
-                "another prefix or another database."
+                f"The broker at {self.shown_url} has a foreign value under a key of this broker: {error}; give "
+                "this broker another prefix or another database."
             )
         for fragment, remedy in _SLIPS.items():
             if fragment in str(error):

@@ -90,7 +90,7 @@ class SqliteSender:
 
 
 class SqliteBroker:
-    """`penstock.messaging.broker.Broker` in a file. Thread-safe; each process opens the file separately.
+    """A `penstock.messaging.broker.Broker` in a file. Thread-safe; each process opens the file separately.
 
     ``holder`` names this worker; `release_holder` releases its messages once it is proven dead. ``queues`` are created,
     or get these settings from now on. Raises ConfigurationError if the file is damaged, newer than this program, or

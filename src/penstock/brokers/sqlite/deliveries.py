@@ -70,7 +70,7 @@ class SqliteLeases:
     def extend(
         self, connection: sqlite3.Connection, deliveries: Sequence[Delivery], lease_seconds: float, now: float
     ) -> Sequence[Delivery]:
-        """Extend the leases; return the deliveries whose lease is lost."""
+        """Extend the leases; return the deliveries with a lost lease."""
         leased = self.find_leased(connection, deliveries, now)
         parameters = {"ids": json.dumps(list(leased.values())), "now": now, "lease_seconds": lease_seconds}
         connection.execute(self._sql["extend"], parameters)
@@ -125,7 +125,7 @@ class SqliteSettler:
     def settle(
         self, connection: sqlite3.Connection, settlements: Sequence[tuple[Delivery, Settlement]], now: float
     ) -> Sequence[Delivery]:
-        """Apply the settlements; return the deliveries whose lease is lost."""
+        """Apply the settlements; return the deliveries with a lost lease."""
         mine: list[tuple[int, Delivery, Settlement]] = []
         lost: list[Delivery] = []
         leased = self._leasing.find_leased(connection, [delivery for delivery, _ in settlements], now)

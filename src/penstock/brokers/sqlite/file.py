@@ -241,7 +241,7 @@ def translate(error: sqlite3.Error, path: Path) -> PenstockError:
         return TemporaryError(f"the queue file {path} cannot be used just now ({error}): try again")
     if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
         return ConfigurationError(
-            f"the queue file {path} is damaged or no queue file ({error}): move it away, or restore a copy"
+            f"the queue file {path} is damaged, or not a queue file ({error}): move it away, or restore a copy"
         )
     return ConfigurationError(f"the queue file {path} cannot be used ({error}): check the path and its permissions")
 

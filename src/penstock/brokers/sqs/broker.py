@@ -58,7 +58,7 @@ TURNS_MAX = 4  # threads that can call `turn` concurrently without waiting for e
 
 
 class SqsBroker:
-    """`penstock.messaging.broker.Broker` on SQS, or on a server with the same API. Thread-safe.
+    """A `penstock.messaging.broker.Broker` on SQS, or on a server with the same API. Thread-safe.
 
     Without ``queues`` it does not connect before the first call.
 
@@ -356,8 +356,8 @@ def _may_be_redelivered(settlements: Sequence[tuple[Delivery, Settlement]], requ
     """
     result = {request.queue for request in requests}
     return any(is_fifo(queue) for queue in result) or any(
-        isinstance(each, Release) and not each.delay_seconds and delivery.queue in result
-        for delivery, each in settlements
+        isinstance(settlement, Release) and not settlement.delay_seconds and delivery.queue in result
+        for delivery, settlement in settlements
     )
 
 

@@ -166,14 +166,14 @@ class BatchCalls:
 def failures(response: Mapping[str, Any], positions: Sequence[int]) -> Mapping[int, FailedEntry]:
     """Return the failed entries of a batch response, by position. An entry missing from it counts as failed."""
     failed = {
-        int(each["Id"]): FailedEntry(
-            code=each.get("Code", ""),
-            message=each.get("Message", ""),
-            never=bool(each.get("SenderFault")) and not client.is_throttling(each.get("Code", "")),
+        int(entry["Id"]): FailedEntry(
+            code=entry.get("Code", ""),
+            message=entry.get("Message", ""),
+            never=bool(entry.get("SenderFault")) and not client.is_throttling(entry.get("Code", "")),
         )
-        for each in response.get("Failed", ())
+        for entry in response.get("Failed", ())
     }
-    reported = {int(each["Id"]) for each in response.get("Successful", ())} | failed.keys()
+    reported = {int(entry["Id"]) for entry in response.get("Successful", ())} | failed.keys()
     failed |= {
         position: FailedEntry(code="NotAnswered", message="") for position in positions if position not in reported
     }

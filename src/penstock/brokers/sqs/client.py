@@ -92,7 +92,7 @@ _NO_ACCOUNT = (NoCredentialsError, PartialCredentialsError)
 _NO_SETTING = (NoRegionError, ParamValidationError, ProfileNotFound, UnknownRegionError, ValueError)
 _NEVER_SENT = (ConnectTimeoutError, EndpointConnectionError, ProxyConnectionError, *_NO_ACCOUNT)
 CONNECT_SECONDS = 5.0
-RESPONSE_SECONDS = 5.0  # after which an unresponsive server counts as away
+RESPONSE_SECONDS = 5.0  # after which an unresponsive server counts as unavailable
 SEND_SECONDS = 15.0  # the same for sends, which carry up to a mebibyte
 CONTROL_TRIES_MAX = 3  # of a control call, by botocore; callers retry receives, and `BatchCalls` retries entries
 CONNECTIONS_MAX = 32  # connections kept; the receiving client keeps more if it has many pollers
@@ -154,7 +154,7 @@ def may_have_been_done(error: BaseException) -> bool:
 
 
 def translate_error(error: Any, *, action: str, queue: str, endpoint: str, known: bool, final: bool) -> PenstockError:
-    """Return Penstock's error for one of boto3's.
+    """Return Penstock's error for an error of boto3.
 
     Args:
         error: The error of boto3.
@@ -169,7 +169,7 @@ def translate_error(error: Any, *, action: str, queue: str, endpoint: str, known
         return TemporaryError(f"the queue {queue!r} at {endpoint} was deleted; create it again")
     if is_missing(error):
         return QueueMissing(
-            f"There is no queue {queue!r} at {endpoint}; create it, or look at its name, the region and the account."
+            f"There is no queue {queue!r} at {endpoint}; create it, or check its name, the region and the account."
         )
     code = code_of(error)
     if code in _NOT_LET_IN or isinstance(error, _NO_ACCOUNT):
@@ -182,9 +182,9 @@ def translate_error(error: Any, *, action: str, queue: str, endpoint: str, known
             f"permit {action}."
         )
     if final and code in _INVALID:
-        return ConfigurationError(f"{endpoint} refuses {action}{at}: {error_text(error)}; SQS never takes that.")
+        return ConfigurationError(f"{endpoint} refuses {action}{at}: {error_text(error)}; SQS never accepts that.")
     if isinstance(error, _NO_SETTING):
-        return ConfigurationError(f"{action}{at} cannot be asked of {endpoint}: {error}; look at the settings of AWS.")
+        return ConfigurationError(f"{action}{at} cannot be requested from {endpoint}: {error}; check the AWS settings.")
     return TemporaryError(f"{action}{at} at {endpoint}: {error_text(error)}")
 
 

@@ -71,7 +71,7 @@ def unnoted(body: bytes, attributes: Attributes, group: str | None, *, fifo: boo
 
 def opened(raw: Mapping[str, Any]) -> tuple[bytes, Attributes, str | None]:
     """Return body, attributes and group of a message from `ReceiveMessage`. Raises nothing, whatever the sender."""
-    attributes = {name: _value(each) for name, each in raw.get("MessageAttributes", {}).items()}
+    attributes = {name: _value(attribute) for name, attribute in raw.get("MessageAttributes", {}).items()}
     group = raw.get("Attributes", {}).get("MessageGroupId")
     text: str = raw.get("Body", "")
     notes = _notes(attributes.get(NOTES)) if NOTES in attributes else None
@@ -91,10 +91,10 @@ def deduplication_id(text: str) -> str:
 def size_bytes(entry: Entry) -> int:
     """Return the size as SQS counts it, and a little more for binary attributes, which are sent as base64."""
     size = len(entry["MessageBody"].encode("utf-8"))
-    for name, each in entry.get("MessageAttributes", {}).items():
-        size += len(name) + len(each["DataType"])
-        binary = each.get("BinaryValue")
-        size += len(each["StringValue"].encode("utf-8")) if binary is None else (len(binary) + 2) // 3 * 4
+    for name, attribute in entry.get("MessageAttributes", {}).items():
+        size += len(name) + len(attribute["DataType"])
+        binary = attribute.get("BinaryValue")
+        size += len(attribute["StringValue"].encode("utf-8")) if binary is None else (len(binary) + 2) // 3 * 4
     return size
 
 

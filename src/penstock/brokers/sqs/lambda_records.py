@@ -46,7 +46,7 @@ def _delivery(record: object, clock: Clock) -> SqsDelivery:
             "Body": record["body"],
             "Attributes": dict(record.get("attributes") or {}),
             "MessageAttributes": {
-                name: _attribute(each) for name, each in (record.get("messageAttributes") or {}).items()
+                name: _attribute(attribute) for name, attribute in (record.get("messageAttributes") or {}).items()
             },
         }
         return received(record["eventSourceARN"].rpartition(":")[2], raw, clock)

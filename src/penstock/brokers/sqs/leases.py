@@ -74,7 +74,9 @@ class SqsLeases:
                 by_queue.setdefault(delivery.queue, []).append(delivery)
         refused: list[FailedEntry] = []
         for queue, leased in by_queue.items():
-            for position, failed in self._changed(self._extending, queue, [(each, lease_seconds) for each in leased]):
+            for position, failed in self._changed(
+                self._extending, queue, [(delivery, lease_seconds) for delivery in leased]
+            ):
                 if client.is_expired_handle(failed.code, failed.message):
                     lost.append(leased[position])
                 elif not client.is_ceiling(failed.code, failed.message):

@@ -1,4 +1,4 @@
-"""Arrival listener: long polls that receive messages before the worker asks.
+"""Arrival listener: long polls that receive messages before the worker requests them.
 
 While the worker wants messages of a queue, one poll waits there and holds the messages it receives until the worker
 asks for them. When the worker has no free slots, it wants none; a poll under way then is not cancelled, and its
@@ -25,7 +25,7 @@ Release = Callable[[Sequence[SqsDelivery]], None]
 
 
 class SqsArrivalListener:
-    """`penstock.messaging.broker.Listening`, with one thread for each queue that was ever wanted."""
+    """One worker's `penstock.messaging.broker.Listening`, with a thread for each queue that was ever wanted."""
 
     def __init__(
         self,

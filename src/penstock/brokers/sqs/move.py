@@ -112,7 +112,7 @@ class MoveInProgress(Iterator[MoveProgress]):
                 raise
 
     def _poll(self) -> MoveProgress:
-        listed = next((one for one in reversed(_tasks(self._api, self._task)) if self._is_own(one)), None)
+        listed = next((task for task in reversed(_tasks(self._api, self._task)) if self._is_own(task)), None)
         if listed is None:  # AWS does not list the task yet
             return self._progress(MoveStatus.RUNNING, {})
         status = MoveStatus(listed["Status"])
@@ -182,7 +182,7 @@ class MoveStarter:
             parameters["MaxNumberOfMessagesPerSecond"] = per_second
         before = _MoveTask(source=found, destination=target, arn=parameters["SourceArn"], handle="", after=0)
         with _translating_errors(found.name, target.name):
-            last = max((int(one.get("StartedTimestamp", 0)) for one in _tasks(self._api, before)), default=0)
+            last = max((int(task.get("StartedTimestamp", 0)) for task in _tasks(self._api, before)), default=0)
             response = self._api.call("start_message_move_task", queue=found.name, **parameters)
         return MoveInProgress(
             self._api, replace(before, handle=str(response["TaskHandle"]), after=last), clock=self._clock

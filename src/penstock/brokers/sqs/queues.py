@@ -192,7 +192,7 @@ class SqsQueues:
     def _by_arn(self, arn: str) -> QueueRef:
         parts = arn.split(":")
         if len(parts) != 6 or parts[2] != "sqs" or not all(parts[3:]):
-            raise ConfigurationError(f"{arn!r} is no queue's ARN: write arn:aws:sqs:REGION:ACCOUNT:NAME.")
+            raise ConfigurationError(f"{arn!r} is not the ARN of a queue: write arn:aws:sqs:REGION:ACCOUNT:NAME.")
         _, _, _, region, account, name = parts
         if region != self._api.region:
             raise ConfigurationError(

@@ -57,9 +57,9 @@ class ReceiveCalls:
         while len(taken) < messages_max:
             sizes = _sizes(messages_max - len(taken), width, each_max=messages_a_call(queue))
             responses = self._pool.run([partial(self.poll, queue, size, lease_seconds) for size in sizes])
-            errors = [each for each in responses if isinstance(each, Exception)]
-            batches = [each for each in responses if not isinstance(each, Exception)]
-            taken += [delivery for each in batches for delivery in each]
+            errors = [response for response in responses if isinstance(response, Exception)]
+            batches = [response for response in responses if not isinstance(response, Exception)]
+            taken += [delivery for batch in batches for delivery in batch]
             if errors and not taken:
                 raise errors[0]
             full = sum(
@@ -133,7 +133,7 @@ class PolledMessages:
         self._changed = threading.Condition()  # guards the fields below
         self._batches: dict[str, list[PolledBatch]] = {}
         self._polls: dict[str, int] = {}  # number of long polls under way
-        self._announced: Set[str] = frozenset()  # queues whose next long poll is about to begin
+        self._announced: Set[str] = frozenset()  # queues with a long poll that is about to begin
         self._expected: dict[str, PollRequest] = {}
 
     def expect(self, queue: str, expected: PollRequest) -> None:
@@ -147,7 +147,7 @@ class PolledMessages:
             return self._expected.get(queue, otherwise)
 
     def announce(self, queues: Set[str]) -> None:
-        """Set the queues whose next long poll is about to begin: they count as polled already.
+        """Set the queues with a long poll that is about to begin: they count as polled already.
 
         Otherwise a caller that comes before the poll's thread would make a call of its own beside it. On a worker that
         stops, one of two such calls would receive what the other one released.
@@ -179,7 +179,7 @@ class PolledMessages:
     def take(self, queue: str, messages_max: int) -> PolledBatch | None:
         """Return the oldest batch, cut to ``messages_max`` messages; None if nothing is held.
 
-        Drops batches whose lease has ended: other consumers may have received their messages, and SQS, which has no
+        Drops batches with an ended lease: other consumers may have received their messages, and SQS, which has no
         fence, would let this worker lease them again.
         """
         with self._changed:

@@ -191,7 +191,7 @@ class SqsSender:
                 if not ids:
                     raise
                 return [ids.get(position, error) for position in range(len(entries))]
-            ids |= {int(each["Id"]): each["MessageId"] for each in result.get("Successful", ())}
+            ids |= {int(entry["Id"]): entry["MessageId"] for entry in result.get("Successful", ())}
             failed = {**failed, **failures(result, left)}
             left = [position for position in left if position not in ids and not failed[position].never]
             if not left or tries == ENTRY_TRIES_MAX:

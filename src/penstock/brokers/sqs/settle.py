@@ -174,7 +174,7 @@ class SqsSettler:
         return failures + (self._delete(queue, buried) if buried else [])
 
     def _find_lost(self, queue: str, deliveries: Sequence[Delivery]) -> Failures:
-        """Return the deliveries whose lease is lost, found by hiding all a little longer.
+        """Return the deliveries with a lost lease, found by hiding all a little longer.
 
         Deliveries at the twelve-hour limit cannot be hidden, and so are not checked.
         """

@@ -39,7 +39,7 @@ from penstock.operations.dead_letters.selection import (
 from penstock.operations.inspection import ScopeView, view
 
 GROUPS_SHOWN = 10  # of a plan
-HOMELESS = "left: nothing tells where they belong, or that queue is not there; give --to QUEUE"
+HOMELESS = "left: their queue of origin is unknown or does not exist; give --to QUEUE"
 
 
 @grouped_options
@@ -138,7 +138,9 @@ def purge(
     which = which.with_queue(queue_name)
     selection = which.to_selection(limit=limit)
     if selection.wanted.is_empty and selection.queue is None and selection.tier is None:
-        raise UsageError("That would delete every dead letter of every queue: say which, such as --queue or --error.")
+        raise UsageError(
+            "That would delete every dead letter of every queue: select some, with --queue or --error for example."
+        )
     if not (yes or dry_run):
         output.require_terminal("dead purge")
     total: int | None = None

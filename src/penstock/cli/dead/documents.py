@@ -47,8 +47,8 @@ def dead_letter_document(dead_letter: "DeadLetteredMessage") -> dict[str, Any]:
         "handler": death.handler if death else None,
         "fingerprint": death.fingerprint if death else None,
         "poison": death.poison if death else None,
-        "tries": [asdict(each) for each in death.tries] if death else [],
-        "earlier_deaths": [asdict(each) for each in earlier_deaths_of(message.attributes)],
+        "tries": [asdict(attempt) for attempt in death.tries] if death else [],
+        "earlier_deaths": [asdict(death_before) for death_before in earlier_deaths_of(message.attributes)],
         "replays": replays_so_far(message.attributes),
         "set_aside": set_aside_reason(message.attributes),
         "group": message.group,
@@ -101,11 +101,11 @@ def print_dead_letter(dead_letter: "DeadLetteredMessage") -> None:
             print(f"    {printable(line)}")
 
 
-def print_object(dead: "FailedObjectRow", *, whose: str) -> None:
+def print_object(dead: "FailedObjectRow", *, pipeline: str) -> None:
     """Print a failed object as an entry of a list."""
     attempts = counted(dead.row.attempts, "attempt")
     replaced = "; a later version of it was processed" if dead.replaced else ""
-    print(printable(f"{dead.row.uri}  dead since {moment(dead.row.ended_at)}{whose}, after {attempts}{replaced}"))
+    print(printable(f"{dead.row.uri}  dead since {moment(dead.row.ended_at)}{pipeline}, after {attempts}{replaced}"))
     print(f"    {printable(dead.row.reason or 'no reason was recorded')}")
 
 

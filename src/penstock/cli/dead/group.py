@@ -125,11 +125,11 @@ def groups(
             documents[0]
             if len(documents) == 1
             else {
-                "dead_letters": sum(one["dead_letters"] for one in documents),
+                "dead_letters": sum(group["dead_letters"] for group in documents),
                 "groups": sorted(
                     (group for one in documents for group in one["groups"]), key=lambda group: -group["count"]
                 ),
-                "others": sum(one["others"] for one in documents),
+                "others": sum(group["others"] for group in documents),
             }
         )
 
@@ -196,4 +196,4 @@ def _print(dead_letters: "Sequence[DeadLetteredMessage]", objects: Sequence[Fail
     for dead_letter in dead_letters:
         print_dead_letter(dead_letter)
     for dead in objects:
-        print_object(dead, whose=f" of {dead.pipeline}" if of_all else "")
+        print_object(dead, pipeline=f" of {dead.pipeline}" if of_all else "")

@@ -32,7 +32,7 @@ def refuse_empty(given: Mapping[str, str | None]) -> None:
     """Raise `UsageError` for an option that is empty: in a script, mostly an unset variable."""
     for option, text in given.items():
         if text == "":
-            raise UsageError(f"{option} is empty: say what is meant, or leave the option out.")
+            raise UsageError(f"{option} is empty: give it a value, or leave the option out.")
 
 
 def warn_of_hiding(seen: "ScopeView", selection: DeadLetterSelection) -> None:
@@ -49,7 +49,7 @@ def report_unmatched(selection: DeadLetterSelection, met: Set[str], *, count: in
     unmet = sorted(selection.wanted.ids - met)
     if not unmet or (selection.limit is not None and count >= selection.limit):
         return False
-    talk(printable(f"There is no such dead letter: {', '.join(unmet)}; `penstock dead list` shows those there are."))
+    talk(printable(f"There is no such dead letter: {', '.join(unmet)}; `penstock dead list` lists all."))
     return not met
 
 
@@ -149,7 +149,7 @@ class FilterOptions:
         """Return the selection of these options. Raises `UsageError` for an empty or malformed one."""
         pairs = [pair.partition("=") for pair in self.attribute or ()]
         if wrong := next(("".join(pair) for pair in pairs if not (pair[0] and pair[1])), None):
-            raise UsageError(f"--attribute {wrong} is no NAME=VALUE.")
+            raise UsageError(f"--attribute {wrong} is not of the form NAME=VALUE.")
         given = {"--error": self.error, "--handler": self.handler, "--queue": self.queue, "--object": self.object_}
         refuse_empty({**given, "--id": next((id for id in self.ids or () if not id), None)})
         wanted = DeadLetterFilter(

@@ -38,7 +38,7 @@ def show(
             options.warn_of_hiding(seen, selection)
             found = history_of(seen, selection, id_)
         if found is None:
-            raise UsageError(f"There is no dead letter {id_}; `penstock dead list` shows those there are.")
+            raise UsageError(f"There is no dead letter {id_}; `penstock dead list` lists all.")
         return found
 
     history = first_of(where.scopes(), found_in)
@@ -66,9 +66,9 @@ def _print(history: DeadLetterHistory, *, full: bool) -> None:
     document = _document(history)
     print_fields(_facts(history, document))
     for title, lines in (
-        ("attempts", [_try_line(each) for each in document["tries"]]),
-        ("deaths before", [_death_line(each) for each in document["earlier_deaths"]]),
-        ("objects", [_object_line(each) for each in document["objects"]]),
+        ("attempts", [_try_line(attempt) for attempt in document["tries"]]),
+        ("deaths before", [_death_line(death) for death in document["earlier_deaths"]]),
+        ("objects", [_object_line(found) for found in document["objects"]]),
         ("attributes", [f"{name}: {value}" for name, value in document["attributes"].items()]),
         ("traceback", (document["traceback"] or "").splitlines()),
     ):
@@ -109,23 +109,23 @@ def _first_seen(document: dict[str, Any]) -> float | None:
     return first["enqueued_at"]
 
 
-def _try_line(each: dict[str, Any]) -> str:
-    reason = f": {each['reason']}" if each["reason"] else ""
-    seconds = max(0.0, each["ended_at"] - each["started_at"])
-    return f"{moment(each['started_at'])}  {seconds:,.1f} s  {each['end']}  {each['worker']}{reason}"
+def _try_line(attempt: dict[str, Any]) -> str:
+    reason = f": {attempt['reason']}" if attempt["reason"] else ""
+    seconds = max(0.0, attempt["ended_at"] - attempt["started_at"])
+    return f"{moment(attempt['started_at'])}  {seconds:,.1f} s  {attempt['end']}  {attempt['worker']}{reason}"
 
 
-def _death_line(each: dict[str, Any]) -> str:
-    attempts = counted(each["attempts"], "attempt")
-    where = f"as {each['message_id']} in {each['queue']}"
-    return f"{moment(each['last_failed_at'])}  after {attempts} {where}: {each['reason']}"
+def _death_line(death: dict[str, Any]) -> str:
+    attempts = counted(death["attempts"], "attempt")
+    where = f"as {death['message_id']} in {death['queue']}"
+    return f"{moment(death['last_failed_at'])}  after {attempts} {where}: {death['reason']}"
 
 
-def _object_line(each: dict[str, Any]) -> str:
-    if each["state"] is None:
-        return f"{each['object']}: not known to the ledger"
-    reason = f": {each['reason']}" if each["reason"] else ""
-    return f"{each['object']}: {each['state']} in {each['pipeline']}{reason}"
+def _object_line(found: dict[str, Any]) -> str:
+    if found["state"] is None:
+        return f"{found['object']}: not known to the ledger"
+    reason = f": {found['reason']}" if found["reason"] else ""
+    return f"{found['object']}: {found['state']} in {found['pipeline']}{reason}"
 
 
 def _body_lines(text: str, *, full: bool) -> list[str]:

@@ -152,7 +152,7 @@ def _text(value: str) -> str:
 
 def _float(value: float) -> str:
     if value - value != 0.0:
-        raise ValueError(f"{value} is no number that MySQL knows")
+        raise ValueError(f"{value} is not a number that MySQL can store")
     written = repr(value)
     return written if "e" in written else f"{written}e0"  # without an exponent it would be a DECIMAL
 
@@ -383,10 +383,10 @@ def _check_packet(
     The server would close the connection instead, which looks like a network error: the batch would be retried forever.
     """
     values = parameters.values() if isinstance(parameters, dict) else parameters
-    texts = [one for one in values if isinstance(one, str) and len(one) > LONG_TEXT_CHARS]
+    texts = [value for value in values if isinstance(value, str) and len(value) > LONG_TEXT_CHARS]
     if not texts:
         return
-    size, most = sum(len(literal(one).encode()) for one in texts) + PACKET_MARGIN, connection.info[PACKET]
+    size, most = sum(len(literal(text).encode()) for text in texts) + PACKET_MARGIN, connection.info[PACKET]
     if size > most:
         raise ConfigurationError(
             f"the ledger has to write a statement of {size:,} bytes (the list of a batch's files, if it has many), and "

@@ -70,7 +70,9 @@ _RIGHTS_TO_WORK = (
     "refuses a right: the role needs CONNECT and TEMPORARY on the database, USAGE of its schema, and SELECT, INSERT, "
     "UPDATE and DELETE on the ledger's tables"
 )
-_RIGHTS_TO_UPGRADE = "refuses a right: who makes or upgrades the tables needs CREATE in its schema, and to own them"
+_RIGHTS_TO_UPGRADE = (
+    "refuses a right: the role that creates or upgrades the tables needs CREATE in its schema, and to own them"
+)
 # English messages of libpq and the server when connecting fails.
 _WRONG_PATTERNS: Sequence[tuple[str, str]] = (
     (r"password authentication failed|no password supplied|authentication failed|role .* does not exist", _WRONG["28"]),
@@ -79,11 +81,11 @@ _WRONG_PATTERNS: Sequence[tuple[str, str]] = (
     (r"database .* does not exist", _WRONG["3D000"]),
     (
         "invalid connection option|invalid .* value|invalid port|invalid integer value|bad value for",
-        "cannot be connected to as the URL says: mend its options",
+        "cannot be connected to as the URL says: correct its options",
     ),
     (
         "SSL was required|certificate verify failed|root certificate file|sslmode",
-        "cannot be connected to by TLS as the URL says: mend its ssl options",
+        "cannot be connected to by TLS as the URL says: correct its ssl options",
     ),
 )
 _MISSING_TABLE, _TABLE_IS_THERE = "42P01", "42P07"

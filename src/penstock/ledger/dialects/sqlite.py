@@ -78,7 +78,7 @@ class Sqlite:
         if sqlite3.sqlite_version_info < VERSION_MIN:
             wants = ".".join(map(str, VERSION_MIN))
             raise ConfigurationError(
-                f"this Python brings SQLite {sqlite3.sqlite_version}, the ledger needs {wants}: use a newer Python"
+                f"this Python has SQLite {sqlite3.sqlite_version}, the ledger needs {wants}: use a newer Python"
             )
         connections = 1 if is_in_memory(url) else CONNECTIONS_MAX
         return self._engine(url, now=now, connections=connections, busy_seconds=BUSY_TIMEOUT_SECONDS)

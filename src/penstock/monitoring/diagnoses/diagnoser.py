@@ -35,7 +35,7 @@ class _ObjectHistory:
 
 
 class Diagnoser:
-    """Takes lines, then returns the diagnoses once. Used by one thread."""
+    """The diagnosis of a set of logs: takes all lines, then returns the diagnoses once. Used by one thread."""
 
     def __init__(self, spool: TextIO) -> None:
         """``spool`` is an empty file that can be written and read again."""
@@ -73,13 +73,15 @@ class Diagnoser:
     def diagnoses(self) -> Diagnoses:
         """Return the diagnoses from all the lines."""
         found: dict[str, list[Found]] = {name: [] for name in ("wrong", "failed", "finished", "died", "back", "over")}
-        for one in self._objects.values():
-            found["wrong"] += _wrong(one)
-            found["failed"] += (replace(each, later=after(each, one.finished)) for each in one.failed)
-            found["finished"] += (replace(one.finished[0], times=len(one.finished)),) if one.finished else ()
-            found["died"] += self._died(one)
-            found["back"] += (replace(each, later=after(each, one.finished)) for each in one.interrupted)
-            found["over"] += (replace(each, later=after(each, one.finished)) for each in one.taken_over)
+        for history in self._objects.values():
+            found["wrong"] += _wrong(history)
+            found["failed"] += (replace(failure, later=after(failure, history.finished)) for failure in history.failed)
+            found["finished"] += (
+                (replace(history.finished[0], times=len(history.finished)),) if history.finished else ()
+            )
+            found["died"] += self._died(history)
+            found["back"] += (replace(each, later=after(each, history.finished)) for each in history.interrupted)
+            found["over"] += (replace(each, later=after(each, history.finished)) for each in history.taken_over)
         for name, messages in self._messages.diagnoses(self._last_of).items():
             found[name] += messages
         for each in found.values():
@@ -100,19 +102,19 @@ class Diagnoser:
         if uri is None:
             return
         key = (line.name("pipeline"), uri)
-        one = self._objects.get(key)
-        if one is None:
-            one = self._objects[key] = _ObjectHistory()
+        history = self._objects.get(key)
+        if history is None:
+            history = self._objects[key] = _ObjectHistory()
         take = self._takes.get(line.event)
         if take is not None:
-            take(one, found_in("object", uri, line.name("pipeline"), line))
-        if line.event in _ENDS and attempt_id is not None and attempt_id not in one.ended:
-            one.ended += (sys.intern(attempt_id),)
-            one.open.pop(attempt_id, None)
+            take(history, found_in("object", uri, line.name("pipeline"), line))
+        if line.event in _ENDS and attempt_id is not None and attempt_id not in history.ended:
+            history.ended += (sys.intern(attempt_id),)
+            history.open.pop(attempt_id, None)
 
-    def _died(self, one: _ObjectHistory) -> Iterator[Found]:
-        for attempt in one.open.values():
-            if attempt.ts >= one.started_last:
+    def _died(self, history: _ObjectHistory) -> Iterator[Found]:
+        for attempt in history.open.values():
+            if attempt.ts >= history.started_last:
                 yield replace(attempt, worker_last_ts=self._last_of.get(attempt.worker or ""))
 
     def _remarks(self) -> Iterator[str]:
@@ -129,33 +131,33 @@ class Diagnoser:
             )
 
 
-def _started(one: _ObjectHistory, found: Found) -> None:
-    one.started_last = max(one.started_last, found.ts)
-    if found.attempt_id is not None and found.attempt_id not in one.ended:
-        one.open[found.attempt_id] = found
+def _started(history: _ObjectHistory, found: Found) -> None:
+    history.started_last = max(history.started_last, found.ts)
+    if found.attempt_id is not None and found.attempt_id not in history.ended:
+        history.open[found.attempt_id] = found
 
 
-def _finished(one: _ObjectHistory, found: Found) -> None:
-    one.finished = in_time((*one.finished, found))
+def _finished(history: _ObjectHistory, found: Found) -> None:
+    history.finished = in_time((*history.finished, found))
 
 
-def _failed(one: _ObjectHistory, found: Found) -> None:
-    one.failed = in_time((*one.failed, found))
+def _failed(history: _ObjectHistory, found: Found) -> None:
+    history.failed = in_time((*history.failed, found))
 
 
-def _interrupted(one: _ObjectHistory, found: Found) -> None:
-    one.interrupted = in_time((*one.interrupted, found))
+def _interrupted(history: _ObjectHistory, found: Found) -> None:
+    history.interrupted = in_time((*history.interrupted, found))
 
 
-def _taken_over(one: _ObjectHistory, found: Found) -> None:
-    one.taken_over = in_time((*one.taken_over, found))
+def _taken_over(history: _ObjectHistory, found: Found) -> None:
+    history.taken_over = in_time((*history.taken_over, found))
 
 
-def _skipped(one: _ObjectHistory, found: Found) -> None:
-    if found.reason == "already_processed" and (one.skipped is None or found.ts < one.skipped.ts):
-        one.skipped = found
+def _skipped(history: _ObjectHistory, found: Found) -> None:
+    if found.reason == "already_processed" and (history.skipped is None or found.ts < history.skipped.ts):
+        history.skipped = found
 
 
-def _wrong(one: _ObjectHistory) -> Iterator[Found]:
-    if one.skipped is not None and not (one.finished and before(one.finished[0].ts, one.skipped.ts)):
-        yield one.skipped
+def _wrong(history: _ObjectHistory) -> Iterator[Found]:
+    if history.skipped is not None and not (history.finished and before(history.finished[0].ts, history.skipped.ts)):
+        yield history.skipped

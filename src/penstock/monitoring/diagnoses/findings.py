@@ -36,7 +36,7 @@ class Found:
     times: int = 1
     later: LaterAttempt | None = None
     worker_last_ts: str | None = None  # time of the last line that the worker wrote
-    from_worker: str | None = None  # the worker whose work was taken over
+    from_worker: str | None = None  # the worker that the work was taken over from
     from_attempt: str | int | None = None  # the number of that worker's attempt; for an object the attempt's id
 
 
@@ -79,12 +79,15 @@ _OF_ATTEMPTS = frozenset(
 
 
 class Story:
-    """Takes lines in any order. Memory grows with the object's lines and with the attempts of all objects."""
+    """The history of one object in a set of logs, from lines in any order.
+
+    Memory grows with the object's lines and with the attempts of all objects.
+    """
 
     def __init__(self, uri: str) -> None:
         self._uri = uri
         self._own: list[LogLine] = []
-        self._of_attempts: dict[str, list[LogLine]] = {}
+        self._lines_by_attempt: dict[str, list[LogLine]] = {}
 
     def take(self, line: LogLine) -> bool:
         """Take a line. Return True if it names the object."""
@@ -94,13 +97,13 @@ class Story:
             return True
         attempt_id = line.name("attempt_id")
         if line.event in _OF_ATTEMPTS and attempt_id is not None:
-            self._of_attempts.setdefault(attempt_id, []).append(line)
+            self._lines_by_attempt.setdefault(attempt_id, []).append(line)
         return False
 
     def lines(self) -> Sequence[LogLine]:
         """Return the lines about the object and its attempts, in order of time."""
         attempts = {line.name("attempt_id") for line in self._own} - {None}
-        others = [line for attempt in attempts for line in self._of_attempts.get(attempt or "", ())]
+        others = [line for attempt in attempts for line in self._lines_by_attempt.get(attempt or "", ())]
         return sorted([*self._own, *others], key=lambda line: line.ts)
 
 

@@ -76,7 +76,7 @@ class LogLine:
 
 
 class Unwrapping:
-    """Unwraps the lines of one file. Keeps the beginning of a split line until its end arrives."""
+    """Unwrap the lines of one file. The beginning of a split line is kept until its end arrives."""
 
     def __init__(self) -> None:
         self.metrics = 0  # number of Penstock's metrics so far, in CloudWatch's embedded format

@@ -24,7 +24,7 @@ _FEW = 20  # starts without an end that are normal: messages in flight
 
 
 class Messages:
-    """Takes lines, then returns the diagnoses once. Used by one thread."""
+    """The diagnosis of messages: takes all lines, then returns the diagnoses once. Used by one thread."""
 
     def __init__(self, spool: TextIO) -> None:
         """``spool`` is an empty file that can be written and read again."""
@@ -73,7 +73,7 @@ class Messages:
         dead = [replace(one, later=after(one, finished.get(message, ()))) for (message, _), one in self._dead.items()]
         return {
             "failed": dead,
-            "died": [replace(one, worker_last_ts=last_of.get(one.worker or "")) for one in died],
+            "died": [replace(finding, worker_last_ts=last_of.get(finding.worker or "")) for finding in died],
             "back": _with_finishes(self._backs, finished),
             "over": _with_finishes(self._overs, finished),
         }
@@ -124,11 +124,15 @@ class Messages:
 
 
 def _with_finishes(found: Mapping[MessageKey, list[Found]], finished: Mapping[MessageKey, list[Found]]) -> list[Found]:
-    return [replace(one, later=after(one, finished.get(message, ()))) for message, of in found.items() for one in of]
+    return [
+        replace(finding, later=after(finding, finished.get(message, ())))
+        for message, findings in found.items()
+        for finding in findings
+    ]
 
 
-def _ended(one: Found, event: str, finish: Found) -> bool:
+def _ended(finding: Found, event: str, finish: Found) -> bool:
     """Return True if this event ends the attempt, or starts another attempt after it."""
     if event == START or event in _LEAVES:
-        return finish.ts > one.ts
-    return (finish.worker, finish.attempt) == (one.worker, one.attempt) and finish.ts >= one.ts
+        return finish.ts > finding.ts
+    return (finish.worker, finish.attempt) == (finding.worker, finding.attempt) and finish.ts >= finding.ts

@@ -34,7 +34,10 @@ class _Mark:
 
 
 class Outages:
-    """Takes lines in any order, then returns the outages once. Memory grows with the outages noticed per worker."""
+    """The outages in a set of logs: takes lines in any order, then returns the outages once.
+
+    Memory grows with the outages that each worker noticed.
+    """
 
     def __init__(self) -> None:
         self._marks: dict[tuple[str, str, str], list[_Mark]] = {}  # by kind, name and worker
@@ -60,12 +63,12 @@ class Outages:
         """Return all outages, ordered by their beginnings."""
         noticed: dict[tuple[str, str], list[OutageFinding]] = {}
         for (what, name, _), marks in self._marks.items():
-            noticed.setdefault((what, name), []).extend(_of_worker(what, name, marks))
-        merged = [one for of in noticed.values() for one in _merged(of)]
+            noticed.setdefault((what, name), []).extend(_worker_outages(what, name, marks))
+        merged = [outage for noticed_outages in noticed.values() for outage in _merged(noticed_outages)]
         return sorted(merged, key=lambda one: (one.began_ts, one.what, one.name))
 
 
-def _of_worker(what: str, name: str, marks: Sequence[_Mark]) -> Iterator[OutageFinding]:
+def _worker_outages(what: str, name: str, marks: Sequence[_Mark]) -> Iterator[OutageFinding]:
     """Yield the outages of one service that one worker noticed."""
     open_: _Mark | None = None
     for mark in sorted(marks, key=lambda one: one.ts):

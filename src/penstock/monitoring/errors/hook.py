@@ -32,7 +32,7 @@ class _KnownFailure:
 
 
 class ErrorReporter(SelectiveListener):
-    """Bus listener that calls the user's hook, if there is one, and each of the ``services``. Thread-safe.
+    """A bus listener that calls the user's hook, if there is one, and each of the ``services``. Thread-safe.
 
     ``process`` is the kind of this process. ``emit`` receives the events about a hook's own failures: pass the log's
     listener.

@@ -1,6 +1,6 @@
 """Map events to failures, as data, and define the arguments of an error hook.
 
-Not failures: a released message, an object that was deleted or superseded, a broker that is away for a while.
+Not failures: a released message, an object that was deleted or superseded, a broker that is unavailable for a while.
 """
 
 from collections.abc import Callable, Mapping

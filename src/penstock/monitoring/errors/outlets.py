@@ -74,7 +74,7 @@ class ErrorReport:
 
 
 class ErrorHookThread:
-    """Calls one hook with the reports put in, in order, in its own thread. Thread-safe."""
+    """The queue of reports for one hook, which is called in its own thread, in order. Thread-safe."""
 
     def __init__(self, name: str, hook: ErrorHook, *, emit: Listener, clock: Clock) -> None:
         self.name = name
@@ -131,22 +131,22 @@ class ErrorHookThread:
 
 
 class HookFailures:
-    """Emits events about the failures of a hook, each kind at most once a minute. Thread-safe."""
+    """Emit events about the failures of one hook, each kind at most once a minute. Thread-safe."""
 
     def __init__(self, hook: str, emit: Listener, clock: Clock) -> None:
         self._hook = hook
         self._emit = emit
         self._lock = threading.Lock()
         self._failures = 0  # not emitted yet; this and the next three fields are guarded by _lock
-        self._of_failures = Throttle(QUIET_SECONDS, clock)
+        self._failure_throttle = Throttle(QUIET_SECONDS, clock)
         self._drops_reported = 0
-        self._of_drops = Throttle(QUIET_SECONDS, clock)
+        self._drop_throttle = Throttle(QUIET_SECONDS, clock)
 
     def report_hook_failure(self, error: BaseException) -> None:
         """Count an exception of the hook, and emit `ErrorHookFailed` if due."""
         with self._lock:
             self._failures += 1
-            if not self._of_failures.begin_if_due():
+            if not self._failure_throttle.begin_if_due():
                 return
             count, self._failures = self._failures, 0
         self._emit(ErrorHookFailed(hook=self._hook, error=failure_of(error).summary, count=count))
@@ -155,7 +155,7 @@ class HookFailures:
         """Emit `ErrorReportsDropped` if due. ``dropped`` is the total so far."""
         with self._lock:
             count = dropped - self._drops_reported
-            if count == 0 or not self._of_drops.begin_if_due():
+            if count == 0 or not self._drop_throttle.begin_if_due():
                 return
             self._drops_reported = dropped
         self._emit(ErrorReportsDropped(hook=self._hook, count=count))

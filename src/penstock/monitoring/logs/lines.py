@@ -48,7 +48,7 @@ class LineLogger(structlog.BoundLoggerBase):
 
 
 class LineWriter:
-    """Writes whole lines to a stream. If the stream fails, only that line is lost. Thread-safe."""
+    """A writer of whole lines to a stream. If the stream fails, only that line is lost. Thread-safe."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream

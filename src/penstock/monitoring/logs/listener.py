@@ -18,7 +18,7 @@ TraceIds = Callable[[], tuple[str, str] | None]  # returns the ids of the callin
 
 
 class LogListener(SelectiveListener):
-    """Bus listener that writes the log. Thread-safe."""
+    """The bus listener that writes the log of one process. Thread-safe."""
 
     def __init__(
         self,

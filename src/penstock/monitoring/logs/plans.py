@@ -166,15 +166,13 @@ def _check(settings: LogSettings) -> None:
         for row in rows_of(entry):
             known.setdefault(row.name, []).append(row)
     if settings.format not in get_args(Format):
-        raise ConfigurationError(
-            f"There is no log format {settings.format!r}; take one of {_listed(get_args(Format))}."
-        )
+        raise ConfigurationError(f"There is no log format {settings.format!r}; use one of {_listed(get_args(Format))}.")
     for level in (settings.level, *settings.levels.values()):
         if level not in LEVELS:
-            raise ConfigurationError(f"There is no log level {level!r}; take one of {_listed(LEVELS)}.")
+            raise ConfigurationError(f"There is no log level {level!r}; use one of {_listed(LEVELS)}.")
     for name in (*settings.levels, *settings.sampling):
         if name not in known:
-            raise ConfigurationError(f"There is no log event {name!r}; docs/fix/logs.md lists those there are.")
+            raise ConfigurationError(f"There is no log event {name!r}; docs/fix/logs.md lists all events.")
     for name, share in settings.sampling.items():
         _check_share(name, share, known[name])
 

@@ -134,7 +134,7 @@ WORKER_ROWS: Rows = {
     events.BreakerOpened: LogRow(
         name="breaker.opened",
         level="error",
-        msg="Many messages in a row failed alike. This worker pauses the queue, except for one probe at a time.",
+        msg="Consecutive messages failed with the same error. This worker pauses the queue, except for single probes.",
         fields={**with_error("queue", "handler"), **same("fingerprint", "failures")},
     ),
     events.BreakerClosed: LogRow(

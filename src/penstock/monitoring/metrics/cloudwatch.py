@@ -9,7 +9,7 @@ output anyway, so this needs no permission and no call. Format and limits: "Spec
 the CloudWatch user guide. CloudWatch silently drops a document that violates them. Dimensions are a metric's labels, so
 they are few; a test checks the catalogue.
 
-Both send `Point`s. In CloudWatch each combination of dimensions is a metric with a price of its own. So the worker
+Both send `Point`s. In CloudWatch each combination of dimensions is a separately priced metric. So the worker
 label is not a dimension: the values of all workers are combined there. A histogram's values are sent as the middles of
 their buckets, with counts.
 """
@@ -94,11 +94,11 @@ def _plain(value: str) -> str:
     return value[:VALUE_CHARACTERS_MAX]
 
 
-def _merged(one: Distribution | None, other: Distribution) -> Distribution:
-    if one is None:
+def _merged(distribution: Distribution | None, other: Distribution) -> Distribution:
+    if distribution is None:
         return other
-    counts = tuple(a + b for a, b in zip(one.counts, other.counts, strict=True))
-    return Distribution(counts=counts, sum=one.sum + other.sum)
+    counts = tuple(a + b for a, b in zip(distribution.counts, other.counts, strict=True))
+    return Distribution(counts=counts, sum=distribution.sum + other.sum)
 
 
 def _spread(seen: Distribution, bounds: tuple[float, ...]) -> tuple[Sequence[float], Sequence[int]]:
@@ -121,7 +121,10 @@ CALLS_MAX = 20  # waiting calls
 
 
 class CloudWatchDestination:
-    """Sends metrics with put_metric_data, which boto3 retries. ``client`` makes boto3's client on first use."""
+    """The destination that sends metrics with put_metric_data, which boto3 retries. Used by the exporter's thread.
+
+    ``client`` returns boto3's client; it is called on first use.
+    """
 
     name = "cloudwatch"
 
@@ -174,7 +177,10 @@ DOCUMENT_BYTES_MAX = 256 * 1024  # the size of a log event
 
 
 class EmfDestination:
-    """Writes a line for each combination of dimensions that has changes."""
+    """The destination that writes a line to the log for each combination of dimensions with changes.
+
+    Used by the exporter's thread.
+    """
 
     name = "emf"
 

@@ -33,7 +33,10 @@ class MetricsDestination(Protocol):
 
 
 class Exporter:
-    """Exports the meters periodically and on request. Failures and delays of the destination do not affect the work."""
+    """The exporter of a process's meters to one destination, periodically and on request, in its own thread.
+
+    Failures and delays of the destination do not affect the work.
+    """
 
     def __init__(
         self, meters: Meters, destination: MetricsDestination, *, every_seconds: float, clock: Clock, emit: Listener

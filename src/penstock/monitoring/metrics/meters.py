@@ -162,7 +162,7 @@ class Meters:
 
     def _forget(self, collect: Callable[[], None]) -> None:
         with self._lock:
-            self._collectors = tuple(one for one in self._collectors if one is not collect)
+            self._collectors = tuple(collector for collector in self._collectors if collector is not collect)
 
     def _series_key(self, own: "_ThreadCounts", key: _Key) -> _Key:
         """Return the series to count in. Labels counted as ``other`` are remembered: finding them takes a lock."""

@@ -90,7 +90,7 @@ class OtelMeters(Meters):
 
 
 class OtelDestination:
-    """Sends the counts if the application has no provider of its own. Only the exporter's thread calls it."""
+    """The destination that sends the counts if the application has no provider. Only the exporter's thread calls it."""
 
     name = "otel"
 
@@ -103,7 +103,7 @@ class OtelDestination:
         self._exporter.failed = False
         self._reader.collect(SEND_SECONDS * 1_000)
         if self._exporter.failed:
-            raise TemporaryError("no collector took the metrics; OTEL_EXPORTER_OTLP_ENDPOINT says where there is one")
+            raise TemporaryError("no collector accepted the metrics; OTEL_EXPORTER_OTLP_ENDPOINT has its address")
 
 
 class OtlpExporter(OTLPMetricExporter):

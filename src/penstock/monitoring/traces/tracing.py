@@ -51,7 +51,7 @@ def otel_tracing(service: TelemetryResource, *, version: str) -> "OtelTracing":
 
 
 class OtelTracing:
-    """Records spans with a provider, which decides where they go. Thread-safe."""
+    """The tracing of one process, through a provider that decides where spans go. Thread-safe."""
 
     def __init__(self, provider: TracerProvider, *, version: str, continuing: Continuing | None = None) -> None:
         self._provider = provider

@@ -122,7 +122,7 @@ def export_to_file(
     With ``remove``, then delete them from their queues. Raises `UsageError` if the file exists.
     """
     if file.files.stat(file.name) is not None:
-        raise UsageError(f"There is a file {file.address} already: name another one, it may be the only copy.")
+        raise UsageError(f"The file {file.address} exists already, and may be the only copy: name another one.")
     exported = ExportReport()
     probe = killing_probe(seen.scope.settings.kill_at)
     with ExitStack() as opened:
@@ -165,7 +165,7 @@ def import_file(
             if stopped():
                 imported.interrupted = True
                 break
-            for into, group in groupby(chunk, key=lambda one: targets.of(queue or one.queue)):
+            for into, group in groupby(chunk, key=lambda message: targets.of(queue or message.queue)):
                 if into not in results:
                     entered = audited(ledger, "import", queue=into, details=details, stopped=stopped)
                     results[into] = opened.enter_context(entered)
@@ -245,7 +245,7 @@ def _remove(file: ExportFile, opened: _OpenedQueues, stopped: Stopped, probe: Pr
         if stopped():
             break
         for queue, group in groupby(chunk, key=lambda one: one.queue):
-            removed += opened.dead_letters[queue].remove([one.message.id for one in group])
+            removed += opened.dead_letters[queue].remove([message.message.id for message in group])
             probe(Step.DEAD_LETTERS_REMOVED)
     return removed
 
@@ -255,15 +255,15 @@ def _not_replayed(ledger: Ledger, messages: Sequence[ExportedMessage]) -> Sequen
 
     An export locks nothing, so a message may be replayed while its file is written.
     """
-    ids = [one.replay_id for one in messages]
+    ids = [message.replay_id for message in messages]
     known = ledger.replays.find(ids)
-    return [one for one, id in zip(messages, ids, strict=True) if id not in known or not known[id].sent]
+    return [message for message, id in zip(messages, ids, strict=True) if id not in known or not known[id].sent]
 
 
 def _put(seen: ScopeView, ledger: Ledger, into: str, messages: Sequence[ExportedMessage]) -> int:
     """Send the messages that are not there yet and return their number. Recorded before and after, as a replay is."""
-    intents = {one.intent(into).replay_id: one for one in messages}
-    known = ledger.replays.open([one.intent(into) for one in intents.values()])
+    intents = {message.intent(into).replay_id: message for message in messages}
+    known = ledger.replays.open([intent.intent(into) for intent in intents.values()])
     due = [(id, one) for id, one in intents.items() if not known[id].sent]
     size = chunk_of(seen.broker, CHUNK)
     for start in range(0, len(due), size):

@@ -1,8 +1,8 @@
 """Select dead letters for the commands: the DLQs of a scope, the selected messages, and the queue of origin of each.
 
 A message's death is an attribute that any sender can forge. So its queue of origin counts only if the broker confirms
-that this queue's dead letters go to the DLQ that holds the message. Otherwise a replay would send it wherever a
-stranger likes.
+that this queue's dead letters go to the DLQ that holds the message. Otherwise a sender could make a replay send it
+anywhere.
 """
 
 import getpass
@@ -66,7 +66,7 @@ def requested_queues(seen: ScopeView, queue: str | None) -> Mapping[str, str]:
     if queue is None and seen.queues is not None:
         if not seen.queues:
             raise UsageError(
-                "No queue is named, and those here may be of others: give --queue QUEUE or --app APP, or set queues."
+                "No queue is named, and the broker may have foreign queues: give --queue or --app, or set queues."
             )
         return _dlqs_of_all(broker, seen.queues)
     known = set(broker.queue_names())
@@ -101,7 +101,7 @@ def check_destination(seen: ScopeView, queue: str, *, option: str = "--to") -> N
     broker = seen.broker
     if is_dead_letter_queue(seen, queue):
         raise UsageError(
-            f"{queue} holds dead letters and has no consumer: {option} takes the queue that is to process them."
+            f"{queue} holds dead letters and has no consumer: give {option} the queue that should process them."
         )
     known = broker.queue_names()
     if listed_name(queue) in known:

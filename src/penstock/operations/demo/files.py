@@ -194,7 +194,7 @@ def run_ingest(where: DemoPlaces, *, killed: bool = False) -> Mapping[str, Any] 
     if killed and done.returncode < 0:
         return None
     if done.returncode not in (0, 3):
-        raise PenstockError(f"the ingest of the demo ended with exit code {done.returncode}; its words are above")
+        raise PenstockError(f"the ingest of the demo ended with exit code {done.returncode}; see its output above")
     report: Mapping[str, Any] = json.loads(done.stdout)
     return report
 

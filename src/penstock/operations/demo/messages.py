@@ -1,4 +1,4 @@
-"""The message half of the demo: a queue, three workers, a SIGKILL, and a count of what became of every order."""
+"""The message half of the demo: a queue, three workers, a SIGKILL, and a count of all orders by their result."""
 
 import json
 import signal
@@ -79,7 +79,7 @@ def run_messages(folder: Path, *, report: Callable[[str], None]) -> MessageProof
     """Send orders, run three workers on them, kill one of them, and count.
 
     Args:
-        folder: Where the app, its settings and its data are written; made if absent.
+        folder: Where the app, its settings and its data are written; created if missing.
         report: Receives a line per step.
 
     Raises:

@@ -79,7 +79,7 @@ class AwsResources:
 
     @property
     def is_empty(self) -> bool:
-        return not (self.broker_is_sqs or self.tables or any(one.source for one in self.served))
+        return not (self.broker_is_sqs or self.tables or any(queue.source for queue in self.served))
 
 
 def resources_of(scope: "Scope", app: "App | None", *, try_notification: bool = False) -> AwsResources:
@@ -92,14 +92,18 @@ def resources_of(scope: "Scope", app: "App | None", *, try_notification: bool = 
     of_broker = broker_aws(settings, aws)
     served = served_by(app, settings)
     replayed = [
-        one.queue for one in served if settings.dead_letters_replay and replay_policy(settings, one.queue) is not None
+        queue.queue
+        for queue in served
+        if settings.dead_letters_replay and replay_policy(settings, queue.queue) is not None
     ]
     return AwsResources(
         aws=of_broker or aws,
         broker_is_sqs=of_broker is not None,
         served=served,
         replayed=frozenset(replayed),
-        tables=[(s3_address(one.table.uri), one.scheme) for one in scope.tables.values() if is_s3(one.table.uri)],
+        tables=[
+            (s3_address(paths.table.uri), paths.scheme) for paths in scope.tables.values() if is_s3(paths.table.uri)
+        ],
         lease_seconds=settings.worker_lease,
         try_notification=try_notification,
     )
@@ -297,7 +301,7 @@ def _try_access(resources: AwsResources, clock: Clock) -> None:
     """
     addresses = [
         *(address for address, _ in resources.tables),
-        *(one.source for one in resources.served if one.source is not None),
+        *(queue.source for queue in resources.served if queue.source is not None),
     ]
     if addresses:
         check_identity(addresses[0], resources.aws)

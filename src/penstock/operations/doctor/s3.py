@@ -1,4 +1,4 @@
-"""Findings about buckets: are they readable, and do their notifications reach the queue?
+"""Check buckets: that they are readable, and that their notifications reach the queue.
 
 Pure functions from facts to findings.
 """

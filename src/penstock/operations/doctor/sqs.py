@@ -1,4 +1,4 @@
-"""Findings about SQS queues: do they exist, and do their limits leave room for Penstock's attempts and replays?
+"""Check SQS queues: that they exist, and that their limits leave room for Penstock's attempts and replays.
 
 Pure functions from facts to findings.
 """
@@ -119,7 +119,7 @@ def check_final_dlq(
     if final_dlq.arn in (facts.arn, dlq.arn):
         return (
             FindingLevel.FAILED,
-            f"{text}, which is a circle: give it a redrive policy to a queue that people watch",
+            f"{text}, which is a cycle: give it a redrive policy to a queue that people watch",
         )
     if final_dlq.is_fifo != dlq.is_fifo:
         kinds = ("a FIFO queue", "a standard queue") if dlq.is_fifo else ("a standard queue", "a FIFO queue")
@@ -140,15 +140,19 @@ def check_final_dlq(
 
 def bucket_may_send(facts: "QueueFacts", bucket: str) -> tuple[FindingLevel, str]:
     """Check that the queue's policy lets the bucket send, and no other bucket."""
-    found = [one for one in _statements(facts.policy) if _covers(one, facts.arn)]
-    for one in found:
-        if one.get("Effect") == "Deny" and not one.get("Condition"):
+    found = [statement for statement in _statements(facts.policy) if _covers(statement, facts.arn)]
+    for statement in found:
+        if statement.get("Effect") == "Deny" and not statement.get("Condition"):
             return FindingLevel.FAILED, f"{facts.name}: a statement of its policy denies {_S3} to send; remove it"
-    allowed = [one for one in found if one.get("Effect") == "Allow"]
-    named = [one for one in allowed if any(fnmatchcase(f"arn:aws:s3:::{bucket}", each) for each in _sources(one))]
+    allowed = [statement for statement in found if statement.get("Effect") == "Allow"]
+    named = [
+        statement
+        for statement in allowed
+        if any(fnmatchcase(f"arn:aws:s3:::{bucket}", statement) for statement in _sources(statement))
+    ]
     if named:
         return FindingLevel.OK, f"{facts.name}: its policy allows {bucket} to send"
-    if any(not _sources(one) for one in allowed):
+    if any(not _sources(statement) for statement in allowed):
         return (
             FindingLevel.WARNING,
             f"{facts.name}: its policy allows any bucket of any account to send: add a condition on aws:SourceArn",
@@ -160,7 +164,7 @@ def bucket_may_send(facts: "QueueFacts", bucket: str) -> tuple[FindingLevel, str
 
 
 def _statements(policy: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    return [one for one in _several(policy.get("Statement")) if isinstance(one, Mapping)]
+    return [statement for statement in _several(policy.get("Statement")) if isinstance(statement, Mapping)]
 
 
 def _covers(statement: Mapping[str, Any], arn: str) -> bool:
@@ -169,10 +173,10 @@ def _covers(statement: Mapping[str, Any], arn: str) -> bool:
     principals = _several(principal.get("Service")) if isinstance(principal, Mapping) else _several(principal)
     if isinstance(principal, Mapping) and "*" in _several(principal.get("AWS")):
         principals = ["*"]
-    actions = [str(each).lower() for each in _several(statement.get("Action"))]
+    actions = [str(action).lower() for action in _several(statement.get("Action"))]
     return (
         bool({_S3, "*"} & set(map(str, principals)))
-        and any(fnmatchcase(_SEND, each) for each in actions)
+        and any(fnmatchcase(_SEND, action) for action in actions)
         and any(fnmatchcase(arn, str(each)) for each in _several(statement.get("Resource", "*")))
     )
 

@@ -1,4 +1,4 @@
-"""Send test errors: do failures of this app reach the configured services and hooks?
+"""Send test errors, to check that failures of this app reach the configured services and hooks.
 
 One is sent for each kind of process, through telemetry opened as that process opens it. The one of an isolated child is
 raised in a real child of a real worker, on an in-memory queue.

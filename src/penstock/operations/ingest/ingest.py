@@ -184,7 +184,7 @@ def _until_done(work: IngestPipeline, spark: Session | None) -> tuple[PendingObj
 
 
 def _watch(work: IngestPipeline, spark: Session | None) -> tuple[PendingObjects, _IngestScan]:
-    """Ingest the current objects of the folder, and new ones until a stop."""
+    """Ingest the current objects of the folder, and new objects until a stop."""
     tools, source = work.tools, str(work.source)
     pending = _pending(work, ())
     watcher = Watcher(

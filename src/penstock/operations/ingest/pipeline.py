@@ -84,7 +84,7 @@ class IngestPipeline:
 
     @property
     def queue(self) -> str:
-        """The queue of its notifications: the named one, or one of its own."""
+        """The queue of its notifications: the named one, or one that only this ingest uses."""
         return self.request.queue or self.where.queue(self.source)
 
     def serve(self, *, sample: Sequence[ObjectRef], until: Callable[[], bool], spark: Session | None = None) -> None:
@@ -240,7 +240,9 @@ def queue_of(request: IngestRequest, state: StateFolder, tools: PipelineTools) -
 def check(request: IngestRequest, source: SourceLocation) -> Transform | None:
     """Check the options before anything starts; return the transform. Raises `UsageError`."""
     if request.watch and request.queue is None and not source.is_local:
-        raise UsageError(f"{source} cannot be watched; S3 announces its objects to a queue: name it with --queue.")
+        raise UsageError(
+            f"{source} cannot be watched; S3 sends notifications to a queue instead: name it with --queue."
+        )
     if (source.is_local or request.queue is None) and source.is_table():  # a queue's source in S3 is never listed
         raise UsageError(f"The source {source} is a table; SOURCE comes first, TABLE second.")
     check_fits(request.cleanup, source.address)

@@ -65,7 +65,7 @@ class UnreadableError(UsageError):
 
     def __init__(self, source: str, problems: list[str], count: int) -> None:
         which, them = ("entry that names", "it") if count == 1 else ("entries that name", "them")
-        super().__init__(f"{source} has {count:,} {which} no object; nothing was imported: mend {them} first.")
+        super().__init__(f"{source} has {count:,} {which} no object; nothing was imported: correct {them} first.")
         self.problems = problems
 
 
@@ -73,7 +73,7 @@ class UnreadableError(UsageError):
 def target_of(*, app: str | None, pipeline: str | None, table: str | None, state: str | None) -> Iterator[ImportTarget]:
     """Yield the target: a table, whose ledger is created if missing, or a pipeline or object handler of an app."""
     if (app is None) == (table is None) or (app is None) != (pipeline is None):
-        raise UsageError("Say whose objects these are: APP PIPELINE, as in shop:app clicks, or --table FOLDER.")
+        raise UsageError("Name the pipeline of these objects: APP PIPELINE, as in shop:app clicks, or --table FOLDER.")
     settings = load_settings()
     if table is not None:
         where = _paths(table, state, settings)
@@ -86,7 +86,7 @@ def target_of(*, app: str | None, pipeline: str | None, table: str | None, state
         return
 
     loaded = load_app(app or "")
-    names = sorted(one.name for one in loaded.services if isinstance(one, PipelineService | ObjectService))
+    names = sorted(service.name for service in loaded.services if isinstance(service, PipelineService | ObjectService))
     if pipeline not in names:
         raise UsageError(
             f"The app {app} has no pipeline or object handler {pipeline}; it has {', '.join(names) or 'none'}."
@@ -114,7 +114,7 @@ def import_processed(
         if not dry_run:
             target.ledger.ensure_pipeline(target.pipeline)
         adoptions = target.ledger.adoptions
-        refs = (one.ref for one in entries() if one.ref is not None)
+        refs = (entry.ref for entry in entries() if entry.ref is not None)
         while chunk := [_candidate(ref) for ref in islice(refs, CHUNK_OBJECTS)]:
             if dry_run:
                 adopted = adoptions.preview(target.pipeline, chunk)
@@ -134,14 +134,14 @@ def _check(source: str, entries: Iterable[ListedObject], aws: Aws) -> int:
     problems: list[str] = []
     count = bad = 0
     unversioned: set[str] = set()  # buckets with entries that do not state a version
-    for one in entries:
+    for entry in entries:
         count += 1
-        if one.ref is not None and not one.has_version and one.ref.bucket != LOCAL_BUCKET:
-            unversioned.add(one.ref.bucket)
-        if one.ref is None:
+        if entry.ref is not None and not entry.has_version and entry.ref.bucket != LOCAL_BUCKET:
+            unversioned.add(entry.ref.bucket)
+        if entry.ref is None:
             bad += 1
             if bad <= PROBLEMS_MAX:
-                problems.append(f"{source}, line {one.line} {one.problem}")
+                problems.append(f"{source}, line {entry.line} {entry.problem}")
     if bad:
         raise UnreadableError(source, problems, bad)
     remedy = INVENTORY_REMEDY if source.endswith(INVENTORY) else LIST_REMEDY

@@ -178,7 +178,7 @@ def _judge(seen: ScopeView, uri: str, found: RetryPlan) -> None:
 
 
 def _is_archived(seen: ScopeView, uri: str, found: RetryPlan) -> bool:
-    return any(one.archive.pipeline in found.queues for one in seen.ledger.archives.find(uri))
+    return any(archived.archive.pipeline in found.queues for archived in seen.ledger.archives.find(uri))
 
 
 def _queues(seen: ScopeView, given: str | None) -> Mapping[str, str]:
@@ -186,7 +186,9 @@ def _queues(seen: ScopeView, given: str | None) -> Mapping[str, str]:
     scope, meant = seen.scope, seen.pipelines()
     if scope.served:
         if given is not None:
-            raise UsageError("The app's code says which queue each pipeline is fed from: leave --queue out, or --app.")
+            raise UsageError(
+                "With --app, each pipeline's queue is known from the app's code: leave out --queue, or --app."
+            )
         if scope.pipeline is not None and scope.pipeline not in scope.served:
             raise UsageError(f"The app has no pipeline {scope.pipeline}; it has: {', '.join(sorted(scope.served))}.")
         return {pipeline: scope.served[pipeline] for pipeline in meant if pipeline in scope.served}
@@ -194,13 +196,11 @@ def _queues(seen: ScopeView, given: str | None) -> Mapping[str, str]:
         given = given or _queue_of_table(seen)
     if given is None:
         raise UsageError(
-            "Which queue a pipeline is fed from stands in the app's code: give --app, such as --app shop:app; or "
+            "The queue of a pipeline is known only from the app's code: give --app, such as --app shop:app; or "
             "--pipeline and --queue."
         )
     if len(meant) > 1:
-        raise UsageError(
-            f"A queue feeds one pipeline; say with --pipeline which of these is meant: {', '.join(meant)}."
-        )
+        raise UsageError(f"A queue belongs to one pipeline; select it with --pipeline: {', '.join(meant)}.")
     check_destination(seen, given, option="--queue")
     return dict.fromkeys(meant, given)
 
@@ -210,9 +210,7 @@ def _queue_of_table(seen: ScopeView) -> str:
     if len(names) == 1:
         return names[0]
     if names:
-        raise UsageError(
-            f"The table is fed from several sources, each with a queue of its own ({', '.join(names)}): give --queue."
-        )
+        raise UsageError(f"The table has several sources, each with its own queue ({', '.join(names)}): give --queue.")
     raise UsageError(
         "There is no queue in the table's state: run its `penstock ingest`. One that is fed from a queue elsewhere "
         "(`ingest --queue`) is named as a pipeline: --pipeline with the table's address, --queue, and the settings "

@@ -135,12 +135,12 @@ class Status:
     @property
     def objects_missing(self) -> int:
         """Return the number of objects that the latest reconcile found missing and that were not handled since."""
-        return sum(one.objects_missing for one in self.pipelines)
+        return sum(pipeline.objects_missing for pipeline in self.pipelines)
 
     @property
     def objects_overdue(self) -> int:
         """Return the number of objects that are unprocessed for longer than allowed."""
-        return sum(one.objects_overdue for one in self.pipelines)
+        return sum(pipeline.objects_overdue for pipeline in self.pipelines)
 
     @property
     def objects_left(self) -> int:
@@ -159,12 +159,12 @@ class Status:
     def _missing(self) -> Iterator[str]:
         for why in self.disagreements:
             yield f"table and ledger disagree: {why}"
-        for one in self.pipelines:
-            yield from one.shortfalls
+        for pipeline in self.pipelines:
+            yield from pipeline.shortfalls
         if self.objects_missing:
             yield f"objects never processed, found by the latest reconcile: {self.objects_missing:,}"
         if self.objects_overdue:
-            ages = [one.oldest_unprocessed_age_seconds for one in self.pipelines if one.objects_overdue]
+            ages = [pipeline.oldest_unprocessed_age_seconds for pipeline in self.pipelines if pipeline.objects_overdue]
             oldest = max((age for age in ages if age is not None), default=None)
             since = "" if oldest is None else f", the oldest for {span(oldest)}"
             yield f"objects overdue: {self.objects_overdue:,}{since}"
@@ -174,13 +174,13 @@ class Status:
             yield f"objects waiting with no worker running: {self.objects_left:,}"
         elif self._deserted and self._messages:
             yield f"messages waiting with no worker running: {self._messages:,}"
-        for one in self.queues:
-            if one.breaker is not None:
-                yield f"{one.queue} is paused by its breaker: {one.breaker}"
-            if one.unserved is not None:
-                yield f"{one.queue} is not consumed: {one.unserved}"
-            if one.unread is not None:
-                yield one.unread
+        for queue in self.queues:
+            if queue.breaker is not None:
+                yield f"{queue.queue} is paused by its breaker: {queue.breaker}"
+            if queue.unserved is not None:
+                yield f"{queue.queue} is not consumed: {queue.unserved}"
+            if queue.unread is not None:
+                yield queue.unread
         if self.messages_unserved:
             yield f"messages in queues that no worker consumes: {self.messages_unserved:,}"
         yield from self._texts_of_lagging(ProblemKind.NO_CONSUMER)
@@ -199,7 +199,7 @@ class Status:
         yield from self._texts_of_lagging(ProblemKind.LAGGING)
 
     def _texts_of_lagging(self, kind: ProblemKind) -> Sequence[str]:
-        return [one.problem.text for one in self.lagging if one.problem.kind is kind]
+        return [lagging.problem.text for lagging in self.lagging if lagging.problem.kind is kind]
 
     @property
     def _deserted(self) -> bool:
@@ -211,6 +211,14 @@ class Status:
         return self.messages_visible + self.messages_in_flight + self.messages_delayed
 
 
+def span(seconds: float) -> str:
+    """Return a duration for people."""
+    for unit, length_seconds in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * length_seconds:
+            return f"{seconds / length_seconds:,.0f} {unit}"
+    return f"{seconds:,.0f} s"
+
+
 def _by_kind(problems: Sequence[Problem]) -> Iterator[tuple[ProblemKind, Iterator[Problem]]]:
     return groupby(problems, key=lambda problem: problem.kind)
 
@@ -219,11 +227,3 @@ def _prefixed(kind: ProblemKind, texts: Sequence[str]) -> str:
     """Prefix the texts with their kind. Failed objects and dead letters need no prefix."""
     joined = "; ".join(texts)
     return joined if kind is ProblemKind.FAILED else f"{kind}: {joined}"
-
-
-def span(seconds: float) -> str:
-    """Return a duration for people."""
-    for unit, length_seconds in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= 2 * length_seconds:
-            return f"{seconds / length_seconds:,.0f} {unit}"
-    return f"{seconds:,.0f} s"

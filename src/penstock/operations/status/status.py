@@ -166,20 +166,20 @@ class StatusReader:
         workers = sorted({*silent, *(record.worker for record in records)})
         elsewhere = has_workers_elsewhere(scope.settings)
         seen_all = not elsewhere or bool(silent)
-        ages = [age for one in queues if (age := one.oldest_visible_message_age_seconds) is not None]
+        ages = [age for queue in queues if (age := queue.oldest_visible_message_age_seconds) is not None]
         return Status(
             table=None if scope.table is None else str(scope.table.table),
             table_version=None if scope.table is None else pipelines[0].table_version,
-            objects={state: sum(one.objects[state] for one in pipelines) for state in ObjectState},
-            batches_committed=sum(one.batches_committed for one in pipelines),
-            batches_unpublished=_summed([one.batches_unpublished for one in pipelines]),
-            messages_visible=sum(one.visible for one in queues),
-            messages_in_flight=sum(one.in_flight for one in queues),
-            messages_delayed=sum(one.delayed for one in queues),
+            objects={state: sum(pipeline.objects[state] for pipeline in pipelines) for state in ObjectState},
+            batches_committed=sum(pipeline.batches_committed for pipeline in pipelines),
+            batches_unpublished=_summed([pipeline.batches_unpublished for pipeline in pipelines]),
+            messages_visible=sum(queue.visible for queue in queues),
+            messages_in_flight=sum(queue.in_flight for queue in queues),
+            messages_delayed=sum(queue.delayed for queue in queues),
             oldest_visible_message_age_seconds=max(ages, default=None),
             dead_letters=counts.all,
             workers=workers,
-            objects_replaced=sum(one.objects_replaced for one in pipelines),
+            objects_replaced=sum(pipeline.objects_replaced for pipeline in pipelines),
             dead_letters_replaced=None if replaced is None else min(replaced, counts.all),
             dead_letters_set_aside=counts.set_aside,
             dead_letters_replayed=counts.replayed,
@@ -187,7 +187,7 @@ class StatusReader:
             workers_silent=bool(silent),
             workers_elsewhere=elsewhere,
             notes=notes,
-            disagreements=[one.disagreement for one in pipelines if one.disagreement is not None],
+            disagreements=[pipeline.disagreement for pipeline in pipelines if pipeline.disagreement is not None],
             lagging=lagging_queues(queues, scope.settings, seen_all=seen_all) if scope.table is None else (),
             queues=queues,
             pipelines=pipelines,
@@ -272,8 +272,8 @@ def _table(seen: ScopeView, pipeline: str) -> _TableStatus:
         version=tables.version(),
         unpublished=tables.unpublished(),
         disagreement=_disagreement(seen, pipeline, tables, committed),
-        shortfalls=[one.text for one in shortfalls if one.is_explained],
-        notes=[one.text for one in shortfalls if not one.is_explained],
+        shortfalls=[shortfall.text for shortfall in shortfalls if shortfall.is_explained],
+        notes=[shortfall.text for shortfall in shortfalls if not shortfall.is_explained],
     )
 
 
@@ -297,7 +297,7 @@ def _disagreement(seen: ScopeView, pipeline: str, tables: "Tables", committed: i
     if committed == 0 and (version := tables.version()) is not None:
         return (
             f"the table {tables.rows.uri} has version {version}, and its ledger committed "
-            "nothing to it: either another ledger is its own (--data-dir), or it was there before the first batch"
+            "nothing to it: either it belongs to another ledger (--data-dir), or it existed before the first batch"
         )
     return None
 
@@ -310,7 +310,7 @@ def _notes(seen: ScopeView, queues: Sequence[QueueStatus]) -> Iterator[str]:
     elif not broker_exists(settings):
         yield f"there is no queue in {broker_file(settings)} yet (setting broker)"
     elif unknown := sorted(
-        {*map(listed_name, settings.alerts_lagging_queues)} - {listed_name(one.queue) for one in queues}
+        {*map(listed_name, settings.alerts_lagging_queues)} - {listed_name(queue.queue) for queue in queues}
     ):
         yield f"alerts.lagging_queues names queues that were not checked: {', '.join(unknown)}"
 
@@ -324,13 +324,13 @@ def lagging_queues(queues: Sequence[QueueStatus], settings: Settings, *, seen_al
     """
     found: list[LaggingQueue] = []
     own_seconds = {listed_name(name): seconds for name, seconds in settings.alerts_lagging_queues.items()}
-    for one in queues:
-        after_seconds = own_seconds.get(listed_name(one.queue), settings.alerts_lagging_after)
-        age_seconds = one.oldest_visible_message_age_seconds
+    for queue in queues:
+        after_seconds = own_seconds.get(listed_name(queue.queue), settings.alerts_lagging_after)
+        age_seconds = queue.oldest_visible_message_age_seconds
         if age_seconds is not None and age_seconds > after_seconds:
-            idle = not (seen_all or one.workers or one.in_flight)
+            idle = not (seen_all or queue.workers or queue.in_flight)
             found.append(
-                LaggingQueue(queue=one.queue, age_seconds=age_seconds, after_seconds=after_seconds, no_consumer=idle)
+                LaggingQueue(queue=queue.queue, age_seconds=age_seconds, after_seconds=after_seconds, no_consumer=idle)
             )
     return found
 
@@ -341,8 +341,8 @@ def _unserved(queues: Sequence[QueueStatus], records: Sequence[WorkerRecord]) ->
     A draining worker only finishes its messages in flight.
     """
     fetching = {record.worker for record in records if record.state != DRAINING}
-    left = [one for one in queues if fetching.isdisjoint(one.workers)]
-    return sum(one.visible + one.delayed if one.workers else one.messages for one in left)
+    left = [queue for queue in queues if fetching.isdisjoint(queue.workers)]
+    return sum(queue.visible + queue.delayed if queue.workers else queue.messages for queue in left)
 
 
 def _summed(numbers: Sequence[int | None]) -> int | None:

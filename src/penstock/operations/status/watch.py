@@ -52,16 +52,16 @@ class FlowTracker:
         before = self._samples[0] if self._samples else None
         self._samples.append(_TimedStatus(at=at, status=status))
         if before is None or at <= before.at:
-            return {one.queue: UNKNOWN for one in status.queues}
-        known = {one.queue: one for one in before.status.queues}
+            return {queue.queue: UNKNOWN for queue in status.queues}
+        known = {queue.queue: queue for queue in before.status.queues}
         return {
-            one.queue: _flow(
-                one,
-                known.get(one.queue),
+            queue.queue: _flow(
+                queue,
+                known.get(queue.queue),
                 seconds=at - before.at,
-                out=_out(before.status, status, one.queue) if status.workers_seen else None,
+                out=_out(before.status, status, queue.queue) if status.workers_seen else None,
             )
-            for one in status.queues
+            for queue in status.queues
         }
 
 

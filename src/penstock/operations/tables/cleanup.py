@@ -85,7 +85,7 @@ def _cleaned(
     began_at = clock.monotonic()
     if work is None:
         raise UsageError(
-            f"{reader.name} keeps its objects: declare what is to become of them, such as "
+            f"{reader.name} keeps its objects: declare a cleanup, such as "
             "ObjectSource(..., cleanup=cleanup.Delete(after='30 days')), or of an object handler "
             "source_cleanup=cleanup.Delete(after='30 days')."
         )

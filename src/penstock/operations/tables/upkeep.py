@@ -104,7 +104,7 @@ def kept(scope: Scope, *, bus: Bus) -> Iterator[Mapping[str, MaintainedPipeline]
     """
     tables = scope.tables_meant
     if not ledger_exists(scope.settings):
-        raise UsageError(f"There is no ledger at {scope.name}; the first worker or ingest makes it.")
+        raise UsageError(f"There is no ledger at {scope.name}; the first worker or ingest creates it.")
     probe = killing_probe(load_settings().kill_at)
     ledger = scope_ledger(scope, probe=probe)
     try:
@@ -127,7 +127,7 @@ def archive_scope(
     tableless = [name for name in sorted(scope.tableless) if scope.pipeline in (None, name)]
     tables = {} if tableless and scope.pipeline in tableless else _tables(scope, tableless)
     if not ledger_exists(scope.settings):
-        raise UsageError(f"There is no ledger {scope.name} yet: the first worker, or ingest, makes it.")
+        raise UsageError(f"There is no ledger {scope.name} yet: the first worker, or ingest, creates it.")
     cleans_up = dict.fromkeys(tableless, False)
     if app is not None:
         loaded = load_app(app)

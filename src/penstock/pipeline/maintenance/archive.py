@@ -73,7 +73,7 @@ _NAME = re.compile(r"\.?(?P<id>[0-9A-HJKMNP-TV-Z]{26})\.parquet(?P<half>\.\d+)?"
 
 def write_file(files: Files, path: str, pages: Iterable[Sequence[RetiredObject]]) -> int:
     """Write the objects to a new file, durably, and return their number. Holds all of them in memory, as Arrow data."""
-    packed = [pa.Table.from_pylist([_packed(one) for one in page], schema=SCHEMA) for page in pages]
+    packed = [pa.Table.from_pylist([_packed(retired) for retired in page], schema=SCHEMA) for page in pages]
     table = pa.concat_tables(packed).sort_by([("uri_digest", "ascending"), ("object_id", "ascending")])
     with files.open_output(path) as file, pq.ParquetWriter(file, SCHEMA, compression="zstd") as writer:
         writer.write_table(table, row_group_size=GROUP_ROWS)
@@ -234,10 +234,14 @@ def _may_contain(parquet: pq.ParquetFile, group: int, uri_digest: bytes) -> bool
     return found is None or not found.has_min_max or bool(found.min <= uri_digest <= found.max)
 
 
-def _packed(one: RetiredObject) -> dict[str, Any]:
-    row = asdict(one.row)
+def _packed(retired: RetiredObject) -> dict[str, Any]:
+    row = asdict(retired.row)
     row["carrier"] = row.pop("original_message")  # the file's name of it
-    return row | {name: getattr(one, name) for name in _OF_FILE[:-1]} | {"timeline": [asdict(a) for a in one.timeline]}
+    return (
+        row
+        | {name: getattr(retired, name) for name in _OF_FILE[:-1]}
+        | {"timeline": [asdict(a) for a in retired.timeline]}
+    )
 
 
 def _unpacked(table: pa.Table) -> Sequence[RetiredObject]:

@@ -316,7 +316,7 @@ def _merge(
 
 
 def _check_rows(root: Files, merged: _MergeGroup, file: DataFile) -> None:
-    counted = [one.rows for one in merged.files]
+    counted = [file.rows for file in merged.files]
     if all(counted) and sum(counted) != file.rows:
         raise RuntimeError(f"{root}/{file.path} has {file.rows} rows, and the files it is made of have {sum(counted)}")
 

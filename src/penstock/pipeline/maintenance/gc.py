@@ -55,7 +55,7 @@ def collect(
             This lists every attempt's folder. Without it, unknown files are not reported either.
         stopped: Called before each unit of work, such as an attempt; True ends the pass there.
 
-    Attempts whose lease has expired are abandoned first. Raises `TemporaryError` if files cannot be listed or deleted.
+    Attempts with an expired lease are abandoned first. Raises `TemporaryError` if files cannot be listed or deleted.
     """
     sweep = _Sweep(probe, dry_run=dry_run)
     unknown: Sequence[str] = ()

@@ -74,7 +74,7 @@ def imported_batch(
     return ImportedBatch(
         seq=seq,
         attempt_id=attempt_id,
-        objects=[_imported_object(one) for one in saved.objects],
+        objects=[_imported_object(recorded) for recorded in saved.objects],
         record=saved.record,
         claimed_at=_claimed_at(attempt_id),
         committed_at=_shown_since(tails, attempt_id),
@@ -153,7 +153,7 @@ class RepairFindings:
     ledger_at: int  # the last batch of the ledger
     shown_at: int  # the last batch that a table shows
     repair: LedgerRepair | None
-    unnamed: Sequence[int]  # imported batches whose objects are unknown
+    unnamed: Sequence[int]  # imported batches with unknown objects
     unshown_rows: Sequence[int]  # those of them whose rows were not visible yet: their objects are processed again
     open_attempts: Sequence[str]
     forgotten_objects: Sequence[str]  # addresses of objects in batches that the ledger lost before they became visible
@@ -280,7 +280,7 @@ class Repairer:
             unnamed=unnamed,
             unshown_rows=[seq for seq in unnamed if seq > positions[0] and not files_of(self._tails[0], imported[seq])],
             open_attempts=[row.id for row in self._ledger.open_attempts(self._pipeline)] if repair is not None else [],
-            forgotten_objects=[one.ref.uri for batch in lost for one in batch.objects],
+            forgotten_objects=[recorded.ref.uri for batch in lost for recorded in batch.objects],
             log_is_whole=all(tail.whole for tail in self._tails),
         )
 
@@ -291,7 +291,7 @@ class Repairer:
             for seq, attempt_id in sorted(numbers.imported.items())
         ]
         imported += [ImportedBatch(seq=seq, attempt_id=str(ULID()), objects=()) for seq in numbers.blank]
-        imported_ids = {one.candidate.object_id for batch in imported for one in batch.objects}
+        imported_ids = {recorded.candidate.object_id for batch in imported for recorded in batch.objects}
         columns = self._columns()
         moved: dict[int, int] = {}
         withdrawn: list[int] = []
@@ -361,8 +361,8 @@ def _claimed_at(attempt_id: str) -> float | None:
     return ULID.from_str(attempt_id).timestamp if is_attempt_id(attempt_id) else None
 
 
-def _imported_object(one: RecordedObject) -> ImportedObject:
-    ref = one.ref
+def _imported_object(recorded: RecordedObject) -> ImportedObject:
+    ref = recorded.ref
     return ImportedObject(
         candidate=Candidate(
             object_id=ref.object_id,
@@ -375,8 +375,8 @@ def _imported_object(one: RecordedObject) -> ImportedObject:
             etag=ref.etag,
             sequencer=ref.sequencer,
         ),
-        rows=one.rows,
-        lines_quarantined=one.lines_quarantined,
+        rows=recorded.rows,
+        lines_quarantined=recorded.lines_quarantined,
     )
 
 

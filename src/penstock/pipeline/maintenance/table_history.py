@@ -302,18 +302,18 @@ def _by_attempt(files: Sequence[DataFile]) -> Mapping[str, Sequence[DataFile]]:
 def _linked(newest_first: Sequence[VisibleCommit], after_seq: int) -> Sequence[VisibleCommit]:
     """Return the commits oldest first, each beginning where the previous one ends."""
     linked = []
-    for one in reversed(newest_first):
+    for commit in reversed(newest_first):
         linked.append(
             VisibleCommit(
                 after_seq=after_seq,
-                seq=one.seq,
-                token=one.token,
-                version=one.version,
-                committed_at=one.committed_at,
-                files=one.files,
+                seq=commit.seq,
+                token=commit.token,
+                version=commit.version,
+                committed_at=commit.committed_at,
+                files=commit.files,
             )
         )
-        after_seq = one.seq
+        after_seq = commit.seq
     return linked
 
 

@@ -44,7 +44,7 @@ class ObjectHandlerDeclaration:
         if not self.name:
             raise UsageError("An object handler needs a name.")
         if not callable(self.function):
-            raise UsageError(f"{name} is no function.")
+            raise UsageError(f"{name} is not a function.")
         if self.attempts_max < 1:
             raise UsageError(f"{name} has attempts_max={self.attempts_max}; it has to be at least 1.")
         if self.timeout_seconds is not None and not self.timeout_seconds > 0:
@@ -55,7 +55,7 @@ class ObjectHandlerDeclaration:
                 raise UsageError(f"{name} has {bound}={getattr(self, bound)}; it has to be at least 1.")
         _check_encoding(name, self.encoding)
         if self.cleanup is not None and not callable(self.cleanup):
-            raise UsageError(f"{name} has cleanup={self.cleanup!r}; give a function of the object.")
+            raise UsageError(f"{name} has cleanup={self.cleanup!r}; give a function that takes the object.")
         for function in (self.function, self.cleanup):
             if function is not None:
                 takes_context(function, name, first="object")
@@ -77,11 +77,19 @@ def previous_attempt(timeline: Sequence[ObjectAttempt]) -> PreviousAttempt | Non
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectContext(CallContext):
-    """The context of one call for one object. Reading the object is a checkpoint."""
+    """The context of one call for one object, used by the thread or task of the call. Reading is a checkpoint.
 
-    attempt_id: str  # unique per attempt: use it to name outputs
-    attempt: int  # 1-based; released attempts do not count
-    previous_attempt: PreviousAttempt | None  # from the ledger; None if there was none
+    Attributes:
+        attempt_id: Unique per attempt: use it to name outputs.
+        attempt: Number of this attempt, from 1; released attempts do not count.
+        previous_attempt: The attempt before this one, from the ledger; None if there was none.
+        handler: The handler's name.
+        resources: The resources of the app's lifespans.
+    """
+
+    attempt_id: str
+    attempt: int
+    previous_attempt: PreviousAttempt | None
 
 
 def _check_encoding(name: str, encoding: str) -> None:

@@ -89,7 +89,7 @@ class ObjectEngineRuntime:
 
 
 class ObjectEngine:
-    """A `penstock.pipeline.engine.Engine` for one execution. Each of its runs processes one object."""
+    """The `penstock.pipeline.engine.Engine` of one execution, which owns it. Each of its runs processes one object."""
 
     def __init__(self, runtime: ObjectEngineRuntime, control: ExecutionControl, time: CallTime) -> None:
         self._runtime = runtime

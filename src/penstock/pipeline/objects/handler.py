@@ -50,7 +50,10 @@ class ObjectHandlerRuntime:
 
 
 class ObjectHandler:
-    """A `penstock.messaging.handler.BatchHandler`. Each execution handles one delivery in one worker slot."""
+    """An object handler as a `penstock.messaging.handler.BatchHandler`, owned by a consumer of the worker.
+
+    Each execution handles one delivery in one slot of the worker.
+    """
 
     def __init__(self, declaration: ObjectHandlerDeclaration, runtime: ObjectHandlerRuntime) -> None:
         self._declaration = declaration
@@ -121,7 +124,7 @@ class ObjectHandler:
         return {"claims": self.free_expired}
 
     def free_expired(self) -> None:
-        """Release the objects of attempts whose lease has expired."""
+        """Release the objects of attempts with an expired lease."""
         self._ensure_known()
         for attempt_id in self._runtime.ledger.abandon_expired(self._declaration.name):
             self._events.emit_abandoned(attempt_id, "its lease ran out")

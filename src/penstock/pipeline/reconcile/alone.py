@@ -100,7 +100,7 @@ class MissingAlone:
 
     def prefixes(self) -> Sequence[MissingPrefix]:
         """Return the first-level folders with the most missing objects, in descending order."""
-        most = sorted(self._folders.items(), key=lambda one: (-one[1], one[0]))[:PREFIXES_MAX]
+        most = sorted(self._folders.items(), key=lambda existing: (-existing[1], existing[0]))[:PREFIXES_MAX]
         scope = self._scope
         return [MissingPrefix(uri=uri_of(scope.bucket, scope.below + folder), missing=count) for folder, count in most]
 
@@ -115,25 +115,27 @@ class MissingAlone:
         """Free the spool."""
         self._spool.close()
 
-    def take(self, one: ExistingObject) -> None:
+    def take(self, existing: ExistingObject) -> None:
         """Count an object that the ledger does not know, and keep it if it is missing."""
-        reason = one.left_out or self._judged(one)
+        reason = existing.left_out or self._judged(existing)
         if reason is not None:
             self._left_out[reason] += 1
             return
         self.count += 1
-        ref = one.ref
+        ref = existing.ref
         self._spool.write(json.dumps([ref.key, ref.size_bytes, ref.version_id, ref.etag]) + "\n")
         folder, slash, _ = ref.key.removeprefix(self._scope.below).partition("/")
         self._folders[f"{folder}{slash}" if slash else ""] += 1
         if len(self._folders) > 2 * FOLDERS_MAX:
             self._folders = Counter(dict(self._folders.most_common(FOLDERS_MAX)))
 
-    def _judged(self, one: ExistingObject) -> LeftOut | None:
-        key = one.ref.key
-        if not self._scope.is_local and (len(one.ref.key_bytes) > S3_KEY_BYTES_MAX or URL.match(key) or "\0" in key):
+    def _judged(self, existing: ExistingObject) -> LeftOut | None:
+        key = existing.ref.key
+        if not self._scope.is_local and (
+            len(existing.ref.key_bytes) > S3_KEY_BYTES_MAX or URL.match(key) or "\0" in key
+        ):
             return LeftOut.UNNAMEABLE
-        return LeftOut.YOUNG if one.modified_at >= self._scope.before else None
+        return LeftOut.YOUNG if existing.modified_at >= self._scope.before else None
 
     def _read(self, line: str) -> ObjectRef:
         key, size_bytes, version_id, etag = json.loads(line)
@@ -160,10 +162,10 @@ def find_missing_alone(
             if stopped():
                 break
             missing.listed += len(page)
-            known = ledger.known_among(pipeline, [one.ref.object_id for one in page], seen_at=seen_at)
-            for one in page:
-                if one.ref.object_id not in known:
-                    missing.take(one)
+            known = ledger.known_among(pipeline, [existing.ref.object_id for existing in page], seen_at=seen_at)
+            for existing in page:
+                if existing.ref.object_id not in known:
+                    missing.take(existing)
             on_listed(missing.listed)
         missing.problems = listing.problems()[:PROBLEMS_MAX]
     except BaseException:

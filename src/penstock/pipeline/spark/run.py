@@ -211,8 +211,8 @@ class SparkRun:
             pipeline=self._declaration.pipeline,
             attempt_id=self._attempt_id,
             objects=[
-                RecordedObject(ref=refs[one.object_id], rows=one.rows, lines_quarantined=one.lines_quarantined)
-                for one in result.processed
+                RecordedObject(ref=refs[done.object_id], rows=done.rows, lines_quarantined=done.lines_quarantined)
+                for done in result.processed
             ],
             columns=encode_columns(columns),
             record=result.record,

@@ -18,7 +18,7 @@ def nothing() -> None: ...
     ("declared", "words"),
     [
         ({"name": ""}, "name"),
-        ({"function": "x"}, "no function"),
+        ({"function": "x"}, "not a function"),
         ({"attempts_max": 0}, "attempts_max"),
         ({"timeout_seconds": 0.0}, "timeout_seconds"),
         ({"on_stop": "panic"}, "on_stop"),

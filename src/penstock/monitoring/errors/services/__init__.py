@@ -13,7 +13,7 @@ __all__ = ["ReportingSettings", "services"]
 
 
 def services(settings: ReportingSettings) -> Mapping[str, ErrorHook]:
-    """Return the hooks that the settings ask for, by a name for people.
+    """Return the hooks of the services in the settings, by a name for people.
 
     Raises `ConfigurationError` for an invalid address, and for an extra that is not installed.
     """

@@ -50,7 +50,7 @@ class SentryHook:
             Dsn(settings.sentry_dsn or "")
         except BadDsn as error:
             raise ConfigurationError(
-                "The setting alerts.sentry_dsn is no DSN: copy it from the project's settings in Sentry, as in "
+                "The setting alerts.sentry_dsn is not a DSN: copy it from the project's settings in Sentry, as in "
                 "https://KEY@HOST/PROJECT."
             ) from error
         self._settings = settings

@@ -62,7 +62,7 @@ class Decoded:
 
 
 class Decoder(Protocol):
-    """Decodes blocks of one format into typed rows under one schema. Holds no state between blocks."""
+    """A decoder of blocks of one format into typed rows under one schema. Holds no state between blocks."""
 
     def decode(self, block: bytes, *, plain: bool = False) -> Decoded:
         """Decode lines that each end with a newline, including the last. ``plain``: see `contents.LineChunk`."""
@@ -126,7 +126,7 @@ class Lines:
 
 
 class DecimalGuard:
-    """Finds lines with a number that Arrow may turn into a wrong decimal, so that they are checked alone.
+    """A search for lines with a number that Arrow may turn into a wrong decimal, so that they are checked alone.
 
     Measured with pyarrow 26: a decimal(38,0) reads 1e-39 as 0, and a decimal(38,38) reads 11 as another number because
     its 128 bits overflow. Both need an exponent, or many digits before or after the point. A run of digits after the

@@ -100,7 +100,7 @@ def split(line: str, csv: CsvOptions) -> list[Field]:
 
 
 class CsvClassifier:
-    """Explains why a CSV line is refused under a schema."""
+    """Explain why a CSV line is rejected under a schema."""
 
     def __init__(self, schema: pa.Schema, csv: CsvOptions, layout: Layout) -> None:
         self._csv = csv

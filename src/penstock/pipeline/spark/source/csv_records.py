@@ -209,7 +209,7 @@ def _slice(part: LineChunk, start: int, end: int) -> LineChunk:
 
 
 class _Open:
-    """A record whose quote is not closed yet."""
+    """A record with a quote that is not closed yet."""
 
     def __init__(self, part: LineChunk, start: int, end: int) -> None:
         marked = part.marked and start == 0

@@ -57,7 +57,7 @@ _DAY = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})")
 
 
 class Classifier:
-    """Explains why a JSON line is refused under a schema."""
+    """Explain why a JSON line is rejected under a schema."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._fields = _Fields({field.name: _check(field.type) for field in schema})
