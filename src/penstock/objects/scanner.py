@@ -22,10 +22,7 @@ from penstock.objects.local_store import AnyPath, LocalStore, reference
 from penstock.objects.reference import ObjectRef
 
 CHUNK_OBJECTS = 500
-TABLE_FOLDERS = (
-    "_delta_log",
-    "_penstock",
-)  # a folder that holds one of these is not a source, whichever program wrote it
+TABLE_FOLDERS = ("_delta_log", "_penstock")  # a folder that holds one is a table and no source, by any program
 PROBLEMS_MAX = 100  # kept as text; further ones are only counted
 
 
