@@ -86,8 +86,8 @@ class Outcome:
         return sum(1 for reason in self.skips if not reason.startswith("not applicable"))
 
 
-# Four processes on two cores: tests that start servers, workers and JVMs spend much of their time waiting for them.
-EVERYTHING = Selection(name="everything", arguments=("-m", "not slow"), processes=4)
+# Six processes on two cores: tests that start servers, workers and JVMs spend much of their time waiting for them.
+EVERYTHING = Selection(name="everything", arguments=("-m", "not slow"), processes=6)
 WITH_SPARK = Selection(name="with-spark", arguments=("-m", "spark and not slow"), processes=2)
 LONG_MATRIX = Selection(name="long-matrix", arguments=("-m", "slow"), processes=1)
 FAST = Selection(

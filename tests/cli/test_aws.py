@@ -339,7 +339,9 @@ def test_doctor_needs_no_right_to_list_queues(
     result = penstock("doctor", "--app", "cloudy:app", "--json")
     by_check = {one["check"]: one for one in result.document}
     assert by_check["broker"]["level"] == "ok"
-    assert by_check["app"]["found"].endswith("messages waiting with no worker running: 1"), "the app's queues were read"
+    assert by_check["app"]["found"].endswith("1 message waits in clicks, and no worker runs"), (
+        "the app's queues were read"
+    )
 
 
 def test_an_invalid_address_is_one_finding(penstock: Call, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import pytest
 from tests.cli.conftest import Call
 
 from penstock.cli.commands import ADMIN_COMMANDS, COMMANDS, INSPECT, REPAIR, RUN, SET_UP
+from penstock.cli.dead.acting import replay
 from penstock.cli.lazy import LazyCommand
 
 HELP_LINE_CHARACTERS = 100
@@ -29,6 +30,12 @@ def imported(*arguments: str) -> set[str]:
         [sys.executable, "-c", REPORT.format(arguments=arguments)], capture_output=True, text=True, check=True
     )
     return set(done.stdout.split())
+
+
+def test_the_help_of_replay_names_both_dlqs() -> None:
+    text = " ".join((replay.__doc__ or "").split())
+    assert text.startswith("Send dead letters from QUEUE-dlq and QUEUE-dead back to their queues. ")
+    assert "Exit code 1: no message's origin is known;" in text
 
 
 def test_help_imports_no_command() -> None:

@@ -182,7 +182,7 @@ def test_empty_input_is_reported(penstock: Call, monkeypatch: pytest.MonkeyPatch
         (("--app", "nope:app"), "There is no module nope"),
         (
             ("--app", "sendshop:app"),
-            "sendshop:app has nothing for the queue q, so bodies cannot be checked; its queues: orders",
+            "sendshop:app has no handler for the queue q. Its queues: orders. Leave out --app to send without a check",
         ),
     ],
 )
@@ -190,6 +190,12 @@ def test_invalid_arguments_are_usage_errors(penstock: Call, arguments: tuple[str
     result = penstock("send", "q", *arguments)
     assert (result.exit_code, result.out) == (USAGE, "")
     assert words in result.err
+
+
+def test_a_misspelt_queue_of_an_app_is_reported_with_the_queue_that_was_meant(penstock: Call) -> None:
+    result = penstock("send", "oders", "--app", "sendshop:app", "--body", "1")
+    assert result.exit_code == USAGE
+    assert result.err == "penstock: sendshop:app has no handler for the queue oders. Did you mean orders?\n"
 
 
 def test_a_queue_in_memory_cannot_be_sent_to(penstock: Call, monkeypatch: pytest.MonkeyPatch) -> None:

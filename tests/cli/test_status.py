@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ COMMANDS = [
 
 def summary(result: CommandResult) -> str:
     assert (result.exit_code, result.err) == (0, "")
-    return result.out.splitlines()[0]
+    return "; ".join(takewhile(lambda line: not line.startswith(("table ", "ledger ")), result.out.splitlines()))
 
 
 def test_a_new_data_directory_is_all_well(penstock: Call, scene: Scene) -> None:
@@ -74,7 +75,8 @@ def test_failed_objects_and_dead_letters_are_reported(penstock: Call, scene: Sce
 
 def test_waiting_messages_are_a_problem_only_without_a_worker(penstock: Call, scene: Scene) -> None:
     scene.send("a", "b")
-    assert summary(penstock("status")) == "no consumer: messages waiting with no worker running: 2"
+    [queue] = [one["queue"] for one in penstock("status", "--json").document["queues"]]
+    assert summary(penstock("status")) == f"no consumer: 2 messages wait in {queue}, and no worker runs"
     scene.fail("a", AttemptFailure.RETRY, "once more")
     assert summary(penstock("status")) == "no consumer: objects waiting with no worker running: 1"
     with scene.worker() as worker:
@@ -253,7 +255,11 @@ def test_queues_of_an_app_are_shown_with_their_depth_and_workers(penstock: Call,
     app_scene.dead_letter(b"?", "no JSON")
     app_scene.send("a", "b")
     result = penstock("status")
-    assert summary(result) == "no consumer: messages waiting with no worker running: 2; dead letters: 1"
+    assert summary(result) == "no consumer: 2 messages wait in clicks-files, and no worker runs; dead letters: 1"
+    assert result.out.splitlines()[:2] == [
+        "no consumer: 2 messages wait in clicks-files, and no worker runs",
+        "dead letters: 1",
+    ]
     assert "queue clicks-files  2 visible, 0 in flight, 0 delayed; the oldest visible one is 0 s old" in result.out
     assert "1 dead letter\n" in result.out
     with app_scene.serving("clicks-files") as worker:
@@ -263,11 +269,14 @@ def test_queues_of_an_app_are_shown_with_their_depth_and_workers(penstock: Call,
         assert [(one["queue"], one["workers"]) for one in document["queues"]] == [("clicks-files", [worker])]
     with app_scene.serving("orders"):
         assert (
-            summary(penstock("status")) == "no consumer: messages in queues that no worker consumes: 2; dead letters: 1"
+            summary(penstock("status"))
+            == "no consumer: 2 messages wait in clicks-files, which no worker consumes; dead letters: 1"
         )
     with app_scene.serving("clicks-files", drained=True) as worker:  # it receives no more, whatever waits
         result = penstock("status")
-        assert summary(result) == "no consumer: messages in queues that no worker consumes: 2; dead letters: 1"
+        assert (
+            summary(result) == "no consumer: 2 messages wait in clicks-files, which no worker consumes; dead letters: 1"
+        )
         assert f"{worker} (draining)\n" in result.out
     with app_scene.worker():  # a process that does not report which queues it serves
         assert summary(penstock("status")) == "dead letters: 1"
@@ -278,7 +287,7 @@ def test_commands_create_no_ledger_for_an_app_with_handlers_only(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert penstock("send", "orders", "--body", "1").exit_code == 0
-    assert summary(penstock("status")) == "no consumer: messages waiting with no worker running: 1"
+    assert summary(penstock("status")) == "no consumer: 1 message waits in orders, and no worker runs"
     assert penstock("objects", "list").err == "No such objects.\n"
     assert penstock("dead", "list").err == "No dead letters.\n"
     assert not (tmp_path / ".penstock" / "ledger.db").exists()
@@ -461,7 +470,7 @@ def test_the_status_of_an_app_and_a_table_reports_the_problems_of_both(
     result = penstock("status", "--check")
     assert result.exit_code == CHECK_FOUND_PROBLEMS
     first = result.out.splitlines()[0]
-    assert "messages waiting with no worker running: 1" in first
+    assert "1 message waits in clicks-files, and no worker runs" in first
     assert "failed objects: 1" in first
     document = penstock("status", "--json").document
     assert document["problem_kinds"] == ["no consumer", "failed"]

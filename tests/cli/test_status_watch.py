@@ -108,7 +108,9 @@ def test_one_poll_shows_the_status_and_a_row_per_queue_and_pipeline(penstock: Ca
     result = penstock("status", "--watch", "--once")
     assert (result.exit_code, result.err) == (0, "")
     head, queues, row, pipelines, pipeline = result.out.splitlines()
-    assert head.endswith("no consumer: messages waiting with no worker running: 2; failed objects: 1; dead letters: 1")
+    assert head.endswith(
+        "no consumer: 2 messages wait in clicks-files, and no worker runs; failed objects: 1; dead letters: 1"
+    )
     assert queues.split()[:3] == ["queue", "state", "oldest"]
     assert row.split()[0] == "clicks-files"
     assert row.split()[-5:] == ["2", "0", "0", "0", "1"], "visible, in flight, delayed, workers, dlq"
@@ -273,10 +275,10 @@ def test_the_live_view_refreshes_until_it_is_quit_and_restores_the_terminal(
 ) -> None:
     app_scene.send("a")
     shown = terminal("--every", "0.5")
-    shown.expect("messages waiting with no worker running: 1")
+    shown.expect("1 message waits in clicks-files, and no worker runs")
     shown.expect("clicks-files")
     app_scene.send("b")
-    shown.expect("messages waiting with no worker running: 2")
+    shown.expect("2 messages wait in clicks-files, and no worker runs")
     leave(shown)
     shown.expect("\x1b[?1049l")  # the alternate screen is left
     assert shown.child.wait(DEADLINE_SECONDS) == 0
@@ -289,9 +291,9 @@ def test_a_terminal_without_cursor_control_gets_lines(
     environment["TERM"] = "dumb"
     app_scene.send("a")
     shown = terminal("--every", "0.5")
-    shown.expect("messages waiting with no worker running: 1")
+    shown.expect("1 message waits in clicks-files, and no worker runs")
     app_scene.send("b")
-    shown.expect("messages waiting with no worker running: 2")
+    shown.expect("2 messages wait in clicks-files, and no worker runs")
     interrupted(shown)
     assert shown.child.wait(DEADLINE_SECONDS) == 0
 
@@ -301,7 +303,7 @@ def test_other_keys_do_nothing(app_scene: Scene, terminal: Callable[..., Termina
     shown.expect("all well")
     shown.press(b"x\n")
     app_scene.send("a")
-    shown.expect("messages waiting with no worker running: 1")
+    shown.expect("1 message waits in clicks-files, and no worker runs")
     assert shown.child.poll() is None
 
 

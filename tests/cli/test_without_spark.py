@@ -61,7 +61,7 @@ def test_commands_without_a_table_work(call: Call) -> None:
     ):
         result = call(*command.split())
         assert (result.returncode, "defect" in result.stderr) == (0, False), (command, result.stderr)
-    assert "messages waiting with no worker running: 1" in call("status").stdout
+    assert "1 message waits in greetings, and no worker runs" in call("status").stdout
 
 
 def test_commands_that_need_a_table_name_the_extra(call: Call, tmp_path: Path) -> None:

@@ -205,6 +205,10 @@ def test_a_thread_inside_the_library_of_a_table_does_not_crash_a_failed_process(
     ("arguments", "words"),
     [
         (("shop:app", "--queues", "nope"), "The queue nope has no handler in this app; queues with one: orders, slow"),
+        (
+            ("shop:app", "--queues", "oders"),
+            "no handler in this app. Did you mean orders? A worker serves only queues that its app handles.",
+        ),
         (("shop:app", "--stop-timeout", "12 s"), "draining for 20 s does not fit a stop timeout of 12 s"),
     ],
 )

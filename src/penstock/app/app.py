@@ -4,9 +4,11 @@ An app is a value that users create, not a process-wide global.
 """
 
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, Unpack
 from weakref import WeakSet
@@ -23,7 +25,7 @@ from penstock.config import Settings, dotted, load_settings, matching, shown, va
 from penstock.errors import UsageError
 from penstock.events import Listener
 from penstock.handlers.durations import Duration, seconds_of
-from penstock.messaging.broker import SEND_CHUNK, Broker
+from penstock.messaging.broker import SEND_CHUNK, Broker, names_dead_letters
 from penstock.messaging.declarations import checks_options
 from penstock.messaging.forks import leave_to_parent, renew_in_copies
 from penstock.messaging.message import (
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 # All apps of this process. Only tests use it: a handler under test may send through any of them.
 _apps: "WeakSet[App]" = WeakSet()
 _new_app_hooks: "list[Callable[[App], None]]" = []  # only for tests: the last hook is called with each new app
+TYPO_SIMILARITY_MIN = 0.85  # of two names: orders-eu is probably another queue than orders
 SENDING_THREADS_MAX = 32  # shared by `send_async` and `send_many_async`
 
 
@@ -392,7 +395,23 @@ class App(Handlers, Transactional):
         if not isinstance(queue, str):
             return queue
         declared = [declaration.queue for declaration in self.declarations if declaration.queue.name == queue]
+        if not declared:
+            self._warn_of_likely_typo(queue)
         return declared[0] if declared else Queue(queue)
+
+    def _warn_of_likely_typo(self, queue: str) -> None:
+        """Warn of a name that resembles a queue of this app. Called once per name, and asks no broker."""
+        served = [service.queue_name for service in self.services]
+        if queue in served or names_dead_letters(queue) or ":" in queue:  # URLs and ARNs always resemble each other
+            return
+        close = get_close_matches(queue, served, n=1, cutoff=TYPO_SIMILARITY_MIN)
+        if close and _without_digits(close[0]) != _without_digits(queue):  # else shard-1 and shard-2
+            warnings.warn(
+                f"This app has no handler for the queue {queue}. Did you mean {close[0]}? For a queue of another app, "
+                f"give Queue({queue!r}) instead of its name.",
+                UserWarning,
+                stacklevel=6,  # the caller of `send`
+            )
 
 
 def apps_of_process() -> Sequence[App]:
@@ -412,3 +431,7 @@ def on_new_app(hook: "Callable[[App], None]") -> Iterator[None]:
 
 def _name(queue: Queue[Any] | str) -> str:
     return queue if isinstance(queue, str) else queue.name
+
+
+def _without_digits(name: str) -> str:
+    return "".join(character for character in name if not character.isdigit())

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
@@ -201,10 +202,12 @@ def chosen(app: "App", queues: Mapping[str, int] | None) -> Sequence[tuple[Servi
         raise ConfigurationError("The app has no handler, so there is nothing to serve; declare one with @app.handler.")
     missing = sorted(wanted.keys() - by_queue.keys())
     if missing:
-        known = ", ".join(sorted(by_queue)) or "none"
+        close = get_close_matches(missing[0], sorted(by_queue), n=1)
+        known = f"queues with one: {', '.join(sorted(by_queue)) or 'none'}"
         raise ConfigurationError(
-            f"The queue {missing[0]} has no handler in this app; queues with one: {known}. Serving it would take its "
-            "messages away from the workers that can process them."
+            f"The queue {missing[0]} has no handler in this app"
+            + (f". Did you mean {close[0]}?" if close else f"; {known}.")
+            + " A worker serves only queues that its app handles."
         )
     return [(by_queue[name], weight) for name, weight in wanted.items()]
 

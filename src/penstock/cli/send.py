@@ -221,6 +221,9 @@ class _MessageBuilder:
         self._delay_seconds = delay_seconds
         self._deduplication_id = deduplication_id
         contract = next((one.queue for one in app.declarations if one.queue.name == queue), None)
+        self._contract = contract or schema.Queue[Any](
+            queue
+        )  # by its name alone, the app would warn of a new queue too
         self._typed = contract is not None and contract.model is not None
         self._bytes_max = app.broker.capabilities.body_bytes_max
         if raw and self._typed:
@@ -239,7 +242,7 @@ class _MessageBuilder:
         try:
             value = None if self._raw else _json(line)
             outgoing = self._app.outgoing(
-                self._queue,
+                self._contract,
                 value if self._typed else line,  # a valid line is sent as it is
                 group=self._group,
                 delay=self._delay_seconds,
@@ -287,10 +290,13 @@ def _sender(app_name: str | None, queue: str) -> Iterator[App]:
     app = App.from_config() if known is None else known
     served = [service.queue_name for service in app.services]
     if app_name is not None and queue not in served:
-        raise UsageError(
-            f"{app_name} has nothing for the queue {queue}, so bodies cannot be checked; its queues: "
-            f"{', '.join(served) or 'none'}. Leave out --app to send them as they are."
+        close = get_close_matches(queue, served, n=1)
+        advice = (
+            f"Did you mean {close[0]}?"
+            if close
+            else f"Its queues: {', '.join(served) or 'none'}. Leave out --app to send without a check of the bodies."
         )
+        raise UsageError(f"{app_name} has no handler for the queue {queue}. {advice}")
     check_shared(app.settings)
     with app:
         if queue not in served:

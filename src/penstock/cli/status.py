@@ -44,7 +44,8 @@ def status(
 ) -> None:
     """Report problems with queues, workers and pipelines.
 
-    The first line names what is missing, has no consumer, failed or lags, if anything. With --watch the view has
+    The first line names what is missing, has no consumer, failed or lags, if anything; several problems have a line
+    each. With --watch the view has
     a row per queue with ages, depths and rates, and a row per pipeline. If the output is not a terminal, each sample
     is a block of lines; with --json a line of JSON.
     """
@@ -74,7 +75,8 @@ def status(
 
 
 def _print(found: "Status", scope: Scope) -> None:
-    print(printable(found.summary))
+    for line in found.lines:
+        print(printable(line))
     print_fields(_of_app(found, ledger=scope.name) if found.table is None else _of_table(found))
     for pipeline in found.pipelines:
         if pipeline.objects.get(ObjectState.DEAD, 0) > pipeline.objects_replaced:

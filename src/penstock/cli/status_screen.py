@@ -79,7 +79,8 @@ def screen(
     shown = frame if frame.status is not None else last
     title = f"penstock status --watch  {moment(frame.at)}  every {every_seconds:g} s, q ends  {printable(name)}"
     head = Text(title, style="dim", no_wrap=True, overflow="ellipsis")  # a long name is cut
-    parts: list[Any] = [head, Text(printable(frame.summary), style=_style(frame)), Text("")]
+    top = [frame.summary] if frame.status is None else frame.status.lines
+    parts: list[Any] = [head, *(Text(printable(line), style=_style(frame)) for line in top), Text("")]
     if frame.status is None and shown is not None:
         parts.append(Text(f"as it was {span(frame.at - shown.at)} ago:", style="dim"))
     if shown is not None and shown.status is not None:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from pydantic_core import PydanticSerializationError, to_json
 
-from penstock.errors import Interrupted, InvalidMessage, NewerMessage, Reject, TemporaryError
+from penstock.errors import Interrupted, InvalidMessage, NewerMessage, Reject, Retry, TemporaryError
 from penstock.events import (
     Bus,
     MessageFailed,
@@ -359,8 +359,8 @@ class Call:
             duration_seconds=self._duration_seconds(),
             error_type=failure.error_type,
             error=failure.error,
-            # A deliberate rejection needs no traceback.
-            traceback=None if isinstance(raised, Reject) else failure.traceback,
+            # A deliberate rejection or retry needs no traceback.
+            traceback=None if isinstance(raised, Reject | Retry) else failure.traceback,
             exception=raised,
             final=isinstance(settlement, DeadLetter),
             delay_seconds=settlement.delay_seconds if isinstance(settlement, Release) else None,

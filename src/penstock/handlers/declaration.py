@@ -8,7 +8,7 @@ from typing import Any, Literal
 from penstock.errors import UsageError
 from penstock.handlers.schedule import Schedule
 from penstock.messaging.backoff import RETRY_ATTEMPTS_MAX, RETRY_BASE_SECONDS, RETRY_CAP_SECONDS
-from penstock.messaging.declarations import OnStop, check_on_stop, takes_context
+from penstock.messaging.declarations import OnStop, check_annotations, check_on_stop, takes_context
 from penstock.messaging.schema import Queue
 
 Isolation = Literal["none", "process"]
@@ -83,6 +83,7 @@ class HandlerDeclaration:
         if self.batch is not None and self.cleanup is not None:
             raise UsageError(f"{name} takes batches; cleanup is only for functions that take one message.")
         _ = self.wants_context  # raises for functions with other arguments
+        self._check_annotations(name, self.function)
         if self.cleanup is not None:
             self._check_cleanup(name, self.cleanup)
 
@@ -92,6 +93,15 @@ class HandlerDeclaration:
         if not self.is_async and inspect.iscoroutinefunction(cleanup):
             raise UsageError(f"{name} is a plain function and its cleanup is async; make both the same.")
         takes_context(cleanup, f"{name}, in its cleanup,", first="body")
+        self._check_annotations(f"{name}, in its cleanup,", cleanup)
+
+    def _check_annotations(self, name: str, function: Callable[..., Any]) -> None:
+        model: Any = self.queue.model
+        if self.batch is not None:
+            check_annotations(function, name, model=None, example="items: list[Item]")
+        else:
+            body = "message: Message" if model is None else f"body: {getattr(model, '__name__', model)}"
+            check_annotations(function, name, model=model, example=body)
 
     @property
     def is_async(self) -> bool:

@@ -3,10 +3,15 @@
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable
-from typing import Any, Literal, ParamSpec, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import PurePath
+from types import UnionType
+from typing import Annotated, Any, Literal, ParamSpec, TypeGuard, TypeVar, Union, get_args, get_origin, is_typeddict
+
+from pydantic import BaseModel
 
 from penstock.errors import UsageError
+from penstock.messaging.call import CallContext
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
@@ -93,6 +98,66 @@ def takes_context(function: Callable[..., Any], name: str, *, first: str) -> boo
             continue
         return wants
     raise UsageError(f"{name} has to take ({first}) or ({first}, context), and it takes {signature}.")
+
+
+def check_annotations(function: Callable[..., Any], name: str, *, model: object, example: str) -> None:
+    """Raise `UsageError` if annotations show that the function expects other arguments than a body and a context.
+
+    Only plain contradictions count: unions, generics, abstract types and names that cannot be resolved are accepted as
+    the body. ``model`` None: any body. ``example`` is the parameter that the error proposes.
+    """
+    try:
+        signature = inspect.signature(function, eval_str=True)
+    except Exception:  # a builtin, or an annotation that only type checkers can resolve
+        return
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    wanted = [one.annotation for one in signature.parameters.values() if one.kind in positional]
+    if (wanted and _excludes(model, wanted[0])) or any(_is_no_context(one) for one in wanted[1:2]):
+        raise UsageError(
+            f"{name}{_location_of(function)} takes {signature}, and the message is one object: take `{example}`, and "
+            "optionally `ctx: Context`."
+        )
+
+
+_UNKNOWN = (inspect.Parameter.empty, Any)  # both are classes
+
+
+def _is_no_context(annotation: object) -> bool:
+    if get_origin(annotation) is Annotated:
+        return _is_no_context(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return all(_is_no_context(one) for one in get_args(annotation) if one is not type(None))
+    kind = get_origin(annotation) or annotation
+    if kind in _UNKNOWN or not isinstance(kind, type) or getattr(kind, "_is_protocol", False):
+        return False
+    return is_typeddict(kind) or not (issubclass(kind, CallContext) or issubclass(CallContext, kind))
+
+
+def _excludes(model: object, annotation: object) -> bool:
+    """Return True if no body of the model is an instance of the annotation."""
+    if not (_is_plain(model) and _is_plain(annotation)):
+        return False
+    try:
+        return not (issubclass(model, annotation) or issubclass(annotation, model))
+    except TypeError:  # a class without subclass checks
+        return False
+
+
+def _is_plain(kind: object) -> TypeGuard[type]:
+    """Return True for a class whose name says what its values are."""
+    if kind in _UNKNOWN or not isinstance(kind, type) or get_origin(kind) is not None or is_typeddict(kind):
+        return False
+    if issubclass(kind, BaseModel):
+        return True
+    # pydantic may turn these into another class, and type checkers accept an int as a float.
+    if hasattr(kind, "__get_pydantic_core_schema__") or kind in (float, complex):
+        return False
+    return not (getattr(kind, "_is_protocol", False) or issubclass(kind, Mapping))
+
+
+def _location_of(function: Callable[..., Any]) -> str:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return "" if code is None else f" at {PurePath(code.co_filename).name}:{code.co_firstlineno}"
 
 
 def run_to_its_end(result: Any) -> Any:

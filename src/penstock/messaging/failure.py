@@ -20,6 +20,7 @@ TRACEBACK_CHARS_MAX = 32_000
 _PENSTOCK = str(Path(__file__).parents[1])
 _LIBRARIES = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
 _INSTALLED = ("site-packages", "dist-packages")  # may lie below the standard library, but are not part of it
+_HEADER = "Traceback (most recent call last):"
 _FRAME = re.compile(r'^ +File "([^"\n]+)", line (\d+)', re.MULTILINE)
 _LIBRARY = re.compile(  # the standard library, PySpark, and packages shipped to executors as archives
     r"[/\\](?:lib(?:64)?[/\\]python3\.\d+|python[/\\](?:lib[/\\])?pyspark(?:\.zip)?|(?:py4j|penstock)[^/\\]*\.zip)[/\\]"
@@ -92,9 +93,28 @@ def location_in(traceback: str) -> str | None:
     The traceback may come from another host, so libraries are also recognised by the usual names of their folders.
     """
     for file, line in reversed(_FRAME.findall(traceback)):
-        if not (is_library(file) or any(part in file for part in _INSTALLED) or _LIBRARY.search(file)):
+        if _is_users(file):
             return f"{PurePath(file).name}:{line}"
     return None
+
+
+def from_users_code(traceback: str) -> str:
+    """Return a formatted traceback without the frames that called the user's code, in each of its parts.
+
+    A part without a frame of the user's code is unchanged.
+    """
+    return _HEADER.join(_from_users_frame(part) for part in traceback.split(_HEADER))
+
+
+def _from_users_frame(part: str) -> str:
+    first = next((frame for frame in _FRAME.finditer(part) if _is_users(frame[1])), None)
+    if first is None:
+        return part
+    return ("\n" if part.startswith("\n") else "") + part[first.start() :]  # without the header if that was trimmed
+
+
+def _is_users(file: str) -> bool:
+    return not (is_library(file) or any(part in file for part in _INSTALLED) or _LIBRARY.search(file))
 
 
 def is_library(file: str) -> bool:

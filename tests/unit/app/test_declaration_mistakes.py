@@ -1,11 +1,13 @@
 """Mistakes in declarations: refused at once, with a message that names the likely intention."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Protocol, TypedDict
 
 import pytest
+from pydantic import BaseModel, EmailStr
 
-from penstock import App, DeltaSink, Handlers, ObjectSource, Queue
+from penstock import App, BatchContext, Context, DeltaSink, Handlers, Item, ObjectSource, Queue
 from penstock.errors import UsageError
 
 
@@ -79,3 +81,124 @@ def test_the_check_of_options_keeps_the_signatures() -> None:
     assert "max_attempts" in inspect.signature(Handlers.handler).parameters
     assert "broker" in inspect.signature(App).parameters
     assert list(inspect.signature(Queue).parameters)[:2] == ["name", "model"]
+
+
+class Receipt(BaseModel):
+    order_id: str
+    cents: int
+
+
+class Refund(Receipt): ...
+
+
+class Row(TypedDict):
+    order_id: str
+
+
+class HasCents(Protocol):
+    cents: int
+
+
+class Stopwatch(Protocol):
+    def checkpoint(self) -> None: ...
+
+
+@dataclass
+class Order:
+    number: int
+
+
+def of_celery(order_id: str, cents: int) -> None: ...
+def with_an_option(receipt: Receipt, dry_run: bool = False) -> None: ...
+def with_a_row(receipt: Receipt, row: Row) -> None: ...
+def with_a_list(receipt: Receipt, more: list[int] | None = None) -> None: ...
+def with_annotated_integer(receipt: Receipt, more: Annotated[int, "why"]) -> None: ...
+def of_an_integer(order: int) -> None: ...
+def of_another_class(order: Order) -> None: ...
+def in_strings(order: "int") -> None: ...
+
+
+@pytest.mark.parametrize(
+    "mistaken",
+    [
+        of_celery,
+        with_an_option,
+        with_a_row,
+        with_a_list,
+        with_annotated_integer,
+        of_an_integer,
+        of_another_class,
+        in_strings,
+    ],
+)
+def test_a_function_of_other_arguments_is_refused_at_its_declaration(mistaken: Callable[..., Any]) -> None:
+    app = App()
+    line = mistaken.__code__.co_firstlineno
+    with pytest.raises(
+        UsageError,
+        match=rf"The handler {mistaken.__name__} at test_declaration_mistakes\.py:{line} takes \(.*the message is one "
+        r"object: take `body: Receipt`, and optionally `ctx: Context`",
+    ):
+        app.handler(Queue("receipts", Receipt))(mistaken)
+    assert app.services == ()
+
+
+def test_the_cleanup_and_a_batch_are_checked_alike() -> None:
+    app, queue = App(), Queue("receipts", Receipt)
+
+    def batch(items: list[Item[Receipt]], ctx: int) -> None: ...
+
+    with pytest.raises(
+        UsageError, match=r"The handler fits, in its cleanup, at .*:\d+ takes .order_id: str, cents: int"
+    ):
+        app.handler(queue, cleanup=of_celery, name="fits")(lambda receipt: None)
+    with pytest.raises(UsageError, match=r"take `items: list\[Item\]`, and optionally `ctx: Context`"):
+        app.handler(queue, batch=10)(batch)
+
+
+def typed(receipt: Receipt, ctx: Context) -> None: ...
+def narrower(receipt: Refund) -> None: ...
+def wider(receipt: BaseModel, ctx: object) -> None: ...
+def anything(receipt: Any, ctx: Any) -> None: ...
+def untyped_arguments(receipt, ctx=None): ...  # type: ignore[no-untyped-def]
+def in_a_string(receipt: "Receipt", ctx: "Context | None" = None) -> None: ...
+def unresolvable(receipt: "Missing", ctx: "AlsoMissing") -> None: ...  # type: ignore[name-defined]  # noqa: F821
+def of_either(receipt: Receipt | int) -> None: ...
+def by_protocol(receipt: HasCents, ctx: Stopwatch) -> None: ...
+def of_a_mapping(receipt: Mapping[str, Any]) -> None: ...
+def of_a_row(receipt: Row) -> None: ...
+def of_a_dict(receipt: dict[str, Any], ctx: BatchContext) -> None: ...
+def with_more_by_keyword(receipt: Receipt, *, dry_run: bool = False) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        typed,
+        narrower,
+        wider,
+        anything,
+        untyped_arguments,
+        in_a_string,
+        unresolvable,
+        of_either,
+        by_protocol,
+        of_a_mapping,
+        of_a_row,
+        of_a_dict,
+        with_more_by_keyword,
+        print,
+    ],
+)
+def test_a_function_that_may_take_the_message_is_declared(function: Callable[..., Any]) -> None:
+    app = App()
+    app.handler(Queue("receipts", Receipt))(function)
+    assert [one.queue_name for one in app.services] == ["receipts"]
+
+
+@pytest.mark.parametrize(("model", "taken"), [(int, float), (Row, Receipt), (EmailStr, str), (dict[str, int], int)])
+def test_models_that_do_not_name_the_class_of_their_values_fit_all_annotations(model: Any, taken: Any) -> None:
+    def function(body: Any) -> None: ...
+
+    function.__annotations__["body"] = taken
+    App().handler(Queue("q", model))(function)

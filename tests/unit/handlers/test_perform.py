@@ -86,7 +86,10 @@ def test_retry_waits_for_its_delay() -> None:
     def make(body: Thumbnail) -> None:
         raise Retry("busy", delay_seconds=42.0)
 
-    assert perform(app, make, Thumbnail(key="a")).settlement == Release(delay_seconds=42.0, reason="Retry: busy")
+    done = perform(app, make, Thumbnail(key="a"))
+    assert done.settlement == Release(delay_seconds=42.0, reason="Retry: busy")
+    [failed] = [event for event in done.events if isinstance(event, MessageFailed)]
+    assert (failed.traceback, failed.error) == (None, "busy")
 
 
 @pytest.mark.parametrize("attempt", [1, 2, 4])

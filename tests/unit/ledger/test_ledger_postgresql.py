@@ -108,6 +108,12 @@ def test_an_incomplete_or_invalid_address_is_refused(url: str, problem: str) -> 
         Ledger.open(url)
 
 
+def test_a_missing_driver_is_reported_with_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "penstock.ledger.dialects.postgresql_connection", None)
+    with pytest.raises(ConfigurationError, match=r"^The ledger is in PostgreSQL, and .*'penstock\[postgresql\]'"):
+        Ledger.open("postgresql://penstock@db/ledger")
+
+
 @pytest.mark.parametrize("code", ["23505", "42601", "42703", "42P01", "22001", "XX000"])
 def test_an_error_that_only_a_defect_causes_is_not_explained(code: str) -> None:
     assert explained(by_code(code, 'relation "objects" does not exist')) is None

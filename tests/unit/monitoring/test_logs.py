@@ -199,6 +199,25 @@ def test_no_value_of_a_variable_is_logged() -> None:
         assert "hunter2" not in text
 
 
+def test_a_logged_traceback_begins_in_the_users_code() -> None:
+    part = (
+        "Traceback (most recent call last):\n"
+        '  File "/opt/lib/python3.12/site-packages/tenacity/__init__.py", line 470, in __call__\n'
+        "    do = self.iter(retry_state=retry_state)\n"
+        '  File "/app/shop.py", line 7, in handle\n'
+        "    charge(body)\n"
+        '  File "/opt/lib/python3.12/json/decoder.py", line 3, in decode\n'
+        "ValueError: no\n"
+    )
+    tenacity, users = part.index("  File"), part.index('  File "/app')
+    cut = part[:tenacity] + part[users:]
+    between = "\nDuring handling of the above exception, another exception occurred:\n\n"
+    [line] = log_of(failed(traceback=part + between + part))
+    assert line["exception"] == cut + between + cut
+    unknown = part.replace("/app/", "/opt/lib/python3.12/site-packages/")
+    assert log_of(failed(traceback=unknown))[0]["exception"] == unknown
+
+
 def test_a_lone_surrogate_in_a_traceback_is_escaped() -> None:
     [line] = log_of(failed(traceback="in \ud800 work"))
     assert line["exception"] == r"in \ud800 work"

@@ -28,7 +28,7 @@ WITHOUT_WORKERS = Status(
 
 
 def test_on_a_broker_of_one_host_messages_without_a_worker_are_a_problem() -> None:
-    assert WITHOUT_WORKERS.problem_texts == ["messages waiting with no worker running: 10"]
+    assert WITHOUT_WORKERS.problem_texts == ["10 messages wait, and no worker runs"]
 
 
 def test_on_a_shared_broker_messages_without_a_local_worker_are_no_problem() -> None:
@@ -143,13 +143,46 @@ def test_problems_are_sorted_with_the_worst_first() -> None:
         lagging_status(queue(age_seconds=900.0)),
         disagreements=["two histories"],
         messages_unserved=4,
+        queues_unserved=["mails"],
         dead_letters=1,
         objects={**HEALTHY.objects, ObjectState.DEAD: 1},
     )
     assert everything.problem_kinds == ["missing", "no consumer", "failed", "lagging"]
     assert everything.summary == (
-        "missing: table and ledger disagree: two histories; no consumer: messages in queues that no worker consumes: 4"
-        "; failed objects: 1; dead letters: 1; lagging: the oldest visible message of orders is 15 min old, 10 min "
-        "over the limit"
+        "missing: table and ledger disagree: two histories; no consumer: 4 messages wait in mails, which no worker "
+        "consumes; failed objects: 1; dead letters: 1; lagging: the oldest visible message of orders is 15 min old, "
+        "10 min over the limit"
     )
     assert [problem.text for problem in everything.problems] == everything.problem_texts
+    assert list(replace(everything, dead_letters_replayed=1, notes=["a note"]).lines) == [
+        "missing: table and ledger disagree: two histories",
+        "no consumer: 4 messages wait in mails, which no worker consumes",
+        "failed objects: 1",
+        "lagging: the oldest visible message of orders is 15 min old, 10 min over the limit",
+        "dead letters that wait for their replay: 1",
+        "a note",
+    ]
+
+
+def test_a_single_problem_stays_on_one_line_with_the_notes() -> None:
+    assert replace(HEALTHY, dead_letters=1, notes=["a note"]).lines == ["dead letters: 1; a note"]
+
+
+@pytest.mark.parametrize(
+    ("names", "waiting"),
+    [
+        (["a"], "1 message waits in a"),
+        (["a", "b"], "2 messages wait in a and b"),
+        (["a", "b", "c"], "3 messages wait in a, b and c"),
+        (["a", "b", "c", "d"], "4 messages wait in a, b and 2 more queues"),
+        (["a", "b", "c", "d", "e", "f", "g"], "7 messages wait in a, b and 5 more queues"),
+    ],
+)
+def test_queues_without_a_consumer_are_named(names: list[str], waiting: str) -> None:
+    queues = [queue(name) for name in names] + [queue("empty", visible=0)]
+    deserted = replace(
+        WITHOUT_WORKERS, queues=queues, messages_visible=len(names), messages_in_flight=0, messages_delayed=0
+    )
+    assert deserted.problem_texts == [f"{waiting}, and no worker runs"]
+    unserved = replace(HEALTHY, messages_unserved=len(names), queues_unserved=names)
+    assert unserved.problem_texts == [f"{waiting}, which no worker consumes"]

@@ -65,11 +65,11 @@ def replay(
     yes: output.Yes = False,
     json_: Json = False,
 ) -> None:
-    """Send dead letters of both DLQs back to the queues they came from.
+    """Send dead letters from QUEUE-dlq and QUEUE-dead back to their queues.
 
     Their automatic replays are counted from zero. Asks first. With --canary 1, one message is sent ahead, and the
-    others only if it is processed. Repeating the command sends nothing twice. Exit code 1: the origin of all messages
-    is unknown; 3: a canary failed again; 75: a canary was not settled in time; 130: stopped, run it again to continue.
+    others only if it is processed. Repeating the command sends nothing twice. Exit code 1: no message's origin is
+    known; 3: a canary failed again; 75: a canary was not settled in time; 130: stopped, run it again to continue.
     """
     which = which.with_queue(queue_name)
     selection = which.to_selection(limit=limit)

@@ -323,7 +323,7 @@ def _check(url: URL) -> None:
         )
     if find_spec("pymysql") is None:
         raise ConfigurationError(
-            "the ledger is in MySQL or MariaDB, and the package pymysql cannot be found here: run pip install "
+            "The ledger is in MySQL or MariaDB, and the package pymysql cannot be found here: run pip install "
             "'penstock[mysql]'"
         )
 

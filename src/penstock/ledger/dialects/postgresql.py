@@ -227,7 +227,7 @@ class Postgresql:
             from penstock.ledger.dialects.postgresql_connection import BoundedConnection
         except ImportError as error:
             raise ConfigurationError(
-                f"the ledger is in PostgreSQL, and psycopg cannot be used here ({error}): "
+                f"The ledger is in PostgreSQL, and psycopg cannot be used here ({error}): "
                 "run pip install 'penstock[postgresql]'"
             ) from error
         secrets = {name: url.query[name] for name in ("password", "sslpassword") if name in url.query}

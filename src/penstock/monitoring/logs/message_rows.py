@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from penstock import events
+from penstock.messaging.failure import from_users_code
 from penstock.messaging.settlement import Ack, DeadLetter
 from penstock.monitoring.logs.rows import ERROR, IDS, Level, LogRow, LogRowCases, Rows, Source, same, with_error
 
@@ -13,7 +14,7 @@ _FAILED: Mapping[str, Source] = {
     **_WORKED,
     "duration_s": "duration_seconds",
     **ERROR,
-    "exception": "traceback",
+    "exception": lambda event: None if event.traceback is None else from_users_code(event.traceback),
     "final": "final",
     "delay_s": "delay_seconds",
 }

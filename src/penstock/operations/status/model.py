@@ -14,6 +14,8 @@ from penstock.app.registry import WorkerRecord
 from penstock.app.system_health import PipelineHealth
 from penstock.ledger.records import TERMINAL, ObjectState
 
+QUEUES_NAMED_MAX = 3
+
 
 class ProblemKind(StrEnum):
     """The kinds of problems, the worst first."""
@@ -82,6 +84,7 @@ class Status:
     dead_letters_set_aside: int = 0  # in final DLQs, which are not replayed automatically
     dead_letters_replayed: int = 0  # in DLQs that a running replayer serves
     messages_unserved: int = 0  # in queues that no living worker serves, while some workers run
+    queues_unserved: Sequence[str] = ()  # these queues
     workers_silent: bool = False  # some have no record and may serve any queue
     workers_elsewhere: bool = False  # other hosts may have workers, which are invisible here
     notes: Sequence[str] = ()  # checks that were skipped, and why; needs no action, unless it is a mistake
@@ -95,6 +98,14 @@ class Status:
     def summary(self) -> str:
         """Return one line: the problems, the worst first, each with its kind; or that all is well."""
         return "; ".join([self._summary, *self.warnings, *self.notes])
+
+    @property
+    def lines(self) -> Sequence[str]:
+        """Return the summary; if there are several problems, one line for each, and for each warning and note."""
+        if len(self.problems) < 2:
+            return [self.summary]
+        problems = [_prefixed(problem.kind, [problem.text]) for problem in self.problems]
+        return [*problems, *self._elsewhere, *self.warnings, *self.notes]
 
     @property
     def problem_texts(self) -> Sequence[str]:
@@ -150,11 +161,16 @@ class Status:
     @property
     def _summary(self) -> str:
         parts = [_prefixed(kind, [problem.text for problem in group]) for kind, group in _by_kind(self.problems)]
-        if self.workers_elsewhere and not self.workers and self._messages:
-            parts.append(f"messages waiting or in flight: {self._messages:,}; workers of other hosts are invisible")
+        parts += self._elsewhere
         if parts:
             return "; ".join(parts)
         return "at work" if self.objects_left or self.batches_unpublished else "all well"
+
+    @property
+    def _elsewhere(self) -> Sequence[str]:
+        if self.workers_elsewhere and not self.workers and self._messages:
+            return [f"messages waiting or in flight: {self._messages:,}; workers of other hosts are invisible"]
+        return []
 
     def _missing(self) -> Iterator[str]:
         for why in self.disagreements:
@@ -173,7 +189,8 @@ class Status:
         if self._deserted and self.objects_left:
             yield f"objects waiting with no worker running: {self.objects_left:,}"
         elif self._deserted and self._messages:
-            yield f"messages waiting with no worker running: {self._messages:,}"
+            waiting = [queue.queue for queue in self.queues if queue.messages]
+            yield f"{_waiting(self._messages, waiting)}, and no worker runs"
         for queue in self.queues:
             if queue.breaker is not None:
                 yield f"{queue.queue} is paused by its breaker: {queue.breaker}"
@@ -182,7 +199,7 @@ class Status:
             if queue.unread is not None:
                 yield queue.unread
         if self.messages_unserved:
-            yield f"messages in queues that no worker consumes: {self.messages_unserved:,}"
+            yield f"{_waiting(self.messages_unserved, self.queues_unserved)}, which no worker consumes"
         yield from self._texts_of_lagging(ProblemKind.NO_CONSUMER)
 
     def _failed(self) -> Iterator[str]:
@@ -217,6 +234,18 @@ def span(seconds: float) -> str:
         if seconds >= 2 * length_seconds:
             return f"{seconds / length_seconds:,.0f} {unit}"
     return f"{seconds:,.0f} s"
+
+
+def _waiting(messages: int, queues: Sequence[str]) -> str:
+    """Return the number of messages and their queues, as in "7 messages wait in invoices, mails and 5 more queues"."""
+    text = "1 message waits" if messages == 1 else f"{messages:,} messages wait"
+    if not queues:
+        return text
+    names = list(queues)
+    if len(names) > QUEUES_NAMED_MAX:
+        names = [*names[: QUEUES_NAMED_MAX - 1], f"{len(names) - QUEUES_NAMED_MAX + 1:,} more queues"]
+    *first, last = names
+    return f"{text} in {', '.join(first)} and {last}" if first else f"{text} in {last}"
 
 
 def _by_kind(problems: Sequence[Problem]) -> Iterator[tuple[ProblemKind, Iterator[Problem]]]:

@@ -163,6 +163,7 @@ class StatusReader:
             replaced = details.dead_letters_replaced if counts.all else 0
             if replaced is None:
                 notes.append(UNSHOWN)
+        unserved = _unserved(queues, records)
         workers = sorted({*silent, *(record.worker for record in records)})
         elsewhere = has_workers_elsewhere(scope.settings)
         seen_all = not elsewhere or bool(silent)
@@ -183,7 +184,8 @@ class StatusReader:
             dead_letters_replaced=None if replaced is None else min(replaced, counts.all),
             dead_letters_set_aside=counts.set_aside,
             dead_letters_replayed=counts.replayed,
-            messages_unserved=_unserved(queues, records) if workers and not silent and not elsewhere else 0,
+            messages_unserved=sum(unserved.values()) if workers and not silent and not elsewhere else 0,
+            queues_unserved=list(unserved),
             workers_silent=bool(silent),
             workers_elsewhere=elsewhere,
             notes=notes,
@@ -335,14 +337,15 @@ def lagging_queues(queues: Sequence[QueueStatus], settings: Settings, *, seen_al
     return found
 
 
-def _unserved(queues: Sequence[QueueStatus], records: Sequence[WorkerRecord]) -> int:
-    """Return the number of messages that no worker will fetch.
+def _unserved(queues: Sequence[QueueStatus], records: Sequence[WorkerRecord]) -> Mapping[str, int]:
+    """Return the number of messages that no worker will fetch, for each queue that has any.
 
     A draining worker only finishes its messages in flight.
     """
     fetching = {record.worker for record in records if record.state != DRAINING}
     left = [queue for queue in queues if fetching.isdisjoint(queue.workers)]
-    return sum(queue.visible + queue.delayed if queue.workers else queue.messages for queue in left)
+    unserved = {queue.queue: queue.visible + queue.delayed if queue.workers else queue.messages for queue in left}
+    return {queue: count for queue, count in unserved.items() if count}
 
 
 def _summed(numbers: Sequence[int | None]) -> int | None:
