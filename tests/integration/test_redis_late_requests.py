@@ -20,7 +20,7 @@ LEASE = 600.0
 def test_a_late_release_takes_nothing_from_the_current_holder(
     redis_server: RedisServer, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, late_script: str
 ) -> None:
-    monkeypatch.setattr(server, "ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(server, "RESPONSE_SECONDS", 1.0)
     with closing(RedisStreamsBroker(proxy.url, holder="w1")) as broker:
         broker.send("q", outgoing("a"))
         lost = proxy.swallow(scripts()["take"].sha.encode())
