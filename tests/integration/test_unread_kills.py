@@ -49,7 +49,7 @@ class Inbox:
         environment = {
             **os.environ,
             "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
-            "GONE_AFTER_SECONDS": deleted_after_seconds,
+            "DELETED_AFTER_SECONDS": deleted_after_seconds,
             **({} if kill_at is None else {"PENSTOCK_KILL_AT": kill_at}),
         }
         ended = run_forked(

@@ -133,7 +133,7 @@ def test_a_worker_reconciles_on_its_schedule_and_stops_in_time(shop: Path) -> No
         (("shop:app",), "Name an app and a pipeline"),
         (("shop:app", "clicks", "--listing", "--inventory", "x"), "not both"),
         (("--table", "lake/clicks"), "--table FOLDER --source SOURCE"),
-        (("shop:app", "nothing"), "no pipeline nothing"),
+        (("shop:app", "nothing"), "no pipeline or object handler nothing"),
     ],
 )
 def test_mistakes_are_reported_in_a_sentence(shop: Path, words: tuple[str, ...], message: str) -> None:
