@@ -150,7 +150,7 @@ def jvm_below(pid: int) -> int:
     [found] = [
         child
         for task in Path(f"/proc/{pid}/task").iterdir()
-        for child in map(int, (task / "children").read_text().split())
+        for child in map(int, _children(task))
         if "/java" in Path(f"/proc/{child}/cmdline").read_text().partition("\0")[0]
     ]
     return found
@@ -221,3 +221,11 @@ def test_a_supervisor_replaces_a_worker_whose_jvm_died(scene: Scene) -> None:
     assert (ended["exit_code"], ended["delay_s"] > 0) == (TEMPORARY_FAILURE, True)
     supervisor.expect("spark.started", times=3)
     wait_until(lambda: scene.rows() == [1])
+
+
+def _children(task: Path) -> list[str]:
+    """Return the process ids of a thread's children; none if the thread has just ended."""
+    try:
+        return (task / "children").read_text().split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
