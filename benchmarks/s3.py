@@ -27,7 +27,8 @@ from penstock.config import Settings
 from penstock.operations.ingest.ingest import ingest
 from penstock.operations.ingest.pipeline import IngestRequest
 from penstock.pipeline.spark.java import find_java
-from penstock.pipeline.spark.session import Session, SessionSettings, end_session, start_session
+from penstock.pipeline.spark.classic import SessionSettings, end_session, start_session
+from penstock.pipeline.spark.runtime import Session
 from penstock.worker.shutdown import StopSignal
 
 BUCKET = "bench"

@@ -18,7 +18,7 @@ from penstock.pipeline.engine import RunBroken
 from penstock.pipeline.spark.arrow_writer import arrow_schema, partition_folder, write_parquet
 from penstock.pipeline.spark.faults import SPARK_ERRORS, explain
 from penstock.pipeline.spark.run import write
-from penstock.pipeline.spark.session import session_beside
+from penstock.pipeline.spark.runtime import runtime_of
 from penstock.sinks.delta.sink import DeltaTableSink
 from penstock.sinks.manifest import DataFile
 from penstock.sinks.parquet import list_files, partition_values
@@ -78,7 +78,7 @@ DAYS = ["2024-02-29", None, "0001-01-01", "9999-12-31"]
 
 @pytest.fixture(scope="module")
 def beside(spark: SparkSession) -> SparkSession:
-    return session_beside(spark)
+    return runtime_of(spark).sibling()
 
 
 @pytest.fixture(params=WRITERS)

@@ -14,7 +14,7 @@ SLOW_STOP = """
 import os, sys, threading
 from pathlib import Path
 from penstock.pipeline.spark.java import find_java
-from penstock.pipeline.spark.session import SessionSettings, end_session, start_session
+from penstock.pipeline.spark.classic import SessionSettings, end_session, start_session
 
 folder = Path(sys.argv[1])
 spark = start_session(SessionSettings(

@@ -24,7 +24,7 @@ from penstock.pipeline.reconcile.alone import (
 if TYPE_CHECKING:
     from penstock.pipeline.reconcile.alone import MissingAlone
     from penstock.pipeline.reconcile.missing import MissingObjects
-    from penstock.pipeline.spark.session import Session
+    from penstock.pipeline.spark.runtime import Session
 
 
 OLDER_THAN_SECONDS = 900.0

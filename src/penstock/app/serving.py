@@ -52,7 +52,7 @@ from penstock.worker.worker import Worker
 if TYPE_CHECKING:
     from penstock.app.app import App
     from penstock.monitoring.metrics.meters import Meters
-    from penstock.pipeline.spark.session import Session
+    from penstock.pipeline.spark.runtime import Session
 
 
 REPLAY, EXPIRY, MONITOR = "replay", "expiry", "monitor"  # names of background jobs

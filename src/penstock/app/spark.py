@@ -1,17 +1,23 @@
-"""Hold the Spark session of a process: shared by all its pipelines, started on first use, ended by `close`.
+"""Hold the Spark session of a process: shared by all its pipelines, opened on first use, ended by `close`.
 
-A session given by the user is neither stopped nor changed: pipelines run in a new session on the same Spark context.
+The session comes from one of four places (the setting ``spark.session``): our own, started here or opened at a Spark
+Connect server; the current one of a script under spark-submit, a notebook or a job; a function of the user's; or one
+that was passed in. Sessions that are not ours are neither stopped nor changed: pipelines run in a sibling session.
 """
 
 import os
 import shutil
+import sys
 import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 from penstock.app.housekeeping import SCRATCH_FOLDER
+from penstock.app.loading import import_here
 from penstock.config import Settings
-from penstock.errors import PenstockError, TemporaryError, UserError
+from penstock.errors import ConfigurationError, PenstockError, TemporaryError, UsageError, UserError
 from penstock.events import Bus, SparkStarted
 from penstock.messaging.clock import Clock
 from penstock.pipeline.extra import require_spark
@@ -19,11 +25,40 @@ from penstock.pipeline.spark.java import find_java
 from penstock.worker.shutdown import StopSignal
 
 if TYPE_CHECKING:
+    from penstock.pipeline.spark.classic import SessionSettings
     from penstock.pipeline.spark.java import Java
-    from penstock.pipeline.spark.session import Session, SessionSettings
+    from penstock.pipeline.spark.runtime import Session
 
+GivenSpark: TypeAlias = Union["Session", Callable[[], "Session"]]
+"""A session, or a function that returns one. Neither stops with Penstock."""
+
+AUTO, OWN, CURRENT = "auto", "own", "current"
+CONNECT_SCHEME = "sc://"
 SPARK_LOG_FILE = "spark.log"
 SESSION_END_SECONDS = 2.0  # part of the stop timeout: for Spark to end on its own
+UNDER_SPARK_SUBMIT = "PYSPARK_GATEWAY_PORT"  # in the environment: the JVM started this process
+# In the environment: the process has a session, or PySpark knows the server of one.
+_WITH_SESSION = (UNDER_SPARK_SUBMIT, "DATABRICKS_RUNTIME_VERSION", "SPARK_REMOTE")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Opened:
+    """A session to work in. ``end`` is None if the session is not ours to end; its argument: at once."""
+
+    session: "Session"
+    end: Callable[[bool], None] | None = None
+
+
+def session_origin(settings: Settings, environ: Mapping[str, str]) -> str:
+    """Return where the session comes from: ``own``, ``current``, or the name of a function, as ``module:function``.
+
+    ``auto`` means the current session if the process has one, or runs where there is one.
+    """
+    if settings.spark_session != AUTO:
+        return settings.spark_session
+    if "spark_master" in settings.model_fields_set and UNDER_SPARK_SUBMIT not in environ:
+        return OWN
+    return CURRENT if any(environ.get(name) for name in _WITH_SESSION) or _has_session() else OWN
 
 
 class Spark:
@@ -38,7 +73,7 @@ class Spark:
         clock: Clock,
         bus: Bus,
         stop: StopSignal,
-        given: "Session | None" = None,
+        given: GivenSpark | None = None,
     ) -> None:
         self._settings = settings
         self._scratch = scratch
@@ -47,22 +82,22 @@ class Spark:
         self._bus = bus
         self._stop = stop
         self._given = given
+        self._origin = session_origin(settings, os.environ)
         self._starting = threading.Lock()  # held while a session starts, which may take a minute
         self._lock = threading.Lock()  # never held for long
         self._java: Java | None = None  # cached; a second search does no harm
-        self._beside: Session | None = None  # derived from the given session; written by the starting thread
-        self._failure: PenstockError | None = None  # as above: why no session will ever start
-        self._own: Session | None = None  # under the lock
+        self._failure: PenstockError | None = None  # why no session will ever start; written by the starting thread
+        self._opened: _Opened | None = None  # under the lock
         self._closed = False
 
     def check(self) -> None:
         """Raise `ConfigurationError` if PySpark or Java is missing. Does not start Spark."""
         require_spark()
-        if self._given is None:
+        if self._given is None and self._origin == OWN and not self._is_remote:
             self._find_java()
 
     def session(self) -> "Session":
-        """Return the session, which the first call starts while others wait. A failed start is not tried again.
+        """Return the session, which the first call opens while others wait. A failed start is not tried again.
 
         Raises `ConfigurationError` if Spark does not start, or if its workers cannot run Penstock, and `TemporaryError`
         after `close`.
@@ -70,74 +105,126 @@ class Spark:
         with self._starting:
             if self._failure is not None:
                 raise self._failure
-            made = self._beside or self._own
-            if made is not None:
-                return made
+            if self._opened is not None:
+                return self._opened.session
             try:
-                return self._open_beside(self._given) if self._given is not None else self._keep(self._start())
+                return self._keep(self._prepared(self._open()))
             except UserError as error:
                 self._failure = error
                 raise
 
     def close(self) -> None:
-        """End our own session within a few seconds, or at once if the process was asked to stop.
+        """End a session of our own within a few seconds, or at once if the process was asked to stop.
 
         Does not wait for a session that is still starting: the thread that starts it ends it.
         """
         with self._lock:
             self._closed = True
-            own, self._own = self._own, None
-        if own is not None:
-            self._end(own)
+            opened, self._opened = self._opened, None
+        if opened is not None:
+            self._end(opened)
 
-    def _open_beside(self, given: "Session") -> "Session":
-        from penstock.pipeline.spark import cluster_checks, session
+    @property
+    def _is_remote(self) -> bool:
+        return self._settings.spark_master.startswith(CONNECT_SCHEME)
 
-        beside = session.session_beside(given)
-        cluster_checks.check_python(beside)
-        self._beside = beside
-        return beside
-
-    def _keep(self, own: "Session") -> "Session":
+    def _keep(self, opened: _Opened) -> "Session":
         with self._lock:
             is_late = self._closed
             if not is_late:
-                self._own = own
+                self._opened = opened
         if is_late:
-            self._end(own)
+            self._end(opened)
             raise TemporaryError("the worker ended while Spark was starting")
-        return own
+        return opened.session
 
-    def _end(self, own: "Session") -> None:
-        from penstock.pipeline.spark.session import end_session
-
-        end_session(own, at_once=self._stop.requested, seconds=SESSION_END_SECONDS)
+    def _end(self, opened: _Opened) -> None:
+        if opened.end is not None:
+            opened.end(self._stop.requested)
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _find_java(self) -> "Java":
         self._java = self._java or find_java(os.environ)
         return self._java
 
-    def _start(self) -> "Session":
+    def _open(self) -> _Opened:
         require_spark()
-        from penstock.pipeline.spark import cluster_checks, session
+        if self._given is not None:
+            return self._beside(self._given, "App(spark=...)")
+        if self._origin == CURRENT:
+            return self._current()
+        if self._origin != OWN:
+            return self._beside(_named_function(self._origin), f"spark.session = {self._origin}")
+        if UNDER_SPARK_SUBMIT in os.environ:
+            raise ConfigurationError(
+                "spark.session = own starts a Spark of its own, and this process was started by one (spark-submit). "
+                "Leave the setting out."
+            )
+        return self._connected() if self._is_remote else self._started()
+
+    def _prepared(self, opened: _Opened) -> _Opened:
+        """Ship Penstock to the executors and check that they can run it. Ends a session of our own if they cannot."""
+        from penstock.pipeline.spark.package import package_archive
+        from penstock.pipeline.spark.probe import check_workers
+        from penstock.pipeline.spark.runtime import runtime_of
+
+        try:
+            runtime = runtime_of(opened.session)
+            if not runtime.is_local:
+                runtime.add_package(package_archive(self._scratch))
+            check_workers(opened.session)
+        except BaseException:
+            self._end(opened)
+            raise
+        return opened
+
+    def _beside(self, given: GivenSpark, origin: str) -> _Opened:
+        from penstock.pipeline.spark.runtime import is_session, runtime_of
+
+        made: Any = given if is_session(given) or not callable(given) else given()
+        if not is_session(made):
+            raise UsageError(
+                f"{origin} must be a SparkSession, or a function that returns one; this is {type(made).__name__}."
+            )
+        return _Opened(session=runtime_of(made).sibling())
+
+    def _current(self) -> _Opened:
+        """Use the session that PySpark has or can make without being told more. If we make it, we stop it."""
+        from penstock.pipeline.spark import runtime
+
+        had_one = _has_session()
+        current = runtime.current_session()
+        sibling = runtime.runtime_of(current).sibling()
+        if had_one:
+            return _Opened(session=sibling)
+        return _Opened(session=sibling, end=lambda at_once: runtime.end(current, at_once, SESSION_END_SECONDS))
+
+    def _connected(self) -> _Opened:
+        from penstock.pipeline.spark import connect
+
+        began_at, address = self._clock.monotonic(), self._settings.spark_master
+        spark = connect.open_session(address, self._settings.spark_conf)
+        seconds = self._clock.monotonic() - began_at
+        self._bus.emit(SparkStarted(java=f"Spark {spark.version} at {address}", notes=(), seconds=seconds))
+        return _Opened(session=spark, end=lambda _: connect.end_session(spark, seconds=SESSION_END_SECONDS))
+
+    def _started(self) -> _Opened:
+        from penstock.pipeline.spark import classic
 
         began_at = self._clock.monotonic()
         java = self._find_java()
-        spark = session.start_session(session_settings(self._settings, java, scratch=self._scratch, log=self._log))
-        try:
-            cluster_checks.check_python(spark)
-        except BaseException:
-            session.end_session(spark, at_once=False, seconds=SESSION_END_SECONDS)
-            raise
+        spark = classic.start_session(session_settings(self._settings, java, scratch=self._scratch, log=self._log))
         seconds = self._clock.monotonic() - began_at
         found = f"Java {java.version} from {java.source}"
         self._bus.emit(SparkStarted(java=found, notes=java.notes, seconds=seconds))
-        return spark
+        return _Opened(
+            session=spark,
+            end=lambda at_once: classic.end_session(spark, at_once=at_once, seconds=SESSION_END_SECONDS),
+        )
 
 
 def app_spark(
-    settings: Settings, *, worker: str, clock: Clock, bus: Bus, stop: StopSignal, given: "Session | None" = None
+    settings: Settings, *, worker: str, clock: Clock, bus: Bus, stop: StopSignal, given: GivenSpark | None = None
 ) -> Spark:
     """Return the session holder of an app's worker. Its files are in the data directory."""
     state = Path(settings.data_dir).absolute()
@@ -154,7 +241,7 @@ def app_spark(
 
 def session_settings(settings: Settings, java: "Java", *, scratch: Path, log: Path) -> "SessionSettings":
     """Return the settings to start a session of our own."""
-    from penstock.pipeline.spark.session import SessionSettings
+    from penstock.pipeline.spark.classic import SessionSettings
 
     return SessionSettings(
         master=settings.spark_master,
@@ -164,3 +251,22 @@ def session_settings(settings: Settings, java: "Java", *, scratch: Path, log: Pa
         driver_memory=settings.spark_driver_memory,
         extra_conf=settings.spark_conf,
     )
+
+
+def _has_session() -> bool:
+    """Return True if this process has a Spark session, ours or the user's. Does not import PySpark."""
+    if "pyspark" not in sys.modules:
+        return False
+    from penstock.pipeline.spark.runtime import session_is_there
+
+    return session_is_there()
+
+
+def _named_function(name: str) -> Callable[[], "Session"]:
+    module_name, colon, function_name = name.partition(":")
+    if not (module_name and colon and function_name):
+        raise UsageError(f"spark.session = {name!r} is not known: give {AUTO}, {OWN}, {CURRENT}, or module:function.")
+    function: Callable[[], Session] | None = getattr(import_here(module_name), function_name, None)
+    if not callable(function):
+        raise UsageError(f"The module {module_name} has no function {function_name}, which spark.session names.")
+    return function

@@ -279,9 +279,16 @@ class Settings(BaseSettings):
         0.5, gt=0, le=1, description="Warn of a dead letter that has waited for this share of its retention."
     )
 
-    spark_master: str = Field("local[*]", description="The address of the Spark master.")
-    spark_driver_memory: str = Field(
-        "2g", pattern=r"^\d+[kmgKMG]$", description="The heap of the Spark driver's JVM, such as 512m or 2g."
+    spark_session: Annotated[str, ADVANCED] = Field(
+        "auto",
+        description="Where the Spark session comes from: own (started by Penstock), current (that of spark-submit, a "
+        "notebook or a job), module:function (returns one), or auto: current where there is one, else own.",
+    )
+    spark_master: str = Field(
+        "local[*]", description="The address of the Spark master, or of a Spark Connect server (sc://HOST:PORT)."
+    )
+    spark_driver_memory: str | None = Field(
+        None, pattern=r"^\d+[kmgKMG]$", description="The heap of the Spark driver's JVM, such as 512m or 2g."
     )
     spark_conf: Annotated[dict[str, str], ADVANCED] = Field(default_factory=dict, description="Further Spark settings.")
 

@@ -14,7 +14,7 @@ from penstock.errors import UsageError
 
 if TYPE_CHECKING:
     from penstock.app.pipelines.running import RunReport
-    from penstock.pipeline.spark.session import Session
+    from penstock.pipeline.spark.runtime import Session
 
 ATTEMPT_SECONDS = 0.1  # between two attempts on an unreadable object
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from penstock.app.spark import session_settings
 from penstock.config import Settings
 from penstock.pipeline.extra import require_spark
+from penstock.pipeline.spark.classic import end_session, start_session
 from penstock.pipeline.spark.java import find_java
-from penstock.pipeline.spark.session import Session, end_session, start_session
+from penstock.pipeline.spark.runtime import Session
 
 MASTER = "local[2]"
 END_SECONDS = 5.0

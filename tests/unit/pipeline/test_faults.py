@@ -19,7 +19,7 @@ from penstock.errors import (
     TransformError,
 )
 from penstock.pipeline.engine import RunBroken
-from penstock.pipeline.spark import faults
+from penstock.pipeline.spark import jvm
 from penstock.pipeline.spark.faults import explain, is_of_spark
 
 CAST = (
@@ -53,15 +53,15 @@ def test_a_dead_spark_needs_a_new_process(error: Exception) -> None:
 def test_a_missing_class_means_a_dead_spark_only_if_its_jvm_ended(
     has_ended: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(faults, "JVM_EXIT_SECONDS", 0.01)
-    jvm = subprocess.Popen(["true" if has_ended else "cat"], stdin=subprocess.PIPE)
+    monkeypatch.setattr(jvm, "END_SECONDS", 0.01)
+    process = subprocess.Popen(["true" if has_ended else "cat"], stdin=subprocess.PIPE)
     try:
         if has_ended:
-            jvm.wait()
-        monkeypatch.setattr(SparkContext, "_gateway", SimpleNamespace(proc=jvm))
+            process.wait()
+        monkeypatch.setattr(SparkContext, "_gateway", SimpleNamespace(proc=process))
         explained = explain(Py4JError("PythonUtils does not exist in the JVM"))
     finally:
-        jvm.communicate()
+        process.communicate()
     assert isinstance(explained, RestartNeeded if has_ended else RunBroken)
 
 

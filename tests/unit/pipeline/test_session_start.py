@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from penstock.pipeline.spark.session import SessionSettings, _own_conf, complaint, runs_here, tasks_run_once
+from penstock.pipeline.spark.classic import ClassicRuntime, SessionSettings, _own_conf, complaint
 
 WARNINGS = """WARNING: Using incubator modules: jdk.incubator.vector
 2026-01-01T03:30:49.516 WARN Utils: Set SPARK_LOCAL_IP if you need to bind to another address
@@ -51,7 +51,8 @@ def test_a_log_without_an_error_has_no_reason() -> None:
 )
 def test_the_master_determines_where_tasks_run_and_how_often(master: str, here: bool, once: bool) -> None:
     spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(master=master))
-    assert (runs_here(spark), tasks_run_once(spark)) == (here, once)
+    runtime = ClassicRuntime(spark)
+    assert (runtime.is_local, runtime.tasks_run_once) == (here, once)
 
 
 def test_the_log_configuration_of_the_jvm_exists(tmp_path: Path) -> None:

@@ -5,14 +5,15 @@ from typing import Any
 
 import pytest
 
-from penstock.pipeline.spark.progress import HISTORY_URL, run_url
+from penstock.pipeline.spark.classic import ClassicRuntime
+from penstock.pipeline.spark.runtime import HISTORY_URL
 
 UI = "http://driver:4040"
 LOGGED = {"spark.eventLog.enabled": "true"}
 
 
 def session(conf: dict[str, str], *, ui: str | None, jobs: list[int]) -> Any:
-    """Return a stand-in for a session, with the attributes that `run_url` uses."""
+    """Return a stand-in for a session, with the attributes that `page` uses."""
     tracker = SimpleNamespace(getJobIdsForGroup=lambda attempt_id: jobs if attempt_id == "a" else [])
     return SimpleNamespace(
         sparkContext=SimpleNamespace(
@@ -36,8 +37,8 @@ def session(conf: dict[str, str], *, ui: str | None, jobs: list[int]) -> Any:
     ],
 )
 def test_the_address_is_the_page_of_the_first_job(conf: dict[str, str], ui: str | None, expected: str | None) -> None:
-    assert run_url(session(conf, ui=ui, jobs=[5, 3, 4]), "a") == expected
+    assert ClassicRuntime(session(conf, ui=ui, jobs=[5, 3, 4])).page("a") == expected
 
 
 def test_without_a_job_the_address_is_the_page_of_all_jobs() -> None:
-    assert run_url(session({}, ui=UI, jobs=[]), "a") == f"{UI}/jobs/"
+    assert ClassicRuntime(session({}, ui=UI, jobs=[])).page("a") == f"{UI}/jobs/"

@@ -17,7 +17,7 @@ from penstock.worker.shutdown import StopSignal
 if TYPE_CHECKING:
     from penstock.app.pipelines.running import RunReport
     from penstock.pipeline.spark.declaration import Frame
-    from penstock.pipeline.spark.session import Session
+    from penstock.pipeline.spark.runtime import Session
 
 
 class QuarantineTable:

@@ -25,11 +25,11 @@ from penstock.pipeline.attempt import AttemptSettings, PipelineRuntime
 from penstock.pipeline.batch import PipelineHandler
 from penstock.pipeline.engine import CheckedEngine
 from penstock.pipeline.failures import FailureStreak
-from penstock.pipeline.spark.cluster_checks import prove_shared
 from penstock.pipeline.spark.declaration import Declaration
 from penstock.pipeline.spark.engine import DeferredEngine, SparkEngine
 from penstock.pipeline.spark.faults import SPARK_ERRORS, explain
-from penstock.pipeline.spark.session import Session
+from penstock.pipeline.spark.runtime import Session
+from penstock.pipeline.spark.shared_folders import prove_shared
 from penstock.pipeline.spark.source.ddl import columns_read
 from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions, checked
 from penstock.pipeline.spark.table_schema import agreement, check_partitions

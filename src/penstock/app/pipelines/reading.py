@@ -12,7 +12,7 @@ from penstock.storage.aws import Aws
 
 if TYPE_CHECKING:
     from penstock.pipeline.spark.declaration import Frame
-    from penstock.pipeline.spark.session import Session
+    from penstock.pipeline.spark.runtime import Session
 
 
 def rows_frame(spark: "Session", declaration: PipelineDeclaration, aws: Aws) -> "Frame":

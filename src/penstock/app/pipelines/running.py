@@ -26,7 +26,7 @@ from penstock.errors import UsageError
 from penstock.events import BatchCommitted, Bus, Event, Listener, ObjectFailed
 from penstock.ledger.records import ObjectState
 from penstock.messaging.clock import SystemClock
-from penstock.pipeline.spark.session import Session
+from penstock.pipeline.spark.runtime import Session
 from penstock.worker.liveness import Liveness
 from penstock.worker.shutdown import StopSignal
 from penstock.worker.worker import Worker

@@ -20,10 +20,12 @@ from penstock.app.jobs.expiry import UNUSED_ARCHIVE, is_archive_unused
 from penstock.app.loading import load_app
 from penstock.app.paths import tables_here
 from penstock.app.scope import find_scope, scopes_here
-from penstock.app.spark import session_settings
+from penstock.app.spark import Spark
 from penstock.config import dotted, load_settings, shown, unknown_variables
 from penstock.errors import PenstockError
+from penstock.events import Bus
 from penstock.ledger.migrate import Revisions
+from penstock.messaging.clock import SystemClock
 from penstock.operations.doctor.aws import aws_checks, resources_of
 from penstock.operations.doctor.findings import Finding, FindingLevel, guarded
 from penstock.operations.doctor.redis import redis_checks
@@ -33,6 +35,7 @@ from penstock.pipeline.extra import packages_for, require_spark
 from penstock.pipeline.spark.java import find_java
 from penstock.sinks.registry import DEFAULT_SCHEME, SINKS, untested
 from penstock.worker.settings import budget
+from penstock.worker.shutdown import StopSignal
 
 if TYPE_CHECKING:
     from penstock.app.scope import Scope, ScopeRequest
@@ -122,7 +125,7 @@ def _spark_checks(environ: Mapping[str, str], formats: Sequence[str]) -> Iterato
     java = guarded("java", lambda: _java(environ), hint="Set JAVA_HOME to the Java to use, or unset it.")
     yield java
     if FindingLevel.FAILED not in (extra.level, java.level):
-        yield guarded("spark", lambda: _spark(environ))
+        yield guarded("spark", _spark)
 
 
 def _as_warning(finding: Finding, hint: str) -> Finding:
@@ -321,14 +324,20 @@ def _disk(folder: Path) -> Finding:
     )
 
 
-def _spark(environ: Mapping[str, str]) -> tuple[FindingLevel, str]:
+def _spark() -> tuple[FindingLevel, str]:
     """Start a session, send numbers through a Python worker, write Parquet."""
-    from penstock.pipeline.spark.session import try_spark
+    from penstock.pipeline.spark.probe import try_out
+    from penstock.pipeline.spark.runtime import runtime_of
 
-    settings = load_settings()
-    began_at = time.monotonic()
+    settings, clock = load_settings(), SystemClock()
+    began_at = clock.monotonic()
     with TemporaryDirectory(prefix="penstock-doctor-") as folder:
         scratch, log = Path(folder) / "scratch", Path(folder) / "spark.log"
-        try_spark(session_settings(settings, find_java(environ), scratch=scratch, log=log))
-    seconds = time.monotonic() - began_at
-    return FindingLevel.OK, f"runs Python in a worker and writes Parquet on {settings.spark_master} ({seconds:.1f} s)"
+        own = Spark(settings, scratch=scratch, log=log, clock=clock, bus=Bus(), stop=StopSignal())
+        try:
+            session = own.session()
+            try_out(session, scratch)
+            place = runtime_of(session).place
+        finally:
+            own.close()
+    return FindingLevel.OK, f"runs Python in a worker on {place} ({clock.monotonic() - began_at:.1f} s)"

@@ -32,7 +32,7 @@ from penstock.objects.reference import ObjectRef
 from penstock.objects.scanner import ScanReport
 from penstock.objects.watcher import Watcher
 from penstock.operations.ingest.pipeline import IngestPipeline, IngestRequest, check, queue_of, shared_settings
-from penstock.pipeline.spark.session import Session
+from penstock.pipeline.spark.runtime import Session
 from penstock.sinks.registry import open_sink
 from penstock.worker.shutdown import StopSignal
 

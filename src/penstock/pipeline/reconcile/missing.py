@@ -27,14 +27,13 @@ from penstock.pipeline.reconcile.alone import PREFIXES_MAX, LeftOut, MissingPref
 from penstock.pipeline.reconcile.existing import object_id
 from penstock.pipeline.spark.faults import SPARK_ERRORS, explain
 from penstock.pipeline.spark.progress import watched
-from penstock.pipeline.spark.session import cores
+from penstock.pipeline.spark.runtime import runtime_of, tasks_at_once
 
 KNOWN_ID = "known_id"
 KNOWN = StructType([StructField(KNOWN_ID, BinaryType(), nullable=False)])
 TASKS_A_CORE = 2
 TASKS_MAX = 64  # each is a connection to the database
 _ARROW = pa.schema([pa.field(KNOWN_ID, pa.binary(), nullable=False)])
-_LOCAL = "local"
 
 _TABLE = rf"^((?:[^/]*/)*?)(?:{'|'.join(TABLE_FOLDERS)})/"
 _HIDDEN = r"(?:^|/)\.(?!\.?(?:/|\z))"  # begins with a dot, except "." and "..", which are ordinary names in S3
@@ -42,7 +41,6 @@ _FIRST_FOLDER = r"^[^/]*/"
 _PROBLEM = "problem"
 
 POOL = "penstock-reconcile"  # a scheduler pool, so that pipelines' batches do not wait behind these jobs
-_POOL_PROPERTY = "spark.scheduler.pool"
 
 
 def known_frame(spark: SparkSession, ledger: Ledger, pipeline: str, *, seen_at: float) -> DataFrame:
@@ -50,10 +48,10 @@ def known_frame(spark: SparkSession, ledger: Ledger, pipeline: str, *, seen_at: 
 
     One column, `KNOWN_ID`; see `Ledger.known_ids`. The driver reads the ledger if the executors cannot reach it.
     """
-    if ledger.is_in_this_process or (ledger.is_local and not _runs_here(spark)):
+    if ledger.is_in_this_process or (ledger.is_local and not runtime_of(spark).is_local):
         table = pa.Table.from_batches(_batches(ledger.known_ids(pipeline, seen_at=seen_at)), schema=_ARROW)
         return spark.createDataFrame(table, KNOWN)
-    tasks = min(TASKS_A_CORE * cores(spark), TASKS_MAX)
+    tasks = min(TASKS_A_CORE * tasks_at_once(spark), TASKS_MAX)
     task = _KnownIdsTask(
         url=ledger.secret_url,
         pipeline=pipeline,
@@ -143,30 +141,26 @@ def find_missing(existing: DataFrame, known: DataFrame, scope: ReconcileScope) -
 @contextmanager
 def jobs(spark: SparkSession, tag: str, pipeline: str, bus: Bus) -> Iterator[None]:
     """Run this thread's Spark jobs under ``tag``, in a pool of their own. Raise Penstock's errors for Spark's."""
-    context = spark.sparkContext
-    context.setJobGroup(tag, f"penstock reconcile {pipeline}")
-    context.addJobTag(tag)
-    pool = context.getLocalProperty(_POOL_PROPERTY) or "default"
-    context.setLocalProperty(_POOL_PROPERTY, POOL)
+    runtime = runtime_of(spark)
     try:
-        with watched(spark, pipeline, tag, Bus(_progress_emitter(bus))):
+        with (
+            runtime.tagged(tag, f"penstock reconcile {pipeline}", pool=POOL),
+            watched(runtime, pipeline, tag, Bus(_progress_emitter(bus))),
+        ):
             yield
     except SPARK_ERRORS as error:
         raise explain(error) from error
-    finally:
-        context.removeJobTag(tag)
-        context.setLocalProperty(_POOL_PROPERTY, pool)
 
 
 @contextmanager
 def cancelled_when(stop_requested: threading.Event, spark: SparkSession, tag: str) -> Iterator[None]:
     """Cancel the jobs with this tag once the event is set, until the block ends."""
-    ended = threading.Event()
+    ended, runtime = threading.Event(), runtime_of(spark)
 
     def wait() -> None:
         stop_requested.wait()
         while not ended.is_set():  # repeat: a job that starts later is not covered by the first cancellation
-            spark.sparkContext.cancelJobsWithTag(tag)
+            runtime.cancel(tag)
             ended.wait(0.2)
 
     threading.Thread(target=wait, name="penstock-reconcile-cancel", daemon=True).start()
@@ -200,10 +194,6 @@ def _batches(blobs: Iterable[bytes]) -> Iterator[pa.RecordBatch]:
         offsets = np.arange(0, len(blob) + 1, ID_BYTES, dtype=np.int32)
         ids = pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(blob)])
         yield pa.RecordBatch.from_arrays([ids], schema=_ARROW)
-
-
-def _runs_here(spark: SparkSession) -> bool:
-    return (spark.sparkContext.master or "").startswith(_LOCAL)
 
 
 def _tables(kept: DataFrame, scope: ReconcileScope) -> Sequence[str]:

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 
 from pyspark.sql import SparkSession
 
@@ -28,9 +27,9 @@ from penstock.pipeline.engine import CheckedEngine, ReadFailure, RunBroken, RunC
 from penstock.pipeline.failures import Denials
 from penstock.pipeline.spark.declaration import Declaration
 from penstock.pipeline.spark.faults import SPARK_ERRORS, explain
-from penstock.pipeline.spark.progress import run_url, watched
+from penstock.pipeline.spark.progress import watched
 from penstock.pipeline.spark.run import RunContext, SparkRun
-from penstock.pipeline.spark.session import check_jvm
+from penstock.pipeline.spark.runtime import runtime_of
 from penstock.pipeline.spark.source.datasource import register
 from penstock.pipeline.spark.source.report import SHARED, FailureKind, ObjectFailure
 from penstock.pipeline.spark.table_schema import Agree
@@ -57,15 +56,15 @@ class SparkEngine:
     ) -> None:
         """Register the data source. ``agree`` raises `TableError` if a run's columns do not fit the table's."""
         register(spark)
-        self._spark = spark
+        self._runtime = runtime_of(spark)
         self._declaration = declaration
         self._context = RunContext(
             spark=spark,
+            runtime=self._runtime,
             declaration=declaration,
             agree=agree,
             clock=clock,
             probe=probe,
-            ui=partial(run_url, spark),
         )
         self._bus = bus
         self._store_watch = store_watch or Unwatched()
@@ -81,8 +80,8 @@ class SparkEngine:
             self._track(attempt_id),
             self._store_watch.watch_request(),
             self._explained(attempt_id),
-            self._tagged(attempt_id),
-            watched(self._spark, pipeline, attempt_id, self._bus),
+            self._runtime.tagged(attempt_id, f"penstock {pipeline}"),
+            watched(self._runtime, pipeline, attempt_id, self._bus),
         ):
             result = self._until_whole(request)
         if result.processed:  # otherwise possibly no object was read
@@ -97,15 +96,14 @@ class SparkEngine:
             return
         # A cancel ends only the jobs that run now; a run between two jobs starts another one, so cancel again.
         for _ in range(CANCELS_MAX):
-            # Measured: SparkSession.interruptTag does nothing when called from another thread; cancelJobsWithTag works.
             with suppress(*SPARK_ERRORS):  # Spark has ended: the run notices on its own
-                self._spark.sparkContext.cancelJobsWithTag(attempt_id)
+                self._runtime.cancel(attempt_id)
             if ended.wait(CANCEL_AGAIN_SECONDS):
                 return
 
     def check(self) -> None:
-        """Raise `RestartNeeded` if Spark's JVM has ended. Thread-safe, also between runs."""
-        check_jvm(self._spark)
+        """Raise `RestartNeeded` if Spark has ended. Thread-safe, also between runs."""
+        self._runtime.check()
 
     @contextmanager
     def _explained(self, attempt_id: str) -> Iterator[None]:
@@ -184,18 +182,6 @@ class SparkEngine:
         with self._lock:
             if attempt_id in self._cancelled:
                 raise RunCancelled(f"the run of attempt {attempt_id} was cancelled")
-
-    @contextmanager
-    def _tagged(self, attempt_id: str) -> Iterator[None]:
-        """Mark the jobs of this thread with the attempt's id: a tag for `cancel`, a job group for progress."""
-        context = self._spark.sparkContext
-        context.setJobGroup(attempt_id, f"penstock {self._declaration.pipeline}")
-        context.addJobTag(attempt_id)
-        try:
-            yield
-        finally:
-            with suppress(*SPARK_ERRORS):  # Spark has ended; the run's own result or error matters more
-                context.removeJobTag(attempt_id)
 
 
 def judged(failures: Mapping[bytes, ObjectFailure], denials: Denials) -> dict[bytes, ReadFailure]:

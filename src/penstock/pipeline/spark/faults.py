@@ -1,15 +1,12 @@
 """Classify Spark failures: `explain` maps every exception of a run to one Penstock error."""
 
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from sysconfig import get_path
 from traceback import walk_tb
 from typing import Any
 
-from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
-from pyspark import SparkContext
 from pyspark.errors import AnalysisException, ParseException, PySparkException
 
 from penstock.errors import (
@@ -25,6 +22,7 @@ from penstock.errors import (
 from penstock.messaging.failure import FailureDetails as Raised
 from penstock.messaging.failure import location_in
 from penstock.pipeline.engine import RunBroken
+from penstock.pipeline.spark import jvm
 
 # Not listed: a crashed Python worker and an exhausted heap. An object can cause either, and is found only if its runs
 # count as failed.
@@ -32,9 +30,8 @@ _MACHINERY = re.compile(r"No space left on device|Disk quota exceeded|Too many o
 _SPARK_ENDED = re.compile(
     r"SparkContext was shut down|stopped SparkContext|SparkContext is stopped|Java gateway process"
 )
-_BROKEN_OFF = re.compile(r"An error occurred while calling \S+")
-_NOT_FOUND = re.compile(r"\S+ does not exist in the JVM")
-JVM_EXIT_SECONDS = 1.0
+_SESSION_LOST = re.compile(r"\[INVALID_HANDLE\.SESSION_\w+\]|\[NO_ACTIVE_SESSION\]|\[SESSION_CLOSED\]")
+_JVM_STACK = "\n\nJVM stacktrace:"  # what follows it, Spark Connect appends to every message
 # Raised by the reader in Spark's Python workers, during planning and in tasks; the driver gets them as text.
 _OURS = {
     f"penstock.errors.{kind.__name__}": kind
@@ -51,19 +48,32 @@ _NO_MODULE = re.compile(r"^ModuleNotFoundError: No module named '(\w+)", re.MULT
 _OTHER_VERSION = re.compile(r"\[PYTHON_VERSION_MISMATCH\] Python in worker has different version: ([\d.]*\d)")
 _NO_PROGRAM = re.compile(r'IOException: Cannot run program "([^"]+)"')
 
-CAUSES_MAX = 10
-
 _PYTHON = Path(get_path("stdlib"))
-_SPARKS = frozenset({"py4j", "pyspark"})  # packages that talk to the JVM
 
-SPARK_ERRORS = (PySparkException, Py4JError, ConnectionError)
+
+def _rpc_errors() -> tuple[type[Exception], ...]:
+    """Return gRPC's error if gRPC is installed; Spark Connect lets some through."""
+    try:
+        from grpc import RpcError
+    except ImportError:
+        return ()
+    return (RpcError,)
+
+
+SPARK_ERRORS: tuple[type[Exception], ...] = (PySparkException, *jvm.PY4J_ERRORS, *_rpc_errors(), ConnectionError)
+START_ERRORS: tuple[type[Exception], ...] = (*SPARK_ERRORS, OSError)  # of a start, which also runs programs
 
 
 def explain(error: Exception) -> PenstockError:
     """Map an exception that escaped from a Spark call to a Penstock error."""
     text = _text(error)
+    if _is_connection_lost(error, text):
+        return RestartNeeded(
+            f"The Spark Connect server ended the session, or cannot be reached: {_first_line(text)}. Nothing is lost; "
+            "run it again."
+        )
     # A Python worker's traceback may quote any text, and Python workers never talk to the session.
-    if _is_cut(error) or (_SPARK_ENDED.search(text) and not _TRACEBACK.search(text)):
+    if jvm.is_cut(error) or (_SPARK_ENDED.search(text) and not _TRACEBACK.search(text)):
         return RestartNeeded(
             f"Spark's JVM ended in the middle of a run: {_first_line(text)}. Nothing is lost; run it again."
         )
@@ -87,7 +97,7 @@ def is_of_spark(error: BaseException) -> bool:
         return isinstance(error, SPARK_ERRORS)
     files = [Path(frame.f_code.co_filename) for frame, _ in walk_tb(error.__traceback__)]
     raising = next((location for location in reversed(files) if not _is_of_python(location)), None)
-    return raising is not None and not _SPARKS.isdisjoint(raising.parts)
+    return raising is not None and not jvm.PACKAGES.isdisjoint(raising.parts)
 
 
 def python_fault(error: Exception) -> str | None:
@@ -102,30 +112,11 @@ def python_fault(error: Exception) -> str | None:
     return None
 
 
-def _is_cut(error: Exception) -> bool:
-    """Return True if the connection to the JVM broke.
-
-    For a call cut off midway Py4J reports only the call's name, and for a lookup that the class does not exist, which
-    may as well be a typo of the user's. An error from the JVM itself carries a stack trace or a Java exception.
-    """
-    if isinstance(error, (Py4JNetworkError, ConnectionError)):
-        return True
-    if type(error) is not Py4JError:
-        return False
-    text = str(error)
-    return _BROKEN_OFF.fullmatch(text) is not None or (_NOT_FOUND.fullmatch(text) is not None and _has_jvm_ended())
-
-
-def _has_jvm_ended() -> bool:
-    """Return True if the JVM that this process launched has ended. Its sockets close a moment before it exits."""
-    process: subprocess.Popen[bytes] | None = getattr(SparkContext._gateway, "proc", None)
-    if process is None:
-        return False
-    try:
-        process.wait(JVM_EXIT_SECONDS)
-    except subprocess.TimeoutExpired:
-        return False
-    return True
+def _is_connection_lost(error: Exception, text: str) -> bool:
+    """Return True if a Spark Connect server is gone, or a new one without this session is in its place."""
+    status: Any = getattr(error, "getGrpcStatusCode", None) or getattr(error, "code", None)
+    name = getattr(status(), "name", "") if callable(status) else ""
+    return name == "UNAVAILABLE" or (_SESSION_LOST.search(text) is not None and not _TRACEBACK.search(text))
 
 
 def _is_of_python(location: Path) -> bool:
@@ -149,24 +140,15 @@ def _broken(text: str) -> RunBroken:
 
 def _text(error: Exception) -> str:
     """Return the messages of the error and its causes, deepest first; a failed write itself names no cause."""
-    if isinstance(error, Py4JJavaError):
-        return "\n".join(reversed(list(_java_causes(error.java_exception))))
-    return "\n".join(reversed(list(_captured_causes(error))))
-
-
-def _java_causes(throwable: Any) -> Iterator[str]:
-    for _ in range(CAUSES_MAX):
-        if throwable is None:
-            return
-        yield str(throwable)
-        throwable = throwable.getCause()
+    causes = jvm.java_causes(error)
+    return "\n".join(reversed(list(_captured_causes(error) if causes is None else causes)))
 
 
 def _captured_causes(error: BaseException | None) -> Iterator[str]:
-    for _ in range(CAUSES_MAX):
+    for _ in range(jvm.CAUSES_MAX):
         if error is None:
             return
-        yield str(error)
+        yield str(error).partition(_JVM_STACK)[0]
         error = getattr(error, "_cause", None)  # PySpark stores the converted Java cause there
 
 

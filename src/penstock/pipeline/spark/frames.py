@@ -9,7 +9,9 @@ the JVM cannot reach with Arrow in Spark's executors: it packs whole files into 
 group at a time. Spark cannot push a projection into it, so it always reads every column.
 """
 
+import os
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -23,12 +25,13 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from penstock.errors import TableError
 from penstock.pipeline.spark.arrow_writer import arrow_schema, column
-from penstock.pipeline.spark.session import cores
+from penstock.pipeline.spark.runtime import tasks_at_once
 from penstock.sinks.sink import ReadableTable, TableFile
 from penstock.storage.files import Files
 
 _GLOB = re.compile(r"([{}\[\]*?\\])")
 _FILE = "__penstock_file"
+_PATH_CHARS = frozenset("-_.!~*'():@&=+$,;/")  # that a URI's path may hold as they are, besides letters and digits
 
 PACK_BYTES_MAX = 128 << 20  # for several files together; the same default as Spark's own reader, as is OPENING_BYTES
 OPENING_BYTES = 4 << 20  # bytes that could be read in the time it takes to open a file
@@ -53,14 +56,8 @@ class LocalFrameReader:
 
     def valued_rows(self, stored: StructType, added: StructType, files: Sequence[TableFile]) -> DataFrame:
         """Return the files' rows with partition values, joined by file name."""
-        jvm: Any = self.spark.sparkContext._jvm  # Spark names files as Hadoop escapes them, so Hadoop makes the names
-        path_of = jvm.org.apache.hadoop.fs.Path
         rows = [
-            (
-                path_of(self._address(file)).toUri().getRawPath(),
-                *(file.partition_values[name] for name in added.names),
-            )
-            for file in files
+            (hadoop_path(self._path(file)), *(file.partition_values[name] for name in added.names)) for file in files
         ]
         names = self.spark.createDataFrame(rows, StructType([StructField(_FILE, StringType()), *added]))
         path_read = functions.regexp_replace(
@@ -70,7 +67,10 @@ class LocalFrameReader:
         return frame.withColumn(_FILE, path_read).join(functions.broadcast(names), _FILE, "left")
 
     def _address(self, file: TableFile) -> str:
-        return f"file://{file.path}" if file.path.startswith("/") else f"file://{self.root}/{file.path}"
+        return f"file://{self._path(file)}"
+
+    def _path(self, file: TableFile) -> str:
+        return file.path if file.path.startswith("/") else f"{self.root}/{file.path}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +94,18 @@ class RemoteFrameReader:
                     f"The table {self.root.uri} names the file {file.path}, which is not below it; read the table "
                     "with a reader that can go there."
                 )
-        packs = packed(files, tasks=cores(self.spark))
+        packs = packed(files, tasks=tasks_at_once(self.spark))
         task = _ReadTask(root=self.root, packs=packs, stored=arrow_schema(stored), added=arrow_schema(added))
         numbers = self.spark.range(0, len(packs), 1, len(packs))  # one per task
         return numbers.mapInArrow(task.rows, StructType([*stored, *added]))
+
+
+def hadoop_path(path: str) -> str:
+    """Return an absolute path as Spark shows it in ``_metadata.file_path``: encoded like a `java.net.URI`.
+
+    Characters outside ASCII stay, except for blanks and control characters.
+    """
+    return "".join(map(_encoded, os.path.normpath(path)))
 
 
 def packed(files: Sequence[TableFile], *, tasks: int) -> Sequence[Sequence[TableFile]]:
@@ -185,6 +193,14 @@ class _ReadTask:
         values = [pa.scalar(file.partition_values[field.name], field.type) for field in self.added]
         columns += [pa.repeat(value, batch.num_rows) for value in values]
         return pa.RecordBatch.from_arrays(columns, schema=pa.schema([*self.stored, *self.added]))
+
+
+def _encoded(char: str) -> str:
+    if char.isascii():
+        return char if char.isalnum() or char in _PATH_CHARS else f"%{ord(char):02X}"
+    if unicodedata.category(char) in {"Zs", "Zl", "Zp", "Cc"}:
+        return "".join(f"%{byte:02X}" for byte in char.encode())
+    return char
 
 
 def _batches(opened: Any, names: Sequence[str]) -> Iterator[pa.RecordBatch]:

@@ -8,7 +8,7 @@ does not count. `write` chooses the writer of a run's rows.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from socket import gethostname
@@ -28,10 +28,10 @@ from penstock.objects.stores import ahead, store_at
 from penstock.pipeline.batch_record import RecordedBatch, RecordedObject, run_files, run_work, save
 from penstock.pipeline.engine import ReadFailure, RunResult
 from penstock.pipeline.spark.arrow_writer import arrow_schema, gathered, write_parquet
-from penstock.pipeline.spark.cluster_checks import prove_shared
 from penstock.pipeline.spark.declaration import Declaration
 from penstock.pipeline.spark.faults import is_of_spark
-from penstock.pipeline.spark.session import cores, runs_here, tasks_run_once
+from penstock.pipeline.spark.runtime import SparkRuntime, runtime_of
+from penstock.pipeline.spark.shared_folders import prove_shared
 from penstock.pipeline.spark.source.datasource import drain, read
 from penstock.pipeline.spark.source.plan import ReadPlan, make_plan
 from penstock.pipeline.spark.source.report import REFUSALS, FailureKind, ObjectFailure, Summary, summarise
@@ -104,7 +104,7 @@ def write(
     Spark's own writer is a little faster but does not report its files. It is used only when no stray file is possible:
     the directory is on this host's disk, and all tasks run on this host with one attempt each.
     """
-    if not (files.is_local and tasks_run_once(frame.sparkSession)):
+    if not (files.is_local and runtime_of(frame.sparkSession).tasks_run_once):
         return write_parquet(frame, files, directory, partition_by=partition_by)
     gathered(frame, partition_by).write.partitionBy(*partition_by).parquet(f"{files}/{directory}")
     return None
@@ -115,11 +115,11 @@ class RunContext:
     """The collaborators that all runs of a pipeline share."""
 
     spark: SparkSession
+    runtime: SparkRuntime  # of that session
     declaration: Declaration
     agree: Agree
     clock: Clock
     probe: Probe
-    ui: Callable[[str], str | None]  # returns the page that shows the run of an attempt
 
 
 class SparkRun:
@@ -151,7 +151,7 @@ class SparkRun:
         self._context.probe(Step.WRITTEN)
         with self._stopwatch.stage("drain"):
             summary = self._drained(summarise(self._plan))
-        return summary if runs_here(self._context.spark) else reread_on_driver(summary, self._plan)
+        return summary if self._context.runtime.is_local else reread_on_driver(summary, self._plan)
 
     def misread(self) -> Cuts:
         """After a failed run, return new cuts for objects that were cut inside a record, a possible cause.
@@ -190,7 +190,7 @@ class SparkRun:
                 manifest=encode(files),
                 quarantine_manifest=encode(summary.quarantine),
                 stage_seconds=self._stopwatch.seconds,
-                spark_ui_url=self._context.ui(self._attempt_id),
+                spark_ui_url=self._context.runtime.page(self._attempt_id),
             ),
             schema_id=agreement.schema_id,
             new_schema=agreement.new_schema,
@@ -228,7 +228,7 @@ class SparkRun:
             attempt_id=attempt_id,
             run=number,
             options=self._declaration.read,
-            cores=cores(self._context.spark),
+            cores=self._context.runtime.tasks_at_once(),
             source=self._declaration.source,
             aws=self._declaration.aws,
             quarantine=self._declaration.quarantine,

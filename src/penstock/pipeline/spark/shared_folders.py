@@ -1,18 +1,12 @@
-"""Check a Spark cluster before anything is claimed: shared folders, and Python workers that can run Penstock.
+"""Check before anything is claimed that all hosts of a Spark cluster share the folders of a pipeline.
 
-Shared folders: the driver writes a token into each folder that tasks write to; a job on all executors reads the token
-and writes a reply file, and the driver must see every reply. The source may be read-only, so tasks only check that
-they see files the driver sees. S3 is shared by nature, and a Spark inside this process's own JVM has one host: neither
-needs a proof. Executors that join later are caught by `ReadPlan.check_seen` before they read and by `list_files` after
-they wrote.
-
-Python workers: Spark fixes their interpreter when a session starts, from PYSPARK_PYTHON or else `python3` on PATH. A
-session passed in by the user can therefore have workers without Penstock, and hosts of a cluster can lack packages.
+The driver writes a token into each folder that tasks write to; a job on all executors reads the token and writes a
+reply file, and the driver must see every reply. The source may be read-only, so tasks only check that they see files
+the driver sees. S3 is shared by nature, and a Spark inside this process's own JVM has one host: neither needs a proof.
+Executors that join later are caught by `ReadPlan.check_seen` before they read and by `list_files` after they wrote.
 """
 
 import os
-import shutil
-import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -24,8 +18,6 @@ from uuid import uuid4
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.types import StructType
 from ulid import ULID
 
 from penstock.errors import ConfigurationError, ObjectError, TableError, TemporaryError
@@ -34,9 +26,8 @@ from penstock.objects.reference import ObjectRef
 from penstock.objects.scanner import Scanner
 from penstock.pipeline.batch_record import DATA_FOLDER
 from penstock.pipeline.spark.declaration import Declaration
-from penstock.pipeline.spark.faults import SPARK_ERRORS, explain, python_fault
-from penstock.pipeline.spark.session import cores, runs_here
-from penstock.pipeline.spark.source import datasource
+from penstock.pipeline.spark.faults import SPARK_ERRORS, explain
+from penstock.pipeline.spark.runtime import SparkRuntime, runtime_of
 from penstock.storage.address import is_s3
 from penstock.storage.files import Files
 
@@ -57,16 +48,13 @@ _REPLY = pa.schema(
 )
 _REPLY_DDL = "executor string, host string, folder int, reply_file string, unseen string, reason string"
 
-NAME = "penstock_check"
-TASKS = "tasks"  # option: number of tasks
-
 
 def prove_shared(spark: SparkSession, declaration: Declaration) -> None:
     """Prove that all executors share the folders of a pipeline. Blocks for a small job unless nothing needs a proof.
 
     Raises `ConfigurationError` for a folder that an executor does not share, and Spark's errors as `explain` maps them.
     """
-    if runs_here(spark):
+    if runtime_of(spark).is_local:
         return
     tables = (declaration.table.below(DATA_FOLDER), declaration.quarantine.below(DATA_FOLDER), declaration.work)
     written = [location for location in tables if location.is_local]
@@ -75,59 +63,8 @@ def prove_shared(spark: SparkSession, declaration: Declaration) -> None:
 
 def prove_readable(spark: SparkSession, source: str) -> None:
     """Prove that all executors see a source, as `prove_shared` does."""
-    if not (is_s3(source) or runs_here(spark)):
+    if not (is_s3(source) or runtime_of(spark).is_local):
         _prove(spark, (), source)
-
-
-def check_python(spark: SparkSession) -> None:
-    """Raise `ConfigurationError` if Spark's Python workers cannot run Penstock.
-
-    Plans and runs a small job through every path on which a pipeline uses Python. Returns at once if all workers run
-    this process's Python on this host.
-    """
-    if runs_here(spark) and all(map(_is_ours, _pythons(spark))):
-        return
-    spark.dataSource.register(CheckSource)
-    tasks = 1 if runs_here(spark) else cores(spark) + 1
-    try:
-        spark.read.format(NAME).option(TASKS, tasks).load().mapInArrow(_same, "task int").collect()
-    except SPARK_ERRORS as error:
-        fault = python_fault(error)
-        if fault is None:
-            raise explain(error) from error
-        where = "" if runs_here(spark) else ", on all hosts of the cluster,"
-        raise ConfigurationError(
-            f"Spark's Python workers ({' and '.join(_pythons(spark))}) cannot run Penstock: {fault}. Set PYSPARK_PYTHON"
-            f"{where} to a Python that has it, before the Spark session is started; this process runs {sys.executable}."
-        ) from error
-
-
-class CheckSource(DataSource):
-    """Data source with one row per task. Reading it makes a worker import all that the pipeline's own source needs."""
-
-    @classmethod
-    def name(cls) -> str:
-        return NAME
-
-    def schema(self) -> str:
-        return "task int"
-
-    def reader(self, schema: StructType) -> "CheckReader":  # noqa: ARG002 # Spark passes it by name
-        return CheckReader(int(self.options[TASKS]))
-
-
-class CheckReader(DataSourceReader):
-    """Reader of `CheckSource`. Pickled to every task."""
-
-    def __init__(self, tasks: int) -> None:
-        self._tasks = tasks
-        self._source = datasource.NAME
-
-    def partitions(self) -> Sequence[InputPartition]:
-        return [InputPartition(number) for number in range(self._tasks)]
-
-    def read(self, partition: InputPartition) -> Iterator[tuple[int]]:
-        yield (partition.value,)
 
 
 def _prove(spark: SparkSession, written: Sequence[Files], source: str | None) -> None:
@@ -183,12 +120,13 @@ class _Proof:
 
     def __init__(self, spark: SparkSession, task: "_ProofTask") -> None:
         self._spark = spark
+        self._runtime: SparkRuntime = runtime_of(spark)
         self._task = task
         self._seen: set[str] = set()  # executors that replied
 
     def round(self) -> Sequence[Any]:
         """Run one task per slot, and one more."""
-        tasks = max(cores(self._spark), _executors(self._spark)) + 1
+        tasks = max(self._runtime.tasks_at_once(), self._runtime.executors() or 1) + 1
         numbers = self._spark.range(0, tasks, 1, tasks)
         try:
             return numbers.mapInArrow(self._task.replies, _REPLY_DDL).collect()
@@ -196,14 +134,19 @@ class _Proof:
             raise explain(error) from error
 
     def covers_all(self, replies: Sequence[Any]) -> bool:
-        """Check the replies of a round. Return True if every registered executor has replied by now."""
+        """Check the replies of a round. Return True if every registered executor has replied by now.
+
+        If their number is unknown, they count as complete when a round has met no new one.
+        """
+        known = len(self._seen)
         for reply in replies:
             self._seen.add(reply.executor)
             if reply.folder is not None:
                 self._check_folder(reply)
             elif reply.unseen is not None:
                 self._check_source(reply)
-        return len(self._seen) >= _executors(self._spark)
+        executors = self._runtime.executors()
+        return len(self._seen) == known if executors is None else len(self._seen) >= executors
 
     def _check_folder(self, reply: Any) -> None:
         location = self._task.folders[reply.folder]
@@ -224,10 +167,10 @@ class _Proof:
         raise self._not_shared(source, f"the host {reply.host} does not see {reply.reason}")
 
     def _not_shared(self, location: object, why: str) -> ConfigurationError:
-        master = self._spark.sparkContext.master
         return ConfigurationError(
-            f"The hosts of the Spark cluster {master} do not share the folder {location}: {why}. Mount it on all hosts "
-            "under the same path, use a location in S3, or set spark.master to local[*] to run on this host alone."
+            f"The hosts of the Spark cluster {self._runtime.place} do not share the folder {location}: {why}. Mount it "
+            "on all hosts under the same path, use a location in S3, or set spark.master to local[*] to run on this "
+            "host alone."
         )
 
 
@@ -290,26 +233,3 @@ def _sample(source: str) -> tuple[ObjectRef, ...]:
     """Return a few files of the source, spread over the first chunk that a scan finds."""
     found = next(iter(Scanner(source, store=LocalStore(source)).chunks()), ())
     return tuple(found[:: max(1, len(found) // SAMPLE_FILES)][:SAMPLE_FILES])
-
-
-def _executors(spark: SparkSession) -> int:
-    """Return the number of executors registered so far."""
-    context: Any = spark.sparkContext._jsc  # PySpark has no API for this
-    return max(1, int(context.sc().getExecutorMemoryStatus().size()) - 1)  # without the driver
-
-
-def _same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    return batches
-
-
-def _pythons(spark: SparkSession) -> Sequence[str]:
-    """Return the Python programs that Spark starts: for tasks, and for planning next to the driver's JVM."""
-    tasks = spark.sparkContext.pythonExec
-    return sorted({tasks, os.environ.get("PYSPARK_DRIVER_PYTHON", tasks)})
-
-
-def _is_ours(python: str) -> bool:
-    """Return True for this process's own Python in the same environment."""
-    found = shutil.which(python)
-    own = Path(sys.executable)
-    return found is not None and Path(found).parent == own.parent and Path(found).samefile(own)

@@ -1,0 +1,23 @@
+"""The settings without which a session must not write tables."""
+
+from collections.abc import Mapping
+
+from pyspark.sql import SparkSession
+
+REQUIRED_CONF: Mapping[str, str] = {
+    "spark.sql.session.timeZone": "UTC",
+    # pyiceberg refuses INT96, Spark's default, and INT96 carries no statistics.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # Files are listed in a manifest, so nothing reads the marker file.
+    "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+    # The ledger's commit makes files count, so the second rename of version 1 protects nothing.
+    "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
+}
+
+_HADOOP = "spark.hadoop."  # prefix; a running session takes Hadoop's settings without it
+
+
+def set_required(spark: SparkSession) -> None:
+    """Set `REQUIRED_CONF` in a running session, which must be ours."""
+    for key, value in REQUIRED_CONF.items():
+        spark.conf.set(key.removeprefix(_HADOOP), value)

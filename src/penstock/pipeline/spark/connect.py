@@ -1,0 +1,187 @@
+"""Sessions of Spark Connect: the driver is in a server, and this process is a client without a JVM."""
+
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from pyspark.sql import SparkSession, functions
+
+from penstock.errors import ConfigurationError, RestartNeeded
+from penstock.pipeline.spark.conf import set_required
+from penstock.pipeline.spark.faults import SPARK_ERRORS, explain
+from penstock.pipeline.spark.runtime import HISTORY_URL, history_root
+
+SCHEME = "sc://"
+PACKAGES = ("grpc", "grpc_status")
+RANGE_ROWS = 100_000  # more than any cluster has slots
+
+_runtimes: "WeakKeyDictionary[Any, ConnectRuntime]" = WeakKeyDictionary()  # under _lock
+_lock = threading.Lock()
+
+
+def require_connect() -> None:
+    """Raise `ConfigurationError`, naming the extra, if a package of the Spark Connect client is missing."""
+    missing = [name for name in PACKAGES if find_spec(name) is None]
+    if missing:
+        raise ConfigurationError(
+            f"Spark Connect needs the packages of its client, and {', '.join(missing)} cannot be found here: run pip "
+            "install 'penstock[connect]'."
+        )
+
+
+def open_session(address: str, conf: Mapping[str, str]) -> SparkSession:
+    """Open a session of our own at a server, such as ``sc://host:15002``.
+
+    ``conf`` are SQL settings of the session. Raises `ConfigurationError` if there is no such server.
+    """
+    require_connect()
+    try:
+        builder = SparkSession.builder.remote(address)
+        for key, value in conf.items():
+            builder = builder.config(key, value)
+        spark: SparkSession = builder.create()
+        set_required(spark)
+    except SPARK_ERRORS as error:
+        raise ConfigurationError(f"No session could be opened at {address}: {explain(error)}") from error
+    return spark
+
+
+def end_session(spark: SparkSession, *, seconds: float) -> None:
+    """End a session of our own; give up after ``seconds``. The server ends it itself if it cannot be reached."""
+    ending = threading.Thread(target=_stop_quietly, args=(spark,), name="penstock-spark-stop", daemon=True)
+    ending.start()
+    ending.join(seconds)
+
+
+def connect_runtime(spark: SparkSession) -> "ConnectRuntime":
+    """Return the runtime of a session; one per session, since it collects the progress of its jobs."""
+    with _lock:
+        if spark not in _runtimes:
+            _runtimes[spark] = ConnectRuntime(spark)
+        return _runtimes[spark]
+
+
+@dataclass(slots=True)
+class _Jobs:
+    """The progress of the jobs with one tag, by operation. A server reports each stage with its tasks so far."""
+
+    operations: dict[str, tuple[int, int]] = field(default_factory=dict)  # tasks done and known
+
+
+class ConnectRuntime:
+    """A `penstock.pipeline.spark.runtime.SparkRuntime` of Spark Connect.
+
+    The progress handler is registered with the first tag, so a user's session that only reads tables has none.
+    """
+
+    is_local = False
+    tasks_run_once = False
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark: Any = spark  # typed as a classic session, which lacks some of these methods
+        self._lock = threading.Lock()
+        self._parallelism: int | None = None  # written by any thread, with the same value
+        self._tag = threading.local()
+        self._jobs: dict[str, _Jobs] = defaultdict(_Jobs)  # under _lock, by tag
+        self._listens = False  # under _lock
+
+    @property
+    def place(self) -> str:
+        return f"{SCHEME}{self._spark.client.host}"
+
+    def tasks_at_once(self) -> int:
+        """A client cannot ask for it, but a range has this many partitions unless told otherwise."""
+        if self._parallelism is None:
+            parts = self._spark.range(0, RANGE_ROWS).select(functions.spark_partition_id().alias("part"))
+            self._parallelism = max(1, parts.distinct().count())
+        return self._parallelism
+
+    def executors(self) -> None:
+        return None
+
+    def worker_pythons(self) -> Sequence[str]:
+        return ()
+
+    @contextmanager
+    def tagged(self, tag: str, description: str, *, pool: str | None = None) -> Iterator[None]:  # noqa: ARG002
+        self._listen()
+        self._spark.addTag(tag)
+        self._tag.value = tag
+        try:
+            yield
+        finally:
+            self._tag.value = None
+            with self._lock:
+                self._jobs.pop(tag, None)
+            with suppress(*SPARK_ERRORS):
+                self._spark.removeTag(tag)
+
+    def cancel(self, tag: str) -> None:
+        self._spark.interruptTag(tag)
+
+    def tasks(self, tag: str) -> tuple[int, int]:
+        with self._lock:
+            counts = list(self._jobs[tag].operations.values()) if tag in self._jobs else []
+        return sum(done for done, _ in counts), sum(known for _, known in counts)
+
+    def page(self, tag: str) -> str | None:  # noqa: ARG002
+        """Return the application's page in the history server: a client does not know the server's job ids or UI."""
+        conf = self._spark.conf
+        with suppress(*SPARK_ERRORS):
+            root = history_root(
+                conf.get(HISTORY_URL, None),
+                is_logged=conf.get("spark.eventLog.enabled", "false") == "true",
+                app_id=conf.get("spark.app.id", None),
+            )
+            return None if root is None else f"{root}/jobs/"
+        return None
+
+    def check(self) -> None:
+        if self._spark.is_stopped:
+            raise RestartNeeded("The Spark Connect session was ended. Nothing is lost; run it again.")
+
+    def add_package(self, archive: Path) -> None:
+        self._spark.addArtifacts(str(archive), pyfile=True)
+
+    def sibling(self) -> SparkSession:
+        if not hasattr(self._spark, "cloneSession"):
+            raise ConfigurationError(
+                "A given Spark Connect session can be used from Spark 4.1 on. With this version, let Penstock open its "
+                "own session: set spark.master to the server's address (sc://HOST:PORT)."
+            )
+        sibling: SparkSession = self._spark.cloneSession()
+        set_required(sibling)
+        return sibling
+
+    def _listen(self) -> None:
+        with self._lock:
+            if not self._listens:
+                self._spark.registerProgressHandler(self._record_progress)
+                self._listens = True
+
+    def _record_progress(
+        self,
+        stages: Iterable[Any] | None,
+        inflight_tasks: int,  # noqa: ARG002
+        operation_id: str | None,
+        done: bool,  # noqa: ARG002
+    ) -> None:
+        """Called in the thread that waits for the job, which is the one that set the tag."""
+        tag = getattr(self._tag, "value", None)
+        if tag is None or operation_id is None or stages is None:
+            return
+        found = list(stages)
+        counts = sum(stage.num_completed_tasks for stage in found), sum(stage.num_tasks for stage in found)
+        with self._lock:
+            self._jobs[tag].operations[operation_id] = counts
+
+
+def _stop_quietly(spark: SparkSession) -> None:
+    with suppress(*SPARK_ERRORS, OSError):
+        spark.stop()

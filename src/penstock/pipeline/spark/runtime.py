@@ -1,0 +1,149 @@
+"""The operations of a Spark session that differ between classic Spark and Spark Connect.
+
+Everything else in Penstock uses DataFrames, ``spark.read``, ``spark.range`` and ``spark.conf``, which are the same in
+both. Only `penstock.pipeline.spark.classic` and `penstock.pipeline.spark.jvm` touch the JVM, and only
+`penstock.pipeline.spark.connect` touches a Connect client; `tests/unit/test_spark_access.py` checks that.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol
+
+from pyspark.sql import SparkSession
+
+from penstock.errors import ConfigurationError
+from penstock.pipeline.spark.faults import START_ERRORS, explain
+
+Session = SparkSession  # for packages above, which name the type but never import Spark
+
+# A history server, or the pattern of an application's page with {app_id} in it.
+HISTORY_URL = "spark.penstock.history.url"
+APP_ID = "{app_id}"
+_CONNECT = "pyspark.sql.connect"  # the package of Connect's classes, whose import needs gRPC
+_HISTORY = f"/history/{APP_ID}"  # the history server's own path of an application
+
+
+class SparkRuntime(Protocol):
+    """One Spark session. Thread-safe. Errors are Spark's own; see `penstock.pipeline.spark.faults`."""
+
+    @property
+    def place(self) -> str:
+        """Return what people call this Spark: the address of its master or of its Connect server."""
+        ...
+
+    @property
+    def is_local(self) -> bool:
+        """Return True if all tasks run in this process's own JVM: ``local``, ``local[4]``, ``local[*]``."""
+        ...
+
+    @property
+    def tasks_run_once(self) -> bool:
+        """Return True if all tasks run in this process's own JVM and each has a single attempt."""
+        ...
+
+    def tasks_at_once(self) -> int:
+        """Return the number of tasks that run at once; at least 1. May run a small job on the first call."""
+        ...
+
+    def executors(self) -> int | None:
+        """Return the number of executors registered so far, at least 1; None if this Spark does not tell."""
+        ...
+
+    def worker_pythons(self) -> Sequence[str]:
+        """Return the Python programs that Spark starts for tasks and for planning, as far as this process knows."""
+        ...
+
+    def tagged(self, tag: str, description: str, *, pool: str | None = None) -> AbstractContextManager[None]:
+        """Mark the jobs that this thread starts in the block, for `cancel`, `tasks` and `page`.
+
+        ``pool`` is the scheduler pool of the jobs, where Spark has pools.
+        """
+        ...
+
+    def cancel(self, tag: str) -> None:
+        """Cancel the jobs with the tag that run now. Jobs that start later are not affected."""
+        ...
+
+    def tasks(self, tag: str) -> tuple[int, int]:
+        """Return how many tasks of the jobs with the tag are done, and how many are known so far."""
+        ...
+
+    def page(self, tag: str) -> str | None:
+        """Return the URL of the page that shows the jobs with the tag; None if there is none."""
+        ...
+
+    def check(self) -> None:
+        """Raise `RestartNeeded` if this Spark has ended. Never waits."""
+        ...
+
+    def add_package(self, archive: Path) -> None:
+        """Make the modules in a zip file importable in the workers. The session keeps it until it ends."""
+        ...
+
+    def sibling(self) -> SparkSession:
+        """Return a session with this one's settings, views and functions, whose later changes do not show in this one.
+
+        Raises `ConfigurationError` if this version of Spark cannot do that.
+        """
+        ...
+
+
+def runtime_of(spark: SparkSession) -> SparkRuntime:
+    """Return the runtime of a session, classic or Connect."""
+    if type(spark).__module__.startswith(_CONNECT):
+        from penstock.pipeline.spark.connect import connect_runtime
+
+        return connect_runtime(spark)
+    from penstock.pipeline.spark.classic import ClassicRuntime
+
+    return ClassicRuntime(spark)
+
+
+def tasks_at_once(spark: SparkSession) -> int:
+    """Return the number of tasks that the session runs at once."""
+    return runtime_of(spark).tasks_at_once()
+
+
+def is_session(value: object) -> bool:
+    """Return True for a Spark session, classic or Connect."""
+    return isinstance(value, SparkSession) or type(value).__module__ == "pyspark.sql.connect.session"
+
+
+def session_is_there() -> bool:
+    """Return True if this process has a session, ours or the user's."""
+    return SparkSession.getActiveSession() is not None
+
+
+def current_session() -> SparkSession:
+    """Return the session of this process; PySpark makes one if there is none yet, as under spark-submit.
+
+    Raises `ConfigurationError` if it cannot.
+    """
+    try:
+        return SparkSession.builder.getOrCreate()
+    except START_ERRORS as error:
+        raise ConfigurationError(f"PySpark has no session and could make none: {explain(error)}") from error
+
+
+def end(spark: SparkSession, at_once: bool, seconds: float) -> None:
+    """End a session that `current_session` made."""
+    if type(spark).__module__.startswith(_CONNECT):
+        from penstock.pipeline.spark import connect
+
+        connect.end_session(spark, seconds=seconds)
+    else:
+        from penstock.pipeline.spark import classic
+
+        classic.end_session(spark, at_once=at_once, seconds=seconds)
+
+
+def history_root(history_url: str | None, *, is_logged: bool, app_id: str | None) -> str | None:
+    """Return the history server's page of an application; None if there is none.
+
+    ``is_logged``: Spark writes an event log, without which a history server shows nothing.
+    """
+    if not (history_url and is_logged):
+        return None
+    pattern = history_url if APP_ID in history_url else history_url.rstrip("/") + _HISTORY
+    return pattern.replace(APP_ID, app_id or "").rstrip("/")
