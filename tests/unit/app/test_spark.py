@@ -67,7 +67,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     return Calls(monkeypatch)
 
 
-def spark(folder: Path, *, given: Any = None, stop: StopSignal | None = None, **settings: Any) -> Spark:
+def spark(folder: Path, *, given: Any = None, stop: StopSignal | None = None, **settings: Any) -> Any:
     return Spark(
         Settings.model_construct(**settings),
         scratch=folder / "scratch",

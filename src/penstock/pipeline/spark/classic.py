@@ -109,7 +109,7 @@ def end_session(spark: SparkSession, *, at_once: bool, seconds: float) -> None:
     """End a session of our own and its JVM; kill a JVM that does not exit within ``seconds``.
 
     ``at_once`` skips Spark's own shutdown, which loses nothing: all committed work is in the ledger. A JVM that started
-    this process (spark-submit) is told to stop and ends by itself.
+    this process (spark-submit) is stopped, and exits after this process.
     """
     gateway: Any = spark.sparkContext._gateway  # PySpark keeps the process it launched in an untyped attribute
     process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)

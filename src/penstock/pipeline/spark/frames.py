@@ -31,7 +31,7 @@ from penstock.storage.files import Files
 
 _GLOB = re.compile(r"([{}\[\]*?\\])")
 _FILE = "__penstock_file"
-_PATH_CHARS = frozenset("-_.!~*'():@&=+$,;/")  # that a URI's path may hold as they are, besides letters and digits
+_PATH_CHARS = frozenset("-_.!~*'():@&=+$,;/")  # that a URI's path may hold as they are, apart from those of words
 
 PACK_BYTES_MAX = 128 << 20  # for several files together; the same default as Spark's own reader, as is OPENING_BYTES
 OPENING_BYTES = 4 << 20  # bytes that could be read in the time it takes to open a file

