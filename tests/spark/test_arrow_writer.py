@@ -18,7 +18,7 @@ from penstock.pipeline.engine import RunBroken
 from penstock.pipeline.spark.arrow_writer import arrow_schema, partition_folder, write_parquet
 from penstock.pipeline.spark.faults import SPARK_ERRORS, explain
 from penstock.pipeline.spark.run import write
-from penstock.pipeline.spark.runtime import runtime_of
+from penstock.pipeline.spark.session import runtime_of
 from penstock.sinks.delta.sink import DeltaTableSink
 from penstock.sinks.manifest import DataFile
 from penstock.sinks.parquet import list_files, partition_values

@@ -12,7 +12,7 @@ from penstock.monitoring.logs.rows import LogRow
 from penstock.objects.local_store import LocalStore
 from penstock.operations.ingest.ingest import ingest
 from penstock.operations.ingest.pipeline import IngestRequest
-from penstock.pipeline.spark.runtime import tasks_at_once
+from penstock.pipeline.spark.session import tasks_at_once
 from penstock.pipeline.spark.source.plan import _partitions
 from penstock.pipeline.spark.source.report import SAMPLES_MAX
 from penstock.worker.shutdown import StopSignal

@@ -18,7 +18,7 @@ from penstock.errors import TableError
 from penstock.pipeline.spark.arrow_writer import arrow_schema
 from penstock.pipeline.spark.frames import UNION_MAX, frame_of
 from penstock.pipeline.spark.run import write
-from penstock.pipeline.spark.runtime import runtime_of
+from penstock.pipeline.spark.session import runtime_of
 from penstock.sinks.delta.sink import DeltaTableSink
 from penstock.sinks.manifest import DataFile
 from penstock.sinks.parquet import list_files

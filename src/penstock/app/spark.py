@@ -166,7 +166,7 @@ class Spark:
         """Ship Penstock to the executors and check that they can run it. Ends a session of our own if they cannot."""
         from penstock.pipeline.spark.package import package_archive
         from penstock.pipeline.spark.probe import check_workers
-        from penstock.pipeline.spark.runtime import runtime_of
+        from penstock.pipeline.spark.session import runtime_of
 
         try:
             runtime = runtime_of(opened.session)
@@ -179,7 +179,7 @@ class Spark:
         return opened
 
     def _beside(self, given: GivenSpark, origin: str) -> _Opened:
-        from penstock.pipeline.spark.runtime import is_session, runtime_of
+        from penstock.pipeline.spark.session import is_session, runtime_of
 
         made: Any = given if is_session(given) or not callable(given) else given()
         if not is_session(made):
@@ -190,14 +190,14 @@ class Spark:
 
     def _current(self) -> _Opened:
         """Use the session that PySpark has or can make without being told more. If we make it, we stop it."""
-        from penstock.pipeline.spark import runtime
+        from penstock.pipeline.spark import session
 
         had_one = _has_session()
-        current = runtime.current_session()
-        sibling = runtime.runtime_of(current).sibling()
+        current = session.current_session()
+        sibling = session.runtime_of(current).sibling()
         if had_one:
             return _Opened(session=sibling)
-        return _Opened(session=sibling, end=lambda at_once: runtime.end(current, at_once, SESSION_END_SECONDS))
+        return _Opened(session=sibling, end=lambda at_once: session.end(current, at_once, SESSION_END_SECONDS))
 
     def _connected(self) -> _Opened:
         from penstock.pipeline.spark import connect
@@ -257,7 +257,7 @@ def _has_session() -> bool:
     """Return True if this process has a Spark session, ours or the user's. Does not import PySpark."""
     if "pyspark" not in sys.modules:
         return False
-    from penstock.pipeline.spark.runtime import session_is_there
+    from penstock.pipeline.spark.session import session_is_there
 
     return session_is_there()
 

@@ -10,7 +10,7 @@ from penstock.app.spark import Spark
 from penstock.config import Settings
 from penstock.errors import ConfigurationError, UsageError
 from penstock.events import Bus
-from penstock.pipeline.spark import classic, connect, java, probe, runtime
+from penstock.pipeline.spark import classic, connect, java, probe, session
 from penstock.testing import FakeClock
 from penstock.worker.shutdown import StopSignal
 
@@ -38,10 +38,10 @@ class Calls:
         monkeypatch.setattr("penstock.app.spark.find_java", lambda _: found)
         monkeypatch.setattr("penstock.app.spark._has_session", lambda: self.current is not None)
         monkeypatch.setattr(probe, "check_workers", lambda _: None)
-        monkeypatch.setattr(runtime, "runtime_of", Runtime)
-        monkeypatch.setattr(runtime, "is_session", lambda value: isinstance(value, str))
-        monkeypatch.setattr(runtime, "current_session", lambda: self.current or self.record("made"))
-        monkeypatch.setattr(runtime, "end", lambda spark, at_once, seconds: self.record(f"ended {spark} {at_once}"))
+        monkeypatch.setattr(session, "runtime_of", Runtime)
+        monkeypatch.setattr(session, "is_session", lambda value: isinstance(value, str))
+        monkeypatch.setattr(session, "current_session", self._current)
+        monkeypatch.setattr(session, "end", lambda spark, at_once, seconds: self.record(f"ended {spark} {at_once}"))
         monkeypatch.setattr(classic, "start_session", lambda _: self.record("started"))
         monkeypatch.setattr(
             classic, "end_session", lambda _, at_once, seconds: self.record(f"ended {at_once} {seconds:g}")
@@ -52,6 +52,9 @@ class Calls:
     def record(self, call: str) -> str:
         self.calls.append(call)
         return call
+
+    def _current(self) -> str:
+        return self.record("made") if self.current is None else self.current
 
     def _opened(self, address: str, conf: Mapping[str, str]) -> "RemoteSession":
         self.record(f"opened {address} {dict(conf)}")
@@ -156,7 +159,7 @@ def test_a_named_function_returns_the_session(tmp_path: Path, calls: Calls, monk
 def test_a_connect_address_opens_a_session_at_the_server_and_ends_it(
     tmp_path: Path, calls: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runtime, "runtime_of", lambda _: Runtime("remote"))
+    monkeypatch.setattr(session, "runtime_of", lambda _: Runtime("remote"))
     sessions = spark(tmp_path, spark_master="sc://host:15002", spark_conf={"a": "b"})
     assert isinstance(sessions.session(), RemoteSession)
     sessions.close()

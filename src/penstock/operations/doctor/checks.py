@@ -327,7 +327,7 @@ def _disk(folder: Path) -> Finding:
 def _spark() -> tuple[FindingLevel, str]:
     """Start a session, send numbers through a Python worker, write Parquet."""
     from penstock.pipeline.spark.probe import try_out
-    from penstock.pipeline.spark.runtime import runtime_of
+    from penstock.pipeline.spark.session import runtime_of
 
     settings, clock = load_settings(), SystemClock()
     began_at = clock.monotonic()

@@ -26,7 +26,8 @@ from penstock.handlers.outage import OutageWatch
 from penstock.objects.reference import ObjectRef
 from penstock.objects.watcher import SETTLE_SECONDS
 from penstock.pipeline.spark.declaration import Declaration, Transform
-from penstock.pipeline.spark.runtime import Session, session_is_there
+from penstock.pipeline.spark.runtime import Session
+from penstock.pipeline.spark.session import session_is_there
 from penstock.pipeline.spark.source.datasource import canonical_ddl
 from penstock.pipeline.spark.source.infer import infer_schema
 from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions, checked

@@ -19,7 +19,7 @@ from penstock.objects.reference import ObjectRef
 from penstock.objects.s3_listing import Entry, S3Pages, Span, is_archived, reference, s3_spans
 from penstock.objects.scanner import Scanner
 from penstock.pipeline.spark.arrow_writer import arrow_schema
-from penstock.pipeline.spark.runtime import tasks_at_once
+from penstock.pipeline.spark.session import tasks_at_once
 from penstock.storage.address import S3Address
 from penstock.storage.aws import Aws
 

@@ -27,7 +27,7 @@ from penstock.pipeline.reconcile.alone import PREFIXES_MAX, LeftOut, MissingPref
 from penstock.pipeline.reconcile.existing import object_id
 from penstock.pipeline.spark.faults import SPARK_ERRORS, explain
 from penstock.pipeline.spark.progress import watched
-from penstock.pipeline.spark.runtime import runtime_of, tasks_at_once
+from penstock.pipeline.spark.session import runtime_of, tasks_at_once
 
 KNOWN_ID = "known_id"
 KNOWN = StructType([StructField(KNOWN_ID, BinaryType(), nullable=False)])

@@ -29,7 +29,7 @@ from penstock.pipeline.spark.declaration import Declaration
 from penstock.pipeline.spark.faults import SPARK_ERRORS, explain
 from penstock.pipeline.spark.progress import watched
 from penstock.pipeline.spark.run import RunContext, SparkRun
-from penstock.pipeline.spark.runtime import runtime_of
+from penstock.pipeline.spark.session import runtime_of
 from penstock.pipeline.spark.source.datasource import register
 from penstock.pipeline.spark.source.report import SHARED, FailureKind, ObjectFailure
 from penstock.pipeline.spark.table_schema import Agree

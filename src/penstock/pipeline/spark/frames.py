@@ -25,7 +25,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from penstock.errors import TableError
 from penstock.pipeline.spark.arrow_writer import arrow_schema, column
-from penstock.pipeline.spark.runtime import tasks_at_once
+from penstock.pipeline.spark.session import tasks_at_once
 from penstock.sinks.sink import ReadableTable, TableFile
 from penstock.storage.files import Files
 

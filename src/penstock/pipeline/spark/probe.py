@@ -24,7 +24,8 @@ from pyspark.sql.types import StructType
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.pipeline.spark import survey_task
 from penstock.pipeline.spark.faults import SPARK_ERRORS, explain, python_fault
-from penstock.pipeline.spark.runtime import SparkRuntime, runtime_of
+from penstock.pipeline.spark.runtime import SparkRuntime
+from penstock.pipeline.spark.session import runtime_of
 from penstock.pipeline.spark.source import datasource
 
 NAME = "penstock_check"

@@ -30,7 +30,8 @@ from penstock.pipeline.engine import ReadFailure, RunResult
 from penstock.pipeline.spark.arrow_writer import arrow_schema, gathered, write_parquet
 from penstock.pipeline.spark.declaration import Declaration
 from penstock.pipeline.spark.faults import is_of_spark
-from penstock.pipeline.spark.runtime import SparkRuntime, runtime_of
+from penstock.pipeline.spark.runtime import SparkRuntime
+from penstock.pipeline.spark.session import runtime_of
 from penstock.pipeline.spark.shared_folders import prove_shared
 from penstock.pipeline.spark.source.datasource import drain, read
 from penstock.pipeline.spark.source.plan import ReadPlan, make_plan

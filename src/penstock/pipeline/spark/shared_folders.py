@@ -27,7 +27,8 @@ from penstock.objects.scanner import Scanner
 from penstock.pipeline.batch_record import DATA_FOLDER
 from penstock.pipeline.spark.declaration import Declaration
 from penstock.pipeline.spark.faults import SPARK_ERRORS, explain
-from penstock.pipeline.spark.runtime import SparkRuntime, runtime_of
+from penstock.pipeline.spark.runtime import SparkRuntime
+from penstock.pipeline.spark.session import runtime_of
 from penstock.storage.address import is_s3
 from penstock.storage.files import Files
 
