@@ -1,16 +1,11 @@
 """Load the `App` that a command line names as ``shop:app``."""
 
-import importlib
-import sys
-import traceback
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from penstock.app.app import App
-from penstock.errors import SettingUnfit, UsageError
-from penstock.messaging.addresses import masked
-from penstock.messaging.failure import is_library, location_of
+from penstock.app.named import import_here
+from penstock.errors import UsageError
 
 
 def load_app(name: str) -> App:
@@ -33,46 +28,6 @@ def load_app(name: str) -> App:
     if not isinstance(found, App):
         raise UsageError(f"{name} is no App but {_kind(found)}; {_apps_in(module)}.")
     return found
-
-
-def import_here(module_name: str, *, attribute: str = "NAME") -> ModuleType:
-    """Import a module, also from the current folder. ``attribute`` is the wanted attribute, for hints in messages.
-
-    Raises `UsageError` if there is no such module or importing it fails, and `SettingUnfit` if a setting is the cause.
-    """
-    here = Path.cwd()
-    if module_name.endswith(".py") and (file := here / module_name).is_file():
-        known = file.relative_to(here).with_suffix("").parts if file.is_relative_to(here) else (file.stem,)
-        raise UsageError(f"{module_name} is a file, and a module is meant: write {'.'.join(known)}:{attribute}.")
-    if "" not in sys.path and str(here) not in sys.path:
-        sys.path.insert(0, str(here))
-    try:
-        return importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
-            raise UsageError(f"There is no module {error.name} in {here} or on Python's path.") from error
-        raise _raised(module_name, error) from error
-    except SettingUnfit:  # an invalid setting that the module reads; its code is correct
-        raise
-    except (Exception, SystemExit) as error:  # a script without a main guard may exit
-        raise _raised(module_name, error) from error
-
-
-def _raised(module_name: str, error: BaseException) -> UsageError:
-    """Return an error with the module's exception, without passwords, and the line of the user's code."""
-    if isinstance(error, SyntaxError) and Path(error.filename or "").is_file():
-        location: str | None = f"{error.filename}:{error.lineno}"
-    else:
-        location = location_of(error) or _innermost(error)
-    text = masked(str(error.msg if isinstance(error, SyntaxError) else error)).rstrip(".")
-    where = "" if location is None else f" at {location}"
-    return UsageError(f"The module {module_name} cannot be imported: {type(error).__name__}: {text}{where}.")
-
-
-def _innermost(error: BaseException) -> str | None:
-    """Return the last line outside the import machinery and Penstock, for an app that is itself installed."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not is_library(frame.filename)]
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else None
 
 
 def _apps_in(module: ModuleType) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 from penstock.app.housekeeping import SCRATCH_FOLDER
-from penstock.app.loading import import_here
+from penstock.app.named import function_named
 from penstock.config import Settings
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError, UsageError, UserError
 from penstock.events import Bus, SparkStarted
@@ -154,7 +154,9 @@ class Spark:
         if self._origin == CURRENT:
             return self._current()
         if self._origin != OWN:
-            return self._beside(_named_function(self._origin), f"spark.session = {self._origin}")
+            return self._beside(
+                function_named(self._origin, purpose="spark.session ="), f"spark.session = {self._origin}"
+            )
         if UNDER_SPARK_SUBMIT in os.environ:
             raise ConfigurationError(
                 "spark.session = own starts a Spark of its own, and this process was started by one (spark-submit). "
@@ -260,13 +262,3 @@ def _has_session() -> bool:
     from penstock.pipeline.spark.session import session_is_there
 
     return session_is_there()
-
-
-def _named_function(name: str) -> Callable[[], "Session"]:
-    module_name, colon, function_name = name.partition(":")
-    if not (module_name and colon and function_name):
-        raise UsageError(f"spark.session = {name!r} is not known: give {AUTO}, {OWN}, {CURRENT}, or module:function.")
-    function: Callable[[], Session] | None = getattr(import_here(module_name), function_name, None)
-    if not callable(function):
-        raise UsageError(f"The module {module_name} has no function {function_name}, which spark.session names.")
-    return function

@@ -11,7 +11,7 @@ from penstock.app.brokers import SQS_ADDRESS, check_queues, open_broker
 from penstock.app.cleanup import Cleanup, Keep, check_fits
 from penstock.app.cleanup_runner import CleanupRunner, moved_to, source_cleanup
 from penstock.app.context import PipelineTools
-from penstock.app.loading import import_here
+from penstock.app.named import function_named
 from penstock.app.paths import TablePaths
 from penstock.app.pipelines.plan import FAULTS_MAX, BatchLimits, PipelineBlueprint, worker_settings
 from penstock.app.sources import SourceLocation, StoreOutages
@@ -268,16 +268,9 @@ def _load_transform(name: str) -> Transform:
 
     Raises `UsageError` if the name leads to no function, or with the error that the module raised on import.
     """
-    module_name, colon, function_name = name.partition(":")
-    if not (module_name and colon and function_name):
-        raise UsageError(f"The transform {name!r} is not of the form module:function.")
     try:
-        module = import_here(module_name)
+        return function_named(name, purpose="The transform")
     except UsageError as error:
         if NO_SESSION_YET in str(error.__cause__) and not session_is_there():
             return lambda frame: _load_transform(name)(frame)  # decorators that need Spark: load it once Spark runs
         raise
-    function: Transform | None = getattr(module, function_name, None)
-    if not callable(function):
-        raise UsageError(f"The module {module_name} has no function {function_name}.")
-    return function
