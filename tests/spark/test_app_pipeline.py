@@ -286,3 +286,24 @@ def test_a_failed_object_is_in_the_report_and_its_siblings_are_in_the_table(
     shop.close()
     assert (report.objects_processed, report.objects_dead, report.stopped) == (1, 1, False)
     assert [one["id"] for one in rows_of_table(shop.table)] == [1]
+
+
+def test_two_full_batches_run_at_once_and_their_numbers_follow_their_commits(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    both_run = threading.Barrier(2)
+
+    def meet(frame: DataFrame) -> DataFrame:
+        both_run.wait(PATIENCE_SECONDS)
+        return frame
+
+    shop = Shop(tmp_path, transform=meet)
+    shop.app.settings = shop.app.settings.model_copy(update={"objects_max_batch_objects": 2})
+    for number in range(4):
+        shop.write(f"{number}.jsonl", [row(number)])
+    events: list[Event] = []
+    report = shop.clicks.run(spark, source=shop.landing, available_now=True, listeners=[events.append])
+    assert (report.batches, report.rows_written) == (2, 4)
+    assert [event.seq for event in events if isinstance(event, BatchCommitted)] == [1, 2]
+    assert sorted(DeltaTable(shop.table).to_pyarrow_table()["id"].to_pylist()) == [0, 1, 2, 3]
+    shop.close()

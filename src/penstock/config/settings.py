@@ -236,6 +236,12 @@ class Settings(BaseSettings):
     objects_max_batch_bytes: Annotated[int, ADVANCED] = Field(
         8 * GIB, ge=1, description="The maximum of bytes in a batch, as stored."
     )
+    objects_batches_in_flight: Annotated[int, ADVANCED] = Field(
+        2,
+        ge=1,
+        le=8,
+        description="The maximum of batches that a worker processes at once, per pipeline. Only full batches overlap.",
+    )
     objects_max_quarantine_ratio: Annotated[float, ADVANCED] = Field(
         1.0, ge=0, le=1, description="An object with a larger share of bad lines fails as a whole."
     )

@@ -55,6 +55,7 @@ from penstock.pipeline.notifications import (
 from penstock.pipeline.reporting import BatchEvents, ClaimedWork
 
 RELEASED = "the batch was released"
+AGREEMENTS_MAX = 4  # with a schema that keeps changing, before the run is repeated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -413,9 +414,27 @@ class Attempts:
             new_schema=result.new_schema,
         )
         with self._stage("commit", work), self._runtime.ledger_watch.watch_request():
-            seq = self._guard.commit(work, outcome)
+            seq = self._commit_as_agreed(work, outcome, result.agree_again)
         if seq is not None:
             self._events.emit_committed(work, result, seq, seconds=self._runtime.clock.monotonic() - began_at)
+
+    def _commit_as_agreed(
+        self, work: ClaimedWork, outcome: BatchOutcome, agree_again: Callable[[], tuple[int, str | None]] | None
+    ) -> int | None:
+        """Commit; if another batch changed the table's schema meanwhile, commit to that one if the columns fit it.
+
+        Batches that ran at the same time on a new table would otherwise be repeated, all but one. Raises `SchemaMoved`
+        if the schema keeps changing, and `TableError` if the columns no longer fit.
+        """
+        for _ in range(AGREEMENTS_MAX):
+            try:
+                return self._guard.commit(work, outcome)
+            except SchemaMoved:
+                if agree_again is None:
+                    raise
+                schema_id, new_schema = agree_again()
+                outcome = replace(outcome, schema_id=schema_id, new_schema=new_schema)
+        return self._guard.commit(work, outcome)
 
     def _stage(self, name: str, work: ClaimedWork) -> AbstractContextManager[None]:
         """Return a tracing span, or nothing if batches are not traced apart from their messages."""

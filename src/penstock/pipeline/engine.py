@@ -4,7 +4,7 @@
 engine, to run the protocol code through many thousand schedules without a JVM.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -74,6 +74,9 @@ class RunResult:
     works: bool = False  # True: a success proves that the user's code works, even without a row
     samples: Samples = field(default_factory=dict)
     reasons: Reasons = field(default_factory=dict)
+    # Compares the same columns with the table's present schema and returns the two values above anew, for a schema that
+    # another batch changed meanwhile. Raises `TableError` if they no longer fit. None: the run must be repeated.
+    agree_again: Callable[[], tuple[int, str | None]] | None = None
 
 
 class Engine(Protocol):

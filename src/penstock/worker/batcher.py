@@ -1,8 +1,8 @@
 """Decide when a batch is complete. Pure functions: values in, values out.
 
 A batch closes by count, by bytes, by age, or because a receive returned nothing (no message is waiting, so waiting
-gains nothing). Count and bytes close it at once. Age and an empty receive close it only when an execution slot is free:
-until then more deliveries may join.
+gains nothing). Count and bytes close it at once. Age and an empty receive close it only when an execution slot is free
+and, for a consumer of long runs, none is running: until then more deliveries may join.
 """
 
 from collections.abc import Sequence

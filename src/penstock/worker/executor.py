@@ -133,6 +133,11 @@ class Executor:
         return min(free, self._slots.total - self._slots.taken) if self._shares_slots else free
 
     @property
+    def is_running(self) -> bool:
+        """Return True if a run has not ended."""
+        return bool(self._running)
+
+    @property
     def busy(self) -> bool:
         """Return True if a batch is not settled yet, or a run is still going that was not ended from outside."""
         with self._lock:

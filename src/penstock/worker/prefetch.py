@@ -89,10 +89,13 @@ class PrefetchBuffer:
                 )
             )
 
-    def next_batches(self, count: int, now: float) -> Sequence[Sequence[Delivery]]:
-        """Return up to ``count`` batches to begin now, without deliveries with a lease lost meanwhile."""
+    def next_batches(self, count: int, now: float, *, only_full: bool = False) -> Sequence[Sequence[Delivery]]:
+        """Return up to ``count`` batches to begin now, without deliveries with a lease lost meanwhile.
+
+        ``only_full`` leaves a batch open that more deliveries may still join.
+        """
         batches: Sequence[Sequence[Delivery]] = ()
-        while not batches and (taken := self._take(count, now)):
+        while not batches and (taken := self._take(count, now, only_full=only_full)):
             batches = self._lease_book.still_leased(taken)
         return batches
 
@@ -113,12 +116,12 @@ class PrefetchBuffer:
             self._collecting, closed = collect(self._collecting, weighed, limits=self._limits, now=now)
             self._closed.extend(batch.deliveries for batch in closed)
 
-    def _take(self, count: int, now: float) -> Sequence[Sequence[Delivery]]:
+    def _take(self, count: int, now: float, *, only_full: bool) -> Sequence[Sequence[Delivery]]:
         taken: list[Sequence[Delivery]] = []
         with self._lock:
             while self._closed and len(taken) < count:
                 taken.append(self._closed.popleft())
-            if len(taken) < count:
+            if len(taken) < count and not only_full:
                 batch = due(self._collecting, limits=self._limits, now=now, receive_was_empty=self._last_was_empty)
                 if batch is not None:
                     self._collecting = NOTHING

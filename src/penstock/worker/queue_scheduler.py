@@ -119,11 +119,17 @@ class ServedConsumer:
         return self.may_have_arrivals and not self.receive_failures
 
     def due_batches(self, now: float) -> Sequence[Sequence[Delivery]]:
-        """Return the batches to begin now: several for a consumer that shares slots, else one after any backoff."""
+        """Return the batches to begin now: several for a consumer that shares slots, else one after any backoff.
+
+        A consumer of few, long runs begins another one beside them only for a full batch: while one runs, a smaller
+        batch loses nothing by growing.
+        """
         free = self.executor.free
         if free < 1 or now < self.executor.not_before or self.barred:
             return ()
-        return self.prefetch.next_batches(free if self.consumer.shares_slots else 1, now)
+        if self.consumer.shares_slots:
+            return self.prefetch.next_batches(free, now)
+        return self.prefetch.next_batches(1, now, only_full=self.executor.is_running)
 
 
 CALM_SECONDS = 0.002  # early polls wait this long after a false alarm: bounds their number, with hardly any delay

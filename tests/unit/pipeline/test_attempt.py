@@ -802,3 +802,47 @@ def test_with_one_object_a_run_each_object_has_its_own_commit(ledger: Ledger) ->
     assert pipeline.run("a", "b", "c") == [Ack(), Release(delay_seconds=0.5), Ack()]
     assert engine.group_sizes == [1, 1, 1]
     assert [batch.objects for batch in ledger.batches(PIPELINE)] == [1, 1]
+
+
+def on_a_new_table(ledger: Ledger, *, fits: bool) -> Settlements:
+    """Return an engine's function. Its runs are checked before the table has a schema; ``fits``: their columns fit it."""
+
+    def agree_again() -> tuple[int, str | None]:
+        if not fits:
+            raise TableError("another type")
+        return ledger.ensure_pipeline(PIPELINE).schema_id, None
+
+    return lambda request: replace(result(request), new_schema="the first", agree_again=agree_again)
+
+
+def test_two_batches_that_overlap_on_a_new_table_are_both_committed_in_one_run_each(ledger: Ledger) -> None:
+    inner = Engine(on_a_new_table(ledger, fits=True))
+
+    def overlapped(request: RunRequest) -> RunResult:
+        assert Pipeline(ledger, inner).run("b") == [Ack()]
+        return on_a_new_table(ledger, fits=True)(request)
+
+    outer = Engine(overlapped)
+    assert Pipeline(ledger, outer).run("a") == [Ack()]
+    assert (len(inner.requests), len(outer.requests)) == (1, 1)
+    assert [batch.table_schema for batch in ledger.batches(PIPELINE)] == ["the first", "the first"]
+
+
+def test_a_batch_whose_columns_do_not_fit_the_schema_of_an_overlapping_one_stops_the_pipeline(ledger: Ledger) -> None:
+    def overlapped(request: RunRequest) -> RunResult:
+        Pipeline(ledger, Engine(on_a_new_table(ledger, fits=True))).run("b")
+        return on_a_new_table(ledger, fits=False)(request)
+
+    with pytest.raises(TableError, match="another type"):
+        Pipeline(ledger, Engine(overlapped)).run("a")
+    assert len(ledger.batches(PIPELINE)) == 1
+    assert Pipeline(ledger, Engine()).execution("a").claim() is None
+    assert ledger.counts(PIPELINE)[ObjectState.UNPROCESSED] == 1, "its object is free again"
+
+
+def test_a_run_that_cannot_be_checked_again_is_repeated_when_the_schema_changed(ledger: Ledger) -> None:
+    def overlapped(request: RunRequest) -> RunResult:
+        Pipeline(ledger, Engine(on_a_new_table(ledger, fits=True))).run("b")
+        return replace(result(request), new_schema="the first")
+
+    assert Pipeline(ledger, Engine(overlapped)).run("a") == [Release(uncounted=True)]

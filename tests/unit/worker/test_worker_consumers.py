@@ -247,3 +247,20 @@ def test_a_slow_handler_occupies_only_its_own_slot(life: "Life", eventually: Eve
     life.stop.request()
     assert life.end() == "drained"
     assert len(set(threading.enumerate()) - before) < 40
+
+
+def test_a_full_batch_begins_beside_a_long_run_and_a_smaller_one_grows_until_it_ends(
+    life: "Life", eventually: Eventually
+) -> None:
+    life.handler.blocking = True
+    life.broker.put(*range(5))
+    life.start(batch_messages_max=2, in_flight_max=3)
+    eventually(lambda: len(life.handler.executions) == 2)
+    receives = len(life.broker.receive_sizes)
+    eventually(lambda: len(life.broker.receive_sizes) >= receives + 3, "empty receives do not begin the held message")
+    life.broker.put(5)
+    assert len(life.running(2).deliveries) == 2
+    for number in range(3):
+        life.running(number).let_go()
+    life.stop.request()
+    assert life.end() == "drained"

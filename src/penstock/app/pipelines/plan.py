@@ -46,7 +46,7 @@ WAIT_SECONDS = 30.0  # time for a batch to fill while messages keep arriving
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLimits:
-    """The size of batches, and how often they are retried."""
+    """The size and number of batches, and how often they are retried."""
 
     max_batch_objects: int
     max_batch_bytes: int
@@ -56,12 +56,14 @@ class BatchLimits:
     retry_base_seconds: float
     retry_cap_seconds: float
     busy_seconds_max: float | None
+    batches_in_flight: int
 
     @staticmethod
     def of(settings: Settings, broker: Broker, *, max_wait_seconds: float = WAIT_SECONDS) -> "BatchLimits":
         """Return the limits from the settings."""
         return BatchLimits(
             busy_seconds_max=busy_seconds_max(broker),
+            batches_in_flight=settings.objects_batches_in_flight,
             max_batch_objects=settings.objects_max_batch_objects,
             max_batch_bytes=settings.objects_max_batch_bytes,
             max_wait_seconds=max_wait_seconds,
@@ -116,6 +118,7 @@ class PipelineBlueprint:
             handler=PipelineHandler(self._attempts(), self._runtime(engine)),
             weight=weight,
             limits=limits,
+            in_flight_max=self.numbers.batches_in_flight,
             fetch_max=FETCH_MAX,
             gate=self.gate,
             start=start,

@@ -199,11 +199,17 @@ class SparkRun:
                 {index: reading.samples for index, reading in summary.readings.items() if reading.samples}
             ),
             reasons=self.by_object({index: reading.reasons for index, reading in summary.readings.items()}),
+            agree_again=self._agree_again,
         )
         if result.processed:
             save(self._declaration.table, self._recorded(result, agreement.schema))
             self._context.probe(Step.RECORDED)
         return result
+
+    def _agree_again(self) -> tuple[int, str | None]:
+        assert self._agreement is not None, "read_and_write comes first"
+        now = self._context.agree(self._agreement.schema)
+        return now.schema_id, now.new_schema
 
     def _recorded(self, result: RunResult, columns: pa.Schema) -> RecordedBatch:
         """Return the record from which a lost ledger can be rebuilt."""
