@@ -805,7 +805,7 @@ def test_with_one_object_a_run_each_object_has_its_own_commit(ledger: Ledger) ->
 
 
 def on_a_new_table(ledger: Ledger, *, fits: bool) -> Settlements:
-    """Return an engine's function. Its runs are checked before the table has a schema; ``fits``: their columns fit it."""
+    """Return an engine's function. Its runs are checked before the table has a schema, which they fit or not."""
 
     def agree_again() -> tuple[int, str | None]:
         if not fits:
