@@ -13,6 +13,7 @@ from penstock.app.queues import QueueStatus
 from penstock.app.registry import WorkerRecord
 from penstock.app.system_health import PipelineHealth
 from penstock.ledger.records import TERMINAL, ObjectState
+from penstock.messaging.wording import worded
 
 QUEUES_NAMED_MAX = 3
 
@@ -256,8 +257,7 @@ def _left(objects: Mapping[ObjectState, int]) -> int:
 
 def _waiting(messages: int, queues: Sequence[str]) -> str:
     """Return the number of messages and their queues, as in "7 messages wait in invoices, mails and 5 more queues"."""
-    text = "1 message waits" if messages == 1 else f"{messages:,} messages wait"
-    return f"{text}{_in(queues)}"
+    return worded(messages, "{} message waits", "{} messages wait") + _in(queues)
 
 
 def _in(queues: Sequence[str]) -> str:

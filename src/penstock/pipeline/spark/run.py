@@ -22,6 +22,7 @@ from penstock.ledger.records import BatchRecord, ObjectResult
 from penstock.messaging.clock import Clock
 from penstock.messaging.failure import location_of
 from penstock.messaging.steps import Probe, Step
+from penstock.messaging.wording import counted
 from penstock.objects.reference import ObjectRef
 from penstock.objects.store import ObjectStore
 from penstock.objects.stores import ahead, store_at
@@ -262,7 +263,7 @@ class SparkRun:
             drain(self._context.spark, self._plan, summary.missing)
             summary = summarise(self._plan)
         if summary.missing:
-            raise TemporaryError(f"{len(summary.missing)} partitions of a run left no report")
+            raise TemporaryError(f"{counted(len(summary.missing), 'partition')} of a run left no report")
         return summary
 
     def _check_rows(self, files: Sequence[DataFile], summary: Summary) -> None:
@@ -270,8 +271,8 @@ class SparkRun:
         rows = sum(file.rows for file in files)
         if self._declaration.transform is None and not summary.exclude and rows != summary.rows:
             raise TemporaryError(
-                f"{self._declaration.table}/{self._files} holds {rows} rows, and {summary.rows} were read; nothing was "
-                "committed."
+                f"{self._declaration.table}/{self._files} holds {counted(rows, 'row')}, and {summary.rows:,} were "
+                "read; nothing was committed."
             )
 
     def _check_quarantine(self, summary: Summary) -> None:

@@ -178,7 +178,7 @@ def test_too_many_bad_lines_exclude_the_object(tmp_path: Path) -> None:
         read(plan, partition)
     summary = summarise(plan)
     assert {index: failure.kind for index, failure in summary.exclude.items()} == {0: FailureKind.QUARANTINE_RATIO}
-    assert "1 of its 2 lines are bad, more than the limit of 40%" in summary.exclude[0].reason
+    assert "1 of its 2 lines is bad, more than the limit of 40%" in summary.exclude[0].reason
     assert list(summary.readings) == [1, 2]
 
 
