@@ -44,6 +44,7 @@ class PenstockError(Exception):
     """The base class of all exceptions that Penstock raises on purpose."""
 
     exit_code = 1
+    is_logged = False  # True once the log for machines has it: the command line does not print it again
 
 
 class UserError(PenstockError):
