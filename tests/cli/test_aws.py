@@ -50,7 +50,7 @@ def work(message): ...
 def here(tmp_path: Path, moto: AwsServer, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Set up an app whose queues, source and table are in AWS."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(checks, "_spark_checks", lambda environ, formats: ())
+    monkeypatch.setattr(checks, "_spark_checks", lambda *_: ())
     for name, value in moto.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PENSTOCK_BROKER", f"sqs://{REGION}")
