@@ -55,8 +55,11 @@ def reread_on_driver(summary: Summary, plan: ReadPlan) -> Summary:
     """Return the summary with `FailureKind.HOST` for each failed read that succeeds on this host.
 
     Raises `TemporaryError` if an executor reports a file as deleted or replaced that this host finds unchanged: the
-    executor does not see the current source, so its report must not end the object.
+    executor does not see the current source, so its report must not end the object. For the same reason a corrupt file
+    is only unreadable: another host may read other bytes at the next attempt.
     """
+    if not is_s3(plan.source):
+        summary = replace(summary, failures=_unreadable(summary.failures), exclude=_unreadable(summary.exclude))
     # S3 is the same for all hosts, so a deletion there is not doubted
     doubted = REFUSALS if is_s3(plan.source) else REFUSALS | _MISSING
     refs = {
@@ -297,6 +300,14 @@ class SparkRun:
             )
             for index, reading in summary.readings.items()
         ]
+
+
+def _unreadable(failures: Mapping[int, ObjectFailure]) -> Mapping[int, ObjectFailure]:
+    """Return the failures with `FailureKind.UNREADABLE` for corrupt objects."""
+    return {
+        index: replace(failure, kind=FailureKind.UNREADABLE) if failure.kind is FailureKind.CORRUPT else failure
+        for index, failure in failures.items()
+    }
 
 
 def _judged(store: ObjectStore, ref: ObjectRef, failure: ObjectFailure, source: str) -> ObjectFailure:

@@ -17,7 +17,15 @@ from socket import gethostname
 from typing import Any
 from uuid import uuid4
 
-from penstock.errors import DeviceFailed, ObjectDenied, ObjectError, ObjectGone, ObjectRefused, ObjectSuperseded
+from penstock.errors import (
+    DeviceFailed,
+    ObjectCorrupt,
+    ObjectDenied,
+    ObjectError,
+    ObjectGone,
+    ObjectRefused,
+    ObjectSuperseded,
+)
 from penstock.messaging.wording import counted, worded
 from penstock.pipeline.spark.source.contents import Quotes
 from penstock.pipeline.spark.source.plan import Piece, ReadPlan
@@ -36,6 +44,7 @@ class FailureKind(StrEnum):
     DELETED = "gone"
     SUPERSEDED = "superseded"
     UNREADABLE = "unreadable"
+    CORRUPT = "corrupt"  # permanent: another attempt would read the same bytes
     REFUSED = "refused"  # the host could not open it or read a range of it
     DENIED = "denied"  # refused for lack of permission
     DEVICE = "device"  # refused because the disk or file system fails there
@@ -235,6 +244,8 @@ def _kind(error: ObjectError) -> FailureKind:
             return FailureKind.DEVICE
         case ObjectRefused():
             return FailureKind.REFUSED
+        case ObjectCorrupt():
+            return FailureKind.CORRUPT
         case _:
             return FailureKind.UNREADABLE
 
