@@ -212,7 +212,9 @@ def test_models_that_do_not_name_the_class_of_their_values_fit_all_annotations(m
     def function(body: Any) -> None: ...
 
     function.__annotations__["body"] = taken
-    App().handler(Queue("q", model))(function)
+    app = App()
+    app.handler(Queue("q", model))(function)
+    assert [one.queue_name for one in app.services] == ["q"]
 
 
 def of_a_path(path: str) -> None: ...
