@@ -29,7 +29,8 @@
     └── ObjectError              one object could not be read; the other objects of its batch are unaffected
         ├── ObjectGone           it was deleted
         ├── ObjectSuperseded     another version has replaced it
-        └── ObjectUnreadable     it exists but cannot be read: truncated, corrupt, too large
+        └── ObjectUnreadable     it exists but cannot be read: a line or a size above its limit
+            ├── ObjectCorrupt    its compressed bytes are truncated or corrupt; another read returns the same bytes
             └── ObjectRefused    this host could not open or read it; another host may
                 ├── ObjectDenied permission is missing: probably a wrong setting rather than a bad object
                 └── DeviceFailed the disk or file system failed; the machine may be faulty
@@ -44,6 +45,7 @@ class PenstockError(Exception):
     """The base class of all exceptions that Penstock raises on purpose."""
 
     exit_code = 1
+    is_logged = False  # True once the log for machines has it: the command line does not print it again
 
 
 class UserError(PenstockError):
@@ -173,6 +175,10 @@ class ObjectSuperseded(ObjectError):
 
 class ObjectUnreadable(ObjectError):
     """The object exists in the right version but cannot be read."""
+
+
+class ObjectCorrupt(ObjectUnreadable):
+    """Its bytes were read in this version and cannot be inflated."""
 
 
 class ObjectRefused(ObjectUnreadable):

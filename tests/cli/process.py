@@ -62,10 +62,13 @@ class Process:
         return code
 
     def error_message(self) -> str:
-        """Return the error message of an ended process."""
+        """Return the error with which the process ended: its sentence, or the event in its log, and never both."""
         self.exit_code()
-        (line,) = [line for line in self.log_lines if line.startswith("penstock: ")]
-        return line
+        events = [json.loads(line) for line in self.log_lines if line.startswith("{")]
+        logged = [str(event["error.message"]) for event in events if event["event"] == "worker.failed"]
+        printed = [line for line in self.log_lines if line.startswith("penstock: ")]
+        (message,) = logged + printed
+        return message
 
     def kill(self) -> None:
         self._child.kill()

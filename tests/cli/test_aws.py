@@ -50,7 +50,7 @@ def work(message): ...
 def here(tmp_path: Path, moto: AwsServer, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Set up an app whose queues, source and table are in AWS."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(checks, "_spark_checks", lambda environ, formats: ())
+    monkeypatch.setattr(checks, "_spark_checks", lambda *_: ())
     for name, value in moto.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PENSTOCK_BROKER", f"sqs://{REGION}")
@@ -259,7 +259,7 @@ def test_waiting_messages_are_not_received_to_find_a_test_event(penstock: Call, 
     sqs.purge_queue(QueueUrl=url)
     sqs.send_message(QueueUrl=url, MessageBody="theirs")
     level, words = found(penstock, "--try-notification")["s3 test", BUCKET]
-    assert (level, "about 1 messages wait in clicks" in words) == ("ok", True), words
+    assert (level, "about 1 message waits in clicks" in words) == ("ok", True), words
     raw = sqs.receive_message(QueueUrl=url, AttributeNames=["All"], MaxNumberOfMessages=10)["Messages"]
     assert {one["Attributes"]["ApproximateReceiveCount"] for one in raw} == {"1"}
 

@@ -53,6 +53,8 @@ def test_files_of_rows_and_of_the_quarantine_are_listed_separately(penstock: Cal
     assert "quarantine: 1 file; whether it is visible" in shown.out
     tables = penstock("admin", "batches", "show", "1", "--pipeline", "clicks", "--json").document["tables"]
     assert [one["holds"] for one in tables] == ["rows", "quarantine"]
+    short = penstock("admin", "batches", "show", "1", "--pipeline", "clicks", "--limit", "0")
+    assert short.err == "0 of 1 object; --limit shows more, as far as the ledger has them.\n"
 
 
 def test_a_limit_keeps_the_newest_batches(penstock: Call, scene: Scene) -> None:

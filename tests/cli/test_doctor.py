@@ -15,7 +15,7 @@ from penstock.app.scope import ScopeRequest
 from penstock.errors import ConfigurationError
 from penstock.ledger.records import AttemptFailure
 from penstock.operations.doctor import checks
-from penstock.operations.doctor.checks import SparkNeed, machine_checks, state_checks
+from penstock.operations.doctor.checks import STARTING_SPARK, SparkNeed, machine_checks, state_checks
 from penstock.operations.doctor.findings import FindingLevel
 from penstock.sinks.registry import DEFAULT_SCHEME, SINKS
 
@@ -40,11 +40,25 @@ def _checks(result: CommandResult) -> list[str]:
 
 def test_a_working_machine_passes_every_check(penstock: Call, scene: Scene) -> None:
     result = penstock("doctor")
-    assert (result.exit_code, result.err) == (0, "")
+    assert (result.exit_code, result.err) == (0, f"{STARTING_SPARK}\n")
     assert list(levels(result)) == ["python", "settings", "disk", "spark extra", "java", "spark", "table"]
     assert set(levels(result).values()) <= {"ok", "warning"}
     document = penstock("doctor", "--json").document
     assert [finding["check"] for finding in document] == list(levels(result))
+
+
+def test_a_note_is_printed_before_spark_starts(
+    penstock: Call, scene: Scene, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[str] = []
+
+    def spark(environ: object) -> tuple[FindingLevel, str]:
+        seen.append(capfd.readouterr().err)
+        return FindingLevel.OK, SPARK_RUNS
+
+    monkeypatch.setattr(checks, "_spark", spark)
+    result = penstock("doctor", "--json")
+    assert (result.exit_code, seen) == (0, [f"{STARTING_SPARK}\n"])
 
 
 @pytest.mark.parametrize(("ledger", "server"), [("mariadb_url", "MariaDB 1"), ("postgresql_url", "PostgreSQL 1")])
@@ -125,7 +139,8 @@ def test_a_missing_part_is_reported_with_a_remedy_and_the_other_checks_continue(
 ) -> None:
     break_setup(monkeypatch)
     result = penstock("doctor")
-    assert (result.exit_code, result.err) == (CHECK_FOUND_PROBLEMS, "")
+    starts = "" if without == "spark" else f"{STARTING_SPARK}\n"
+    assert (result.exit_code, result.err) == (CHECK_FOUND_PROBLEMS, starts)
     assert levels(result)[check] == "failed"
     assert advice in result.out
     assert levels(result)["table"] == (

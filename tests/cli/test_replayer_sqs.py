@@ -94,5 +94,6 @@ def test_a_missing_queue_or_dlq_is_reported_before_anything_is_received(
     moto.client("sqs").delete_queue(QueueUrl=url_of(moto, missing))
     ran = run_replayer(here, moto, "--queues", "orders")
     assert ran.returncode == CONFIGURATION
-    (message,) = [line for line in ran.stderr.splitlines() if line.startswith("penstock: ")]
-    assert result in message
+    (line,) = ran.stderr.splitlines()
+    assert json.loads(line)["event"] == "worker.failed"
+    assert result in json.loads(line)["error.message"]

@@ -48,7 +48,7 @@ app.pipeline("clicks", source=ObjectSource("landing", queue="nope", schema="id l
 def here(tmp_path: Path, moto: AwsServer, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Create a folder with an app whose queues are in SQS."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(checks, "_spark_checks", lambda environ, formats: ())
+    monkeypatch.setattr(checks, "_spark_checks", lambda *_: ())
     for name, value in moto.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PENSTOCK_BROKER", f"sqs://{REGION}")

@@ -78,7 +78,7 @@ def test_waiting_messages_are_a_problem_only_without_a_worker(penstock: Call, sc
     [queue] = [one["queue"] for one in penstock("status", "--json").document["queues"]]
     assert summary(penstock("status")) == f"no consumer: 2 messages wait in {queue}, and no worker runs"
     scene.fail("a", AttemptFailure.RETRY, "once more")
-    assert summary(penstock("status")) == "no consumer: objects waiting with no worker running: 1"
+    assert summary(penstock("status")) == f"no consumer: objects waiting with no worker running: 1 in {queue}"
     with scene.worker() as worker:
         result = penstock("status")
         assert summary(result) == "at work"
@@ -87,6 +87,13 @@ def test_waiting_messages_are_a_problem_only_without_a_worker(penstock: Call, sc
     assert document["workers"] == [worker]
     assert document["messages"]["visible"] == 2
     assert document["messages"]["oldest_visible_age_seconds"] >= 0
+
+
+def test_objects_without_a_worker_name_the_queue_of_their_pipeline(penstock: Call, app_scene: Scene, shop: str) -> None:
+    app_scene.fail("a", AttemptFailure.RETRY, "once more")
+    waiting = "no consumer: objects waiting with no worker running: 1"
+    assert summary(penstock("status", "--app", shop)) == f"{waiting} in clicks-files"
+    assert summary(penstock("status")) == waiting  # no app says which queue, and none has messages
 
 
 def test_a_broker_without_queues_is_noted(penstock: Call, app_scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

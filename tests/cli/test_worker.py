@@ -223,6 +223,29 @@ def test_an_invalid_configuration_exits_with_78_before_anything_is_received(
     assert not any("worker.started" in line for line in worker.log_lines)
 
 
+@pytest.mark.parametrize(
+    ("variables", "begins"),
+    [
+        ({"LOG_FORMAT": "console"}, "penstock: The queue nope has no handler"),
+        ({"LOG_FORMAT": "json"}, '{"ts":'),
+        ({"LOG_FORMAT": "json", "LOG_LEVELS": '{"worker.failed": "debug"}'}, "penstock: The queue nope has no handler"),
+    ],
+    ids=["console", "json", "json without the event"],
+)
+def test_an_error_at_the_start_is_printed_once(
+    penstock: Call, here: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], begins: str
+) -> None:
+    monkeypatch.setattr(sys, "path", [str(here), *sys.path])
+    monkeypatch.delitem(sys.modules, "shop", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(f"PENSTOCK_{name}", value)
+    result = penstock("worker", "shop:app", "--queues", "nope")
+    assert result.exit_code == CONFIGURATION
+    (line,) = result.err.splitlines()
+    assert line.startswith(begins)
+    assert line.count("The queue nope has no handler in this app") == 1
+
+
 @pytest.mark.parametrize("app", ["shop", "nope:app", "shop:nope", "shop:take"])
 def test_a_missing_app_is_a_usage_error(start: Start, app: str) -> None:
     worker = start(app)

@@ -71,7 +71,7 @@ def refused(tmp_path: Path, name: str, data: bytes, options: ReadOptions = JSONL
     assert (ids(rows), sorted(summary.readings), sorted(summary.failures)) == ([1, 1], [0, 2], [1])
     failure = summary.failures[1]
     assert read_failure(failure).failure is (
-        AttemptFailure.DEAD if failure.kind == "too_large" else AttemptFailure.RETRY
+        AttemptFailure.DEAD if failure.kind in ("too_large", "corrupt") else AttemptFailure.RETRY
     )
     return failure.reason
 

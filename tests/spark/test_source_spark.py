@@ -181,7 +181,7 @@ def test_a_bad_object_leaves_its_siblings_alone(spark: SparkSession, tmp_path: P
     summary = summarise(plan)
     assert {index: failure.kind.value for index, failure in summary.failures.items()} == {
         5: "superseded",
-        20: "unreadable",
+        20: "corrupt",
         21: "gone",
     }
     assert "truncated gzip" in summary.failures[20].reason

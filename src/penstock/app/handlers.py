@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from penstock.app.cleanup import Cleanup, Keep, check_apart, check_fits
-from penstock.app.object_service import ObjectService, check_source
+from penstock.app.object_service import ObjectService, check_functions, check_source
 from penstock.app.pipelines.declaration import ObjectSource, Transform, declared
 from penstock.app.pipelines.pipeline import Pipeline
 from penstock.app.pipelines.service import PipelineService
@@ -220,6 +220,7 @@ class Handlers:
                 object_bytes_max=bytes_of("max_object_bytes", max_object_bytes),
                 inflated_bytes_max=bytes_of("max_inflated_bytes", max_inflated_bytes),
             )
+            check_functions(declaration)
             check_source(declaration.name, source)
             chosen = Keep() if source_cleanup is None else source_cleanup
             check_fits(chosen, source)

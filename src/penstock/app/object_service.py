@@ -10,6 +10,7 @@ from penstock.app.sources import SourceLocation, source_at
 from penstock.errors import UsageError
 from penstock.events import Bus
 from penstock.messaging.clock import Clock
+from penstock.messaging.declarations import check_annotations
 from penstock.messaging.steps import Probe
 from penstock.objects.notification import parse_others
 from penstock.storage.address import check_address
@@ -18,6 +19,7 @@ from penstock.worker.consumer import Consumer, Gates
 if TYPE_CHECKING:
     from penstock.ledger import Ledger
     from penstock.pipeline.maintenance.cleanup import SourceCleanup
+    from penstock.pipeline.objects.declaration import ObjectHandlerDeclaration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,3 +101,20 @@ class ObjectService:
 def check_source(name: str, source: str) -> None:
     """Raise `UsageError` if the source is not a valid address."""
     check_address(f"object handler {name}'s source", source)
+
+
+def check_functions(declaration: "ObjectHandlerDeclaration") -> None:
+    """Raise `UsageError` if function or cleanup are annotated for other arguments than an object and a context."""
+    from penstock.pipeline.objects.stream import IncomingObject
+
+    name = f"The object handler {declaration.name}"
+    for subject, function in ((name, declaration.function), (f"{name}, in its cleanup,", declaration.cleanup)):
+        if function is not None:
+            check_annotations(
+                function,
+                subject,
+                model=IncomingObject,
+                example="obj: IncomingObject",
+                context="ObjectContext",
+                given="it is called with one object",
+            )

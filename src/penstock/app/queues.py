@@ -13,6 +13,7 @@ from penstock.config import Settings
 from penstock.errors import ConfigurationError, PenstockError, UsageError
 from penstock.messaging.broker import Broker, listed_name, names_dead_letters
 from penstock.messaging.tracing import unwrapped
+from penstock.messaging.wording import counted
 
 
 @runtime_checkable
@@ -136,6 +137,6 @@ def _sender_keys(broker: Broker, queue: str) -> tuple[str | None, str | None]:
         return key, None
     unread, entries = found
     return key, (
-        f"the key {unread} holds {entries:,} {'entry' if entries == 1 else 'entries'} that no worker reads: the key of "
+        f"the key {unread} holds {counted(entries, 'entry', 'entries')} that no worker reads: the key of "
         f"the queue {queue} is {key}; send with XADD to that key, and move the entries there"
     )

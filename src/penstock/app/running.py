@@ -18,11 +18,13 @@ from penstock.app.health import gauged, worker_health
 from penstock.app.registry import SeenAges
 from penstock.app.replayer import ReplayedQueue
 from penstock.app.serving import serve
-from penstock.app.telemetry import Process, open_telemetry
+from penstock.app.telemetry import Process, Telemetry, open_telemetry
 from penstock.config import Settings
+from penstock.errors import PenstockError
 from penstock.events import Bus, Event, Listener, SelectiveListener, WorkerFailed, WorkerStarted, WorkerStopped
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.failure import end_of
+from penstock.monitoring.logs.listener import LogListener
 from penstock.monitoring.metrics.meters import Meters
 from penstock.worker.lifecycle import WorkerOutcome
 from penstock.worker.liveness import Liveness
@@ -96,7 +98,8 @@ def run_worker(
     """Serve until asked to stop, and return the outcome.
 
     ``prepare`` is called once the log is open and returns the worker's role; by default the worker does all work.
-    Raises the error that stopped the worker, after the log and the error hook received it.
+    Raises the error that stopped the worker, after the log and the error hook received it. A log for people leaves an
+    error at the start to the caller, who prints it; one in JSON has it, and then the error ``is_logged``.
     """
     failures = _Failures()
     liveness = Liveness(SystemClock())
@@ -133,13 +136,29 @@ def run_worker(
             )
         except Exception as error:
             if not failures.reported:  # failed before there was a worker: ledger, lifespan, queue
-                failure = end_of(error)
-                ended = WorkerFailed(error_type=failure.error_type, error=failure.error, traceback=failure.traceback)
-                Bus(*telemetry.listeners).emit(ended)
+                _report(error, telemetry)
+            if isinstance(error, PenstockError):
+                error.is_logged = any(_is_json_log(listener) for listener in telemetry.listeners)
             raise
     if not conclusion.has_hanging_threads:
         app.close()
     return conclusion
+
+
+def _report(error: Exception, telemetry: Telemetry) -> None:
+    """Emit the error with which a worker failed to start. A log for people omits it if the command prints it."""
+    failure = end_of(error)
+    is_printed = isinstance(error, PenstockError)
+    listeners = [
+        listener
+        for listener in telemetry.listeners
+        if not (is_printed and isinstance(listener, LogListener) and listener.is_for_people)
+    ]
+    Bus(*listeners).emit(WorkerFailed(error_type=failure.error_type, error=failure.error, traceback=failure.traceback))
+
+
+def _is_json_log(listener: Listener) -> bool:
+    return isinstance(listener, LogListener) and not listener.is_for_people and listener.wants(WorkerFailed)
 
 
 class _Failures(SelectiveListener):

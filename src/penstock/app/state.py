@@ -1,17 +1,14 @@
 """Open the data directory of an ingest: a SQLite ledger and queue in one folder, and the processes that use them."""
 
-import os
 import shutil
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ulid import ULID
-
 from penstock.app.backends import file_ledger, open_ledger
 from penstock.app.housekeeping import SCRATCH_FOLDER, DeadProcessSweeper
+from penstock.app.naming import worker_id
 from penstock.app.paths import LEDGER_FILE, TablePaths
 from penstock.app.processes import PROCESSES_FOLDER, ProcessRegistry
 from penstock.app.spark import SPARK_LOG_FILE
@@ -80,7 +77,7 @@ def open_state(directory: Path, *, shared: Settings | None = None, probe: Probe 
         processes = ProcessRegistry(directory / PROCESSES_FOLDER)
     except OSError as error:
         raise ConfigurationError(f"The data directory {directory} cannot be created: {error.strerror}.") from error
-    worker = f"{socket.gethostname()}-{os.getpid()}-{ULID()}"
+    worker = worker_id()
     with processes.register(worker):
         if shared is not None:
             ledger = open_ledger(shared, probe=probe)

@@ -39,6 +39,7 @@ from penstock.messaging.death import DIED, TRIES_MAX, AttemptRecord, Death
 from penstock.messaging.delivery import Delivery, PreviousAttempt
 from penstock.messaging.message import NO_ATTRIBUTES, UNREADABLE_ATTRIBUTE, Attributes, Outgoing
 from penstock.messaging.settlement import DeadLetter, Release, Settlement
+from penstock.messaging.wording import counted
 
 G = TypeVar("G")
 QUEUE_CHARS_MAX = 1_024  # SQS allows far fewer
@@ -250,7 +251,7 @@ def reason_unreadable() -> str:
 
 def reason_exhausted(attempts: int) -> str:
     """Return the reason for giving up a message that was delivered ``attempts`` times and never settled."""
-    return f"delivered {attempts} times and never settled"
+    return f"delivered {counted(attempts, 'time')} and never settled"
 
 
 def reason_expired(retention_seconds: float) -> str:

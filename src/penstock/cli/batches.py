@@ -7,17 +7,9 @@ import typer
 
 from penstock.app.scope import Scope
 from penstock.cli.options import grouped_options
-from penstock.cli.output import (
-    Json,
-    counted,
-    moment,
-    print_fields,
-    print_json,
-    print_table,
-    printable,
-    talk,
-)
+from penstock.cli.output import Json, moment, print_fields, print_json, print_table, printable, talk
 from penstock.cli.where import ScopeOptions, first_of, print_each
+from penstock.messaging.wording import counted
 from penstock.operations.inspection import view
 from penstock.operations.tables.batches import BatchDetails, BatchInTable, details_of, is_reachable
 
@@ -169,7 +161,8 @@ def _print_details(found: BatchDetails) -> None:
     for row in found.objects:
         print(printable(f"object  {row.uri}"))
     if len(found.objects) < batch.objects:
-        talk(f"{len(found.objects):,} of {batch.objects:,} objects; --limit shows more, as far as the ledger has them.")
+        objects = f"{len(found.objects):,} of {counted(batch.objects, 'object')}"
+        talk(f"{objects}; --limit shows more, as far as the ledger has them.")
 
 
 def _spark(url: str | None) -> str:

@@ -10,9 +10,10 @@ from penstock.app.object_service import ObjectService
 from penstock.app.telemetry import is_logged
 from penstock.cli.apps import AppArgument, AppOption, PipelineArgument, app_and_reader
 from penstock.cli.exits import stoppable, stopped_code
-from penstock.cli.output import Json, counted, print_json, printable, talk
+from penstock.cli.output import Json, print_json, printable, talk
 from penstock.cli.progress import CLEANED, event_lines
 from penstock.cli.run import named
+from penstock.messaging.wording import counted
 from penstock.operations.tables.cleanup import CleanupReport, clean_up
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from penstock.app.scope import ScopeRequest
 from penstock.cli.apps import AppArgument
 from penstock.cli.exits import CHECK_FOUND_PROBLEMS
 from penstock.cli.options import grouped_options
-from penstock.cli.output import Json, print_json, printable
+from penstock.cli.output import Json, print_json, printable, talk
 from penstock.cli.where import ScopeOptions
 from penstock.errors import UsageError
 from penstock.operations.doctor.checks import machine_checks, spark_need, state_checks, table_formats
@@ -65,7 +65,7 @@ def doctor(
 
 
 def _checks(request: ScopeRequest, *, try_notification: bool) -> Iterator[Finding]:
-    yield from machine_checks(os.environ, spark=spark_need(request), formats=table_formats(request))
+    yield from machine_checks(os.environ, spark=spark_need(request), formats=table_formats(request), say=talk)
     yield from state_checks(request, try_notification=try_notification)
 
 

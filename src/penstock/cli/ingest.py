@@ -13,10 +13,11 @@ from penstock.app.scope import ScopeRequest, options_for
 from penstock.app.telemetry import is_logged
 from penstock.cli.exits import leave_job, stoppable
 from penstock.cli.options import StopTimeout, grouped_options
-from penstock.cli.output import Json, counted, print_json, printable, worded
+from penstock.cli.output import Json, print_json, printable
 from penstock.cli.progress import IngestProgress, losses
 from penstock.config import Settings, load_settings
 from penstock.errors import UsageError
+from penstock.messaging.wording import counted, worded
 from penstock.objects.watcher import SETTLE_SECONDS
 from penstock.pipeline.extra import require_spark
 from penstock.sinks.registry import split_address

@@ -8,16 +8,11 @@ import typer
 
 from penstock.app.backends import ledger_exists
 from penstock.cli.options import duration, grouped_options
-from penstock.cli.output import (
-    Json,
-    counted,
-    print_fields,
-    print_json,
-    printable,
-)
+from penstock.cli.output import Json, print_fields, print_json, printable
 from penstock.cli.where import ScopeOptions
 from penstock.errors import UsageError
 from penstock.ledger.migrate import Revisions, TableRows, revision_names
+from penstock.messaging.wording import counted
 from penstock.pipeline.extra import require_arrow
 
 app = typer.Typer(no_args_is_help=True)

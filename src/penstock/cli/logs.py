@@ -19,10 +19,11 @@ import typer
 
 from penstock.cli.exits import CHECK_FOUND_PROBLEMS
 from penstock.cli.options import object_uri
-from penstock.cli.output import Json, counted, print_json, print_table, printable, talk
+from penstock.cli.output import Json, print_json, print_table, printable, talk
 from penstock.cli.progress import ProgressPace
 from penstock.errors import UsageError
 from penstock.handlers.durations import seconds_of
+from penstock.messaging.wording import counted
 from penstock.monitoring.diagnoses import Diagnoser, Diagnoses, Found, LogLine, OutageFinding, Story, Unwrapping
 from penstock.monitoring.diagnoses.lines import LINE_BYTES_MAX
 from penstock.monitoring.logs.lines import moment
@@ -159,7 +160,7 @@ class _FileReader:
 
     def _progress(self) -> None:
         if self._lines % 10_000 == 0 and self._pace.begin_if_due():
-            talk(f"{self._lines:,} lines read")
+            talk(f"{counted(self._lines, 'line')} read")
 
 
 def _sentence(summary: dict[str, int | str | None]) -> str:

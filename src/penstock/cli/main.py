@@ -101,7 +101,8 @@ def _run() -> int:
             talk("penstock: interrupted; nothing is lost, run it again to continue")
         return exit_code
     except PenstockError as error:
-        talk(f"penstock: {printable(str(error))}")
+        if not error.is_logged:
+            talk(f"penstock: {printable(str(error))}")
         return error.exit_code
     except OSError as error:
         return _system_error(error)

@@ -11,20 +11,11 @@ from penstock.app.scope import Scope
 from penstock.cli.objects_import import import_
 from penstock.cli.objects_retry import retry
 from penstock.cli.options import duration_if, grouped_options, object_uri
-from penstock.cli.output import (
-    Json,
-    advice_in,
-    counted,
-    moment,
-    print_fields,
-    print_json,
-    print_table,
-    printable,
-    talk,
-)
+from penstock.cli.output import Json, advice_in, moment, print_fields, print_json, print_table, printable, talk
 from penstock.cli.where import ScopeOptions, first_of, print_each
 from penstock.errors import UsageError
 from penstock.ledger.records import ObjectAttempt, ObjectRow, ObjectState
+from penstock.messaging.wording import counted
 from penstock.operations.archived_objects import ArchivedVersion, archived_objects, find_archived
 from penstock.operations.inspection import ScopeView, view
 

@@ -6,9 +6,10 @@ from typing import Annotated
 import typer
 
 from penstock.cli.apps import AppArgument, AppOption, PipelineArgument, app_and_pipeline, app_if_any
-from penstock.cli.output import Json, counted, print_json, printable, talk
+from penstock.cli.output import Json, print_json, printable, talk
 from penstock.cli.progress import ProgressPace
 from penstock.cli.where import StateFolder
+from penstock.messaging.wording import counted
 from penstock.operations.objects.importing import (
     ObjectImportReport,
     UnreadableError,

@@ -12,11 +12,12 @@ from penstock.cli import output
 from penstock.cli.dead import options
 from penstock.cli.exits import stoppable, stopped_code
 from penstock.cli.options import grouped_options, object_uri
-from penstock.cli.output import Json, counted, print_json, print_table, printable, talk
+from penstock.cli.output import Json, print_json, print_table, printable, talk
 from penstock.cli.where import ScopeOptions
 from penstock.config import load_settings
 from penstock.errors import UsageError
 from penstock.ledger.records import ObjectState
+from penstock.messaging.wording import counted
 from penstock.operations.dead_letters.selection import opened_ledger
 from penstock.operations.inspection import view
 from penstock.operations.objects.retry import RetryPlan, RetrySelection, plan

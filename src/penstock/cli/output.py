@@ -74,16 +74,6 @@ def printable(text: str) -> str:
     return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
 
 
-def counted(number: int, noun: str, plural: str | None = None) -> str:
-    """Return a number and its noun: 1 object, 2,000 objects."""
-    return worded(number, f"{{}} {noun}", f"{{}} {plural or noun + 's'}")
-
-
-def worded(number: int, one: str, many: str) -> str:
-    """Return the text for 1 or for any other number, with the number in place of ``{}``."""
-    return (one if number == 1 else many).format(f"{number:,}")
-
-
 def moment(epoch_seconds: float | None) -> str:
     """Return a time as UTC text, to the second; empty for None.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from penstock.cli.output import advice, counted, printable, talk, worded
+from penstock.cli.output import advice, printable, talk
 from penstock.events import (
     BatchClaimed,
     BatchCommitted,
@@ -35,6 +35,7 @@ from penstock.events import (
     WorkerDraining,
     WorkerStopped,
 )
+from penstock.messaging.wording import counted, worded
 
 if TYPE_CHECKING:
     from penstock.app.pipelines.running import RunReport

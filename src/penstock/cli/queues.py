@@ -12,7 +12,6 @@ from penstock.cli.output import (
     Json,
     Yes,
     confirmed,
-    counted,
     declined,
     print_fields,
     print_json,
@@ -22,6 +21,7 @@ from penstock.cli.output import (
     talk,
 )
 from penstock.config import load_settings
+from penstock.messaging.wording import counted
 from penstock.operations.status.model import span
 
 

@@ -21,13 +21,14 @@ from penstock.app.telemetry import Telemetry, is_logged, open_reports
 from penstock.cli.apps import AppArgument, AppOption, PipelineArgument, app_and_pipeline, app_if_any
 from penstock.cli.exits import CHECK_FOUND_PROBLEMS, stoppable, stopped_code
 from penstock.cli.options import duration
-from penstock.cli.output import Json, counted, moment, print_json, printable, talk
+from penstock.cli.output import Json, moment, print_json, printable, talk
 from penstock.cli.progress import ProgressPace, event_lines
 from penstock.cli.where import ScopeOptions, StateFolder
 from penstock.config import Settings, load_settings, with_flags
 from penstock.errors import UsageError
 from penstock.events import Bus, Event, ReconcileProgressed
 from penstock.messaging.clock import SystemClock
+from penstock.messaging.wording import counted
 from penstock.pipeline.extra import require_spark
 
 if TYPE_CHECKING:

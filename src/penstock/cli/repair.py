@@ -6,9 +6,10 @@ import typer
 
 from penstock.cli.apps import AppArgument, PipelineArgument
 from penstock.cli.options import grouped_options
-from penstock.cli.output import Json, Yes, confirmed, counted, declined, print_json, printable, require_terminal, talk
+from penstock.cli.output import Json, Yes, confirmed, declined, print_json, printable, require_terminal, talk
 from penstock.cli.tables import DryRun, pipelines
 from penstock.cli.where import ScopeOptions
+from penstock.messaging.wording import counted
 
 if TYPE_CHECKING:
     from penstock.pipeline.maintenance.repair import RepairFindings

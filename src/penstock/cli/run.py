@@ -11,10 +11,11 @@ from penstock.app.telemetry import is_logged
 from penstock.cli.apps import AppArgument, AppOption, PipelineArgument, app_and_reader
 from penstock.cli.exits import leave_job, stoppable
 from penstock.cli.options import StopTimeout
-from penstock.cli.output import Json, counted, print_json, printable, worded
+from penstock.cli.output import Json, print_json, printable
 from penstock.cli.progress import IngestProgress, losses
 from penstock.config import with_flags
 from penstock.errors import UsageError
+from penstock.messaging.wording import counted, worded
 from penstock.pipeline.extra import require_spark
 
 if TYPE_CHECKING:

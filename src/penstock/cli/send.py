@@ -22,11 +22,12 @@ from penstock.app.queues import check_shared
 from penstock.cli.apps import configured_app
 from penstock.cli.exits import INTERRUPTED
 from penstock.cli.options import duration
-from penstock.cli.output import Json, counted, print_json, printable, talk
+from penstock.cli.output import Json, print_json, printable, talk
 from penstock.cli.progress import ProgressPace
 from penstock.errors import InvalidMessage, PenstockError, UnknownOutcome, UsageError
 from penstock.messaging import schema
 from penstock.messaging.broker import is_fifo
+from penstock.messaging.wording import counted
 
 if TYPE_CHECKING:
     from penstock.messaging.message import Outgoing

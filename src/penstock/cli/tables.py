@@ -12,12 +12,13 @@ from penstock.app.naming import worker_id
 from penstock.app.telemetry import open_log, open_reports
 from penstock.cli.apps import AppArgument, PipelineArgument
 from penstock.cli.options import grouped_options
-from penstock.cli.output import Json, counted, print_json, printable, talk
+from penstock.cli.output import Json, print_json, printable, talk
 from penstock.cli.where import ScopeOptions
 from penstock.config import load_settings
 from penstock.errors import UsageError
 from penstock.events import Bus, ignore
 from penstock.handlers.durations import bytes_of
+from penstock.messaging.wording import counted
 from penstock.operations.inspection import view
 from penstock.pipeline.extra import require_spark
 

@@ -11,9 +11,10 @@ from penstock.app.telemetry import open_reports
 from penstock.cli.apps import AppArgument, AppOption, required_app
 from penstock.cli.exits import CHECK_FOUND_PROBLEMS, stoppable
 from penstock.cli.options import duration
-from penstock.cli.output import Json, counted, print_json, print_table, talk
+from penstock.cli.output import Json, print_json, print_table, talk
 from penstock.errors import UsageError
 from penstock.events import Bus, ignore
+from penstock.messaging.wording import counted
 from penstock.operations.relay import run_relays
 
 if TYPE_CHECKING:

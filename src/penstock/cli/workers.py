@@ -11,9 +11,10 @@ import typer
 
 from penstock.app.registry import WorkerRecord, Workers, is_local
 from penstock.cli.exits import FAILED
-from penstock.cli.output import Json, counted, moment, print_json, print_table, printable, talk
+from penstock.cli.output import Json, moment, print_json, print_table, printable, talk
 from penstock.config import load_settings
 from penstock.errors import UsageError
+from penstock.messaging.wording import counted
 
 State = Annotated[
     str | None,

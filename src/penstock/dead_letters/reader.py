@@ -18,6 +18,7 @@ from penstock.messaging.death import Death, death_of
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import NO_ATTRIBUTES, Message
 from penstock.messaging.settlement import Ack, Release
+from penstock.messaging.wording import counted
 
 PAGE = 500  # messages in memory at once
 HIDDEN_SECONDS = 300.0
@@ -143,7 +144,7 @@ class ReceivingReader:
                 self._hidden.pop(id, None)
         if lasting := [failure for failure in failures if not failure.lost]:
             raise TemporaryError(
-                f"{len(lasting):,} dead letters of {self.queue} could not be deleted: {lasting[0].reason}"
+                f"{counted(len(lasting), 'dead letter')} of {self.queue} could not be deleted: {lasting[0].reason}"
             )
         return len(deleted)
 

@@ -18,6 +18,7 @@ from penstock.messaging.delivery import Delivery
 from penstock.messaging.forks import OwnProcess
 from penstock.messaging.handler import HeldClaim, Settlements
 from penstock.messaging.settlement import Settlement
+from penstock.messaging.wording import counted
 
 
 class BatchCall:
@@ -97,7 +98,7 @@ class BatchCall:
             return self._record_failure(
                 TypeError(
                     f"a function that takes batches returns None, or a list with None or an exception for each of its "
-                    f"{len(self._open)} messages"
+                    f"{counted(len(self._open), 'message')}"
                 )
             )
         settlements = dict(self._settled)

@@ -13,6 +13,7 @@ from penstock.messaging.backoff import Random, backoff_seconds, upper_half
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.failure import FailureDetails, fingerprint
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
+from penstock.messaging.wording import worded
 
 NEWER_POLL_SECONDS = 30.0  # between two tries of a message with a newer schema; jitter shortens it by up to half
 
@@ -27,7 +28,8 @@ def exhausted(delivery: Delivery, policy: RetryPolicy) -> Exhausted | None:
         return None
     last = delivery.previous
     how = "" if last is None else f"; the last one ended as {last.end.value}, on {last.worker}"
-    return Exhausted(f"{policy.max_attempts} attempts began and none ended{how}")
+    began = worded(policy.max_attempts, "{} attempt began and did not end", "{} attempts began and none ended")
+    return Exhausted(f"{began}{how}")
 
 
 class TimedOut(Exception):

@@ -188,11 +188,11 @@ def parsed_url(url: str | Path) -> URL:
         parsed = make_url(url)
     except (ArgumentError, ValueError):  # the text may hold a password, so the error does not repeat it
         raise ConfigurationError(
-            "the ledger's address is not a database URL: write one such as sqlite:///folder/ledger.db"
+            "The ledger's address is not a database URL: write one such as sqlite:///folder/ledger.db"
         ) from None
     if _spills(parsed):  # The rest of a password would appear in every error as part of the host or database.
         raise ConfigurationError(
-            "the ledger's address cannot be parsed: percent-encode the password in it (@ is %40, / is %2F)"
+            "The ledger's address cannot be parsed: percent-encode the password in it (@ is %40, / is %2F)"
         )
     return _with_password(parsed)
 

@@ -43,7 +43,7 @@ def newest_revision() -> str:
     found = [module.name[1:5] for module in iter_modules(versions.__path__) if module.name[1:5].isdecimal()]
     if not found:
         raise ConfigurationError(
-            f"this installation of Penstock has no migrations for the ledger's tables ({versions.__name__}): install "
+            f"This installation of Penstock has no migrations for the ledger's tables ({versions.__name__}): install "
             "it again"
         )
     return max(found)
@@ -88,7 +88,7 @@ def check_tables(connection: Connection, address: str) -> None:
         _refuse_foreign_tables(connection, address)
     elif revision != newest_revision() and revision not in known_revisions():
         raise ConfigurationError(
-            f"the ledger {address} was written by a newer Penstock (revision {revision}): upgrade Penstock"
+            f"The ledger {address} was written by a newer Penstock (revision {revision}): upgrade Penstock"
         )
 
 

@@ -100,11 +100,20 @@ def takes_context(function: Callable[..., Any], name: str, *, first: str) -> boo
     raise UsageError(f"{name} has to take ({first}) or ({first}, context), and it takes {signature}.")
 
 
-def check_annotations(function: Callable[..., Any], name: str, *, model: object, example: str) -> None:
+def check_annotations(
+    function: Callable[..., Any],
+    name: str,
+    *,
+    model: object,
+    example: str,
+    context: str = "Context",
+    given: str = "the message is one object",
+) -> None:
     """Raise `UsageError` if annotations show that the function expects other arguments than a body and a context.
 
     Only plain contradictions count: unions, generics, abstract types and names that cannot be resolved are accepted as
-    the body. ``model`` None: any body. ``example`` is the parameter that the error proposes.
+    the body. ``model`` None: any body. ``example`` is the parameter that the error proposes, ``context`` the class of
+    the optional second one, and ``given`` says what the function is called with.
     """
     try:
         signature = inspect.signature(function, eval_str=True)
@@ -114,8 +123,8 @@ def check_annotations(function: Callable[..., Any], name: str, *, model: object,
     wanted = [one.annotation for one in signature.parameters.values() if one.kind in positional]
     if (wanted and _excludes(model, wanted[0])) or any(_is_no_context(one) for one in wanted[1:2]):
         raise UsageError(
-            f"{name}{_location_of(function)} takes {signature}, and the message is one object: take `{example}`, and "
-            "optionally `ctx: Context`."
+            f"{name}{_location_of(function)} takes {signature}, and {given}: take `{example}`, and optionally "
+            f"`ctx: {context}`."
         )
 
 

@@ -31,6 +31,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from penstock.errors import InvalidMessage
 from penstock.messaging import schema
 from penstock.messaging.schema import show
+from penstock.messaging.wording import counted
 from penstock.objects.reference import LOCAL_BUCKET, ObjectRef, encode_key, key_bytes_max, uri_of
 from penstock.storage.address import S3Address
 
@@ -307,7 +308,7 @@ def _read_records(records: object, buckets_allowed: frozenset[str] | None) -> No
 def _notification(read: Sequence[ObjectRef | Ignored], problems: Sequence[str]) -> Notification:
     shown = list(problems[:_PROBLEMS_MAX])
     if len(problems) > len(shown):
-        shown.append(f"and {len(problems) - len(shown)} more records like these")
+        shown.append(f"and {counted(len(problems) - len(shown), 'more record')} like these")
     if not read:
         raise InvalidMessage("; ".join(shown))
     distinct: dict[bytes, ObjectRef] = {}

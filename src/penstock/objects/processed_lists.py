@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import PenstockError
+from penstock.messaging.wording import counted
 from penstock.objects.local_store import LocalStore
 from penstock.objects.reference import LOCAL_BUCKET, ObjectRef, encode_key, key_bytes_max
 
@@ -68,7 +69,7 @@ def _csv_entries(first: tuple[int, bytes], numbered: Iterator[tuple[int, bytes]]
     for number, line in numbered:
         cells = _cells(line)
         if len(cells) != len(names):
-            problem = f"has {len(cells)} fields, and the header {len(names)}"
+            problem = f"has {counted(len(cells), 'field')}, and the header {len(names)}"
             yield ListedObject(line=number, ref=None, problem=problem)
         else:
             yield _listed(number, dict(zip(names, cells, strict=True)))

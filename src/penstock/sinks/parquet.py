@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from pyarrow import types
 
 from penstock.errors import TableError, TemporaryError
+from penstock.messaging.wording import counted
 from penstock.sinks.manifest import DataFile
 from penstock.sinks.schema import canonical, same_type, type_name
 from penstock.storage.files import FileInfo, Files
@@ -164,13 +165,14 @@ def _check_rows(files: Files, found: Sequence[DataFile], written: Sequence[Writt
     rows = {file.path: file.rows for file in found}
     for file in written:
         if rows[file.path] != file.rows:
-            raise _not_as_reported(files, file, f"has {rows[file.path]} rows")
+            raise _not_as_reported(files, file, f"has {counted(rows[file.path], 'row')}")
 
 
 def _not_as_reported(files: Files, file: WrittenFile, subject: str) -> TemporaryError:
     return TemporaryError(
-        f"{files}/{file.path} {subject} as seen from this host, and the task that wrote it reported {file.rows} rows "
-        f"in {file.size_bytes} bytes; nothing was committed. All hosts of the Spark cluster must share this folder."
+        f"{files}/{file.path} {subject} as seen from this host, and the task that wrote it reported "
+        f"{counted(file.rows, 'row')} in {file.size_bytes} bytes; nothing was committed. All hosts of the Spark "
+        "cluster must share this folder."
     )
 
 

@@ -184,31 +184,8 @@ class WorkerLifecycle:
         first_poll_at = clock.monotonic() + settings.start_jitter_seconds * random()
         self._consumers = [self._served(consumer, slots=slots, poll_at=first_poll_at) for consumer in consumers]
         self._jobs = [job for served in self._consumers for job in served.jobs]
-        self._loop = BrokerLoop(
-            broker=broker,
-            consumers=self._consumers,
-            scheduler=QueueScheduler(consumers=self._consumers, settings=settings, clock=clock, bus=bus, random=random),
-            arrivals=ArrivalFlag(broker=broker, queues=[consumer.queue for consumer in consumers], wake=self._wake),
-            settler=self._settler,
-            settings=settings,
-            clock=clock,
-            bus=bus,
-            sign=liveness.io,
-            wake=self._wake,
-            until=until,
-            on_end_condition=self.stop_at_end_condition,
-            fail=self.fail,
-        )
-        self._heartbeat = Heartbeat(
-            broker=broker,
-            lease_book=self._lease_book,
-            claims=self._unended,
-            settings=settings,
-            clock=clock,
-            bus=bus,
-            random=random,
-            sign=liveness.heartbeat,
-        )
+        self._loop = self._new_loop()
+        self._heartbeat = self._new_heartbeat()
         liveness.consumers = self._consumer_health
         liveness.jobs = [job.sign for job in self._jobs]
         liveness.loop = lambda: self._pools.loop.loop
@@ -216,6 +193,47 @@ class WorkerLifecycle:
         self._beating = self._thread("penstock-heartbeat", self._heartbeat.run)
         self._draining = self._thread("penstock-drain", self._notify_of_drain)
         self._starting = self._thread(START_THREAD, self._start_consumers)
+
+    def _new_loop(self) -> BrokerLoop:
+        """Return the loop of the I/O thread, over all consumers."""
+        return BrokerLoop(
+            broker=self._broker,
+            consumers=self._consumers,
+            scheduler=QueueScheduler(
+                consumers=self._consumers,
+                settings=self._settings,
+                clock=self._clock,
+                bus=self._bus,
+                random=self._random,
+            ),
+            arrivals=ArrivalFlag(
+                broker=self._broker,
+                queues=[served.consumer.queue for served in self._consumers],
+                wake=self._wake,
+            ),
+            settler=self._settler,
+            settings=self._settings,
+            clock=self._clock,
+            bus=self._bus,
+            sign=self._liveness.io,
+            wake=self._wake,
+            until=self._until,
+            on_end_condition=self.stop_at_end_condition,
+            fail=self.fail,
+        )
+
+    def _new_heartbeat(self) -> Heartbeat:
+        """Return the heartbeat, which extends all leases and claims."""
+        return Heartbeat(
+            broker=self._broker,
+            lease_book=self._lease_book,
+            claims=self._unended,
+            settings=self._settings,
+            clock=self._clock,
+            bus=self._bus,
+            random=self._random,
+            sign=self._liveness.heartbeat,
+        )
 
     def _served(self, consumer: Consumer, *, slots: Slots, poll_at: float) -> ServedConsumer:
         """Return a consumer with its buffer, executor and background jobs."""

@@ -102,6 +102,8 @@ def test_queues_of_one_name_in_two_accounts_are_different_queues(harness: Ledger
 def test_objects_accept_any_spelling_of_their_queue(harness: LedgerHarness) -> None:
     for spelled in ("orders", URL, ARN):
         register(harness.ledger, "thumbnails", queue=spelled, kind="objects")
+    with pytest.raises(ConfigurationError, match="belong to the app 'thumbnails'"):
+        register(harness.ledger, "depot", queue="orders", kind="objects")
 
 
 @pytest.mark.parametrize("is_named", [False, True])

@@ -93,7 +93,9 @@ def test_a_move_into_or_above_the_source_is_refused(target: str) -> None:
 
 @pytest.mark.parametrize("target", ["s3://landing/clicks-done", "s3://landing/done/clicks", "s3://done"])
 def test_a_target_apart_from_the_source_is_accepted(target: str) -> None:
-    declare(App(), "clicks", "s3://landing/clicks/", cleanup.Move(target))
+    app = App()
+    declare(app, "clicks", "s3://landing/clicks/", cleanup.Move(target))
+    assert [pipeline.name for pipeline in app.pipelines] == ["clicks"]
 
 
 @pytest.mark.parametrize("spelling", ["{}/in/done", "{}/in/", "{}/x/../in/d", "file://{}/in/d", "{}/link/d", "{}/IN/d"])
@@ -138,6 +140,7 @@ def test_pipelines_that_share_a_source_may_tag_and_keep_its_objects() -> None:
     app = App()
     declare(app, "clicks", "s3://landing/clicks", cleanup.Tag())
     declare(app, "views", "s3://landing")
+    assert [pipeline.name for pipeline in app.pipelines] == ["clicks", "views"]
 
 
 def test_an_included_group_is_checked_too() -> None:

@@ -7,7 +7,18 @@ from typing import Annotated, Any, Protocol, TypedDict
 import pytest
 from pydantic import BaseModel, EmailStr
 
-from penstock import App, BatchContext, Context, DeltaSink, Handlers, Item, ObjectSource, Queue
+from penstock import (
+    App,
+    BatchContext,
+    Context,
+    DeltaSink,
+    Handlers,
+    IncomingObject,
+    Item,
+    ObjectContext,
+    ObjectSource,
+    Queue,
+)
 from penstock.errors import UsageError
 
 
@@ -201,4 +212,60 @@ def test_models_that_do_not_name_the_class_of_their_values_fit_all_annotations(m
     def function(body: Any) -> None: ...
 
     function.__annotations__["body"] = taken
-    App().handler(Queue("q", model))(function)
+    app = App()
+    app.handler(Queue("q", model))(function)
+    assert [one.queue_name for one in app.services] == ["q"]
+
+
+def of_a_path(path: str) -> None: ...
+def of_a_body(receipt: Receipt, ctx: ObjectContext) -> None: ...
+def with_a_folder(obj: IncomingObject, folder: str = "out") -> None: ...
+
+
+@pytest.mark.parametrize("mistaken", [of_a_path, of_a_body, with_a_folder, in_strings])
+def test_an_object_handler_of_other_arguments_is_refused_at_its_declaration(mistaken: Callable[..., Any]) -> None:
+    app = App()
+    line = mistaken.__code__.co_firstlineno
+    with pytest.raises(
+        UsageError,
+        match=rf"The object handler {mistaken.__name__} at test_declaration_mistakes\.py:{line} takes \(.*it is called "
+        r"with one object: take `obj: IncomingObject`, and optionally `ctx: ObjectContext`\.$",
+    ):
+        app.object_handler("q", source="in")(mistaken)
+    assert app.services == ()
+
+
+def test_the_cleanup_of_an_object_handler_is_checked_alike() -> None:
+    with pytest.raises(UsageError, match=r"The object handler untyped_arguments, in its cleanup, at .*:\d+ takes"):
+        App().object_handler("q", source="in", cleanup=of_a_path)(untyped_arguments)
+
+
+class HasBytes(Protocol):
+    def read(self) -> bytes: ...
+
+
+def typed_object(obj: IncomingObject, ctx: ObjectContext) -> None: ...
+async def of_async(obj: IncomingObject) -> None: ...
+def of_any_object(obj: object, ctx: Context) -> None: ...
+def of_bytes(obj: HasBytes, ctx: Stopwatch) -> None: ...
+def of_an_object_or_a_path(obj: IncomingObject | str) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        typed_object,
+        of_async,
+        of_any_object,
+        of_bytes,
+        of_an_object_or_a_path,
+        anything,
+        untyped_arguments,
+        unresolvable,
+        print,
+    ],
+)
+def test_a_function_that_may_take_the_object_is_declared(function: Callable[..., Any]) -> None:
+    app = App()
+    app.object_handler("q", source="in", cleanup=function)(function)
+    assert [one.queue_name for one in app.services] == ["q"]

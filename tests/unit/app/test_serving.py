@@ -47,7 +47,10 @@ def test_a_single_host_or_a_shared_ledger_is_accepted(settings: Settings) -> Non
 
 
 def test_functions_without_a_key_need_no_shared_ledger() -> None:
-    require_shared_ledger(Settings(broker=REDIS, ledger=LEDGER), recorded=[])
+    settings = Settings(broker=REDIS, ledger=LEDGER)
+    require_shared_ledger(settings, recorded=[])
+    with pytest.raises(ConfigurationError, match="the work of once would be done once per host"):
+        require_shared_ledger(settings, recorded=["once"])
 
 
 def test_an_app_has_the_address_of_its_broker_unless_it_was_given_a_broker() -> None:

@@ -151,6 +151,9 @@ def test_a_sweep_without_abandoned_attempts_reads_no_manifest(
 
     monkeypatch.setattr(gc, "decode", fail)
     tables.sweep()
+    write_abandoned(mill)
+    with pytest.raises(AssertionError, match="a manifest was read"):
+        tables.sweep()
 
 
 def test_a_sweep_with_the_ledger_of_another_table_deletes_nothing(

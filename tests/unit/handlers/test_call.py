@@ -240,6 +240,9 @@ def test_work_that_kills_its_worker_each_time_is_dead_lettered_without_another_c
     harness = HandlerHarness(lambda message: pytest.fail("called"), keys=keys, max_attempts=3)
     (settlement,) = harness.handler.begin([delivery(attempt=4, previous=died)]).run().values()  # type: ignore[union-attr]
     assert settlement == DeadLetter(reason="3 attempts began and none ended; the last one ended as expired, on web-1")
+    once = HandlerHarness(lambda message: pytest.fail("called"), max_attempts=1)
+    (settlement,) = once.handler.begin([delivery(attempt=2)]).run().values()  # type: ignore[union-attr]
+    assert settlement == DeadLetter(reason="1 attempt began and did not end")
     assert keys.calls[1].startswith("fail Exhausted")
     assert [event.final for event in harness.events_of(MessageFailed)] == [True]
     done = HandlerHarness(lambda message: pytest.fail("called"), keys=Keys(KeyDone(outcome="1")), max_attempts=3)

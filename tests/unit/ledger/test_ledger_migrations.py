@@ -71,7 +71,7 @@ def test_a_newer_ledger_is_refused_and_left_alone(tmp_path: Path) -> None:
     with ledger.database.writing() as connection:
         connection.exec_driver_sql(f"UPDATE {VERSION_TABLE} SET version_num = '9999'")
     ledger.close()
-    with pytest.raises(ConfigurationError, match=r"ledger.db was written by a newer Penstock \(revision 9999\)"):
+    with pytest.raises(ConfigurationError, match=r"^The ledger .* was written by a newer Penstock \(revision 9999\)"):
         Ledger.open(tmp_path / "ledger.db")
 
 

@@ -104,7 +104,7 @@ def test_the_create_right_is_named_only_for_statements_that_change_tables() -> N
     ],
 )
 def test_an_incomplete_or_invalid_address_is_refused(url: str, problem: str) -> None:
-    with pytest.raises(ConfigurationError, match=problem):
+    with pytest.raises(ConfigurationError, match=f"^The ledger's address .*{problem}"):
         Ledger.open(url)
 
 
@@ -160,6 +160,7 @@ def test_an_unavailable_server_is_a_temporary_error(text: str) -> None:
 def test_a_refused_login_or_a_wrong_address_names_the_remedy(text: str, advice: str) -> None:
     error = explained(psycopg.OperationalError(text))
     assert isinstance(error, ConfigurationError)
+    assert str(error).startswith("The ledger ")
     assert advice in str(error)
 
 

@@ -63,7 +63,7 @@ def test_a_damaged_ledger_is_named(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[4096:] = b"\xff" * (len(content) - 4096)
     path.write_bytes(content)
-    with pytest.raises(ConfigurationError, match="is damaged"):
+    with pytest.raises(ConfigurationError, match=r"^The ledger .* is damaged"):
         Ledger.open(path).pipelines()
 
 
@@ -72,7 +72,7 @@ def test_a_damaged_ledger_is_named(tmp_path: Path) -> None:
     [("oracle://x/y", "oracle"), ("mysql+aiomysql://u:secret@h/d", "mysql://"), ("?", "sqlite:///")],
 )
 def test_an_unusable_url_is_refused_without_showing_its_password(url: str, expected: str) -> None:
-    with pytest.raises(ConfigurationError, match=expected) as refused:
+    with pytest.raises(ConfigurationError, match=f"^The ledger.*{expected}") as refused:
         Ledger.open(url)
     assert "secret" not in str(refused.value)
 

@@ -235,6 +235,7 @@ def test_many_problems_are_listed_up_to_a_maximum_and_counted() -> None:
     assert len(notification.problems) == 21
     assert notification.problems[0] == "record 2: it must be an object, not null"
     assert notification.problems[-1] == "and 30 more records like these"
+    assert read_records(RECORD, *[None] * 21).problems[-1] == "and 1 more record like these"
     assert notification.reason is not None
     assert notification.reason.isprintable()
 

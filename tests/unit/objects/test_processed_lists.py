@@ -96,5 +96,5 @@ def test_a_csv_list_without_a_header_or_with_missing_fields_is_refused() -> None
     (one,) = read("s3://b/k\ns3://b/l\n")
     assert "neither JSON nor a CSV header" in one.problem
     (short,) = read("uri,etag\ns3://b/k\n")
-    assert (short.line, short.problem) == (2, "has 1 fields, and the header 2")
+    assert (short.line, short.problem) == (2, "has 1 field, and the header 2")
     assert read("") == read("\n \n") == []

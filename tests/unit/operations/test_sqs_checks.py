@@ -75,6 +75,7 @@ def test_the_check_of_a_queue(changed: dict[str, Any], announces: bool, level: F
             WARNING,
             "the first receive moves it on, and it ends in a queue that is not replayed",
         ),
+        ({}, {"receives_max": 21}, WARNING, "only 1 receive is left"),
         ({}, {"receives_max": 30}, WARNING, "only 10 receives are left"),
         ({}, {"receives_max": 119}, WARNING, "set the DLQ's own maxReceiveCount to 1,000"),
         ({}, {"receives_max": 120}, OK, ""),

@@ -121,21 +121,47 @@ def test_dead_letters_waiting_for_a_replay_are_no_problem() -> None:
     )
 
 
+CLICKS = PipelineStatus(
+    pipeline="clicks",
+    objects=HEALTHY.objects,
+    objects_replaced=0,
+    batches_committed=1,
+    reconciled=None,
+    batches_unpublished=0,
+    table=None,
+    table_version=None,
+    disagreement=None,
+    objects_overdue=0,
+    oldest_unprocessed_age_seconds=None,
+)
+
+
 def test_overdue_objects_are_reported_as_missing() -> None:
-    pipeline = PipelineStatus(
-        pipeline="clicks",
-        objects=HEALTHY.objects,
-        objects_replaced=0,
-        batches_committed=1,
-        reconciled=None,
-        batches_unpublished=0,
-        table=None,
-        table_version=None,
-        disagreement=None,
-        objects_overdue=2,
-        oldest_unprocessed_age_seconds=9_000.0,
-    )
+    pipeline = replace(CLICKS, objects_overdue=2, oldest_unprocessed_age_seconds=9_000.0)
     assert replace(HEALTHY, pipelines=[pipeline]).summary == "missing: objects overdue: 2, the oldest for 2 h"
+
+
+@pytest.mark.parametrize(
+    ("queues", "named"),
+    [
+        ({"clicks": "clicks-files"}, " in clicks-files"),
+        ({"clicks": "clicks-files", "views": "views-files"}, " in clicks-files and views-files"),
+        ({"clicks": None, "views": "views-files"}, " in orders"),  # one is unknown: those with messages
+    ],
+)
+def test_the_queues_of_objects_without_a_worker_are_named(queues: dict[str, str | None], named: str) -> None:
+    left = {**HEALTHY.objects, ObjectState.UNPROCESSED: 1}
+    pipelines = [replace(CLICKS, pipeline=name, queue=own, objects=left) for name, own in queues.items()]
+    done = replace(CLICKS, pipeline="done", queue="done-files")
+    total = {**HEALTHY.objects, ObjectState.UNPROCESSED: len(pipelines)}
+    deserted = replace(
+        HEALTHY,
+        workers=(),
+        objects=total,
+        pipelines=[*pipelines, done],
+        queues=[queue("orders"), queue("empty", visible=0)],
+    )
+    assert deserted.problem_texts == [f"objects waiting with no worker running: {len(pipelines)}{named}"]
 
 
 def test_problems_are_sorted_with_the_worst_first() -> None:

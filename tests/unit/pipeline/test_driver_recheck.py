@@ -79,6 +79,14 @@ def test_a_fault_of_the_content_is_never_the_hosts_fault(plan: ReadPlan, kind: F
     assert reread_on_driver(given, plan) == given
 
 
+def test_a_corrupt_file_is_read_again_as_another_host_may_see_other_bytes(plan: ReadPlan) -> None:
+    given = summary({0: failure(FailureKind.CORRUPT)}, {1: failure(FailureKind.CORRUPT)})
+    found = reread_on_driver(given, plan)
+    assert (found.failures[0].kind, found.exclude[1].kind) == (FailureKind.UNREADABLE, FailureKind.UNREADABLE)
+    in_s3 = replace(plan, source="s3://bucket/in")  # the same bytes for all hosts
+    assert reread_on_driver(given, in_s3) == given
+
+
 @pytest.mark.parametrize("kind", [FailureKind.DELETED, FailureKind.SUPERSEDED])
 def test_an_object_that_the_driver_sees_is_not_deleted_by_another_host(plan: ReadPlan, kind: FailureKind) -> None:
     with pytest.raises(TemporaryError, match=r"The host spark-7 does not see .* must share the folder"):

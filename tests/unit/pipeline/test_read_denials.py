@@ -56,3 +56,20 @@ def test_a_lone_refused_object_is_counted_until_another_is_refused_too() -> None
 def test_other_failures_are_counted_despite_refusals() -> None:
     found = judged(refused(A, B) | refused(b"c", kind=FailureKind.UNREADABLE), Denials())
     assert [object_id for object_id, failure in found.items() if not failure.uncounted] == [b"c"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "consequence"),
+    [
+        (FailureKind.CORRUPT, AttemptFailure.DEAD),
+        (FailureKind.TOO_LARGE, AttemptFailure.DEAD),
+        (FailureKind.UNREADABLE, AttemptFailure.RETRY),
+        (FailureKind.REFUSED, AttemptFailure.RETRY),
+        (FailureKind.DISAGREED, AttemptFailure.RETRY),
+    ],
+)
+def test_only_an_object_that_every_attempt_would_find_the_same_fails_at_once(
+    kind: FailureKind, consequence: AttemptFailure
+) -> None:
+    found = judged(refused(A, kind=kind), Denials())[A]
+    assert (found.failure, found.uncounted) == (consequence, False)

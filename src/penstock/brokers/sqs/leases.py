@@ -20,6 +20,7 @@ from penstock.brokers.sqs.queues import SqsQueues
 from penstock.errors import TemporaryError
 from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
+from penstock.messaging.wording import counted
 
 REMEMBERED_MAX = 20_000
 
@@ -82,7 +83,8 @@ class SqsLeases:
                 elif not client.is_ceiling(failed.code, failed.message):
                     refused.append(failed)
         if refused:
-            raise TemporaryError(f"{len(refused)} of {len(deliveries)} leases could not be extended: {refused[0]}")
+            leases = counted(len(deliveries), "lease")
+            raise TemporaryError(f"{len(refused)} of {leases} could not be extended: {refused[0]}")
         return lost
 
     def change(self, queue: str, visibility: Sequence[tuple[Delivery, float]]) -> Sequence[tuple[int, FailedEntry]]:

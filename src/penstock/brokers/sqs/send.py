@@ -14,6 +14,7 @@ from penstock.brokers.sqs.limits import BATCH_MAX, MESSAGE_BYTES_MAX, check_dela
 from penstock.brokers.sqs.queues import SqsQueues
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError, UnknownOutcome
 from penstock.messaging.message import Outgoing
+from penstock.messaging.wording import worded
 
 SEND = "send_message_batch"
 GROUP = "MessageGroupId"  # accepted by SQS for standard queues since 2025, but not by every server
@@ -233,7 +234,8 @@ def _partly(error: PenstockError, *, taken: int, of: int) -> PenstockError:
     """Return the error of a send that stopped at ``error``; it reports the messages already in the queue."""
     if not taken or not isinstance(error, TemporaryError) or isinstance(error, UnknownOutcome):
         return error
-    return UnknownOutcome(f"{error}; {taken} of {of} messages were sent before that, and are in the queue")
+    were = worded(taken, "was sent before that, and is", "were sent before that, and are")
+    return UnknownOutcome(f"{error}; {taken} of {of} messages {were} in the queue")
 
 
 def _check(queue: str, message: Outgoing) -> None:

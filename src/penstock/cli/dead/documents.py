@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.output import counted, moment, print_table, printable
+from penstock.cli.output import moment, print_table, printable
 from penstock.dead_letters.filters import origins_of
 from penstock.messaging.death import (
     DEATH_ATTRIBUTE,
@@ -15,6 +15,7 @@ from penstock.messaging.death import (
     set_aside_reason,
 )
 from penstock.messaging.replay import replays_so_far
+from penstock.messaging.wording import counted
 
 if TYPE_CHECKING:
     from penstock.dead_letters.groups import FailureGroup

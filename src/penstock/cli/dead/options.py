@@ -11,10 +11,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from penstock.cli.options import duration_if, object_uri
-from penstock.cli.output import counted, printable, talk
+from penstock.cli.output import printable, talk
 from penstock.cli.progress import ProgressPace
 from penstock.dead_letters.filters import DeadLetterFilter
 from penstock.errors import UsageError
+from penstock.messaging.wording import counted
 from penstock.operations.dead_letters.selection import DeadLetterSelection, selected_queues
 
 if TYPE_CHECKING:

@@ -9,9 +9,10 @@ from penstock.cli.dead import options
 from penstock.cli.dead.documents import dead_letter_document, text_of
 from penstock.cli.dead.options import Queue, TierOption
 from penstock.cli.options import grouped_options
-from penstock.cli.output import Json, counted, moment, print_fields, print_json, printable
+from penstock.cli.output import Json, moment, print_fields, print_json, printable
 from penstock.cli.where import ScopeOptions, first_of
 from penstock.errors import UsageError
+from penstock.messaging.wording import counted
 from penstock.operations.dead_letters.selection import DeadLetterHistory, DeadLetterSelection, history_of
 from penstock.operations.inspection import view
 

@@ -74,7 +74,7 @@ def dialect_for(url: URL) -> Dialect:
     refused connection.
     """
     if url.port is not None and not 0 < url.port < 1 << 16:
-        raise ConfigurationError(f"the ledger's address has the port {url.port}: write one from 1 to 65535")
+        raise ConfigurationError(f"The ledger's address has the port {url.port}: write one from 1 to 65535")
     if url.get_backend_name() == "sqlite":
         from penstock.ledger.dialects.sqlite import Sqlite
 
@@ -88,7 +88,7 @@ def dialect_for(url: URL) -> Dialect:
 
         return Postgresql()
     raise ConfigurationError(
-        f"the ledger cannot use a {url.get_backend_name()} database: give it a sqlite:///, mysql:// or postgresql:// "
+        f"The ledger cannot use a {url.get_backend_name()} database: give it a sqlite:///, mysql:// or postgresql:// "
         "URL instead"
     )
 

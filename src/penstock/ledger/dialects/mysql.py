@@ -102,20 +102,20 @@ def _for_a_person(error: DBAPIError, code: int, address: str) -> ConfigurationEr
     if code in DENIED:
         grants = GRANTS_TO_UPGRADE if changes_tables(error.statement) else GRANTS_TO_WORK
         return ConfigurationError(
-            f"the server refuses the user of the ledger {address} {cause}: check name and password, and grant {grants} "
+            f"The server refuses the user of the ledger {address} {cause}: check name and password, and grant {grants} "
             "on that database"
         )
     if code in NO_SUCH_DATABASE:
-        return ConfigurationError(f"there is no database for the ledger {address} {cause}: create it, or name another")
+        return ConfigurationError(f"There is no database for the ledger {address} {cause}: create it, or name another")
     if code in CLIENT_REFUSED:
-        return ConfigurationError(f"the server of the ledger {address} does not accept this host or client {cause}")
+        return ConfigurationError(f"The server of the ledger {address} does not accept this host or client {cause}")
     if code in OLD_BINLOG:
         return ConfigurationError(
-            f"the server of the ledger {address} keeps a binary log of statements {cause}: set binlog_format to ROW"
+            f"The server of the ledger {address} keeps a binary log of statements {cause}: set binlog_format to ROW"
         )
     if code in PACKET_TOO_LARGE:
         return ConfigurationError(
-            f"the server of the ledger {address} takes no statement of that size {cause}: raise max_allowed_packet to "
+            f"The server of the ledger {address} takes no statement of that size {cause}: raise max_allowed_packet to "
             "64M"
         )
     return None
@@ -314,12 +314,12 @@ class Mysql:
 def _check(url: URL) -> None:
     if url.drivername not in _DRIVERS:
         raise ConfigurationError(
-            f"the ledger speaks to MySQL and MariaDB through PyMySQL, not {url.get_driver_name()}: write mysql:// "
+            f"The ledger speaks to MySQL and MariaDB through PyMySQL, not {url.get_driver_name()}: write mysql:// "
             f"instead of {url.drivername}://"
         )
     if not url.database:
         raise ConfigurationError(
-            "the ledger's address names no database: write mysql://user@host/database, and create it there first"
+            "The ledger's address names no database: write mysql://user@host/database, and create it there first"
         )
     if find_spec("pymysql") is None:
         raise ConfigurationError(
@@ -353,7 +353,7 @@ def _prepare(engine: Engine) -> Callable[[Any, object], None]:
             record.info[PACKET] = packet = int(cursor.fetchone()[0])
             if packet < PACKET_MIN:
                 raise ConfigurationError(
-                    f"the ledger's server takes statements of {packet:,} bytes at most, and the ledger needs "
+                    f"The ledger's server takes statements of {packet:,} bytes at most, and the ledger needs "
                     f"{PACKET_MIN:,}: set max_allowed_packet to 64M there"
                 )
             for statement in (*session_settings(is_mariadb=dialect.is_mariadb), *_session_tables(dialect)):
@@ -372,7 +372,7 @@ def _refuse_old(dialect: Any) -> None:
     name, wants = ("MariaDB", MARIADB_MIN) if dialect.is_mariadb else ("MySQL", MYSQL_MIN)
     if dialect.server_version_info < wants:
         is_, needs = (".".join(map(str, version)) for version in (dialect.server_version_info, wants))
-        raise ConfigurationError(f"the ledger's server is {name} {is_}, the ledger needs {needs}: upgrade the server")
+        raise ConfigurationError(f"The ledger's server is {name} {is_}, the ledger needs {needs}: upgrade the server")
 
 
 def _check_packet(
@@ -389,7 +389,7 @@ def _check_packet(
     size, most = sum(len(literal(text).encode()) for text in texts) + PACKET_MARGIN, connection.info[PACKET]
     if size > most:
         raise ConfigurationError(
-            f"the ledger has to write a statement of {size:,} bytes (the list of a batch's files, if it has many), and "
+            f"The ledger has to write a statement of {size:,} bytes (the list of a batch's files, if it has many), and "
             f"its server takes {most:,} at most: set max_allowed_packet there to a value above {size:,}, or write "
             "fewer files a batch (fewer objects, fewer partitions)"
         )

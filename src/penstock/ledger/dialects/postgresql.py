@@ -114,16 +114,16 @@ def explained(error: DBAPIError, address: str) -> PenstockError | None:
         return Clash(f"the ledger {address} had rolled the transaction back before it was committed: try again")
     if code in (_MISSING_TABLE, _TABLE_IS_THERE) and _SESSION_TABLE.search(cause):
         return ConfigurationError(
-            f"the ledger {address} is behind a pooler that changes servers between transactions: let PgBouncer pool "
+            f"The ledger {address} is behind a pooler that changes servers between transactions: let PgBouncer pool "
             "sessions for it (pool_mode = session), or name the server itself"
         )
     if code == _NO_RIGHT:
         right = _RIGHTS_TO_UPGRADE if changes_tables(error.statement) else _RIGHTS_TO_WORK
-        return ConfigurationError(f"the ledger {address} {right} ({cause})")
+        return ConfigurationError(f"The ledger {address} {right} ({cause})")
     if (explanation := _TEMPORARY.get(code) or _TEMPORARY.get(code[:2])) is not None:
         return TemporaryError(f"the ledger {address} {explanation} ({cause})")
     if (explanation := _WRONG.get(code) or _WRONG.get(code[:2])) is not None:
-        return ConfigurationError(f"the ledger {address} {explanation} ({cause})")
+        return ConfigurationError(f"The ledger {address} {explanation} ({cause})")
     return None
 
 
@@ -134,7 +134,7 @@ def _explained_text(error: DBAPIError, cause: str, address: str) -> PenstockErro
         return None
     for pattern, explanation in _WRONG_PATTERNS:
         if re.search(pattern, cause):
-            return ConfigurationError(f"the ledger {address} {explanation} ({cause})")
+            return ConfigurationError(f"The ledger {address} {explanation} ({cause})")
     if kind == "ProgrammingError":
         return None
     return TemporaryError(f"the ledger {address} cannot be reached ({cause}): try again")
@@ -216,11 +216,11 @@ class Postgresql:
     def _engine(self, url: URL, *, connections: int, pool_seconds: float, response_seconds: float | None) -> Engine:
         if url.drivername not in _DRIVERS:
             raise ConfigurationError(
-                f"the ledger speaks to PostgreSQL through psycopg, not {url.drivername}: begin its URL with postgresql://"
+                f"The ledger speaks to PostgreSQL through psycopg, not {url.drivername}: begin its URL with postgresql://"
             )
         if not url.database and not {"dbname", "service"} & url.query.keys():
             raise ConfigurationError(
-                "the ledger's address names no database: write postgresql://user@host/database, and create it "
+                "The ledger's address names no database: write postgresql://user@host/database, and create it "
                 "there first"
             )
         try:
@@ -312,11 +312,11 @@ def _prepare(tables: Sequence[str], limits: Mapping[str, int], connection: Any, 
     version, encoding = connection.info.server_version, connection.info.parameter_status("server_encoding")
     if version < VERSION_MIN * 10_000:
         raise ConfigurationError(
-            f"the ledger's server is PostgreSQL {version // 10_000}, the ledger needs {VERSION_MIN}: use a newer server"
+            f"The ledger's server is PostgreSQL {version // 10_000}, the ledger needs {VERSION_MIN}: use a newer server"
         )
     if encoding != "UTF8":
         raise ConfigurationError(
-            f"the ledger's database keeps text as {encoding}: create one with ENCODING 'UTF8', and name it in the URL"
+            f"The ledger's database keeps text as {encoding}: create one with ENCODING 'UTF8', and name it in the URL"
         )
     settings = [f"SET {name} = '{value}'" for name, value in {**limits, **_PLANNER}.items()]
     connection.execute(";".join([*settings, *tables]))

@@ -78,7 +78,7 @@ class Sqlite:
         if sqlite3.sqlite_version_info < VERSION_MIN:
             wants = ".".join(map(str, VERSION_MIN))
             raise ConfigurationError(
-                f"this Python has SQLite {sqlite3.sqlite_version}, the ledger needs {wants}: use a newer Python"
+                f"This Python has SQLite {sqlite3.sqlite_version}, the ledger needs {wants}: use a newer Python"
             )
         connections = 1 if is_in_memory(url) else CONNECTIONS_MAX
         return self._engine(url, now=now, connections=connections, busy_seconds=BUSY_TIMEOUT_SECONDS)
@@ -126,10 +126,10 @@ class Sqlite:
         if code == sqlite3.SQLITE_NOTADB:
             return ConfigurationError(f"{address} is not a ledger: name another file, or move this one away")
         if code == sqlite3.SQLITE_CORRUPT:
-            return ConfigurationError(f"the ledger {address} is damaged ({error.orig}): restore it from a backup")
+            return ConfigurationError(f"The ledger {address} is damaged ({error.orig}): restore it from a backup")
         if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH):
             return ConfigurationError(
-                f"the ledger {address} cannot be opened for writing ({error.orig}): check its folder and permissions"
+                f"The ledger {address} cannot be opened for writing ({error.orig}): check its folder and permissions"
             )
         return None
 

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from penstock import events
+from penstock.messaging.wording import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,11 +145,11 @@ def _objects_overdue(event: events.ObjectsOverdue) -> Occurrence:
         handler=event.pipeline,
         error_type="ObjectsOverdue",
         error=(
-            f"{_counted(event.overdue, 'object waits', 'objects wait')} to be processed for more than "
+            f"{counted(event.overdue, 'object waits', 'objects wait')} to be processed for more than "
             f"{event.after_seconds:,.0f} s, the oldest for {event.oldest_age_seconds:,.0f} s"
         ),
         final=True,
-        subject=f"{_counted(event.overdue, 'object', 'objects')} overdue",
+        subject=f"{counted(event.overdue, 'object')} overdue",
     )
 
 
@@ -157,17 +158,17 @@ def _objects_missing(event: events.ObjectsMissing) -> Occurrence:
         handler=event.pipeline,
         error_type="ObjectsMissing",
         error=(
-            f"{_counted(event.missing, 'object', 'objects')} of {event.source} "
+            f"{counted(event.missing, 'object')} of {event.source} "
             f"{'was' if event.missing == 1 else 'were'} never processed"
         ),
         final=True,
-        subject=f"{_counted(event.missing, 'object', 'objects')} missing",
+        subject=f"{counted(event.missing, 'object')} missing",
     )
 
 
 def _dead_letters_expiring(event: events.DeadLettersExpiring) -> Occurrence:
     end = "archived before they are deleted" if event.archived else "deleted soon unless they are replayed"
-    dead_letters = _counted(event.count, "dead letter", "dead letters")
+    dead_letters = counted(event.count, "dead letter")
     subject = f"{dead_letters} of {event.queue} {'grows' if event.count == 1 else 'grow'} old"
     return Occurrence(
         handler="",
@@ -177,10 +178,6 @@ def _dead_letters_expiring(event: events.DeadLettersExpiring) -> Occurrence:
         queue=event.queue,
         subject=subject,
     )
-
-
-def _counted(number: int, one: str, several: str) -> str:
-    return f"{number:,} {one if number == 1 else several}"
 
 
 def _type_in(error: str, *, otherwise: str) -> str:

@@ -18,7 +18,10 @@ TraceIds = Callable[[], tuple[str, str] | None]  # returns the ids of the callin
 
 
 class LogListener(SelectiveListener):
-    """The bus listener that writes the log of one process. Thread-safe."""
+    """The bus listener that writes the log of one process. Thread-safe.
+
+    ``is_for_people``: it writes readable lines, not JSON.
+    """
 
     def __init__(
         self,
@@ -28,7 +31,9 @@ class LogListener(SelectiveListener):
         writer: LineWriter,
         clock: Clock,
         trace_ids: TraceIds | None,
+        is_for_people: bool = False,
     ) -> None:
+        self.is_for_people = is_for_people
         self._plans = plans
         self._logger = logger
         self._writer = writer
@@ -79,12 +84,18 @@ def configure_logs(
     stream = sys.stderr if stream is None else stream
     writer = LineWriter(stream)
     terminal = _is_terminal(stream)
-    if settings.format == "json" or (settings.format == "auto" and not terminal):
-        logger = json_logger(writer, _context(settings))
-    else:
+    is_for_people = settings.format == "console" or (settings.format == "auto" and terminal)
+    if is_for_people:
         logger = console_logger(writer, _context(settings), colors=terminal)
+    else:
+        logger = json_logger(writer, _context(settings))
     return LogListener(
-        plans=plans, logger=logger, writer=writer, clock=SystemClock() if clock is None else clock, trace_ids=trace_ids
+        plans=plans,
+        logger=logger,
+        writer=writer,
+        clock=SystemClock() if clock is None else clock,
+        trace_ids=trace_ids,
+        is_for_people=is_for_people,
     )
 
 

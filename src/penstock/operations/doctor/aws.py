@@ -19,6 +19,7 @@ from penstock.app.service import FunctionService
 from penstock.config import Settings
 from penstock.errors import ConfigurationError, UsageError
 from penstock.messaging.clock import Clock, SystemClock
+from penstock.messaging.wording import worded
 from penstock.objects.s3_facts import SourceFacts, check_identity, inspect_source, put_notices_again, try_table
 from penstock.operations.doctor import s3, sqs
 from penstock.operations.doctor.findings import Finding, FindingLevel, guarded
@@ -249,11 +250,12 @@ class _ResourceChecks:
             put_notices_again(address.bucket, self._resources.aws)
             tried = f"{address.bucket}: its notifications were written again unchanged; S3 accepted every destination"
             if waiting:
+                wait = worded(waiting, "{} message waits", "{} messages wait")
                 return (
                     FindingLevel.OK,
                     (
-                        f"{tried}; about {waiting:,} messages wait in {queue}, so the test event was not searched for: "
-                        "that would receive each of them once more"
+                        f"{tried}; about {wait} in {queue}, so the test event was not searched for: that would receive "
+                        "each of them once more"
                     ),
                 )
             if inspector.await_test_event(queue, bucket=address.bucket, since=since, seconds=ARRIVAL_SECONDS_MAX):

@@ -4,7 +4,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from enum import StrEnum
@@ -47,6 +47,7 @@ ONE_LEDGER = (
 )
 UNREACHABLE = "Start the server, or make it reachable from this host. The setting {setting} has its address."
 WITHOUT_SPARK = "Only pipelines and `penstock ingest` need it. Give --app, and doctor checks whether that app does."
+STARTING_SPARK = "Starting Spark for a trial job: 10 to 15 s on most machines."
 FREE_BYTES_MIN = 2 * 1024**3
 
 
@@ -83,16 +84,17 @@ def machine_checks(
     *,
     spark: SparkNeed = SparkNeed.UNKNOWN,
     formats: Sequence[str] = (DEFAULT_SCHEME,),
+    say: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Finding]:
     """Check Python, settings, disk, and Spark if it is needed. Skip the checks that depend on a failed one.
 
-    ``formats``: those of the tables, see `penstock.sinks.registry`.
+    ``formats``: those of the tables, see `penstock.sinks.registry`. ``say`` gets a note before a check that takes long.
     """
     yield _python()
     yield guarded("settings", _settings, hint="Correct the name, or unset the variable: it has no effect.")
     yield _disk(Path.cwd())
     if spark is not SparkNeed.NONE:
-        for finding in _spark_checks(environ, formats):
+        for finding in _spark_checks(environ, formats, say):
             yield finding if spark is SparkNeed.NEEDED else _as_warning(finding, WITHOUT_SPARK)
 
 
@@ -118,13 +120,14 @@ def state_checks(request: "ScopeRequest", *, try_notification: bool = False) -> 
             yield _status_check(subject, scope, name, failed=failed)
 
 
-def _spark_checks(environ: Mapping[str, str], formats: Sequence[str]) -> Iterator[Finding]:
+def _spark_checks(environ: Mapping[str, str], formats: Sequence[str], say: Callable[[str], None]) -> Iterator[Finding]:
     """Check the extra, Java, and a Spark that runs a real job."""
     extra = guarded("spark extra", lambda: _extra(formats))
     yield extra
     java = guarded("java", lambda: _java(environ), hint="Set JAVA_HOME to the Java to use, or unset it.")
     yield java
     if FindingLevel.FAILED not in (extra.level, java.level):
+        say(STARTING_SPARK)
         yield guarded("spark", _spark)
 
 

@@ -10,6 +10,7 @@ from penstock.app.redis_address import RedisAddress, parse_redis_address
 from penstock.config import Settings
 from penstock.errors import PenstockError
 from penstock.messaging.clock import Clock, SystemClock
+from penstock.messaging.wording import counted
 from penstock.operations.doctor.findings import Finding, FindingLevel, guarded
 
 if TYPE_CHECKING:
@@ -156,5 +157,5 @@ def _replicas(facts: "ServerFacts") -> str:
     if not facts.replicas:
         return ""
     needed = facts.replicas_min or 0
-    text = "1 replica" if facts.replicas == 1 else f"{facts.replicas} replicas"
+    text = counted(facts.replicas, "replica")
     return f"; {text}, min-replicas-to-write {needed}: a failover loses what was not replicated yet"

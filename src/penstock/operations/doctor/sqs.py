@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
+from penstock.messaging.wording import counted, worded
 from penstock.operations.doctor.findings import FindingLevel
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def check_dlq(
             ),
         )
     needed = attempts_max + DEPLOYS_MIN
-    text = f"{facts.name}: to {dlq.arn} after {facts.receives_max:,} receives"
+    text = f"{facts.name}: to {dlq.arn} after {counted(facts.receives_max, 'receive')}"
     needed_text = (
         f"max_attempts {attempts_max} plus {DEPLOYS_MIN} for deployments, which cost a receive each, is {needed}"
     )
@@ -87,7 +88,11 @@ def check_dlq(
         )
     if dlq.receives_max is not None and dlq.receives_max < facts.receives_max + RECEIVES_LEFT_MIN:
         receives = max(dlq.receives_max - facts.receives_max, 0)
-        left = f"only {receives} receives are left" if receives else "the first receive moves it on"
+        left = (
+            worded(receives, "only {} receive is left", "only {} receives are left")
+            if receives
+            else "the first receive moves it on"
+        )
         return (
             FindingLevel.WARNING,
             (
@@ -208,5 +213,5 @@ def _span(seconds: float) -> str:
     for size, name in _UNITS:
         if seconds >= size and seconds % size == 0:
             count = int(seconds // size)
-            return f"{count} {name}" if count == 1 else f"{count} {name}s"
+            return counted(count, name)
     return f"{seconds:g} s"

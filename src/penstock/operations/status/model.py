@@ -13,6 +13,7 @@ from penstock.app.queues import QueueStatus
 from penstock.app.registry import WorkerRecord
 from penstock.app.system_health import PipelineHealth
 from penstock.ledger.records import TERMINAL, ObjectState
+from penstock.messaging.wording import worded
 
 QUEUES_NAMED_MAX = 3
 
@@ -62,6 +63,12 @@ class PipelineStatus(PipelineHealth):
     table_version: int | None
     disagreement: str | None  # why table and ledger do not belong together
     shortfalls: Sequence[str] = ()  # rows that another writer removed from the tables
+    queue: str | None = None  # None: unknown, without the app
+
+    @property
+    def objects_left(self) -> int:
+        """Return the number of objects that are not in a terminal state."""
+        return _left(self.objects)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +163,7 @@ class Status:
     @property
     def objects_left(self) -> int:
         """Return the number of objects that are not in a terminal state."""
-        return sum(number for state, number in self.objects.items() if state not in TERMINAL)
+        return _left(self.objects)
 
     @property
     def _summary(self) -> str:
@@ -187,7 +194,7 @@ class Status:
 
     def _without_consumer(self) -> Iterator[str]:
         if self._deserted and self.objects_left:
-            yield f"objects waiting with no worker running: {self.objects_left:,}"
+            yield f"objects waiting with no worker running: {self.objects_left:,}{_in(self._queues_of_objects_left)}"
         elif self._deserted and self._messages:
             waiting = [queue.queue for queue in self.queues if queue.messages]
             yield f"{_waiting(self._messages, waiting)}, and no worker runs"
@@ -219,6 +226,14 @@ class Status:
         return [lagging.problem.text for lagging in self.lagging if lagging.problem.kind is kind]
 
     @property
+    def _queues_of_objects_left(self) -> Sequence[str]:
+        """Return the queues of the pipelines with objects left; if one of them is unknown, the queues with messages."""
+        queues = [pipeline.queue for pipeline in self.pipelines if pipeline.objects_left]
+        if None in queues:
+            return [queue.queue for queue in self.queues if queue.messages]
+        return [queue for queue in queues if queue is not None]
+
+    @property
     def _deserted(self) -> bool:
         """Return True if no worker is running, here or possibly elsewhere."""
         return not self.workers and not self.workers_elsewhere
@@ -236,16 +251,24 @@ def span(seconds: float) -> str:
     return f"{seconds:,.0f} s"
 
 
+def _left(objects: Mapping[ObjectState, int]) -> int:
+    return sum(number for state, number in objects.items() if state not in TERMINAL)
+
+
 def _waiting(messages: int, queues: Sequence[str]) -> str:
     """Return the number of messages and their queues, as in "7 messages wait in invoices, mails and 5 more queues"."""
-    text = "1 message waits" if messages == 1 else f"{messages:,} messages wait"
+    return worded(messages, "{} message waits", "{} messages wait") + _in(queues)
+
+
+def _in(queues: Sequence[str]) -> str:
+    """Return the names of the queues, as in " in invoices, mails and 5 more queues"; empty without any."""
     if not queues:
-        return text
+        return ""
     names = list(queues)
     if len(names) > QUEUES_NAMED_MAX:
         names = [*names[: QUEUES_NAMED_MAX - 1], f"{len(names) - QUEUES_NAMED_MAX + 1:,} more queues"]
     *first, last = names
-    return f"{text} in {', '.join(first)} and {last}" if first else f"{text} in {last}"
+    return f" in {', '.join(first)} and {last}" if first else f" in {last}"
 
 
 def _by_kind(problems: Sequence[Problem]) -> Iterator[tuple[ProblemKind, Iterator[Problem]]]:

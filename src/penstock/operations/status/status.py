@@ -227,6 +227,7 @@ class StatusReader:
             # An ingest works through its backlog, however long that takes, so its objects are never overdue.
             objects_overdue=health.objects_overdue if seen.scope.table is None else 0,
             oldest_unprocessed_age_seconds=health.oldest_unprocessed_age_seconds,
+            queue=seen.scope.served.get(pipeline),
         )
 
 

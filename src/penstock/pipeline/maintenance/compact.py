@@ -30,6 +30,7 @@ from ulid import ULID
 from penstock.errors import PublishConflict, TableError, TemporaryError
 from penstock.messaging.clock import Clock
 from penstock.messaging.steps import Probe, Step, no_probe
+from penstock.messaging.wording import counted
 from penstock.pipeline.batch_record import COMPACTED_FOLDER
 from penstock.pipeline.maintenance.gc import is_attempt_id
 from penstock.pipeline.maintenance.interruption import PassEnded, interruptible
@@ -316,9 +317,11 @@ def _merge(
 
 
 def _check_rows(root: Files, merged: _MergeGroup, file: DataFile) -> None:
-    counted = [file.rows for file in merged.files]
-    if all(counted) and sum(counted) != file.rows:
-        raise RuntimeError(f"{root}/{file.path} has {file.rows} rows, and the files it is made of have {sum(counted)}")
+    rows = [file.rows for file in merged.files]
+    if all(rows) and sum(rows) != file.rows:
+        raise RuntimeError(
+            f"{root}/{file.path} has {counted(file.rows, 'row')}, and the files it is made of have {sum(rows):,}"
+        )
 
 
 def _commit(

@@ -26,6 +26,7 @@ from itertools import islice
 from penstock.errors import PublishHalted, TableError
 from penstock.ledger import Ledger
 from penstock.ledger.records import BatchRow
+from penstock.messaging.wording import counted, worded
 from penstock.pipeline.batch_record import attempt_of
 from penstock.sinks.manifest import DataFile, decode
 from penstock.sinks.sink import Position, TableCommit, TableHistory, TableSink, TableSnapshot
@@ -120,13 +121,15 @@ def shortfall(
     if removed and all(one.operation in EDITS for one in removed.values()):
         return None
     if not removed:
-        text = f"the table {sink.uri} shows {missing:,} rows fewer than its batches wrote, and its log does not say why"
+        rows = counted(missing, "row")
+        text = f"the table {sink.uri} shows {rows} fewer than its batches wrote, and its log does not say why"
         return Shortfall(text=text, is_explained=False)
     last = max(removed.values(), key=lambda one: one.version)
     numbers = _batches(ledger, pipeline, removed, manifest_of)
+    rows = worded(missing, "{} row that batches wrote is", "{} rows that batches wrote are")
     text = (
         f"version {last.version} of the table {sink.uri} ({last.operation}, by another writer) removed rows: "
-        f"{missing:,} rows that batches wrote are no longer in the table{numbers}; restore version {last.version - 1}, "
+        f"{rows} no longer in the table{numbers}; restore version {last.version - 1}, "
         "or read the objects of these batches again; until then their objects stay in their source"
     )
     return Shortfall(text=text, is_explained=True)

@@ -206,7 +206,7 @@ def read_failure(failure: ObjectFailure) -> ReadFailure:
             return ReadFailure(failure=AttemptFailure.DELETED, reason=failure.reason)
         case FailureKind.SUPERSEDED:
             return ReadFailure(failure=AttemptFailure.SUPERSEDED, reason=failure.reason)
-        case FailureKind.TOO_LARGE:
+        case FailureKind.TOO_LARGE | FailureKind.CORRUPT:
             return ReadFailure(failure=AttemptFailure.DEAD, reason=failure.reason)
         case FailureKind.HOST:
             return ReadFailure(failure=AttemptFailure.RETRY, reason=failure.reason, uncounted=True)

@@ -22,6 +22,7 @@ from penstock.ledger.records import BatchRecord, ObjectResult
 from penstock.messaging.clock import Clock
 from penstock.messaging.failure import location_of
 from penstock.messaging.steps import Probe, Step
+from penstock.messaging.wording import counted
 from penstock.objects.reference import ObjectRef
 from penstock.objects.store import ObjectStore
 from penstock.objects.stores import ahead, store_at
@@ -55,8 +56,11 @@ def reread_on_driver(summary: Summary, plan: ReadPlan) -> Summary:
     """Return the summary with `FailureKind.HOST` for each failed read that succeeds on this host.
 
     Raises `TemporaryError` if an executor reports a file as deleted or replaced that this host finds unchanged: the
-    executor does not see the current source, so its report must not end the object.
+    executor does not see the current source, so its report must not end the object. For the same reason a corrupt file
+    is only unreadable: another host may read other bytes at the next attempt.
     """
+    if not is_s3(plan.source):
+        summary = replace(summary, failures=_unreadable(summary.failures), exclude=_unreadable(summary.exclude))
     # S3 is the same for all hosts, so a deletion there is not doubted
     doubted = REFUSALS if is_s3(plan.source) else REFUSALS | _MISSING
     refs = {
@@ -269,7 +273,7 @@ class SparkRun:
             drain(self._context.spark, self._plan, summary.missing)
             summary = summarise(self._plan)
         if summary.missing:
-            raise TemporaryError(f"{len(summary.missing)} partitions of a run left no report")
+            raise TemporaryError(f"{counted(len(summary.missing), 'partition')} of a run left no report")
         return summary
 
     def _check_rows(self, files: Sequence[DataFile], summary: Summary) -> None:
@@ -277,8 +281,8 @@ class SparkRun:
         rows = sum(file.rows for file in files)
         if self._declaration.transform is None and not summary.exclude and rows != summary.rows:
             raise TemporaryError(
-                f"{self._declaration.table}/{self._files} holds {rows} rows, and {summary.rows} were read; nothing was "
-                "committed."
+                f"{self._declaration.table}/{self._files} holds {counted(rows, 'row')}, and {summary.rows:,} were "
+                "read; nothing was committed."
             )
 
     def _check_quarantine(self, summary: Summary) -> None:
@@ -303,6 +307,14 @@ class SparkRun:
             )
             for index, reading in summary.readings.items()
         ]
+
+
+def _unreadable(failures: Mapping[int, ObjectFailure]) -> Mapping[int, ObjectFailure]:
+    """Return the failures with `FailureKind.UNREADABLE` for corrupt objects."""
+    return {
+        index: replace(failure, kind=FailureKind.UNREADABLE) if failure.kind is FailureKind.CORRUPT else failure
+        for index, failure in failures.items()
+    }
 
 
 def _judged(store: ObjectStore, ref: ObjectRef, failure: ObjectFailure, source: str) -> ObjectFailure:

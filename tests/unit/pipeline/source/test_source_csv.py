@@ -67,6 +67,12 @@ def test_a_few_bad_lines_among_many_are_located() -> None:
     ]
 
 
+@pytest.mark.parametrize(("line", "detail"), [(b"1", "1 field where 3 are expected"), (b"1,a", "2 fields where 3 are")])
+def test_a_bad_line_has_the_number_of_its_fields(line: bytes, detail: str) -> None:
+    (bad,) = DECODER.decode(line + b"\n").bad
+    assert bad.detail.startswith(detail)
+
+
 def test_only_bad_lines_yield_no_row() -> None:
     decoded = DECODER.decode(b"nonsense\n" * 3_000)
     assert (decoded.rows.num_rows, len(decoded.bad)) == (0, 3_000)

@@ -1,5 +1,6 @@
 """The summary of read reports, and the files that a failed or stopped reading leaves behind."""
 
+import bz2
 import gzip
 import os
 from dataclasses import replace
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+import zstandard
 
 from penstock.errors import ObjectUnreadable, TemporaryError, UsageError
 from penstock.objects.local_store import LocalObjectReader, LocalStore
@@ -136,7 +138,7 @@ def test_a_failure_before_any_row_is_only_a_failure(tmp_path: Path) -> None:
     summary = summarise(plan)
     assert {index: failure.kind for index, failure in summary.failures.items()} == {
         0: FailureKind.DELETED,
-        1: FailureKind.UNREADABLE,
+        1: FailureKind.CORRUPT,
     }
     assert summary.exclude == {}
 
@@ -149,6 +151,55 @@ def test_a_gzip_cut_off_at_any_byte_yields_no_row(tmp_path: Path) -> None:
     summary = summarise(plan)
     assert len(summary.failures) == len(data) - 1
     assert all("truncated gzip" in failure.reason for failure in summary.failures.values())
+    assert {failure.kind for failure in summary.failures.values()} == {FailureKind.CORRUPT}
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.gz", gzip.compress(LINE * 9)[:-8] + b"\0" * 8),
+        ("a.gz", gzip.compress(LINE * 9) + b"more"),
+        ("a.gz", LINE * 9),
+        ("a.zst", zstandard.compress(LINE * 9)[:-1]),
+        ("a.bz2", bz2.compress(LINE * 9)[:-1]),
+    ],
+    ids=["checksum", "bytes behind", "no gzip", "zstd", "bzip2"],
+)
+def test_bytes_that_cannot_be_inflated_are_corrupt(tmp_path: Path, name: str, data: bytes) -> None:
+    plan = plan_of(tmp_path, {name: data})
+    assert read(plan, 0) == 0
+    assert summarise(plan).failures[0].kind is FailureKind.CORRUPT
+
+
+class _Rewriting(LocalStore):
+    """A store whose files change once they are open."""
+
+    def open(self, ref: ObjectRef) -> LocalObjectReader:
+        reader = super().open(ref)
+        os.utime(ref.key, ns=(1, 1))
+        return reader
+
+
+def test_a_gzip_that_is_rewritten_while_it_is_read_is_superseded_and_not_corrupt(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, {"a.gz": gzip.compress(LINE * 9)[:-1]})
+    read(plan, 0, store=_Rewriting(plan.source, remembers=False))
+    assert summarise(plan).failures[0].kind is FailureKind.SUPERSEDED
+
+
+def test_a_gzip_whose_reading_is_interrupted_is_no_failure_of_the_object(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_of(tmp_path, {"a.gz": gzip.compress(LINE * 9)})
+    whole = LocalObjectReader.read
+
+    def broken(reader: LocalObjectReader, size_bytes: int = -1, /) -> bytes:
+        if data := whole(reader, 10):
+            return data
+        raise TemporaryError("the connection broke")
+
+    monkeypatch.setattr(LocalObjectReader, "read", broken)
+    with pytest.raises(TemporaryError, match="the connection broke"):
+        read(plan, 0)
 
 
 def test_damage_beyond_the_verified_limit_excludes_the_object(tmp_path: Path) -> None:
@@ -157,7 +208,7 @@ def test_damage_beyond_the_verified_limit_excludes_the_object(tmp_path: Path) ->
     )
     assert read(plan, 0) > 0
     summary = summarise(plan)
-    assert summary.exclude[0].kind is FailureKind.UNREADABLE
+    assert summary.exclude[0].kind is FailureKind.CORRUPT
     assert (summary.failures, summary.readings) == ({}, {})
 
 
@@ -178,7 +229,7 @@ def test_too_many_bad_lines_exclude_the_object(tmp_path: Path) -> None:
         read(plan, partition)
     summary = summarise(plan)
     assert {index: failure.kind for index, failure in summary.exclude.items()} == {0: FailureKind.QUARANTINE_RATIO}
-    assert "1 of its 2 lines are bad, more than the limit of 40%" in summary.exclude[0].reason
+    assert "1 of its 2 lines is bad, more than the limit of 40%" in summary.exclude[0].reason
     assert list(summary.readings) == [1, 2]
 
 

@@ -8,7 +8,7 @@ verified at their end.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from penstock.errors import ObjectUnreadable
+from penstock.errors import ObjectCorrupt, ObjectUnreadable
 from penstock.objects.store import ObjectReader
 from penstock.pipeline.spark.source.inflate import CODECS, codec_of, inflate
 from penstock.pipeline.spark.source.options import ReadOptions
@@ -67,8 +67,11 @@ def read_lines(reader: ObjectReader, piece: Piece, options: ReadOptions) -> Iter
     if reader.ref.key_bytes.lower().endswith(_ZIP_SUFFIX):
         raise _zipped(uri)
     if codec is not None:
-        chunks = inflate(
-            reader.read, codec, piece_bytes=options.block_bytes, total_bytes_max=options.inflated_bytes_max, uri=uri
+        chunks = _corrupt_if_verified(
+            reader,
+            inflate(
+                reader.read, codec, piece_bytes=options.block_bytes, total_bytes_max=options.inflated_bytes_max, uri=uri
+            ),
         )
         held_bytes_max, start = options.inflated_bytes_verified_max, 0
     else:
@@ -132,6 +135,15 @@ def _undisguised(chunks: Iterator[bytes], uri: str) -> Iterator[bytes]:
         if number == 0 and chunk.startswith(_GZIP_MAGIC):
             raise ObjectUnreadable(f"{uri} is gzip and not named so: give it a name that ends in .gz")
         yield chunk
+
+
+def _corrupt_if_verified(reader: ObjectReader, chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield the chunks. Before `ObjectCorrupt` is raised, verify that the bytes read are of this version."""
+    try:
+        yield from chunks
+    except ObjectCorrupt:
+        reader.verify()
+        raise
 
 
 def _verified(reader: ObjectReader, chunks: Iterator[bytes], held_bytes_max: int) -> Iterator[bytes]:

@@ -38,6 +38,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from penstock.events.objects import QuarantineReason
+from penstock.messaging.wording import counted, worded
 from penstock.pipeline.spark.source.lines import decimal_check, fits_float, is_date, is_moment
 from penstock.pipeline.spark.source.options import CsvOptions
 
@@ -122,7 +123,10 @@ class CsvClassifier:
         except Misquoted as misquoted:
             return QuarantineReason.MALFORMED, str(misquoted)
         if len(found) != self._fields:
-            return QuarantineReason.MALFORMED, f"{len(found)} fields where {self._fields} are expected"
+            return (
+                QuarantineReason.MALFORMED,
+                f"{counted(len(found), 'field')} where {worded(self._fields, '{} is', '{} are')} expected",
+            )
         wrong = self._wrong(found)
         return (QuarantineReason.WRONG_TYPE, f"field {wrong}") if wrong is not None else None
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
 
-from penstock.errors import ConfigurationError, ObjectUnreadable
+from penstock.errors import ConfigurationError, ObjectCorrupt, ObjectUnreadable
 from penstock.objects.reference import ObjectRef
 
 MAGICS = (b"\x28\xb5\x2f\xfd", *(bytes([first]) + b"\x2a\x4d\x18" for first in range(0x50, 0x60)))  # skippable frames
@@ -124,9 +124,9 @@ def inflate(
     """Yield the inflated bytes in pieces of at most ``piece_bytes``; at the end all checksums have been verified.
 
     ``read(n)`` returns at most n compressed bytes, b"" at the end. An object of 0 bytes inflates to nothing. Raises
-    `ObjectUnreadable` if the object is not of the codec, is truncated or corrupt, has bytes after its end, or inflates
-    to more than ``total_bytes_max``. Memory: one piece, one read and the codec's window, whatever the compression
-    ratio.
+    `ObjectCorrupt` if the object is not of the codec, is truncated or corrupt, or has bytes after its end, and
+    `ObjectUnreadable` if it inflates to more than ``total_bytes_max``. Memory: one piece, one read and the codec's
+    window, whatever the compression ratio.
     """
     return _Inflation(read, codec, piece_bytes, total_bytes_max, uri).pieces()
 
@@ -219,7 +219,7 @@ class _Inflation:
     def _member(self, data: bytes) -> Generator[bytes, None, bytes]:
         """Yield the pieces of one member. Return the bytes read beyond its end."""
         if not self._codec.begins(data):
-            raise ObjectUnreadable(self._stranger())
+            raise ObjectCorrupt(self._stranger())
         member = self._codec.begin()
         self._members += 1
         while not member.ended:
@@ -230,12 +230,12 @@ class _Inflation:
             try:
                 piece = member.inflate(data, self._piece_bytes)
             except Corrupt as error:
-                raise ObjectUnreadable(
+                raise ObjectCorrupt(
                     f"{self._uri} is a corrupt {self._codec.name} after {self._total} inflated bytes: {error}"
                 ) from error
             data = b""
             if at_end and not piece and not member.ended:
-                raise ObjectUnreadable(
+                raise ObjectCorrupt(
                     f"{self._uri} is a truncated {self._codec.name}: it ends after {self._total} inflated bytes"
                 )
             self._count(piece)

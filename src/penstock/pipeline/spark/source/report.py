@@ -17,7 +17,16 @@ from socket import gethostname
 from typing import Any
 from uuid import uuid4
 
-from penstock.errors import DeviceFailed, ObjectDenied, ObjectError, ObjectGone, ObjectRefused, ObjectSuperseded
+from penstock.errors import (
+    DeviceFailed,
+    ObjectCorrupt,
+    ObjectDenied,
+    ObjectError,
+    ObjectGone,
+    ObjectRefused,
+    ObjectSuperseded,
+)
+from penstock.messaging.wording import counted, worded
 from penstock.pipeline.spark.source.contents import Quotes
 from penstock.pipeline.spark.source.plan import Piece, ReadPlan
 from penstock.sinks.manifest import DataFile
@@ -35,6 +44,7 @@ class FailureKind(StrEnum):
     DELETED = "gone"
     SUPERSEDED = "superseded"
     UNREADABLE = "unreadable"
+    CORRUPT = "corrupt"  # permanent: another attempt would read the same bytes
     REFUSED = "refused"  # the host could not open it or read a range of it
     DENIED = "denied"  # refused for lack of permission
     DEVICE = "device"  # refused because the disk or file system fails there
@@ -234,6 +244,8 @@ def _kind(error: ObjectError) -> FailureKind:
             return FailureKind.DEVICE
         case ObjectRefused():
             return FailureKind.REFUSED
+        case ObjectCorrupt():
+            return FailureKind.CORRUPT
         case _:
             return FailureKind.UNREADABLE
 
@@ -317,7 +329,9 @@ def _disagreement(readings: Sequence[PieceReading]) -> ObjectFailure:
     refused = next((failure for failure in failures if failure.kind in REFUSALS), None)
     if refused is not None:  # the readings may differ because their hosts do
         return refused
-    counts = " and ".join(f"{reading.rows} rows, {reading.lines_quarantined} bad lines" for reading in readings)
+    counts = " and ".join(
+        f"{counted(reading.rows, 'row')}, {counted(reading.lines_quarantined, 'bad line')}" for reading in readings
+    )
     reason = f"readings of one run disagree: {counts}" + (f" ({failures[0].reason})" if failures else "")
     return ObjectFailure(kind=FailureKind.DISAGREED, reason=reason)
 
@@ -355,5 +369,7 @@ def _ratio_failure(reading: ObjectReading, ratio_max: float) -> ObjectFailure | 
     lines = reading.rows + reading.lines_quarantined
     if reading.lines_quarantined <= ratio_max * lines:
         return None
-    reason = f"{reading.lines_quarantined} of its {lines} lines are bad, more than the limit of {ratio_max:.0%}"
+    are = worded(reading.lines_quarantined, "is", "are")
+    of = f"{reading.lines_quarantined:,} of its {counted(lines, 'line')}"
+    reason = f"{of} {are} bad, more than the limit of {ratio_max:.0%}"
     return ObjectFailure(kind=FailureKind.QUARANTINE_RATIO, reason=reason)
