@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from penstock.app.app import App
+from penstock.app.serving import serve
 from penstock.app.spark import Spark
 from penstock.config import Settings
 from penstock.errors import ConfigurationError, RestartNeeded, UsageError
@@ -237,3 +239,31 @@ def test_two_apps_of_a_process_can_share_a_given_session(tmp_path: Path, calls: 
     first.close()
     assert second.session() == "sibling of theirs"
     assert calls.calls == ["left sibling of theirs"]
+
+
+class Given(Exception):
+    """Raised in place of opening a session."""
+
+
+@pytest.mark.parametrize(
+    ("call", "app", "expected"), [(None, None, None), (None, "app's", "app's"), ("call's", "app's", "call's")]
+)
+def test_the_argument_of_a_call_wins_over_the_session_of_the_app(
+    call: Any, app: Any, expected: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def app_spark(*_: object, given: object, **__: object) -> None:
+        raise Given(given)
+
+    monkeypatch.setattr("penstock.app.serving.app_spark", app_spark)
+    settings = Settings.model_construct(data_dir=str(tmp_path / "state"))
+    made = App(broker=f"sqlite:///{tmp_path}/queue.db", spark=app, settings=settings)
+    made.handler("orders")(print)
+    with pytest.raises(Given) as given:
+        serve(made, stop=StopSignal(), spark=call)
+    assert given.value.args == (expected,)
+
+
+def test_an_app_from_the_settings_can_be_given_a_session(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    theirs: Any = "theirs"
+    assert App.from_config(spark=theirs).spark == "theirs"

@@ -37,6 +37,7 @@ QUERY_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 # Properties of a thread that `ClassicRuntime.tagged` sets. Job tags are added and removed one by one.
 _JOB_PROPERTIES = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
 _POOL_PROPERTY = "spark.scheduler.pool"
+_WORKER_PYTHON = "spark.pyspark.python"
 _JVM_SESSION = "org.apache.spark.sql.classic.SparkSession"
 
 LOGGED_BYTES_MAX = 1 << 20  # read from the log to find why Spark did not start
@@ -86,13 +87,18 @@ def start_session(settings: SessionSettings) -> SparkSession:
     for name in (*QUERY_LOGGERS, PY4J):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     logging.getLogger().addFilter(_not_of_py4j)  # Py4J logs a broken connection through the root logger
+    # PySpark would use the JVM of an earlier session of this process, which was stopped, and ignore ours.
+    SparkContext._gateway = SparkContext._jvm = None
     conf = _conf(settings)
     gateway: Any = None
     logged_bytes = settings.log.stat().st_size if settings.log.exists() else 0
     try:
         with settings.log.open("ab") as log, _launching_in(_environment(settings)), ctrl_c_kept():
             gateway = launch_gateway(conf, popen_kwargs={"stdout": log, "stderr": log})
-            return SparkSession(SparkContext(gateway=gateway, conf=conf))
+            context = SparkContext(gateway=gateway, conf=conf)
+            # PySpark's functions take it only from the environment, while data sources and spark-submit prefer this.
+            context.pythonExec = context.getConf().get(_WORKER_PYTHON) or context.pythonExec
+            return SparkSession(context)
     except START_ERRORS as error:
         if gateway is not None:
             gateway.proc.stdin.close()  # the JVM watches its stdin and exits when it closes
@@ -220,18 +226,20 @@ class ClassicRuntime:
 
     def cancel(self, tag: str) -> None:
         # Measured: SparkSession.interruptTag does nothing when called from another thread; cancelJobsWithTag works.
-        self._context.cancelJobsWithTag(tag)
+        with self._stop_noticed():
+            self._context.cancelJobsWithTag(tag)
 
     def tasks(self, tag: str) -> tuple[int, int]:
-        tracker = self._context.statusTracker()
         done = known = 0
-        for job_id in tracker.getJobIdsForGroup(tag):
-            job = tracker.getJobInfo(job_id)
-            for stage_id in job.stageIds if job else ():
-                stage = tracker.getStageInfo(stage_id)
-                if stage:
-                    known += stage.numTasks
-                    done += stage.numCompletedTasks
+        with self._stop_noticed():
+            tracker = self._context.statusTracker()
+            for job_id in tracker.getJobIdsForGroup(tag):
+                job = tracker.getJobInfo(job_id)
+                for stage_id in job.stageIds if job else ():
+                    stage = tracker.getStageInfo(stage_id)
+                    if stage:
+                        known += stage.numTasks
+                        done += stage.numCompletedTasks
         return done, known
 
     def page(self, tag: str) -> str | None:
@@ -254,6 +262,15 @@ class ClassicRuntime:
             raise RestartNeeded(f"Spark's JVM ended {how}. Nothing is lost; run it again.")
         if self._context._jsc is None:  # SparkContext.stop() was called
             raise RestartNeeded("The Spark session was stopped. Nothing is lost; start a session and run it again.")
+
+    @contextmanager
+    def _stop_noticed(self) -> Iterator[None]:
+        """Raise `RestartNeeded` if the session is stopped meanwhile: PySpark then has None where its objects were."""
+        try:
+            yield
+        except AttributeError:
+            self.check()
+            raise
 
     def add_package(self, archive: Path) -> None:
         """Add a copy of the archive: executors that start later fetch it too, even after Penstock has ended here."""
