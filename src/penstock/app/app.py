@@ -43,7 +43,7 @@ from penstock.monitoring.errors.hook import ErrorHook
 
 if TYPE_CHECKING:
     from penstock.app.outbox import MessageOptions
-    from penstock.app.spark import GivenSpark
+    from penstock.pipeline.spark.runtime import GivenSpark
 
 # All apps of this process. Only tests use it: a handler under test may send through any of them.
 _apps: "WeakSet[App]" = WeakSet()

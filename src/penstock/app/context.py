@@ -20,7 +20,7 @@ from penstock.monitoring.errors.hook import ErrorHook
 from penstock.worker.shutdown import StopSignal
 
 if TYPE_CHECKING:
-    from penstock.app.spark import GivenSpark
+    from penstock.pipeline.spark.runtime import GivenSpark
 
 
 class EventForwarder:

@@ -27,7 +27,7 @@ from penstock.app.relays import relaying
 from penstock.app.replayer import ReplayedQueue, check_dlqs, replay_consumers, replayed_dlqs
 from penstock.app.service import Service, ServiceContext, needs_ledger, needs_objects
 from penstock.app.service_context import service_context
-from penstock.app.spark import GivenSpark, Spark, app_spark
+from penstock.app.spark import Spark, app_spark
 from penstock.app.telemetry import guarded
 from penstock.app.tracing import traced
 from penstock.config import shown
@@ -52,6 +52,7 @@ from penstock.worker.worker import Worker
 if TYPE_CHECKING:
     from penstock.app.app import App
     from penstock.monitoring.metrics.meters import Meters
+    from penstock.pipeline.spark.runtime import GivenSpark
 
 
 REPLAY, EXPIRY, MONITOR = "replay", "expiry", "monitor"  # names of background jobs
@@ -91,7 +92,7 @@ def serve(
     listeners: Sequence[Listener] = (),
     settings: WorkerSettings | None = None,
     resident: bool = True,
-    spark: GivenSpark | None = None,
+    spark: "GivenSpark | None" = None,
     dlqs: Sequence[ReplayedQueue] | None = None,
     liveness: Liveness | None = None,
     metrics_address: Callable[[], str | None] = lambda: None,
@@ -301,7 +302,7 @@ def _register_worker(
     stop: StopSignal,
     listeners: Sequence[Listener],
     drain_seconds: float,
-    spark: GivenSpark | None,
+    spark: "GivenSpark | None",
     metrics_address: Callable[[], str | None],
 ) -> tuple[ServiceContext, Spark]:
     """Register the worker in the data directory. Return its context, without ledger and resources, and its Spark."""

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, Union
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from penstock.app.housekeeping import SCRATCH_FOLDER
@@ -29,10 +29,7 @@ from penstock.worker.shutdown import StopSignal
 if TYPE_CHECKING:
     from penstock.pipeline.spark.classic import SessionSettings
     from penstock.pipeline.spark.java import Java
-    from penstock.pipeline.spark.runtime import Session
-
-GivenSpark: TypeAlias = Union["Session", Callable[[], "Session"]]
-"""A session, or a function that returns one. Neither stops with Penstock."""
+    from penstock.pipeline.spark.runtime import GivenSpark, Session
 
 AUTO, OWN, CURRENT = "auto", "own", "current"
 CONNECT_SCHEME = "sc://"
@@ -83,7 +80,7 @@ class Spark:
         clock: Clock,
         bus: Bus,
         stop: StopSignal,
-        given: GivenSpark | None = None,
+        given: "GivenSpark | None" = None,
     ) -> None:
         self._settings = settings
         self._scratch = scratch
@@ -190,7 +187,7 @@ class Spark:
             raise
         return opened
 
-    def _beside(self, given: GivenSpark, origin: str) -> _Opened:
+    def _beside(self, given: "GivenSpark", origin: str) -> _Opened:
         """Use a session that is not ours: a sibling of it."""
         from penstock.pipeline.spark import session
 
@@ -252,7 +249,7 @@ class Spark:
 
 
 def app_spark(
-    settings: Settings, *, worker: str, clock: Clock, bus: Bus, stop: StopSignal, given: GivenSpark | None = None
+    settings: Settings, *, worker: str, clock: Clock, bus: Bus, stop: StopSignal, given: "GivenSpark | None" = None
 ) -> Spark:
     """Return the session holder of an app's worker. Its files are in the data directory."""
     state = Path(settings.data_dir).absolute()

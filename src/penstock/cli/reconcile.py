@@ -16,7 +16,7 @@ from penstock.app.queues import check_shared
 from penstock.app.reconcile import ReconcileReport, ReconcileRequest, needs_spark
 from penstock.app.reconcile import reconcile as run_reconcile
 from penstock.app.reconcile_target import ReconcileTarget, target_in, target_of_table
-from penstock.app.spark import GivenSpark, app_spark
+from penstock.app.spark import app_spark
 from penstock.app.telemetry import Telemetry, is_logged, open_reports
 from penstock.cli.apps import AppArgument, AppOption, PipelineArgument, app_and_pipeline, app_if_any
 from penstock.cli.exits import CHECK_FOUND_PROBLEMS, stoppable, stopped_code
@@ -31,6 +31,7 @@ from penstock.messaging.clock import SystemClock
 from penstock.pipeline.extra import require_spark
 
 if TYPE_CHECKING:
+    from penstock.pipeline.spark.runtime import GivenSpark
     from penstock.worker.shutdown import StopSignal
 
     _Opened = tuple[ReconcileTarget, Settings, Telemetry, GivenSpark | None]
@@ -199,7 +200,7 @@ def _run(
     settings: Settings,
     stop: "StopSignal",
     telemetry: Telemetry,
-    given: GivenSpark | None,
+    given: "GivenSpark | None",
 ) -> ReconcileReport:
     clock, bus = SystemClock(), Bus(*telemetry.listeners_of(read_only=request.dry_run))
     if not request.dry_run:

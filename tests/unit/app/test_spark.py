@@ -266,4 +266,4 @@ def test_the_argument_of_a_call_wins_over_the_session_of_the_app(
 def test_an_app_from_the_settings_can_be_given_a_session(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     theirs: Any = "theirs"
-    assert App.from_config(spark=theirs).spark == "theirs"
+    assert App.from_config(spark=theirs).spark is theirs

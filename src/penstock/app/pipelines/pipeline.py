@@ -16,9 +16,8 @@ from penstock.worker.shutdown import StopSignal
 
 if TYPE_CHECKING:
     from penstock.app.pipelines.running import RunReport
-    from penstock.app.spark import GivenSpark
     from penstock.pipeline.spark.declaration import Frame
-    from penstock.pipeline.spark.runtime import Session
+    from penstock.pipeline.spark.runtime import GivenSpark, Session
 
 
 class QuarantineTable:

@@ -19,13 +19,14 @@ from penstock.app.pipelines.plan import FAULTS_MAX, PipelinePlan, plan_of, worke
 from penstock.app.service import ServiceContext
 from penstock.app.service_context import service_context
 from penstock.app.sources import SourceScan, source_of
-from penstock.app.spark import GivenSpark, app_spark
+from penstock.app.spark import app_spark
 from penstock.app.telemetry import guarded, open_telemetry
 from penstock.app.tracing import traced, tracing_of
 from penstock.errors import UsageError
 from penstock.events import BatchCommitted, Bus, Event, Listener, ObjectFailed
 from penstock.ledger.records import ObjectState
 from penstock.messaging.clock import SystemClock
+from penstock.pipeline.spark.runtime import GivenSpark
 from penstock.worker.liveness import Liveness
 from penstock.worker.shutdown import StopSignal
 from penstock.worker.worker import Worker

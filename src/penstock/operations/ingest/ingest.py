@@ -18,7 +18,6 @@ from penstock.app.paths import TablePaths, check_format, record_format, table_pa
 from penstock.app.pending import PendingObjects
 from penstock.app.pipelines.running import RunCounts
 from penstock.app.sources import source_of
-from penstock.app.spark import GivenSpark
 from penstock.app.state import check_owner, open_state
 from penstock.app.tables import Tables
 from penstock.app.telemetry import open_reports, open_telemetry
@@ -33,6 +32,7 @@ from penstock.objects.reference import ObjectRef
 from penstock.objects.scanner import ScanReport
 from penstock.objects.watcher import Watcher
 from penstock.operations.ingest.pipeline import IngestPipeline, IngestRequest, check, queue_of, shared_settings
+from penstock.pipeline.spark.runtime import GivenSpark
 from penstock.sinks.registry import open_sink
 from penstock.worker.shutdown import StopSignal
 

@@ -15,7 +15,7 @@ from penstock.app.named import function_named
 from penstock.app.paths import TablePaths
 from penstock.app.pipelines.plan import FAULTS_MAX, BatchLimits, PipelineBlueprint, worker_settings
 from penstock.app.sources import SourceLocation, StoreOutages
-from penstock.app.spark import GivenSpark, Spark
+from penstock.app.spark import Spark
 from penstock.app.state import StateFolder
 from penstock.app.tables import Tables
 from penstock.app.tracing import traced
@@ -26,6 +26,7 @@ from penstock.handlers.outage import OutageWatch
 from penstock.objects.reference import ObjectRef
 from penstock.objects.watcher import SETTLE_SECONDS
 from penstock.pipeline.spark.declaration import Declaration, Transform
+from penstock.pipeline.spark.runtime import GivenSpark
 from penstock.pipeline.spark.session import session_is_there
 from penstock.pipeline.spark.source.datasource import canonical_ddl
 from penstock.pipeline.spark.source.infer import infer_schema
