@@ -176,15 +176,17 @@ def stays_unchanged(folder: Path) -> None:
     sentence = refusal(lambda: Shop(folder / "broken", transform=broken).run(spark))
     assert sentence.startswith("Spark cannot plan what the transform returned"), sentence
     check_same(spark, before)
-    # A run that is stopped.
+    # A run that is stopped by a signal.
     stop = StopSignal()
+    stop.install(signal.SIGTERM)
 
-    def stopping(frame: DataFrame) -> DataFrame:
-        stop.request()
+    def terminated(frame: DataFrame) -> DataFrame:
+        os.kill(os.getpid(), signal.SIGTERM)
         return frame
 
-    stopped = Shop(folder / "stopped", transform=stopping)
-    stopped.run(spark, stop=stop)
+    Shop(folder / "stopped", transform=terminated).run(spark, stop=stop)
+    assert stop.requested
+    stop.remove()
     check_same(spark, before)
 
     # The argument of the call wins over the app's session, and the app's over the setting.

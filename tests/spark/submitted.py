@@ -44,6 +44,7 @@ class Submitted:
         master: str = "local[2]",
         conf: Mapping[str, str] | None = None,
     ) -> None:
+        self._program = str(program).encode()
         self._out, self._err = folder / "submit.out", folder / "submit.err"
         settings = {"spark.ui.enabled": "false", **FROM_DRIVER, **(conf or {})}
         given = [text for key, value in settings.items() for text in ("--conf", f"{key}={value}")]
@@ -61,9 +62,10 @@ class Submitted:
 
     @property
     def python(self) -> int:
-        """The process id of the program: the Python that the JVM started first."""
+        """The process id of the program. The JVM has another child, which forks Spark's Python workers."""
         children = Path(f"/proc/{self.process.pid}/task").glob("*/children")
-        return min(int(pid) for file in children for pid in file.read_text().split())
+        pids = [int(pid) for file in children for pid in file.read_text().split()]
+        return next(pid for pid in pids if self._program in Path(f"/proc/{pid}/cmdline").read_bytes())
 
     def wait_until_python_ended(self) -> None:
         """Wait until no process of the group runs."""

@@ -160,8 +160,8 @@ def test_a_session_of_the_program_still_works_after_runs_and_has_its_settings(fo
 def test_the_exit_code_of_a_failed_run_is_that_of_spark_submit(folder: Path) -> None:
     (folder / "bad.py").write_text(BAD_TRANSFORM)
     ended = run(folder, SCRIPT, *INGEST, "--transform", "bad:transform")
-    assert ended.code == 2, ended.err
-    assert "Spark cannot plan what the transform returned" in ended.err
+    assert ended.code == 1, ended.err
+    assert "Spark cannot plan what the transform returned" in ended.out  # Spark merges Python's standard error into it
 
 
 @pytest.mark.parametrize(("finishes", "rows"), [(True, 10), (False, 0)], ids=["the batch finishes", "it is cancelled"])
@@ -198,5 +198,7 @@ def test_python_ends_when_the_jvm_is_terminated(folder: Path) -> None:
     finally:
         submitted.close()
     assert ended.code == 128 + signal.SIGTERM
-    assert "Nothing is lost; run it again." in ended.err
-    assert "Traceback" not in ended.err
+    (folder / "go").touch()
+    again = run(folder, SCRIPT, *INGEST, "--transform", "slow:transform")
+    assert again.code == 0, again.err
+    assert ids(folder / "table") == EVERY_ID
