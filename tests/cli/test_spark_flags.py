@@ -1,4 +1,4 @@
-"""Where the Spark session comes from, as flags, and the file for spark-submit."""
+"""Flags for the origin of the Spark session, and the file for spark-submit."""
 
 import os
 import subprocess

@@ -22,6 +22,7 @@ from penstock import App, DeltaSink, ObjectSource, Pipeline
 from penstock.config import Settings
 from penstock.errors import PenstockError
 from penstock.events import Event, SparkStarted
+from penstock.pipeline.spark.session import runtime_of
 from penstock.worker.shutdown import StopSignal
 
 SCHEMA = "id long, v double"
@@ -171,6 +172,10 @@ def stays_unchanged(folder: Path) -> None:
     found = Shop(folder / "found")
     assert found.run() == 10
     assert not found.started
+    check_same(spark, before)
+    # Jobs that are marked in the user's own thread, as a reconcile does.
+    with runtime_of(spark).tagged("a tag", "a description", pool="a pool"):
+        spark.range(1).count()
     check_same(spark, before)
     # A run that fails.
     sentence = refusal(lambda: Shop(folder / "broken", transform=broken).run(spark))

@@ -74,7 +74,6 @@ def test_a_session_of_penstock_on_a_cluster_follows_spark_defaults(tmp_path: Pat
         conf = {"spark.master": cluster.start().url, **FROM_DRIVER}
         variables = {
             "SPARK_CONF_DIR": str(tmp_path / "conf"),
-            "SPARK_REMOTE": "sc://nowhere:1",  # Spark refuses it beside a master
             "STORY_CONF": json.dumps(conf),
         }
         ended = run_story(

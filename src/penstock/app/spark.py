@@ -37,8 +37,9 @@ SPARK_LOG_FILE = "spark.log"
 SESSION_END_SECONDS = 2.0  # part of the stop timeout: for Spark to end on its own
 UNDER_SPARK_SUBMIT = "PYSPARK_GATEWAY_PORT"  # in the environment: the JVM started this process
 ON_DATABRICKS = "DATABRICKS_RUNTIME_VERSION"  # likewise: the session is the cluster's, and is never stopped
+REMOTE = "SPARK_REMOTE"  # likewise: the address of a Spark Connect server
 # In the environment: the process has a session, or PySpark knows the server of one.
-_WITH_SESSION = (UNDER_SPARK_SUBMIT, ON_DATABRICKS, "SPARK_REMOTE")
+_WITH_SESSION = (UNDER_SPARK_SUBMIT, ON_DATABRICKS, REMOTE)
 NOT_OURS = "the Spark session in use was not started by Penstock"
 _OF_OWN_SESSIONS = ("spark_master", "spark_driver_memory", "spark_conf")  # settings without effect on other sessions
 
@@ -206,11 +207,7 @@ class Spark:
         """Use the session that PySpark has, or makes from the settings of its place. If it makes one, we stop it."""
         from penstock.pipeline.spark import session
 
-        if _with_own:
-            raise ConfigurationError(
-                "Another App or run in this process has started Spark, and a process can have only one Spark: start a "
-                "session and give it to both, as App(spark=...)."
-            )
+        _check_alone()
         is_ours = not (_has_session() or ON_DATABRICKS in os.environ)
         current = session.current_session()
         opened = self._beside(current, "The current session")
@@ -235,6 +232,12 @@ class Spark:
     def _started(self) -> _Opened:
         from penstock.pipeline.spark import classic
 
+        _check_alone()
+        if remote := os.environ.get(REMOTE):  # PySpark would look for the server in the middle of a run
+            raise ConfigurationError(
+                f"{REMOTE} names a Spark Connect server ({remote}), and spark.master another Spark "
+                f"({self._settings.spark_master}): unset one of them."
+            )
         began_at = self._clock.monotonic()
         java = self._find_java()
         spark = classic.start_session(session_settings(self._settings, java, scratch=self._scratch, log=self._log))
@@ -276,6 +279,15 @@ def session_settings(settings: Settings, java: "Java", *, scratch: Path, log: Pa
         driver_memory=settings.spark_driver_memory,
         extra_conf=settings.spark_conf,
     )
+
+
+def _check_alone() -> None:
+    """Raise `ConfigurationError` if a holder of this process runs a classic session of its own."""
+    if _with_own:
+        raise ConfigurationError(
+            "Another App or run in this process has started Spark, and a process can have only one Spark: start a "
+            "session and give it to both, as App(spark=...)."
+        )
 
 
 def _returned(function: Callable[[], "Session"], origin: str) -> Any:

@@ -215,6 +215,18 @@ def test_a_connect_address_opens_a_session_at_the_server_and_ends_it(
     assert calls.calls == ["opened sc://host:15002 {'a': 'b'}", "ended remote"]
 
 
+def test_a_connect_server_in_the_environment_and_another_master_are_one_too_many(
+    tmp_path: Path, calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARK_REMOTE", "sc://host:15002")
+    sentence = (
+        r"SPARK_REMOTE names a Spark Connect server \(sc://host:15002\), and spark\.master another Spark \(local\[2\]\)"
+    )
+    with pytest.raises(ConfigurationError, match=sentence):
+        spark(tmp_path, spark_master="local[2]").session()
+    assert spark(tmp_path).session() == "sibling of made"  # PySpark connects to it
+
+
 def test_a_master_that_was_set_means_a_session_of_our_own(tmp_path: Path, calls: Calls) -> None:
     calls.current = "notebook's"
     assert spark(tmp_path, spark_master="local[2]").session() == "started"
@@ -224,8 +236,9 @@ def test_two_apps_of_a_process_cannot_both_start_spark_and_the_second_says_so(tm
     first = spark(tmp_path)
     first.session()
     calls.current = "the first one's"
-    with pytest.raises(ConfigurationError, match=r"start a session and give it to both, as App\(spark=\.\.\.\)"):
-        spark(tmp_path).session()
+    for setting in ("auto", "own"):
+        with pytest.raises(ConfigurationError, match=r"start a session and give it to both, as App\(spark=\.\.\.\)"):
+            spark(tmp_path, spark_session=setting).session()
     first.close()
     calls.current = None
     third = spark(tmp_path)

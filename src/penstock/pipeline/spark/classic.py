@@ -333,34 +333,26 @@ def _forget(gateway: Any) -> None:
 
 
 @contextmanager
-def _launching_in(environment: Mapping[str, str | None]) -> Iterator[None]:
-    """Set variables of this process for the block, None: unset. Spark and PySpark read them when a session starts."""
+def _launching_in(environment: Mapping[str, str]) -> Iterator[None]:
+    """Set variables of this process for the block. Spark and PySpark read them when a session starts."""
     before = {name: os.environ.get(name) for name in environment}
-    _set_variables(environment)
+    os.environ.update(environment)
     try:
         yield
     finally:
-        _set_variables(before)
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
-def _set_variables(values: Mapping[str, str | None]) -> None:
-    for name, value in values.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
-
-
-def _environment(settings: SessionSettings) -> dict[str, str | None]:
-    """Return the variables that Spark's launcher and PySpark read only from the environment; None: unset.
+def _environment(settings: SessionSettings) -> dict[str, str]:
+    """Return the variables that Spark's launcher and PySpark read only from the environment.
 
     On a cluster, the Python of its hosts is the user's choice: spark.pyspark.python, or PYSPARK_PYTHON as it is set.
     """
-    environment: dict[str, str | None] = {
-        "JAVA_HOME": str(settings.java_home),
-        "PYSPARK_DRIVER_PYTHON": sys.executable,
-        "SPARK_REMOTE": None,  # Spark refuses it beside a master
-    }
+    environment = {"JAVA_HOME": str(settings.java_home), "PYSPARK_DRIVER_PYTHON": sys.executable}
     if not settings.is_local:
         return environment
     return environment | {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
