@@ -43,6 +43,7 @@ from penstock.monitoring.errors.hook import ErrorHook
 
 if TYPE_CHECKING:
     from penstock.app.outbox import MessageOptions
+    from penstock.pipeline.spark.runtime import GivenSpark
 
 # All apps of this process. Only tests use it: a handler under test may send through any of them.
 _apps: "WeakSet[App]" = WeakSet()
@@ -75,6 +76,8 @@ class App(Handlers, Transactional):
         broker: An address, or an open `Broker`. Default: the setting ``broker``.
         ledger: An address, or an open `penstock.ledger.Ledger`. Default: the setting ``ledger``. Opened only if needed:
             by idempotent handlers, object handlers and pipelines.
+        spark: The session of its pipelines, or a function that returns one, called when Spark is needed. It is neither
+            changed nor stopped. Default: the setting ``spark.session``.
         settings: The settings to use. Default: Penstock's defaults, without reading the environment or penstock.toml;
             see `from_config`.
         on_error: Called with ``(exception, context)`` for each failure.
@@ -92,6 +95,7 @@ class App(Handlers, Transactional):
         *,
         broker: str | Broker | None = None,
         ledger: str | Any | None = None,
+        spark: "GivenSpark | None" = None,
         settings: Settings | None = None,
         on_error: ErrorHook | None = None,
         listeners: Sequence[Listener] = (),
@@ -107,6 +111,7 @@ class App(Handlers, Transactional):
         given_name = self.settings.app_name if name is None else checked_name(name)
         self.is_named = given_name is not None
         self.name = calling_module() if given_name is None else given_name
+        self.spark = spark
         self.on_error = on_error
         self.listeners = tuple(listeners)
         self.worker = worker_id()
@@ -138,6 +143,7 @@ class App(Handlers, Transactional):
     def from_config(
         cls,
         *,
+        spark: "GivenSpark | None" = None,
         on_error: ErrorHook | None = None,
         listeners: Sequence[Listener] = (),
         name: str | None = None,
@@ -146,6 +152,7 @@ class App(Handlers, Transactional):
         """Return an app configured from the environment and penstock.toml.
 
         Args:
+            spark: As for `App`.
             on_error: As for `App`.
             listeners: As for `App`.
             name: As for `App`.
@@ -154,7 +161,7 @@ class App(Handlers, Transactional):
         Raises:
             ConfigurationError: If a setting is invalid.
         """
-        return cls(settings=load_settings(**given), on_error=on_error, listeners=listeners, name=name)
+        return cls(settings=load_settings(**given), spark=spark, on_error=on_error, listeners=listeners, name=name)
 
     @property
     def broker(self) -> Broker:

@@ -8,7 +8,7 @@ Spark: object handlers are reconciled without it.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.config import Settings
 from penstock.events import Bus, Event, Listener
@@ -18,6 +18,9 @@ from penstock.messaging.steps import Probe
 from penstock.messaging.tracing import NO_TRACING, Tracing
 from penstock.monitoring.errors.hook import ErrorHook
 from penstock.worker.shutdown import StopSignal
+
+if TYPE_CHECKING:
+    from penstock.pipeline.spark.runtime import GivenSpark
 
 
 class EventForwarder:
@@ -71,6 +74,11 @@ class AppContext(Protocol):
     @property
     def ledger(self) -> Any:
         """The app's `penstock.ledger.Ledger`, opened on first use."""
+        ...
+
+    @property
+    def spark(self) -> "GivenSpark | None":
+        """The Spark session that the app was given, or the function that returns it."""
         ...
 
     @property

@@ -52,7 +52,7 @@ from penstock.worker.worker import Worker
 if TYPE_CHECKING:
     from penstock.app.app import App
     from penstock.monitoring.metrics.meters import Meters
-    from penstock.pipeline.spark.runtime import Session
+    from penstock.pipeline.spark.runtime import GivenSpark
 
 
 REPLAY, EXPIRY, MONITOR = "replay", "expiry", "monitor"  # names of background jobs
@@ -92,7 +92,7 @@ def serve(
     listeners: Sequence[Listener] = (),
     settings: WorkerSettings | None = None,
     resident: bool = True,
-    spark: "Session | None" = None,
+    spark: "GivenSpark | None" = None,
     dlqs: Sequence[ReplayedQueue] | None = None,
     liveness: Liveness | None = None,
     metrics_address: Callable[[], str | None] = lambda: None,
@@ -106,7 +106,8 @@ def serve(
         listeners: Further listeners. Unlike the app's own, their exceptions are not caught.
         settings: The worker's numbers. Default: from the app's settings.
         resident: False leaves no trace in the data directory and sends no ticks, for tests.
-        spark: Session for the pipelines, which is not stopped. Default: the worker starts its own.
+        spark: Session for the pipelines, or a function that returns one; it is neither changed nor stopped. Default:
+            that of the app, else as the setting ``spark.session`` says.
         dlqs: Replay only these DLQs and serve nothing else. None: replay as well if the settings turn it on.
         liveness: The worker's liveness, for probes.
         metrics_address: Returns the address of the metrics endpoint.
@@ -301,7 +302,7 @@ def _register_worker(
     stop: StopSignal,
     listeners: Sequence[Listener],
     drain_seconds: float,
-    spark: "Session | None",
+    spark: "GivenSpark | None",
     metrics_address: Callable[[], str | None],
 ) -> tuple[ServiceContext, Spark]:
     """Register the worker in the data directory. Return its context, without ledger and resources, and its Spark."""
@@ -317,7 +318,8 @@ def _register_worker(
     protection = protections(app.settings, long_seconds=drain_seconds, stop=stop, clock=clock) if role.resident else ()
     own: Sequence[Listener] = (*listeners, *protection, *(presence.listeners if role.resident else ()))
     bus = Bus(*guarded(app.listeners, emit=Bus(*own).emit), *own)
-    sessions = app_spark(app.settings, worker=app.worker, clock=clock, bus=bus, stop=stop, given=spark)
+    given = app.spark if spark is None else spark
+    sessions = app_spark(app.settings, worker=app.worker, clock=clock, bus=bus, stop=stop, given=given)
     # Tests disable the circuit breakers: a test would wait for their pauses, and its messages would not be
     # dead-lettered.
     context = service_context(

@@ -1,8 +1,9 @@
 """Hold the Spark session of a process: shared by all its pipelines, opened on first use, ended by `close`.
 
-The session comes from one of four places (the setting ``spark.session``): our own, started here or opened at a Spark
-Connect server; the current one of a script under spark-submit, a notebook or a job; a function of the user's; or one
-that was passed in. Sessions that are not ours are neither stopped nor changed: pipelines run in a sibling session.
+The session comes from one of four places: one that was passed in (to a call or to `App`), or as the setting
+``spark.session`` says: our own, started here or opened at a Spark Connect server; the current one of a script under
+spark-submit, a notebook or a job; a function of the user's. Sessions that are not ours are neither stopped nor changed:
+pipelines run in a sibling session.
 """
 
 import os
@@ -12,13 +13,14 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, Union
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from penstock.app.housekeeping import SCRATCH_FOLDER
 from penstock.app.named import function_named
-from penstock.config import Settings
+from penstock.config import Settings, dotted
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError, UsageError, UserError
-from penstock.events import Bus, SparkStarted
+from penstock.events import Bus, SettingWithoutEffect, SparkStarted
 from penstock.messaging.clock import Clock
 from penstock.pipeline.extra import require_spark
 from penstock.pipeline.spark.java import find_java
@@ -27,32 +29,38 @@ from penstock.worker.shutdown import StopSignal
 if TYPE_CHECKING:
     from penstock.pipeline.spark.classic import SessionSettings
     from penstock.pipeline.spark.java import Java
-    from penstock.pipeline.spark.runtime import Session
-
-GivenSpark: TypeAlias = Union["Session", Callable[[], "Session"]]
-"""A session, or a function that returns one. Neither stops with Penstock."""
+    from penstock.pipeline.spark.runtime import GivenSpark, Session
 
 AUTO, OWN, CURRENT = "auto", "own", "current"
 CONNECT_SCHEME = "sc://"
 SPARK_LOG_FILE = "spark.log"
 SESSION_END_SECONDS = 2.0  # part of the stop timeout: for Spark to end on its own
 UNDER_SPARK_SUBMIT = "PYSPARK_GATEWAY_PORT"  # in the environment: the JVM started this process
+ON_DATABRICKS = "DATABRICKS_RUNTIME_VERSION"  # likewise: the session is the cluster's, and is never stopped
+REMOTE = "SPARK_REMOTE"  # likewise: the address of a Spark Connect server
 # In the environment: the process has a session, or PySpark knows the server of one.
-_WITH_SESSION = (UNDER_SPARK_SUBMIT, "DATABRICKS_RUNTIME_VERSION", "SPARK_REMOTE")
+_WITH_SESSION = (UNDER_SPARK_SUBMIT, ON_DATABRICKS, REMOTE)
+NOT_OURS = "the Spark session in use was not started by Penstock"
+_OF_OWN_SESSIONS = ("spark_master", "spark_driver_memory", "spark_conf")  # settings without effect on other sessions
+
+# Holders of this process that run a classic session of their own, of which a process can have one. WeakSet operations
+# are atomic enough: sessions start one at a time, and PySpark refuses a second one as well.
+_with_own: "WeakSet[Spark]" = WeakSet()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Opened:
-    """A session to work in. ``end`` is None if the session is not ours to end; its argument: at once."""
+    """A session to work in. ``end`` leaves it, and stops it if it is ours; its argument: at once."""
 
     session: "Session"
-    end: Callable[[bool], None] | None = None
+    end: Callable[[bool], None]
 
 
 def session_origin(settings: Settings, environ: Mapping[str, str]) -> str:
     """Return where the session comes from: ``own``, ``current``, or the name of a function, as ``module:function``.
 
-    ``auto`` means the current session if the process has one, or runs where there is one.
+    ``auto`` means the current session if the process has one, or runs where there is one, unless spark.master is set:
+    it asks for a session of our own. Under spark-submit, the master is spark-submit's.
     """
     if settings.spark_session != AUTO:
         return settings.spark_session
@@ -73,7 +81,7 @@ class Spark:
         clock: Clock,
         bus: Bus,
         stop: StopSignal,
-        given: GivenSpark | None = None,
+        given: "GivenSpark | None" = None,
     ) -> None:
         self._settings = settings
         self._scratch = scratch
@@ -139,8 +147,8 @@ class Spark:
         return opened.session
 
     def _end(self, opened: _Opened) -> None:
-        if opened.end is not None:
-            opened.end(self._stop.requested)
+        opened.end(self._stop.requested)
+        _with_own.discard(self)
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _find_java(self) -> "Java":
@@ -150,13 +158,13 @@ class Spark:
     def _open(self) -> _Opened:
         require_spark()
         if self._given is not None:
-            return self._beside(self._given, "App(spark=...)")
+            self._report_unused("spark_session")
+            return self._beside(self._given, "The value of spark=")
         if self._origin == CURRENT:
             return self._current()
         if self._origin != OWN:
-            return self._beside(
-                function_named(self._origin, purpose="spark.session ="), f"spark.session = {self._origin}"
-            )
+            named = function_named(self._origin, purpose="spark.session =")
+            return self._beside(named, f"spark.session = {self._origin}")
         if UNDER_SPARK_SUBMIT in os.environ:
             raise ConfigurationError(
                 "spark.session = own starts a Spark of its own, and this process was started by one (spark-submit). "
@@ -180,26 +188,37 @@ class Spark:
             raise
         return opened
 
-    def _beside(self, given: GivenSpark, origin: str) -> _Opened:
-        from penstock.pipeline.spark.session import is_session, runtime_of
+    def _beside(self, given: "GivenSpark", origin: str) -> _Opened:
+        """Use a session that is not ours: a sibling of it."""
+        from penstock.pipeline.spark import session
 
-        made: Any = given if is_session(given) or not callable(given) else given()
-        if not is_session(made):
+        made: Any = given if session.is_session(given) or not callable(given) else _returned(given, origin)
+        if not session.is_session(made):
             raise UsageError(
                 f"{origin} must be a SparkSession, or a function that returns one; this is {type(made).__name__}."
             )
-        return _Opened(session=runtime_of(made).sibling())
+        self._report_unused(*_OF_OWN_SESSIONS)
+        runtime = session.runtime_of(made)
+        runtime.check()
+        sibling = runtime.sibling()
+        return _Opened(session=sibling, end=lambda _: session.leave_sibling(sibling, made))
 
     def _current(self) -> _Opened:
-        """Use the session that PySpark has or can make without being told more. If we make it, we stop it."""
+        """Use the session that PySpark has, or makes from the settings of its place. If it makes one, we stop it."""
         from penstock.pipeline.spark import session
 
-        had_one = _has_session()
+        _check_alone()
+        is_ours = not (_has_session() or ON_DATABRICKS in os.environ)
         current = session.current_session()
-        sibling = session.runtime_of(current).sibling()
-        if had_one:
-            return _Opened(session=sibling)
-        return _Opened(session=sibling, end=lambda at_once: session.end(current, at_once, SESSION_END_SECONDS))
+        opened = self._beside(current, "The current session")
+        if not is_ours:
+            return opened
+        return _Opened(session=opened.session, end=lambda at_once: session.end(current, at_once, SESSION_END_SECONDS))
+
+    def _report_unused(self, *fields: str) -> None:
+        """Report those of these settings that were set: the session is not one that Penstock starts."""
+        for field in sorted(self._settings.model_fields_set.intersection(fields)):
+            self._bus.emit(SettingWithoutEffect(setting=dotted(field), reason=NOT_OURS))
 
     def _connected(self) -> _Opened:
         from penstock.pipeline.spark import connect
@@ -213,9 +232,16 @@ class Spark:
     def _started(self) -> _Opened:
         from penstock.pipeline.spark import classic
 
+        _check_alone()
+        if remote := os.environ.get(REMOTE):  # PySpark would look for the server in the middle of a run
+            raise ConfigurationError(
+                f"{REMOTE} names a Spark Connect server ({remote}), and spark.master another Spark "
+                f"({self._settings.spark_master}): unset one of them."
+            )
         began_at = self._clock.monotonic()
         java = self._find_java()
         spark = classic.start_session(session_settings(self._settings, java, scratch=self._scratch, log=self._log))
+        _with_own.add(self)
         seconds = self._clock.monotonic() - began_at
         found = f"Java {java.version} from {java.source}"
         self._bus.emit(SparkStarted(java=found, notes=java.notes, seconds=seconds))
@@ -226,7 +252,7 @@ class Spark:
 
 
 def app_spark(
-    settings: Settings, *, worker: str, clock: Clock, bus: Bus, stop: StopSignal, given: GivenSpark | None = None
+    settings: Settings, *, worker: str, clock: Clock, bus: Bus, stop: StopSignal, given: "GivenSpark | None" = None
 ) -> Spark:
     """Return the session holder of an app's worker. Its files are in the data directory."""
     state = Path(settings.data_dir).absolute()
@@ -253,6 +279,26 @@ def session_settings(settings: Settings, java: "Java", *, scratch: Path, log: Pa
         driver_memory=settings.spark_driver_memory,
         extra_conf=settings.spark_conf,
     )
+
+
+def _check_alone() -> None:
+    """Raise `ConfigurationError` if a holder of this process runs a classic session of its own."""
+    if _with_own:
+        raise ConfigurationError(
+            "Another App or run in this process has started Spark, and a process can have only one Spark: start a "
+            "session and give it to both, as App(spark=...)."
+        )
+
+
+def _returned(function: Callable[[], "Session"], origin: str) -> Any:
+    """Return what a user's function returns. Raises `ConfigurationError` with its exception."""
+    try:
+        return function()
+    except PenstockError:
+        raise
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}".rstrip(".")
+        raise ConfigurationError(f"{origin} could not make a Spark session: {text}.") from error
 
 
 def _has_session() -> bool:

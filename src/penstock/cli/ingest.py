@@ -12,7 +12,7 @@ from penstock.app.cleanup import cleanup_of
 from penstock.app.scope import ScopeRequest, options_for
 from penstock.app.telemetry import is_logged
 from penstock.cli.exits import leave_job, stoppable
-from penstock.cli.options import StopTimeout, grouped_options
+from penstock.cli.options import Master, SparkSession, StopTimeout, grouped_options
 from penstock.cli.output import Json, print_json, printable
 from penstock.cli.progress import IngestProgress, losses
 from penstock.config import Settings, load_settings
@@ -109,7 +109,8 @@ class CleanupOptions:
 class LimitOptions:
     """Spark, limits and metrics: settings for this run."""
 
-    master: Annotated[str | None, typer.Option("--master", help="The Spark master; default: local[*].")] = None
+    master: Master = None
+    spark_session: SparkSession = None
     max_objects: Annotated[
         int | None, typer.Option("--max-batch-objects", min=1, max=100_000, help="Maximum number of objects per batch.")
     ] = None
@@ -214,6 +215,7 @@ def _settings(arrival: ArrivalOptions, limits: LimitOptions) -> Settings:
         ledger=arrival.ledger,
         one_host=arrival.one_host,
         spark_master=limits.master,
+        spark_session=limits.spark_session,
         objects_max_batch_objects=limits.max_objects,
         objects_max_attempts=limits.max_attempts,
         objects_max_quarantine_ratio=limits.max_quarantine_ratio,

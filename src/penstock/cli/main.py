@@ -9,6 +9,7 @@ import sys
 import tempfile
 import traceback
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
@@ -57,10 +58,25 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _print_script(wanted: bool) -> None:
+    if wanted:
+        print(Path(__file__).parents[1] / "__main__.py")
+        raise typer.Exit
+
+
 @app.callback()
 def _root(
     _version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+    _script: Annotated[
+        bool,
+        typer.Option(
+            "--script",
+            callback=_print_script,
+            is_eager=True,
+            help="Print the path of the file for spark-submit.",
+        ),
     ] = False,
 ) -> None:
     """Run queue consumers, and load files into Delta tables exactly once."""

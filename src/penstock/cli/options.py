@@ -97,3 +97,19 @@ StopTimeout = Annotated[
     float | None,
     seconds_option("--stop-timeout", least=10, help="Time from SIGTERM to the platform's SIGKILL, such as 2m."),
 ]
+
+Master = Annotated[
+    str | None,
+    typer.Option(
+        "--master", metavar="URL", envvar="SPARK_MASTER", help="The Spark master, or sc://HOST:PORT; default: local[*]."
+    ),
+]
+
+SparkSession = Annotated[
+    str | None,
+    typer.Option(
+        "--spark-session",
+        metavar="auto|own|current|MODULE:FUNCTION",
+        help="Where the Spark session comes from; default: auto.",
+    ),
+]

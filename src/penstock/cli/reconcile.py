@@ -1,7 +1,7 @@
 """`penstock reconcile`: find objects that were never processed and send their notifications again."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,7 +20,7 @@ from penstock.app.spark import app_spark
 from penstock.app.telemetry import Telemetry, is_logged, open_reports
 from penstock.cli.apps import AppArgument, AppOption, PipelineArgument, app_and_pipeline, app_if_any
 from penstock.cli.exits import CHECK_FOUND_PROBLEMS, stoppable, stopped_code
-from penstock.cli.options import duration
+from penstock.cli.options import Master, SparkSession, duration
 from penstock.cli.output import Json, moment, print_json, printable, talk
 from penstock.cli.progress import ProgressPace, event_lines
 from penstock.cli.where import ScopeOptions, StateFolder
@@ -32,9 +32,10 @@ from penstock.messaging.wording import counted
 from penstock.pipeline.extra import require_spark
 
 if TYPE_CHECKING:
+    from penstock.pipeline.spark.runtime import GivenSpark
     from penstock.worker.shutdown import StopSignal
 
-    _Opened = tuple[ReconcileTarget, Settings, Telemetry]
+    _Opened = tuple[ReconcileTarget, Settings, Telemetry, GivenSpark | None]
 
 PREFIXES_SHOWN = 5
 
@@ -75,9 +76,8 @@ def reconcile(
     rate: Annotated[
         float | None, typer.Option("--rate", min=0.1, help="Maximum number of messages per second.")
     ] = None,
-    master: Annotated[
-        str | None, typer.Option("--master", envvar="SPARK_MASTER", help="The Spark master; default: local[*].")
-    ] = None,
+    master: Master = None,
+    spark_session: SparkSession = None,
     json_: Json = False,
 ) -> None:
     """Find objects that were never processed and send their notifications again.
@@ -91,8 +91,9 @@ def reconcile(
         raise UsageError("Give --listing or --inventory, not both.")
     app, pipeline = app_and_pipeline(app, pipeline)
     app_name = app or app_option if table is not None else app_if_any(app, app_option)
-    named = _named(app_name, pipeline, table, source, state=state, master=master)
-    with stoppable() as stop, named as (target, settings, telemetry):
+    flags = {"spark_master": master, "spark_session": spark_session}
+    named = _named(app_name, pipeline, table, source, state=state, flags=flags)
+    with stoppable() as stop, named as (target, settings, telemetry, given):
         request = ReconcileRequest(
             inventory=inventory,
             older_than_seconds=_seconds(older_than, settings),
@@ -101,7 +102,7 @@ def reconcile(
             limit=limit,
             rate=rate,
         )
-        report = _run(target, request, settings, stop, telemetry)
+        report = _run(target, request, settings, stop, telemetry, given)
     if json_:
         print_json(dataclasses.asdict(report))
     else:
@@ -155,33 +156,33 @@ def _named(
     source: str | None,
     *,
     state: str | None,
-    master: str | None,
+    flags: Mapping[str, str | None],
 ) -> "AbstractContextManager[_Opened]":
     """Return a context that opens the app or the table of the command line. Raises `UsageError` if it names neither."""
     if table is not None:
         if app_name is not None or source is None:
             raise UsageError("A table made by ingest is named by --table FOLDER --source SOURCE, and an app is not.")
-        return _of_table(table, source, state=state, master=master)
+        return _of_table(table, source, state=state, flags=flags)
     if app_name is None or pipeline is None or source is not None:
         raise UsageError(
             "Name an app and a pipeline, as in `penstock reconcile shop:app clicks`; or --table and --source."
         )
-    return _of_app(app_name, pipeline, state=state, master=master)
+    return _of_app(app_name, pipeline, state=state, flags=flags)
 
 
 @contextmanager
-def _of_table(table: str, source: str, *, state: str | None, master: str | None) -> "Iterator[_Opened]":
+def _of_table(table: str, source: str, *, state: str | None, flags: Mapping[str, str | None]) -> "Iterator[_Opened]":
     scope = ScopeOptions(table=table, state=state).scope()
-    here = load_settings(spark_master=master).model_copy(update={"data_dir": scope.settings.data_dir})
+    here = load_settings(**flags).model_copy(update={"data_dir": scope.settings.data_dir})
     telemetry = open_reports(here, worker=worker_id(), process="reconcile", emit=_Progress(silent=is_logged(here)))
     with telemetry.running(), target_of_table(scope, source) as target:
-        yield target, here, telemetry
+        yield target, here, telemetry, None
 
 
 @contextmanager
-def _of_app(app_name: str, pipeline: str, *, state: str | None, master: str | None) -> "Iterator[_Opened]":
+def _of_app(app_name: str, pipeline: str, *, state: str | None, flags: Mapping[str, str | None]) -> "Iterator[_Opened]":
     app = load_app(app_name)
-    app.settings = with_flags(app.settings, spark_master=master, data_dir=state)
+    app.settings = with_flags(app.settings, **flags, data_dir=state)
     telemetry = open_reports(
         app.settings,
         worker=app.worker,
@@ -191,7 +192,7 @@ def _of_app(app_name: str, pipeline: str, *, state: str | None, master: str | No
     )
     with telemetry.running(), app:
         check_shared(app.settings)
-        yield target_in(app, pipeline), app.settings, telemetry
+        yield target_in(app, pipeline), app.settings, telemetry, app.spark
 
 
 def _run(
@@ -200,6 +201,7 @@ def _run(
     settings: Settings,
     stop: "StopSignal",
     telemetry: Telemetry,
+    given: "GivenSpark | None",
 ) -> ReconcileReport:
     clock, bus = SystemClock(), Bus(*telemetry.listeners_of(read_only=request.dry_run))
     if not request.dry_run:
@@ -208,7 +210,7 @@ def _run(
     if not needs_spark(target, request):
         return run_reconcile(target, request, spark=None, tools=tools)
     require_spark()
-    own = app_spark(settings, worker=worker_id(), clock=clock, bus=bus, stop=stop)
+    own = app_spark(settings, worker=worker_id(), clock=clock, bus=bus, stop=stop, given=given)
     try:
         return run_reconcile(target, request, spark=own.session(), tools=tools)
     finally:

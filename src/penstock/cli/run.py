@@ -10,7 +10,7 @@ from penstock.app.scope import ScopeRequest
 from penstock.app.telemetry import is_logged
 from penstock.cli.apps import AppArgument, AppOption, PipelineArgument, app_and_reader
 from penstock.cli.exits import leave_job, stoppable
-from penstock.cli.options import StopTimeout
+from penstock.cli.options import Master, SparkSession, StopTimeout
 from penstock.cli.output import Json, print_json, printable
 from penstock.cli.progress import IngestProgress, losses
 from penstock.config import with_flags
@@ -35,9 +35,8 @@ def run(
         str | None,
         typer.Option("--source", metavar="DIR", help="First enqueue the unprocessed files of this folder."),
     ] = None,
-    master: Annotated[
-        str | None, typer.Option("--master", envvar="SPARK_MASTER", help="The Spark master; default: local[*].")
-    ] = None,
+    master: Master = None,
+    spark_session: SparkSession = None,
     stop_timeout: StopTimeout = None,
     metrics: Annotated[
         str | None, typer.Option("--metrics-address", metavar="HOST:PORT", help="Serve metrics and health here.")
@@ -60,7 +59,11 @@ def run(
     with stoppable() as stop, IngestProgress(options=options) as progress:
         loaded = load_app(app_name)
         loaded.settings = with_flags(
-            loaded.settings, spark_master=master, worker_stop_timeout=stop_timeout, metrics_address=metrics
+            loaded.settings,
+            spark_master=master,
+            spark_session=spark_session,
+            worker_stop_timeout=stop_timeout,
+            metrics_address=metrics,
         )
         if is_logged(loaded.settings):
             progress.silence()

@@ -9,7 +9,7 @@ import typer
 from penstock.cli import exits
 from penstock.cli.apps import AppArgument, AppOption, required_app
 from penstock.cli.exits import FAILED
-from penstock.cli.options import StopTimeout, duration_if
+from penstock.cli.options import Master, SparkSession, StopTimeout, duration_if
 from penstock.config import JOBS, load_settings
 from penstock.errors import UsageError
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from penstock.app.telemetry import Process
 
 
+UNDER_SPARK_SUBMIT = "PYSPARK_GATEWAY_PORT"  # as in `penstock.app.spark`, which loads too much for here
 LEAVING_SECONDS = 1.0  # of the stop timeout's margin
 
 
@@ -37,6 +38,8 @@ def worker(
         int | None, typer.Option("--processes", min=1, max=256, help="Worker processes to start and supervise.")
     ] = None,
     stop_timeout: StopTimeout = None,
+    master: Master = None,
+    spark_session: SparkSession = None,
     reconcile_every: Annotated[
         str | None,
         typer.Option(
@@ -84,6 +87,8 @@ def worker(
         "worker_queues": None if queues is None else parse_queues(queues),
         "worker_concurrency": concurrency,
         "worker_stop_timeout": stop_timeout,
+        "spark_master": master,
+        "spark_session": spark_session,
         "objects_reconcile_every": duration_if("--reconcile-every", reconcile_every),
         "dead_letters_replay": replay,
         "worker_jobs": jobs,
@@ -91,11 +96,18 @@ def worker(
     }
     if lifeline is None:
         settings = load_settings(worker_processes=processes, **flags)
+        if settings.worker_processes > 1 and UNDER_SPARK_SUBMIT in os.environ:
+            raise UsageError(
+                f"{settings.worker_processes} worker processes cannot share the Spark driver of one spark-submit: "
+                "run spark-submit once for each, with --processes 1."
+            )
         if settings.worker_processes > 1 or os.getpid() == 1:
             options = {
                 "--queues": queues,
                 "--concurrency": concurrency,
                 "--stop-timeout": stop_timeout,
+                "--master": master,
+                "--spark-session": spark_session,
                 "--reconcile-every": reconcile_every,
                 "--jobs": jobs,
                 "--metrics-address": metrics,

@@ -12,6 +12,7 @@ Durations are texts such as "90s", "2m", "1h30m" or "3d", or numbers of seconds.
 """
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -91,6 +92,13 @@ def _folder(text: str) -> str:
         return check_folder("path", text)
     except UsageError as error:
         raise ValueError(str(error).rstrip(".")) from error
+
+
+def _session(value: str) -> str:
+    """Return the setting spark.session if it is one of its words or of the form module:function."""
+    if value not in ("auto", "own", "current") and not re.fullmatch(r"[^:\s]+:[^:\s]+", value):
+        raise ValueError(f"it should be auto, own, current or MODULE:FUNCTION, not {value!r}")
+    return value
 
 
 def _jobs(text: str) -> str:
@@ -285,7 +293,7 @@ class Settings(BaseSettings):
         0.5, gt=0, le=1, description="Warn of a dead letter that has waited for this share of its retention."
     )
 
-    spark_session: Annotated[str, ADVANCED] = Field(
+    spark_session: Annotated[str, AfterValidator(_session), ADVANCED] = Field(
         "auto",
         description="Where the Spark session comes from: own (started by Penstock), current (that of spark-submit, a "
         "notebook or a job), module:function (returns one), or auto: current where there is one, else own.",

@@ -73,7 +73,7 @@ class JobFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingWithoutEffect(Event):
-    """A setting has no effect in this worker because another one is missing. Emitted once, at the start."""
+    """A setting has no effect in this worker, for a reason such as another setting that is missing. Emitted once."""
 
     setting: str
     reason: str

@@ -17,7 +17,7 @@ from penstock.worker.shutdown import StopSignal
 if TYPE_CHECKING:
     from penstock.app.pipelines.running import RunReport
     from penstock.pipeline.spark.declaration import Frame
-    from penstock.pipeline.spark.runtime import Session
+    from penstock.pipeline.spark.runtime import GivenSpark, Session
 
 
 class QuarantineTable:
@@ -68,7 +68,7 @@ class Pipeline:
 
     def run(
         self,
-        spark: "Session | None" = None,
+        spark: "GivenSpark | None" = None,
         *,
         available_now: bool = True,
         source: str | PathLike[str] | None = None,
@@ -78,8 +78,9 @@ class Pipeline:
         """Serve this pipeline alone in this process, until its queue is empty and all batches are published.
 
         Args:
-            spark: Session to use, which is not stopped. Default: one is started when there is work, and stopped at the
-                end.
+            spark: The session to use, or a function that returns one; it is neither changed nor stopped. Default: that
+                of the app, else as the setting ``spark.session`` says. One of Penstock's own is started when there is
+                work, and stopped at the end.
             available_now: False serves until ``stop``.
             source: The pipeline's folder, or one inside it; notifications are sent first for its objects that are not
                 done.

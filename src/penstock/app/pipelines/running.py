@@ -26,7 +26,7 @@ from penstock.errors import UsageError
 from penstock.events import BatchCommitted, Bus, Event, Listener, ObjectFailed
 from penstock.ledger.records import ObjectState
 from penstock.messaging.clock import SystemClock
-from penstock.pipeline.spark.runtime import Session
+from penstock.pipeline.spark.runtime import GivenSpark
 from penstock.worker.liveness import Liveness
 from penstock.worker.shutdown import StopSignal
 from penstock.worker.worker import Worker
@@ -92,7 +92,7 @@ def run(
     declaration: PipelineDeclaration,
     app_context: AppContext,
     *,
-    spark: Session | None,
+    spark: GivenSpark | None,
     available_now: bool,
     source: str | PathLike[str] | None,
     stop: StopSignal,
@@ -126,7 +126,14 @@ def run(
             metrics_address=lambda: telemetry.metrics_address,
         )
         bus = Bus(counts, *guarded(app_context.listeners, emit=emit), *telemetry.listeners, *presence.listeners)
-        own = app_spark(app_context.settings, worker=app_context.worker, clock=clock, bus=bus, stop=stop, given=spark)
+        own = app_spark(
+            app_context.settings,
+            worker=app_context.worker,
+            clock=clock,
+            bus=bus,
+            stop=stop,
+            given=app_context.spark if spark is None else spark,
+        )
         tracing = tracing_of(app_context.settings, worker=app_context.worker)
         context = service_context(app_context, sessions=own, bus=bus, clock=clock, stop=stop, tracing=tracing)
         stack.enter_context(app_context.incidents.passing_to(bus.emit))

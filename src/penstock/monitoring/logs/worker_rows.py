@@ -152,7 +152,7 @@ WORKER_ROWS: Rows = {
     events.SettingWithoutEffect: LogRow(
         name="setting.without_effect",
         level="warning",
-        msg="A setting has no effect in this worker because another one is missing.",
+        msg="A setting has no effect in this worker.",
         fields=same("setting", "reason"),
     ),
     events.ReleaseFailed: LogRow(

@@ -32,7 +32,7 @@ from penstock.objects.reference import ObjectRef
 from penstock.objects.scanner import ScanReport
 from penstock.objects.watcher import Watcher
 from penstock.operations.ingest.pipeline import IngestPipeline, IngestRequest, check, queue_of, shared_settings
-from penstock.pipeline.spark.runtime import Session
+from penstock.pipeline.spark.runtime import GivenSpark
 from penstock.sinks.registry import open_sink
 from penstock.worker.shutdown import StopSignal
 
@@ -76,7 +76,7 @@ class IngestReport:
 
 
 def ingest(
-    request: IngestRequest, *, stop: StopSignal, listeners: Sequence[Listener] = (), spark: Session | None = None
+    request: IngestRequest, *, stop: StopSignal, listeners: Sequence[Listener] = (), spark: GivenSpark | None = None
 ) -> IngestReport:
     """Ingest; return when every scanned object is terminal and published, or on a stop.
 
@@ -84,7 +84,8 @@ def ingest(
         request: The options.
         stop: Ends the ingest early.
         listeners: Called with every event.
-        spark: Session to use, which is not stopped. Default: one is started when there is work, and stopped at the end.
+        spark: The session to use, or a function that returns one; it is neither changed nor stopped. Default: as the
+            setting ``spark.session`` says. One of Penstock's own is started when there is work, and stopped at the end.
 
     Raises:
         UserError: If a person has to fix something. Batches already committed stay committed.
@@ -104,7 +105,7 @@ def ingest(
 
 
 def _ingested(
-    request: IngestRequest, tools: PipelineTools, counts: RunCounts, *, spark: Session | None
+    request: IngestRequest, tools: PipelineTools, counts: RunCounts, *, spark: GivenSpark | None
 ) -> IngestReport:
     began_at = tools.clock.monotonic()
     where = table_paths(request.table, request.state, aws=request.settings.aws)
@@ -159,7 +160,7 @@ class _IngestScan:
     complete: bool  # False: stopped early, or messages are left in the queue
 
 
-def _until_done(work: IngestPipeline, spark: Session | None) -> tuple[PendingObjects, _IngestScan]:
+def _until_done(work: IngestPipeline, spark: GivenSpark | None) -> tuple[PendingObjects, _IngestScan]:
     """Ingest the current objects of the source."""
     stop = work.tools.stop
     scanner = work.source.scan(own=work.where.own)
@@ -183,7 +184,7 @@ def _until_done(work: IngestPipeline, spark: Session | None) -> tuple[PendingObj
     return pending, _IngestScan(report=scanner.report(), complete=complete)
 
 
-def _watch(work: IngestPipeline, spark: Session | None) -> tuple[PendingObjects, _IngestScan]:
+def _watch(work: IngestPipeline, spark: GivenSpark | None) -> tuple[PendingObjects, _IngestScan]:
     """Ingest the current objects of the folder, and new objects until a stop."""
     tools, source = work.tools, str(work.source)
     pending = _pending(work, ())
@@ -209,7 +210,7 @@ def _watch(work: IngestPipeline, spark: Session | None) -> tuple[PendingObjects,
     return pending, _IngestScan(report=watcher.report, complete=watcher.scans > 0)
 
 
-def _fed(work: IngestPipeline, spark: Session | None) -> tuple[PendingObjects, _IngestScan]:
+def _fed(work: IngestPipeline, spark: GivenSpark | None) -> tuple[PendingObjects, _IngestScan]:
     """Ingest the objects that a queue announces: the current messages or, when watching, all future ones too."""
     pending = _pending(work, ())
     sample = () if work.knows_schema() else next(iter(work.source.scan(own=work.where.own).chunks()), ())

@@ -26,7 +26,7 @@ from penstock.handlers.outage import OutageWatch
 from penstock.objects.reference import ObjectRef
 from penstock.objects.watcher import SETTLE_SECONDS
 from penstock.pipeline.spark.declaration import Declaration, Transform
-from penstock.pipeline.spark.runtime import Session
+from penstock.pipeline.spark.runtime import GivenSpark
 from penstock.pipeline.spark.session import session_is_there
 from penstock.pipeline.spark.source.datasource import canonical_ddl
 from penstock.pipeline.spark.source.infer import infer_schema
@@ -88,11 +88,10 @@ class IngestPipeline:
         """The queue of its notifications: the named one, or one that only this ingest uses."""
         return self.request.queue or self.where.queue(self.source)
 
-    def serve(self, *, sample: Sequence[ObjectRef], until: Callable[[], bool], spark: Session | None = None) -> None:
+    def serve(self, *, sample: Sequence[ObjectRef], until: Callable[[], bool], spark: GivenSpark | None = None) -> None:
         """Run a worker on the source's queue until ``until`` or a stop. Raises the error that stopped it.
 
-        If there is no schema, it is inferred from ``sample``. A given ``spark`` is not stopped; otherwise a session is
-        started for the duration of the work.
+        If there is no schema, it is inferred from ``sample``. ``spark``: as for `penstock.operations.ingest.ingest`.
         """
         blueprint = self._blueprint(self._find_schema(sample))
         blueprint.check_columns()

@@ -6,6 +6,7 @@
 import logging
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from pyspark.sql import SparkSession
 
 from penstock.errors import ConfigurationError, RestartNeeded
 from penstock.pipeline.spark.conf import REQUIRED_CONF, set_required
+from penstock.pipeline.spark.ctrl_c import ctrl_c_kept
 from penstock.pipeline.spark.faults import SPARK_ERRORS, START_ERRORS, explain
 from penstock.pipeline.spark.runtime import HISTORY_URL, history_root
 
@@ -32,7 +34,11 @@ from penstock.pipeline.spark.runtime import HISTORY_URL, history_root
 PY4J = "py4j"
 QUERY_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
+# Properties of a thread that `ClassicRuntime.tagged` sets. Job tags are added and removed one by one.
+_JOB_PROPERTIES = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
 _POOL_PROPERTY = "spark.scheduler.pool"
+_WORKER_PYTHON = "spark.pyspark.python"
+_JVM_SESSION = "org.apache.spark.sql.classic.SparkSession"
 
 LOGGED_BYTES_MAX = 1 << 20  # read from the log to find why Spark did not start
 
@@ -68,8 +74,9 @@ class SessionSettings:
 def start_session(settings: SessionSettings) -> SparkSession:
     """Launch a JVM and open a session in it. The JVM's output goes to the log file, not to the terminal.
 
-    Raises `ConfigurationError`, naming the log, if Spark does not start.
+    Raises `ConfigurationError`, naming the log, if Spark does not start, or if this process has a session already.
     """
+    _check_alone(settings.master)
     if "," in str(settings.scratch):  # Spark would split it into several folders
         raise ConfigurationError(
             f"Spark cannot keep its scratch files in {settings.scratch}, since there is a comma in that path; name a "
@@ -77,21 +84,25 @@ def start_session(settings: SessionSettings) -> SparkSession:
         )
     settings.scratch.mkdir(parents=True, exist_ok=True)
     settings.log.parent.mkdir(parents=True, exist_ok=True)
-    os.environ.update(_environment(settings))
     for name in (*QUERY_LOGGERS, PY4J):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     logging.getLogger().addFilter(_not_of_py4j)  # Py4J logs a broken connection through the root logger
+    # PySpark would use the JVM of an earlier session of this process, which was stopped, and ignore ours.
+    SparkContext._gateway = SparkContext._jvm = None
     conf = _conf(settings)
     gateway: Any = None
     logged_bytes = settings.log.stat().st_size if settings.log.exists() else 0
     try:
-        with settings.log.open("ab") as log:
+        with settings.log.open("ab") as log, _launching_in(_environment(settings)), ctrl_c_kept():
             gateway = launch_gateway(conf, popen_kwargs={"stdout": log, "stderr": log})
-        with _ctrl_c_kept():
-            return SparkSession(SparkContext(gateway=gateway, conf=conf))
+            context = SparkContext(gateway=gateway, conf=conf)
+            # PySpark's functions take it only from the environment, while data sources and spark-submit prefer this.
+            context.pythonExec = context.getConf().get(_WORKER_PYTHON) or context.pythonExec
+            return SparkSession(context)
     except START_ERRORS as error:
         if gateway is not None:
             gateway.proc.stdin.close()  # the JVM watches its stdin and exits when it closes
+            _forget(gateway)
         text = _logged_since(settings.log, logged_bytes)
         raise ConfigurationError(
             f"Spark did not start: {complaint(text) or explain(error)} Its log is {settings.log}; `penstock "
@@ -121,6 +132,7 @@ def end_session(spark: SparkSession, *, at_once: bool, seconds: float) -> None:
         stopping.join(seconds)
     if process is None:
         return
+    _forget(gateway)
     if process.stdin is not None:
         process.stdin.close()  # the JVM watches its stdin and exits when it closes
     if at_once:
@@ -131,12 +143,43 @@ def end_session(spark: SparkSession, *, at_once: bool, seconds: float) -> None:
         process.kill()
 
 
+def has_session() -> bool:
+    """Return True if this process has a Spark that runs, also if only another thread knows its session.
+
+    PySpark's `getActiveSession` returns None in threads other than the one that started the session, and for a bare
+    `SparkContext`.
+    """
+    context: Any = SparkContext._active_spark_context
+    if context is None or context._jsc is None:
+        return False
+    try:
+        return not context._jsc.sc().isStopped()
+    except SPARK_ERRORS:  # its JVM has ended
+        return False
+
+
+def found_session() -> SparkSession | None:
+    """Return the session that this thread uses, or else the one of the process; None if there is none."""
+    return SparkSession.getActiveSession() or SparkSession._instantiatedSession if has_session() else None
+
+
+def leave_sibling(sibling: SparkSession, given: SparkSession) -> None:
+    """Make the given session the active one again. `createDataFrame` makes the session active that it is called on."""
+    if SparkSession._activeSession is not sibling:
+        return
+    SparkSession._activeSession = given
+    opened: Any = given  # PySpark has no API to set the active session
+    with suppress(*SPARK_ERRORS):  # Spark has ended
+        getattr(opened._jvm, _JVM_SESSION).setActiveSession(opened._jsparkSession)
+
+
 class ClassicRuntime:
     """A `penstock.pipeline.spark.runtime.SparkRuntime` of classic Spark."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
         self._context = spark.sparkContext
+        self._gateway: Any = getattr(self._context, "_gateway", None)  # PySpark forgets it when the session ends
 
     @property
     def place(self) -> str:
@@ -164,34 +207,39 @@ class ClassicRuntime:
 
     @contextmanager
     def tagged(self, tag: str, description: str, *, pool: str | None = None) -> Iterator[None]:
-        context = self._context
+        self.check()
+        context: Any = self._context  # PySpark types properties as str, and takes None to unset one
+        names = (*_JOB_PROPERTIES, *([_POOL_PROPERTY] if pool is not None else []))
+        before = {name: context.getLocalProperty(name) for name in names}  # this thread may be the user's
         context.setJobGroup(tag, description)  # for `tasks` and `page`
         context.addJobTag(tag)  # for `cancel`
-        pool_before = context.getLocalProperty(_POOL_PROPERTY) or "default"
         if pool is not None:
             context.setLocalProperty(_POOL_PROPERTY, pool)
         try:
             yield
         finally:
-            with suppress(*SPARK_ERRORS):  # Spark has ended; the block's own result or error matters more
+            # Spark has ended, or was stopped; the block's own result or error matters more
+            with suppress(*SPARK_ERRORS, AttributeError):
                 context.removeJobTag(tag)
-                if pool is not None:
-                    context.setLocalProperty(_POOL_PROPERTY, pool_before)
+                for name, value in before.items():
+                    context.setLocalProperty(name, value)
 
     def cancel(self, tag: str) -> None:
         # Measured: SparkSession.interruptTag does nothing when called from another thread; cancelJobsWithTag works.
-        self._context.cancelJobsWithTag(tag)
+        with self._stop_noticed():
+            self._context.cancelJobsWithTag(tag)
 
     def tasks(self, tag: str) -> tuple[int, int]:
-        tracker = self._context.statusTracker()
         done = known = 0
-        for job_id in tracker.getJobIdsForGroup(tag):
-            job = tracker.getJobInfo(job_id)
-            for stage_id in job.stageIds if job else ():
-                stage = tracker.getStageInfo(stage_id)
-                if stage:
-                    known += stage.numTasks
-                    done += stage.numCompletedTasks
+        with self._stop_noticed():
+            tracker = self._context.statusTracker()
+            for job_id in tracker.getJobIdsForGroup(tag):
+                job = tracker.getJobInfo(job_id)
+                for stage_id in job.stageIds if job else ():
+                    stage = tracker.getStageInfo(stage_id)
+                    if stage:
+                        known += stage.numTasks
+                        done += stage.numCompletedTasks
         return done, known
 
     def page(self, tag: str) -> str | None:
@@ -207,15 +255,33 @@ class ClassicRuntime:
         return f"{root}/jobs/job/?id={min(jobs)}" if jobs else f"{root}/jobs/"
 
     def check(self) -> None:
-        gateway: Any = self._context._gateway  # untyped, as in end_session
-        process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)  # None: the JVM started this process
+        process: subprocess.Popen[bytes] | None = getattr(self._gateway, "proc", None)  # None: the JVM started us
         ended = None if process is None else process.poll()
         if ended is not None:
             how = f"with exit code {ended}" if ended >= 0 else f"by {signal.Signals(-ended).name}"
             raise RestartNeeded(f"Spark's JVM ended {how}. Nothing is lost; run it again.")
+        if self._context._jsc is None:  # SparkContext.stop() was called
+            raise RestartNeeded("The Spark session was stopped. Nothing is lost; start a session and run it again.")
+
+    @contextmanager
+    def _stop_noticed(self) -> Iterator[None]:
+        """Raise `RestartNeeded` if the session is stopped meanwhile: PySpark then has None where its objects were."""
+        try:
+            yield
+        except AttributeError:
+            self.check()
+            raise
 
     def add_package(self, archive: Path) -> None:
-        self._context.addPyFile(str(archive))
+        """Add a copy of the archive: executors that start later fetch it too, even after Penstock has ended here."""
+        context: Any = self._context  # for attributes that PySpark does not declare
+        if archive.name in context._python_includes:
+            return
+        kept = Path(context._temp_dir, archive.name)  # Spark deletes this folder when it stops
+        shutil.copyfile(archive, kept)
+        path_before = list(sys.path)
+        context.addPyFile(str(kept))
+        sys.path[:] = path_before  # the archive is for tasks; this process imports the installed package
 
     def sibling(self) -> SparkSession:
         java: Any = self._spark._jsparkSession  # PySpark offers only newSession, which drops settings and views
@@ -244,19 +310,41 @@ def _logged_since(log: Path, start_bytes: int) -> str:
         return ""
 
 
-@contextmanager
-def _ctrl_c_kept() -> Iterator[None]:
-    """Restore the SIGINT handler after the block.
+def _check_alone(master: str) -> None:
+    """Raise `ConfigurationError` if PySpark has a Spark already: a process can have only one."""
+    context = SparkContext._active_spark_context
+    if context is None:
+        return
+    if has_session():
+        raise ConfigurationError(
+            f"This process has a Spark session already, at {context.master}, so none can be started at {master}: set "
+            "spark.session = current to use it, or stop it before."
+        )
+    raise ConfigurationError("The Spark session of this process has ended; call its stop() or restart the process.")
 
-    PySpark installs its own, which cancels all jobs inside the handler and raises KeyboardInterrupt at any point.
-    Restoring the previous handler keeps an orderly stop possible.
-    """
-    before = signal.getsignal(signal.SIGINT)
+
+def _forget(gateway: Any) -> None:
+    """Make PySpark forget a JVM that was launched here, so that this process can launch another one."""
+    with SparkContext._lock:
+        if SparkContext._gateway is not gateway:
+            return
+        SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
+        SparkSession._instantiatedSession = SparkSession._activeSession = None
+
+
+@contextmanager
+def _launching_in(environment: Mapping[str, str]) -> Iterator[None]:
+    """Set variables of this process for the block. Spark and PySpark read them when a session starts."""
+    before = {name: os.environ.get(name) for name in environment}
+    os.environ.update(environment)
     try:
         yield
     finally:
-        if before is not None and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, before)
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _environment(settings: SessionSettings) -> dict[str, str]:

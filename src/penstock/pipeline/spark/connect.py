@@ -59,6 +59,15 @@ def end_session(spark: SparkSession, *, seconds: float) -> None:
     ending.join(seconds)
 
 
+def found_session() -> SparkSession | None:
+    """Return the session that this thread uses, or else the default one of the process; None if there is none."""
+    require_connect()
+    from pyspark.sql.connect.session import SparkSession as ConnectSession
+
+    found: Any = ConnectSession.getActiveSession() or ConnectSession._get_default_session()
+    return found  # type: ignore[no-any-return] # typed as a classic session, like all others
+
+
 def connect_runtime(spark: SparkSession) -> "ConnectRuntime":
     """Return the runtime of a session; one per session, since it collects the progress of its jobs."""
     with _lock:

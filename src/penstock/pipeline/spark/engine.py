@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from pyspark.sql import SparkSession
 
-from penstock.errors import TemporaryError
+from penstock.errors import RestartNeeded, TemporaryError
 from penstock.events import Bus
 from penstock.ledger.records import AttemptFailure
 from penstock.messaging.clock import Clock
@@ -96,7 +96,7 @@ class SparkEngine:
             return
         # A cancel ends only the jobs that run now; a run between two jobs starts another one, so cancel again.
         for _ in range(CANCELS_MAX):
-            with suppress(*SPARK_ERRORS):  # Spark has ended: the run notices on its own
+            with suppress(*SPARK_ERRORS, RestartNeeded):  # Spark has ended: the run notices on its own
                 self._runtime.cancel(attempt_id)
             if ended.wait(CANCEL_AGAIN_SECONDS):
                 return

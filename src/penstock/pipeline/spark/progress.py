@@ -4,7 +4,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from penstock.errors import TemporaryError
+from penstock.errors import RestartNeeded, TemporaryError
 from penstock.events import BatchProgressed, Bus
 from penstock.messaging.threads import begin_thread
 from penstock.pipeline.spark.faults import SPARK_ERRORS
@@ -21,7 +21,7 @@ def watched(runtime: SparkRuntime, pipeline: str, tag: str, bus: Bus) -> Iterato
 
     def poll() -> None:
         while not ended.wait(POLL_SECONDS):
-            with suppress(*SPARK_ERRORS):  # a failed poll does not fail the run
+            with suppress(*SPARK_ERRORS, RestartNeeded):  # a failed poll does not fail the run
                 done, known = runtime.tasks(tag)
                 if known:
                     bus.emit(BatchProgressed(pipeline=pipeline, attempt_id=tag, tasks_done=done, tasks=known))

@@ -5,14 +5,17 @@ both. Only `penstock.pipeline.spark.classic` and `penstock.pipeline.spark.jvm` t
 `penstock.pipeline.spark.connect` touches a Connect client; `tests/unit/test_spark_access.py` checks that.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from pyspark.sql import SparkSession
 
 Session = SparkSession  # for packages above, which name the type but never import Spark
+
+GivenSpark: TypeAlias = SparkSession | Callable[[], SparkSession]
+"""A session of the user's, or a function that returns one. Penstock neither changes nor stops it."""
 
 # A history server, or the pattern of an application's page with {app_id} in it.
 HISTORY_URL = "spark.penstock.history.url"

@@ -1,8 +1,9 @@
 """The runtime of a session, classic or Connect, and the session that this process has already."""
 
-from pyspark.sql import SparkSession
+from pyspark.sql import SparkSession, is_remote
 
 from penstock.errors import ConfigurationError
+from penstock.pipeline.spark.ctrl_c import ctrl_c_kept
 from penstock.pipeline.spark.faults import START_ERRORS, explain
 from penstock.pipeline.spark.runtime import SparkRuntime
 
@@ -31,8 +32,14 @@ def is_session(value: object) -> bool:
 
 
 def session_is_there() -> bool:
-    """Return True if this process has a session, ours or the user's."""
-    return SparkSession.getActiveSession() is not None
+    """Return True if this process has a session, ours or the user's, in whichever thread it was started."""
+    if is_remote():
+        from penstock.pipeline.spark import connect
+
+        return connect.found_session() is not None
+    from penstock.pipeline.spark import classic
+
+    return classic.has_session()
 
 
 def current_session() -> SparkSession:
@@ -41,9 +48,17 @@ def current_session() -> SparkSession:
     Raises `ConfigurationError` if it cannot.
     """
     try:
-        return SparkSession.builder.getOrCreate()
+        return _found_session() or _made_session()
     except START_ERRORS as error:
         raise ConfigurationError(f"PySpark has no session and could make none: {explain(error)}") from error
+
+
+def leave_sibling(sibling: SparkSession, given: SparkSession) -> None:
+    """Undo that PySpark took the sibling of a given session for the session of this process."""
+    if not type(sibling).__module__.startswith(_CONNECT):
+        from penstock.pipeline.spark import classic
+
+        classic.leave_sibling(sibling, given)
 
 
 def end(spark: SparkSession, at_once: bool, seconds: float) -> None:
@@ -56,3 +71,18 @@ def end(spark: SparkSession, at_once: bool, seconds: float) -> None:
         from penstock.pipeline.spark import classic
 
         classic.end_session(spark, at_once=at_once, seconds=seconds)
+
+
+def _found_session() -> SparkSession | None:
+    if is_remote():
+        from penstock.pipeline.spark import connect
+
+        return connect.found_session()
+    from penstock.pipeline.spark import classic
+
+    return classic.found_session()
+
+
+def _made_session() -> SparkSession:
+    with ctrl_c_kept():
+        return SparkSession.builder.getOrCreate()
