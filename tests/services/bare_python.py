@@ -1,59 +1,56 @@
-"""A Python with chosen packages of this environment and no others, as on the hosts of a cluster that lacks Penstock."""
+"""A Python of this version with its own packages: one that lacks Penstock, or anything else."""
 
-import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from importlib.metadata import PackageNotFoundError, distribution
+from collections.abc import Iterable, Iterator
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
 _NAME = re.compile(r"[\w.-]+")
 
 
-def bare_python(folder: Path, packages: Sequence[str]) -> Path:
-    """Make a virtual environment below ``folder`` with these distributions and their requirements; return its Python.
+def bare_python(folder: Path, packages: Iterable[str]) -> Path:
+    """Make a virtual environment in ``folder`` and return its program.
 
-    The packages are links to those of this environment. The Python is the one that this environment is based on.
+    It has only ``packages``, which are names of distributions, and their dependencies: links into this environment.
     """
-    site_packages = folder / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
-    site_packages.mkdir(parents=True)
-    for name in sorted(_with_requirements(packages)):
-        for entry in _entries(name):
-            link = site_packages / entry.name
-            if not link.exists():  # distributions may share a namespace package
-                link.symlink_to(entry)
-    python = folder / "bin" / "python3"
-    python.parent.mkdir()
-    base = Path(os.path.realpath(sys.executable))
-    python.symlink_to(base)
+    site = site_packages(folder)
+    site.mkdir(parents=True)
+    base = Path(sys._base_executable)  # type: ignore[attr-defined]
     (folder / "pyvenv.cfg").write_text(f"home = {base.parent}\ninclude-system-site-packages = false\n")
-    return python
+    program = folder / "bin" / "python3"
+    program.parent.mkdir()
+    program.symlink_to(base)
+    for one in _with_dependencies(packages):
+        for name in _top_level(one):
+            link = site / name
+            if not link.is_symlink():
+                link.symlink_to(Path(str(one.locate_file(name))))
+    return program
 
 
-def _with_requirements(packages: Sequence[str]) -> set[str]:
-    """Return the names with those of all installed requirements, without the requirements of extras."""
-    found: set[str] = set()
-    left = [name.lower() for name in packages]
-    while left:
-        name = left.pop()
-        if name in found:
+def site_packages(folder: Path) -> Path:
+    """Return the folder of the environment's packages."""
+    return folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+
+
+def _with_dependencies(packages: Iterable[str]) -> Iterator[Distribution]:
+    waiting, seen = list(packages), set()
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
             continue
+        seen.add(name)
         try:
-            requirements = distribution(name).requires or ()
-        except PackageNotFoundError:
-            assert name not in packages, f"{name} is not installed here"
-            continue  # another platform needs it
-        found.add(name)
-        for requirement in requirements:
-            begin = _NAME.match(requirement)
-            if begin is not None and "extra ==" not in requirement:
-                left.append(begin.group().lower())
-    return found
+            one = distribution(name)
+        except PackageNotFoundError:  # not needed by this version of Python
+            continue
+        yield one
+        for requirement in one.requires or ():
+            if "extra ==" not in requirement and (found := _NAME.match(requirement)):
+                waiting.append(found.group())
 
 
-def _entries(name: str) -> Iterator[Path]:
-    """Yield the files and folders of a distribution directly below site-packages."""
-    found = distribution(name)
-    tops = {file.parts[0] for file in found.files or () if file.parts[0] not in ("..", "__pycache__")}
-    for top in sorted(tops):
-        yield Path(str(found.locate_file(top)))
+def _top_level(one: Distribution) -> set[str]:
+    """Return the names of its files and folders in site-packages."""
+    return {file.parts[0] for file in one.files or () if file.parts[0] not in ("..", "__pycache__")}
