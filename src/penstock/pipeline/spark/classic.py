@@ -23,14 +23,12 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from penstock.errors import ConfigurationError, RestartNeeded
-from penstock.pipeline.spark.conf import REQUIRED_CONF, set_required
+from penstock.pipeline.spark.conf import QUERY_LOGGERS, REQUIRED_CONF, set_required, silence
 from penstock.pipeline.spark.faults import SPARK_ERRORS, START_ERRORS, explain
 from penstock.pipeline.spark.runtime import HISTORY_URL, history_root
 
-# PySpark logs every failed query to stderr a second time, as one JSON line of many kilobytes.
 # Py4J logs every call that a stop breaks off, with a traceback, although it also raises.
 PY4J = "py4j"
-QUERY_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
 _POOL_PROPERTY = "spark.scheduler.pool"
 
@@ -78,8 +76,7 @@ def start_session(settings: SessionSettings) -> SparkSession:
     settings.scratch.mkdir(parents=True, exist_ok=True)
     settings.log.parent.mkdir(parents=True, exist_ok=True)
     os.environ.update(_environment(settings))
-    for name in (*QUERY_LOGGERS, PY4J):
-        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+    silence(*QUERY_LOGGERS, PY4J)
     logging.getLogger().addFilter(_not_of_py4j)  # Py4J logs a broken connection through the root logger
     conf = _conf(settings)
     gateway: Any = None

@@ -31,8 +31,9 @@ def is_session(value: object) -> bool:
 
 
 def session_is_there() -> bool:
-    """Return True if this process has a session, ours or the user's."""
-    return SparkSession.getActiveSession() is not None
+    """Return True if this process has a session that was not stopped, ours or the user's."""
+    active = SparkSession.getActiveSession()
+    return active is not None and not getattr(active, "is_stopped", False)
 
 
 def current_session() -> SparkSession:
@@ -56,3 +57,11 @@ def end(spark: SparkSession, at_once: bool, seconds: float) -> None:
         from penstock.pipeline.spark import classic
 
         classic.end_session(spark, at_once=at_once, seconds=seconds)
+
+
+def release(sibling: SparkSession, seconds: float) -> None:
+    """Free a session that `SparkRuntime.sibling` made. The session that it was made from is not affected."""
+    if type(sibling).__module__.startswith(_CONNECT):
+        from penstock.pipeline.spark import connect
+
+        connect.release_sibling(sibling, seconds=seconds)  # otherwise the server keeps it for an hour
