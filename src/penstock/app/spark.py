@@ -20,7 +20,7 @@ from penstock.config import Settings
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError, UsageError, UserError
 from penstock.events import Bus, SparkStarted
 from penstock.messaging.clock import Clock
-from penstock.pipeline.extra import require_spark
+from penstock.pipeline.extra import require_connect, require_spark
 from penstock.pipeline.spark.java import find_java
 from penstock.worker.shutdown import StopSignal
 
@@ -91,10 +91,13 @@ class Spark:
         self._closed = False
 
     def check(self) -> None:
-        """Raise `ConfigurationError` if PySpark or Java is missing. Does not start Spark."""
+        """Raise `ConfigurationError` if PySpark, Java or the client of Spark Connect is missing. Starts nothing."""
         require_spark()
-        if self._given is None and self._origin == OWN and not self._is_remote:
-            self._find_java()
+        if self._given is None and self._origin == OWN:
+            if self._is_remote:
+                require_connect()
+            else:
+                self._find_java()
 
     def session(self) -> "Session":
         """Return the session, which the first call opens while others wait. A failed start is not tried again.

@@ -41,6 +41,7 @@ class Calls:
         monkeypatch.setattr(session, "runtime_of", Runtime)
         monkeypatch.setattr(session, "is_session", lambda value: isinstance(value, str))
         monkeypatch.setattr(session, "current_session", self._current)
+        monkeypatch.setattr(session, "release", lambda spark, _: self.record(f"released {spark}"))
         monkeypatch.setattr(session, "end", lambda spark, at_once, seconds: self.record(f"ended {spark} {at_once}"))
         monkeypatch.setattr(classic, "start_session", lambda _: self.record("started"))
         monkeypatch.setattr(
@@ -112,7 +113,7 @@ def test_pipelines_work_beside_a_given_session_and_never_stop_it(given: Any, tmp
     assert sessions.session() == "sibling of theirs"
     assert sessions.session() is sessions.session()
     sessions.close()
-    assert calls.calls == []
+    assert calls.calls == ["released sibling of theirs"]
 
 
 def test_a_given_value_that_is_no_session_is_refused(tmp_path: Path, calls: Calls) -> None:
@@ -125,7 +126,7 @@ def test_the_session_of_the_process_is_used_and_not_stopped(tmp_path: Path, call
     sessions = spark(tmp_path)
     assert sessions.session() == "sibling of notebook's"
     sessions.close()
-    assert calls.calls == []
+    assert calls.calls == ["released sibling of notebook's"]
 
 
 def test_under_spark_submit_the_session_is_made_by_pyspark_and_ended_by_us(
@@ -135,7 +136,7 @@ def test_under_spark_submit_the_session_is_made_by_pyspark_and_ended_by_us(
     sessions = spark(tmp_path)
     assert sessions.session() == "sibling of made"
     sessions.close()
-    assert calls.calls == ["made", "ended made False"]
+    assert calls.calls == ["made", "released sibling of made", "ended made False"]
 
 
 def test_a_session_of_our_own_is_impossible_under_spark_submit(

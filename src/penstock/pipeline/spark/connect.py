@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -14,12 +13,12 @@ from weakref import WeakValueDictionary
 from pyspark.sql import SparkSession, functions
 
 from penstock.errors import ConfigurationError, RestartNeeded
+from penstock.pipeline.extra import require_connect
 from penstock.pipeline.spark.conf import QUERY_LOGGERS, set_required, silence
 from penstock.pipeline.spark.faults import SPARK_ERRORS, connect_reason
 from penstock.pipeline.spark.runtime import HISTORY_URL, history_root
 
 SCHEME = "sc://"
-PACKAGES = ("grpc", "grpc_status")
 # PySpark's own policy repeats a request to a server that cannot be reached for ten minutes. With these it gives up after
 # 10 to 12 seconds, since a server that restarts has lost the session anyway. A server may ask for a longer wait.
 RETRIES_MAX = 6
@@ -32,16 +31,6 @@ _ANY_SETTING = "spark.sql.session.timeZone"
 # By id of the session, which its runtime keeps alive; a session keeps its runtime if that has a progress handler.
 _runtimes: "WeakValueDictionary[int, ConnectRuntime]" = WeakValueDictionary()  # under _lock
 _lock = threading.Lock()
-
-
-def require_connect() -> None:
-    """Raise `ConfigurationError`, naming the extra, if a package of the Spark Connect client is missing."""
-    missing = [name for name in PACKAGES if find_spec(name) is None]
-    if missing:
-        raise ConfigurationError(
-            f"Spark Connect needs the packages of its client, and {', '.join(missing)} cannot be found here: run pip "
-            "install 'penstock[connect]'."
-        )
 
 
 def open_session(address: str, conf: Mapping[str, str]) -> SparkSession:
