@@ -1,4 +1,4 @@
-"""Spark Connect, end to end: a real server, whose workers' Python lacks Penstock, and clients in processes of their own.
+"""Spark Connect, end to end: a real server whose workers' Python lacks Penstock, and clients as separate processes.
 
 A process that has used classic Spark cannot use Spark Connect, so nothing here opens a session in the test's process.
 """

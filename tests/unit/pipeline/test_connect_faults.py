@@ -1,7 +1,7 @@
 """The meaning of Spark Connect's failures. Their texts are those of a real server and client, Spark 4.3."""
 
 import pytest
-from grpc import StatusCode
+from grpc import RpcError, StatusCode
 from pyspark.errors import PySparkException, PySparkRuntimeError, PySparkValueError
 from pyspark.errors.exceptions.connect import (
     AnalysisException,
@@ -87,6 +87,23 @@ def test_a_lost_server_or_session_needs_a_new_process(error: Exception, reason: 
     assert str(explained).endswith(". Nothing is lost; run it again.")
     assert ".." not in str(explained)
     assert "\n" not in str(explained)
+
+
+class RefusedError(RpcError):  # type: ignore[misc] # gRPC has no types
+    """The error of a refused connection, as gRPC raises it."""
+
+    def code(self) -> StatusCode:
+        return StatusCode.UNAVAILABLE
+
+    def __str__(self) -> str:
+        return UNAVAILABLE
+
+
+def test_the_failure_that_spark_4_0_wraps_is_the_reason() -> None:
+    gave_up = PySparkException("[RETRIES_EXCEEDED] The maximum number of retries has been exceeded.")
+    gave_up.__cause__ = RefusedError()
+    assert connect_reason(gave_up) == CANNOT_CONNECT
+    assert isinstance(explain(gave_up), RestartNeeded)
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,11 @@ from penstock.pipeline.spark.faults import SPARK_ERRORS, connect_reason
 from penstock.pipeline.spark.runtime import HISTORY_URL, history_root
 
 SCHEME = "sc://"
-# PySpark's own policy repeats a request to a server that cannot be reached for ten minutes. With these it gives up after
-# 10 to 12 seconds, since a server that restarts has lost the session anyway. A server may ask for a longer wait.
+# PySpark repeats a request to a server that cannot be reached for more than ten minutes. With these values it gives up
+# after 10 to 12 seconds: a server that restarts has lost the session anyway. A server may ask for a longer wait.
 RETRIES_MAX = 6
 FIRST_WAIT_MS, WAIT_FACTOR, WAIT_MAX_MS = 50, 4.0, 3000
+OPEN_ERRORS: tuple[type[Exception], ...] = (*SPARK_ERRORS, ValueError)  # ValueError: an impossible address
 END_SECONDS = 2.0  # for a session that could not be prepared
 RANGE_ROWS = 100_000  # more than any cluster has slots
 
@@ -41,22 +42,21 @@ def open_session(address: str, conf: Mapping[str, str]) -> SparkSession:
     """
     require_connect()
     silence(*QUERY_LOGGERS)
-    place = place_of(address)
-    spark: SparkSession | None = None
     try:
-        spark = SparkSession.builder.remote(address).create()  # sends no request
+        spark: SparkSession = SparkSession.builder.remote(address).create()  # sends no request
+    except OPEN_ERRORS as error:
+        raise _not_opened(address, error) from error
+    try:
         _give_up_early(spark)
         spark.conf.get(_ANY_SETTING)
         for key, value in conf.items():
             _set(spark, key, value)
         set_required(spark)
-    except (*SPARK_ERRORS, ValueError, ConfigurationError) as error:  # ValueError: the address
-        if spark is not None:
-            end_session(spark, seconds=END_SECONDS)
-        if isinstance(error, ConfigurationError):
-            raise
-        reason = without_parameters(connect_reason(error), address)
-        raise ConfigurationError(f"No session could be opened at {place}: {reason}.") from error
+    except BaseException as error:
+        end_session(spark, seconds=END_SECONDS)
+        if isinstance(error, SPARK_ERRORS):
+            raise _not_opened(address, error) from error
+        raise
     return spark
 
 
@@ -211,6 +211,11 @@ class ConnectRuntime:
             self._jobs[tag].operations[operation_id] = counts
 
 
+def _not_opened(address: str, error: Exception) -> ConfigurationError:
+    reason = without_parameters(connect_reason(error), address)
+    return ConfigurationError(f"No session could be opened at {place_of(address)}: {reason}.")
+
+
 def _give_up_early(spark: SparkSession) -> None:
     """Bound the time that a session of our own waits for a server that cannot be reached."""
     from pyspark.sql.connect.client.retries import DefaultPolicy  # imports gRPC
@@ -231,8 +236,8 @@ def _set(spark: SparkSession, key: str, value: str) -> None:
         spark.conf.set(key, value)
     except SPARK_ERRORS as error:
         raise ConfigurationError(
-            f"The Spark Connect server does not accept the setting {key} (spark.conf): {connect_reason(error)}. Leave it "
-            "out here, or set it where the server is started."
+            f"The Spark Connect server does not accept the setting {key} (spark.conf): {connect_reason(error)}. Leave "
+            "it out here, or set it where the server is started."
         ) from error
 
 

@@ -40,6 +40,7 @@ _REFUSED = frozenset({"UNAUTHENTICATED", "PERMISSION_DENIED"})
 _CANCELLED = re.compile(
     r"\[(?:OPERATION_CANCELED|INVALID_HANDLE\.OPERATION_\w+|SPARK_JOB_CANCELLED)\] [^.\n]*(?:\.[^.\n]*)?"
 )
+_GAVE_UP = "[RETRIES_EXCEEDED]"
 _JVM_STACK = "\n\nJVM stacktrace:"  # what follows it, Spark Connect appends to every message
 _RPC_DETAILS = re.compile(r"\A<_\w+ of RPC that terminated with:[^\0]*?\bdetails = \"(.*)\"$", re.MULTILINE)
 _JAVA_CLASS = re.compile(r"\A\((?:[\w$]+\.)+[\w$]+\) ")  # before the message of an exception PySpark has no class for
@@ -77,6 +78,7 @@ START_ERRORS: tuple[type[Exception], ...] = (*SPARK_ERRORS, OSError)  # of a sta
 
 def explain(error: Exception) -> PenstockError:
     """Map an exception that escaped from a Spark call to a Penstock error."""
+    error = _last_failure(error)
     text = _text(error)
     status = _rpc_status(error)
     if status in _REFUSED:
@@ -109,7 +111,7 @@ def explain(error: Exception) -> PenstockError:
 
 def connect_reason(error: Exception) -> str:
     """Return why a Spark Connect server did not do what was asked, without a full stop."""
-    return _first_line(_text(error)).rstrip(".")
+    return _first_line(_text(_last_failure(error))).rstrip(".")
 
 
 def is_of_spark(error: BaseException) -> bool:
@@ -131,6 +133,12 @@ def python_fault(error: Exception) -> str | None:
     if found := _NO_PROGRAM.search(text):
         return f"the program {found[1]} cannot be started"
     return None
+
+
+def _last_failure(error: Exception) -> Exception:
+    """Return the failure of a request that Spark Connect repeated in vain, which Spark 4.0 wraps; else the error."""
+    cause = error.__cause__
+    return cause if str(error).startswith(_GAVE_UP) and isinstance(cause, Exception) else error
 
 
 def _rpc_status(error: Exception) -> str:
