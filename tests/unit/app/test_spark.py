@@ -47,7 +47,7 @@ class Calls:
         monkeypatch.setattr(session, "runtime_of", Runtime)
         monkeypatch.setattr(session, "is_session", lambda value: isinstance(value, str))
         monkeypatch.setattr(session, "current_session", self._current)
-        monkeypatch.setattr(session, "leave_sibling", lambda sibling, _: self.record(f"left {sibling}"))
+        monkeypatch.setattr(session, "leave_sibling", lambda sibling, *_: self.record(f"left {sibling}"))
         monkeypatch.setattr(session, "end", lambda spark, at_once, seconds: self.record(f"ended {spark} {at_once}"))
         monkeypatch.setattr(classic, "start_session", lambda _: self.record("started"))
         monkeypatch.setattr(
@@ -184,7 +184,7 @@ def test_under_spark_submit_the_session_is_made_by_pyspark_and_ended_by_us(
     sessions = spark(tmp_path)
     assert sessions.session() == "sibling of made"
     sessions.close()
-    assert calls.calls == ["made", "ended made False"]
+    assert calls.calls == ["made", "left sibling of made", "ended made False"]
 
 
 def test_a_session_of_our_own_is_impossible_under_spark_submit(

@@ -27,6 +27,17 @@ def test_on_a_cluster_with_its_own_spark_the_extra_without_it_is_named(monkeypat
         extra.require_spark(DEFAULT_SCHEME)
 
 
+def test_the_client_of_spark_connect_has_an_extra_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    extra.require_connect()
+    monkeypatch.setattr(extra, "find_spec", lambda name: None if name.startswith("grpc") else object())
+    with pytest.raises(ConfigurationError) as caught:
+        extra.require_connect()
+    assert str(caught.value) == (
+        "Spark Connect needs the packages of its client, and grpc, grpc_status cannot be found here: run pip install "
+        "'penstock[connect]'."
+    )
+
+
 @pytest.mark.parametrize("version", ["1.6.6", "1.6.7", "1.6.10", "1.6.6.post1"])
 def test_a_tested_deltalake_is_accepted(version: str) -> None:
     assert untested(DEFAULT_SCHEME, version) is None

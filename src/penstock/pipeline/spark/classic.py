@@ -24,15 +24,13 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from penstock.errors import ConfigurationError, RestartNeeded
-from penstock.pipeline.spark.conf import REQUIRED_CONF, set_required
+from penstock.pipeline.spark.conf import QUERY_LOGGERS, REQUIRED_CONF, set_required, silence
 from penstock.pipeline.spark.ctrl_c import ctrl_c_kept
 from penstock.pipeline.spark.faults import SPARK_ERRORS, START_ERRORS, explain
 from penstock.pipeline.spark.runtime import HISTORY_URL, history_root
 
-# PySpark logs every failed query to stderr a second time, as one JSON line of many kilobytes.
 # Py4J logs every call that a stop breaks off, with a traceback, although it also raises.
 PY4J = "py4j"
-QUERY_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
 # Properties of a thread that `ClassicRuntime.tagged` sets. Job tags are added and removed one by one.
 _JOB_PROPERTIES = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
@@ -84,8 +82,7 @@ def start_session(settings: SessionSettings) -> SparkSession:
         )
     settings.scratch.mkdir(parents=True, exist_ok=True)
     settings.log.parent.mkdir(parents=True, exist_ok=True)
-    for name in (*QUERY_LOGGERS, PY4J):
-        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+    silence(*QUERY_LOGGERS, PY4J)
     logging.getLogger().addFilter(_not_of_py4j)  # Py4J logs a broken connection through the root logger
     # PySpark would use the JVM of an earlier session of this process, which was stopped, and ignore ours.
     SparkContext._gateway = SparkContext._jvm = None

@@ -1,5 +1,6 @@
-"""The settings without which a session must not write tables."""
+"""The settings without which a session must not write tables, and PySpark's loggers."""
 
+import logging
 from collections.abc import Mapping
 
 from pyspark.sql import SparkSession
@@ -14,6 +15,9 @@ REQUIRED_CONF: Mapping[str, str] = {
     "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
 }
 
+# PySpark logs every failed query to stderr a second time, as one JSON line of many kilobytes.
+QUERY_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+
 _HADOOP = "spark.hadoop."  # prefix; a running session takes Hadoop's settings without it
 
 
@@ -21,3 +25,9 @@ def set_required(spark: SparkSession) -> None:
     """Set `REQUIRED_CONF` in a running session, which must be ours."""
     for key, value in REQUIRED_CONF.items():
         spark.conf.set(key.removeprefix(_HADOOP), value)
+
+
+def silence(*loggers: str) -> None:
+    """Turn loggers off in this process."""
+    for name in loggers:
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)

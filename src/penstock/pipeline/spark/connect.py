@@ -1,62 +1,90 @@
 """Sessions of Spark Connect: the driver is in a server, and this process is a client without a JVM."""
 
 import threading
+import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakValueDictionary
 
 from pyspark.sql import SparkSession, functions
 
 from penstock.errors import ConfigurationError, RestartNeeded
-from penstock.pipeline.spark.conf import set_required
-from penstock.pipeline.spark.faults import SPARK_ERRORS, explain
+from penstock.pipeline.extra import require_connect
+from penstock.pipeline.spark.conf import QUERY_LOGGERS, set_required, silence
+from penstock.pipeline.spark.faults import SPARK_ERRORS, connect_reason
 from penstock.pipeline.spark.runtime import HISTORY_URL, history_root
 
 SCHEME = "sc://"
-PACKAGES = ("grpc", "grpc_status")
+# PySpark repeats a request to a server that cannot be reached for more than ten minutes. With these values it gives up
+# after 10 to 12 seconds: a server that restarts has lost the session anyway. A server may ask for a longer wait.
+RETRIES_MAX = 6
+FIRST_WAIT_MS, WAIT_FACTOR, WAIT_MAX_MS = 50, 4.0, 3000
+OPEN_ERRORS: tuple[type[Exception], ...] = (*SPARK_ERRORS, ValueError)  # ValueError: an impossible address
+END_SECONDS = 2.0  # for a session that could not be prepared
 RANGE_ROWS = 100_000  # more than any cluster has slots
 
-_runtimes: "WeakKeyDictionary[Any, ConnectRuntime]" = WeakKeyDictionary()  # under _lock
+_ANY_SETTING = "spark.sql.session.timeZone"
+
+# By id of the session, which its runtime keeps alive; a session keeps its runtime if that has a progress handler.
+_runtimes: "WeakValueDictionary[int, ConnectRuntime]" = WeakValueDictionary()  # under _lock
 _lock = threading.Lock()
-
-
-def require_connect() -> None:
-    """Raise `ConfigurationError`, naming the extra, if a package of the Spark Connect client is missing."""
-    missing = [name for name in PACKAGES if find_spec(name) is None]
-    if missing:
-        raise ConfigurationError(
-            f"Spark Connect needs the packages of its client, and {', '.join(missing)} cannot be found here: run pip "
-            "install 'penstock[connect]'."
-        )
 
 
 def open_session(address: str, conf: Mapping[str, str]) -> SparkSession:
     """Open a session of our own at a server, such as ``sc://host:15002``.
 
-    ``conf`` are SQL settings of the session. Raises `ConfigurationError` if there is no such server.
+    ``conf`` are settings of the session. Raises `ConfigurationError` if there is no such server, or if it refuses the
+    client or a setting.
     """
     require_connect()
+    silence(*QUERY_LOGGERS)
     try:
-        builder = SparkSession.builder.remote(address)
+        spark: SparkSession = SparkSession.builder.remote(address).create()  # sends no request
+    except OPEN_ERRORS as error:
+        raise _not_opened(address, error) from error
+    try:
+        _give_up_early(spark)
+        spark.conf.get(_ANY_SETTING)
         for key, value in conf.items():
-            builder = builder.config(key, value)
-        spark: SparkSession = builder.create()
+            _set(spark, key, value)
         set_required(spark)
-    except SPARK_ERRORS as error:
-        raise ConfigurationError(f"No session could be opened at {address}: {explain(error)}") from error
+    except BaseException as error:
+        end_session(spark, seconds=END_SECONDS)
+        if isinstance(error, SPARK_ERRORS):
+            raise _not_opened(address, error) from error
+        raise
     return spark
+
+
+def place_of(address: str) -> str:
+    """Return an address without its parameters, which may hold a token."""
+    return address.partition("/;")[0].partition(";")[0].rstrip("/")
+
+
+def without_parameters(text: str, address: str) -> str:
+    """Return a text about an address without the values of its parameters."""
+    for parameter in address.removeprefix(place_of(address)).strip("/").split(";"):
+        value = parameter.partition("=")[2]
+        if value:
+            text = text.replace(value, "...")
+    return text
 
 
 def end_session(spark: SparkSession, *, seconds: float) -> None:
     """End a session of our own; give up after ``seconds``. The server ends it itself if it cannot be reached."""
-    ending = threading.Thread(target=_stop_quietly, args=(spark,), name="penstock-spark-stop", daemon=True)
-    ending.start()
-    ending.join(seconds)
+    _within(seconds, spark, _stop_quietly)
+
+
+def release_sibling(spark: SparkSession, *, seconds: float) -> None:
+    """Free a session that `ConnectRuntime.sibling` made, at the server and here; give up after ``seconds``.
+
+    `SparkSession.stop` would also end a server that PySpark started in this process, for the user's session.
+    """
+    _within(seconds, spark, _release_quietly)
 
 
 def found_session() -> SparkSession | None:
@@ -65,15 +93,16 @@ def found_session() -> SparkSession | None:
     from pyspark.sql.connect.session import SparkSession as ConnectSession
 
     found: Any = ConnectSession.getActiveSession() or ConnectSession._get_default_session()
-    return found  # type: ignore[no-any-return] # typed as a classic session, like all others
+    return None if found is None or found.is_stopped else found  # typed as a classic session, like all others
 
 
 def connect_runtime(spark: SparkSession) -> "ConnectRuntime":
     """Return the runtime of a session; one per session, since it collects the progress of its jobs."""
     with _lock:
-        if spark not in _runtimes:
-            _runtimes[spark] = ConnectRuntime(spark)
-        return _runtimes[spark]
+        runtime = _runtimes.get(id(spark))
+        if runtime is None:
+            runtime = _runtimes[id(spark)] = ConnectRuntime(spark)
+        return runtime
 
 
 @dataclass(slots=True)
@@ -191,6 +220,51 @@ class ConnectRuntime:
             self._jobs[tag].operations[operation_id] = counts
 
 
+def _not_opened(address: str, error: Exception) -> ConfigurationError:
+    reason = without_parameters(connect_reason(error), address)
+    return ConfigurationError(f"No session could be opened at {place_of(address)}: {reason}.")
+
+
+def _give_up_early(spark: SparkSession) -> None:
+    """Bound the time that a session of our own waits for a server that cannot be reached."""
+    from pyspark.sql.connect.client.retries import DefaultPolicy  # imports gRPC
+
+    policy = DefaultPolicy(
+        max_retries=RETRIES_MAX,
+        initial_backoff=FIRST_WAIT_MS,
+        backoff_multiplier=WAIT_FACTOR,
+        max_backoff=WAIT_MAX_MS,
+    )
+    client: Any = spark.client
+    client.set_retry_policies([policy])
+    warnings.filterwarnings("ignore", r"\[RETRIES_EXCEEDED\]", UserWarning)  # the error says it
+
+
+def _set(spark: SparkSession, key: str, value: str) -> None:
+    try:
+        spark.conf.set(key, value)
+    except SPARK_ERRORS as error:
+        raise ConfigurationError(
+            f"The Spark Connect server does not accept the setting {key} (spark.conf): {connect_reason(error)}. Leave "
+            "it out here, or set it where the server is started."
+        ) from error
+
+
+def _within(seconds: float, spark: SparkSession, end: Callable[[Any], None]) -> None:
+    client: Any = spark.client
+    client.set_retry_policies([])
+    ending = threading.Thread(target=end, args=(spark,), name="penstock-spark-stop", daemon=True)
+    ending.start()
+    ending.join(seconds)
+
+
 def _stop_quietly(spark: SparkSession) -> None:
     with suppress(*SPARK_ERRORS, OSError):
         spark.stop()
+
+
+def _release_quietly(spark: Any) -> None:
+    with suppress(*SPARK_ERRORS, OSError):
+        spark.client.release_session()
+    with suppress(*SPARK_ERRORS, OSError):
+        spark.client.close()

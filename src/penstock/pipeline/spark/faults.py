@@ -30,8 +30,20 @@ _MACHINERY = re.compile(r"No space left on device|Disk quota exceeded|Too many o
 _SPARK_ENDED = re.compile(
     r"SparkContext was shut down|stopped SparkContext|SparkContext is stopped|Java gateway process"
 )
-_SESSION_LOST = re.compile(r"\[INVALID_HANDLE\.SESSION_\w+\]|\[NO_ACTIVE_SESSION\]|\[SESSION_CLOSED\]")
+# Of Spark Connect. The last one: a new server does not know the operation that an old one was running.
+_SESSION_LOST = re.compile(
+    r"\[INVALID_HANDLE\.SESSION_\w+\]|\[NO_ACTIVE_SESSION\]|\[SESSION_CLOSED\]|\[RESPONSE_ALREADY_RECEIVED\]"
+)
+_UNREACHABLE = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED"})  # statuses of gRPC
+_REFUSED = frozenset({"UNAUTHENTICATED", "PERMISSION_DENIED"})
+# By another client, or by the server after it has lost this one for a while. Penstock's own cancels are checked first.
+_CANCELLED = re.compile(
+    r"\[(?:OPERATION_CANCELED|INVALID_HANDLE\.OPERATION_\w+|SPARK_JOB_CANCELLED)\] [^.\n]*(?:\.[^.\n]*)?"
+)
+_GAVE_UP = "[RETRIES_EXCEEDED]"
 _JVM_STACK = "\n\nJVM stacktrace:"  # what follows it, Spark Connect appends to every message
+_RPC_DETAILS = re.compile(r"\A<_\w+ of RPC that terminated with:[^\0]*?\bdetails = \"(.*)\"$", re.MULTILINE)
+_JAVA_CLASS = re.compile(r"\A\((?:[\w$]+\.)+[\w$]+\) ")  # before the message of an exception PySpark has no class for
 # Raised by the reader in Spark's Python workers, during planning and in tasks; the driver gets them as text.
 _OURS = {
     f"penstock.errors.{kind.__name__}": kind
@@ -66,11 +78,15 @@ START_ERRORS: tuple[type[Exception], ...] = (*SPARK_ERRORS, OSError)  # of a sta
 
 def explain(error: Exception) -> PenstockError:
     """Map an exception that escaped from a Spark call to a Penstock error."""
+    error = _last_failure(error)
     text = _text(error)
-    if _is_connection_lost(error, text):
+    status = _rpc_status(error)
+    if status in _REFUSED:
+        return ConfigurationError(f"The Spark Connect server refuses this client: {_first_line(text)}")
+    if status in _UNREACHABLE or (_SESSION_LOST.search(text) and not _TRACEBACK.search(text)):
         return RestartNeeded(
-            f"The Spark Connect server ended the session, or cannot be reached: {_first_line(text)}. Nothing is lost; "
-            "run it again."
+            "The Spark Connect server ended the session, or cannot be reached: "
+            f"{_first_line(text).rstrip('.')}. Nothing is lost; run it again."
         )
     # A Python worker's traceback may quote any text, and Python workers never talk to the session.
     if jvm.is_cut(error) or (_SPARK_ENDED.search(text) and not _TRACEBACK.search(text)):
@@ -81,6 +97,8 @@ def explain(error: Exception) -> PenstockError:
         return ConfigurationError(
             f"A Python worker of Spark cannot run Penstock: {fault}. All hosts need the same Python and packages."
         )
+    if (found := _CANCELLED.search(text)) and not _TRACEBACK.search(text):
+        return TemporaryError(f"Spark ended a run before it was done: {found.group().rstrip('. ')}")
     if found := _MACHINERY.search(text):
         return TemporaryError(f"Spark could not finish a run: {found.group()}")
     name, _, message = _cause(text).partition(": ")
@@ -89,6 +107,11 @@ def explain(error: Exception) -> PenstockError:
     if isinstance(error, (AnalysisException, ParseException)):
         return TransformError(f"Spark cannot plan what the transform returned: {_first_line(text)}")
     return _broken(text)
+
+
+def connect_reason(error: Exception) -> str:
+    """Return why a Spark Connect server did not do what was asked, without a full stop."""
+    return _first_line(_text(_last_failure(error))).rstrip(".")
 
 
 def is_of_spark(error: BaseException) -> bool:
@@ -112,11 +135,16 @@ def python_fault(error: Exception) -> str | None:
     return None
 
 
-def _is_connection_lost(error: Exception, text: str) -> bool:
-    """Return True if a Spark Connect server is gone, or a new one without this session is in its place."""
+def _last_failure(error: Exception) -> Exception:
+    """Return the failure of a request that Spark Connect repeated in vain, which Spark 4.0 wraps; else the error."""
+    cause = error.__cause__
+    return cause if str(error).startswith(_GAVE_UP) and isinstance(cause, Exception) else error
+
+
+def _rpc_status(error: Exception) -> str:
+    """Return the name of the gRPC status with which a request of Spark Connect failed; empty for other errors."""
     status: Any = getattr(error, "getGrpcStatusCode", None) or getattr(error, "code", None)
-    name = getattr(status(), "name", "") if callable(status) else ""
-    return name == "UNAVAILABLE" or (_SESSION_LOST.search(text) is not None and not _TRACEBACK.search(text))
+    return str(getattr(status(), "name", "")) if callable(status) else ""
 
 
 def _is_of_python(location: Path) -> bool:
@@ -148,8 +176,15 @@ def _captured_causes(error: BaseException | None) -> Iterator[str]:
     for _ in range(jvm.CAUSES_MAX):
         if error is None:
             return
-        yield str(error).partition(_JVM_STACK)[0]
+        yield _message(error)
         error = getattr(error, "_cause", None)  # PySpark stores the converted Java cause there
+
+
+def _message(error: BaseException) -> str:
+    """Return the error's message without the parts that Spark Connect and gRPC add to it."""
+    text = str(error).partition(_JVM_STACK)[0]
+    details = _RPC_DETAILS.search(text)
+    return _JAVA_CLASS.sub("", text if details is None else details[1])
 
 
 def _first_line(text: str) -> str:

@@ -53,9 +53,16 @@ def current_session() -> SparkSession:
         raise ConfigurationError(f"PySpark has no session and could make none: {explain(error)}") from error
 
 
-def leave_sibling(sibling: SparkSession, given: SparkSession) -> None:
-    """Undo that PySpark took the sibling of a given session for the session of this process."""
-    if not type(sibling).__module__.startswith(_CONNECT):
+def leave_sibling(sibling: SparkSession, given: SparkSession, seconds: float) -> None:
+    """End the use of a sibling of a given session, which is not affected. Takes up to ``seconds``.
+
+    Classic Spark took it for the session of this process; a Connect server would keep it for an hour.
+    """
+    if type(sibling).__module__.startswith(_CONNECT):
+        from penstock.pipeline.spark import connect
+
+        connect.release_sibling(sibling, seconds=seconds)
+    else:
         from penstock.pipeline.spark import classic
 
         classic.leave_sibling(sibling, given)
