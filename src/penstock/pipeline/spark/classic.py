@@ -32,6 +32,7 @@ from penstock.pipeline.spark.runtime import HISTORY_URL, history_root
 PY4J = "py4j"
 QUERY_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
+WORKER_PYTHON = "spark.pyspark.python"
 _POOL_PROPERTY = "spark.scheduler.pool"
 
 LOGGED_BYTES_MAX = 1 << 20  # read from the log to find why Spark did not start
@@ -87,6 +88,8 @@ def start_session(settings: SessionSettings) -> SparkSession:
     try:
         with settings.log.open("ab") as log:
             gateway = launch_gateway(conf, popen_kwargs={"stdout": log, "stderr": log})
+        if not settings.is_local:
+            _use_configured_python(gateway)
         with _ctrl_c_kept():
             return SparkSession(SparkContext(gateway=gateway, conf=conf))
     except START_ERRORS as error:
@@ -268,6 +271,16 @@ def _environment(settings: SessionSettings) -> dict[str, str]:
     if not settings.is_local:
         return environment
     return environment | {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+
+
+def _use_configured_python(gateway: Any) -> None:
+    """Let spark.pyspark.python win over PYSPARK_PYTHON, as spark-submit does. PySpark itself reads only the variable.
+
+    The setting may be in spark-defaults.conf, which only the JVM has read.
+    """
+    program = str(gateway.jvm.SparkConf().get(WORKER_PYTHON, ""))
+    if program:
+        os.environ["PYSPARK_PYTHON"] = program
 
 
 def _conf(settings: SessionSettings) -> SparkConf:

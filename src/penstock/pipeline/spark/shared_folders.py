@@ -18,7 +18,6 @@ from uuid import uuid4
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
-from ulid import ULID
 
 from penstock.errors import ConfigurationError, ObjectError, TableError, TemporaryError
 from penstock.objects.local_store import LocalStore
@@ -91,7 +90,7 @@ class _Token:
 
     def __init__(self, written: Sequence[Files], source: str | None) -> None:
         self.text = uuid4().hex
-        self.folder = f".shared-{ULID()}"
+        self.folder = f".shared-{uuid4().hex}"
         self.sample: tuple[ObjectRef, ...] = () if source is None else _sample(source)
         self.hidden: str | None = None  # path of the token in a source without files
         self._written = written
