@@ -46,9 +46,8 @@ def _with_dependencies(packages: Iterable[str]) -> Iterator[Distribution]:
         except PackageNotFoundError:  # not needed by this version of Python
             continue
         yield one
-        for requirement in one.requires or ():
-            if "extra ==" not in requirement and (found := _NAME.match(requirement)):
-                waiting.append(found.group())
+        requirements = [text for text in one.requires or () if "extra ==" not in text]
+        waiting += [found.group() for text in requirements if (found := _NAME.match(text))]
 
 
 def _top_level(one: Distribution) -> set[str]:

@@ -6,10 +6,9 @@ They run on a standalone cluster. Each ingest is a process with a session of its
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.chaos.oracle import attempts, check_done, messages
@@ -17,15 +16,16 @@ from tests.chaos.runs import Case, environment
 from tests.chaos.s3_case import S3Case
 from tests.services.aws_server import AwsServer
 from tests.services.bare_python import bare_python, site_packages
-from tests.services.spark_cluster import FROM_DRIVER, SparkCluster, why_not_here
+from tests.services.spark_cluster import SparkCluster
+from tests.spark.executors import settings
 
-from penstock.pipeline.spark.probe import FOR_S3, REQUIRED
+from penstock.operations.spark.pack import PYTHON_VARIABLE, PackRequest, pack
+from penstock.pipeline.spark.probe import REQUIRED
 
 pytestmark = pytest.mark.timeout(600)
 
 CANNOT_WORK = 78
 OBJECTS = 8
-OLDER_PENSTOCK = "raise ImportError('this is an older Penstock')\n"
 OTHER_VERSION = """
 import sys
 
@@ -42,6 +42,7 @@ from pathlib import Path
 from penstock.errors import ConfigurationError
 from penstock.pipeline.spark import classic, package
 from penstock.pipeline.spark.java import find_java
+from penstock.operations.spark.pack import PYTHON_VARIABLE, PackRequest, pack
 from penstock.pipeline.spark.probe import FOR_LEDGER, FOR_S3, check_workers, require_packages
 from penstock.pipeline.spark.session import runtime_of
 
@@ -68,35 +69,6 @@ print(json.dumps(replies))
 """
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
-    if (reason := why_not_here()) is not None:
-        pytest.skip(f"not applicable: {reason}")
-    made = SparkCluster(folder=tmp_path_factory.mktemp("cluster"))
-    try:
-        yield made.start()
-    finally:
-        made.close()
-
-
-@pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a Python with nothing but what tasks need, and an older Penstock."""
-    folder = tmp_path_factory.mktemp("executors") / "python"
-    program = bare_python(folder, [*REQUIRED, *FOR_S3])
-    older = site_packages(folder) / "penstock" / "__init__.py"
-    older.parent.mkdir()
-    older.write_text(OLDER_PENSTOCK)
-    return program
-
-
-def settings(cluster: SparkCluster, python: Path | str, **conf: str) -> dict[str, Any]:
-    """Return the settings of an ingest whose executors run this Python."""
-    options = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # quicker to start
-    own = {**FROM_DRIVER, "spark.pyspark.python": str(python), "spark.executor.extraJavaOptions": options, **conf}
-    return {"spark_master": cluster.url, "spark_conf": json.dumps(own)}
-
-
 def check_nothing_claimed(case: Case, ended_err: str) -> None:
     """Check that one sentence says why, and that every object still waits with no attempt counted."""
     assert "Traceback" not in ended_err
@@ -105,16 +77,16 @@ def check_nothing_claimed(case: Case, ended_err: str) -> None:
 
 
 def test_penstock_ships_itself_and_wins_over_an_older_one_in_the_executors(
-    tmp_path: Path, cluster: SparkCluster, python: Path
+    tmp_path: Path, cluster: SparkCluster, executor_python: Path
 ) -> None:
-    with closing(Case(tmp_path, **settings(cluster, python))) as case:
+    with closing(Case(tmp_path, **settings(cluster, executor_python))) as case:
         case.add_objects(range(OBJECTS))
         case.ingest()
         check_done(case.truth(), case.mirror())
 
 
 def test_without_the_packages_for_s3_nothing_is_claimed_and_with_them_every_line_arrives(
-    tmp_path: Path, cluster: SparkCluster, python: Path, moto: AwsServer
+    tmp_path: Path, cluster: SparkCluster, executor_python: Path, moto: AwsServer
 ) -> None:
     without = bare_python(tmp_path / "python", [*REQUIRED, "boto3"])
     with closing(S3Case(tmp_path, moto, by_queue=False)) as case:
@@ -123,7 +95,17 @@ def test_without_the_packages_for_s3_nothing_is_claimed_and_with_them_every_line
         assert "cannot run pipelines on S3: Python 3." in ended.err
         assert " lacks obstore. `penstock admin spark pack --extra aws` writes an archive" in ended.err
         check_nothing_claimed(case, ended.err)
-        case.ingest(**settings(cluster, python))
+        case.ingest(**settings(cluster, executor_python))
+        check_done(case.truth(), case.mirror())
+
+
+def test_a_packed_archive_is_all_that_executors_need(tmp_path: Path, cluster: SparkCluster) -> None:
+    packed = pack(PackRequest(output=tmp_path / "packed.tar.gz"))
+    bare = bare_python(tmp_path / "bare", [])
+    conf = {f"spark.executorEnv.{PYTHON_VARIABLE}": str(bare), **packed.settings}
+    with closing(Case(tmp_path, **settings(cluster, packed.settings["spark.pyspark.python"], **conf))) as case:
+        case.add_objects(range(OBJECTS))
+        case.ingest()
         check_done(case.truth(), case.mirror())
 
 
@@ -147,19 +129,23 @@ def other_version(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_each_defect_of_the_executors_is_one_sentence(
-    tmp_path: Path, cluster: SparkCluster, python: Path, other_version: Path
+    tmp_path: Path, cluster: SparkCluster, apart: Path, executor_python: Path, other_version: Path
 ) -> None:
     old = tmp_path / "old"
     with_an_old_package = bare_python(old, [*REQUIRED])
     (site_packages(old) / "zstandard").unlink()
     (site_packages(old) / "zstandard.py").write_text("__version__ = '0.9.1'\n")
+    only_there = apart / "python" / "bin" / "python3"
+    for number in range(cluster.workers):
+        bare_python(cluster.private_folder(number, apart) / "python", [*REQUIRED])
     pythons = {
         "bare": bare_python(tmp_path / "bare", []),
         "without zstandard": bare_python(tmp_path / "no-zstandard", ["pyarrow", "numpy"]),
         "old": with_an_old_package,
         "other version": other_version,
         "missing": tmp_path / "nowhere" / "python3",
-        "fit": python,
+        "only in executors": only_there,
+        "fit": executor_python,
     }
     found = replies_of(pythons, cluster, tmp_path / "session")
     for name, sentence in {
@@ -171,6 +157,10 @@ def test_each_defect_of_the_executors_is_one_sentence(
     }.items():
         assert found[name].startswith(f"The executors of {cluster.url} cannot run Penstock: "), found[name]
         assert sentence in found[name]
+    assert found["only in executors"].startswith(
+        "Spark plans reads on the driver's host with the program of the executors, which cannot run Penstock there: "
+        f"the program {only_there} cannot be started. Install it there, too. "
+    )
     assert " lacks pyarrow, numpy, zstandard. " in found["bare"]
     assert found["fit"].startswith(f"fitThe executors of {cluster.url} cannot run this reconcile: ")
     assert " lacks pydantic, sqlalchemy, tenacity, ulid, psycopg. " in found["fit"]

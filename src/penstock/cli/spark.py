@@ -71,5 +71,8 @@ def _print(report: PackReport) -> None:
     print("Settings of Spark (spark.conf in Penstock's settings, or --conf of spark-submit):")
     for name, value in report.settings.items():
         print(printable(f"  {name}={value}"))
+    print(
+        "Under spark-submit in client mode, also unpack it into the folder penstock/ of the driver's working directory."
+    )
     if report.python != OWN_PYTHON:
         print(f"This process is Python {OWN_PYTHON}; Spark needs the same version in driver and executors.")

@@ -4,7 +4,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from enum import StrEnum
@@ -83,16 +83,17 @@ def machine_checks(
     *,
     spark: SparkNeed = SparkNeed.UNKNOWN,
     formats: Sequence[str] = (DEFAULT_SCHEME,),
+    before_spark: Callable[[], None] = lambda: None,
 ) -> Iterator[Finding]:
     """Check Python, settings, disk, and Spark if it is needed. Skip the checks that depend on a failed one.
 
-    ``formats``: those of the tables, see `penstock.sinks.registry`.
+    ``formats``: those of the tables, see `penstock.sinks.registry`. ``before_spark`` is called before Spark starts.
     """
     yield _python()
     yield guarded("settings", _settings, hint="Correct the name, or unset the variable: it has no effect.")
     yield _disk(Path.cwd())
     if spark is not SparkNeed.NONE:
-        for finding in _spark_checks(environ, formats):
+        for finding in _spark_checks(environ, formats, before_spark):
             yield finding if spark is SparkNeed.NEEDED else _as_warning(finding, WITHOUT_SPARK)
 
 
@@ -118,13 +119,16 @@ def state_checks(request: "ScopeRequest", *, try_notification: bool = False) -> 
             yield _status_check(subject, scope, name, failed=failed)
 
 
-def _spark_checks(environ: Mapping[str, str], formats: Sequence[str]) -> Iterator[Finding]:
+def _spark_checks(
+    environ: Mapping[str, str], formats: Sequence[str], before_spark: Callable[[], None]
+) -> Iterator[Finding]:
     """Check the extra, Java, and a Spark that runs a real job."""
     extra = guarded("spark extra", lambda: _extra(formats))
     yield extra
     java = guarded("java", lambda: _java(environ), hint="Set JAVA_HOME to the Java to use, or unset it.")
     yield java
     if FindingLevel.FAILED not in (extra.level, java.level):
+        before_spark()
         yield guarded("spark", _spark)
 
 

@@ -1,8 +1,8 @@
 """Pack what executors need into an archive for Spark's ``--archives``.
 
-`pack` finds the packages and their dependencies in this environment, in their exact versions, and writes them as ``lib/``
-beside a small ``bin/python``. For another platform or Python, pip gets the same versions as wheels. Penstock itself is
-not in the archive: it is shipped with each session (`penstock.pipeline.spark.package`).
+`pack` finds the packages and their dependencies in this environment, in their exact versions, and writes them as
+``lib/`` beside a small ``bin/python``. For another platform or Python, pip gets the same versions as wheels. Penstock
+itself is not in the archive: it is shipped with each session (`penstock.pipeline.spark.package`).
 """
 
 import gzip
@@ -35,7 +35,7 @@ PACKAGES: Mapping[str, Sequence[str]] = {
     "mysql": ("cryptography", "pymysql", *_LEDGER),
     "postgresql": ("psycopg", "psycopg-binary", *_LEDGER),
 }
-"""What tasks import, by pip extra. PySpark is on every host; deltalake and the rest are used by the driver alone."""
+"""The packages that tasks import, by pip extra. PySpark is on every host, and only the driver uses deltalake."""
 
 _LEVEL = 6  # of gzip
 _TEXT_CHARS_MAX = 300
@@ -84,7 +84,7 @@ class PackRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackReport:
-    """What was packed, and the Spark settings that use it."""
+    """A written archive, and the Spark settings that use it."""
 
     file: str
     bytes: int
@@ -244,10 +244,9 @@ def _download(folder: Path, request: PackRequest, found: Iterable[Distribution])
     done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     if done.returncode != 0:
         errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR:")] or ["pip failed"]
-        raise ConfigurationError(
-            f"pip cannot get the packages for Python {request.python} on {', '.join(request.platforms) or 'this platform'}"
-            f": {errors[-1].removeprefix('ERROR: ')[:_TEXT_CHARS_MAX].rstrip('.')}."
-        )
+        reason = errors[-1].removeprefix("ERROR: ")[:_TEXT_CHARS_MAX].rstrip(".")
+        where = ", ".join(request.platforms) or "this platform"
+        raise ConfigurationError(f"pip cannot get the packages for Python {request.python} on {where}: {reason}.")
 
 
 def _files_in(folder: Path) -> Iterator[tuple[str, Path]]:

@@ -6,6 +6,7 @@
 import logging
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -33,6 +34,7 @@ PY4J = "py4j"
 QUERY_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
 WORKER_PYTHON = "spark.pyspark.python"
+DRIVER_JAVA_OPTIONS = "spark.driver.defaultJavaOptions"
 _POOL_PROPERTY = "spark.scheduler.pool"
 
 LOGGED_BYTES_MAX = 1 << 20  # read from the log to find why Spark did not start
@@ -83,11 +85,12 @@ def start_session(settings: SessionSettings) -> SparkSession:
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     logging.getLogger().addFilter(_not_of_py4j)  # Py4J logs a broken connection through the root logger
     conf = _conf(settings)
+    folder = _planning_folder(settings, conf)
     gateway: Any = None
     logged_bytes = settings.log.stat().st_size if settings.log.exists() else 0
     try:
         with settings.log.open("ab") as log:
-            gateway = launch_gateway(conf, popen_kwargs={"stdout": log, "stderr": log})
+            gateway = launch_gateway(conf, popen_kwargs={"stdout": log, "stderr": log, "cwd": folder})
         if not settings.is_local:
             _use_configured_python(gateway)
         with _ctrl_c_kept():
@@ -281,6 +284,24 @@ def _use_configured_python(gateway: Any) -> None:
     program = str(gateway.jvm.SparkConf().get(WORKER_PYTHON, ""))
     if program:
         os.environ["PYSPARK_PYTHON"] = program
+
+
+def _planning_folder(settings: SessionSettings, conf: SparkConf) -> Path | None:
+    """Return the folder to start the JVM in if the executors' Python is a relative path, as in an archive; else None.
+
+    Spark plans reads on this host with the same path. In this folder it leads to this process's own Python. Java's own
+    relative paths still begin in the current folder.
+    """
+    program = Path(settings.extra_conf.get(WORKER_PYTHON) or os.environ.get("PYSPARK_PYTHON", ""))
+    if settings.is_local or program.is_absolute() or len(program.parts) < 2 or ".." in program.parts:
+        return None
+    folder = settings.scratch / "planning"
+    (folder / program).parent.mkdir(parents=True, exist_ok=True)
+    (folder / program).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
+    (folder / program).chmod(0o755)
+    user_dir = shlex.quote(f"-Duser.dir={Path.cwd()}")
+    conf.set(DRIVER_JAVA_OPTIONS, f"{conf.get(DRIVER_JAVA_OPTIONS, '')} {user_dir}".strip())
+    return folder
 
 
 def _conf(settings: SessionSettings) -> SparkConf:

@@ -25,7 +25,6 @@ from pyspark.sql import SparkSession, functions
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-import penstock
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.pipeline.spark import survey_task
 from penstock.pipeline.spark.faults import SPARK_ERRORS, explain, python_fault
@@ -43,8 +42,8 @@ FOR_S3: Mapping[str, str] = {"boto3": "1.40", "obstore": "0.10"}
 FOR_LEDGER: Mapping[str, str] = {"pydantic": "2.10", "sqlalchemy": "2.0.36", "tenacity": "9", "ulid": "3"}
 REMEDY = (
     "`penstock admin spark pack{options}` writes an archive with all packages for spark.archives; or install "
-    "'penstock[pipeline{extras}]' on all hosts of the cluster for the Python that spark.pyspark.python (PYSPARK_PYTHON) "
-    "names."
+    "'penstock[pipeline{extras}]' on all hosts of the cluster for the Python that spark.pyspark.python "
+    "(PYSPARK_PYTHON) names."
 )
 
 _checked: "WeakKeyDictionary[Any, set[str]]" = WeakKeyDictionary()  # names of packages by session; under _lock
@@ -89,13 +88,16 @@ def check_workers(spark: SparkSession) -> None:
     try:
         if not runtime.is_local:
             _check_replies(survey(spark, list(REQUIRED)), REQUIRED, runtime)
+    except SPARK_ERRORS as error:
+        raise refused(error, runtime) from error
+    try:
         penstock_in_workers(spark)
     except SPARK_ERRORS as error:
-        raise _refused(error, runtime) from error
+        raise refused(error, runtime, when_planning=True) from error
 
 
 def penstock_in_workers(spark: SparkSession) -> Sequence[str]:
-    """Return the different places from which the workers import Penstock.
+    """Return the different folders and zip files from which the workers import Penstock.
 
     Runs a job through a data source and an Arrow function, as a pipeline does. Raises Spark's errors.
     """
@@ -119,7 +121,7 @@ def require_packages(spark: SparkSession, packages: Mapping[str, str], *, purpos
     try:
         _check_replies(survey(spark, list(packages)), packages, runtime, purpose=purpose, extra=extra)
     except SPARK_ERRORS as error:
-        raise _refused(error, runtime) from error
+        raise refused(error, runtime) from error
     with _lock:
         _checked.setdefault(spark, set()).update(packages)
 
@@ -167,7 +169,7 @@ class CheckReader(DataSourceReader):
         return [InputPartition(number) for number in range(self._tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[int, str]]:
-        yield partition.value, penstock.__file__
+        yield partition.value, str(Path(__file__).parents[2])
 
 
 def _check_replies(
@@ -182,8 +184,8 @@ def _check_replies(
         faults = package_faults(worker, packages)
         if faults:
             raise ConfigurationError(
-                f"The executors of {runtime.place} cannot run {purpose}: Python {worker.version} at {worker.program} on "
-                f"the host {worker.host} {' and '.join(faults)}. {remedy(extra)}"
+                f"The executors of {runtime.place} cannot run {purpose}: Python {worker.version} at {worker.program} "
+                f"on the host {worker.host} {' and '.join(faults)}. {remedy(extra)}"
             )
 
 
@@ -210,10 +212,17 @@ def _is_older(version: str, oldest: str) -> bool:
     return bool(numbers) and numbers < oldest_numbers
 
 
-def _refused(error: Exception, runtime: SparkRuntime) -> PenstockError:
+def refused(error: Exception, runtime: SparkRuntime, *, when_planning: bool = False) -> PenstockError:
+    """Return the error of a check. ``when_planning``: the executors' Python has run and has all packages."""
     fault = python_fault(error)
     if fault is None:
         return explain(error)
+    if when_planning and not runtime.is_local:
+        return ConfigurationError(
+            "Spark plans reads on the driver's host with the program of the executors, which cannot run Penstock "
+            f"there: {fault}. Install it there, too. A relative path, as in an archive, begins in the driver's working "
+            "directory: unpack the archive there."
+        )
     if not runtime.is_local:
         return ConfigurationError(
             f"The executors of {runtime.place} cannot run Penstock: {fault}; this process is Python "
