@@ -195,7 +195,7 @@ class _SessionChecks:
     def _arrow(self) -> tuple[FindingLevel, str]:
         from penstock.pipeline.spark.trial import run_arrow
 
-        return FindingLevel.OK, f"Arrow functions run in {run_arrow(self._session)} tasks"
+        return FindingLevel.OK, f"Arrow functions run; tasks: {run_arrow(self._session)}"
 
     def _cancel(self) -> tuple[FindingLevel, str]:
         from penstock.pipeline.spark.trial import cancel_by_tag
