@@ -190,7 +190,7 @@ def environment(**settings: object) -> dict[str, str]:
     }
     return {
         **inherited,
-        "PYTHONPATH": str(ROOT),  # where `tests` is, for `IN_PROCESS`
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}",  # `tests`, for `IN_PROCESS`, and this Penstock
         # A JVM that lives for seconds gains nothing from its second compiler, which costs a third of that time.
         "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         **{f"PENSTOCK_{name.upper()}": str(value) for name, value in given.items()},

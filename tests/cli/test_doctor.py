@@ -25,7 +25,7 @@ SPARK_RUNS = "runs"
 
 @pytest.fixture(autouse=True)
 def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "_spark", lambda environ: (FindingLevel.OK, SPARK_RUNS))
+    monkeypatch.setattr(checks, "_spark", lambda: (FindingLevel.OK, SPARK_RUNS))
 
 
 def levels(result: CommandResult) -> dict[str, str]:
@@ -182,7 +182,7 @@ def test_missing_spark_is_a_warning_if_it_may_be_needed(
 
 
 def test_a_spark_that_does_not_start_is_reported(penstock: Call, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(environ: object) -> None:
+    def broken() -> None:
         raise ConfigurationError("Spark did not start (no).")
 
     monkeypatch.setattr(checks, "_spark", broken)
@@ -194,7 +194,7 @@ def test_a_spark_that_does_not_start_is_reported(penstock: Call, scene: Scene, m
 def test_a_check_that_raises_does_not_stop_the_others(
     penstock: Call, scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checks, "_spark", lambda environ: 1 / 0)
+    monkeypatch.setattr(checks, "_spark", lambda: 1 / 0)
     result = penstock("doctor")
     assert result.exit_code == CHECK_FOUND_PROBLEMS
     assert "ZeroDivisionError" in result.out

@@ -140,7 +140,9 @@ class SparkCluster:
         classes = f"'{_SPARK_HOME}/conf:{_SPARK_HOME}/jars/*'"
         line = " ".join([str(java / "bin" / "java"), *_JVM, "-cp", classes, *command])
         script = " && ".join([*first, f"exec {line}"])
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PENSTOCK_", "SPARK_"))}
+        # PYTHONPATH would give the executors' Python what this one finds.
+        not_theirs = ("PENSTOCK_", "PYSPARK_", "PYTHONPATH", "SPARK_")
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(not_theirs)}
         environment = {
             **inherited,
             "JAVA_HOME": str(java),

@@ -12,6 +12,7 @@ from penstock.app.reconcile_target import ReconcileScan
 from penstock.pipeline.reconcile.existing import folder_frame, listing_frame
 from penstock.pipeline.reconcile.inventory import inventory_frame
 from penstock.pipeline.reconcile.missing import MissingObjects, cancelled_when, find_missing, jobs, known_frame
+from penstock.pipeline.spark.probe import FOR_S3, require_packages
 from penstock.pipeline.spark.runtime import Session
 from penstock.pipeline.spark.shared_folders import prove_readable
 from penstock.storage.address import s3_address
@@ -31,6 +32,7 @@ def _existing(scan: ReconcileScan, spark: Session) -> Any:
     if source.is_local:
         prove_readable(spark, source.address)
         return folder_frame(spark, source.address, excluded=[str(files) for files in scan.target.own if files.is_local])
+    require_packages(spark, FOR_S3, purpose="a reconcile with S3", extra="aws")
     address = s3_address(source.address)
     if scan.inventory is None:
         return listing_frame(spark, address, source.aws, all_versions=scan.all_versions)

@@ -82,7 +82,9 @@ class Spark:
         bus: Bus,
         stop: StopSignal,
         given: "GivenSpark | None" = None,
+        checks: bool = True,
     ) -> None:
+        """Without ``checks``, a session is returned although its workers may be unable to run Penstock."""
         self._settings = settings
         self._scratch = scratch
         self._log = log
@@ -90,6 +92,7 @@ class Spark:
         self._bus = bus
         self._stop = stop
         self._given = given
+        self._checks = checks
         self._origin = session_origin(settings, os.environ)
         self._starting = threading.Lock()  # held while a session starts, which may take a minute
         self._lock = threading.Lock()  # never held for long
@@ -185,7 +188,8 @@ class Spark:
             runtime = runtime_of(opened.session)
             if not runtime.is_local:
                 runtime.add_package(package_archive(self._scratch))
-            check_workers(opened.session)
+            if self._checks:
+                check_workers(opened.session)
         except BaseException:
             self._end(opened)
             raise

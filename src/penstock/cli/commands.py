@@ -107,6 +107,7 @@ ADMIN_COMMANDS = (
         target="penstock.cli.monitor:monitor",
         help="Measure queues, dead letters and the ledger, and serve the metrics.",
     ),
+    LazyCommand(name="spark", target="penstock.cli.spark:app", help="Pack what the executors of a Spark cluster need."),
     LazyCommand(
         name="config", target="penstock.cli.config:app", help="Show the settings in effect, and check the stop timeout."
     ),

@@ -276,6 +276,11 @@ class Ledger:
         return self.database.engine.url.render_as_string(hide_password=False)
 
     @property
+    def driver(self) -> str:
+        """The Python module that talks to the database's server, such as ``pymysql``."""
+        return self.database.engine.dialect.driver
+
+    @property
     def is_local(self) -> bool:
         """True if the ledger is a file, which other hosts cannot see."""
         return self.database.engine.dialect.name == "sqlite"

@@ -28,6 +28,7 @@ from penstock.pipeline.failures import FailureStreak
 from penstock.pipeline.spark.declaration import Declaration
 from penstock.pipeline.spark.engine import DeferredEngine, SparkEngine
 from penstock.pipeline.spark.faults import SPARK_ERRORS, explain
+from penstock.pipeline.spark.probe import FOR_S3, require_packages
 from penstock.pipeline.spark.runtime import Session
 from penstock.pipeline.spark.shared_folders import prove_shared
 from penstock.pipeline.spark.source.ddl import columns_read
@@ -96,7 +97,7 @@ class PipelineBlueprint:
     def consumer(self, spark: Session, *, queue: str) -> Consumer:
         """Return the consumer that a worker serves the pipeline with.
 
-        Raises `ConfigurationError` if the executors do not share the pipeline's folders.
+        Raises `ConfigurationError` if the executors lack packages or do not share the pipeline's folders.
         """
         return self._consumer(self._engine(spark), queue=queue)
 
@@ -146,6 +147,8 @@ class PipelineBlueprint:
 
     def _engine(self, spark: Session) -> CheckedEngine:
         try:
+            if self.declaration.uses_s3:
+                require_packages(spark, FOR_S3, purpose="pipelines on S3", extra="aws")
             prove_shared(spark, self.declaration)
             return SparkEngine(
                 spark,

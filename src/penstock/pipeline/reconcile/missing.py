@@ -26,6 +26,7 @@ from penstock.objects.scanner import CHUNK_OBJECTS, PROBLEMS_MAX, TABLE_FOLDERS
 from penstock.pipeline.reconcile.alone import PREFIXES_MAX, LeftOut, MissingPrefix, ReconcileScope
 from penstock.pipeline.reconcile.existing import object_id
 from penstock.pipeline.spark.faults import SPARK_ERRORS, explain
+from penstock.pipeline.spark.probe import FOR_LEDGER, require_packages
 from penstock.pipeline.spark.progress import watched
 from penstock.pipeline.spark.session import runtime_of, tasks_at_once
 
@@ -35,6 +36,7 @@ TASKS_A_CORE = 2
 TASKS_MAX = 64  # each is a connection to the database
 _ARROW = pa.schema([pa.field(KNOWN_ID, pa.binary(), nullable=False)])
 
+_EXTRAS = {"pymysql": "mysql", "psycopg": "postgresql"}  # pip extras of the ledger's drivers
 _TABLE = rf"^((?:[^/]*/)*?)(?:{'|'.join(TABLE_FOLDERS)})/"
 _HIDDEN = r"(?:^|/)\.(?!\.?(?:/|\z))"  # begins with a dot, except "." and "..", which are ordinary names in S3
 _FIRST_FOLDER = r"^[^/]*/"
@@ -46,11 +48,19 @@ POOL = "penstock-reconcile"  # a scheduler pool, so that pipelines' batches do n
 def known_frame(spark: SparkSession, ledger: Ledger, pipeline: str, *, seen_at: float) -> DataFrame:
     """Return a DataFrame of the ids that need no message, to compare with objects that existed at ``seen_at``.
 
-    One column, `KNOWN_ID`; see `Ledger.known_ids`. The driver reads the ledger if the executors cannot reach it.
+    One column, `KNOWN_ID`; see `Ledger.known_ids`. The driver reads the ledger if the executors cannot reach it. Raises
+    `ConfigurationError` if they could but lack the packages for its server.
     """
     if ledger.is_in_this_process or (ledger.is_local and not runtime_of(spark).is_local):
         table = pa.Table.from_batches(_batches(ledger.known_ids(pipeline, seen_at=seen_at)), schema=_ARROW)
         return spark.createDataFrame(table, KNOWN)
+    if not ledger.is_local:
+        require_packages(
+            spark,
+            {**FOR_LEDGER, ledger.driver: ""},
+            purpose="a reconcile with this ledger",
+            extra=_EXTRAS.get(ledger.driver, ""),
+        )
     tasks = min(TASKS_A_CORE * tasks_at_once(spark), TASKS_MAX)
     task = _KnownIdsTask(
         url=ledger.secret_url,

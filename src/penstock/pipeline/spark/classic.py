@@ -6,6 +6,7 @@
 import logging
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -32,10 +33,11 @@ from penstock.pipeline.spark.runtime import HISTORY_URL, history_root
 # Py4J logs every call that a stop breaks off, with a traceback, although it also raises.
 PY4J = "py4j"
 
+WORKER_PYTHON = "spark.pyspark.python"
+DRIVER_JAVA_OPTIONS = "spark.driver.defaultJavaOptions"
 # Properties of a thread that `ClassicRuntime.tagged` sets. Job tags are added and removed one by one.
 _JOB_PROPERTIES = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
 _POOL_PROPERTY = "spark.scheduler.pool"
-_WORKER_PYTHON = "spark.pyspark.python"
 _JVM_SESSION = "org.apache.spark.sql.classic.SparkSession"
 
 LOGGED_BYTES_MAX = 1 << 20  # read from the log to find why Spark did not start
@@ -87,14 +89,15 @@ def start_session(settings: SessionSettings) -> SparkSession:
     # PySpark would use the JVM of an earlier session of this process, which was stopped, and ignore ours.
     SparkContext._gateway = SparkContext._jvm = None
     conf = _conf(settings)
+    folder = _planning_folder(settings, conf)
     gateway: Any = None
     logged_bytes = settings.log.stat().st_size if settings.log.exists() else 0
     try:
         with settings.log.open("ab") as log, _launching_in(_environment(settings)), ctrl_c_kept():
-            gateway = launch_gateway(conf, popen_kwargs={"stdout": log, "stderr": log})
+            gateway = launch_gateway(conf, popen_kwargs={"stdout": log, "stderr": log, "cwd": folder})
             context = SparkContext(gateway=gateway, conf=conf)
             # PySpark's functions take it only from the environment, while data sources and spark-submit prefer this.
-            context.pythonExec = context.getConf().get(_WORKER_PYTHON) or context.pythonExec
+            context.pythonExec = context.getConf().get(WORKER_PYTHON) or context.pythonExec
             return SparkSession(context)
     except START_ERRORS as error:
         if gateway is not None:
@@ -353,6 +356,24 @@ def _environment(settings: SessionSettings) -> dict[str, str]:
     if not settings.is_local:
         return environment
     return environment | {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+
+
+def _planning_folder(settings: SessionSettings, conf: SparkConf) -> Path | None:
+    """Return the folder to start the JVM in if the executors' Python is a relative path, as in an archive; else None.
+
+    Spark plans reads on this host with the same path. In this folder it leads to this process's own Python. Java's own
+    relative paths still begin in the current folder.
+    """
+    program = Path(settings.extra_conf.get(WORKER_PYTHON) or os.environ.get("PYSPARK_PYTHON", ""))
+    if settings.is_local or program.is_absolute() or len(program.parts) < 2 or ".." in program.parts:
+        return None
+    folder = settings.scratch / "planning"
+    (folder / program).parent.mkdir(parents=True, exist_ok=True)
+    (folder / program).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
+    (folder / program).chmod(0o755)
+    user_dir = shlex.quote(f"-Duser.dir={Path.cwd()}")
+    conf.set(DRIVER_JAVA_OPTIONS, f"{conf.get(DRIVER_JAVA_OPTIONS, '')} {user_dir}".strip())
+    return folder
 
 
 def _conf(settings: SessionSettings) -> SparkConf:

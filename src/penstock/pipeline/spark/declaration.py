@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pyspark.sql import DataFrame
 
 from penstock.pipeline.spark.source.options import ReadOptions
+from penstock.storage.address import is_s3
 from penstock.storage.aws import Aws
 from penstock.storage.files import Files
 
@@ -26,3 +27,8 @@ class Declaration:
     transform: Transform | None = None
     partition_by: Sequence[str] = ()
     aws: Aws = field(default_factory=Aws)
+
+    @property
+    def uses_s3(self) -> bool:
+        """Return True if tasks read or write objects in S3."""
+        return is_s3(self.source) or not (self.table.is_local and self.quarantine.is_local and self.work.is_local)

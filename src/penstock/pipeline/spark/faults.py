@@ -58,6 +58,10 @@ _TRACEBACK = re.compile(r"(Traceback \(most recent call last\):\n(?:[ \t].*\n)+)
 _PACKAGES = frozenset({"penstock", "pyarrow", "numpy", "zstandard", "obstore", "boto3"})
 _NO_MODULE = re.compile(r"^ModuleNotFoundError: No module named '(\w+)", re.MULTILINE)
 _OTHER_VERSION = re.compile(r"\[PYTHON_VERSION_MISMATCH\] Python in worker has different version: ([\d.]*\d)")
+# PySpark's own check: "[PACKAGE_NOT_INSTALLED] PyArrow >= 18.0.0 must be installed; however, it was not found."
+_PYSPARK_REFUSES = re.compile(
+    r"\[(?:PACKAGE_NOT_INSTALLED|UNSUPPORTED_PACKAGE_VERSION)\] (PyArrow|NumPy|pandas) >= ([\d.]*\d)", re.IGNORECASE
+)
 _NO_PROGRAM = re.compile(r'IOException: Cannot run program "([^"]+)"')
 
 _PYTHON = Path(get_path("stdlib"))
@@ -130,6 +134,8 @@ def python_fault(error: Exception) -> str | None:
         return f"they are Python {found[1]}, and the driver is another version"
     if (found := _NO_MODULE.search(text)) and found[1] in _PACKAGES:
         return f"they lack the package {found[1]}"
+    if found := _PYSPARK_REFUSES.search(text):
+        return f"they lack the package {found[1].lower()}, version {found[2]} or newer"
     if found := _NO_PROGRAM.search(text):
         return f"the program {found[1]} cannot be started"
     return None

@@ -4,16 +4,20 @@ Spark fixes the workers' Python when a session starts: from spark.pyspark.python
 PATH. Executors may run another version of Python, lack packages, or differ from host to host.
 
 `survey` asks the workers with a function that needs nothing but Python. `check_workers` turns the replies into one
-sentence, and then runs a job through every path on which a pipeline uses Python.
+sentence, and then runs a job through every path on which a pipeline uses Python. `require_packages` checks the packages
+that only some pipelines need.
 """
 
 import json
+import re
 import shutil
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pyarrow as pa
 from pyspark import cloudpickle
@@ -30,12 +34,20 @@ from penstock.pipeline.spark.source import datasource
 
 NAME = "penstock_check"
 TASKS = "tasks"  # option: number of tasks
-REQUIRED = ("pyarrow", "numpy", "zstandard")  # what tasks import besides Penstock, which is shipped
-FOR_S3 = ("obstore",)  # the same, for sources and tables in S3
+_COLUMNS = "task int, file string"
+# The packages that tasks import besides Penstock, which is shipped, with their oldest versions. Measured with executors
+# that have nothing else. PySpark imports pandas if it is installed.
+REQUIRED: Mapping[str, str] = {"pyarrow": "18", "numpy": "1.26", "zstandard": "0.23"}
+FOR_S3: Mapping[str, str] = {"boto3": "1.40", "obstore": "0.10"}
+FOR_LEDGER: Mapping[str, str] = {"pydantic": "2.10", "sqlalchemy": "2.0.36", "tenacity": "9", "ulid": "3"}
 REMEDY = (
-    "`penstock spark pack` writes them into an archive for --archives; or install 'penstock[pipeline]' on all hosts of "
-    "the cluster for the Python that spark.pyspark.python (PYSPARK_PYTHON) names."
+    "`penstock admin spark pack{options}` writes an archive with all packages for spark.archives; or install "
+    "'penstock[pipeline{extras}]' on all hosts of the cluster for the Python that spark.pyspark.python "
+    "(PYSPARK_PYTHON) names."
 )
+
+_checked: "WeakKeyDictionary[Any, set[str]]" = WeakKeyDictionary()  # names of packages by session; under _lock
+_lock = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,22 +77,53 @@ def survey(spark: SparkSession, packages: Sequence[str]) -> Sequence[WorkerPytho
     return [WorkerPython(**json.loads(text)) for text in sorted({row.reply for row in replies})]
 
 
-def check_workers(spark: SparkSession, *, uses_s3: bool = False) -> None:
+def check_workers(spark: SparkSession) -> None:
     """Raise `ConfigurationError` if Spark's Python workers cannot run Penstock.
 
     Returns at once if all workers run this process's Python on this host.
     """
     runtime = runtime_of(spark)
-    if runtime.is_local and all(map(_is_ours, runtime.worker_pythons())):
+    if _all_ours(runtime):
         return
     try:
         if not runtime.is_local:
-            _check_replies(survey(spark, (*REQUIRED, *FOR_S3) if uses_s3 else REQUIRED), runtime)
-        spark.dataSource.register(CheckSource)
-        tasks = 1 if runtime.is_local else runtime.tasks_at_once() + 1
-        spark.read.format(NAME).option(TASKS, tasks).load().mapInArrow(_same, "task int").collect()
+            _check_replies(survey(spark, list(REQUIRED)), REQUIRED, runtime)
     except SPARK_ERRORS as error:
-        raise _refused(error, runtime) from error
+        raise refused(error, runtime) from error
+    try:
+        penstock_in_workers(spark)
+    except SPARK_ERRORS as error:
+        raise refused(error, runtime, when_planning=True) from error
+
+
+def penstock_in_workers(spark: SparkSession) -> Sequence[str]:
+    """Return the different folders and zip files from which the workers import Penstock.
+
+    Runs a job through a data source and an Arrow function, as a pipeline does. Raises Spark's errors.
+    """
+    runtime = runtime_of(spark)
+    spark.dataSource.register(CheckSource)
+    tasks = 1 if runtime.is_local else runtime.tasks_at_once() + 1
+    rows = spark.read.format(NAME).option(TASKS, tasks).load().mapInArrow(_same, _COLUMNS).collect()
+    return sorted({row.file for row in rows})
+
+
+def require_packages(spark: SparkSession, packages: Mapping[str, str], *, purpose: str, extra: str) -> None:
+    """Check that all workers have packages that only ``purpose`` needs. Runs one small job per session.
+
+    ``packages`` have their oldest versions; ``extra`` is the pip extra that installs them. Raises `ConfigurationError`.
+    """
+    runtime = runtime_of(spark)
+    with _lock:
+        is_known = packages.keys() <= _checked.get(spark, set())
+    if is_known or _all_ours(runtime):
+        return
+    try:
+        _check_replies(survey(spark, list(packages)), packages, runtime, purpose=purpose, extra=extra)
+    except SPARK_ERRORS as error:
+        raise refused(error, runtime) from error
+    with _lock:
+        _checked.setdefault(spark, set()).update(packages)
 
 
 def try_out(spark: SparkSession, folder: Path) -> None:
@@ -99,14 +142,17 @@ def try_out(spark: SparkSession, folder: Path) -> None:
 
 
 class CheckSource(DataSource):
-    """Data source with one row per task. Reading it makes a worker import all that the pipeline's own source needs."""
+    """Data source with one row per task: the place of the worker's Penstock.
+
+    Reading it makes a worker import all that the pipeline's own source needs.
+    """
 
     @classmethod
     def name(cls) -> str:
         return NAME
 
     def schema(self) -> str:
-        return "task int"
+        return _COLUMNS
 
     def reader(self, schema: StructType) -> "CheckReader":  # noqa: ARG002 # Spark passes it by name
         return CheckReader(int(self.options[TASKS]))
@@ -122,28 +168,65 @@ class CheckReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         return [InputPartition(number) for number in range(self._tasks)]
 
-    def read(self, partition: InputPartition) -> Iterator[tuple[int]]:
-        yield (partition.value,)
+    def read(self, partition: InputPartition) -> Iterator[tuple[int, str]]:
+        yield partition.value, str(Path(__file__).parents[2])
 
 
-def _check_replies(replies: Sequence[WorkerPython], runtime: SparkRuntime) -> None:
+def _check_replies(
+    replies: Sequence[WorkerPython],
+    packages: Mapping[str, str],
+    runtime: SparkRuntime,
+    *,
+    purpose: str = "Penstock",
+    extra: str = "",
+) -> None:
     for worker in replies:
-        missing = [name for name, version in worker.packages.items() if version is None]
-        if missing:
+        faults = package_faults(worker, packages)
+        if faults:
             raise ConfigurationError(
-                f"The executors of {runtime.place} cannot run Penstock: Python {worker.version} at {worker.program} on "
-                f"the host {worker.host} lacks {', '.join(missing)}. {REMEDY}"
+                f"The executors of {runtime.place} cannot run {purpose}: Python {worker.version} at {worker.program} "
+                f"on the host {worker.host} {' and '.join(faults)}. {remedy(extra)}"
             )
 
 
-def _refused(error: Exception, runtime: SparkRuntime) -> PenstockError:
+def package_faults(worker: WorkerPython, packages: Mapping[str, str]) -> Sequence[str]:
+    """Return the defects of a worker's packages, as the ends of a sentence about its Python."""
+    versions = worker.packages
+    missing = [name for name in packages if versions.get(name) is None]
+    old = [
+        f"{name} {versions[name]} (at least {oldest} is needed)"
+        for name, oldest in packages.items()
+        if name not in missing and _is_older(str(versions[name]), oldest)
+    ]
+    return [f"{word} {', '.join(names)}" for word, names in (("lacks", missing), ("has", old)) if names]
+
+
+def remedy(extra: str = "") -> str:
+    """Return how the workers get all packages, with those of a pip extra."""
+    return REMEDY.format(options=f" --extra {extra}" if extra else "", extras=f",{extra}" if extra else "")
+
+
+def _is_older(version: str, oldest: str) -> bool:
+    """Return True if a version is older than another. One without numbers is not."""
+    numbers, oldest_numbers = ([int(text) for text in re.findall(r"\d+", one)[:3]] for one in (version, oldest))
+    return bool(numbers) and numbers < oldest_numbers
+
+
+def refused(error: Exception, runtime: SparkRuntime, *, when_planning: bool = False) -> PenstockError:
+    """Return the error of a check. ``when_planning``: the executors' Python has run and has all packages."""
     fault = python_fault(error)
     if fault is None:
         return explain(error)
+    if when_planning and not runtime.is_local:
+        return ConfigurationError(
+            "Spark plans reads on the driver's host with the program of the executors, which cannot run Penstock "
+            f"there: {fault}. Install it there, too. A relative path, as in an archive, begins in the driver's working "
+            "directory: unpack the archive there."
+        )
     if not runtime.is_local:
         return ConfigurationError(
             f"The executors of {runtime.place} cannot run Penstock: {fault}; this process is Python "
-            f"{'.'.join(map(str, sys.version_info[:3]))}. {REMEDY}"
+            f"{'.'.join(map(str, sys.version_info[:3]))}. {remedy()}"
         )
     pythons = " and ".join(runtime.worker_pythons())
     return ConfigurationError(
@@ -154,6 +237,10 @@ def _refused(error: Exception, runtime: SparkRuntime) -> PenstockError:
 
 def _same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     return batches
+
+
+def _all_ours(runtime: SparkRuntime) -> bool:
+    return runtime.is_local and all(map(_is_ours, runtime.worker_pythons()))
 
 
 def _is_ours(python: str) -> bool:

@@ -54,11 +54,27 @@ def prove_shared(spark: SparkSession, declaration: Declaration) -> None:
 
     Raises `ConfigurationError` for a folder that an executor does not share, and Spark's errors as `explain` maps them.
     """
+    prove_places(
+        spark,
+        table=declaration.table,
+        quarantine=declaration.quarantine,
+        work=declaration.work,
+        source=declaration.source,
+    )
+
+
+def prove_places(spark: SparkSession, *, table: Files, quarantine: Files, work: Files, source: str | None) -> int:
+    """Prove that all executors share the folders of a table and, if given, its source; return how many were checked.
+
+    Places in S3 count as shared, and a Spark in this process has one host. Raises as `prove_shared`.
+    """
     if runtime_of(spark).is_local:
-        return
-    tables = (declaration.table.below(DATA_FOLDER), declaration.quarantine.below(DATA_FOLDER), declaration.work)
-    written = [location for location in tables if location.is_local]
-    _prove(spark, written, None if is_s3(declaration.source) else declaration.source)
+        return 0
+    places = (table.below(DATA_FOLDER), quarantine.below(DATA_FOLDER), work)
+    written = [location for location in places if location.is_local]
+    folder = None if source is None or is_s3(source) else source
+    _prove(spark, written, folder)
+    return len(written) + (folder is not None)
 
 
 def prove_readable(spark: SparkSession, source: str) -> None:

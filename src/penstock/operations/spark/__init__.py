@@ -1,0 +1,1 @@
+"""Help with Spark clusters: pack what executors need."""

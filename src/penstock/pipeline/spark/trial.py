@@ -1,0 +1,110 @@
+"""Small jobs that try out what a pipeline needs from a Spark. `penstock doctor --spark` runs them."""
+
+import json
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from socket import gethostname
+from uuid import uuid4
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from penstock.errors import PenstockError
+from penstock.objects.s3_listing import S3Pages
+from penstock.pipeline.spark.faults import SPARK_ERRORS
+from penstock.pipeline.spark.session import runtime_of
+from penstock.storage.address import S3Address
+from penstock.storage.aws import Aws, access
+
+JOB_SECONDS = 30.0  # of the job that is cancelled; its end if it is not
+CANCEL_AGAIN_SECONDS = 0.5
+
+_REPLY = pa.schema([("host", pa.string()), ("found", pa.string()), ("fault", pa.string())])
+_REPLY_DDL = "host string, found string, fault string"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskReply:
+    """The reply of a task on one host. ``fault`` is None if it succeeded."""
+
+    host: str
+    found: str | None
+    fault: str | None
+
+
+def run_arrow(spark: SparkSession) -> int:
+    """Send numbers through an Arrow function in as many tasks as run at once; return the number of tasks."""
+    tasks = runtime_of(spark).tasks_at_once()
+    spark.range(0, tasks, 1, tasks).mapInArrow(_same, "id long").collect()
+    return tasks
+
+
+def cancel_by_tag(spark: SparkSession) -> bool:
+    """Start a tagged job and cancel it from another thread. Return False if it ran to its end."""
+    runtime, tag = runtime_of(spark), f"penstock-doctor-{uuid4().hex}"
+    ended, cancelled = threading.Event(), threading.Event()
+
+    def run() -> None:
+        try:
+            with runtime.tagged(tag, "penstock doctor"):
+                spark.range(0, 1, 1, 1).mapInArrow(_Wait(JOB_SECONDS).rows, "id long").collect()
+        except SPARK_ERRORS:
+            cancelled.set()
+        finally:
+            ended.set()
+
+    thread = threading.Thread(target=run, name="penstock-doctor-job", daemon=True)
+    thread.start()
+    while not ended.wait(CANCEL_AGAIN_SECONDS):
+        with suppress(*SPARK_ERRORS):
+            runtime.cancel(tag)
+    return cancelled.is_set()
+
+
+def list_s3(spark: SparkSession, address: S3Address, aws: Aws) -> Sequence[TaskReply]:
+    """List one key of a place in S3 in as many tasks as run at once. Return the different replies.
+
+    A reply names the kind of credentials, never the credentials.
+    """
+    tasks = runtime_of(spark).tasks_at_once() + 1
+    numbers = spark.range(0, tasks, 1, tasks)
+    rows = numbers.mapInArrow(_ListTask(address, aws).replies, _REPLY_DDL).collect()
+    found = sorted({json.dumps(row.asDict()) for row in rows})
+    return [TaskReply(**json.loads(text)) for text in found]
+
+
+@dataclass(frozen=True, slots=True)
+class _ListTask:
+    """A task that is sent to the executors."""
+
+    address: S3Address
+    aws: Aws
+
+    def replies(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in numbers:
+            pass
+        found = fault = None
+        try:
+            next(iter(S3Pages(self.address, self.aws, page_keys=1)), None)
+            found = access(self.aws).provider
+        except PenstockError as error:
+            fault = str(error)
+        yield pa.RecordBatch.from_pylist([{"host": gethostname(), "found": found, "fault": fault}], schema=_REPLY)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    """A task that does nothing for a while."""
+
+    seconds: float
+
+    def rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            threading.Event().wait(self.seconds)
+            yield batch
+
+
+def _same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    return batches

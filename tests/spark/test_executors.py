@@ -1,0 +1,183 @@
+"""Executors with a Python of their own, which lacks Penstock, packages, or the driver's version.
+
+They run on a standalone cluster. Each ingest is a process with a session of its own.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from tests.chaos.oracle import attempts, check_done, messages
+from tests.chaos.runs import Case, environment
+from tests.chaos.s3_case import S3Case
+from tests.services.aws_server import AwsServer
+from tests.services.bare_python import bare_python, site_packages
+from tests.services.spark_cluster import SparkCluster
+from tests.spark.executors import settings
+
+from penstock.operations.spark.pack import PYTHON_VARIABLE, PackRequest, pack
+from penstock.pipeline.spark.probe import REQUIRED
+
+pytestmark = pytest.mark.timeout(600)
+
+CANNOT_WORK = 78
+OBJECTS = 8
+OTHER_VERSION = """
+import sys
+
+class Version(tuple):
+    major, minor, micro, releaselevel, serial = 3, 99, 0, "final", 0
+
+sys.version_info = Version((3, 99, 0, "final", 0))
+"""
+# One session on the cluster; each Python is checked as if the session had been started with it.
+CHECKS = """
+import json, os, sys
+from pathlib import Path
+
+from penstock.errors import ConfigurationError
+from penstock.pipeline.spark import classic, package
+from penstock.pipeline.spark.java import find_java
+from penstock.operations.spark.pack import PYTHON_VARIABLE, PackRequest, pack
+from penstock.pipeline.spark.probe import FOR_LEDGER, FOR_S3, check_workers, require_packages
+from penstock.pipeline.spark.session import runtime_of
+
+master, conf, pythons, folder = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3]), Path(sys.argv[4])
+spark = classic.start_session(
+    classic.SessionSettings(
+        master=master, java_home=find_java(os.environ).home, scratch=folder, log=folder / "spark.log", extra_conf=conf
+    )
+)
+runtime_of(spark).add_package(package.package_archive(folder))
+replies = {}
+for name, program in pythons.items():
+    spark.sparkContext.pythonExec = program
+    try:
+        check_workers(spark)
+        require_packages(spark, FOR_S3, purpose="pipelines on S3", extra="aws")
+        replies[name] = "fit"
+        require_packages(spark, {**FOR_LEDGER, "psycopg": ""}, purpose="this reconcile", extra="postgresql")
+    except ConfigurationError as error:
+        replies.setdefault(name, "")
+        replies[name] += str(error)
+spark.stop()
+print(json.dumps(replies))
+"""
+
+
+def check_nothing_claimed(case: Case, ended_err: str) -> None:
+    """Check that one sentence says why, and that every object still waits with no attempt counted."""
+    assert "Traceback" not in ended_err
+    assert not attempts(case.table)
+    assert messages(case.table) == OBJECTS
+
+
+def test_penstock_ships_itself_and_wins_over_an_older_one_in_the_executors(
+    tmp_path: Path, cluster: SparkCluster, executor_python: Path
+) -> None:
+    with closing(Case(tmp_path, **settings(cluster, executor_python))) as case:
+        case.add_objects(range(OBJECTS))
+        case.ingest()
+        check_done(case.truth(), case.mirror())
+
+
+def test_without_the_packages_for_s3_nothing_is_claimed_and_with_them_every_line_arrives(
+    tmp_path: Path, cluster: SparkCluster, executor_python: Path, moto: AwsServer
+) -> None:
+    without = bare_python(tmp_path / "python", [*REQUIRED, "boto3"])
+    with closing(S3Case(tmp_path, moto, by_queue=False)) as case:
+        case.add_objects(range(OBJECTS))
+        ended = case.ingest(code=CANNOT_WORK, **settings(cluster, without))
+        assert "cannot run pipelines on S3: Python 3." in ended.err
+        assert " lacks obstore. `penstock admin spark pack --extra aws` writes an archive" in ended.err
+        check_nothing_claimed(case, ended.err)
+        case.ingest(**settings(cluster, executor_python))
+        check_done(case.truth(), case.mirror())
+
+
+def test_a_packed_archive_is_all_that_executors_need(tmp_path: Path, cluster: SparkCluster) -> None:
+    packed = pack(PackRequest(output=tmp_path / "packed.tar.gz"))
+    bare = bare_python(tmp_path / "bare", [])
+    conf = {f"spark.executorEnv.{PYTHON_VARIABLE}": str(bare), **packed.settings}
+    with closing(Case(tmp_path, **settings(cluster, packed.settings["spark.pyspark.python"], **conf))) as case:
+        case.add_objects(range(OBJECTS))
+        case.ingest()
+        check_done(case.truth(), case.mirror())
+
+
+@pytest.mark.slow
+def test_executors_of_another_version_of_python_are_refused_before_anything_is_claimed(
+    tmp_path: Path, cluster: SparkCluster, other_version: Path
+) -> None:
+    with closing(Case(tmp_path, **settings(cluster, other_version))) as case:
+        case.add_objects(range(OBJECTS))
+        ended = case.ingest(code=CANNOT_WORK)
+        assert "they are Python 3.99, and the driver is another version; this process is Python 3." in ended.err
+        check_nothing_claimed(case, ended.err)
+
+
+@pytest.fixture(scope="module")
+def other_version(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("other") / "python"
+    program = bare_python(folder, [*REQUIRED])
+    (site_packages(folder) / "sitecustomize.py").write_text(OTHER_VERSION)
+    return program
+
+
+def test_each_defect_of_the_executors_is_one_sentence(
+    tmp_path: Path, cluster: SparkCluster, apart: Path, executor_python: Path, other_version: Path
+) -> None:
+    old = tmp_path / "old"
+    with_an_old_package = bare_python(old, [*REQUIRED])
+    (site_packages(old) / "zstandard").unlink()
+    (site_packages(old) / "zstandard.py").write_text("__version__ = '0.9.1'\n")
+    only_there = apart / "python" / "bin" / "python3"
+    for number in range(cluster.workers):
+        bare_python(cluster.private_folder(number, apart) / "python", [*REQUIRED])
+    pythons = {
+        "bare": bare_python(tmp_path / "bare", []),
+        "without zstandard": bare_python(tmp_path / "no-zstandard", ["pyarrow", "numpy"]),
+        "old": with_an_old_package,
+        "other version": other_version,
+        "missing": tmp_path / "nowhere" / "python3",
+        "only in executors": only_there,
+        "fit": executor_python,
+    }
+    found = replies_of(pythons, cluster, tmp_path / "session")
+    for name, sentence in {
+        "bare": f"at {pythons['bare']} on the host spark-host-",
+        "without zstandard": " lacks zstandard. `penstock admin spark pack` writes an archive with all packages",
+        "old": " has zstandard 0.9.1 (at least 0.23 is needed). ",
+        "other version": "they are Python 3.99, and the driver is another version",
+        "missing": f"the program {pythons['missing']} cannot be started",
+    }.items():
+        assert found[name].startswith(f"The executors of {cluster.url} cannot run Penstock: "), found[name]
+        assert sentence in found[name]
+    assert found["only in executors"].startswith(
+        "Spark plans reads on the driver's host with the program of the executors, which cannot run Penstock there: "
+        f"the program {only_there} cannot be started. Install it there, too. "
+    )
+    assert " lacks pyarrow, numpy, zstandard. " in found["bare"]
+    assert found["fit"].startswith(f"fitThe executors of {cluster.url} cannot run this reconcile: ")
+    assert " lacks pydantic, sqlalchemy, tenacity, ulid, psycopg. " in found["fit"]
+    assert "spark pack --extra postgresql` writes" in found["fit"]
+
+
+def replies_of(pythons: Mapping[str, Path], cluster: SparkCluster, folder: Path) -> dict[str, str]:
+    """Return the result of the checks for each Python."""
+    conf: str = settings(cluster, "python3")["spark_conf"]
+    programs = json.dumps({name: str(program) for name, program in pythons.items()})
+    done = subprocess.run(
+        [sys.executable, "-c", CHECKS, cluster.url, conf, programs, str(folder)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    replies: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    return replies
