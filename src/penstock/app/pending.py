@@ -156,8 +156,8 @@ class PendingObjects:
     def announce(self) -> None:
         """Send a notification for every unfinished object that no worker is processing. Repeats do no harm."""
         with self._lock:
-            live = self._ledger.live(self._pipeline, list(self.unfinished))
-            self._send([ref for object_id, ref in self._refs.items() if object_id in self.unfinished - live])
+            free = self.unfinished - self._ledger.live(self._pipeline, list(self.unfinished))
+            self._send([ref for object_id, ref in self._refs.items() if object_id in free])
 
     def advance(self) -> None:
         """Read the states of the unfinished objects, and release whatever processes proven dead hold.

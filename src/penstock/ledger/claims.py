@@ -51,6 +51,7 @@ from penstock.ledger.sets import (
     by_attempt_and_uri,
     fill,
     in_state,
+    insert_rows,
     is_in,
     is_wanted,
     of_pipeline,
@@ -263,7 +264,7 @@ class Claims:
 
         def insert_new(connection: Connection) -> _Found:
             expired = connection.execute(EXPIRED_ATTEMPTS, opening).first() is not None
-            connection.execute(self._insert, rows)
+            insert_rows(connection, self._insert, rows)
             count = connection.execute(_COUNT_INSERTED, opening).scalar_one()
             if not count:
                 return _Found(ours=frozenset(), expired=expired)

@@ -195,10 +195,8 @@ class SparkRun:
             ),
             schema_id=agreement.schema_id,
             new_schema=agreement.new_schema,
-            samples=self.by_object(
-                {index: reading.samples for index, reading in summary.readings.items() if reading.samples}
-            ),
-            reasons=self.by_object({index: reading.reasons for index, reading in summary.readings.items()}),
+            samples=self.by_object(summary.readings.samples),
+            reasons=self.by_object(summary.readings.reasons),
         )
         if result.processed:
             save(self._declaration.table, self._recorded(result, agreement.schema))
@@ -289,13 +287,11 @@ class SparkRun:
                 )
 
     def _processed(self, summary: Summary) -> list[ObjectResult]:
+        readings = summary.readings
+        columns = (readings.objects.tolist(), readings.rows.tolist(), readings.lines_quarantined.tolist())
         return [
-            ObjectResult(
-                object_id=self._plan.objects[index].object_id,
-                rows=reading.rows,
-                lines_quarantined=reading.lines_quarantined,
-            )
-            for index, reading in summary.readings.items()
+            ObjectResult(object_id=self._plan.objects[index].object_id, rows=rows, lines_quarantined=lines_quarantined)
+            for index, rows, lines_quarantined in zip(*columns, strict=True)
         ]
 
 
