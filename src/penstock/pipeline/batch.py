@@ -30,7 +30,7 @@ from penstock.pipeline.notifications import (
 )
 from penstock.pipeline.reporting import BatchEvents
 
-PARSED_MAX = 10_000  # deliveries; the largest batch has fewer by default
+PARSED_MAX = 10_000  # deliveries, or two batches if these are more: one that runs, and one that is collected
 PARSED_BYTES_MAX = 8 * 1024  # of a body: a longer one names many objects, and keeping 10,000 of those takes gigabytes
 
 
@@ -218,7 +218,7 @@ class PipelineHandler:
     def __init__(self, settings: AttemptSettings, runtime: PipelineRuntime) -> None:
         self._settings = settings
         self._runtime = runtime
-        self._parsed = ParsedNotifications(runtime.parse)
+        self._parsed = ParsedNotifications(runtime.parse, kept_max=max(PARSED_MAX, 2 * settings.objects_max))
 
     @property
     def name(self) -> str:

@@ -306,7 +306,7 @@ class ObjectReadings(Mapping[int, ObjectReading]):
             rows=int(self.rows[at]),
             lines_quarantined=int(self.lines_quarantined[at]),
             reasons=self.reasons.get(index, {}),
-            samples=self.samples.get(index, ()),
+            samples=self.samples.get(index, []),
             bytes=int(self.bytes[at]),
         )
 
