@@ -165,6 +165,14 @@ def ingest_once(spark: Any, source: Path, out: Path, count: int) -> None:
         raise SystemExit(f"{report.objects_processed} of {count} objects in {report.batches} batches, expected one")
 
 
+def begin_profile() -> cProfile.Profile:
+    """Profile this thread, and those that start from now on."""
+    profile = cProfile.Profile()
+    threading.setprofile(lambda *_: profile.enable())
+    profile.enable()
+    return profile
+
+
 def run_case(arguments: argparse.Namespace) -> None:
     """Measure one case in this process, and print a JSON line for each round."""
     from penstock.pipeline.spark.classic import SessionSettings, end_session, start_session
@@ -191,10 +199,7 @@ def run_case(arguments: argparse.Namespace) -> None:
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
         before_mb = resident_mb("VmRSS")
         out = work / f"out-{count}-{number}"
-        profile = cProfile.Profile() if arguments.profile and number == arguments.rounds - 1 else None
-        if profile is not None:
-            threading.setprofile(lambda *_: profile.enable())  # each thread starts its own
-            profile.enable()
+        profile = begin_profile() if arguments.profile and number == arguments.rounds - 1 else None
         began, began_cpu = time.perf_counter(), time.process_time()
         ingest_once(spark, source, out, count)
         wall, cpu = time.perf_counter() - began, time.process_time() - began_cpu
@@ -236,7 +241,9 @@ def table(cases: Mapping[str, tuple[int, Sequence[Mapping[str, Any]]]]) -> Itera
         yield row(name, lambda n, one, name=name: one["stages_cpu"].get(name, 0.0) / n * 1e6, "{:.2f}")  # type: ignore[misc]
     yield row(f"{_SPARK}, seconds", lambda _, one: one["stages"][_SPARK], "{:.2f}")
     yield row("all, seconds", lambda _, one: one["wall"], "{:.2f}")
-    yield row("driver without Spark, us an object", lambda n, one: (one["wall"] - one["stages"][_SPARK]) / n * 1e6, "{:.1f}")
+    yield row(
+        "driver without Spark, us an object", lambda n, one: (one["wall"] - one["stages"][_SPARK]) / n * 1e6, "{:.1f}"
+    )
     yield row("driver, CPU us an object", lambda n, one: one["cpu"] / n * 1e6, "{:.1f}")
     yield row("driver's memory, MB", lambda _, one: one["mb"], "{:.0f}")
     yield row("driver's memory, kB an object", lambda n, one: one["mb"] * 1024 / n, "{:.2f}")
@@ -250,7 +257,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--size-bytes", type=int, default=2_000)
     parser.add_argument("--profile")
-    parser.add_argument("--folder", help="where the files, tables and ledgers are; default: the folder of temporary files")
+    parser.add_argument(
+        "--folder", help="where the files, tables and ledgers are; default: the folder of temporary files"
+    )
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--work", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

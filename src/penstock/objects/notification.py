@@ -409,8 +409,8 @@ _ANNOUNCED = re.compile(
 
 def _read_announced(announced: re.Match[bytes], buckets_allowed: frozenset[str] | None) -> Notification:
     """Return the notification in a match of `_ANNOUNCED`. Raises the errors of `parse`."""
-    source, name, key, size, etag, sequencer = (None if part is None else part.decode() for part in announced.groups())
-    assert source is not None and name is not None and key is not None and size is not None and etag is not None
+    source, name, key, size, etag = (part.decode() for part in announced.groups()[:5])
+    sequencer = None if announced[6] is None else announced[6].decode()
     try:
         bucket = _check_bucket(name, buckets_allowed, local=source == LOCAL_SOURCE)
         ref = ObjectRef(

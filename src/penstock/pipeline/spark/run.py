@@ -199,19 +199,18 @@ class SparkRun:
             reasons=self.by_object(summary.readings.reasons),
         )
         if result.processed:
-            save(self._declaration.table, self._recorded(result, agreement.schema))
+            save(self._declaration.table, self._recorded(result, summary, agreement.schema))
             self._context.probe(Step.RECORDED)
         return result
 
-    def _recorded(self, result: RunResult, columns: pa.Schema) -> RecordedBatch:
+    def _recorded(self, result: RunResult, summary: Summary, columns: pa.Schema) -> RecordedBatch:
         """Return the record from which a lost ledger can be rebuilt."""
-        refs = {ref.object_id: ref for ref in self._plan.objects}
         return RecordedBatch(
             pipeline=self._declaration.pipeline,
             attempt_id=self._attempt_id,
             objects=[
-                RecordedObject(ref=refs[done.object_id], rows=done.rows, lines_quarantined=done.lines_quarantined)
-                for done in result.processed
+                RecordedObject(ref=self._plan.objects[index], rows=done.rows, lines_quarantined=done.lines_quarantined)
+                for index, done in zip(summary.readings, result.processed, strict=True)
             ],
             columns=encode_columns(columns),
             record=result.record,

@@ -93,7 +93,9 @@ def test_a_plan_with_any_names_survives_being_stored(tmp_path: Path) -> None:
     for name in ("attempt_id", "run", "options", "source", "aws", "quarantine", "work", "reports", "quarantine_dir"):
         assert getattr(saved, name) == getattr(plan, name)
     assert saved.partitions_count == len(plan.partitions)
-    assert [saved.pieces(n) for n in range(len(plan.partitions))] == [plan.pieces(n) for n in range(len(plan.partitions))]
+    assert [saved.pieces(n) for n in range(len(plan.partitions))] == [
+        plan.pieces(n) for n in range(len(plan.partitions))
+    ]
     assert [path.name for path in work.root.iterdir()] == [PLAN_FILE]
 
 
@@ -108,7 +110,7 @@ def test_format_and_schema_are_checked() -> None:
 def test_a_host_that_does_not_see_the_saved_plan_does_not_read(tmp_path: Path) -> None:
     plan = replace(plan_of([ref("a", 1)]), work=LocalFiles(tmp_path / "A" / "r1"))
     for read in (lambda: SavedPlan.load(plan.work), lambda: partition_task(saved_plan(plan), 0)):
-        with pytest.raises(TemporaryError, match="does not see .* must share the folder"):
+        with pytest.raises(TemporaryError, match=r"does not see .* must share the folder"):
             read()
     plan.save()
     assert partition_task(SavedPlan.load(plan.work), 0).pieces == plan.pieces(0)
@@ -119,7 +121,7 @@ def test_a_host_that_sees_only_a_part_of_the_saved_plan_does_not_read(tmp_path: 
     plan.save()
     path = tmp_path / "A" / "r1" / PLAN_FILE
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(TemporaryError, match="cannot read .* must share the folder"):
+    with pytest.raises(TemporaryError, match=r"cannot read .* must share the folder"):
         SavedPlan.load(plan.work)
 
 

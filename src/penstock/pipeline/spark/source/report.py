@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
-from socket import gethostname
 from itertools import chain
+from socket import gethostname
 from typing import Any
 from uuid import uuid4
 
@@ -111,7 +111,7 @@ class PartitionReport:
 
 
 class LoadedReport:
-    """One complete reading of one partition, as the driver loads it: columns, in the order of the partition's pieces."""
+    """One complete reading of one partition, as the driver loads it: columns, in the order of the plan's pieces."""
 
     def __init__(self, data: bytes) -> None:
         reader = pa.ipc.open_file(pa.py_buffer(data))
@@ -140,7 +140,6 @@ class LoadedReport:
             broken_midway=values["broken_midway"],
             quotes=None if values["ends_open"] is None else Quotes(**{name: values[name] for name in _QUOTES}),
         )
-
 
     def details(self, positions: Numbers) -> Iterator[tuple[int, Mapping[str, Any]]]:
         """Yield the object index and details of pieces that have some."""
@@ -362,7 +361,9 @@ def summarise(plan: ReadPlan) -> Summary:
     missing = tuple(partition for partition, readings in enumerate(found) if not readings.reports)
     unknown = {index for partition in missing for index in planned.objects[planned.span(partition)].tolist()}
     leaked = dict(_leaks(found))
-    looked_at = _looked_at(chosen, [*unknown, *leaked], count=len(plan.objects), ratio_max=plan.options.quarantine_ratio_max)
+    looked_at = _looked_at(
+        chosen, [*unknown, *leaked], count=len(plan.objects), ratio_max=plan.options.quarantine_ratio_max
+    )
     readings: dict[int, ObjectReading] = {}
     failures: dict[int, ObjectFailure] = {}
     recut: dict[int, Sequence[int]] = {}
@@ -503,11 +504,8 @@ def _cuts(pieces: Sequence[PieceReading]) -> Sequence[int] | None:
 
 
 def _differ(one: LoadedReport, other: LoadedReport) -> npt.NDArray[np.bool_]:
-    return (
-        (one.rows != other.rows)
-        | (one.lines_quarantined != other.lines_quarantined)
-        | (one.failed != other.failed)
-    )
+    differing: npt.NDArray[np.bool_] = (one.rows != other.rows) | (one.lines_quarantined != other.lines_quarantined)
+    return differing | (one.failed != other.failed)
 
 
 def _disagreement(readings: Sequence[PieceReading]) -> ObjectFailure:
