@@ -192,7 +192,7 @@ def test_any_bytes_are_a_key(key: bytes) -> None:
     etag=st.text('aF09-"\\ é', max_size=6),
     more=st.sampled_from([{}, {"sequencer": "0A"}, {"sequencer": "?"}, {"versionId": "v"}]),
 )
-def test_the_short_way_for_own_notifications_reads_what_the_long_way_reads(
+def test_the_short_way_for_own_notifications_reads_the_same_as_the_long_way(
     source: str, bucket: str, key: str, size: object, etag: str, more: dict[str, str]
 ) -> None:
     described = {"key": key, "size": size, "eTag": etag, **more}

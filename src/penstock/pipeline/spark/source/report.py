@@ -504,8 +504,10 @@ def _cuts(pieces: Sequence[PieceReading]) -> Sequence[int] | None:
 
 
 def _differ(one: LoadedReport, other: LoadedReport) -> npt.NDArray[np.bool_]:
-    differing: npt.NDArray[np.bool_] = (one.rows != other.rows) | (one.lines_quarantined != other.lines_quarantined)
-    return differing | (one.failed != other.failed)
+    differing: npt.NDArray[np.bool_] = one.rows != other.rows
+    differing |= one.lines_quarantined != other.lines_quarantined
+    differing |= one.failed != other.failed
+    return differing
 
 
 def _disagreement(readings: Sequence[PieceReading]) -> ObjectFailure:
