@@ -4,11 +4,12 @@ import json
 from typing import Any
 from urllib.parse import quote, quote_from_bytes, quote_plus
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import InvalidMessage
-from penstock.objects.notification import Notification, announce, parse
+from penstock.objects.notification import _ANNOUNCED, Notification, announce, parse
 from penstock.objects.reference import ObjectRef, decode_key, encode_key
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
@@ -181,3 +182,42 @@ def test_notified_objects_are_read_back(ref: ObjectRef) -> None:
 @given(st.binary())
 def test_any_bytes_are_a_key(key: bytes) -> None:
     assert encode_key(decode_key(key)) == key
+
+
+@given(
+    source=st.sampled_from(["penstock:local", "penstock:s3", "aws:s3"]),
+    bucket=st.sampled_from(["file", "b", "other", "no bucket"]),
+    key=st.text('aB0%+/._~-:é"', max_size=12) | st.just("%FF/%2B"),
+    size=st.sampled_from([0, 7, -1, 10**17, 2**63, "12"]),
+    etag=st.text('aF09-"\\ é', max_size=6),
+    more=st.sampled_from([{}, {"sequencer": "0A"}, {"sequencer": "?"}, {"versionId": "v"}]),
+)
+def test_the_short_way_for_own_notifications_reads_the_same_as_the_long_way(
+    source: str, bucket: str, key: str, size: object, etag: str, more: dict[str, str]
+) -> None:
+    described = {"key": key, "size": size, "eTag": etag, **more}
+    record = {
+        "eventVersion": "2.1",
+        "eventSource": source,
+        "eventName": "ObjectCreated:Put",
+        "s3": {"bucket": {"name": bucket}, "object": described},
+    }
+    document = {"Records": [record]}
+    short = json.dumps(document, separators=(",", ":")).encode()
+    long = json.dumps(document).encode()  # the blanks keep it from the short way
+    assert parsed_or_refused(short) == parsed_or_refused(long)
+
+
+def parsed_or_refused(body: bytes) -> Notification | str:
+    """Return the notification, or the reason why there is none."""
+    try:
+        return parse(body, buckets_allowed=frozenset({"file", "b"}))
+    except InvalidMessage as refused:
+        return str(refused)
+
+
+@pytest.mark.parametrize("key", ["/in/a b+c.jsonl", "/in/é"])
+def test_own_notifications_take_the_short_way(key: str) -> None:
+    local = ObjectRef(bucket="file", key=key, size_bytes=7, etag="1a-7")
+    for ref in (local, ObjectRef(bucket="b", key=key, size_bytes=7, etag="1a", sequencer="0A")):
+        assert _ANNOUNCED.fullmatch(announce(ref)) is not None

@@ -15,11 +15,12 @@ from tests.services.bare_python import bare_python
 from tests.services.spark_cluster import SparkCluster
 from tests.spark.executors import settings
 
+from penstock.operations.doctor.checks import STARTING_SPARK
+
 pytestmark = pytest.mark.timeout(600)
 
 APP = """
 from penstock import App, DeltaSink, ObjectSource
-from penstock.operations.doctor.checks import STARTING_SPARK
 
 app = App.from_config()
 app.pipeline("clicks", source=ObjectSource({source!r}, queue="clicks", schema="id long"), sink=DeltaSink({table!r}))

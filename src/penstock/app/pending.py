@@ -99,6 +99,7 @@ class PendingObjects:
         self._announcements: Counter[bytes] = Counter()
         self._refs: dict[bytes, ObjectRef] = {}
         self._outdated: dict[bytes, float] = {}  # end times of outdated states: the scan found these objects
+        self._begun: set[bytes] = set()  # not done, but in the ledger when its states were last read
         self._unread: set[bytes] = set()  # deleted or replaced since the scan: another scan may find them again
         self.before: dict[bytes, ObjectState] = {}
         self.unfinished: set[bytes] = set()
@@ -141,6 +142,7 @@ class PendingObjects:
             self._refs |= refs
             self._outdated |= outdated
             self._unread -= refs.keys()
+            self._begun.update(object_id for object_id in new if object_id in known)
             self.before |= known
             self.unfinished.update(new)
             return new
@@ -156,8 +158,9 @@ class PendingObjects:
     def announce(self) -> None:
         """Send a notification for every unfinished object that no worker is processing. Repeats do no harm."""
         with self._lock:
-            live = self._ledger.live(self._pipeline, list(self.unfinished))
-            self._send([ref for object_id, ref in self._refs.items() if object_id in self.unfinished - live])
+            begun = self._begun & self.unfinished  # no worker processes an object that the ledger does not know
+            free = self.unfinished - (self._ledger.live(self._pipeline, list(begun)) if begun else set())
+            self._send([ref for object_id, ref in self._refs.items() if object_id in free])
 
     def advance(self) -> None:
         """Read the states of the unfinished objects, and release whatever processes proven dead hold.
@@ -176,6 +179,7 @@ class PendingObjects:
             states = self._current_states(self.unfinished)
             self._unread |= {object_id for object_id, state in states.items() if state in UNREAD}
             self.unfinished = {object_id for object_id in self.unfinished if states.get(object_id) not in TERMINAL}
+            self._begun = self.unfinished & states.keys()
             if self.unfinished and self.drain_check.is_drained:
                 self.announce()
 

@@ -22,7 +22,6 @@ one writer at a time). The object ends as processed whenever the archive's trans
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from operator import itemgetter
 
 from sqlalchemy import Connection, Update, bindparam, case, delete, func, insert, literal_column, or_, select, update
 
@@ -51,6 +50,7 @@ from penstock.ledger.sets import (
     by_attempt_and_uri,
     fill,
     in_state,
+    insert_from,
     is_in,
     is_wanted,
     of_pipeline,
@@ -257,13 +257,12 @@ class Claims:
 
     def _insert_new(self, opening: Values, named: Mapping[bytes, Sequence[Candidate]]) -> "_Found":
         """Insert and claim the objects that the ledger does not know; ignore the others."""
-        rows = [_new_row(opening, messages) for messages in named.values()]
-        rows.sort(key=itemgetter("object_id"))  # neighbours in the index together; the same order in overlapping claims
+        ordered = sorted(named)  # neighbours in the index together; the same order in overlapping claims
         sequenced = _may_be_superseded(named)
 
         def insert_new(connection: Connection) -> _Found:
             expired = connection.execute(EXPIRED_ATTEMPTS, opening).first() is not None
-            connection.execute(self._insert, rows)
+            insert_from(connection, self._insert, ordered, lambda object_id: _new_row(opening, named[object_id]))
             count = connection.execute(_COUNT_INSERTED, opening).scalar_one()
             if not count:
                 return _Found(ours=frozenset(), expired=expired)

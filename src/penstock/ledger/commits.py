@@ -7,17 +7,20 @@ the run's files are orphans.
 
 from collections.abc import Sequence
 from functools import partial
+from operator import attrgetter
 
 from sqlalchemy import Connection, bindparam, case, func, insert, null, select, update
 
 from penstock.errors import ClaimLost, ConfigurationError, SchemaMoved, TemporaryError
 from penstock.ledger.database import Database, OutcomeUnknown
 from penstock.ledger.dialects import DatabaseNow
-from penstock.ledger.records import AttemptFailure, AttemptState, BatchOutcome, ObjectState
-from penstock.ledger.rows import Values, leaving_objects, new_batch
+from penstock.ledger.records import AttemptFailure, AttemptState, BatchOutcome, FailedObject, ObjectResult, ObjectState
+from penstock.ledger.rows import leaving_object, new_batch
 from penstock.ledger.schema import attempts, batches, leaving, object_attempts, objects, pipelines, table_schemas
-from penstock.ledger.sets import among, fill, of_pipeline
+from penstock.ledger.sets import among, fill_from, of_pipeline
 from penstock.messaging.steps import Probe, Step
+
+Ended = ObjectResult | FailedObject
 
 TRIES_MAX = 5
 NOTHING_PROCESSED = "nothing_processed"  # outcome of an attempt if all its objects failed
@@ -108,14 +111,14 @@ class Commits:
 
     def commit(self, outcome: BatchOutcome) -> int | None:
         """Commit a batch; see `penstock.ledger.ledger.Ledger.commit`."""
-        rows = leaving_objects(outcome)
-        if len({row["object_id"] for row in rows}) != len(rows):
+        rows: list[Ended] = sorted((*outcome.processed, *outcome.failed), key=attrgetter("object_id"))
+        if len({row.object_id for row in rows}) != len(rows):
             raise ValueError(f"attempt {outcome.attempt_id} ends an object twice")
         seq = self._until_known(outcome, rows)
         self._probe(Step.COMMITTED)
         return seq
 
-    def _until_known(self, outcome: BatchOutcome, rows: Sequence[Values]) -> int | None:
+    def _until_known(self, outcome: BatchOutcome, rows: Sequence[Ended]) -> int | None:
         """Run the transaction until its outcome is known.
 
         If an earlier run did commit, the next one fails at the fence, and `_recorded_result` returns it.
@@ -131,7 +134,7 @@ class Commits:
             f"attempt {outcome.attempt_id}: no answer to {TRIES_MAX} commits, try again later"
         ) from unknown
 
-    def _record(self, outcome: BatchOutcome, rows: Sequence[Values]) -> int | None:
+    def _record(self, outcome: BatchOutcome, rows: Sequence[Ended]) -> int | None:
 
         def record(connection: Connection) -> int | None:
             next_seq, schema_id = _lock(connection, outcome.pipeline)
@@ -182,13 +185,13 @@ def _end_attempt(connection: Connection, outcome: BatchOutcome) -> None:
         raise _CommitFenced
 
 
-def _leave(connection: Connection, outcome: BatchOutcome, rows: Sequence[Values], *, seq: int | None) -> None:
+def _leave(connection: Connection, outcome: BatchOutcome, rows: Sequence[Ended], *, seq: int | None) -> None:
     """Set every object of the attempt to its state in the outcome.
 
     Raises if the outcome does not name exactly the objects that the attempt holds.
     """
     binds = {"ours": outcome.attempt_id, "in_pipeline": outcome.pipeline}
-    fill(connection, leaving, rows)
+    fill_from(connection, leaving, rows, leaving_object)
     unfound = any(failed.missing or failed.failure in _UNFOUND for failed in outcome.failed)
     began_at = connection.execute(_BEGAN_AT, {"ours": outcome.attempt_id}).scalar_one() if unfound else None
     left = connection.execute(_LEAVE, {"ours": outcome.attempt_id, "as_seq": seq, "began_at": began_at}).rowcount

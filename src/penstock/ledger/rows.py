@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, TypeAlias
 
@@ -90,9 +89,9 @@ def wanted_object(object_id: bytes, original_message: OriginalMessage) -> Values
     }
 
 
-def leaving_objects(outcome: BatchOutcome) -> Sequence[Values]:
-    """Return the rows of ``leaving`` for every object of a batch."""
-    return [*map(_processed, outcome.processed), *map(_failed, outcome.failed)]
+def leaving_object(ended: ObjectResult | FailedObject) -> Values:
+    """Return the row of ``leaving`` for an object of a batch."""
+    return _processed(ended) if isinstance(ended, ObjectResult) else _failed(ended)
 
 
 def _processed(result: ObjectResult) -> Values:

@@ -6,7 +6,8 @@ PostgreSQL's until its statistics cover the table (measured). On MySQL `among` c
 name a temporary table twice in a statement.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import lru_cache
 from operator import itemgetter
 from typing import Any, TypeVar
 
@@ -25,6 +26,7 @@ from sqlalchemy import (
     literal_column,
     select,
 )
+from sqlalchemy.dialects.sqlite import dialect as sqlite_dialect
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.visitors import InternalTraversal
@@ -35,6 +37,7 @@ from penstock.ledger.schema import archived_objects, leaving, objects, wanted
 
 T = TypeVar("T")
 
+_ROWS = 10_000  # inserted at once
 SLICE = 1_000  # ids per statement: every database accepts that many and finds each by its index
 
 _EMPTY = {table: delete(table) for table in (wanted, leaving)}
@@ -47,14 +50,51 @@ def fill(connection: Connection, table: Table, rows: Collection[dict[str, Any]])
     The rows are sorted by id, so statements that find objects by the set also lock them in that order: overlapping
     transactions then wait for each other instead of running into a deadlock.
     """
+    fill_from(connection, table, sorted(rows, key=itemgetter("object_id")), lambda row: row)
+
+
+def fill_from(
+    connection: Connection, table: Table, ordered: Sequence[T], row_of: Callable[[T], dict[str, Any]]
+) -> None:
+    """Replace the rows of a temporary table by those of items, which are sorted by id; see `fill`."""
     connection.execute(_EMPTY[table])
-    if rows:
-        connection.execute(_FILL[table], sorted(rows, key=itemgetter("object_id")))
+    insert_from(connection, _FILL[table], ordered, row_of)
+
+
+def insert_from(
+    connection: Connection, statement: Insert, items: Sequence[T], row_of: Callable[[T], dict[str, Any]]
+) -> None:
+    """Insert the rows of items. Only some of the rows exist at a time: one takes more memory than its item."""
+    for start in range(0, len(items), _ROWS):
+        insert_rows(connection, statement, [row_of(item) for item in items[start : start + _ROWS]])
+
+
+def insert_rows(connection: Connection, statement: Insert, rows: Sequence[dict[str, Any]]) -> None:
+    """Insert rows that all have the same columns, at least one.
+
+    SQLite's driver gets them as they are: SQLAlchemy would process each value first, which takes as long as the insert
+    itself (measured). The dialects of the servers have hooks of their own for many rows.
+    """
+    if connection.dialect.name != _SQLITE.name:
+        connection.execute(statement, rows)
+        return
+    text, names = _driver_text(statement, tuple(rows[0]))
+    connection.exec_driver_sql(text, [tuple(map(row.__getitem__, names)) for row in rows])
+
+
+_SQLITE = sqlite_dialect()
+
+
+@lru_cache(maxsize=64)
+def _driver_text(statement: Insert, columns: tuple[str, ...]) -> tuple[str, Sequence[str]]:
+    """Return a statement as SQLite's driver takes it, and the order of its parameters."""
+    compiled: Any = statement.compile(dialect=_SQLITE, column_keys=list(columns))
+    return str(compiled), compiled.positiontup
 
 
 def ids_wanted(connection: Connection, object_ids: Collection[bytes]) -> None:
     """Replace the rows of ``wanted`` with these ids."""
-    fill(connection, wanted, [{"object_id": object_id} for object_id in set(object_ids)])
+    fill_from(connection, wanted, sorted(set(object_ids)), lambda object_id: {"object_id": object_id})
 
 
 def slices(items: Sequence[T]) -> Iterator[Sequence[T]]:

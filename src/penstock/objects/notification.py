@@ -256,6 +256,8 @@ def parse(body: bytes, *, buckets_allowed: frozenset[str] | None) -> Notificatio
     """
     if len(body) > BODY_BYTES_MAX:
         raise InvalidMessage(f"the body has {len(body):,} bytes; at most {BODY_BYTES_MAX:,} are read")
+    if (announced := _ANNOUNCED.fullmatch(body)) is not None:
+        return _read_announced(announced, buckets_allowed)
     document = _object(schema.load(schema.decode(body)))
     if "Type" not in document or "Records" in document:
         return _read(document, buckets_allowed)
@@ -395,6 +397,33 @@ def _reference(
 
 
 OWN_SOURCE = "penstock:s3"  # an object in S3 for which Penstock sends the notification
+
+# Exactly the bodies that `announce` writes, with values that the shapes accept and that need no JSON escape. They are
+# read without the models, in a third of the time (measured); all others, and all invalid values, take the long way.
+_ANNOUNCED = re.compile(
+    rb'\{"Records":\[\{"eventVersion":"2\.1","eventSource":"(penstock:local|penstock:s3)",'
+    rb'"eventName":"ObjectCreated:Put","s3":\{"bucket":\{"name":"([A-Za-z0-9._-]{1,255})"\},'
+    rb'"object":\{"key":"([A-Za-z0-9%+/._~-]+)","size":(0|[1-9][0-9]{0,17}),"eTag":"([!#-\[\]-~]{1,1024})"'
+    rb'(?:,"sequencer":"([0-9A-Fa-f]{1,128})")?\}\}\}\]\}'
+)
+
+
+def _read_announced(announced: re.Match[bytes], buckets_allowed: frozenset[str] | None) -> Notification:
+    """Return the notification in a match of `_ANNOUNCED`. Raises the errors of `parse`."""
+    source, name, key, size, etag = (part.decode() for part in announced.groups()[:5])
+    sequencer = None if announced[6] is None else announced[6].decode()
+    try:
+        bucket = _check_bucket(name, buckets_allowed, local=source == LOCAL_SOURCE)
+        ref = ObjectRef(
+            bucket=bucket,
+            key=_check_key(unquote_plus(key, errors="surrogateescape"), bucket),
+            size_bytes=int(size),
+            etag=etag,
+            sequencer=sequencer,
+        )
+    except InvalidMessage as error:
+        raise InvalidMessage(f"record 1: {error}") from None
+    return Notification(kind=NotificationKind.RECORDS, objects=(ref,))
 
 
 def announce(ref: ObjectRef) -> bytes:

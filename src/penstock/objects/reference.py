@@ -4,8 +4,7 @@ Identity is computed from bytes, never from text: databases fold case, trailing 
 """
 
 import hashlib
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 
 LOCAL_BUCKET = "file"  # pseudo-bucket of local files; their key is the absolute real path
 
@@ -34,7 +33,7 @@ def uri_of(bucket: str, key: str) -> str:
     return f"file://{shown}" if bucket == LOCAL_BUCKET else f"s3://{bucket}/{shown}"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectRef:
     """One version of one object.
 
@@ -49,20 +48,26 @@ class ObjectRef:
     version_id: str | None = None
     etag: str | None = None
     sequencer: str | None = None  # orders the versions of a key; not part of the identity
+    # Computed when it is first needed. A cached_property would cost a dict for each of 100,000 objects.
+    _object_id: bytes | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def key_bytes(self) -> bytes:
         return encode_key(self.key)
 
-    @cached_property
+    @property
     def object_id(self) -> bytes:
         """The first 16 bytes of sha256(bucket, 0, key, 0, version id or etag+size).
 
         The same whether derived from a notification, a listing or an inventory.
         """
+        if self._object_id is not None:
+            return self._object_id
         version = self.version_id if self.version_id is not None else f"{self.etag or ''}+{self.size_bytes}"
         parts = (self.bucket.encode(), self.key_bytes, version.encode())
-        return hashlib.sha256(b"\0".join(parts)).digest()[:16]
+        object_id = hashlib.sha256(b"\0".join(parts)).digest()[:16]
+        object.__setattr__(self, "_object_id", object_id)
+        return object_id
 
     @property
     def uri(self) -> str:

@@ -15,7 +15,7 @@ from penstock.errors import InvalidMessage, PenstockError, TemporaryError
 from penstock.events import AttemptAbandoned
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import ExecutionPlace, HeldClaim, Settlements
-from penstock.messaging.settlement import DeadLetter, Release, Settlement
+from penstock.messaging.settlement import UNCOUNTED, DeadLetter, Release, Settlement
 from penstock.objects.notification import Notification
 from penstock.pipeline.attempt import AT_ONCE, Attempts, AttemptSettings, ClaimGuard, PipelineRuntime
 from penstock.pipeline.engine import RunReleased
@@ -30,7 +30,7 @@ from penstock.pipeline.notifications import (
 )
 from penstock.pipeline.reporting import BatchEvents
 
-PARSED_MAX = 10_000  # deliveries; the largest batch has fewer by default
+PARSED_MAX = 10_000  # deliveries, or two batches if these are more: one that runs, and one that is collected
 PARSED_BYTES_MAX = 8 * 1024  # of a body: a longer one names many objects, and keeping 10,000 of those takes gigabytes
 
 
@@ -128,7 +128,7 @@ class BatchExecution:
         """Return the settlement of every delivery. Messages with unprocessed objects are released."""
         unprocessed = {ref.object_id: AT_ONCE for notification in self._notifications for ref in notification.objects}
         complete: Mapping[bytes, ObjectOutcome] = {**unprocessed, **outcomes}
-        settled: dict[str, Settlement] = {delivery.receipt: Release(uncounted=True) for delivery in self._deliveries}
+        settled: dict[str, Settlement] = dict.fromkeys((delivery.receipt for delivery in self._deliveries), UNCOUNTED)
         settled |= self._settled
         handler = self._settings.pipeline
         settled |= {
@@ -218,7 +218,7 @@ class PipelineHandler:
     def __init__(self, settings: AttemptSettings, runtime: PipelineRuntime) -> None:
         self._settings = settings
         self._runtime = runtime
-        self._parsed = ParsedNotifications(runtime.parse)
+        self._parsed = ParsedNotifications(runtime.parse, kept_max=max(PARSED_MAX, 2 * settings.objects_max))
 
     @property
     def name(self) -> str:

@@ -8,6 +8,7 @@ Attempt ids are ULIDs that Penstock creates, never names from outside, so they a
 """
 
 import gzip
+import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -44,7 +45,9 @@ _SUFFIX = ".json.gz"
 _VERSION = 1
 _FIRST = ("rows", "lines_quarantined", "bytes", "manifest", "quarantine_manifest")  # stored before the columns, always
 _KNOWN = frozenset(field.name for field in fields(BatchRecord))
-_KNOWN_OF_OBJECT = frozenset(field.name for field in fields(ObjectRef)) - {"key"}
+_REF_FIELDS = tuple(field.name for field in fields(ObjectRef) if field.init)
+_KNOWN_OF_OBJECT = frozenset(_REF_FIELDS) - {"key"}
+_SLICE = 1_000  # objects
 _COMPRESSION = 3  # of 9: higher levels take several times as long and save a tenth (measured)
 
 
@@ -110,18 +113,29 @@ def _encoded(batch: RecordedBatch) -> bytes:
         **{name: values.pop(name) for name in _FIRST},
         "columns": batch.columns,
         **values,
-        "objects": [
-            {
-                **{name: value for name, value in asdict(one.ref).items() if value is not None},
-                "key": quote_from_bytes(one.ref.key_bytes),
-                "rows": one.rows,
-                "lines_quarantined": one.lines_quarantined,
-            }
-            for one in batch.objects
-        ],
     }
-    text = json.dumps(document, separators=(",", ":")).encode()
-    return gzip.compress(text, _COMPRESSION, mtime=0)
+    # The objects come last and in slices: the text of 100,000 of them is much larger than what it compresses to.
+    data = io.BytesIO()
+    with gzip.GzipFile(fileobj=data, mode="wb", compresslevel=_COMPRESSION, mtime=0) as file:
+        file.write(_text(document)[:-1] + b',"objects":[')
+        for start in range(0, len(batch.objects), _SLICE):
+            objects = _text([_stored(one) for one in batch.objects[start : start + _SLICE]])
+            file.write((b"," if start else b"") + objects[1:-1])
+        file.write(b"]}")
+    return data.getvalue()
+
+
+def _text(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _stored(one: RecordedObject) -> dict[str, Any]:
+    return {
+        **{name: value for name in _REF_FIELDS if (value := getattr(one.ref, name)) is not None},
+        "key": quote_from_bytes(one.ref.key_bytes),
+        "rows": one.rows,
+        "lines_quarantined": one.lines_quarantined,
+    }
 
 
 def _decoded(data: bytes) -> RecordedBatch:

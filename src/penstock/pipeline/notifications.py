@@ -99,9 +99,12 @@ def settle_delivery(
     notification: NotificationDelivery, outcomes: Mapping[bytes, ObjectOutcome], *, handler: str
 ) -> Settlement:
     """Return the settlement of a delivery, given the outcomes of all its objects. It is settled as a whole."""
+    found = [outcomes[ref.object_id] for ref in notification.objects]
+    if not notification.problems and all(isinstance(outcome, ObjectDone) for outcome in found):  # nearly always
+        return Ack(objects=tuple(ref.uri for ref in notification.objects))
     settlement = settle_by(
         problems=notification.problems,
-        outcomes=[outcomes[ref.object_id] for ref in notification.objects],
+        outcomes=found,
         message_id=notification.delivery.message.id,
         handler=handler,
     )
@@ -151,6 +154,8 @@ def split_suspects(
             replace(notification, objects=(ref,), failures=failures.get(ref.object_id, 0))
             for ref in notification.objects
         ]
+    if not any(failures.get(ref.object_id) for ref in notification.objects):
+        return [notification]
     clear = tuple(ref for ref in notification.objects if not failures.get(ref.object_id))
     suspects = [
         replace(notification, objects=(ref,), failures=failures[ref.object_id])

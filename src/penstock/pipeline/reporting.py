@@ -76,6 +76,8 @@ class BatchEvents:
                     seconds=seconds,
                 )
             )
+        if not self._bus.wants(ObjectStarted):
+            return
         for object_id, ref in work.refs.items():
             self._bus.emit(
                 ObjectStarted(
@@ -141,19 +143,20 @@ class BatchEvents:
                     seconds=seconds,
                 )
             )
+        finished = self._bus.wants(ObjectFinished)
         for processed in result.processed:
-            uri = work.refs[processed.object_id].uri
-            self._bus.emit(
-                ObjectFinished(
-                    pipeline=self._pipeline,
-                    object_uri=uri,
-                    attempt_id=work.attempt_id,
-                    rows=processed.rows,
-                    lines_quarantined=processed.lines_quarantined,
+            if finished:
+                self._bus.emit(
+                    ObjectFinished(
+                        pipeline=self._pipeline,
+                        object_uri=work.refs[processed.object_id].uri,
+                        attempt_id=work.attempt_id,
+                        rows=processed.rows,
+                        lines_quarantined=processed.lines_quarantined,
+                    )
                 )
-            )
             if processed.lines_quarantined:
-                self._emit_quarantined(uri, processed, result)
+                self._emit_quarantined(work.refs[processed.object_id].uri, processed, result)
 
     def emit_failed(
         self, work: ClaimedWork, failed: Sequence[FailedObject], causes: Mapping[bytes, ReadFailure] | None = None

@@ -17,6 +17,7 @@ from tests.conformance.ledger.ledger_harness import (
     outcome,
 )
 
+from penstock.ledger import sets
 from penstock.ledger.records import AttemptFailure, AttemptState, Candidate, ObjectState, OriginalMessage
 from penstock.ledger.schema import attempts
 
@@ -274,3 +275,14 @@ def test_rows_43_and_44_similar_keys_do_not_supersede_each_other(harness: Ledger
     keys = [b"Data.csv", b"data.csv", b"data.csv "]
     wanted = [candidate(f"{n}", key=key, sequencer=f"{n}") for n, key in enumerate(keys)]
     assert len(harness.claim(wanted).claimed) == 3
+
+
+def test_a_claim_and_a_commit_of_more_objects_than_one_statement_inserts(
+    harness: LedgerHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sets, "_ROWS", 2)
+    first = harness.claim(candidates("a", "b", "c"), attempt="first")
+    assert set(first.claimed) == {A, B, C}
+    harness.ledger.commit(outcome(first, failed={"b": AttemptFailure.RETRY}))
+    claim = harness.claim(candidates("a", "b", "c"), attempt="second")
+    assert (set(claim.claimed), set(claim.ended)) == ({B}, {A, C})

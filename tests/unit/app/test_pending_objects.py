@@ -210,3 +210,33 @@ def test_unsettled_messages_of_a_killed_ingest_are_work(state: StateFolder, path
     assert pending.has_work()
     ack(state, receive(state))
     assert not pending.has_work()
+
+
+def test_objects_that_the_ledger_does_not_know_are_enqueued_without_a_second_query(
+    state: StateFolder, paths: TablePaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pending = new_pending(state, paths)
+
+    def live(pipeline: str, object_ids: Sequence[bytes]) -> set[bytes]:
+        raise AssertionError(f"{len(object_ids)} objects of {pipeline} were looked up")
+
+    monkeypatch.setattr(state.ledger, "live", live)
+    pending.begin()
+    assert len(receive(state)) == len(REFS)
+
+
+class CountingSet(set[bytes]):
+    """A set that counts how often its difference to another set is computed, which takes as long as it is large."""
+
+    differences = 0
+
+    def __sub__(self, other: object) -> "CountingSet":
+        CountingSet.differences += 1
+        return CountingSet(super().__sub__(other))  # type: ignore[operator] # any set
+
+
+def test_the_objects_to_enqueue_are_computed_once_for_all(state: StateFolder, paths: TablePaths) -> None:
+    pending = new_pending(state, paths)
+    pending.unfinished = CountingSet(pending.unfinished)
+    pending.announce()
+    assert CountingSet.differences == 1

@@ -102,3 +102,12 @@ def test_a_damaged_record_is_refused(table: LocalFiles, change: object) -> None:
     table.write(path, change(table.read(path)))  # type: ignore[operator]  # each is a function
     with pytest.raises(TableError, match=r"The record .*json\.gz of a batch cannot be read"):
         load(table, RECORD.attempt_id)
+
+
+def test_a_record_of_more_objects_than_a_slice_is_one_document(table: LocalFiles) -> None:
+    refs = [ObjectRef(bucket="b", key=str(number), size_bytes=number, etag="e") for number in range(2_001)]
+    many = replace(RECORD, objects=[RecordedObject(ref=ref, rows=1, lines_quarantined=0) for ref in refs])
+    save(table, many)
+    assert load(table, RECORD.attempt_id) == many
+    save(table, none := replace(RECORD, objects=[]))
+    assert load(table, RECORD.attempt_id) == none

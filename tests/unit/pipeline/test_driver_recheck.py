@@ -11,7 +11,7 @@ from penstock.objects.local_store import LocalStore
 from penstock.pipeline.spark.run import reread_on_driver
 from penstock.pipeline.spark.source.options import ReadOptions
 from penstock.pipeline.spark.source.plan import ReadPlan
-from penstock.pipeline.spark.source.report import FailureKind, ObjectFailure, Summary
+from penstock.pipeline.spark.source.report import NO_READINGS, FailureKind, ObjectFailure, Summary
 from penstock.storage.aws import Aws
 from penstock.storage.local import LocalFiles
 
@@ -39,7 +39,7 @@ def plan(tmp_path: Path) -> ReadPlan:
 
 
 def summary(failures: dict[int, ObjectFailure], exclude: dict[int, ObjectFailure] | None = None) -> Summary:
-    return Summary(readings={}, failures=failures, exclude=exclude or {}, recut={}, missing=(), quarantine=())
+    return Summary(readings=NO_READINGS, failures=failures, exclude=exclude or {}, recut={}, missing=(), quarantine=())
 
 
 def failure(kind: FailureKind) -> ObjectFailure:

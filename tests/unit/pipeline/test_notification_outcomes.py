@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -11,7 +13,8 @@ from penstock.messaging.message import Message
 from penstock.messaging.settlement import Ack, DeadLetter, Release
 from penstock.objects.notification import Notification, NotificationKind
 from penstock.objects.reference import ObjectRef
-from penstock.pipeline.batch import PARSED_BYTES_MAX, ParsedNotifications
+from penstock.pipeline.attempt import AttemptSettings
+from penstock.pipeline.batch import PARSED_BYTES_MAX, PARSED_MAX, ParsedNotifications, PipelineHandler
 from penstock.pipeline.notifications import (
     NotificationDelivery,
     ObjectDead,
@@ -231,6 +234,27 @@ def test_deliveries_that_never_begin_are_forgotten_beyond_a_limit() -> None:
     for one in deliveries:
         parsed.take(one)
     assert len(bodies) == 4, "the oldest is parsed again"
+
+
+def test_no_notification_of_a_large_batch_is_parsed_twice() -> None:
+    bodies: list[bytes] = []
+    settings = AttemptSettings(
+        pipeline="clicks",
+        worker="w",
+        lease_seconds=60.0,
+        objects_max=PARSED_MAX,
+        attempts_max=4,
+        backoff_base_seconds=1.0,
+        backoff_cap_seconds=1.0,
+    )
+    runtime: Any = SimpleNamespace(parse=counted_parse(bodies))
+    handler = PipelineHandler(settings, runtime)
+    deliveries = [delivery(f"m{number}") for number in range(PARSED_MAX + 1)]  # a batch, and the first of the next one
+    for one in deliveries:
+        handler.weigh(one)
+    for one in deliveries:
+        handler._parsed.take(one)
+    assert len(bodies) == len(deliveries)
 
 
 def test_a_long_notification_is_parsed_twice_and_not_kept() -> None:

@@ -23,7 +23,7 @@ from penstock.app.spark import app_spark
 from penstock.app.telemetry import guarded, open_telemetry
 from penstock.app.tracing import traced, tracing_of
 from penstock.errors import UsageError
-from penstock.events import BatchCommitted, Bus, Event, Listener, ObjectFailed
+from penstock.events import BatchCommitted, Bus, Event, Listener, ObjectFailed, SelectiveListener
 from penstock.ledger.records import ObjectState
 from penstock.messaging.clock import SystemClock
 from penstock.pipeline.spark.runtime import GivenSpark
@@ -32,7 +32,7 @@ from penstock.worker.shutdown import StopSignal
 from penstock.worker.worker import Worker
 
 
-class RunCounts:
+class RunCounts(SelectiveListener):
     """A listener that counts the results of this process.
 
     Written by the emitting threads, read when they have ended.
@@ -51,6 +51,9 @@ class RunCounts:
         terminal = (ObjectState.DEAD, ObjectState.DELETED, ObjectState.SUPERSEDED)
         ended = {state: self.failed[str(state)] for state in terminal}
         return Counter({ObjectState.PROCESSED: self.objects_processed, **ended})
+
+    def wants(self, kind: type[Event]) -> bool:
+        return issubclass(kind, BatchCommitted | ObjectFailed)
 
     def __call__(self, event: Event) -> None:
         match event:

@@ -199,14 +199,12 @@ class SparkRun:
             ),
             schema_id=agreement.schema_id,
             new_schema=agreement.new_schema,
-            samples=self.by_object(
-                {index: reading.samples for index, reading in summary.readings.items() if reading.samples}
-            ),
-            reasons=self.by_object({index: reading.reasons for index, reading in summary.readings.items()}),
+            samples=self.by_object(summary.readings.samples),
+            reasons=self.by_object(summary.readings.reasons),
             agree_again=self._agree_again,
         )
         if result.processed:
-            save(self._declaration.table, self._recorded(result, agreement.schema))
+            save(self._declaration.table, self._recorded(result, summary, agreement.schema))
             self._context.probe(Step.RECORDED)
         return result
 
@@ -215,15 +213,14 @@ class SparkRun:
         now = self._context.agree(self._agreement.schema)
         return now.schema_id, now.new_schema
 
-    def _recorded(self, result: RunResult, columns: pa.Schema) -> RecordedBatch:
+    def _recorded(self, result: RunResult, summary: Summary, columns: pa.Schema) -> RecordedBatch:
         """Return the record from which a lost ledger can be rebuilt."""
-        refs = {ref.object_id: ref for ref in self._plan.objects}
         return RecordedBatch(
             pipeline=self._declaration.pipeline,
             attempt_id=self._attempt_id,
             objects=[
-                RecordedObject(ref=refs[done.object_id], rows=done.rows, lines_quarantined=done.lines_quarantined)
-                for done in result.processed
+                RecordedObject(ref=self._plan.objects[index], rows=done.rows, lines_quarantined=done.lines_quarantined)
+                for index, done in zip(summary.readings, result.processed, strict=True)
             ],
             columns=encode_columns(columns),
             record=result.record,
@@ -299,13 +296,11 @@ class SparkRun:
                 )
 
     def _processed(self, summary: Summary) -> list[ObjectResult]:
+        readings = summary.readings
+        columns = (readings.objects.tolist(), readings.rows.tolist(), readings.lines_quarantined.tolist())
         return [
-            ObjectResult(
-                object_id=self._plan.objects[index].object_id,
-                rows=reading.rows,
-                lines_quarantined=reading.lines_quarantined,
-            )
-            for index, reading in summary.readings.items()
+            ObjectResult(object_id=self._plan.objects[index].object_id, rows=rows, lines_quarantined=lines_quarantined)
+            for index, rows, lines_quarantined in zip(*columns, strict=True)
         ]
 
 

@@ -209,7 +209,7 @@ def test_damage_beyond_the_verified_limit_excludes_the_object(tmp_path: Path) ->
     assert read(plan, 0) > 0
     summary = summarise(plan)
     assert summary.exclude[0].kind is FailureKind.CORRUPT
-    assert (summary.failures, summary.readings) == ({}, {})
+    assert (dict(summary.failures), dict(summary.readings)) == ({}, {})
 
 
 def test_a_split_object_with_one_failed_piece_is_excluded(tmp_path: Path) -> None:

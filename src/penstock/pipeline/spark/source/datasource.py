@@ -8,7 +8,6 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from socket import gethostname
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -19,7 +18,7 @@ from penstock.objects.store import ObjectStore
 from penstock.objects.stores import store_at
 from penstock.pipeline.spark.arrow_writer import naming_host
 from penstock.pipeline.spark.source.ddl import columns_read, format_ddl, parse_ddl
-from penstock.pipeline.spark.source.plan import ReadPlan
+from penstock.pipeline.spark.source.plan import ReadPlan, SavedPlan
 from penstock.pipeline.spark.source.reading import PartitionTask, partition_task, read_partition
 from penstock.pipeline.spark.source.report import ReadingId
 from penstock.storage.aws import Aws
@@ -32,19 +31,19 @@ PARTITIONS = "partitions"  # option of a drain run: partition numbers, separated
 
 @dataclass
 class PlannedPartition(InputPartition):
-    """One partition of the plan, as Spark sends it to an executor."""
+    """One partition of the plan, as Spark sends it to an executor: its number. The executor reads the plan's file."""
 
-    task: PartitionTask
+    number: int
 
 
 class PenstockSource(DataSource):
     """The data source: ``spark.read.format("penstock").options(**options_of(plan))``.
 
-    Spark asks for the schema in one process and for the reader in another, and pickles the source in between. The plan
-    is loaded by the first and travels with the source.
+    Spark asks for the schema in one process and for the reader in another, and pickles the source in between. The
+    header of the plan is loaded by the first and travels with the source.
     """
 
-    _loaded: ReadPlan | None = None
+    _loaded: SavedPlan | None = None
 
     @classmethod
     def name(cls) -> str:
@@ -60,9 +59,9 @@ class PenstockSource(DataSource):
         return PenstockReader(self._plan, drained)
 
     @property
-    def _plan(self) -> ReadPlan:
+    def _plan(self) -> SavedPlan:
         if self._loaded is None:
-            self._loaded = ReadPlan.load(files_at(self.options[WORK], Aws(**json.loads(self.options[AWS]))))
+            self._loaded = SavedPlan.load(files_at(self.options[WORK], Aws(**json.loads(self.options[AWS]))))
         return self._loaded
 
 
@@ -72,32 +71,23 @@ def options_of(plan: ReadPlan) -> dict[str, str]:
 
 
 class PenstockReader(DataSourceReader):
-    """Plans the partitions and reads one. Pickled to every task without the plan: the partitions hold the data."""
+    """Plans the partitions and reads one. Pickled to every task, with the header of the plan."""
 
-    def __init__(self, plan: ReadPlan, drained: list[int] | None) -> None:
-        self._plan: ReadPlan | None = plan  # None in the tasks
-        self._work = plan.work
+    def __init__(self, plan: SavedPlan, drained: list[int] | None) -> None:
+        self._plan = plan
         self._drained = drained
         self._driver_host = gethostname()  # Spark plans on the driver
         self._store: ObjectStore = store_at(plan.source, plan.aws, remembers=False)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_plan": None}
-
     def partitions(self) -> list[InputPartition]:
-        plan = self._plan
-        if plan is None:
-            raise RuntimeError("the partitions are planned on the driver only")
-        numbers = range(len(plan.partitions)) if self._drained is None else self._drained
-        drain = self._drained is not None
-        return [PlannedPartition(partition_task(plan, number, drain=drain)) for number in numbers]
+        numbers = range(self._plan.partitions_count) if self._drained is None else self._drained
+        return [PlannedPartition(number) for number in numbers]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, PlannedPartition):
             return iter(())  # Spark makes up a partition if a source has none
-        ReadPlan.check_seen(self._work)
-        task = partition.task
-        return self._read(task)
+        # Raises here, before any row, if this host does not see the plan.
+        return self._read(partition_task(self._plan, partition.number, drain=self._drained is not None))
 
     def _read(self, task: PartitionTask) -> Iterator[pa.RecordBatch]:
         with naming_host(self._driver_host):

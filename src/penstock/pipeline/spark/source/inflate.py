@@ -19,7 +19,7 @@ from functools import cache
 from typing import Any, Protocol
 
 from penstock.errors import ConfigurationError, ObjectCorrupt, ObjectUnreadable
-from penstock.objects.reference import ObjectRef
+from penstock.objects.reference import ObjectRef, encode_key
 
 MAGICS = (b"\x28\xb5\x2f\xfd", *(bytes([first]) + b"\x2a\x4d\x18" for first in range(0x50, 0x60)))  # skippable frames
 WINDOW_BYTES_MAX = 128 << 20  # the default limit of the zstd program
@@ -182,6 +182,15 @@ CODECS = (
     CompressionCodec(name="bzip2", suffixes=(b".bz2",), magics=(b"BZh",), begin=_Bz2),
     CompressionCodec(name="zstd", suffixes=(b".zst", b".zstd"), magics=MAGICS, begin=ZstdFrame),
 )
+
+
+_SUFFIXES = tuple(suffix for codec in CODECS for suffix in codec.suffixes)
+_SUFFIX_LENGTH_MAX = max(map(len, _SUFFIXES))
+
+
+def is_compressed(ref: ObjectRef) -> bool:
+    """Return True if the object's name implies a codec. Faster than `codec_of`."""
+    return encode_key(ref.key[-_SUFFIX_LENGTH_MAX:]).lower().endswith(_SUFFIXES)
 
 
 @cache

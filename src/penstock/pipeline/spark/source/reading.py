@@ -24,7 +24,7 @@ from penstock.pipeline.spark.source.csv_records import read_parts
 from penstock.pipeline.spark.source.ddl import PROVENANCE
 from penstock.pipeline.spark.source.decoders import Decoders
 from penstock.pipeline.spark.source.options import ReadOptions
-from penstock.pipeline.spark.source.plan import Piece, ReadPlan
+from penstock.pipeline.spark.source.plan import Piece, ReadPlan, SavedPlan
 from penstock.pipeline.spark.source.quarantine import QuarantineFile
 from penstock.pipeline.spark.source.report import (
     SAMPLES_MAX,
@@ -42,7 +42,7 @@ _URI_BYTES_MAX = 64 << 20  # of the _object column in one batch: URIs may be lon
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionTask:
-    """All that an executor needs to read one partition, with only its own objects. Pickled to the executor."""
+    """All that an executor needs to read one partition, with only its own objects."""
 
     partition: int
     pieces: Sequence[tuple[ObjectRef, Piece]]
@@ -53,11 +53,11 @@ class PartitionTask:
     drain: bool = False
 
 
-def partition_task(plan: ReadPlan, partition: int, *, drain: bool = False) -> PartitionTask:
-    """Return the task for one partition of a plan."""
+def partition_task(plan: ReadPlan | SavedPlan, partition: int, *, drain: bool = False) -> PartitionTask:
+    """Return the task for one partition of a plan. Raises `TemporaryError` if this host does not see a saved plan."""
     return PartitionTask(
         partition=partition,
-        pieces=tuple((plan.objects[piece.object], piece) for piece in plan.partitions[partition]),
+        pieces=plan.pieces(partition),
         options=plan.options,
         quarantine=plan.quarantine,
         quarantine_dir=plan.quarantine_dir,

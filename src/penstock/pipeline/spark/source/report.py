@@ -5,17 +5,25 @@ id; it writes a mark before its first row and its report, atomically, after its 
 leaves only the mark.
 
 `summarise` combines the reports of a run, object by object: which rows count, which objects failed, what to repeat.
+
+A report is an Arrow IPC file with a row per piece, because a batch may have 100,000 objects: `summarise` works on its
+columns, and looks singly only at objects that failed, disagree or were cut. Their details are JSON in a column.
 """
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
+from itertools import chain
 from socket import gethostname
 from typing import Any
 from uuid import uuid4
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 from penstock.errors import (
     DeviceFailed,
@@ -28,14 +36,29 @@ from penstock.errors import (
 )
 from penstock.messaging.wording import counted, worded
 from penstock.pipeline.spark.source.contents import Quotes
-from penstock.pipeline.spark.source.plan import Piece, ReadPlan
+from penstock.pipeline.spark.source.plan import Numbers, Piece, PieceColumns, ReadPlan
 from penstock.sinks.manifest import DataFile
 from penstock.storage.files import Files
 
 _BEGUN = ".begun"
-_REPORT = ".json"
+_REPORT = ".arrow"
 SAMPLES_MAX = 10  # bad lines of an object that its events show
 READS_AT_ONCE = 16  # from S3
+
+_NUMBERS = ("object", "start", "stop", "rows", "lines_quarantined")
+_QUOTES = ("ends_open", "ends_open_if_open", "closes_at")  # null unless it is a CSV piece read to its end
+_SCHEMA = pa.schema(
+    [
+        *(pa.field(name, pa.int64()) for name in _NUMBERS),
+        ("failed", pa.bool_()),
+        ("broken_midway", pa.bool_()),
+        ("ends_open", pa.bool_()),
+        ("ends_open_if_open", pa.bool_()),
+        ("closes_at", pa.int64()),
+        ("details", pa.string()),  # JSON; null for a piece without failure and bad lines
+    ]
+)
+_HEADER = b"penstock"  # the key of the header in the schema's metadata
 
 
 class FailureKind(StrEnum):
@@ -97,11 +120,93 @@ class PartitionReport:
     quarantine: DataFile | None = None
 
 
+class LoadedReport:
+    """One complete reading of one partition, as the driver loads it: columns, in the order of the plan's pieces."""
+
+    def __init__(self, data: bytes) -> None:
+        reader = pa.ipc.open_file(pa.py_buffer(data))
+        header = json.loads(reader.schema.metadata[_HEADER])
+        self._batch = reader.get_batch(0)
+        self.partition: int = header["partition"]
+        self.drain: bool = header["drain"]
+        self.quarantine = DataFile(**header["quarantine"]) if header["quarantine"] else None
+        self.objects, self.starts, self.stops, self.rows, self.lines_quarantined = (
+            self._batch.column(name).to_numpy() for name in _NUMBERS
+        )
+        self.failed: npt.NDArray[np.bool_] = self._batch.column("failed").to_numpy(zero_copy_only=False)
+
+    def reading(self, position: int) -> PieceReading:
+        """Return the reading of one piece, by its position in the partition."""
+        (values,) = self._batch.slice(position, 1).to_pylist()
+        details = json.loads(values["details"] or "{}")
+        failure = details.get("failure")
+        return PieceReading(
+            piece=Piece(object=values["object"], start=values["start"], stop=values["stop"]),
+            rows=values["rows"],
+            lines_quarantined=values["lines_quarantined"],
+            reasons=details.get("reasons", {}),
+            samples=_samples(details.get("samples", ())),
+            failure=ObjectFailure(**failure | {"kind": FailureKind(failure["kind"])}) if failure else None,
+            broken_midway=values["broken_midway"],
+            quotes=None if values["ends_open"] is None else Quotes(**{name: values[name] for name in _QUOTES}),
+        )
+
+    def details(self, positions: Numbers) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        """Yield the object index and details of pieces that have some."""
+        texts = self._batch.column("details").take(pa.array(positions)).to_pylist()
+        yield from zip(self.objects[positions].tolist(), map(json.loads, texts), strict=True)
+
+
+def _samples(stored: Iterable[Sequence[Any]]) -> list[tuple[int, str]]:
+    return [(offset, reason) for offset, reason in stored]
+
+
+def _encoded(report: PartitionReport) -> bytes:
+    """Return the report as an Arrow IPC file."""
+    header = {
+        "partition": report.partition,
+        "drain": report.drain,
+        "quarantine": None if report.quarantine is None else asdict(report.quarantine),
+    }
+    schema = _SCHEMA.with_metadata({_HEADER: json.dumps(header, separators=(",", ":"))})
+    rows = [
+        (
+            one.piece.object,
+            one.piece.start,
+            one.piece.stop,
+            one.rows,
+            one.lines_quarantined,
+            one.failure is not None,
+            one.broken_midway,
+            *((None,) * len(_QUOTES) if one.quotes is None else (getattr(one.quotes, name) for name in _QUOTES)),
+            _details(one),
+        )
+        for one in report.pieces
+    ]
+    columns = zip(*rows, strict=True) if rows else ((),) * len(schema)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+    data = pa.BufferOutputStream()
+    with pa.ipc.new_file(data, schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
+        writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
+    return bytes(data.getvalue())
+
+
+def _details(reading: PieceReading) -> str | None:
+    if reading.failure is None and not reading.reasons and not reading.samples:
+        return None
+    details = {
+        "reasons": reading.reasons,
+        "samples": reading.samples,
+        "failure": None if reading.failure is None else asdict(reading.failure),
+    }
+    return json.dumps(details, separators=(",", ":"))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionReadings:
     """All known readings of one partition, with the reports in a fixed order."""
 
-    reports: Sequence[PartitionReport] = ()
+    reports: Sequence[LoadedReport] = ()
     unfinished: int = 0  # readings that began to yield rows and left no report
 
 
@@ -119,7 +224,7 @@ class ReadingId:
 
     def write(self, report: PartitionReport) -> None:
         """Write the report atomically."""
-        self.files.write(self._path(_REPORT), json.dumps(asdict(report), separators=(",", ":")).encode())
+        self.files.write(self._path(_REPORT), _encoded(report))
 
     def _path(self, suffix: str) -> str:
         return f"p{self.partition:05}-{self.token}{suffix}"
@@ -131,14 +236,14 @@ def load_readings(files: Files) -> Mapping[int, PartitionReadings]:
     names = [name for name in files.names() if not name.startswith(".")]
     reported = [name for name in names if name.endswith(_REPORT)]
     with ThreadPoolExecutor(1 if files.is_local else READS_AT_ONCE) as pool:
-        texts = dict(zip(reported, pool.map(files.read, reported), strict=True))
-    reports: dict[int, list[PartitionReport]] = {}
+        contents = dict(zip(reported, pool.map(files.read, reported), strict=True))
+    reports: dict[int, list[LoadedReport]] = {}
     unfinished: dict[int, int] = {}
     finished = {name.removesuffix(_REPORT) for name in reported}
     for name in names:
         partition = int(name[1:].partition("-")[0])
         if name.endswith(_REPORT):
-            reports.setdefault(partition, []).append(_report(json.loads(texts[name])))
+            reports.setdefault(partition, []).append(LoadedReport(contents[name]))
         elif name.removesuffix(_BEGUN) not in finished:
             unfinished[partition] = unfinished.get(partition, 0) + 1
     return {
@@ -158,6 +263,72 @@ class ObjectReading:
     bytes: int  # of the object as stored
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ObjectReadings(Mapping[int, ObjectReading]):
+    """The results of the objects that count, by ascending index in the plan. Makes `ObjectReading`s on access."""
+
+    objects: Numbers
+    rows: Numbers
+    lines_quarantined: Numbers
+    bytes: Numbers
+    reasons: Mapping[int, Mapping[str, int]]  # of the objects with bad lines
+    samples: Mapping[int, Sequence[tuple[int, str]]]  # the same
+
+    @staticmethod
+    def of(readings: Mapping[int, ObjectReading]) -> "ObjectReadings":
+        """Return the columns of single readings."""
+        ordered = sorted(readings.items())
+
+        def column(values: Iterator[int]) -> Numbers:
+            return np.fromiter(values, dtype=np.int64, count=len(ordered))
+
+        return ObjectReadings(
+            objects=column(index for index, _ in ordered),
+            rows=column(reading.rows for _, reading in ordered),
+            lines_quarantined=column(reading.lines_quarantined for _, reading in ordered),
+            bytes=column(reading.bytes for _, reading in ordered),
+            reasons={index: reading.reasons for index, reading in ordered if reading.reasons},
+            samples={index: reading.samples for index, reading in ordered if reading.samples},
+        )
+
+    def joined(self, other: "ObjectReadings") -> "ObjectReadings":
+        """Return these readings and those of other objects."""
+        order = np.argsort(objects := np.concatenate([self.objects, other.objects]))
+
+        def column(one: Numbers, two: Numbers) -> Numbers:
+            return np.concatenate([one, two])[order]
+
+        return ObjectReadings(
+            objects=objects[order],
+            rows=column(self.rows, other.rows),
+            lines_quarantined=column(self.lines_quarantined, other.lines_quarantined),
+            bytes=column(self.bytes, other.bytes),
+            reasons={**self.reasons, **other.reasons},
+            samples={**self.samples, **other.samples},
+        )
+
+    def __getitem__(self, index: int) -> ObjectReading:
+        at = int(np.searchsorted(self.objects, index))
+        if at == len(self.objects) or self.objects[at] != index:
+            raise KeyError(index)
+        return ObjectReading(
+            rows=int(self.rows[at]),
+            lines_quarantined=int(self.lines_quarantined[at]),
+            reasons=self.reasons.get(index, {}),
+            samples=self.samples.get(index, []),
+            bytes=int(self.bytes[at]),
+        )
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.objects.tolist())
+
+    def __len__(self) -> int:
+        return len(self.objects)
+
+
+NO_READINGS = ObjectReadings.of({})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """The result of a run, by object index in its plan.
@@ -168,7 +339,7 @@ class Summary:
     or ``failures``.
     """
 
-    readings: Mapping[int, ObjectReading]
+    readings: ObjectReadings
     failures: Mapping[int, ObjectFailure]  # no row of these was released
     exclude: Mapping[int, ObjectFailure]
     recut: Mapping[int, Sequence[int]]  # objects with a piece that began inside a record
@@ -178,31 +349,35 @@ class Summary:
     @property
     def rows(self) -> int:
         """Return the number of good lines read."""
-        return sum(reading.rows for reading in self.readings.values())
+        return int(self.readings.rows.sum())
 
     @property
     def lines_quarantined(self) -> int:
         """Return the number of bad lines."""
-        return sum(reading.lines_quarantined for reading in self.readings.values())
+        return int(self.readings.lines_quarantined.sum())
 
     @property
     def bytes(self) -> int:
         """Return the total size of the objects read, as stored."""
-        return sum(reading.bytes for reading in self.readings.values())
+        return int(self.readings.bytes.sum())
 
 
 def summarise(plan: ReadPlan) -> Summary:
     """Combine the reports of a plan's run. Call it again after a drain run."""
     known = load_readings(plan.reports)
-    found = [known.get(partition, PartitionReadings()) for partition in range(len(plan.partitions))]
+    planned = PieceColumns.of(plan.partitions)
+    found = [known.get(partition, PartitionReadings()) for partition in range(len(planned))]
     chosen = [readings.reports[0] for readings in found if readings.reports]
     missing = tuple(partition for partition, readings in enumerate(found) if not readings.reports)
-    unknown = {piece.object for partition in missing for piece in plan.partitions[partition]}
+    unknown = {index for partition in missing for index in planned.objects[planned.span(partition)].tolist()}
     leaked = dict(_leaks(found))
+    looked_at = _looked_at(
+        chosen, [*unknown, *leaked], count=len(plan.objects), ratio_max=plan.options.quarantine_ratio_max
+    )
     readings: dict[int, ObjectReading] = {}
     failures: dict[int, ObjectFailure] = {}
     recut: dict[int, Sequence[int]] = {}
-    for index, pieces in _by_object(chosen).items():
+    for index, pieces in _by_object(chosen, looked_at).items():
         cuts = None if index in unknown or _is_beyond(leaked.get(index)) else _cuts(pieces)
         if cuts is not None:
             leaked.pop(index, None)
@@ -216,8 +391,9 @@ def summarise(plan: ReadPlan) -> Summary:
             failures[index] = failure
         if failure is not None and any(_let_out(piece) for piece in pieces):
             leaked.setdefault(index, failure)
+    counting = {index: reading for index, reading in readings.items() if index not in failures | leaked}
     return Summary(
-        readings={index: reading for index, reading in readings.items() if index not in failures | leaked},
+        readings=_plain(chosen, looked_at).joined(ObjectReadings.of(counting)),
         failures={index: failure for index, failure in failures.items() if index not in leaked},
         exclude=leaked,
         recut=recut,
@@ -250,30 +426,6 @@ def _kind(error: ObjectError) -> FailureKind:
             return FailureKind.UNREADABLE
 
 
-def _report(values: Mapping[str, Any]) -> PartitionReport:
-    quarantine = values["quarantine"]
-    return PartitionReport(
-        partition=values["partition"],
-        drain=values["drain"],
-        pieces=tuple(_reading(piece) for piece in values["pieces"]),
-        quarantine=DataFile(**quarantine) if quarantine else None,
-    )
-
-
-def _reading(values: Mapping[str, Any]) -> PieceReading:
-    failure = values["failure"]
-    return PieceReading(
-        piece=Piece(**values["piece"]),
-        rows=values["rows"],
-        lines_quarantined=values["lines_quarantined"],
-        reasons=values["reasons"],
-        samples=[(offset, reason) for offset, reason in values["samples"]],
-        failure=ObjectFailure(**failure | {"kind": FailureKind(failure["kind"])}) if failure else None,
-        broken_midway=values["broken_midway"],
-        quotes=Quotes(**values["quotes"]) if values["quotes"] else None,
-    )
-
-
 def _leaks(found: Sequence[PartitionReadings]) -> Iterator[tuple[int, ObjectFailure]]:
     """Yield objects whose rows two readings may have released differently, so the rows in Spark cannot be trusted."""
     for readings in found:
@@ -281,11 +433,57 @@ def _leaks(found: Sequence[PartitionReadings]) -> Iterator[tuple[int, ObjectFail
             continue
         reported, *others = readings.reports
         unreported = readings.unfinished > 0 or any(report.drain for report in readings.reports)
-        for index, piece in enumerate(reported.pieces):
-            if any(_differ(piece, other.pieces[index]) for other in others):
-                yield piece.piece.object, _disagreement([piece, *(other.pieces[index] for other in others)])
-            elif piece.failure is not None and unreported:
+        differing = np.zeros(len(reported.objects), dtype=np.bool_)
+        for other in others:
+            differing |= _differ(reported, other)
+        for position in np.flatnonzero(differing | (reported.failed & unreported)).tolist():
+            piece = reported.reading(position)
+            if differing[position]:
+                yield piece.piece.object, _disagreement([piece, *(other.reading(position) for other in others)])
+            elif piece.failure is not None:
                 yield piece.piece.object, piece.failure
+
+
+def _looked_at(
+    reports: Sequence[LoadedReport], objects: Sequence[int], *, count: int, ratio_max: float
+) -> npt.NDArray[np.bool_]:
+    """Mark the objects, by index, that cannot be summed up in columns.
+
+    These are the given ones, and those that failed, have several pieces or too many bad lines.
+    """
+    marked = np.zeros(count, dtype=np.bool_)
+    marked[list(objects)] = True
+    pieces = np.zeros(count, dtype=np.int64)
+    for report in reports:
+        pieces += np.bincount(report.objects, minlength=count)
+        lines = report.rows + report.lines_quarantined
+        marked[report.objects[report.failed | (report.lines_quarantined > ratio_max * lines)]] = True
+    return marked | (pieces > 1)
+
+
+def _plain(reports: Sequence[LoadedReport], looked_at: npt.NDArray[np.bool_]) -> ObjectReadings:
+    """Return the readings of all other objects: each has one piece, which was read to its end."""
+    at = [np.flatnonzero(~looked_at[report.objects]) for report in reports]
+    if not at:
+        return NO_READINGS
+    with_bad_lines = dict(
+        chain.from_iterable(
+            report.details(positions[report.lines_quarantined[positions] > 0])
+            for report, positions in zip(reports, at, strict=True)
+        )
+    )
+
+    def column(values: Sequence[Numbers]) -> Numbers:
+        return np.concatenate([each[positions] for each, positions in zip(values, at, strict=True)])
+
+    return ObjectReadings(
+        objects=column([report.objects for report in reports]),
+        rows=column([report.rows for report in reports]),
+        lines_quarantined=column([report.lines_quarantined for report in reports]),
+        bytes=column([report.stops - report.starts for report in reports]),
+        reasons={index: details["reasons"] for index, details in with_bad_lines.items()},
+        samples={index: sorted(_samples(details["samples"])) for index, details in with_bad_lines.items()},
+    )
 
 
 def _is_beyond(failure: ObjectFailure | None) -> bool:
@@ -317,11 +515,11 @@ def _cuts(pieces: Sequence[PieceReading]) -> Sequence[int] | None:
     return tuple(cuts) if misread else None
 
 
-def _differ(one: PieceReading, other: PieceReading) -> bool:
-    def reported(reading: PieceReading) -> tuple[int, int, bool]:
-        return reading.rows, reading.lines_quarantined, reading.failure is None
-
-    return reported(one) != reported(other)
+def _differ(one: LoadedReport, other: LoadedReport) -> npt.NDArray[np.bool_]:
+    differing: npt.NDArray[np.bool_] = one.rows != other.rows
+    differing |= one.lines_quarantined != other.lines_quarantined
+    differing |= one.failed != other.failed
+    return differing
 
 
 def _disagreement(readings: Sequence[PieceReading]) -> ObjectFailure:
@@ -336,10 +534,13 @@ def _disagreement(readings: Sequence[PieceReading]) -> ObjectFailure:
     return ObjectFailure(kind=FailureKind.DISAGREED, reason=reason)
 
 
-def _by_object(reports: Sequence[PartitionReport]) -> Mapping[int, Sequence[PieceReading]]:
+def _by_object(
+    reports: Sequence[LoadedReport], looked_at: npt.NDArray[np.bool_]
+) -> Mapping[int, Sequence[PieceReading]]:
     pieces: dict[int, list[PieceReading]] = {}
     for report in reports:
-        for reading in report.pieces:
+        for position in np.flatnonzero(looked_at[report.objects]).tolist():
+            reading = report.reading(position)
             pieces.setdefault(reading.piece.object, []).append(reading)
     return pieces
 
