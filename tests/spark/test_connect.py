@@ -212,7 +212,8 @@ def test_an_ingest_reads_from_s3_and_writes_to_s3(place: Path, server: ConnectSe
     for path in (place / "in").iterdir():
         s3.upload_file(str(path), "shop", f"in/{path.name}")
     settings = {"PENSTOCK_AWS_ENDPOINT_URL": moto.url, **NO_ACCOUNT}  # the server's tasks get this from Penstock
-    code, _, err = ingest(place, "s3://shop/in", "s3://shop/table", "--master", server.url, **settings)
+    words = ["s3://shop/in", "s3://shop/table", "--data-dir", "state", "--master", server.url]
+    code, _, err = ingest(place, *words, **settings)
     assert code == 0, err
     options = {
         "AWS_ACCESS_KEY_ID": "test",

@@ -42,6 +42,7 @@ def open_session(address: str, conf: Mapping[str, str]) -> SparkSession:
     """
     require_connect()
     silence(*QUERY_LOGGERS)
+    warnings.filterwarnings("ignore", r"\[RETRIES_EXCEEDED\]", UserWarning)  # the error says it
     try:
         spark: SparkSession = SparkSession.builder.remote(address).create()  # sends no request
     except OPEN_ERRORS as error:
@@ -194,6 +195,7 @@ class ConnectRuntime:
                 "own session: set spark.master to the server's address (sc://HOST:PORT)."
             )
         sibling: SparkSession = self._spark.cloneSession()
+        _give_up_early(sibling)
         set_required(sibling)
         return sibling
 
@@ -226,7 +228,7 @@ def _not_opened(address: str, error: Exception) -> ConfigurationError:
 
 
 def _give_up_early(spark: SparkSession) -> None:
-    """Bound the time that a session of our own waits for a server that cannot be reached."""
+    """Bound the time that a session of our own, or a sibling, waits for a server that cannot be reached."""
     from pyspark.sql.connect.client.retries import DefaultPolicy  # imports gRPC
 
     policy = DefaultPolicy(
@@ -237,7 +239,6 @@ def _give_up_early(spark: SparkSession) -> None:
     )
     client: Any = spark.client
     client.set_retry_policies([policy])
-    warnings.filterwarnings("ignore", r"\[RETRIES_EXCEEDED\]", UserWarning)  # the error says it
 
 
 def _set(spark: SparkSession, key: str, value: str) -> None:
