@@ -76,12 +76,24 @@ def check_nothing_claimed(case: Case, ended_err: str) -> None:
     assert messages(case.table) == OBJECTS
 
 
-def test_penstock_ships_itself_and_wins_over_an_older_one_in_the_executors(
+TRANSFORM = """
+from pyspark.sql import functions
+
+def is_kept(offset):
+    return offset >= 0
+
+def kept(frame):
+    return frame.where(functions.udf(is_kept, "boolean")("_offset"))
+"""
+
+
+def test_penstock_ships_itself_and_the_users_modules_and_wins_over_an_older_one_in_the_executors(
     tmp_path: Path, cluster: SparkCluster, executor_python: Path
 ) -> None:
     with closing(Case(tmp_path, **settings(cluster, executor_python))) as case:
+        (case.folder / "checks.py").write_text(TRANSFORM)
         case.add_objects(range(OBJECTS))
-        case.ingest()
+        case.ingest("--transform", "checks:kept", spark_py_files=json.dumps([f"{case.folder}/checks.py"]))
         check_done(case.truth(), case.mirror())
 
 

@@ -131,6 +131,7 @@ EXAMPLES: Mapping[str, object] = MappingProxyType(
         "log_sampling": {"message.finished": 0.01},
         "dead_letters_replay_queues": {"orders": {"max_replays": 5}},
         "metrics_export": ["otel"],
+        "spark_py_files": ["shop", "helpers.py"],
         "alerts_lagging_queues": {"orders": "1m"},
         "alerts_notify_urls": ["slack://TOKEN_A/TOKEN_B/TOKEN_C"],
     }
@@ -303,6 +304,10 @@ class Settings(BaseSettings):
     )
     spark_driver_memory: str | None = Field(
         None, pattern=r"^\d+[kmgKMG]$", description="The heap of the Spark driver's JVM, such as 512m or 2g."
+    )
+    spark_py_files: Annotated[list[str], ADVANCED] = Field(
+        default_factory=list,
+        description="Your modules (.py), packages (folders) and archives (.zip, .whl) that executors of a cluster get.",
     )
     spark_conf: Annotated[dict[str, str], ADVANCED] = Field(default_factory=dict, description="Further Spark settings.")
 

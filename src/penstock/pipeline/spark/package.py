@@ -1,41 +1,64 @@
-"""Ship Penstock itself to the executors of a cluster, as a zip of this process's own version.
+"""Ship modules to the executors of a cluster as zip files: Penstock's own version, and the user's (``spark.py_files``).
 
 Wheels with compiled code cannot be imported from a zip: `penstock.pipeline.spark.probe` checks that the executors have
-those, and `penstock spark pack` writes an archive of them.
+those, and `penstock admin spark pack` writes an archive of them.
 """
 
 import hashlib
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.resources import files
 from pathlib import Path
 
-PARTS_OUT = frozenset({"__pycache__", "cli", "jdk4py_home", "testing"})  # that no task imports
+from penstock.errors import ConfigurationError
+
+PARTS_OUT = frozenset({"__pycache__", "cli", "jdk4py_home", "testing"})  # of Penstock, that no task imports
+ARCHIVES = frozenset({".zip", ".whl", ".egg"})
 _TIME = (1980, 1, 1, 0, 0, 0)  # the same in each build: the name of the archive is its content's digest
 
 
 def package_archive(folder: Path) -> Path:
-    """Write the package into a zip file below ``folder`` and return its path, named by its content."""
-    entries = [(name, path.read_bytes()) for name, path in _entries()]
+    """Write Penstock into a zip file below ``folder`` and return its path, named by its content."""
+    return _archived(folder, "penstock", _below(Path(str(files("penstock"))), without=PARTS_OUT))
+
+
+def module_archive(path: Path, folder: Path) -> Path:
+    """Return a zip file, written below ``folder``, with a module (a .py file) or a package (a folder) of the user's.
+
+    A path of a zip file, wheel or egg is returned as it is. Raises `ConfigurationError` for other paths.
+    """
+    if path.is_dir():
+        return _archived(folder, path.name, _below(path.resolve(), without=frozenset({"__pycache__"})))
+    if path.is_file() and path.suffix == ".py":
+        return _archived(folder, path.stem, [(path.name, path)])
+    if path.is_file() and path.suffix in ARCHIVES:
+        return path
+    problem = "is none of these" if path.exists() else "does not exist"
+    raise ConfigurationError(
+        f"spark.py_files names modules (.py), packages (folders), and archives (.zip, .whl); {path} {problem}."
+    )
+
+
+def _archived(folder: Path, name: str, entries: Iterable[tuple[str, Path]]) -> Path:
+    contents = [(inside, path.read_bytes()) for inside, path in entries]
     digest = hashlib.sha256()
-    for name, content in entries:
-        digest.update(f"{name}\0{len(content)}\0".encode() + content)
-    archive = folder / f"penstock-{digest.hexdigest()[:16]}.zip"
+    for inside, content in contents:
+        digest.update(f"{inside}\0{len(content)}\0".encode() + content)
+    archive = folder / f"{name}-{digest.hexdigest()[:16]}.zip"
     if archive.exists():
         return archive
     folder.mkdir(parents=True, exist_ok=True)
     half_written = archive.with_suffix(".part")
     with zipfile.ZipFile(half_written, "w", zipfile.ZIP_DEFLATED) as file:
-        for name, content in entries:
-            file.writestr(zipfile.ZipInfo(name, _TIME), content, zipfile.ZIP_DEFLATED)
+        for inside, content in contents:
+            file.writestr(zipfile.ZipInfo(inside, _TIME), content, zipfile.ZIP_DEFLATED)
     half_written.replace(archive)
     return archive
 
 
-def _entries() -> Iterator[tuple[str, Path]]:
-    """Yield the package's files with their names in the archive, in a fixed order."""
-    root = Path(str(files("penstock")))
+def _below(root: Path, *, without: frozenset[str]) -> Iterator[tuple[str, Path]]:
+    """Yield the files of a package with their names in the archive, in a fixed order."""
     for path in sorted(root.rglob("*")):
         inside = path.relative_to(root)
-        if path.is_file() and PARTS_OUT.isdisjoint(inside.parts):
-            yield f"penstock/{inside.as_posix()}", path
+        if path.is_file() and without.isdisjoint(inside.parts):
+            yield f"{root.name}/{inside.as_posix()}", path
