@@ -32,8 +32,8 @@ from penstock.pipeline.reconcile.existing import object_id
 from penstock.pipeline.reconcile.inventory import inventory_frame
 from penstock.pipeline.reconcile.manifest import Inventory, find_inventory
 from penstock.pipeline.reconcile.missing import find_missing, jobs, known_frame
-from penstock.pipeline.spark.java import find_java
 from penstock.pipeline.spark.classic import SessionSettings, end_session, start_session
+from penstock.pipeline.spark.java import find_java
 from penstock.pipeline.spark.runtime import Session
 from penstock.storage.address import s3_address
 from penstock.storage.aws import Aws

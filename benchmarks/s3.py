@@ -26,8 +26,8 @@ from benchmarks.reader import DDL, make_files
 from penstock.config import Settings
 from penstock.operations.ingest.ingest import ingest
 from penstock.operations.ingest.pipeline import IngestRequest
-from penstock.pipeline.spark.java import find_java
 from penstock.pipeline.spark.classic import SessionSettings, end_session, start_session
+from penstock.pipeline.spark.java import find_java
 from penstock.pipeline.spark.runtime import Session
 from penstock.worker.shutdown import StopSignal
 
