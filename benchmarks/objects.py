@@ -125,6 +125,7 @@ def measure_stages(stages: Stages) -> None:
     wrap(Tables, "publish", "publish")
     wrap(batch.BatchExecution, "_settle_all", "settle")
     wrap(SqliteBroker, "settle", "settle")
+    wrap(SqliteBroker, "extend", "extend leases")
     wrap(settler.Settler, "submit", "settle")
     wrap(executor.Executor, "_settle", "settle")
     wrap(leases.LeaseBook, "still_leased", "group")
