@@ -225,6 +225,5 @@ def test_an_exception_without_a_python_traceback_has_no_location() -> None:
     ],
 )
 def test_a_package_that_pyspark_itself_misses_is_a_fault_of_the_workers_python(text: str, fault: str) -> None:
-    assert (
-        python_fault(PySparkException(UDF.format(line=1).replace("ValueError: no good 1", f"Error: {text}"))) == fault
-    )
+    traceback = UDF.format(line=1).replace("ValueError: no good 1", f"Error: {text}")
+    assert python_fault(PySparkException(traceback)) == fault
