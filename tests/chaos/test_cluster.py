@@ -9,6 +9,7 @@ import random
 import re
 import shutil
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -38,6 +39,7 @@ FAULT_PERSISTS = 75
 ON_THIS_HOST = "local[2]"
 CONF: Mapping[str, str] = {
     **FROM_DRIVER,
+    "spark.pyspark.python": sys.executable,
     "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # quicker to start
     "spark.speculation": "true",
     "spark.speculation.interval": "200ms",

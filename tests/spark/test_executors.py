@@ -34,6 +34,12 @@ class Version(tuple):
 
 sys.version_info = Version((3, 99, 0, "final", 0))
 """
+# Reads a file by a path relative to the folder of the driver.
+TRANSFORM = """
+def with_a_relative_path(frame):
+    assert frame.sparkSession.read.text("relative.txt").count() == 1
+    return frame
+"""
 # One session on the cluster; each Python is checked as if the session had been started with it.
 CHECKS = """
 import json, os, sys
@@ -117,7 +123,9 @@ def test_a_packed_archive_is_all_that_executors_need(tmp_path: Path, cluster: Sp
     conf = {f"spark.executorEnv.{PYTHON_VARIABLE}": str(bare), **packed.settings}
     with closing(Case(tmp_path, **settings(cluster, packed.settings["spark.pyspark.python"], **conf))) as case:
         case.add_objects(range(OBJECTS))
-        case.ingest()
+        (tmp_path / "transforms.py").write_text(TRANSFORM)
+        (tmp_path / "relative.txt").write_text("one line\n")
+        case.ingest("--transform", "transforms:with_a_relative_path")
         check_done(case.truth(), case.mirror())
 
 

@@ -5,8 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import penstock
 from penstock.pipeline.spark.java import find_java
 
+SOURCE = Path(penstock.__file__).parents[1]
 STORY = """
 import sys
 from pathlib import Path
@@ -40,7 +42,11 @@ def test_a_session_whose_workers_lack_penstock_is_distinguished_from_a_faulty_tr
     python = tmp_path / "bin" / "python3"
     python.parent.mkdir()
     # A Python without site packages, except for the launcher, which asks with -P for the path of the bundled Java.
-    python.write_text(f'#!/bin/sh\n[ "$1" = -P ] && exec {sys.executable} "$@"\nexec {sys.executable} -S "$@"\n')
+    # PYTHONPATH may have this Penstock, for the driver.
+    python.write_text(
+        f'#!/bin/sh\n[ "$1" = -P ] && exec {sys.executable} "$@"\n'
+        f'export PYTHONPATH=$(printf %s "$PYTHONPATH" | sed "s#{SOURCE}##")\nexec {sys.executable} -S "$@"\n'
+    )
     python.chmod(0o755)
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.jsonl").write_text('{"id": 1}\n')

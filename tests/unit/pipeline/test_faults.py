@@ -20,7 +20,7 @@ from penstock.errors import (
 )
 from penstock.pipeline.engine import RunBroken
 from penstock.pipeline.spark import jvm
-from penstock.pipeline.spark.faults import explain, is_of_spark
+from penstock.pipeline.spark.faults import explain, is_of_spark, python_fault
 
 CAST = (
     '[CAST_INVALID_INPUT] The value \'{value}\' of the type "STRING" cannot be cast to "INT": malformed. '
@@ -209,3 +209,21 @@ def test_an_exception_without_a_python_traceback_has_no_location() -> None:
     explained = explain(PySparkException("Job aborted"))
     assert isinstance(explained, RunBroken)
     assert (str(explained), explained.raised) == ("Job aborted", None)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        (
+            "[PACKAGE_NOT_INSTALLED] PyArrow >= 18.0.0 must be installed; however, it was not found.",
+            "they lack the package pyarrow, version 18.0.0 or newer",
+        ),
+        (
+            "[UNSUPPORTED_PACKAGE_VERSION] PyArrow >= 18.0.0 must be installed; however, your version is 11.0.0.",
+            "they lack the package pyarrow, version 18.0.0 or newer",
+        ),
+    ],
+)
+def test_a_package_that_pyspark_itself_misses_is_a_fault_of_the_workers_python(text: str, fault: str) -> None:
+    traceback = UDF.format(line=1).replace("ValueError: no good 1", f"Error: {text}")
+    assert python_fault(PySparkException(traceback)) == fault

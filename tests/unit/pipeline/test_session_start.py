@@ -1,5 +1,7 @@
 """Starting a session, and finding in the log of its JVM why Spark did not start."""
 
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -7,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from penstock.pipeline.spark.classic import ClassicRuntime, SessionSettings, _own_conf, complaint
+from penstock.pipeline.spark.classic import ClassicRuntime, SessionSettings, _own_conf, _planning_folder, complaint
 
 WARNINGS = """WARNING: Using incubator modules: jdk.incubator.vector
 2026-01-01T03:30:49.516 WARN Utils: Set SPARK_LOCAL_IP if you need to bind to another address
@@ -61,3 +63,40 @@ def test_the_log_configuration_of_the_jvm_exists(tmp_path: Path) -> None:
     )
     option = _own_conf(settings)["spark.driver.extraJavaOptions"]
     assert Path(urlsplit(option.removeprefix("-Dlog4j2.configurationFile=")).path).is_file()
+
+
+@pytest.mark.parametrize(
+    ("master", "program", "is_needed"),
+    [
+        ("spark://host:7077", "./penstock/bin/python", True),
+        ("spark://host:7077", "penstock/bin/python", True),
+        ("spark://host:7077", "/opt/bin/python3", False),
+        ("spark://host:7077", "python3", False),
+        ("spark://host:7077", "../penstock/bin/python", False),
+        ("local[2]", "./penstock/bin/python", False),
+    ],
+)
+def test_on_this_host_a_relative_path_of_the_executors_python_leads_to_this_python(
+    tmp_path: Path, master: str, program: str, is_needed: bool
+) -> None:
+    settings = SessionSettings(
+        master=master,
+        java_home=tmp_path,
+        scratch=tmp_path / "a scratch",
+        log=tmp_path / "spark.log",
+        extra_conf={"spark.pyspark.python": program},
+    )
+    conf: Any = Conf({"spark.driver.defaultJavaOptions": "-Da=b"})
+    folder = _planning_folder(settings, conf)
+    assert (folder is not None) is is_needed
+    if folder is not None:
+        done = subprocess.run([program, "-c", "import sys; print(sys.executable)"], cwd=folder, capture_output=True)
+        assert done.stdout.decode().strip() == sys.executable
+        assert conf["spark.driver.defaultJavaOptions"] == f"-Da=b -Duser.dir={Path.cwd()}"
+
+
+class Conf(dict[str, str]):
+    """Settings of Spark, without a JVM."""
+
+    def set(self, name: str, value: str) -> None:
+        self[name] = value
