@@ -42,7 +42,7 @@ def test_a_module_and_a_package_of_the_users_can_be_imported_from_their_archives
     (tmp_path / "helpers.py").write_text("X = 8\n")
     package = module_archive(tmp_path / "shop", tmp_path / "out")
     assert imported(package, "from shop.inner import prices; print(prices.X)") == "7"
-    assert zipfile.ZipFile(package).namelist() == ["shop/__init__.py", "shop/inner/prices.py"]
+    assert zipfile.ZipFile(package).namelist() == ["shop/", "shop/inner/", "shop/__init__.py", "shop/inner/prices.py"]
     assert (
         imported(module_archive(tmp_path / "helpers.py", tmp_path / "out"), "import helpers; print(helpers.X)") == "8"
     )

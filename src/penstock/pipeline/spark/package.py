@@ -8,7 +8,7 @@ import hashlib
 import zipfile
 from collections.abc import Iterable, Iterator
 from importlib.resources import files
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from penstock.errors import ConfigurationError
 
@@ -49,7 +49,10 @@ def _archived(folder: Path, name: str, entries: Iterable[tuple[str, Path]]) -> P
         return archive
     folder.mkdir(parents=True, exist_ok=True)
     half_written = archive.with_suffix(".part")
+    folders = {f"{parent}/" for inside, _ in contents for parent in PurePosixPath(inside).parents if parent.name}
     with zipfile.ZipFile(half_written, "w", zipfile.ZIP_DEFLATED) as file:
+        for parent in sorted(folders):  # without these entries, packages without an __init__.py could not be imported
+            file.writestr(zipfile.ZipInfo(parent, _TIME), b"")
         for inside, content in contents:
             file.writestr(zipfile.ZipInfo(inside, _TIME), content, zipfile.ZIP_DEFLATED)
     half_written.replace(archive)
