@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.chaos.oracle import attempts, check_done, messages
 from tests.chaos.runs import Case, environment
-from tests.chaos.s3_case import S3Case
+from tests.chaos.s3_case import LAKE, S3Case
 from tests.services.aws_server import AwsServer
 from tests.services.bare_python import bare_python, site_packages
 from tests.services.spark_cluster import SparkCluster
@@ -75,6 +75,30 @@ print(json.dumps(replies))
 """
 
 
+# A session that never ran a pipeline reads a table, which its executors do with Penstock's code.
+READ = """
+import json, os, sys
+from pathlib import Path
+
+from penstock.pipeline.spark import classic
+from penstock.pipeline.spark.frames import frame_of
+from penstock.pipeline.spark.java import find_java
+from penstock.sinks.delta.sink import DeltaTableSink
+from penstock.storage.aws import Aws
+from penstock.storage.roots import files_at
+
+master, conf, table, endpoint_url, folder = sys.argv[1], json.loads(sys.argv[2]), *sys.argv[3:5], Path(sys.argv[5])
+spark = classic.start_session(
+    classic.SessionSettings(
+        master=master, java_home=find_java(os.environ).home, scratch=folder, log=folder / "spark.log", extra_conf=conf
+    )
+)
+root = files_at(table, Aws(endpoint_url=endpoint_url, region="us-east-1"))
+print(frame_of(spark, DeltaTableSink(root, pipeline="p", partition_by=None).load()).count())
+spark.stop()
+"""
+
+
 def check_nothing_claimed(case: Case, ended_err: str) -> None:
     """Check that one sentence says why, and that every object still waits with no attempt counted."""
     assert "Traceback" not in ended_err
@@ -115,6 +139,16 @@ def test_without_the_packages_for_s3_nothing_is_claimed_and_with_them_every_line
         check_nothing_claimed(case, ended.err)
         case.ingest(**settings(cluster, executor_python))
         check_done(case.truth(), case.mirror())
+        conf = settings(cluster, executor_python)["spark_conf"]
+        place = (f"s3://{LAKE}/table", moto.url, str(tmp_path / "session"))
+        done = subprocess.run(
+            [sys.executable, "-c", READ, cluster.url, conf, *place],
+            env=environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.stdout.split() == [str(len(case.truth().good))], done.stderr
 
 
 def test_a_packed_archive_is_all_that_executors_need(tmp_path: Path, cluster: SparkCluster) -> None:

@@ -180,16 +180,12 @@ class Spark:
 
     def _prepared(self, opened: _Opened) -> _Opened:
         """Ship Penstock to the executors and check that they can run it. Ends a session of our own if they cannot."""
-        from penstock.pipeline.spark.package import module_archive, package_archive
+        from penstock.pipeline.spark.package import ship
         from penstock.pipeline.spark.probe import check_workers
         from penstock.pipeline.spark.session import runtime_of
 
         try:
-            runtime = runtime_of(opened.session)
-            if not runtime.is_local:
-                for path in self._settings.spark_py_files:
-                    runtime.add_package(module_archive(Path(path), self._scratch))
-                runtime.add_package(package_archive(self._scratch))
+            ship(runtime_of(opened.session), [Path(path) for path in self._settings.spark_py_files])
             if self._checks:
                 check_workers(opened.session)
         except BaseException:

@@ -25,7 +25,8 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from penstock.errors import TableError
 from penstock.pipeline.spark.arrow_writer import arrow_schema, column
-from penstock.pipeline.spark.session import tasks_at_once
+from penstock.pipeline.spark.package import ship
+from penstock.pipeline.spark.session import runtime_of, tasks_at_once
 from penstock.sinks.sink import ReadableTable, TableFile
 from penstock.storage.files import Files
 
@@ -94,6 +95,7 @@ class RemoteFrameReader:
                     f"The table {self.root.uri} names the file {file.path}, which is not below it; read the table "
                     "with a reader that can go there."
                 )
+        ship(runtime_of(self.spark))
         packs = packed(files, tasks=tasks_at_once(self.spark))
         task = _ReadTask(root=self.root, packs=packs, stored=arrow_schema(stored), added=arrow_schema(added))
         numbers = self.spark.range(0, len(packs), 1, len(packs))  # one per task

@@ -6,15 +6,30 @@ those, and `penstock admin spark pack` writes an archive of them.
 
 import hashlib
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
 
 from penstock.errors import ConfigurationError
+from penstock.pipeline.spark.runtime import SparkRuntime
 
 PARTS_OUT = frozenset({"__pycache__", "cli", "jdk4py_home", "testing"})  # of Penstock, that no task imports
 ARCHIVES = frozenset({".zip", ".whl", ".egg"})
 _TIME = (1980, 1, 1, 0, 0, 0)  # the same in each build: the name of the archive is its content's digest
+
+
+def ship(runtime: SparkRuntime, modules: Sequence[Path] = ()) -> None:
+    """Send Penstock and the user's modules to the executors of a session. Does nothing if all tasks run here.
+
+    Repeating it with the same modules costs little. Raises like `module_archive`.
+    """
+    if runtime.is_local:
+        return
+    with TemporaryDirectory(prefix="penstock-ship-") as name:
+        for path in modules:
+            runtime.add_package(module_archive(path, Path(name)))
+        runtime.add_package(package_archive(Path(name)))
 
 
 def package_archive(folder: Path) -> Path:

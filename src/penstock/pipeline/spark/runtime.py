@@ -77,7 +77,10 @@ class SparkRuntime(Protocol):
         ...
 
     def add_package(self, archive: Path) -> None:
-        """Make the modules in a zip file importable in the workers. The session keeps it until it ends."""
+        """Make the modules in a zip file importable in the workers. Adding a file of the same name again has no effect.
+
+        The session keeps a copy until it ends.
+        """
         ...
 
     def sibling(self) -> SparkSession:
