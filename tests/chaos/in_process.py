@@ -130,6 +130,7 @@ class InProcessEngine:
             ),
             schema_id=agreed.schema_id,
             new_schema=agreed.new_schema,
+            agree_again=partial(self._agree_again, agreed.schema),
         )
         save(self._declaration.table, self._record(plan, result, agreed.schema))
         self._probe(Step.RECORDED)
@@ -156,6 +157,10 @@ class InProcessEngine:
             Path(AT_GATE).touch()
             time.sleep(0.02)  # between two looks at a file that the test removes
             self._check_cancelled(attempt_id)
+
+    def _agree_again(self, columns: pa.Schema) -> tuple[int, str | None]:
+        now = self._agree(columns)
+        return now.schema_id, now.new_schema
 
     def _check_cancelled(self, attempt_id: str) -> None:
         with self._lock:

@@ -39,7 +39,7 @@ def test_killing_spark_while_it_writes_or_at_any_step_loses_nothing(spark_case: 
         kill_and_check(case, whole, step.value)
     case.ingest(*OPTIONS)
     check_done(whole, case.table)
-    assert attempts(case.table)["abandoned"] == 1 + len(OF_A_RUN)
+    assert attempts(case.table)["abandoned"] >= 1 + len(OF_A_RUN), "each death abandons the batches that overlap"
 
 
 @pytest.mark.slow  # quick: the steps with S3 in test_s3_kills, those with Spark above, both in test_cluster

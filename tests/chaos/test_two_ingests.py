@@ -30,4 +30,6 @@ def test_an_ingest_finishes_the_work_of_a_killed_one_at_once(case: Case) -> None
     check_done(whole, case.table)
     assert report["rows_written"] == len(whole.good)
     outcomes = query(case.table, "SELECT outcome, count(*) FROM attempts WHERE state = 'abandoned' GROUP BY 1")
-    assert [tuple(row) for row in outcomes] == [("worker_died", 1)]
+    ((outcome, count),) = map(tuple, outcomes)
+    assert outcome == "worker_died"
+    assert count in (1, 2), "two batches overlap in a process"

@@ -62,12 +62,12 @@ class Process:
         return code
 
     def error_message(self) -> str:
-        """Return the error with which the process ended: its sentence, or the event in its log, and never both."""
+        """Return the error with which the process ended: its sentence, else the event in its log."""
         self.exit_code()
         events = [json.loads(line) for line in self.log_lines if line.startswith("{")]
         logged = [str(event["error.message"]) for event in events if event["event"] == "worker.failed"]
         printed = [line for line in self.log_lines if line.startswith("penstock: ")]
-        (message,) = logged + printed
+        *_, message = logged + printed
         return message
 
     def kill(self) -> None:

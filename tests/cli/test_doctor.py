@@ -52,7 +52,7 @@ def test_a_note_is_printed_before_spark_starts(
 ) -> None:
     seen: list[str] = []
 
-    def spark(environ: object) -> tuple[FindingLevel, str]:
+    def spark() -> tuple[FindingLevel, str]:
         seen.append(capfd.readouterr().err)
         return FindingLevel.OK, SPARK_RUNS
 

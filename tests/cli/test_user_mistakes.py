@@ -19,7 +19,7 @@ import penstock as penstock_package
 from penstock.app.state import open_state
 from penstock.config import dotted, load_settings
 from penstock.errors import ConfigurationError
-from penstock.pipeline.spark import session
+from penstock.pipeline.spark import classic
 
 USAGE, FAILED, CONFIGURATION, TEMPORARY_FAILURE = 2, 1, 78, 75
 
@@ -31,7 +31,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def no_spark(settings: object) -> None:
         raise AssertionError("Spark was started")
 
-    monkeypatch.setattr(session, "launch_gateway", no_spark)
+    monkeypatch.setattr(classic, "launch_gateway", no_spark)
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.jsonl").write_text('{"id": 1, "v": 2.5}\n')
     monkeypatch.chdir(tmp_path)

@@ -10,6 +10,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.messaging.wording import counted, worded
 from penstock.objects.reference import ObjectRef
 from penstock.pipeline.spark.source.contents import Quotes
 from penstock.pipeline.spark.source.options import ReadOptions
@@ -298,5 +299,7 @@ def _ratio_failure(reading: ObjectReading, ratio_max: float) -> ObjectFailure | 
     lines = reading.rows + reading.lines_quarantined
     if reading.lines_quarantined <= ratio_max * lines:
         return None
-    reason = f"{reading.lines_quarantined} of its {lines} lines are bad, more than the limit of {ratio_max:.0%}"
+    are = worded(reading.lines_quarantined, "is", "are")
+    of = f"{reading.lines_quarantined:,} of its {counted(lines, 'line')}"
+    reason = f"{of} {are} bad, more than the limit of {ratio_max:.0%}"
     return ObjectFailure(kind=FailureKind.QUARANTINE_RATIO, reason=reason)

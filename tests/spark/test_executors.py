@@ -106,7 +106,7 @@ def check_nothing_claimed(case: Case, ended_err: str) -> None:
     assert messages(case.table) == OBJECTS
 
 
-TRANSFORM = """
+USERS_MODULE = """
 from pyspark.sql import functions
 
 def is_kept(offset):
@@ -121,7 +121,7 @@ def test_penstock_ships_itself_and_the_users_modules_and_wins_over_an_older_one_
     tmp_path: Path, cluster: SparkCluster, executor_python: Path
 ) -> None:
     with closing(Case(tmp_path, **settings(cluster, executor_python))) as case:
-        (case.folder / "checks.py").write_text(TRANSFORM)
+        (case.folder / "checks.py").write_text(USERS_MODULE)
         case.add_objects(range(OBJECTS))
         case.ingest("--transform", "checks:kept", spark_py_files=json.dumps([f"{case.folder}/checks.py"]))
         check_done(case.truth(), case.mirror())

@@ -323,6 +323,7 @@ def test_a_stop_cancels_the_spark_job_of_a_reconcile(
 def test_no_password_is_in_the_plan(scene: Scene, spark: SparkSession) -> None:
     class Elsewhere:
         is_in_this_process = is_local = False
+        driver = "psycopg"
         secret_url = "postgresql://me:verysecret@db.example/ledger"
 
     frame = known_frame(spark, Elsewhere(), "clicks", seen_at=0.0)  # type: ignore[arg-type]

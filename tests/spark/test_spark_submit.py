@@ -167,6 +167,7 @@ def test_the_exit_code_of_a_failed_run_is_that_of_spark_submit(folder: Path) -> 
 @pytest.mark.parametrize(("finishes", "rows"), [(True, 10), (False, 0)], ids=["the batch finishes", "it is cancelled"])
 def test_sigterm_stops_a_run_within_its_budget(finishes: bool, rows: int, folder: Path) -> None:
     (folder / "slow.py").write_text(SLOW_TRANSFORM)
+    (folder / "penstock.toml").write_text("[objects]\nbatches_in_flight = 1\n")
     submitted = Submitted(
         folder, SCRIPT, *INGEST, "--transform", "slow:transform", "--max-batch-objects", "1", "--stop-timeout", "20"
     )

@@ -44,7 +44,7 @@ def budget(
             f"a stop timeout of {stop_timeout_seconds:g} s leaves no time to drain: stopping, releasing and flushing "
             f"take {rest:g} s; give the worker a longer stop timeout"
         )
-    if drain + rest > stop_timeout_seconds:
+    if drain_seconds is not None and drain + rest > stop_timeout_seconds:
         raise ConfigurationError(
             f"draining for {drain:g} s does not fit a stop timeout of {stop_timeout_seconds:g} s: the rest of stopping "
             f"takes {rest:g} s; drain at most {max(stop_timeout_seconds - rest, 0.0):g} s or raise the stop timeout "
