@@ -261,7 +261,9 @@ def _disagreement(readings: Sequence[PieceReading]) -> ObjectFailure:
     refused = next((failure for failure in failures if failure.kind in REFUSALS), None)
     if refused is not None:  # the readings may differ because their hosts do
         return refused
-    counts = " and ".join(f"{reading.rows} rows, {reading.lines_quarantined} bad lines" for reading in readings)
+    counts = " and ".join(
+        f"{counted(reading.rows, 'row')}, {counted(reading.lines_quarantined, 'bad line')}" for reading in readings
+    )
     reason = f"readings of one run disagree: {counts}" + (f" ({failures[0].reason})" if failures else "")
     return ObjectFailure(kind=FailureKind.DISAGREED, reason=reason)
 
