@@ -15,7 +15,7 @@ from tests.services.spark_cluster import FROM_DRIVER, SparkCluster, why_not_here
 
 from penstock.pipeline.spark.java import find_java
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"

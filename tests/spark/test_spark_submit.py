@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 from tests.services.spark_cluster import SparkCluster, why_not_here
 from tests.spark.submitted import QUICK, SCRIPT, Ended, Submitted, objects
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 INGEST = ("ingest", "in", "table", "--schema", "id long")
 BAD_TRANSFORM = "def transform(frame):\n    return frame.select('no_such_column')\n"
