@@ -15,7 +15,7 @@ from penstock.pipeline.spark import probe, session, trial
 from penstock.pipeline.spark.probe import FOR_S3, REQUIRED, WorkerPython
 
 ALL = {**REQUIRED, **FOR_S3}
-SHIPPED = "/work/penstock-1.zip/penstock"
+SHIPPED = "/srv/spark/penstock-1.zip/penstock"
 
 
 class Cluster:

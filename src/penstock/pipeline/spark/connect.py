@@ -129,7 +129,7 @@ class ConnectRuntime:
         self._tag = threading.local()
         self._jobs: dict[str, _Jobs] = defaultdict(_Jobs)  # under _lock, by tag
         self._listens = False  # under _lock
-        self._packages: set[str] = set()  # under _lock: names of the archives that were added
+        self._packages: set[str] = set()  # written under _lock: names of the archives that the server has
 
     @property
     def place(self) -> str:
@@ -187,11 +187,11 @@ class ConnectRuntime:
             raise RestartNeeded("The Spark Connect session was ended. Nothing is lost; run it again.")
 
     def add_package(self, archive: Path) -> None:
+        if archive.name in self._packages:
+            return
+        self._spark.addArtifacts(str(archive), pyfile=True)
         with self._lock:
-            is_known = archive.name in self._packages
             self._packages.add(archive.name)
-        if not is_known:
-            self._spark.addArtifacts(str(archive), pyfile=True)
 
     def sibling(self) -> SparkSession:
         if not hasattr(self._spark, "cloneSession"):
