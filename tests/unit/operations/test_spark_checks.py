@@ -12,7 +12,8 @@ from penstock.operations.doctor import spark as module
 from penstock.operations.doctor.findings import Finding
 from penstock.operations.doctor.spark import NO_CANCEL, spark_checks
 from penstock.pipeline.spark import probe, session, trial
-from penstock.pipeline.spark.probe import FOR_S3, REQUIRED, WorkerPython
+from penstock.pipeline.spark.probe import WorkerPython
+from penstock.pipeline.spark.requirements import FOR_S3, REQUIRED
 
 ALL = {**REQUIRED, **FOR_S3}
 SHIPPED = "/srv/spark/penstock-1.zip/penstock"

@@ -12,14 +12,12 @@ import pytest
 from penstock.errors import ConfigurationError
 from penstock.pipeline.spark import probe
 from penstock.pipeline.spark.probe import (
-    FOR_LEDGER,
-    FOR_S3,
-    REQUIRED,
     WorkerPython,
     package_faults,
     remedy,
     require_packages,
 )
+from penstock.pipeline.spark.requirements import FOR_LEDGER, FOR_S3, REQUIRED
 
 ROOT = Path(__file__).parents[3]
 FIT = {"pyarrow": "26.0.1", "numpy": "2.4", "zstandard": "unknown"}

@@ -2,7 +2,7 @@
 
 `pack` finds the packages and their dependencies in this environment, in their exact versions, and writes them as
 ``lib/`` beside a small ``bin/python``. For another platform or Python, pip gets the same versions as wheels. Penstock
-itself is not in the archive: it is shipped with each session (`penstock.pipeline.spark.package`).
+itself is not in the archive: it is shipped with each session (`penstock.pipeline.spark.shipping`).
 """
 
 import gzip
@@ -22,22 +22,28 @@ from pathlib import Path, PurePath
 from tempfile import TemporaryDirectory
 
 from penstock.errors import ConfigurationError, UsageError
+from penstock.pipeline.spark.requirements import FOR_LEDGER, FOR_S3, REQUIRED
 
 ALIAS = "penstock"  # the folder of the unpacked archive, in the working directory of an executor
 OWN_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 SUFFIXES = (".tar.gz", ".tgz")  # that Spark unpacks
 PYTHON_VARIABLE = "SPARK_PACK_PYTHON"
 
-_LEDGER = ("pydantic", "python-ulid", "sqlalchemy", "tenacity")  # of a reconcile that reads the ledger in tasks
+_DISTRIBUTIONS = {"ulid": "python-ulid"}  # by import, if the names differ
+_LEDGER = tuple(_DISTRIBUTIONS.get(name, name) for name in FOR_LEDGER)
 PACKAGES: Mapping[str, Sequence[str]] = {
-    "pipeline": ("numpy", "pandas", "pyarrow", "zstandard"),
-    "aws": ("boto3", "obstore"),
+    "pipeline": (*REQUIRED, "pandas"),
+    "aws": tuple(FOR_S3),
     "mysql": ("cryptography", "pymysql", *_LEDGER),
     "postgresql": ("psycopg", "psycopg-binary", *_LEDGER),
 }
-"""The packages that tasks import, by pip extra. PySpark is on every host, and only the driver uses deltalake."""
+"""The distributions that tasks import, by pip extra. PySpark is on every host, and only the driver uses deltalake."""
 
 _LEVEL = 6  # of gzip
+_PIP_OPTIONS = (
+    *("--quiet", "--disable-pip-version-check", "--no-deps", "--no-compile"),
+    *("--only-binary", ":all:", "--implementation", "cp"),
+)
 _TEXT_CHARS_MAX = 300
 _LEFT_OUT = frozenset({"INSTALLER", "REQUESTED", "direct_url.json"})  # in .dist-info: about this environment alone
 _NAME = re.compile(r"[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?")
@@ -175,7 +181,7 @@ def _checked_output(request: PackRequest) -> Path:
     if not output.name.endswith(SUFFIXES):
         raise UsageError(f"--output {output} must end with {' or '.join(SUFFIXES)}: Spark unpacks it by its name.")
     if set("#,") & set(str(output)):
-        raise UsageError(f"--output {output} must have no comma and no # in its path: in spark.archives they separate.")
+        raise UsageError(f"--output {output} must have no comma and no # in its path: spark.archives uses them as separators.")
     if not output.parent.is_dir() or output.is_dir():
         raise UsageError(f"--output {output} must be a file in a folder that exists.")
     return output
@@ -227,20 +233,9 @@ def _download(folder: Path, request: PackRequest, found: Iterable[Distribution])
             f"{sys.executable} -m ensurepip, or run this command on a host like those of the cluster."
         )
     platforms = [text for platform in request.platforms for text in ("--platform", platform)]
-    command = [
-        *(
-            sys.executable,
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--disable-pip-version-check",
-            "--no-deps",
-            "--no-compile",
-        ),
-        *("--only-binary", ":all:", "--implementation", "cp", "--python-version", request.python, *platforms),
-        *("--target", str(folder), *sorted(f"{one.name}=={one.version}" for one in found)),
-    ]
+    wanted = sorted(f"{one.name}=={one.version}" for one in found)
+    target = ["--python-version", request.python, *platforms, "--target", str(folder)]
+    command = [sys.executable, "-m", "pip", "install", *_PIP_OPTIONS, *target, *wanted]
     done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     if done.returncode != 0:
         errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR:")] or ["pip failed"]

@@ -23,6 +23,7 @@ from penstock.messaging.failure import FailureDetails as Raised
 from penstock.messaging.failure import location_in
 from penstock.pipeline.engine import RunBroken
 from penstock.pipeline.spark import jvm
+from penstock.pipeline.spark.requirements import FOR_S3, REQUIRED
 
 # Not listed: a crashed Python worker and an exhausted heap. An object can cause either, and is found only if its runs
 # count as failed.
@@ -54,8 +55,8 @@ _VARIABLE = re.compile(r"[0-9A-HJKMNP-TV-Z]{26}|0x[0-9a-fA-F]+|\d+|'[^']*'|\"[^\
 
 _TRACEBACK = re.compile(r"(Traceback \(most recent call last\):\n(?:[ \t].*\n)+)(\S.*)")
 
-# No Penstock task runs without these packages; a missing module of the user's can have other reasons.
-_PACKAGES = frozenset({"penstock", "pyarrow", "numpy", "zstandard", "obstore", "boto3"})
+# Packages that tasks of Penstock import; another missing module is a matter of the user's transform.
+_PACKAGES = frozenset({"penstock", *REQUIRED, *FOR_S3})
 _NO_MODULE = re.compile(r"^ModuleNotFoundError: No module named '(\w+)", re.MULTILINE)
 _OTHER_VERSION = re.compile(r"\[PYTHON_VERSION_MISMATCH\] Python in worker has different version: ([\d.]*\d)")
 # PySpark's own check: "[PACKAGE_NOT_INSTALLED] PyArrow >= 18.0.0 must be installed; however, it was not found."

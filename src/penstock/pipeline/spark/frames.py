@@ -25,8 +25,8 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from penstock.errors import TableError
 from penstock.pipeline.spark.arrow_writer import arrow_schema, column
-from penstock.pipeline.spark.package import ship
-from penstock.pipeline.spark.session import runtime_of, tasks_at_once
+from penstock.pipeline.spark.shipping import ship
+from penstock.pipeline.spark.session import runtime_of
 from penstock.sinks.sink import ReadableTable, TableFile
 from penstock.storage.files import Files
 
@@ -95,8 +95,9 @@ class RemoteFrameReader:
                     f"The table {self.root.uri} names the file {file.path}, which is not below it; read the table "
                     "with a reader that can go there."
                 )
-        ship(runtime_of(self.spark))
-        packs = packed(files, tasks=tasks_at_once(self.spark))
+        runtime = runtime_of(self.spark)
+        ship(runtime)
+        packs = packed(files, tasks=runtime.tasks_at_once())
         task = _ReadTask(root=self.root, packs=packs, stored=arrow_schema(stored), added=arrow_schema(added))
         numbers = self.spark.range(0, len(packs), 1, len(packs))  # one per task
         return numbers.mapInArrow(task.rows, StructType([*stored, *added]))
