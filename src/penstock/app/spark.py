@@ -182,9 +182,9 @@ class Spark:
 
     def _prepare(self, opened: _Opened) -> _Opened:
         """Ship Penstock to the executors and check that they can run it. Ends a session of our own if they cannot."""
-        from penstock.pipeline.spark.shipping import ship
         from penstock.pipeline.spark.probe import check_workers
         from penstock.pipeline.spark.session import runtime_of
+        from penstock.pipeline.spark.shipping import ship
 
         try:
             ship(runtime_of(opened.session), [Path(path) for path in self._settings.spark_py_files])

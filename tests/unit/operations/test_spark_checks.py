@@ -31,7 +31,7 @@ class Cluster:
             is_local=False, place="spark://head:7077", tasks_at_once=lambda: 2, executors=lambda: None
         )
         monkeypatch.setattr(module, "require_spark", lambda: None)
-        monkeypatch.setattr(module, "spark_places", lambda _: [])
+        monkeypatch.setattr(module, "pipeline_locations", lambda _: [])
         monkeypatch.setattr(Spark, "session", lambda _: self._session())
         monkeypatch.setattr(Spark, "close", lambda _: None)
         monkeypatch.setattr(session, "runtime_of", lambda _: runtime)
@@ -85,7 +85,7 @@ def test_a_job_that_cannot_be_cancelled_is_a_warning(cluster: Cluster) -> None:
     )
 
 
-def test_missing_packages_for_s3_are_no_failure_without_a_place_in_s3(cluster: Cluster) -> None:
+def test_missing_packages_for_s3_are_no_failure_without_a_table_in_s3(cluster: Cluster) -> None:
     cluster.packages["obstore"] = None
     found = cluster.findings()["packages"]
     assert found.level == "ok"

@@ -11,7 +11,6 @@ from penstock.app.brokers import SQS_ADDRESS, check_queues, open_broker
 from penstock.app.cleanup import Cleanup, Keep, check_fits
 from penstock.app.cleanup_runner import CleanupRunner, moved_to, source_cleanup
 from penstock.app.context import PipelineTools
-from penstock.app.user_modules import function_named
 from penstock.app.paths import TablePaths
 from penstock.app.pipelines.plan import FAULTS_MAX, BatchLimits, PipelineBlueprint, worker_settings
 from penstock.app.sources import SourceLocation, StoreOutages
@@ -19,6 +18,7 @@ from penstock.app.spark import Spark
 from penstock.app.state import StateFolder
 from penstock.app.tables import Tables
 from penstock.app.tracing import traced
+from penstock.app.user_modules import function_named
 from penstock.config import Settings
 from penstock.errors import UsageError
 from penstock.events import SchemaInferred

@@ -181,7 +181,9 @@ def _checked_output(request: PackRequest) -> Path:
     if not output.name.endswith(SUFFIXES):
         raise UsageError(f"--output {output} must end with {' or '.join(SUFFIXES)}: Spark unpacks it by its name.")
     if set("#,") & set(str(output)):
-        raise UsageError(f"--output {output} must have no comma and no # in its path: spark.archives uses them as separators.")
+        raise UsageError(
+            f"--output {output} must have no comma and no # in its path: they are separators in spark.archives."
+        )
     if not output.parent.is_dir() or output.is_dir():
         raise UsageError(f"--output {output} must be a file in a folder that exists.")
     return output

@@ -25,8 +25,8 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from penstock.errors import TableError
 from penstock.pipeline.spark.arrow_writer import arrow_schema, column
-from penstock.pipeline.spark.shipping import ship
 from penstock.pipeline.spark.session import runtime_of
+from penstock.pipeline.spark.shipping import ship
 from penstock.sinks.sink import ReadableTable, TableFile
 from penstock.storage.files import Files
 

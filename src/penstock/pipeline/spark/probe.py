@@ -4,7 +4,7 @@ Spark fixes the workers' Python when a session starts: from spark.pyspark.python
 PATH. Executors may run another version of Python, lack packages, or differ from host to host.
 
 `survey` asks the workers with a function that needs nothing but Python. `check_workers` turns the replies into one
-sentence, and then runs a job that uses Python in the same ways as a pipeline: in a data source and in an Arrow function.
+sentence, and then runs a job that uses Python as a pipeline does: in a data source and in an Arrow function.
 `require_packages` checks the packages that only some pipelines need.
 """
 

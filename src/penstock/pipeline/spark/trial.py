@@ -121,4 +121,3 @@ class _Wait:
         for batch in batches:
             threading.Event().wait(self.seconds)
             yield batch
-
