@@ -89,7 +89,7 @@ def test_missing_packages_for_s3_are_no_failure_without_a_table_in_s3(cluster: C
     cluster.packages["obstore"] = None
     found = cluster.findings()["packages"]
     assert found.level == "ok"
-    assert found.found.endswith("; S3 would need more: it lacks obstore")
+    assert found.found.endswith("; not enough for S3: it lacks obstore")
 
 
 def test_the_number_of_executors_is_left_out_if_spark_does_not_tell(cluster: Cluster) -> None:

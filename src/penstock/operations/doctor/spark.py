@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.spark.runtime import Session
     from penstock.storage.aws import Aws
 
+OPENING_SPARK = "Opening Spark, and running small jobs on it."
 NO_CANCEL = "A stop waits until the running batch has ended."
 
 
@@ -194,7 +195,7 @@ class _SessionChecks:
         if faults:
             return _lacking(worker, faults, remedy())
         names = [f"{name} {version}" for name, version in worker.packages.items() if version is not None]
-        without_s3 = f"; S3 would need more: it {' and '.join(s3_faults)}" if s3_faults else ""
+        without_s3 = f"; not enough for S3: it {' and '.join(s3_faults)}" if s3_faults else ""
         return Finding(check="packages", level=FindingLevel.OK, found=f"{worker.host}: {', '.join(names)}{without_s3}")
 
     def _shipped(self) -> tuple[FindingLevel, str]:
