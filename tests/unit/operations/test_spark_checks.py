@@ -28,7 +28,7 @@ class Cluster:
         self.can_cancel = True
         self.failure: Exception | None = None
         runtime = SimpleNamespace(
-            is_local=False, place="spark://head:7077", tasks_at_once=lambda: 2, executors=lambda: None
+            is_local=False, address="spark://head:7077", tasks_at_once=lambda: 2, executors=lambda: None
         )
         monkeypatch.setattr(module, "require_spark", lambda: None)
         monkeypatch.setattr(module, "pipeline_locations", lambda _: [])

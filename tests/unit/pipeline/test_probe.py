@@ -33,7 +33,7 @@ class Surveys:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, packages: dict[str, str | None], *, is_local: bool) -> None:
         self.asked: list[Sequence[str]] = []
         self._packages = packages
-        runtime = SimpleNamespace(is_local=is_local, place="spark://head:7077", worker_pythons=lambda: ())
+        runtime = SimpleNamespace(is_local=is_local, address="spark://head:7077", worker_pythons=lambda: ())
         monkeypatch.setattr(probe, "runtime_of", lambda _: runtime)
         monkeypatch.setattr(probe, "survey", self._survey)
 

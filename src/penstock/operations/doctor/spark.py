@@ -83,8 +83,8 @@ def run_trial_job(settings: Settings) -> tuple[FindingLevel, str]:
         session = spark.session()
         with TemporaryDirectory(prefix="penstock-doctor-") as folder:
             try_out(session, Path(folder))
-        place = runtime_of(session).place
-    return FindingLevel.OK, f"runs Python in a worker on {place} ({clock.monotonic() - began_at:.1f} s)"
+        address = runtime_of(session).address
+    return FindingLevel.OK, f"runs Python in a worker on {address} ({clock.monotonic() - began_at:.1f} s)"
 
 
 def pipeline_locations(request: "ScopeRequest") -> Sequence[PipelineLocations]:
@@ -139,7 +139,7 @@ def _description(session: "Session") -> str:
     runtime = runtime_of(session)
     executors = runtime.executors()
     counted = "" if runtime.is_local or executors is None else f", executors: {executors}"
-    return f"Spark {session.version} on {runtime.place}, tasks at once: {runtime.tasks_at_once()}{counted}"
+    return f"Spark {session.version} on {runtime.address}, tasks at once: {runtime.tasks_at_once()}{counted}"
 
 
 class _SessionChecks:

@@ -147,7 +147,7 @@ def refused(error: Exception, runtime: SparkRuntime, *, when_planning: bool = Fa
         )
     if not runtime.is_local:
         return ConfigurationError(
-            f"The executors of {runtime.place} cannot run Penstock: {fault}; this process is Python "
+            f"The executors of {runtime.address} cannot run Penstock: {fault}; this process is Python "
             f"{'.'.join(map(str, sys.version_info[:3]))}. {remedy()}"
         )
     pythons = " and ".join(runtime.worker_pythons())
@@ -210,7 +210,7 @@ def _check_replies(
         faults = package_faults(worker, packages)
         if faults:
             raise ConfigurationError(
-                f"The executors of {runtime.place} cannot run {purpose}: Python {worker.version} at {worker.program} "
+                f"The executors of {runtime.address} cannot run {purpose}: Python {worker.version} at {worker.program} "
                 f"on the host {worker.host} {' and '.join(faults)}. {remedy(extra)}"
             )
 

@@ -43,7 +43,7 @@ def current_session() -> SparkSession:
     Raises `ConfigurationError` if it cannot.
     """
     try:
-        return _existing_session() or _new_session()
+        return _found_session() or _made_session()
     except START_ERRORS as error:
         raise ConfigurationError(f"PySpark has no session and could make none: {explain(error)}") from error
 
@@ -83,7 +83,7 @@ def _is_connect(spark: SparkSession) -> bool:
     return type(spark).__module__.startswith(_CONNECT)
 
 
-def _existing_session() -> SparkSession | None:
+def _found_session() -> SparkSession | None:
     if is_remote():
         from penstock.pipeline.spark import connect
 
@@ -93,6 +93,6 @@ def _existing_session() -> SparkSession | None:
     return classic.found_session()
 
 
-def _new_session() -> SparkSession:
+def _made_session() -> SparkSession:
     with ctrl_c_kept():
         return SparkSession.builder.getOrCreate()

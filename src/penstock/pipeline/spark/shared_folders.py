@@ -185,8 +185,8 @@ class _Proof:
 
     def _not_shared(self, location: object, why: str) -> ConfigurationError:
         return ConfigurationError(
-            f"The hosts of the Spark cluster {self._runtime.place} do not share the folder {location}: {why}. Mount it "
-            "on all hosts under the same path, use a location in S3, or set spark.master to local[*] to run on this "
+            f"The hosts of the Spark cluster {self._runtime.address} do not share the folder {location}: {why}. Mount "
+            "it on all hosts under the same path, use a location in S3, or set spark.master to local[*] to run on this "
             "host alone."
         )
 
