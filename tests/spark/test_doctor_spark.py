@@ -15,7 +15,7 @@ from tests.services.bare_python import bare_python
 from tests.services.spark_cluster import SparkCluster
 from tests.spark.executors import settings
 
-from penstock.operations.doctor.spark import OPENING_SPARK
+from penstock.operations.doctor.checks import STARTING_SPARK
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -40,7 +40,7 @@ def findings(folder: Path, *arguments: str, code: int, **given: Any) -> Mapping[
         check=False,
     )
     assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
-    assert done.stderr == f"{OPENING_SPARK}\n"
+    assert done.stderr == f"{STARTING_SPARK}\n"
     found: dict[str, Any] = {}
     for one in json.loads(done.stdout):
         found.setdefault(one["check"], []).append(one)

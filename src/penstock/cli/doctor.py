@@ -14,9 +14,9 @@ from penstock.cli.options import grouped_options
 from penstock.cli.output import Json, print_json, printable, talk
 from penstock.cli.where import ScopeOptions
 from penstock.errors import UsageError
-from penstock.operations.doctor.checks import machine_checks, spark_need, state_checks, table_formats
+from penstock.operations.doctor.checks import STARTING_SPARK, machine_checks, spark_need, state_checks, table_formats
 from penstock.operations.doctor.findings import Finding, FindingLevel
-from penstock.operations.doctor.spark import OPENING_SPARK, spark_checks
+from penstock.operations.doctor.spark import spark_checks
 from penstock.operations.doctor.trial_errors import trial_errors
 
 TryNotification = Annotated[
@@ -70,7 +70,7 @@ def doctor(
     if send_test_error:
         found = _test_errors(request)
     elif spark:
-        talk(OPENING_SPARK)
+        talk(STARTING_SPARK)
         found = spark_checks(request, master=master)
     else:
         found = _checks(request, try_notification=try_notification)

@@ -43,7 +43,7 @@ ONE_LEDGER = (
 )
 UNREACHABLE = "Start the server, or make it reachable from this host. The setting {setting} has its address."
 WITHOUT_SPARK = "Only pipelines and `penstock ingest` need it. Give --app, and doctor checks whether that app does."
-STARTING_SPARK = "Starting Spark for a trial job: 10 to 15 s on most machines."
+STARTING_SPARK = "Opening Spark for trial jobs: 10 to 15 s on most machines; a cluster may take longer."
 FREE_BYTES_MIN = 2 * 1024**3
 
 
@@ -124,7 +124,7 @@ def _spark_checks(environ: Mapping[str, str], formats: Sequence[str], say: Calla
     yield java
     if FindingLevel.FAILED not in (extra.level, java.level):
         say(STARTING_SPARK)
-        yield guarded("spark", lambda: run_trial_job(load_settings()))
+        yield guarded("spark", run_trial_job)
 
 
 def _as_warning(finding: Finding, hint: str) -> Finding:

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from penstock.pipeline.spark.runtime import Session
     from penstock.storage.aws import Aws
 
-OPENING_SPARK = "Opening Spark, and running small jobs on it."
 NO_CANCEL = "A stop waits until the running batch has ended."
 
 
@@ -72,14 +71,14 @@ def spark_checks(request: "ScopeRequest", *, master: str | None = None) -> Itera
         yield from _SessionChecks(session, locations).findings()
 
 
-def run_trial_job(settings: Settings) -> tuple[FindingLevel, str]:
+def run_trial_job() -> tuple[FindingLevel, str]:
     """Open the configured Spark, send numbers through a Python worker, and write Parquet if tasks run here."""
     from penstock.pipeline.spark.session import runtime_of
     from penstock.pipeline.spark.trial import try_out
 
     clock = SystemClock()
     began_at = clock.monotonic()
-    with _temporary_spark(settings) as spark:
+    with _temporary_spark(load_settings()) as spark:
         session = spark.session()
         with TemporaryDirectory(prefix="penstock-doctor-") as folder:
             try_out(session, Path(folder))

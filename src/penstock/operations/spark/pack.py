@@ -40,10 +40,6 @@ PACKAGES: Mapping[str, Sequence[str]] = {
 """The distributions that tasks import, by pip extra. PySpark is on every host, and only the driver uses deltalake."""
 
 _LEVEL = 6  # of gzip
-_PIP_OPTIONS = (
-    *("--quiet", "--disable-pip-version-check", "--no-deps", "--no-compile"),
-    *("--only-binary", ":all:", "--implementation", "cp"),
-)
 _TEXT_CHARS_MAX = 300
 _LEFT_OUT = frozenset({"INSTALLER", "REQUESTED", "direct_url.json"})  # in .dist-info: about this environment alone
 _NAME = re.compile(r"[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?")
@@ -235,9 +231,20 @@ def _download(folder: Path, request: PackRequest, found: Iterable[Distribution])
             f"{sys.executable} -m ensurepip, or run this command on a host like those of the cluster."
         )
     platforms = [text for platform in request.platforms for text in ("--platform", platform)]
-    wanted = sorted(f"{one.name}=={one.version}" for one in found)
-    target = ["--python-version", request.python, *platforms, "--target", str(folder)]
-    command = [sys.executable, "-m", "pip", "install", *_PIP_OPTIONS, *target, *wanted]
+    command = [
+        *(
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--no-deps",
+            "--no-compile",
+        ),
+        *("--only-binary", ":all:", "--implementation", "cp", "--python-version", request.python, *platforms),
+        *("--target", str(folder), *sorted(f"{one.name}=={one.version}" for one in found)),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     if done.returncode != 0:
         errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR:")] or ["pip failed"]
