@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from tests.services.bare_python import bare_python, site_packages
 
 from penstock.pipeline.spark.java import find_java
-from penstock.pipeline.spark.probe import FOR_S3, REQUIRED
+from penstock.pipeline.spark.requirements import FOR_S3, REQUIRED
 from penstock.pipeline.spark.source import datasource
 
 OLDER_PENSTOCK = "raise ImportError('this is an older Penstock')\n"
