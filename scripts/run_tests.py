@@ -116,6 +116,7 @@ def main() -> None:
     chosen = choose(fast=arguments.fast, slow=arguments.slow, spark=arguments.only == "spark")
     if chosen is not FAST:
         install_tools()
+        make_class_archive()
     with ThreadPoolExecutor(1) as beside:
         slow_lint = beside.submit(lint, SLOW_LINTERS if with_lint else ())
         outcome = run(chosen, processes=arguments.processes or chosen.processes)
@@ -139,6 +140,12 @@ def install_tools() -> None:
         with services_stopped():
             for command in (["update"], ["install", "--yes", "--no-install-recommends", *missing]):
                 subprocess.run(["apt-get", "--quiet", *command], check=False)
+
+
+def make_class_archive() -> None:
+    """Make the archive with which the JVMs of tests start quickly. Without it, they start slowly."""
+    say("python -m tests.services.jvm")
+    subprocess.run([sys.executable, "-m", "tests.services.jvm"], cwd=ROOT, check=False)
 
 
 @contextmanager

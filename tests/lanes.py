@@ -1,9 +1,9 @@
 """Spread the tests of one run over several processes (pytest -n).
 
-A process gets whole files, so that a server or a module's fixture is started for all tests of a file. Four lanes hold
-more than a file: tests/spark shares one Spark session, which takes seconds to start and most of a gigabyte; some files
-there share a cluster, others start programs with a Spark of their own, and some files of tests/chaos start JVM after
-JVM. So few JVMs run at once. The lanes come first and the short tests last, so that every core is busy until the end.
+A process gets whole files, so that a server or a module's fixture is started for all tests of a file. Five lanes hold
+more than a file: tests/spark shares one Spark session, which takes seconds to start and most of a gigabyte; two lanes
+share a cluster each, and two start programs with a Spark of their own. So few JVMs run at once. The lanes cost about
+the same. They come first and the short tests last, so that every core is busy until the end.
 """
 
 from collections.abc import Sequence
@@ -14,16 +14,17 @@ from xdist.scheduler import LoadScopeScheduling
 LANES = {
     "tests/spark/test_doctor_spark.py": "Spark cluster",
     "tests/spark/test_executors.py": "Spark cluster",
-    "tests/spark/test_spark_submit.py": "Spark cluster",
-    "tests/spark/test_connect.py": "programs on Spark",
-    "tests/spark/test_given_sessions.py": "programs on Spark",
-    "tests/spark/test_session_end.py": "programs on Spark",
-    "tests/spark/test_spark_death.py": "programs on Spark",
-    "tests/spark/test_worker_stop.py": "programs on Spark",
-    "tests/spark/": "Spark session",
-    "tests/docs/test_tutorial.py": "Spark session",
+    "tests/spark/test_submit_to_cluster.py": "Spark cluster",
+    "tests/chaos/test_cluster": "chaos on Spark",
     "tests/chaos/test_spark_": "chaos on Spark",
-    "tests/chaos/test_cluster.py": "chaos on Spark",
+    "tests/spark/test_connect.py": "ends of Spark",
+    "tests/spark/test_session_end.py": "ends of Spark",
+    "tests/spark/test_spark_death.py": "ends of Spark",
+    "tests/spark/test_worker_stop.py": "ends of Spark",
+    "tests/spark/test_given_sessions.py": "programs on Spark",
+    "tests/spark/test_spark_submit.py": "programs on Spark",
+    "tests/docs/test_tutorial.py": "programs on Spark",
+    "tests/spark/": "Spark session",
 }
 
 # Folders by the duration of their longest file.

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyspark
+from tests.services.jvm import QUICK_JVM
 from tests.services.ports import free_port
 
 from penstock.pipeline.spark.java import find_java
@@ -95,7 +96,7 @@ class ConnectServer:
             "spark.ui.enabled": "false",
         }
         options = [part for key, value in conf.items() for part in ("--conf", f"{key}={value}")]
-        java = f"-Djava.io.tmpdir={self.folder} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+        java = f"-Djava.io.tmpdir={self.folder} {QUICK_JVM}"
         return [
             str(self.spark_home / "bin" / "spark-submit"),
             *("--class", SERVER, "--name", "connect", "--master", f"local[{self.tasks}]", "--driver-memory", "1g"),

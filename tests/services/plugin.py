@@ -15,6 +15,7 @@ from tests.services.aws_server import NO_ACCOUNT, AwsServer, Kind
 from tests.services.certificate import Certificate, make_certificate
 from tests.services.emptied_ledgers import EmptiedLedgers
 from tests.services.frozen_clock import ClockFile, compile_frozen_clock
+from tests.services.jvm import LAUNCHED
 from tests.services.mariadb_server import PROGRAMS, MariadbServer, install_template, mariadb_program
 from tests.services.postgresql_server import PostgresqlServer, make_template, postgresql_programs
 from tests.services.redis_server import VERSIONS, RedisServer, redis_program
@@ -34,15 +35,10 @@ MISSING = {
 }
 
 
-# A JVM that lives for seconds or minutes gains nothing from its second compiler and from collector threads: three files
-# of tests/spark cost 72 s of CPU with them and 39 s without. Spark's launcher forwards the options silently.
-QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-
-
 def pytest_configure() -> None:
     write_to_memory()
-    for launched in ("SPARK_LAUNCHER_OPTS", "SPARK_SUBMIT_OPTS"):  # the JVM that finds the arguments, and Spark's
-        os.environ.setdefault(launched, QUICK_JVM)
+    for name, options in LAUNCHED.items():
+        os.environ.setdefault(name, options)
 
 
 class Servers:

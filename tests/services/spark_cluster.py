@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyspark
+from tests.services.jvm import QUICK_JVM
 from tests.services.ports import free_port
 
 from penstock.pipeline.spark.java import find_java
@@ -32,7 +33,9 @@ FROM_DRIVER = {"spark.driver.host": _ADDRESS, "spark.driver.bindAddress": _ADDRE
 """Settings of a driver whose executors find it on loopback."""
 
 _SPARK_HOME = Path(pyspark.__file__).parent
-_JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m")
+_JVM = (QUICK_JVM, "-Xmx256m")
+# As Spark's launcher has it for other JVMs, because an archive of classes is for one class path.
+_CLASS_PATH = f"{_SPARK_HOME}/conf:{next(_SPARK_HOME.glob('jars/slf4j-api-*.jar'))}:{_SPARK_HOME}/jars/*"
 
 
 def why_not_here() -> str | None:
@@ -137,8 +140,7 @@ class SparkCluster:
 
     def _launch(self, name: str, first: Sequence[str], command: Sequence[str]) -> None:
         java = find_java(os.environ).home
-        classes = f"'{_SPARK_HOME}/conf:{_SPARK_HOME}/jars/*'"
-        line = " ".join([str(java / "bin" / "java"), *_JVM, "-cp", classes, *command])
+        line = " ".join([str(java / "bin" / "java"), *_JVM, "-cp", f"'{_CLASS_PATH}'", *command])
         script = " && ".join([*first, f"exec {line}"])
         # PYTHONPATH would give the executors' Python what this one finds.
         not_theirs = ("PENSTOCK_", "PYSPARK_", "PYTHONPATH", "SPARK_")

@@ -1,7 +1,6 @@
-"""Programs that run pipelines in their own process, each in a process of its own, for `test_given_sessions`.
+"""Programs that run pipelines, each in a process of its own, for `test_given_sessions`.
 
-Most begin with a session that a user has set up, and compare everything that a user could see of it before and after
-the runs.
+The longest sets up a session as a user does, and compares everything that a user could see of it before and after runs.
 """
 
 import json
@@ -161,13 +160,25 @@ def refusal(run: Callable[[], object]) -> str:
     raise AssertionError("the run did not fail")
 
 
-def stays_unchanged(folder: Path) -> None:
+def of_the_user(folder: Path) -> None:
     spark = users_session()
     before = seen(spark)
-    # Given to the call, to the app, as a function, and found.
-    assert Shop(folder / "call").run(spark) == 10
+    stays_unchanged(folder, spark, before)
+    used_in_another_thread(folder, spark, before)
+    stopped_in_a_run(folder, spark)
+    sessions_afterwards(folder)
+    bare_context(folder)
+
+
+def stays_unchanged(folder: Path, spark: SparkSession, before: dict[str, Any]) -> None:
+    def unused() -> SparkSession:
+        raise AssertionError("this session is not the one to use")
+
+    # Given to the call, which wins over the app; to the app, which wins over the setting; as a function; and found.
+    assert Shop(folder / "call", spark=unused).run(spark) == 10
     check_same(spark, before)
-    assert Shop(folder / "app", spark=spark).run() == 10
+    assert Shop(folder / "app", spark=spark, settings={"spark_session": "own"}).run() == 10
+    check_same(spark, before)
     assert Shop(folder / "function", spark=lambda: spark).run() == 10
     found = Shop(folder / "found")
     assert found.run() == 10
@@ -194,19 +205,9 @@ def stays_unchanged(folder: Path) -> None:
     stop.remove()
     check_same(spark, before)
 
-    # The argument of the call wins over the app's session, and the app's over the setting.
-    def unused() -> SparkSession:
-        raise AssertionError("this session is not the one to use")
 
-    assert Shop(folder / "both", spark=unused).run(spark) == 10
-    assert Shop(folder / "setting", spark=spark, settings={"spark_session": "own"}).run() == 10
-    check_same(spark, before)
-
-
-def other_threads(folder: Path) -> None:
+def used_in_another_thread(folder: Path, spark: SparkSession, before: dict[str, Any]) -> None:
     """Use a session that another thread started: PySpark's own getActiveSession returns None there."""
-    spark = users_session()
-    before = seen(spark)
     results: list[object] = []
 
     def work() -> None:
@@ -226,7 +227,8 @@ def other_threads(folder: Path) -> None:
     )
     check_same(spark, before)
 
-    # The user stops it during a run.
+
+def stopped_in_a_run(folder: Path, spark: SparkSession) -> None:
     def stopping(frame: DataFrame) -> DataFrame:
         spark.stop()
         return frame
@@ -236,7 +238,10 @@ def other_threads(folder: Path) -> None:
     assert sentence == "The Spark session was stopped. Nothing is lost; start a session and run it again.", sentence
     # And passes it in afterwards.
     assert refusal(lambda: Shop(folder / "late").run(spark)) == sentence
-    # A process whose session was stopped can have one of Penstock's own, twice, and then one of the user's again.
+
+
+def sessions_afterwards(folder: Path) -> None:
+    """Have one session of Penstock's own after the other, and then one of the user's again."""
     environment, handler = dict(os.environ), signal.getsignal(signal.SIGINT)
     for number in range(2):
         own = Shop(folder / f"own-{number}", settings={"spark_driver_memory": "1g"})

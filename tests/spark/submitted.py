@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyspark
+from deltalake import DeltaTable
+from tests.services.jvm import LAUNCHED, QUICK_JVM
 from tests.services.spark_cluster import FROM_DRIVER
 
 import penstock
@@ -21,7 +23,26 @@ SPARK_HOME = Path(pyspark.__file__).parent
 SCRIPT = Path(penstock.__file__).parent / "__main__.py"  # as `penstock --script` prints it
 PATIENCE_SECONDS = 240.0
 ROOT = Path(__file__).parents[2]
-QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+INGEST = ("ingest", "in", "table", "--schema", "id long")
+EVERY_ID = sorted(list(range(10)) * 3)  # of `objects`
+APP = """
+import json
+import sys
+from pathlib import Path
+from penstock import App, DeltaSink, ObjectSource
+from penstock.config import Settings
+
+def app(folder):
+    settings = Settings.model_construct(
+        broker=f"sqlite:///{folder}/state/queue.db", ledger=f"sqlite:///{folder}/state/ledger.db",
+        data_dir=f"{folder}/state",
+    )
+    made = App(settings=settings)
+    clicks = made.pipeline(
+        "clicks", source=ObjectSource("in", queue="events", schema="id long"), sink=DeltaSink(f"{folder}/table")
+    )
+    return made, clicks
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,17 +113,38 @@ class Submitted:
         self.process.wait(PATIENCE_SECONDS)
 
 
+def run(folder: Path, program: Path, *arguments: str, master: str = "local[2]") -> Ended:
+    submitted = Submitted(
+        folder, program, *arguments, master=master, conf={"spark.executor.extraJavaOptions": QUICK_JVM}
+    )
+    try:
+        ended = submitted.end()
+        submitted.wait_until_python_ended()
+        return ended
+    finally:
+        submitted.close()
+
+
+def script(folder: Path, text: str) -> Path:
+    path = folder / "script.py"
+    path.write_text(text)
+    return path
+
+
+def ids(table: Path) -> list[int]:
+    found: list[int] = sorted(DeltaTable(str(table)).to_pyarrow_table()["id"].to_pylist())
+    return found
+
+
 def environment() -> Mapping[str, str]:
     inherited = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("PENSTOCK_", "PYSPARK_", "SPARK_", "JAVA_TOOL"))
+        name: value for name, value in os.environ.items() if not name.startswith(("PENSTOCK_", "PYSPARK_", "SPARK_"))
     }
     return {
         **inherited,
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
         "JAVA_HOME": str(find_java(os.environ).home),
-        "JAVA_TOOL_OPTIONS": QUICK,
+        **LAUNCHED,
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
     }

@@ -17,10 +17,9 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from tests.services.aws_server import NO_ACCOUNT, REGION
+from tests.services.aws_server import NO_ACCOUNT, REGION, AwsServer
 from tests.services.bare_python import bare_python
 from tests.services.connect_server import ConnectServer
-from tests.services.plugin import StartAws
 from tests.services.ports import free_port
 
 pytestmark = pytest.mark.timeout(900)
@@ -205,8 +204,7 @@ def test_an_ingest_ships_penstock_reports_progress_and_ends_its_session(place: P
     assert (code, report["listed"], report["missing"]) == (0, 2, 0), err
 
 
-def test_an_ingest_reads_from_s3_and_writes_to_s3(place: Path, server: ConnectServer, start_moto: StartAws) -> None:
-    moto = start_moto()
+def test_an_ingest_reads_from_s3_and_writes_to_s3(place: Path, server: ConnectServer, moto: AwsServer) -> None:
     s3 = moto.client("s3")
     s3.create_bucket(Bucket="shop")
     for path in (place / "in").iterdir():

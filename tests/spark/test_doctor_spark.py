@@ -1,10 +1,11 @@
-"""`penstock doctor --spark`: the findings about a cluster, one process each."""
+"""`penstock doctor --spark`: the findings about a cluster."""
 
 import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from tests.chaos.runs import environment
 from tests.services.aws_server import AwsServer
 from tests.services.bare_python import bare_python
+from tests.services.one_session import Called, OneSession
 from tests.services.spark_cluster import SparkCluster
 from tests.spark.executors import settings
 
@@ -23,32 +25,52 @@ APP = """
 from penstock import App, DeltaSink, ObjectSource
 
 app = App.from_config()
-app.pipeline("clicks", source=ObjectSource({source!r}, queue="clicks", schema="id long"), sink=DeltaSink({table!r}))
+for number, (source, table) in enumerate({places!r}):
+    where = ObjectSource(source, queue=f"queue-{{number}}", schema="id long")
+    app.pipeline(f"pipeline-{{number}}", source=where, sink=DeltaSink(table))
 """
 LAKE = "lake"
 
 
-def findings(folder: Path, *arguments: str, code: int, **given: Any) -> Mapping[str, Any]:
-    """Return the findings of a run by their check; the last one of each, but all workers as a list."""
+@pytest.fixture(scope="module")
+def session(
+    tmp_path_factory: pytest.TempPathFactory, cluster: SparkCluster, executor_python: Path
+) -> Iterator[OneSession]:
+    conf = json.loads(settings(cluster, executor_python)["spark_conf"])
+    with closing(OneSession(tmp_path_factory.mktemp("session"), master=cluster.url, conf=conf)) as made:
+        yield made
+
+
+def findings(
+    folder: Path, *arguments: str, code: int, session: OneSession | None = None, **given: Any
+) -> Mapping[str, Any]:
+    """Return the findings of a run by their check. Without ``session``, it starts one."""
     own = environment(**given)
-    done = subprocess.run(
-        [sys.executable, "-m", "penstock", "doctor", "--spark", "--json", *arguments],
-        cwd=folder,
-        env=own | {"PYTHONPATH": f"{own['PYTHONPATH']}:{folder}"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
-    assert done.stderr == f"{STARTING_SPARK}\n"
+    own["PYTHONPATH"] += f":{folder}"
+    options = ["doctor", "--spark", "--json", *arguments]
+    if session is None:
+        done = subprocess.run(
+            [sys.executable, "-m", "penstock", *options],
+            cwd=folder,
+            env=own,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        ended = Called(code=done.returncode, out=done.stdout, err=done.stderr)
+    else:
+        ended = session.call(options, folder=folder, environment=own)
+    assert ended.code == code, f"{ended.out}\n{ended.err}"
+    assert ended.err == f"{STARTING_SPARK}\n"
     found: dict[str, Any] = {}
-    for one in json.loads(done.stdout):
+    for one in json.loads(ended.out):
         found.setdefault(one["check"], []).append(one)
     return found
 
 
-def app_in(folder: Path, *, source: str, table: str) -> None:
-    (folder / "lake_app.py").write_text(APP.format(source=source, table=table))
+def app_in(folder: Path, *places: tuple[str, str]) -> None:
+    """Write an app with a pipeline for each of these pairs of source and table."""
+    (folder / "lake_app.py").write_text(APP.format(places=places))
 
 
 def levels(found: Mapping[str, Any]) -> dict[str, set[str]]:
@@ -56,13 +78,13 @@ def levels(found: Mapping[str, Any]) -> dict[str, set[str]]:
 
 
 def test_a_cluster_that_fits_has_one_finding_for_each_need(
-    tmp_path: Path, cluster: SparkCluster, executor_python: Path, moto: AwsServer
+    tmp_path: Path, cluster: SparkCluster, session: OneSession, executor_python: Path, moto: AwsServer
 ) -> None:
     moto.client("s3").create_bucket(Bucket=LAKE)
     (tmp_path / "in").mkdir()
-    app_in(tmp_path, source=str(tmp_path / "in"), table=f"s3://{LAKE}/clicks")
+    app_in(tmp_path, (str(tmp_path / "in"), f"s3://{LAKE}/clicks"))
     given = settings(cluster, executor_python) | {"aws_endpoint_url": moto.url, "aws_region": moto.aws.region}
-    found = findings(tmp_path, "--app", "lake_app:app", code=0, **given)
+    found = findings(tmp_path, "--app", "lake_app:app", code=0, session=session, **given)
     needs = [
         "spark session",
         "workers",
@@ -74,8 +96,8 @@ def test_a_cluster_that_fits_has_one_finding_for_each_need(
         "s3 in tasks",
     ]
     assert levels(found) == {check: {"ok"} for check in needs}
-    (session,) = found["spark session"]
-    assert f" on {cluster.url}, tasks at once: 2, executors: " in session["found"]
+    (opened,) = found["spark session"]
+    assert f" on {cluster.url}, tasks at once: 2, executors: " in opened["found"]
     assert {one["found"].split(":")[0] for one in found["workers"]} == {"spark-host-0", "spark-host-1"}
     assert all(f"({executor_python})" in one["found"] for one in found["workers"])
     assert all("obstore 0." in one["found"] for one in found["packages"])
@@ -89,13 +111,13 @@ def test_a_cluster_that_fits_has_one_finding_for_each_need(
 
 
 def test_folders_that_hosts_do_not_share_and_a_bucket_that_tasks_cannot_list_are_failures(
-    tmp_path: Path, cluster: SparkCluster, executor_python: Path, apart: Path, moto: AwsServer
+    tmp_path: Path, cluster: SparkCluster, session: OneSession, executor_python: Path, apart: Path, moto: AwsServer
 ) -> None:
     (apart / "in").mkdir(exist_ok=True)
-    app_in(tmp_path, source=str(apart / "in"), table="s3://nowhere/clicks")
+    app_in(tmp_path, (str(apart / "in"), "s3://nowhere/clicks"))
     given = settings(cluster, executor_python) | {"aws_endpoint_url": moto.url, "aws_region": moto.aws.region}
     try:
-        found = findings(tmp_path, "--app", "lake_app:app", code=3, **given)
+        found = findings(tmp_path, "--app", "lake_app:app", code=3, session=session, **given)
     finally:
         shutil.rmtree(apart / "in")
     assert f"do not share the folder {apart}/in: the host spark-host-" in found["shared folders"][0]["found"]
@@ -104,11 +126,11 @@ def test_folders_that_hosts_do_not_share_and_a_bucket_that_tasks_cannot_list_are
 
 
 def test_executors_without_packages_are_a_failure_for_each_host_and_end_the_checks(
-    tmp_path: Path, cluster: SparkCluster, moto: AwsServer
+    tmp_path: Path, cluster: SparkCluster, session: OneSession
 ) -> None:
-    app_in(tmp_path, source="s3://nowhere/in", table=str(tmp_path / "table"))
+    app_in(tmp_path, ("s3://nowhere/in", str(tmp_path / "table")))
     given = settings(cluster, bare_python(tmp_path / "python", ["pyarrow", "numpy"]))
-    found = findings(tmp_path, "--app", "lake_app:app", code=3, **given)
+    found = findings(tmp_path, "--app", "lake_app:app", code=3, session=session, **given)
     assert levels(found) == {"spark session": {"ok"}, "workers": {"ok"}, "packages": {"failed"}}
     assert [one["found"].split(" ", 3)[3] for one in found["packages"]] == [
         "lacks zstandard and lacks boto3, obstore"
@@ -116,9 +138,9 @@ def test_executors_without_packages_are_a_failure_for_each_host_and_end_the_chec
     assert "`penstock admin spark pack --extra aws` writes an archive" in found["packages"][0]["hint"]
 
 
-def test_a_program_that_no_host_has_is_one_failure(tmp_path: Path, cluster: SparkCluster) -> None:
+def test_a_program_that_no_host_has_is_one_failure(tmp_path: Path, cluster: SparkCluster, session: OneSession) -> None:
     given = settings(cluster, tmp_path / "nowhere" / "python3")
-    found = findings(tmp_path, code=3, **given)
+    found = findings(tmp_path, code=3, session=session, **given)
     assert levels(found) == {"spark session": {"ok"}, "workers": {"failed"}}
     assert f"the program {tmp_path}/nowhere/python3 cannot be started" in found["workers"][0]["found"]
 
@@ -131,7 +153,7 @@ def test_a_master_that_does_not_exist_is_one_failure(tmp_path: Path) -> None:
 
 def test_spark_on_this_host_needs_no_sharing(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
-    app_in(tmp_path, source=str(tmp_path / "in"), table=str(tmp_path / "table"))
+    app_in(tmp_path, (str(tmp_path / "in"), str(tmp_path / "table")))
     found = findings(tmp_path, "--app", "lake_app:app", "--master", "local[1]", code=0)
     assert levels(found).keys() >= {"penstock", "mapInArrow", "cancel", "shared folders"}
     assert found["shared folders"][0]["found"].endswith("table: all tasks run on this host")

@@ -118,27 +118,21 @@ def kept(frame):
 """
 
 
-def test_penstock_ships_itself_and_the_users_modules_and_wins_over_an_older_one_in_the_executors(
-    tmp_path: Path, cluster: SparkCluster, executor_python: Path
-) -> None:
-    with closing(Case(tmp_path, **settings(cluster, executor_python))) as case:
-        (case.folder / "checks.py").write_text(USERS_MODULE)
-        case.add_objects(range(OBJECTS))
-        case.ingest("--transform", "checks:kept", spark_py_files=json.dumps([f"{case.folder}/checks.py"]))
-        check_done(case.truth(), case.mirror())
-
-
 def test_without_the_packages_for_s3_nothing_is_claimed_and_with_them_every_line_arrives(
     tmp_path: Path, cluster: SparkCluster, executor_python: Path, moto: AwsServer
 ) -> None:
+    """Penstock ships itself and the user's modules, and wins over an older one in the executors."""
     without = bare_python(tmp_path / "python", [*REQUIRED, "boto3"])
     with closing(S3Case(tmp_path, moto, by_queue=False)) as case:
+        (case.folder / "checks.py").write_text(USERS_MODULE)
         case.add_objects(range(OBJECTS))
-        ended = case.ingest(code=CANNOT_WORK, **settings(cluster, without))
+        transformed = ("--transform", "checks:kept")
+        modules = json.dumps([f"{case.folder}/checks.py"])
+        ended = case.ingest(*transformed, code=CANNOT_WORK, spark_py_files=modules, **settings(cluster, without))
         assert "cannot run pipelines on S3: Python 3." in ended.err
         assert " lacks obstore. `penstock admin spark pack --extra aws` writes an archive" in ended.err
         check_nothing_claimed(case, ended.err)
-        case.ingest(**settings(cluster, executor_python))
+        case.ingest(*transformed, spark_py_files=modules, **settings(cluster, executor_python))
         check_done(case.truth(), case.mirror())
         conf = settings(cluster, executor_python)["spark_conf"]
         place = (f"s3://{LAKE}/table", moto.url, str(tmp_path / "session"))

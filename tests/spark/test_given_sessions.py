@@ -1,9 +1,5 @@
-"""A session of the user's is neither changed nor stopped, however it reaches Penstock and however the run ends.
+"""A session of the user's is neither changed nor stopped, however it reaches Penstock and however the run ends."""
 
-A session of Penstock's own follows the defaults of the cluster.
-"""
-
-import json
 import os
 import subprocess
 import sys
@@ -11,14 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.services.spark_cluster import FROM_DRIVER, SparkCluster
 
 from penstock.pipeline.spark.java import find_java
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
-QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 def run_story(
@@ -32,7 +26,6 @@ def run_story(
         "JAVA_HOME": str(find_java(os.environ).home),
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
-        "JAVA_TOOL_OPTIONS": QUICK,
         **variables,
     }
     for variable in without:
@@ -47,39 +40,6 @@ def run_story(
     )
 
 
-@pytest.mark.parametrize("story", ["stays_unchanged", "other_threads", "bare_context"])
-def test_a_session_of_the_user_is_neither_changed_nor_stopped(story: str, tmp_path: Path) -> None:
-    ended = run_story(story, tmp_path)
+def test_a_session_of_the_user_is_neither_changed_nor_stopped(tmp_path: Path) -> None:
+    ended = run_story("of_the_user", tmp_path)
     assert ended.returncode == 0, ended.stderr[-6000:]
-
-
-def test_a_session_of_penstock_on_a_cluster_follows_spark_defaults(tmp_path: Path, cluster: SparkCluster) -> None:
-    """Only the master, the name and the settings that tables need are Penstock's."""
-    defaults = {
-        "spark.executor.memory": "512m",
-        "spark.driver.memory": "600m",
-        "spark.local.dir": str(tmp_path / "scratch"),
-        "spark.sql.shuffle.partitions": "3",
-        "spark.pyspark.python": sys.executable,
-        "spark.ui.enabled": "false",
-        "spark.executor.extraJavaOptions": QUICK,
-    }
-    (tmp_path / "conf").mkdir()
-    (tmp_path / "conf" / "spark-defaults.conf").write_text(
-        "".join(f"{key} {value}\n" for key, value in defaults.items())
-    )
-    (tmp_path / "scratch").mkdir()
-    variables = {
-        "SPARK_CONF_DIR": str(tmp_path / "conf"),
-        "STORY_CONF": json.dumps({"spark.master": cluster.url, **FROM_DRIVER}),
-    }
-    ended = run_story("cluster_defaults", tmp_path, without=("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"), **variables)
-    assert ended.returncode == 0, ended.stderr[-6000:]
-    found = json.loads(ended.stdout)
-    assert QUICK in found["context"]["spark.executor.extraJavaOptions"]  # Spark adds options of its own
-    del defaults["spark.executor.extraJavaOptions"]
-    assert {key: found["context"].get(key) for key in defaults} == defaults
-    assert found["session"]["spark.sql.shuffle.partitions"] == "3"
-    assert found["session"]["spark.sql.session.timeZone"] == "UTC"
-    assert found["python"] == sys.executable
-    assert not {"spark.scheduler.mode", "spark.sql.catalogImplementation"} & set(found["context"])

@@ -26,7 +26,20 @@ from tests.chaos.oracle import (
     read_table,
     truth,
 )
-from tests.chaos.runs import JUNK, KILLED, SCHEMA, SOME_DEAD, STOPPED, Case, Ended, environment, line, write_objects
+from tests.chaos.runs import (
+    IN_PROCESS,
+    JUNK,
+    KILLED,
+    ON_SPARK,
+    SCHEMA,
+    SOME_DEAD,
+    STOPPED,
+    Case,
+    Ended,
+    environment,
+    line,
+    write_objects,
+)
 from tests.permissions import obey_permissions
 
 from penstock.cli.main import main
@@ -39,7 +52,7 @@ MAX_ATTEMPTS = 4
 
 
 class SharedCase(Case):
-    """A case whose ingests run in this process, unless they are to be killed or to lose rights."""
+    """A case whose ingests run in this process, unless they lose rights, or are killed, which happens before a run."""
 
     def __init__(
         self, folder: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -53,6 +66,7 @@ class SharedCase(Case):
         self, *options: str, code: int = 0, before_exec: Callable[[], None] | None = None, **settings: object
     ) -> Ended:
         if before_exec is not None or code == KILLED:
+            self.module = IN_PROCESS if code == KILLED else ON_SPARK
             return super().ingest(*options, code=code, before_exec=before_exec, **settings)
         return self._called("ingest", *self.arguments, "--schema", SCHEMA, "--json", *options, **settings).expect(code)
 
@@ -168,9 +182,9 @@ def test_an_object_that_breaks_the_transform_fails_alone(case: Case) -> None:
 
 
 def test_a_transform_that_always_fails_stops_the_job_and_fails_no_object(case: Case) -> None:
-    write_objects(case.source, range(300), lines=3, junk_every=100)
+    write_objects(case.source, range(30), lines=3, junk_every=10)
     whole = truth(case.source)
-    options = ("--max-batch-objects", "100", "--transform")
+    options = ("--max-batch-objects", "10", "--transform")
     # As a process: the shared session would keep Spark's logs of failed queries from the terminal.
     ended = Case.ingest(case, *options, "transforms:always_fails", code=1, objects_retry_base=0.05)
     sentence = ended.err.strip().splitlines()[-1]

@@ -68,6 +68,7 @@ def test_spark_runs_on_the_bundled_java(bare_environ: dict[str, str], tmp_path: 
     assert answer["total"] == 999_000
 
 
+@pytest.mark.slow  # quick: all other tests on Spark, on a machine that has a Java
 def test_spark_runs_on_the_java_of_the_machine(bare_environ: dict[str, str], tmp_path: Path) -> None:
     try:
         own = find_java(os.environ, bundled=lambda: None)

@@ -1,6 +1,5 @@
 """Ending a session that Penstock started writes nothing to the terminal, however its JVM ends."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -43,7 +42,6 @@ def test_a_jvm_that_ends_before_spark_has_stopped_leaves_no_traceback(tmp_path: 
         capture_output=True,
         text=True,
         check=False,
-        env=os.environ | {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"},
     )
     assert (ended.returncode, ended.stdout) == (0, "ended\n"), ended.stderr
     assert ended.stderr == ""

@@ -168,8 +168,15 @@ def readiness(address: str) -> tuple[int, str]:
         return refusal.code, refusal.read().decode().strip()
 
 
-@pytest.mark.parametrize("kind", ["worker", "ingest"])
-@pytest.mark.parametrize("busy", [False, True], ids=["idle", "in a run"])
+@pytest.mark.parametrize(
+    ("kind", "busy"),
+    [
+        pytest.param("worker", True, id="a worker in a run"),
+        pytest.param("ingest", False, id="an idle ingest"),
+        pytest.param("worker", False, id="an idle worker", marks=pytest.mark.slow),
+        pytest.param("ingest", True, id="an ingest in a run", marks=pytest.mark.slow),
+    ],
+)
 def test_a_process_whose_jvm_dies_exits_and_the_next_continues(scene: Scene, busy: bool) -> None:
     worker = scene.start()
     scene.put()
