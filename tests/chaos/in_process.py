@@ -26,7 +26,6 @@ from penstock.objects.stores import store_at
 from penstock.pipeline.batch_record import RecordedBatch, RecordedObject, run_files, run_work, save
 from penstock.pipeline.engine import RunCancelled, RunRequest, RunResult
 from penstock.pipeline.spark.declaration import Declaration
-from penstock.pipeline.spark.source.ddl import columns_read
 from penstock.pipeline.spark.source.plan import ReadPlan, make_plan
 from penstock.pipeline.spark.source.reading import partition_task, read_partition
 from penstock.pipeline.spark.source.report import ReadingId, Summary, summarise
@@ -60,7 +59,7 @@ class InProcessEngine:
         plan = self._plan(request)
         plan.save()
         self._probe(Step.PLANNED)
-        agreed = self._agree(columns_read(plan.options.schema_ddl, provenance=plan.options.provenance))
+        agreed = self._agree(plan.options.columns)
         written = list(self._written(plan, agreed.schema))
         self._probe(Step.WRITTEN)
         summary = summarise(plan)

@@ -31,7 +31,6 @@ from penstock.pipeline.spark.faults import SPARK_ERRORS, explain
 from penstock.pipeline.spark.probe import FOR_S3, require_packages
 from penstock.pipeline.spark.runtime import Session
 from penstock.pipeline.spark.shared_folders import prove_shared
-from penstock.pipeline.spark.source.ddl import columns_read
 from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions, checked
 from penstock.pipeline.spark.table_schema import agreement, check_partitions
 from penstock.storage.address import S3Address, s3_address
@@ -129,9 +128,8 @@ class PipelineBlueprint:
         """Check the columns before Spark starts, which is possible without a transform."""
         read = self.declaration.read
         if self.declaration.transform is None:
-            columns = columns_read(read.schema_ddl, provenance=read.provenance)
-            check_partitions(columns, self.declaration.partition_by)
-            agreement(self.ledger, self.tables.rows, self.declaration.pipeline, columns)
+            check_partitions(read.columns, self.declaration.partition_by)
+            agreement(self.ledger, self.tables.rows, self.declaration.pipeline, read.columns)
 
     def _attempts(self) -> AttemptSettings:
         return AttemptSettings(

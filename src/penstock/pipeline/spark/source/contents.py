@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from penstock.errors import ObjectCorrupt, ObjectUnreadable
+from penstock.events.objects import QuarantineReason
 from penstock.objects.store import ObjectReader
 from penstock.pipeline.spark.source.inflate import CODECS, codec_of, inflate
 from penstock.pipeline.spark.source.options import ReadOptions
@@ -27,6 +28,7 @@ class BadRecord:
 
     offset: int
     raw: bytes
+    reason: QuarantineReason
     detail: str
 
 
@@ -47,8 +49,8 @@ class LineChunk:
     ``offset`` is the position of ``lines`` in the (inflated) object. A byte order mark at the object's start is left
     out; then ``offset`` is 3 and ``marked`` is set, but the first line still counts as beginning at 0. ``header`` is
     the line with the object's column names, if it has one (see csv_records.py). ``plain``: every CSV line opens and
-    closes its quotes regularly and needs no second check. ``bad`` and ``quotes`` come in chunks without lines,
-    ``quotes`` in the last chunk of a CSV piece.
+    closes its quotes regularly and needs no second check. ``joined``: one CSV record of several lines, see
+    `csv_records.join`.
     """
 
     lines: bytes
@@ -56,8 +58,7 @@ class LineChunk:
     marked: bool = False
     header: bytes = b""
     plain: bool = False
-    bad: tuple[BadRecord, ...] = ()
-    quotes: Quotes | None = None
+    joined: bool = False
 
 
 def read_lines(reader: ObjectReader, piece: Piece, options: ReadOptions) -> Iterator[LineChunk]:

@@ -16,6 +16,7 @@ for all columns, so a block that may have such a field is read twice: once for t
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -44,7 +45,7 @@ from penstock.pipeline.spark.source.csv_lines import (
     is_blank,
     null_texts,
 )
-from penstock.pipeline.spark.source.csv_records import oddly_quoted
+from penstock.pipeline.spark.source.csv_records import holds_joined, oddly_quoted, parted
 from penstock.pipeline.spark.source.options import CsvOptions
 
 _HEXADECIMAL = (b"0x", b"0X")
@@ -55,8 +56,10 @@ class CsvDecoder:
 
     filler = b"\n"  # Arrow skips empty lines
 
-    def __init__(self, schema: pa.Schema, csv: CsvOptions, layout: Layout) -> None:
+    def __init__(self, schema: pa.Schema, csv: CsvOptions, layout: Layout, *, joined: bool = False) -> None:
+        """``joined``: lines may be joined records, see `csv_records.join`."""
         self.schema = schema
+        self._joined = joined
         self._csv = csv
         self._layout = layout
         self._decimals = DecimalGuard(field.type for field in schema)
@@ -83,17 +86,23 @@ class CsvDecoder:
         lines = Lines.of(block)
         shaped = self._shaped(block, lines, plain=plain)
         self._decimals.distrust(block, lines, shaped)
-        if shaped.all() and is_utf8(block):
+        if shaped.all() and is_utf8(self.text(block)):
             table = self.parse(block, len(lines.starts), verified=False)
             if isinstance(table, pa.Table):
                 return Decoded(rows=table, starts=lines.starts, bad=())
-        return repair(self, block, lines, shaped)
+        decoded = repair(self, block, lines, shaped)
+        if not self._joined:
+            return decoded
+        return replace(decoded, bad=tuple(replace(bad, raw=parted(bad.raw)) for bad in decoded.bad))
+
+    def text(self, block: bytes) -> bytes:
+        return parted(block) if self._joined and holds_joined(block) else block
 
     def is_blank(self, line: bytes) -> bool:
         return is_blank(line, self._csv)
 
     def reason(self, line: bytes) -> tuple[QuarantineReason, str] | None:
-        return self._classifier.reason(line)
+        return self._classifier.reason(parted(line) if self._joined else line)
 
     def parse(self, block: bytes, rows: int, *, verified: bool) -> pa.Table | Exception:
         if rows == 0:
@@ -161,7 +170,10 @@ class CsvDecoder:
                 quoted_strings_can_be_null=quoted_nulls,
             ),
         )
-        return dict(zip(kinds, table.columns, strict=True))
+        columns = dict(zip(kinds, table.columns, strict=True))
+        if self._joined and holds_joined(block):
+            return {index: _parted(column) for index, column in columns.items()}
+        return columns
 
     def _refuse_hexadecimal(self, block: bytes) -> None:
         """Raise for hexadecimal numbers: Arrow accepts 0xff, and reads it as -1 in a tinyint (measured)."""
@@ -177,6 +189,18 @@ class CsvDecoder:
             for field, index in zip(self.schema, self._layout.indexes, strict=True)
         ]
         return pa.Table.from_arrays(typed, schema=self.schema)
+
+
+def _parted(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return a column with the line breaks of joined records, if it is text; works on the buffer of all values."""
+    if not pa.types.is_string(column.type):
+        return column
+    chunks = []
+    for chunk in column.chunks:
+        valid, ends, data = chunk.buffers()
+        text = pa.py_buffer(parted(data.to_pybytes())) if data is not None else None
+        chunks.append(pa.StringArray.from_buffers(len(chunk), ends, text, valid, chunk.null_count, chunk.offset))
+    return pa.chunked_array(chunks, column.type)
 
 
 def _reading_type(kind: pa.DataType) -> pa.DataType:

@@ -20,7 +20,7 @@ float, double        a decimal number within the type's range; NaN, Inf and Infi
 decimal(p, s)        a number that p digits, s of them after the point, hold exactly
 boolean              true or false; True, TRUE, False, FALSE
 string               the field as it is, including blanks and text that a spreadsheet would run as a formula
-timestamp            as in JSON lines (lines.py)
+timestamp            as in JSON lines (jsonl_lines.py)
 date                 "2024-05-06"
 any other value      "wrong type"
 ===================  ==============================================================================================
@@ -39,7 +39,7 @@ import pyarrow as pa
 
 from penstock.events.objects import QuarantineReason
 from penstock.messaging.wording import counted, worded
-from penstock.pipeline.spark.source.lines import decimal_check, fits_float, is_date, is_moment
+from penstock.pipeline.spark.source.jsonl_lines import decimal_check, fits_float, is_date, is_moment
 from penstock.pipeline.spark.source.options import CsvOptions
 
 TRUE_TEXTS, FALSE_TEXTS = ("true", "True", "TRUE"), ("false", "False", "FALSE")

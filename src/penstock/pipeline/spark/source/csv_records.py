@@ -1,9 +1,10 @@
-"""CSV records and headers.
+"""CSV records of several lines, and headers.
 
-Records: cut out records with a line break, so that none of their lines becomes a row. A field that opens with the quote
-and is not closed on its line continues, as in RFC 4180 and Python's csv module, to the line that closes it, or to the
-end of the object if none does. Such a record is not read: it becomes one bad record with all its bytes. A record above
-the limit for one line makes the object unreadable, as a line above it does.
+Records: a field that opens with the quote and is not closed on its line continues, as in RFC 4180 and Python's csv
+module, to the line that closes it. Such a record is joined into one line, whose inner line breaks are bytes that UTF-8
+does not have; the decoder turns them back (`join`, `parted`). A record that is not closed before the object ends is one
+bad record with all its bytes. A record above the limit for one line makes the object unreadable, as a line above it
+does.
 
 Only the object's first byte is known to begin a record. A piece in the middle of an object assumes that it does not
 begin inside quotes, and also computes how it would end if it did (`Quotes`). The driver checks the pieces of each
@@ -23,6 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import ObjectUnreadable
+from penstock.events.objects import QuarantineReason
 from penstock.objects.store import ObjectReader
 from penstock.pipeline.spark.source.blocks import NEWLINE, RETURN, Flags, Lines
 from penstock.pipeline.spark.source.contents import BOM, BadRecord, LineChunk, Quotes, read_lines, read_on
@@ -36,6 +38,30 @@ _NEVER_CLOSED = "a quote that is not closed before the end of the object"
 _HEADER_BYTES_MAX = 1 << 20  # including the blank lines before it
 _FIRST_READ_BYTES = 16 << 10
 _NAMES_SHOWN = 5
+
+
+# Stand for line breaks inside a joined record.
+INNER_NEWLINE, INNER_RETURN = b"\xff", b"\xfe"
+_JOIN = bytes.maketrans(b"\n\r", INNER_NEWLINE + INNER_RETURN)
+_PART = bytes.maketrans(INNER_NEWLINE + INNER_RETURN, b"\n\r")
+
+CsvPart = LineChunk | BadRecord | Quotes
+
+
+def join(record: bytes) -> bytes:
+    """Return a record of several lines as one line. The record is UTF-8 and ends with a newline."""
+    ending = b"\r\n" if record.endswith(b"\r\n") else b"\n"
+    return record.removesuffix(ending).translate(_JOIN) + ending
+
+
+def parted(lines: bytes) -> bytes:
+    """Return the lines that `join` joined, which have the same length."""
+    return lines.translate(_PART)
+
+
+def holds_joined(lines: bytes) -> bool:
+    """Return True if some of the lines may be joined records; lines of UTF-8 are not."""
+    return INNER_NEWLINE in lines or INNER_RETURN in lines
 
 
 def oddly_quoted(data: npt.NDArray[np.uint8], lines: Lines, csv: CsvOptions) -> Flags:
@@ -70,8 +96,8 @@ class Records:
         self._uri = uri
         self._open: _Open | None = None
 
-    def cut(self, parts: Iterator[LineChunk], read_on: Callable[[int], Iterator[LineChunk]]) -> Iterator[LineChunk]:
-        """Yield the chunks without records of several lines, those records as bad ones, and a last chunk with `Quotes`.
+    def cut(self, parts: Iterator[LineChunk], read_on: Callable[[int], Iterator[LineChunk]]) -> Iterator[CsvPart]:
+        """Yield the chunks without records of several lines, those records joined, and `Quotes` at the end.
 
         ``read_on`` reads the object from an offset on, to complete a record: a piece owns the records that begin in it.
         Raises `ObjectUnreadable`.
@@ -85,7 +111,7 @@ class Records:
         quotes = self._quotes()
         if self._open is not None:
             yield self._complete(self._open, read_on(end))
-        yield LineChunk(lines=b"", offset=end, quotes=quotes)
+        yield quotes
 
     def _quotes(self) -> Quotes:
         ends_open = self._open is not None
@@ -93,7 +119,7 @@ class Records:
             return Quotes(ends_open=ends_open, ends_open_if_open=ends_open, closes_at=None)
         return self._begun_within.quotes(ends_open=ends_open)
 
-    def _without_open(self, part: LineChunk) -> Iterator[LineChunk]:
+    def _without_open(self, part: LineChunk) -> Iterator[CsvPart]:
         at = 0
         if self._open is not None:
             at = self._go_on(self._open, part, 0)
@@ -138,22 +164,22 @@ class Records:
             )
         return end
 
-    def _close(self, record: "_Open", *, never: bool = False) -> LineChunk:
+    def _close(self, record: "_Open") -> CsvPart:
         self._open = None
-        return LineChunk(lines=b"", offset=record.offset, header=record.header, bad=(record.as_bad(never=never),))
+        return record.as_chunk()
 
-    def _complete(self, record: "_Open", rest: Iterator[LineChunk]) -> LineChunk:
+    def _complete(self, record: "_Open", rest: Iterator[LineChunk]) -> CsvPart:
         for part in rest:
             if self._go_on(record, part, 0) >= 0:
                 return self._close(record)
-        return self._close(record, never=True)
+        self._open = None
+        return record.refused() or record.as_bad(QuarantineReason.MALFORMED, _NEVER_CLOSED)
 
 
-def read_parts(reader: ObjectReader, piece: Piece, options: ReadOptions) -> Iterator[LineChunk]:
+def read_parts(reader: ObjectReader, piece: Piece, options: ReadOptions) -> Iterator[CsvPart]:
     """Yield the lines of `read_lines` without the header line, each chunk with the header attached.
 
-    An object with a header and no other line yields a chunk without lines. CSV records of several lines are yielded as
-    bad ones.
+    An object with a header and no other line yields a chunk without lines.
     """
     if options.format != "csv":
         return read_lines(reader, piece, options)
@@ -203,30 +229,46 @@ def header_names(header: bytes, csv: CsvOptions, uri: str) -> list[str]:
 def _slice(part: LineChunk, start: int, end: int) -> LineChunk:
     if (start, end) == (0, len(part.lines)):
         return part
-    return replace(
-        part, lines=part.lines[start:end], offset=part.offset + start, marked=part.marked and start == 0, bad=()
-    )
+    return replace(part, lines=part.lines[start:end], offset=part.offset + start, marked=part.marked and start == 0)
 
 
 class _Open:
     """A record with a quote that is not closed yet."""
 
     def __init__(self, part: LineChunk, start: int, end: int) -> None:
-        marked = part.marked and start == 0
-        self.offset = 0 if marked else part.offset + start
-        self.header = part.header
-        self._lines = [BOM + part.lines[start:end] if marked else part.lines[start:end]]
-        self.size_bytes = len(self._lines[0])
+        self._offset = part.offset + start
+        self._marked = part.marked and start == 0
+        self._header = part.header
+        self._lines = [part.lines[start:end]]
+        self.size_bytes = end - start
+
+    @property
+    def offset(self) -> int:
+        return 0 if self._marked else self._offset
 
     def add(self, lines: bytes) -> None:
         self._lines.append(lines)
         self.size_bytes += len(lines)
 
-    def as_bad(self, *, never: bool) -> BadRecord:
-        raw = b"".join(self._lines).removesuffix(b"\n").removesuffix(b"\r")
-        count = raw.count(b"\n") + 1
-        detail = f"a line break within quotes: these {count} lines are one record"
-        return BadRecord(offset=self.offset, raw=raw, detail=_NEVER_CLOSED if never else detail)
+    def as_chunk(self) -> LineChunk | BadRecord:
+        """Return the record as one line, or as a bad record if it is not UTF-8."""
+        lines = join(b"".join(self._lines))
+        return self.refused() or LineChunk(
+            lines=lines, offset=self._offset, marked=self._marked, header=self._header, joined=True
+        )
+
+    def refused(self) -> BadRecord | None:
+        """Return the record as a bad one if it is not UTF-8."""
+        try:
+            b"".join(self._lines).decode()
+        except UnicodeDecodeError as error:
+            return self.as_bad(QuarantineReason.INVALID_UTF8, f"at byte {error.start}")
+        return None
+
+    def as_bad(self, reason: QuarantineReason, detail: str) -> BadRecord:
+        mark = BOM if self._marked else b""
+        raw = mark + b"".join(self._lines).removesuffix(b"\n").removesuffix(b"\r")
+        return BadRecord(offset=self.offset, raw=raw, reason=reason, detail=detail)
 
 
 class _BegunWithin:

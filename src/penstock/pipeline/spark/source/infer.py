@@ -29,7 +29,7 @@ from penstock.pipeline.spark.source.csv_lines import (
 from penstock.pipeline.spark.source.csv_records import header_names, read_parts
 from penstock.pipeline.spark.source.ddl import PROVENANCE, TIMESTAMP, format_ddl
 from penstock.pipeline.spark.source.inflate import codec_of
-from penstock.pipeline.spark.source.lines import Classifier
+from penstock.pipeline.spark.source.jsonl_lines import Classifier
 from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions, checked
 from penstock.pipeline.spark.source.plan import Piece
 
@@ -122,6 +122,8 @@ def _first_parts(ref: ObjectRef, store: ObjectStore, options: ReadOptions) -> li
     lines = size_bytes = 0
     with store.open(ref) as reader:
         for part in read_parts(reader, Piece(object=0, start=0, stop=stop), options):
+            if not isinstance(part, LineChunk):
+                continue
             parts.append(part)
             lines += part.lines.count(b"\n")
             size_bytes += len(part.lines)

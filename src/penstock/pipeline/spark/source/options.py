@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from penstock.errors import UsageError
-from penstock.pipeline.spark.source.ddl import format_ddl, parse_ddl
+from penstock.pipeline.spark.source.ddl import OBJECT, format_ddl, parse_ddl
+from penstock.pipeline.spark.source.formats import format_of
 
-FORMATS = ("jsonl", "csv", "text")
 _MIB = 1 << 20
 _TEXT_DDL = "value STRING"
 _TAB = r"\t"  # as typed on a command line
@@ -30,7 +30,7 @@ class ReadOptions:
     schema_ddl: str = ""
     format: str = "jsonl"
     csv: CsvOptions = CsvOptions()
-    provenance: bool = True  # rows carry _object and _offset
+    provenance: bool = True  # rows carry _object, and _offset or _row
     quarantine_ratio_max: float = 1.0  # fraction of an object's lines; an object above it fails
     object_bytes_max: int = 1 << 40  # of one object as stored; a larger one fails for good at once
     # a compressed object up to this size is verified before its first row is released
@@ -39,15 +39,21 @@ class ReadOptions:
     line_bytes_max: int = 128 * _MIB
     block_bytes: int = 8 * _MIB  # decoded at once
 
+    @property
+    def columns(self) -> pa.Schema:
+        """Return the columns of the rows that the reader yields."""
+        declared = parse_ddl(self.schema_ddl)
+        return pa.schema([*declared, OBJECT, format_of(self.format).position]) if self.provenance else declared
+
 
 def checked(options: ReadOptions) -> ReadOptions:
     """Return the options with the schema in canonical form. Raises `UsageError` for invalid options."""
-    if options.format not in FORMATS:
-        known = ", ".join(FORMATS)
-        raise UsageError(f"The format {options.format!r} is unknown: this version reads {known}.")
+    format_of(options.format)
     schema = parse_ddl(options.schema_ddl or (_TEXT_DDL if options.format == "text" else ""))
     if options.format == "text":
         _check_text(schema)
+    if options.format == "jsonl":
+        _check_json(schema)
     if options.format == "csv":
         _check_flat(schema)
         options = replace(options, csv=_checked_csv(options.csv))
@@ -59,6 +65,19 @@ def _check_text(schema: pa.Schema) -> None:
         raise UsageError(
             f"The format text gives one column of strings, not {format_ddl(schema)}: declare '{_TEXT_DDL}', or nothing."
         )
+
+
+def _check_json(schema: pa.Schema) -> None:
+    for field in schema:
+        if _holds_map(field.type):
+            kind = format_ddl(pa.schema([field]))
+            raise UsageError(f"The format jsonl does not read maps, as in {kind}: declare the object as a struct.")
+
+
+def _holds_map(kind: pa.DataType) -> bool:
+    if pa.types.is_map(kind):
+        return True
+    return pa.types.is_nested(kind) and any(_holds_map(kind.field(index).type) for index in range(kind.num_fields))
 
 
 def _check_flat(schema: pa.Schema) -> None:

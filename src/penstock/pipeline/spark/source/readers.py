@@ -1,0 +1,26 @@
+"""Choose the reader of a source's format."""
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from penstock.objects.store import ObjectReader
+from penstock.pipeline.spark.source.columnar import ColumnarFormat
+from penstock.pipeline.spark.source.contents import BadRecord, Quotes
+from penstock.pipeline.spark.source.formats import format_of
+from penstock.pipeline.spark.source.lines import LinesReader
+from penstock.pipeline.spark.source.options import ReadOptions
+from penstock.pipeline.spark.source.packs import Part
+from penstock.pipeline.spark.source.plan import Piece
+
+
+class FormatReader(Protocol):
+    """Reads objects of one format under one schema. Used by one thread."""
+
+    def read(self, reader: ObjectReader, piece: Piece) -> Iterator[Part | BadRecord | Quotes]:
+        """Yield the units that begin in the piece, in order and verified. Raises the store's `ObjectError`."""
+        ...
+
+
+def reader_of(options: ReadOptions) -> FormatReader:
+    """Return a reader for the format of the options."""
+    return LinesReader(options) if format_of(options.format).is_lines else ColumnarFormat(options)
