@@ -35,7 +35,7 @@ class ObjectSource:
     Args:
         folder: A local folder or s3://BUCKET/PREFIX; nothing outside it is read.
         queue: The queue with notifications from S3, the watcher, `App.announce` or `Pipeline.run`.
-        format: jsonl, csv or text, each also compressed with gzip, bzip2 or zstd.
+        format: jsonl, csv or text, each also compressed with gzip, bzip2 or zstd; parquet or orc.
         schema: Spark DDL, such as "id long, ts timestamp"; not needed for text.
         delimiter: CSV only: the field separator.
         header: CSV only: the first line has the column names.

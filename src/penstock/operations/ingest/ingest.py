@@ -201,7 +201,7 @@ def _watch(work: IngestPipeline, spark: GivenSpark | None) -> tuple[PendingObjec
         watching.start()
         tools.bus.emit(pending.scanned(source))
         pending.begin()
-        if not work.knows_schema():
+        if work.needs_sample():
             watching.wait_for_objects()
         if not tools.stop.requested:
             work.serve(sample=pending.objects(), until=watching.resend_lost, spark=spark)
@@ -213,7 +213,7 @@ def _watch(work: IngestPipeline, spark: GivenSpark | None) -> tuple[PendingObjec
 def _fed(work: IngestPipeline, spark: GivenSpark | None) -> tuple[PendingObjects, _IngestScan]:
     """Ingest the objects that a queue announces: the current messages or, when watching, all future ones too."""
     pending = _pending(work, ())
-    sample = () if work.knows_schema() else next(iter(work.source.scan(own=work.where.own).chunks()), ())
+    sample = next(iter(work.source.scan(own=work.where.own).chunks()), ()) if work.needs_sample() else ()
 
     def until() -> bool:
         if work.request.watch:

@@ -29,6 +29,7 @@ from penstock.pipeline.spark.declaration import Declaration, Transform
 from penstock.pipeline.spark.runtime import GivenSpark
 from penstock.pipeline.spark.session import session_is_there
 from penstock.pipeline.spark.source.datasource import canonical_ddl
+from penstock.pipeline.spark.source.formats import format_by_names
 from penstock.pipeline.spark.source.infer import infer_schema
 from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions, checked
 from penstock.worker.consumer import Gates
@@ -44,7 +45,7 @@ class IngestRequest:
 
     source: str
     table: str
-    format: str = "jsonl"
+    format: str | None = None  # None: as the names of the objects tell
     delimiter: str | None = None  # CSV only; None: a comma
     header: bool = True  # CSV only
     schema: str | None = None  # Spark DDL; None: remembered or inferred
@@ -58,13 +59,12 @@ class IngestRequest:
     queue: str | None = None  # at the configured broker, with notifications of the source; None: scan the source
     settings: Settings = field(default_factory=Settings)
 
-    @property
-    def read(self) -> ReadOptions:
-        """How files are read; the schema is empty if none was given."""
+    def read(self, format_name: str) -> ReadOptions:
+        """Return how files are read; the schema is empty if none was given."""
         csv = CsvOptions(header=self.header, **({"delimiter": self.delimiter} if self.delimiter is not None else {}))
         return ReadOptions(
             schema_ddl=self.schema or "",
-            format=self.format,
+            format=format_name,
             csv=csv,
             provenance=self.provenance,
             quarantine_ratio_max=self.settings.objects_max_quarantine_ratio,
@@ -91,9 +91,11 @@ class IngestPipeline:
     def serve(self, *, sample: Sequence[ObjectRef], until: Callable[[], bool], spark: GivenSpark | None = None) -> None:
         """Run a worker on the source's queue until ``until`` or a stop. Raises the error that stopped it.
 
-        If there is no schema, it is inferred from ``sample``. ``spark``: as for `penstock.operations.ingest.ingest`.
+        Format and schema that are not given are inferred from ``sample``. ``spark``: as for
+        `penstock.operations.ingest.ingest`.
         """
-        blueprint = self._blueprint(self._find_schema(sample))
+        read = self.request.read(self._find_format(sample))
+        blueprint = self._blueprint(replace(read, schema_ddl=self._find_schema(sample, read)))
         blueprint.check_columns()
         tools, state, settings = self.tools, self.state, self.request.settings
         own = Spark(
@@ -163,12 +165,22 @@ class IngestPipeline:
             return None
         return CleanupRunner(work, stop=tools.stop, bus=tools.bus, clock=tools.clock, random=random.random)
 
-    def knows_schema(self) -> bool:
-        """Return True if the schema is known without a sample."""
+    def needs_sample(self) -> bool:
+        """Return True if the format or the schema is unknown without a sample."""
+        if self.request.format is None:
+            return True
         row = self.state.ledger.ensure_pipeline(self.where.pipeline)
-        return self.request.schema is not None or row.source_schema is not None or self.request.format == "text"
+        return self.request.schema is None and row.source_schema is None and self.request.format != "text"
 
-    def _find_schema(self, sample: Sequence[ObjectRef]) -> str:
+    def _find_format(self, sample: Sequence[ObjectRef]) -> str:
+        """Return the given format, else the one that names tell. Raises `UsageError` if it does not fit the options."""
+        if self.request.format is not None:
+            return self.request.format
+        found = format_by_names(sample, source=self.source.address)
+        _check_csv(self.request, found)
+        return found
+
+    def _find_schema(self, sample: Sequence[ObjectRef], read: ReadOptions) -> str:
         """Return the given schema, else the remembered one, else infer, report and remember one."""
         ledger, pipeline = self.state.ledger, self.where.pipeline
         if self.request.schema is not None:
@@ -176,11 +188,11 @@ class IngestPipeline:
         known = ledger.ensure_pipeline(pipeline).source_schema
         if known is not None:
             return known
-        inferred = infer_schema(sample, self.source.store, self.request.read)
+        inferred = infer_schema(sample, self.source.store, read)
         self.tools.bus.emit(SchemaInferred(pipeline=pipeline, schema=inferred.ddl, notes=inferred.notes))
         return ledger.remember_source_schema(pipeline, inferred.ddl)
 
-    def _blueprint(self, schema: str) -> PipelineBlueprint:
+    def _blueprint(self, read: ReadOptions) -> PipelineBlueprint:
         where, settings = self.where, self.request.settings
         declaration = Declaration(
             pipeline=where.pipeline,
@@ -189,7 +201,7 @@ class IngestPipeline:
             quarantine=where.quarantine,
             work=where.work,
             aws=where.aws,
-            read=checked(replace(self.request.read, schema_ddl=schema)),
+            read=checked(read),
             transform=self.transform,
             partition_by=self.request.partition_by,
         )
@@ -246,12 +258,19 @@ def check(request: IngestRequest, source: SourceLocation) -> Transform | None:
     if (source.is_local or request.queue is None) and source.is_table():  # a queue's source in S3 is never listed
         raise UsageError(f"The source {source} is a table; SOURCE comes first, TABLE second.")
     check_fits(request.cleanup, source.address)
-    csv = request.format == "csv"
-    if not csv and (request.delimiter is not None or not request.header):
-        raise UsageError(f"--delimiter and --no-header are for --format csv, and the format is {request.format}.")
-    any_schema = "" if request.format == "text" else _ANY_SCHEMA
-    checked(replace(request.read, schema_ddl=request.schema or any_schema))
+    if request.format is not None:
+        _check_csv(request, request.format)
+        any_schema = "" if request.format == "text" else _ANY_SCHEMA
+        read = request.read(request.format)
+        checked(replace(read, schema_ddl=read.schema_ddl or any_schema))
+    elif request.schema is not None:
+        canonical_ddl(request.schema)
     return _load_transform(request.transform) if request.transform is not None else None
+
+
+def _check_csv(request: IngestRequest, format_name: str) -> None:
+    if format_name != "csv" and (request.delimiter is not None or not request.header):
+        raise UsageError(f"--delimiter and --no-header are for --format csv, and the format is {format_name}.")
 
 
 def _announcing(request: IngestRequest) -> Settings:

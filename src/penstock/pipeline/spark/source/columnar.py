@@ -191,4 +191,15 @@ def _table(batch: pa.RecordBatch) -> pa.Table:
     return pa.Table.from_batches([batch])
 
 
+def schema_of(reader: ObjectReader, format_name: str) -> pa.Schema:
+    """Return the schema of an object, as Arrow names its types. Raises the store's `ObjectError`."""
+    content = Content(reader)
+    try:
+        schema = OPENERS[format_name](content).schema
+        reader.verify()
+        return schema
+    except (pa.ArrowException, OSError) as error:
+        raise content.explained(error, format_name=format_name) from error
+
+
 OPENERS: dict[str, Callable[[Content], OpenFile]] = {"parquet": _open_parquet, "orc": _open_orc}

@@ -31,8 +31,18 @@ import pyarrow.compute as pc
 from penstock.errors import ObjectUnreadable
 from penstock.events.objects import QuarantineReason
 from penstock.pipeline.spark.source.blocks import BadLine, Decoded, Flags, to_moments
-from penstock.pipeline.spark.source.ddl import TIMESTAMP_NTZ, type_text
+from penstock.pipeline.spark.source.ddl import TIMESTAMP, TIMESTAMP_NTZ, type_text
 
+_DIGITS_MAX = 38
+_DIGITS_OF_INTEGERS = {8: 3, 16: 5, 32: 10, 64: 19}
+_STORED_AS = {
+    **{kind: kind for kind in (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.bool_())},
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.uint64(): pa.decimal128(20, 0),
+    pa.float16(): pa.float32(),
+}
 _NAMES_SHOWN = 5
 _VALUE_CHARS_SHOWN = 60
 _NARROWING = 8  # parts into which a refused column is cut
@@ -71,7 +81,7 @@ class Fitter:
         """Return the rows that fit, numbered from ``first``, and the others as bad ones."""
         count = rows.num_rows
         columns: list[pa.Array] = []
-        misfits: dict[int, str] = {}  # row -> the first column that does not fit
+        misfits: dict[int, tuple[QuarantineReason, str]] = {}  # by row; for the first column that does not fit
         for field, place in zip(self._declared, self._places, strict=True):
             if place is None:
                 columns.append(pa.nulls(count, field.type))
@@ -93,9 +103,9 @@ class Fitter:
             bad=tuple(
                 BadLine(
                     start=first + row,
-                    raw=as_json(rows.slice(row, 1).to_pylist()[0]).encode(),
-                    reason=QuarantineReason.WRONG_TYPE,
-                    detail=misfits[row],
+                    raw=as_json({name: _python(rows.column(name)[row]) for name in rows.column_names}).encode(),
+                    reason=misfits[row][0],
+                    detail=misfits[row][1],
                 )
                 for row in sorted(misfits)
             ),
@@ -113,7 +123,7 @@ def place_of(name: str, names: Sequence[str]) -> int | None:
 def fit(values: pa.Array, kind: pa.DataType) -> Fitted:
     """Convert values to the type. Those that do not fit become null and are flagged."""
     values = _plain(values)
-    if values.type == kind:
+    if values.type == kind and not _holds_text(kind):
         return Fitted(values=values)
     if pa.types.is_list(kind):
         return _fit_list(values, kind)
@@ -127,6 +137,68 @@ def fit(values: pa.Array, kind: pa.DataType) -> Fitted:
     return _narrowed(values, kind, convert)
 
 
+def storable(kind: pa.DataType) -> pa.DataType:
+    """Return the declared type that holds all values of a type that objects may have; string if there is no other."""
+    types = pa.types
+    if types.is_dictionary(kind):
+        return storable(kind.value_type)
+    if isinstance(kind, pa.BaseExtensionType):
+        return storable(kind.storage_type)
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return pa.list_(pa.field("element", storable(kind.value_type)))
+    if types.is_map(kind):
+        return pa.map_(storable(kind.key_type), storable(kind.item_type))
+    if types.is_struct(kind):
+        return pa.struct([field.with_type(storable(field.type)).with_nullable(True) for field in kind])
+    if types.is_timestamp(kind):
+        return TIMESTAMP_NTZ if kind.tz is None else TIMESTAMP
+    if types.is_date(kind):
+        return pa.date32()
+    if types.is_decimal(kind):
+        fits = kind.precision <= _DIGITS_MAX and 0 <= kind.scale <= kind.precision
+        return pa.decimal128(kind.precision, kind.scale) if fits else pa.string()
+    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
+        return pa.binary()
+    return _STORED_AS.get(kind, pa.string())
+
+
+def wider(one: pa.DataType, other: pa.DataType) -> pa.DataType:
+    """Return the narrowest declared type that holds the values of both; string if there is no other."""
+    types = pa.types
+    if one == other:
+        return one
+    if types.is_integer(one) and types.is_integer(other):
+        return max(one, other, key=lambda kind: kind.bit_width)
+    numbers = [kind for kind in (one, other) if types.is_integer(kind) or types.is_floating(kind)]
+    if len(numbers) == 2:
+        return pa.float64()
+    decimals = [_as_decimal(kind) for kind in (one, other) if types.is_decimal(kind) or types.is_integer(kind)]
+    if len(decimals) == 2:
+        scale = max(kind.scale for kind in decimals)
+        precision = max(kind.precision - kind.scale for kind in decimals) + scale
+        return pa.decimal128(precision, scale) if precision <= _DIGITS_MAX else pa.string()
+    moments = [kind for kind in (one, other) if types.is_timestamp(kind) or types.is_date(kind)]
+    if len(moments) == 2:
+        return TIMESTAMP if TIMESTAMP in moments else TIMESTAMP_NTZ
+    if types.is_list(one) and types.is_list(other):
+        return pa.list_(pa.field("element", wider(one.value_type, other.value_type)))
+    if types.is_struct(one) and types.is_struct(other):
+        return _wider_struct(one, other)
+    return pa.string()
+
+
+def _as_decimal(kind: pa.DataType) -> pa.DataType:
+    return kind if pa.types.is_decimal(kind) else pa.decimal128(_DIGITS_OF_INTEGERS[kind.bit_width], 0)
+
+
+def _wider_struct(one: pa.DataType, other: pa.DataType) -> pa.DataType:
+    fields = {field.name.lower(): field for field in one}
+    for field in other:
+        known = fields.get(field.name.lower())
+        fields[field.name.lower()] = field if known is None else known.with_type(wider(known.type, field.type))
+    return pa.struct(list(fields.values()))
+
+
 def as_json(value: Any) -> str:
     """Return a value as JSON text for a person or a string column; what JSON lacks (bytes, times) as text."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_as_text)
@@ -136,16 +208,21 @@ def _as_text(value: Any) -> str:
     return value.decode("utf-8", errors="backslashreplace") if isinstance(value, bytes) else str(value)
 
 
-def _misfit(field: pa.Field, value: pa.Scalar) -> str:
-    shown = as_json(_py(value))
+def _misfit(field: pa.Field, value: pa.Scalar) -> tuple[QuarantineReason, str]:
+    shown = as_json(_python(value))
     if len(shown) > _VALUE_CHARS_SHOWN:
         shown = shown[:_VALUE_CHARS_SHOWN] + "..."
-    return f"field {field.name}: {shown} is not {type_text(field.type)}"
+    if pa.types.is_string(field.type):
+        return QuarantineReason.INVALID_UTF8, f"field {field.name}: {shown}"
+    return QuarantineReason.WRONG_TYPE, f"field {field.name}: {shown} is not {type_text(field.type)}"
 
 
-def _py(value: pa.Scalar) -> Any:
+def _python(value: pa.Scalar) -> Any:
+    """Return the value for `as_json`, whatever a damaged object holds."""
     try:
         return value.as_py()
+    except UnicodeDecodeError:
+        return value.cast(pa.binary()).as_py() if pa.types.is_string(value.type) else "not UTF-8"
     except (ValueError, OverflowError):  # a time that Python's datetime does not have
         return str(value)
 
@@ -234,7 +311,17 @@ def _microseconds(values: pa.Array) -> pa.Array:
     return pc.floor_temporal(values, unit="microsecond").cast(kind, safe=True)
 
 
+def _holds_text(kind: pa.DataType) -> bool:
+    """Return True if the type contains strings, which Arrow's readers do not check."""
+    if pa.types.is_nested(kind):
+        return any(_holds_text(kind.field(index).type) for index in range(kind.num_fields))
+    return bool(pa.types.is_string(kind))
+
+
 def _to_text(values: pa.Array) -> pa.Array:
+    if pa.types.is_string(values.type):
+        values.validate(full=True)  # raises `ArrowInvalid` for text that is not UTF-8
+        return values
     if pa.types.is_nested(values.type):
         return pa.array([None if value is None else as_json(value) for value in values.to_pylist()], pa.string())
     return values.cast(pa.string())

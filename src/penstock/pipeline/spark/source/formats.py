@@ -4,13 +4,15 @@ A format cuts an object into units: lines, row groups, stripes, or the whole obj
 range and owns the units that begin in it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from penstock.errors import UsageError
+from penstock.objects.reference import ObjectRef
 from penstock.pipeline.spark.source.ddl import OFFSET, ROW
+from penstock.pipeline.spark.source.inflate import plain_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,16 +23,38 @@ class Format:
     is_lines: bool = True  # otherwise, compressed objects are not inflated
     can_be_cut: bool = True  # False: an object is one unit
     inflation: int = 1  # cost of one stored byte, in bytes of plain lines
-    has_names: bool = True  # an object names its columns
+    suffixes: tuple[bytes, ...]  # names of objects end so, before the suffix of a compression
 
 
 FORMATS: Mapping[str, Format] = {
-    "jsonl": Format(),
-    "csv": Format(),
-    "text": Format(has_names=False),
-    "parquet": Format(position=ROW, is_lines=False, inflation=4),
-    "orc": Format(position=ROW, is_lines=False, inflation=4),
+    "jsonl": Format(suffixes=(b".jsonl", b".ndjson", b".json")),
+    "csv": Format(suffixes=(b".csv", b".tsv")),
+    "text": Format(suffixes=(b".txt", b".log")),
+    "parquet": Format(suffixes=(b".parquet", b".parq"), position=ROW, is_lines=False, inflation=4),
+    "orc": Format(suffixes=(b".orc",), position=ROW, is_lines=False, inflation=4),
 }
+DEFAULT_FORMAT = "jsonl"
+
+
+def format_by_names(objects: Iterable[ObjectRef], *, source: str) -> str:
+    """Return the format that the names of objects tell, else the default. Raises `UsageError` if they differ."""
+    found: dict[str, ObjectRef] = {}
+    for ref in objects:
+        name = _by_name(ref.key_bytes)
+        if name is not None:
+            found.setdefault(name, ref)
+    if len(found) > 1:
+        (one, first), (other, second), *_ = found.items()
+        raise UsageError(
+            f"The source {source} has objects of several formats, such as {first.uri} ({one}) and {second.uri} "
+            f"({other}): ingest each from a folder of its own, or name the format of all (--format)."
+        )
+    return next(iter(found), DEFAULT_FORMAT)
+
+
+def _by_name(key: bytes) -> str | None:
+    name = plain_name(key)
+    return next((each for each, kind in FORMATS.items() if name.endswith(kind.suffixes)), None)
 
 
 def format_of(name: str) -> Format:

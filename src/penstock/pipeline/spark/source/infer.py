@@ -16,6 +16,7 @@ import pyarrow as pa
 from penstock.errors import ObjectError, UsageError
 from penstock.objects.reference import ObjectRef
 from penstock.objects.store import ObjectStore
+from penstock.pipeline.spark.source.columnar import schema_of
 from penstock.pipeline.spark.source.contents import LineChunk
 from penstock.pipeline.spark.source.csv_lines import (
     FALSE_TEXTS,
@@ -27,7 +28,9 @@ from penstock.pipeline.spark.source.csv_lines import (
     split,
 )
 from penstock.pipeline.spark.source.csv_records import header_names, read_parts
-from penstock.pipeline.spark.source.ddl import PROVENANCE, TIMESTAMP, format_ddl
+from penstock.pipeline.spark.source.ddl import PROVENANCE, TIMESTAMP, format_ddl, type_text
+from penstock.pipeline.spark.source.fit import storable, wider
+from penstock.pipeline.spark.source.formats import format_of
 from penstock.pipeline.spark.source.inflate import codec_of
 from penstock.pipeline.spark.source.jsonl_lines import Classifier
 from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions, checked
@@ -62,8 +65,7 @@ _FAMILIES = (
 def samples(objects: Sequence[ObjectRef], store: ObjectStore, options: ReadOptions) -> Iterator[Sample]:
     """Yield names and values from the first lines of some objects, spread evenly over all of them."""
     options = ReadOptions(format=options.format, csv=options.csv, block_bytes=_BYTES_MAX, inflated_bytes_verified_max=0)
-    step = max(1, len(objects) // _OBJECTS_MAX)
-    for ref in islice(objects[::step], _OBJECTS_MAX):
+    for ref in _spread(objects):
         try:
             parts = _first_parts(ref, store, options)
             names = header_names(parts[0].header, options.csv, ref.uri) if parts else []
@@ -100,6 +102,8 @@ def infer_schema(objects: Sequence[ObjectRef], store: ObjectStore, options: Read
     options = options or ReadOptions()
     if options.format == "text":
         return Inferred(ddl=checked(options).schema_ddl, notes=())
+    if not format_of(options.format).is_lines:
+        return _from_footers(objects, store, options.format)
     root = _Votes()
     for value in samples(objects, store, options):
         _vote(root, value, depth=0)
@@ -114,6 +118,43 @@ def infer_schema(objects: Sequence[ObjectRef], store: ObjectStore, options: Read
             "(--schema), or look at the files."
         )
     return Inferred(ddl=format_ddl(pa.schema(list(kind))), notes=tuple(notes[:_NOTES_MAX]))
+
+
+def _spread(objects: Sequence[ObjectRef]) -> Iterator[ObjectRef]:
+    """Yield some objects, spread evenly over all of them."""
+    step = max(1, len(objects) // _OBJECTS_MAX)
+    return islice(objects[::step], _OBJECTS_MAX)
+
+
+def _from_footers(objects: Sequence[ObjectRef], store: ObjectStore, format_name: str) -> Inferred:
+    """Return the columns of objects that have a schema of their own, in the order of their first appearance.
+
+    If objects disagree about a column, it gets the type that holds the values of all, in the end a string.
+    """
+    columns: dict[str, pa.Field] = {}
+    notes: list[str] = []
+    for ref in _spread(objects):
+        try:
+            with store.open(ref) as reader:
+                found = schema_of(reader, format_name) if ref.size_bytes else pa.schema([])
+        except ObjectError:
+            continue  # the read itself will fail on it and report it
+        for one in found:
+            if _is_no_column(one.name, depth=0):
+                notes.append(f"{one.name!r}: left out, since no column can have this name")
+                continue
+            known = columns.get(one.name.lower())
+            kind = storable(one.type)
+            if known is not None and known.type != kind:
+                notes.append(f"{one.name}: {type_text(known.type)} and {type_text(kind)} in the sample")
+                kind = wider(known.type, kind)
+            columns[one.name.lower()] = pa.field(known.name if known is not None else one.name, kind)
+    if not columns:
+        raise UsageError(
+            f"No object of the sample ({objects[0].uri if objects else 'it is empty'}, ...) can be read as "
+            f"{format_name} with a column: give the schema (--schema), or look at the files."
+        )
+    return Inferred(ddl=format_ddl(pa.schema(list(columns.values()))), notes=tuple(notes[:_NOTES_MAX]))
 
 
 def _first_parts(ref: ObjectRef, store: ObjectStore, options: ReadOptions) -> list[LineChunk]:
