@@ -120,9 +120,9 @@ class Ledger:
         """Return all pipelines by id."""
         return self._pipelines.all()
 
-    def remember_source_schema(self, pipeline: str, ddl: str) -> str:
-        """Record the schema of the source unless one is recorded, and return the recorded one."""
-        return self._pipelines.remember_source_schema(pipeline, ddl)
+    def remember_source_schema(self, pipeline: str, ddl: str, options: str | None = None) -> PipelineRow:
+        """Record the schema of the source, and how it is read, unless a schema is recorded; return what is recorded."""
+        return self._pipelines.remember_source_schema(pipeline, ddl, options)
 
     def declare_source_schema(self, pipeline: str, ddl: str) -> None:
         """Record the schema of the source, replacing an earlier one."""

@@ -159,6 +159,7 @@ class PipelineRow:
     schema_id: int
     table_schema: str | None  # JSON of the sink's schema
     source_schema: str | None  # DDL, declared or inferred
+    source_options: str | None = None  # JSON: how the objects are read, if that was inferred
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -154,6 +154,7 @@ def pipeline_row(row: AnyRow) -> PipelineRow:
         schema_id=row.schema_id,
         table_schema=row.table_schema,
         source_schema=row.source_schema,
+        source_options=row.source_options,
     )
 
 

@@ -65,6 +65,7 @@ pipelines = Table(
     Column("next_seq", BigInteger, nullable=False),
     Column("schema_id", Integer, nullable=False),  # 0: no table schema yet
     Column("source_schema", LONG_TEXT),
+    Column("source_options", LONG_TEXT),  # JSON: how the objects are read
 )
 
 table_schemas = Table(  # every schema a pipeline's table has had; a batch refers to its schema by number

@@ -31,7 +31,7 @@ from penstock.pipeline.spark.session import session_is_there
 from penstock.pipeline.spark.source.datasource import canonical_ddl
 from penstock.pipeline.spark.source.formats import format_by_names
 from penstock.pipeline.spark.source.infer import infer_schema
-from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions, checked
+from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions, as_text, checked, from_text
 from penstock.worker.consumer import Gates
 from penstock.worker.worker import Worker
 
@@ -61,7 +61,9 @@ class IngestRequest:
 
     def read(self, format_name: str) -> ReadOptions:
         """Return how files are read; the schema is empty if none was given."""
-        csv = CsvOptions(header=self.header, **({"delimiter": self.delimiter} if self.delimiter is not None else {}))
+        csv = CsvOptions(header=self.header)
+        if self.delimiter is not None:
+            csv = replace(csv, delimiter=self.delimiter)
         return ReadOptions(
             schema_ddl=self.schema or "",
             format=format_name,
@@ -94,8 +96,7 @@ class IngestPipeline:
         Format and schema that are not given are inferred from ``sample``. ``spark``: as for
         `penstock.operations.ingest.ingest`.
         """
-        read = self.request.read(self._find_format(sample))
-        blueprint = self._blueprint(replace(read, schema_ddl=self._find_schema(sample, read)))
+        blueprint = self._blueprint(self._find_reading(sample))
         blueprint.check_columns()
         tools, state, settings = self.tools, self.state, self.request.settings
         own = Spark(
@@ -167,30 +168,41 @@ class IngestPipeline:
 
     def needs_sample(self) -> bool:
         """Return True if the format or the schema is unknown without a sample."""
-        if self.request.format is None:
-            return True
-        row = self.state.ledger.ensure_pipeline(self.where.pipeline)
-        return self.request.schema is None and row.source_schema is None and self.request.format != "text"
+        return self._known_reading() is None
 
-    def _find_format(self, sample: Sequence[ObjectRef]) -> str:
-        """Return the given format, else the one that names tell. Raises `UsageError` if it does not fit the options."""
-        if self.request.format is not None:
-            return self.request.format
-        found = format_by_names(sample, source=self.source.address)
-        _check_csv(self.request, found)
-        return found
-
-    def _find_schema(self, sample: Sequence[ObjectRef], read: ReadOptions) -> str:
-        """Return the given schema, else the remembered one, else infer, report and remember one."""
-        ledger, pipeline = self.state.ledger, self.where.pipeline
-        if self.request.schema is not None:
-            return canonical_ddl(self.request.schema)
-        known = ledger.ensure_pipeline(pipeline).source_schema
+    def _find_reading(self, sample: Sequence[ObjectRef]) -> ReadOptions:
+        """Return how objects are read: as given, else as remembered, else infer, report and remember it."""
+        known = self._known_reading()
         if known is not None:
             return known
-        inferred = infer_schema(sample, self.source.store, read)
+        request, ledger, pipeline = self.request, self.state.ledger, self.where.pipeline
+        format_name = request.format or format_by_names(sample, source=self.source.address)
+        _check_csv(request, format_name)
+        given = request.read(format_name)
+        if given.schema_ddl or format_name == "text":
+            return given
+        inferred = infer_schema(sample, self.source.store, given, delimiter_given=request.delimiter is not None)
         self.tools.bus.emit(SchemaInferred(pipeline=pipeline, schema=inferred.ddl, notes=inferred.notes))
-        return ledger.remember_source_schema(pipeline, inferred.ddl)
+        ledger.remember_source_schema(pipeline, inferred.ddl, as_text(inferred.options))
+        remembered = self._known_reading()
+        assert remembered is not None, "it was remembered just now"
+        return remembered
+
+    def _known_reading(self) -> ReadOptions | None:
+        """Return how objects are read if that is given or remembered; None if it has to be inferred."""
+        request = self.request
+        row = self.state.ledger.ensure_pipeline(self.where.pipeline)
+        remembered = from_text(row.source_options) if row.source_options is not None else None
+        format_name = request.format or (remembered.format if remembered is not None else None)
+        if format_name is None:
+            return None
+        read = request.read(format_name)
+        if remembered is not None and remembered.format == format_name:
+            read = replace(read, csv=_with_given(remembered.csv, request))
+        ddl = canonical_ddl(request.schema) if request.schema is not None else row.source_schema
+        if ddl is None and format_name != "text":
+            return None
+        return replace(read, schema_ddl=ddl or "")
 
     def _blueprint(self, read: ReadOptions) -> PipelineBlueprint:
         where, settings = self.where, self.request.settings
@@ -271,6 +283,13 @@ def check(request: IngestRequest, source: SourceLocation) -> Transform | None:
 def _check_csv(request: IngestRequest, format_name: str) -> None:
     if format_name != "csv" and (request.delimiter is not None or not request.header):
         raise UsageError(f"--delimiter and --no-header are for --format csv, and the format is {format_name}.")
+
+
+def _with_given(csv: CsvOptions, request: IngestRequest) -> CsvOptions:
+    """Return a remembered dialect, changed as the request wants."""
+    if request.delimiter is not None:
+        csv = replace(csv, delimiter=request.delimiter)
+    return csv if request.header else replace(csv, header=False, unnamed_first=False)
 
 
 def _announcing(request: IngestRequest) -> Settings:

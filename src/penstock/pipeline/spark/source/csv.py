@@ -11,12 +11,14 @@ end; a lone carriage return ends a row. So a block is parsed whole only if
 - it is UTF-8;
 - Arrow returns exactly one row per line, and no number overflowed its type.
 
-An empty quoted string is NULL in columns other than strings, and an empty string in string columns. Arrow has one rule
-for all columns, so a block that may have such a field is read twice: once for the strings, once for the others.
+An empty quoted string is NULL in columns other than strings, and an empty string in string columns; a null mark such as
+NA is text in string columns. Arrow has one rule for all columns, so a block that may have such a field is read twice:
+once for the strings, once for the others.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -51,6 +53,14 @@ from penstock.pipeline.spark.source.options import CsvOptions
 _HEXADECIMAL = (b"0x", b"0X")
 
 
+class _Reading(NamedTuple):
+    """One pass over a block for some columns: their types by place, and the texts that are NULL in them."""
+
+    kinds: Mapping[int, pa.DataType]
+    nulls: Sequence[str]
+    quoted_nulls: bool = False  # these texts are NULL also when quoted
+
+
 class CsvDecoder:
     """A `Decoder` and `LineFormat` for CSV under one header. At least one column has a place."""
 
@@ -73,7 +83,10 @@ class CsvDecoder:
         self._strings = {index: kind for index, kind in self._kinds.items() if index in strings}
         self._others = {index: kind for index, kind in self._kinds.items() if index not in strings}
         self._integers = {index: pa.string() for index, kind in self._kinds.items() if pa.types.is_integer(kind)}
-        self._quoted_nulls = [f"{csv.quote}{text}{csv.quote}".encode() for text in null_texts(csv) if csv.quote]
+        self._nulls = {in_strings: null_texts(csv, in_strings=in_strings) for in_strings in (True, False)}
+        self._quoted_nulls = [f"{csv.quote}{text}{csv.quote}".encode() for text in self._nulls[False] if csv.quote]
+        self._marks = [start + mark.encode() for mark in csv.null_marks for start in (csv.delimiter.encode(), b"\n")]
+        self._mark_at_start = tuple(mark.encode() for mark in csv.null_marks)
         self._parse_options = pcsv.ParseOptions(
             delimiter=csv.delimiter,
             quote_char=csv.quote or False,
@@ -107,9 +120,14 @@ class CsvDecoder:
     def parse(self, block: bytes, rows: int, *, verified: bool) -> pa.Table | Exception:
         if rows == 0:
             return self.schema.empty_table()
-        if self._others and any(null in block for null in self._quoted_nulls):
-            return self._parse(block, rows, (self._strings, False), (self._others, True), verified=verified)
-        return self._parse(block, rows, (self._kinds, False), verified=verified)
+        quoted_nulls = any(null in block for null in self._quoted_nulls)
+        if not self._others or not (quoted_nulls or self._may_have_marks(block)):
+            return self._parse(block, rows, _Reading(self._kinds, self._nulls[True]), verified=verified)
+        others = _Reading(self._others, self._nulls[False], quoted_nulls=quoted_nulls)
+        return self._parse(block, rows, _Reading(self._strings, self._nulls[True]), others, verified=verified)
+
+    def _may_have_marks(self, block: bytes) -> bool:
+        return block.startswith(self._mark_at_start) or any(mark in block for mark in self._marks)
 
     def explain(self, refused: Exception) -> tuple[QuarantineReason, str]:
         text = str(refused).splitlines()[0]
@@ -123,6 +141,8 @@ class CsvDecoder:
         blank = np.zeros(256, dtype=np.bool_)
         blank[[NEWLINE, RETURN, *blanks(self._csv)]] = True
         shaped: Flags = ~(blank[data[lines.starts]] & blank[data[lines.ends - 1]])
+        if self._csv.comment:
+            shaped &= data[lines.starts] != ord(self._csv.comment)
         if b"\r" in block:
             returns = np.flatnonzero(data == RETURN)
             alone = returns[data[returns + 1] != NEWLINE]
@@ -131,14 +151,11 @@ class CsvDecoder:
             shaped &= ~oddly_quoted(data, lines, self._csv)
         return shaped
 
-    def _parse(
-        self, block: bytes, rows: int, *readings: tuple[Mapping[int, pa.DataType], bool], verified: bool
-    ) -> pa.Table | Exception:
-        """Parse the block. Each of ``readings``: types by place, and whether quoted null texts are NULL."""
+    def _parse(self, block: bytes, rows: int, *readings: "_Reading", verified: bool) -> pa.Table | Exception:
         try:
             columns: dict[int, pa.ChunkedArray] = {}
-            for kinds, quoted_nulls in readings:
-                columns |= self._read(block, kinds, quoted_nulls=quoted_nulls) if kinds else {}
+            for reading in readings:
+                columns |= self._read(block, reading) if reading.kinds else {}
             if any(len(column) != rows for column in columns.values()):
                 return ValueError("not one row")
             self._refuse_hexadecimal(block)
@@ -146,9 +163,8 @@ class CsvDecoder:
         except pa.ArrowException as refused:
             return refused
 
-    def _read(
-        self, block: bytes, kinds: Mapping[int, pa.DataType], *, quoted_nulls: bool
-    ) -> Mapping[int, pa.ChunkedArray]:
+    def _read(self, block: bytes, reading: "_Reading") -> Mapping[int, pa.ChunkedArray]:
+        kinds = reading.kinds
         if block.startswith(BOM):
             block = b"\n" + block  # here it is data, but Arrow would drop it as a byte order mark
         table = pcsv.read_csv(
@@ -163,11 +179,11 @@ class CsvDecoder:
                 check_utf8=False,  # already checked
                 column_types={str(index): kind for index, kind in kinds.items()},
                 include_columns=[str(index) for index in kinds],
-                null_values=null_texts(self._csv),
+                null_values=reading.nulls,
                 true_values=TRUE_TEXTS,
                 false_values=FALSE_TEXTS,
                 strings_can_be_null=True,
-                quoted_strings_can_be_null=quoted_nulls,
+                quoted_strings_can_be_null=reading.quoted_nulls,
             ),
         )
         columns = dict(zip(kinds, table.columns, strict=True))
@@ -179,7 +195,8 @@ class CsvDecoder:
         """Raise for hexadecimal numbers: Arrow accepts 0xff, and reads it as -1 in a tinyint (measured)."""
         if not self._integers or not any(spelling in block for spelling in _HEXADECIMAL):
             return
-        for column in self._read(block, self._integers, quoted_nulls=True).values():
+        texts = _Reading(self._integers, self._nulls[False], quoted_nulls=True)
+        for column in self._read(block, texts).values():
             if pc.any(pc.match_substring(column, "x", ignore_case=True)).as_py():
                 raise pa.ArrowInvalid("a hexadecimal number")
 

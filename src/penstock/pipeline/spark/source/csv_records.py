@@ -12,12 +12,13 @@ object in order; if an assumption was wrong, it has the object read again, cut a
 
 Headers: the first non-blank line names the columns of all lines after it. A piece that does not begin at the object's
 first byte reads the header separately. Names are compared without case and surrounding blanks. A column that the header
-does not name is NULL, and a name that is not a column is ignored. A header that names no column at all, or names one
-twice, makes the object unreadable: its rows would be made up.
+does not name is NULL, and a name that is not a column is ignored. A header that names no column at all makes the object
+unreadable: its rows would be made up.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import numpy.typing as npt
@@ -183,7 +184,7 @@ def read_parts(reader: ObjectReader, piece: Piece, options: ReadOptions) -> Iter
     """
     if options.format != "csv":
         return read_lines(reader, piece, options)
-    parts = _with_header(reader, piece, options) if options.csv.header else read_lines(reader, piece, options)
+    parts = _without_preamble(reader, piece, options)
     if not options.csv.quote:
         return parts
     compressed = codec_of(reader.ref) is not None
@@ -203,9 +204,6 @@ def layout_of(header: bytes, schema: pa.Schema, csv: CsvOptions, uri: str) -> La
     names = header_names(header, csv, uri)
     folded = [name.lower() for name in names]
     wanted = [field.name.strip().lower() for field in schema]
-    for name in wanted:
-        if folded.count(name) > 1:
-            raise ObjectUnreadable(f"{uri} has a header that names the column {name!r} twice")
     indexes = tuple(folded.index(name) if name in folded else None for name in wanted)
     if indexes.count(None) == len(indexes):
         shown = ", ".join(repr(name) for name in names[:_NAMES_SHOWN])
@@ -217,13 +215,31 @@ def layout_of(header: bytes, schema: pa.Schema, csv: CsvOptions, uri: str) -> La
 
 
 def header_names(header: bytes, csv: CsvOptions, uri: str) -> list[str]:
-    """Return the names as written, without surrounding blanks. Raises `ObjectUnreadable`."""
+    """Return the names of the columns, without surrounding blanks. Raises `ObjectUnreadable`.
+
+    A column without a name is called as Spark does, such as _c0; of equal names, the second is NAME_2 and so on.
+    """
     try:
-        return [field.text.strip() for field in split(header.decode(), csv)]
+        found = [field.text.strip() for field in split(header.decode(), csv)]
     except UnicodeDecodeError as error:
         raise ObjectUnreadable(f"{uri} has a header that is not UTF-8, at byte {error.start}") from error
     except Misquoted as error:
         raise ObjectUnreadable(f"{uri} has a header with {error}") from error
+    if csv.unnamed_first:
+        found.insert(0, "")
+    names: list[str] = []
+    known: set[str] = set()
+    for number, name in enumerate(found):
+        plain = name or f"_c{number}"
+        unique = next(each for each in _numbered(plain) if each.lower() not in known)
+        known.add(unique.lower())
+        names.append(unique)
+    return names
+
+
+def _numbered(name: str) -> Iterator[str]:
+    yield name
+    yield from (f"{name}_{number}" for number in count(2))
 
 
 def _slice(part: LineChunk, start: int, end: int) -> LineChunk:
@@ -345,52 +361,72 @@ class _Quoting:
         return -1
 
 
-def _with_header(reader: ObjectReader, piece: Piece, options: ReadOptions) -> Iterator[LineChunk]:
+def _without_preamble(reader: ObjectReader, piece: Piece, options: ReadOptions) -> Iterator[LineChunk]:
+    """Yield the lines after the header and the skipped lines, with the header attached."""
+    csv = options.csv
+    if not csv.header and not csv.skip_lines:
+        return read_lines(reader, piece, options)
     if piece.start == 0 or codec_of(reader.ref) is not None:
-        return _behind_header(read_lines(reader, piece, options), options.csv, reader.ref.uri)
-    header, end = _header_apart(reader, options.csv)
+        return _behind_preamble(read_lines(reader, piece, options), csv, reader.ref.uri)
+    header, end = _preamble_apart(reader, csv)
     rest = Piece(object=piece.object, start=min(max(piece.start, end), piece.stop), stop=piece.stop)
     return (replace(part, header=header) for part in read_lines(reader, rest, options))
 
 
-def _behind_header(parts: Iterator[LineChunk], csv: CsvOptions, uri: str) -> Iterator[LineChunk]:
-    before = 0  # of blank lines before the header
+def _behind_preamble(parts: Iterator[LineChunk], csv: CsvOptions, uri: str) -> Iterator[LineChunk]:
+    preamble = _Preamble(csv)
+    before = 0  # bytes of skipped and blank lines before the header
     for part in parts:
-        span = _header_span(part.lines, csv)
-        if (before + span[1] if span else before) > _HEADER_BYTES_MAX:
+        end = preamble.end(part.lines)
+        before += len(part.lines) if end is None else end
+        if before > _HEADER_BYTES_MAX:
             raise _no_header(uri)
-        if span is None:
-            before += len(part.lines)
+        if end is None:
             continue
-        start, end = span
-        header = part.lines[start:end].removesuffix(b"\n").removesuffix(b"\r")
+        header = preamble.header
         yield LineChunk(lines=part.lines[end:], offset=part.offset + end, header=header)
         yield from (replace(later, header=header) for later in parts)
 
 
-def _header_apart(reader: ObjectReader, csv: CsvOptions) -> tuple[bytes, int]:
+def _preamble_apart(reader: ObjectReader, csv: CsvOptions) -> tuple[bytes, int]:
     """Return the header of a plain object and the offset of the line after it."""
     data = reader.pread(0, _FIRST_READ_BYTES)
     mark = len(BOM) if data.startswith(BOM) else 0
-    while (span := _header_span(data[mark:], csv)) is None:
+    while True:
+        preamble = _Preamble(csv)
+        end = preamble.end(data[mark:])
+        if end is not None:
+            return preamble.header, mark + end
         if len(data) > _HEADER_BYTES_MAX:
             raise _no_header(reader.ref.uri)
         more = reader.pread(len(data), len(data))
         if not more:
             return b"", len(data)  # only blank lines, or a header without any line after it
         data += more
-    start, end = span
-    return data[mark + start : mark + end].removesuffix(b"\n").removesuffix(b"\r"), mark + end
 
 
-def _header_span(lines: bytes, csv: CsvOptions) -> tuple[int, int] | None:
-    """Return the span of the first whole line that is not blank; None if there is none."""
-    start = 0
-    while (newline := lines.find(b"\n", start)) >= 0:
-        if not is_blank(lines[start:newline], csv):
-            return start, newline + 1
-        start = newline + 1
-    return None
+class _Preamble:
+    """The lines before the data: skipped ones, then the header, which is the first line that is not blank."""
+
+    def __init__(self, csv: CsvOptions) -> None:
+        self._csv = csv
+        self._to_skip = csv.skip_lines
+        self.header = b""
+
+    def end(self, lines: bytes) -> int | None:
+        """Return where the data begins in these lines, which continue those given before; None if it does not."""
+        start = 0
+        while self._to_skip or self._csv.header:
+            newline = lines.find(b"\n", start)
+            if newline < 0:
+                return None
+            line, start = lines[start:newline], newline + 1
+            if self._to_skip:
+                self._to_skip -= 1
+            elif not is_blank(line, self._csv):
+                self.header = line.removesuffix(b"\r")
+                break
+        return start
 
 
 def _no_header(uri: str) -> ObjectUnreadable:

@@ -60,6 +60,19 @@ _TOKEN = re.compile(
     r"""\s*(?:(?P<word>\w+)|`(?P<quoted>(?:[^`]|``)+)`|(?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?P<mark>[<>(),:]))""",
 )
 _DEPTH_MAX = 32
+_PLAIN_NAME = re.compile(r"\S(?:.*\S)?")
+
+
+def may_be_column(name: str, *, depth: int = 0) -> bool:
+    """Return True if a column, or a field of a struct at ``depth``, can have this name.
+
+    It cannot have half a surrogate pair, and a column neither blanks at an end nor the name of one the reader adds.
+    """
+    if not name.isascii() and any(0xD800 <= ord(character) <= 0xDFFF for character in name):
+        return False
+    if depth:
+        return True
+    return bool(_PLAIN_NAME.fullmatch(name)) and name.lower() not in {field.name for field in PROVENANCE}
 
 
 def parse_ddl(ddl: str) -> pa.Schema:

@@ -163,15 +163,17 @@ def storable(kind: pa.DataType) -> pa.DataType:
 
 
 def wider(one: pa.DataType, other: pa.DataType) -> pa.DataType:
-    """Return the narrowest declared type that holds the values of both; string if there is no other."""
+    """Return the narrowest declared type for the values of both; string if there is no other.
+
+    Beside fractions of a float, whole numbers and decimals become double, which may round them.
+    """
     types = pa.types
     if one == other:
         return one
     if types.is_integer(one) and types.is_integer(other):
         return max(one, other, key=lambda kind: kind.bit_width)
-    numbers = [kind for kind in (one, other) if types.is_integer(kind) or types.is_floating(kind)]
-    if len(numbers) == 2:
-        return pa.float64()
+    if types.is_floating(one) or types.is_floating(other):
+        return pa.float64() if _is_number(one) and _is_number(other) else pa.string()
     decimals = [_as_decimal(kind) for kind in (one, other) if types.is_decimal(kind) or types.is_integer(kind)]
     if len(decimals) == 2:
         scale = max(kind.scale for kind in decimals)
@@ -185,6 +187,10 @@ def wider(one: pa.DataType, other: pa.DataType) -> pa.DataType:
     if types.is_struct(one) and types.is_struct(other):
         return _wider_struct(one, other)
     return pa.string()
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
 
 
 def _as_decimal(kind: pa.DataType) -> pa.DataType:
@@ -208,13 +214,18 @@ def _as_text(value: Any) -> str:
     return value.decode("utf-8", errors="backslashreplace") if isinstance(value, bytes) else str(value)
 
 
-def _misfit(field: pa.Field, value: pa.Scalar) -> tuple[QuarantineReason, str]:
-    shown = as_json(_python(value))
+def misfit(field: pa.Field, value: Any) -> str:
+    """Return the explanation for a value that does not fit its column."""
+    shown = as_json(value)
     if len(shown) > _VALUE_CHARS_SHOWN:
         shown = shown[:_VALUE_CHARS_SHOWN] + "..."
+    return f"field {field.name}: {shown} is not {type_text(field.type)}"
+
+
+def _misfit(field: pa.Field, value: pa.Scalar) -> tuple[QuarantineReason, str]:
     if pa.types.is_string(field.type):
-        return QuarantineReason.INVALID_UTF8, f"field {field.name}: {shown}"
-    return QuarantineReason.WRONG_TYPE, f"field {field.name}: {shown} is not {type_text(field.type)}"
+        return QuarantineReason.INVALID_UTF8, f"field {field.name}"
+    return QuarantineReason.WRONG_TYPE, misfit(field, _python(value))
 
 
 def _python(value: pa.Scalar) -> Any:
@@ -255,7 +266,7 @@ def _conversion(found: pa.DataType, kind: pa.DataType) -> Convert | None:
         return _to_text
     if types.is_binary(kind):
         return (lambda values: values.cast(kind)) if types.is_string(found) or types.is_binary(found) else None
-    number = types.is_integer(found) or types.is_floating(found) or types.is_decimal(found)
+    number = _is_number(found)
     if types.is_integer(kind):
         return (lambda values: _whole(values, kind)) if number else None
     if types.is_floating(kind):

@@ -1,6 +1,8 @@
 """How to read the objects of a source. Checked once, on the driver."""
 
-from dataclasses import dataclass, replace
+import json
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import pyarrow as pa
 
@@ -21,6 +23,13 @@ class CsvOptions:
     delimiter: str = ","
     quote: str = '"'  # "": nothing is quoted
     null_text: str = ""  # unquoted text that means NULL, in addition to the empty field
+    null_marks: tuple[str, ...] = ()  # further ones in columns other than strings, such as NA
+    comment: str = ""  # lines that begin with this character are skipped
+    skip_lines: int = 0  # before the header or the first row
+    unnamed_first: bool = False  # the header lacks a name for the first column, as R writes row names
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "null_marks", tuple(self.null_marks))  # JSON has lists
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +53,17 @@ class ReadOptions:
         """Return the columns of the rows that the reader yields."""
         declared = parse_ddl(self.schema_ddl)
         return pa.schema([*declared, OBJECT, format_of(self.format).position]) if self.provenance else declared
+
+
+def as_text(options: ReadOptions) -> str:
+    """Return the format and dialect as JSON, to be remembered with an inferred schema."""
+    return json.dumps({"format": options.format, "csv": asdict(options.csv)}, separators=(",", ":"))
+
+
+def from_text(text: str) -> ReadOptions:
+    """Return the options of `as_text`, with defaults for all others."""
+    stored: dict[str, Any] = json.loads(text)
+    return ReadOptions(format=stored["format"], csv=CsvOptions(**stored["csv"]))
 
 
 def checked(options: ReadOptions) -> ReadOptions:
