@@ -9,7 +9,7 @@ from penstock.config import Settings
 from penstock.objects.local_store import LocalStore
 from penstock.operations.ingest.ingest import ingest
 from penstock.operations.ingest.pipeline import IngestRequest
-from penstock.pipeline.spark.session import tasks_at_once
+from penstock.pipeline.spark.session import runtime_of
 from penstock.pipeline.spark.source.options import ReadOptions
 from penstock.pipeline.spark.source.plan import _partitions
 from penstock.worker.shutdown import StopSignal
@@ -34,7 +34,9 @@ def test_records_with_line_breaks_are_one_row_each_wherever_the_file_is_cut(
             rows.append((file.tell(), 2 * number + 1, 'with "quotes", and a comma'))
             file.write(b'%d,"with ""quotes"", and a comma"\n' % (2 * number + 1))
     refs = [LocalStore(source).describe(source / "a.csv")]
-    assert len(_partitions(refs, tasks_at_once(spark), {}, ReadOptions(format="csv"))) >= 4, "it is read in pieces"
+    assert len(_partitions(refs, runtime_of(spark).tasks_at_once(), {}, ReadOptions(format="csv"))) >= 4, (
+        "it is read in pieces"
+    )
     request = IngestRequest(
         source=str(source),
         table=str(tmp_path / "table"),

@@ -24,14 +24,14 @@ _COMMENT = "#"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dialect:
+class FoundDialect:
     """A dialect, and a sentence for each thing about it that may surprise."""
 
     csv: CsvOptions
     notes: tuple[str, ...] = ()
 
 
-def detect(sample: str, given: CsvOptions, *, delimiter_given: bool) -> Dialect:
+def detect(sample: str, given: CsvOptions, *, delimiter_given: bool) -> FoundDialect:
     """Return the dialect of an object that begins with the sample, as far as it is not given."""
     csv, notes = given, []
     text = sample.removeprefix("\ufeff")
@@ -48,7 +48,7 @@ def detect(sample: str, given: CsvOptions, *, delimiter_given: bool) -> Dialect:
     if shape.fields > 1 and delimiter != csv.delimiter:
         csv = replace(csv, delimiter=delimiter)
     if shape.share < _SHARE_MIN or shape.fields < 2:
-        return Dialect(csv=csv, notes=tuple(notes))
+        return FoundDialect(csv=csv, notes=tuple(notes))
     if not csv.skip_lines and 0 < shape.first_line <= _SKIPPED_MAX:
         csv = replace(csv, skip_lines=shape.first_line)
         lines = "line is" if shape.first_line == 1 else f"{shape.first_line} lines are"
@@ -59,11 +59,11 @@ def detect(sample: str, given: CsvOptions, *, delimiter_given: bool) -> Dialect:
     elif csv.header and shape.is_data:
         csv = replace(csv, header=False)
         notes.append("there is no header: the first line has only numbers")
-    return Dialect(csv=csv, notes=tuple(notes))
+    return FoundDialect(csv=csv, notes=tuple(notes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Shape:
+class _RecordShape:
     """The records of a sample under one delimiter."""
 
     fields: int  # of most records
@@ -79,16 +79,16 @@ class _Shape:
         return self.fields > 1, regular, not self.unnamed_first, -self.quotes, self.share, self.fields
 
 
-def _shape(records: Sequence["_Record"], csv: CsvOptions) -> _Shape:
+def _shape(records: Sequence["_Record"], csv: CsvOptions) -> _RecordShape:
     if not records:
-        return _Shape(fields=0, share=0.0, first_line=0, unnamed_first=False, is_data=False, quotes=0)
+        return _RecordShape(fields=0, share=0.0, first_line=0, unnamed_first=False, is_data=False, quotes=0)
     fields, found = Counter(len(record.fields) for record in records).most_common(1)[0]
     first = next(number for number, record in enumerate(records) if len(record.fields) == fields)
     header = records[first - 1].fields if first else ()
     unnamed_first = first > 0 and len(header) == fields - 1 > 0 and not any(map(is_number, header))
     if unnamed_first:
         first -= 1
-    return _Shape(
+    return _RecordShape(
         fields=fields,
         share=(found + unnamed_first) / (len(records) - first),
         first_line=records[first].line,
