@@ -36,7 +36,6 @@ def test_spark_s_other_spellings_of_types_are_accepted() -> None:
         ("m interval", "has type interval"),
         ("m array<interval>", "has type interval"),
         ("m variant", "has type variant"),
-        ("m variant", "has type variant"),
         ("m varchar(3)", "has type varchar"),
         ("id bigint not null", "is NOT NULL"),
         ("a int, A int", "appears twice"),
