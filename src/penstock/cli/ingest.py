@@ -38,7 +38,7 @@ class FormatOptions:
         typer.Option(
             "--format",
             metavar="FORMAT",
-            help="jsonl, csv, text (each also .gz, .bz2, .zst), parquet or orc; default: as the files' names tell.",
+            help="jsonl, json (documents), csv, text, parquet, orc or binary; default: as the files tell.",
         ),
     ] = None
     schema: Annotated[

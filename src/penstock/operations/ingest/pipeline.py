@@ -29,8 +29,8 @@ from penstock.pipeline.spark.declaration import Declaration, Transform
 from penstock.pipeline.spark.runtime import GivenSpark
 from penstock.pipeline.spark.session import has_session
 from penstock.pipeline.spark.source.datasource import canonical_ddl
-from penstock.pipeline.spark.source.formats import format_by_names
-from penstock.pipeline.spark.source.infer import infer_schema
+from penstock.pipeline.spark.source.formats import format_of
+from penstock.pipeline.spark.source.infer import infer_format, infer_schema
 from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions, as_text, checked, from_text
 from penstock.worker.consumer import Gates
 from penstock.worker.worker import Worker
@@ -176,10 +176,10 @@ class IngestPipeline:
         if known is not None:
             return known
         request, ledger, pipeline = self.request, self.state.ledger, self.where.pipeline
-        format_name = request.format or format_by_names(sample, source=self.source.address)
+        format_name = request.format or infer_format(sample, self.source.store, source=self.source.address)
         _check_csv(request, format_name)
         given = request.read(format_name)
-        if given.schema_ddl or format_name == "text":
+        if given.schema_ddl or format_of(format_name).has_own_schema:
             return given
         inferred = infer_schema(sample, self.source.store, given, delimiter_given=request.delimiter is not None)
         self.tools.bus.emit(SchemaInferred(pipeline=pipeline, schema=inferred.ddl, notes=inferred.notes))
@@ -200,7 +200,7 @@ class IngestPipeline:
         if remembered is not None and remembered.format == format_name:
             read = replace(read, csv=_with_given(remembered.csv, request))
         ddl = canonical_ddl(request.schema) if request.schema is not None else row.source_schema
-        if ddl is None and format_name != "text":
+        if ddl is None and not format_of(format_name).has_own_schema:
             return None
         return replace(read, schema_ddl=ddl or "")
 
@@ -272,7 +272,7 @@ def check(request: IngestRequest, source: SourceLocation) -> Transform | None:
     check_fits(request.cleanup, source.address)
     if request.format is not None:
         _check_csv(request, request.format)
-        any_schema = "" if request.format == "text" else _ANY_SCHEMA
+        any_schema = "" if format_of(request.format).has_own_schema else _ANY_SCHEMA
         read = request.read(request.format)
         checked(replace(read, schema_ddl=read.schema_ddl or any_schema))
     elif request.schema is not None:

@@ -11,8 +11,8 @@ as in Spark. Arrow's casts want one spelling for the whole column and refuse the
 """
 
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -65,6 +65,15 @@ class Decoded:
     rows: pa.Table
     starts: Positions
     bad: tuple[BadLine, ...]
+
+    def moved(self, move: Callable[[Positions], Positions]) -> "Decoded":
+        """Return the same with other positions."""
+        bad = move(np.array([line.start for line in self.bad], dtype=np.int64)).tolist()
+        return replace(
+            self,
+            starts=move(self.starts),
+            bad=tuple(replace(line, start=start) for line, start in zip(self.bad, bad, strict=True)),
+        )
 
 
 class Decoder(Protocol):

@@ -85,6 +85,32 @@ def read_lines(reader: ObjectReader, piece: Piece, options: ReadOptions) -> Iter
     return _whole_lines(verified, start, options.line_bytes_max, uri)
 
 
+def whole(reader: ObjectReader, options: ReadOptions, *, inflated: bool = True) -> bytes:
+    """Return the verified bytes of an object, inflated if its name says so. Raises as `read_lines` does."""
+    ref, size_bytes_max = reader.ref, options.whole_bytes_max
+    codec = codec_of(ref) if inflated else None
+    if ref.size_bytes > size_bytes_max:
+        raise ObjectUnreadable(f"{ref.uri} has {ref.size_bytes} bytes, more than the {size_bytes_max} read at once")
+    if codec is None:
+        data = reader.pread(0, ref.size_bytes)
+    else:
+        chunks = inflate(
+            reader.read, codec, piece_bytes=options.block_bytes, total_bytes_max=size_bytes_max, uri=ref.uri
+        )
+        data = b"".join(_corrupt_if_verified(reader, chunks))
+    reader.verify()
+    return data
+
+
+def beginning(reader: ObjectReader, size_bytes: int) -> bytes:
+    """Return the first bytes of an object, inflated if its name says so. Raises as `read_lines` does."""
+    codec = codec_of(reader.ref)
+    if codec is None:
+        return reader.pread(0, size_bytes)
+    chunks = inflate(reader.read, codec, piece_bytes=size_bytes, total_bytes_max=1 << 62, uri=reader.ref.uri)
+    return next(chunks, b"")
+
+
 def read_on(reader: ObjectReader, offset: int, options: ReadOptions) -> Iterator[LineChunk]:
     """Yield the lines of a plain object from a line start on, each chunk verified. Raises as `read_lines` does."""
     chunks = _piece_chunks(reader, offset, reader.ref.size_bytes, options.block_bytes)

@@ -20,18 +20,21 @@ class Format:
     """A format as the driver plans it."""
 
     position: pa.Field = OFFSET  # the column with a row's place in its object: a byte offset, or the row's number
-    is_lines: bool = True  # otherwise, compressed objects are not inflated
+    is_inflated: bool = True  # compressed objects are
     can_be_cut: bool = True  # False: an object is one unit
     inflation: int = 1  # cost of one stored byte, in bytes of plain lines
     suffixes: tuple[bytes, ...]  # names of objects end so, before the suffix of a compression
+    has_own_schema: bool = False  # nothing has to be declared or inferred
 
 
 FORMATS: Mapping[str, Format] = {
     "jsonl": Format(suffixes=(b".jsonl", b".ndjson", b".json")),
     "csv": Format(suffixes=(b".csv", b".tsv")),
-    "text": Format(suffixes=(b".txt", b".log")),
-    "parquet": Format(suffixes=(b".parquet", b".parq"), position=ROW, is_lines=False, inflation=4),
-    "orc": Format(suffixes=(b".orc",), position=ROW, is_lines=False, inflation=4),
+    "text": Format(suffixes=(b".txt", b".log"), has_own_schema=True),
+    "json": Format(suffixes=(), position=ROW, can_be_cut=False, inflation=2),  # documents; names do not tell
+    "parquet": Format(suffixes=(b".parquet", b".parq"), position=ROW, is_inflated=False, inflation=4),
+    "orc": Format(suffixes=(b".orc",), position=ROW, is_inflated=False, inflation=4),
+    "binary": Format(suffixes=(), position=ROW, is_inflated=False, can_be_cut=False, has_own_schema=True),
 }
 DEFAULT_FORMAT = "jsonl"
 
@@ -54,7 +57,7 @@ def format_by_names(objects: Iterable[ObjectRef], *, source: str) -> str:
 
 def _by_name(key: bytes) -> str | None:
     name = plain_name(key)
-    return next((each for each, kind in FORMATS.items() if name.endswith(kind.suffixes)), None)
+    return next((each for each, kind in FORMATS.items() if kind.suffixes and name.endswith(kind.suffixes)), None)
 
 
 def format_of(name: str) -> Format:

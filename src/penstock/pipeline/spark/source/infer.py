@@ -17,10 +17,12 @@ import pyarrow as pa
 from penstock.errors import ObjectError, UsageError
 from penstock.objects.reference import ObjectRef
 from penstock.objects.store import ObjectStore
-from penstock.pipeline.spark.source.columnar import schema_of
+from penstock.pipeline.spark.source.columnar import OPENERS, schema_of
+from penstock.pipeline.spark.source.contents import beginning
 from penstock.pipeline.spark.source.ddl import TIMESTAMP, format_ddl, may_be_column, type_text
+from penstock.pipeline.spark.source.documents import document_lines, looks_like_document
 from penstock.pipeline.spark.source.fit import storable, wider
-from penstock.pipeline.spark.source.formats import format_of
+from penstock.pipeline.spark.source.formats import DEFAULT_FORMAT, format_by_names, format_of
 from penstock.pipeline.spark.source.infer_csv import infer_csv
 from penstock.pipeline.spark.source.jsonl_lines import Classifier
 from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions, checked
@@ -37,7 +39,9 @@ Sample = Mapping[str, Any]
 
 _TIME_LIKE = re.compile(r"\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}")
 _MOMENTS = Classifier(pa.schema([("value", TIMESTAMP)]))
+_BEGINNING_BYTES = 64 << 10
 _DEPTH_MAX = 16
+_VALUES_MAX = 10_000  # of one document
 _NOTES_MAX = 10
 _EXACT_MAX = 1 << 53  # beyond this, a double cannot represent all whole numbers
 
@@ -63,6 +67,23 @@ class Inferred:
         return self.options.schema_ddl
 
 
+def infer_format(objects: Sequence[ObjectRef], store: ObjectStore, *, source: str) -> str:
+    """Return the format that the names of objects tell; for JSON, look into the first one that is not empty.
+
+    Raises `UsageError` if names tell several formats.
+    """
+    found = format_by_names(objects, source=source)
+    if found != DEFAULT_FORMAT:
+        return found
+    for ref in islice(filter(lambda ref: ref.size_bytes, objects), _OBJECTS_MAX):
+        try:
+            with store.open(ref) as reader:
+                return "json" if looks_like_document(beginning(reader, _BEGINNING_BYTES)) else found
+        except ObjectError:
+            continue  # the read itself will fail on it and report it
+    return found
+
+
 def infer_schema(
     objects: Sequence[ObjectRef],
     store: ObjectStore,
@@ -80,7 +101,7 @@ def infer_schema(
     Raises `UsageError` if the sample has no column.
     """
     options = options or ReadOptions()
-    if options.format == "text":
+    if format_of(options.format).has_own_schema:
         return Inferred(options=checked(options), notes=())
     sample = list(_spread(objects))
     columns, notes, csv = _columns(sample, store, options, delimiter_given=delimiter_given)
@@ -98,15 +119,24 @@ def _columns(
 ) -> tuple[Sequence[pa.Field], Sequence[str], CsvOptions]:
     if options.format == "csv":
         return infer_csv(sample, store, options, delimiter_given=delimiter_given)
-    if not format_of(options.format).is_lines:
+    if options.format in OPENERS:
         return *_from_footers(sample, store, options.format), options.csv
     root = _Votes()
     for ref in sample:
-        for value in _json_samples(first_lines(ref, store, options)):
+        lines = first_lines(ref, store, options) if options.format == "jsonl" else _first_values(ref, store, options)
+        for value in _json_samples(lines):
             _vote(root, value, depth=0)
     notes: list[str] = []
     kind = _settled(root, (), notes)
     return list(kind) if kind is not None and pa.types.is_struct(kind) else [], notes, options.csv
+
+
+def _first_values(ref: ObjectRef, store: ObjectStore, options: ReadOptions) -> Iterator[bytes]:
+    try:
+        with store.open(ref) as reader:
+            yield from islice(document_lines(reader, options), _VALUES_MAX)
+    except ObjectError:
+        return  # the read itself will fail on it and report it
 
 
 def _spread(objects: Sequence[ObjectRef]) -> Iterator[ObjectRef]:

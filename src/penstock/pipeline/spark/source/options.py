@@ -12,6 +12,8 @@ from penstock.pipeline.spark.source.formats import format_of
 
 _MIB = 1 << 20
 _TEXT_DDL = "value STRING"
+BINARY_DDL = "path STRING, length BIGINT, content BINARY"
+_FIXED_DDL = {"text": _TEXT_DDL, "binary": BINARY_DDL}
 _TAB = r"\t"  # as typed on a command line
 
 
@@ -46,6 +48,7 @@ class ReadOptions:
     inflated_bytes_verified_max: int = 64 * _MIB
     inflated_bytes_max: int = 16 << 30  # of one compressed object
     line_bytes_max: int = 128 * _MIB
+    whole_bytes_max: int = 1 << 30  # of an object that is one unit, such as a JSON document
     block_bytes: int = 8 * _MIB  # decoded at once
 
     @property
@@ -69,10 +72,10 @@ def from_text(text: str) -> ReadOptions:
 def checked(options: ReadOptions) -> ReadOptions:
     """Return the options with the schema in canonical form. Raises `UsageError` for invalid options."""
     format_of(options.format)
-    schema = parse_ddl(options.schema_ddl or (_TEXT_DDL if options.format == "text" else ""))
+    schema = parse_ddl(options.schema_ddl or _FIXED_DDL.get(options.format, ""))
     if options.format == "text":
         _check_text(schema)
-    if options.format == "jsonl":
+    if options.format in ("jsonl", "json"):
         _check_json(schema)
     if options.format == "csv":
         _check_flat(schema)

@@ -253,7 +253,7 @@ def _partitions(
     kind = format_of(options.format)
     sizes = np.fromiter((ref.size_bytes for ref in objects), dtype=np.int64, count=len(objects))
     compressed = np.zeros(len(objects), dtype=np.bool_)
-    if kind.is_lines:
+    if kind.is_inflated:
         compressed = np.fromiter((is_compressed(ref) for ref in objects), dtype=np.bool_, count=len(objects))
     refused = sizes > options.object_bytes_max  # the reader refuses these unread: they cost as much as an empty object
     whole = compressed | refused if kind.can_be_cut else np.ones(len(objects), dtype=np.bool_)

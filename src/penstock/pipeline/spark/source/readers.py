@@ -1,12 +1,13 @@
 """Choose the reader of a source's format."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 from penstock.objects.store import ObjectReader
+from penstock.pipeline.spark.source.binary import BinaryObjects
 from penstock.pipeline.spark.source.columnar import ColumnarFormat
 from penstock.pipeline.spark.source.contents import BadRecord, Quotes
-from penstock.pipeline.spark.source.formats import format_of
+from penstock.pipeline.spark.source.documents import JsonDocuments
 from penstock.pipeline.spark.source.lines import LinesReader
 from penstock.pipeline.spark.source.options import ReadOptions
 from penstock.pipeline.spark.source.packs import Part
@@ -23,4 +24,15 @@ class FormatReader(Protocol):
 
 def reader_of(options: ReadOptions) -> FormatReader:
     """Return a reader for the format of the options."""
-    return LinesReader(options) if format_of(options.format).is_lines else ColumnarFormat(options)
+    return _READERS[options.format](options)
+
+
+_READERS: Mapping[str, Callable[[ReadOptions], FormatReader]] = {
+    "jsonl": LinesReader,
+    "csv": LinesReader,
+    "text": LinesReader,
+    "json": JsonDocuments,
+    "parquet": ColumnarFormat,
+    "orc": ColumnarFormat,
+    "binary": BinaryObjects,
+}
