@@ -105,7 +105,7 @@ def test_compressed_and_empty_documents_are_read() -> None:
         (b"nonsense\n", False),
     ],
 )
-def test_documents_are_told_from_lines_by_their_beginning(beginning: bytes, is_document: bool) -> None:
+def test_a_document_is_recognised_by_its_beginning(beginning: bytes, is_document: bool) -> None:
     assert looks_like_document(beginning) is is_document
 
 
