@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from pyspark import RDD
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -81,6 +82,7 @@ def seen(spark: SparkSession) -> dict[str, Any]:
         "default": SparkSession.builder.getOrCreate() is spark,
         "job": {name: context.getLocalProperty(name) for name in JOB_PROPERTIES},
         "tags": sorted(context.getJobTags()),
+        "frames of RDDs": getattr(RDD, "toDF", None),  # PySpark binds it to a session
         "query listeners": len(java.listenerManager().listListeners()),
         "listeners": spark_listeners(context),
         "stream listeners": len(java.streams().listListeners()),

@@ -21,6 +21,7 @@ from penstock.app.named import function_named
 from penstock.config import Settings, dotted
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError, UsageError, UserError
 from penstock.events import Bus, SettingWithoutEffect, SparkStarted
+from penstock.messaging.addresses import masked
 from penstock.messaging.clock import Clock
 from penstock.pipeline.extra import require_connect, require_spark
 from penstock.pipeline.spark.java import find_java
@@ -246,7 +247,7 @@ class Spark:
         _check_alone()
         if remote := os.environ.get(REMOTE):  # PySpark would look for the server in the middle of a run
             raise ConfigurationError(
-                f"{REMOTE} names a Spark Connect server ({remote}), and spark.master another Spark "
+                f"{REMOTE} names a Spark Connect server ({masked(remote)}), and spark.master another Spark "
                 f"({self._settings.spark_master}): unset one of them."
             )
         began_at = self._clock.monotonic()
@@ -307,8 +308,8 @@ def _returned(function: Callable[[], "Session"], origin: str) -> Any:
         return function()
     except PenstockError:
         raise
-    except Exception as error:
-        text = f"{type(error).__name__}: {error}".rstrip(".")
+    except (Exception, SystemExit) as error:
+        text = masked(f"{type(error).__name__}: {error}").rstrip(".")
         raise ConfigurationError(f"{origin} could not make a Spark session: {text}.") from error
 
 

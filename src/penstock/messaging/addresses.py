@@ -10,6 +10,7 @@ _PASSWORD = re.compile(r"(?<=://)([^/?#@:\s]*):.*@", re.DOTALL)
 # Redis addresses rarely have a user without a password: it is more likely a password whose colon is missing.
 _LONE_USER = re.compile(r"((?:rediss?(?:\+cluster)?|unix)://)[^:\s]+@", re.IGNORECASE)
 _QUERY = re.compile(r"(://[^\s?]*\?)(\S*)")
+_CONNECT_PARAMETERS = re.compile(r"(\bsc://[^\s;]*;)(\S*)", re.IGNORECASE)  # Spark Connect's, which begin with /;
 _PARAMETER = re.compile(r"([^=&;]*)(=?)([^&;]*)")
 _PLAIN_PARAMETERS = frozenset(
     {
@@ -26,6 +27,7 @@ _PLAIN_PARAMETERS = frozenset(
         "ssl_check_hostname",
         "ssl_keyfile",
         "sslmode",
+        "use_ssl",
         "user",
         "username",
     }
@@ -37,6 +39,7 @@ def masked(text: str) -> str:
 
     Parameters known to be harmless stay. All others are masked, because the name of a secret one may be misspelt.
     """
+    text = _CONNECT_PARAMETERS.sub(lambda found: found[1] + _PARAMETER.sub(_parameter, found[2]), text)
     hidden = _LONE_USER.sub(rf"\1{MASK}@", _PASSWORD.sub(rf"\1:{MASK}@", text))
     return _QUERY.sub(lambda found: found[1] + _PARAMETER.sub(_parameter, found[2]), hidden)
 

@@ -20,7 +20,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from pyspark import SparkConf, SparkContext
+from pyspark import RDD, SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
@@ -285,7 +285,10 @@ class ClassicRuntime:
 
     def sibling(self) -> SparkSession:
         java: Any = self._spark._jsparkSession  # PySpark offers only newSession, which drops settings and views
+        rdds: Any = RDD
+        to_frame = rdds.toDF
         sibling = SparkSession(self._context, java.cloneSession())
+        rdds.toDF = to_frame  # PySpark had bound it to the sibling, also for the user's RDDs
         set_required(sibling)
         return sibling
 
