@@ -242,7 +242,7 @@ def test_a_connect_server_in_the_environment_and_another_master_are_one_too_many
     tmp_path: Path, calls: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPARK_REMOTE", "sc://host:15002/;token=secret")
-    sentence = r"SPARK_REMOTE names a Spark Connect server \(sc://host:15002.*\), and spark\.master another Spark \(local"
+    sentence = r"SPARK_REMOTE names a Spark Connect server \(sc://host:15002.*\), and spark\.master another Spark"
     with pytest.raises(ConfigurationError, match=sentence) as refused:
         spark(tmp_path, spark_master="local[2]").session()
     assert "secret" not in str(refused.value)

@@ -164,13 +164,17 @@ def test_an_error_of_the_reader_in_a_spark_worker_keeps_its_type_and_text(
             "Python 3.9",
         ),
         (
-            "Traceback (most recent call last):\n  x\npyspark.errors.exceptions.base.PySparkRuntimeError: "
-            "[PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.9 than that in driver: 3.11, PySpark",
+            (
+                "Traceback (most recent call last):\n  x\npyspark.errors.exceptions.base.PySparkRuntimeError: "
+                "[PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.9 than that in driver: 3.11"
+            ),
             "Python 3.9",
         ),
         (
-            "Traceback (most recent call last):\n  x\npyspark.serializers.SerializationError: Caused by Traceback "
-            "(most recent call last):\n  x\nModuleNotFoundError: No module named 'penstock'\n",
+            (
+                "Traceback (most recent call last):\n  x\npyspark.serializers.SerializationError: Caused by Traceback "
+                "(most recent call last):\n  x\nModuleNotFoundError: No module named 'penstock'\n"
+            ),
             "package penstock",
         ),
         ('java.io.IOException: Cannot run program "/opt/python": error=2', "/opt/python cannot be started"),
