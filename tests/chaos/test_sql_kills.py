@@ -8,7 +8,7 @@ from tests.chaos import books
 from tests.chaos.oracle import Truth, attempts, check_done, check_meanwhile, truth
 from tests.chaos.runs import IN_PROCESS, KILLED, write_objects
 from tests.chaos.sql_case import SqlCase
-from tests.chaos.test_kill_steps import AFTER_A_DEATH, STORY
+from tests.chaos.test_kill_steps import AFTER_A_DEATH, STORY, THREE_BATCHES
 
 from penstock.messaging.steps import Step
 
@@ -39,8 +39,8 @@ def prepared(case: SqlCase) -> Truth:
     return truth(case.source)
 
 
-def kill_and_check(case: SqlCase, whole: Truth, kill_at: str) -> None:
-    ended = case.ingest(*OPTIONS, code=KILLED, kill_at=kill_at)
+def kill_and_check(case: SqlCase, whole: Truth, kill_at: str, options: tuple[str, ...] = OPTIONS) -> None:
+    ended = case.ingest(*options, code=KILLED, kill_at=kill_at)
     found = check_meanwhile(whole, case.table, ledger=case.ledger)
     books.check_books(case.ledger)
     print(f"killed at {kill_at} after {ended.seconds:.1f} s: {found}")  # noqa: T201 - shown when the test fails
@@ -76,5 +76,5 @@ def test_kills_at_every_step_in_turn_lose_nothing(case: SqlCase) -> None:
 @pytest.mark.parametrize("step", TWICE)
 def test_a_kill_at_the_second_time_of_one_step_loses_nothing(case: SqlCase, step: Step) -> None:
     whole = prepared(case)
-    kill_and_check(case, whole, f"{step.value}:2")
+    kill_and_check(case, whole, f"{step.value}:2", THREE_BATCHES)
     finish_and_check(case, whole)

@@ -25,7 +25,7 @@ SPARK_RUNS = "runs"
 
 @pytest.fixture(autouse=True)
 def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "_spark", lambda: (FindingLevel.OK, SPARK_RUNS))
+    monkeypatch.setattr(checks, "run_trial_job", lambda: (FindingLevel.OK, SPARK_RUNS))
 
 
 def levels(result: CommandResult) -> dict[str, str]:
@@ -56,7 +56,7 @@ def test_a_note_is_printed_before_spark_starts(
         seen.append(capfd.readouterr().err)
         return FindingLevel.OK, SPARK_RUNS
 
-    monkeypatch.setattr(checks, "_spark", spark)
+    monkeypatch.setattr(checks, "run_trial_job", spark)
     result = penstock("doctor", "--json")
     assert (result.exit_code, seen) == (0, [f"{STARTING_SPARK}\n"])
 
@@ -185,7 +185,7 @@ def test_a_spark_that_does_not_start_is_reported(penstock: Call, scene: Scene, m
     def broken() -> None:
         raise ConfigurationError("Spark did not start (no).")
 
-    monkeypatch.setattr(checks, "_spark", broken)
+    monkeypatch.setattr(checks, "run_trial_job", broken)
     result = penstock("doctor", "--json")
     assert result.exit_code == CHECK_FOUND_PROBLEMS
     assert '"Spark did not start (no)."' in result.out
@@ -194,7 +194,7 @@ def test_a_spark_that_does_not_start_is_reported(penstock: Call, scene: Scene, m
 def test_a_check_that_raises_does_not_stop_the_others(
     penstock: Call, scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checks, "_spark", lambda: 1 / 0)
+    monkeypatch.setattr(checks, "run_trial_job", lambda: 1 / 0)
     result = penstock("doctor")
     assert result.exit_code == CHECK_FOUND_PROBLEMS
     assert "ZeroDivisionError" in result.out

@@ -49,7 +49,7 @@ def here(tmp_path: Path, server: RedisServer, monkeypatch: pytest.MonkeyPatch) -
     folder = tmp_path / "app"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(checks, "_spark", lambda environ: (FindingLevel.OK, "runs"))
+    monkeypatch.setattr(checks, "run_trial_job", lambda environ: (FindingLevel.OK, "runs"))
     monkeypatch.setenv("PENSTOCK_BROKER", f"redis://shop:{SECRET}@127.0.0.1:{server.port}/1")
     (folder / "shop.py").write_text(APP)
     (folder / "penstock.toml").write_text('[worker]\nlease = "10m"\n')

@@ -37,11 +37,11 @@ def open_fleet(folder: Path, *, lease_seconds: float = 30, **settings: Any) -> F
     ("restarts", "prefix"),
     [
         pytest.param(8, (), id="8-restarts"),
-        pytest.param(100, (), id="100-restarts", marks=[pytest.mark.slow, pytest.mark.timeout(1800)]),
+        pytest.param(30, (), id="30-restarts", marks=[pytest.mark.slow, pytest.mark.timeout(1800)]),
         pytest.param(
-            100,
+            30,
             ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child=KILL"),
-            id="100-restarts-as-pid-1",
+            id="30-restarts-as-pid-1",
             marks=[pytest.mark.slow, pytest.mark.timeout(1800)],
         ),
     ],

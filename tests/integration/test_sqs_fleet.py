@@ -255,7 +255,7 @@ def test_row_76_a_message_that_arrives_during_the_draining_poll_is_released_and_
     ("kind", "restarts"),
     [
         ("fauxqs", 4),
-        pytest.param("fauxqs", 100, marks=SLOW),
+        pytest.param("fauxqs", 30, marks=SLOW),
         pytest.param("moto", 20, marks=SLOW),
     ],
 )

@@ -11,7 +11,7 @@ from tests.services.bare_python import bare_python, site_packages
 from tests.services.spark_cluster import SparkCluster, why_not_here
 
 from penstock.pipeline.spark.java import find_java
-from penstock.pipeline.spark.probe import FOR_S3, REQUIRED
+from penstock.pipeline.spark.requirements import FOR_S3, REQUIRED
 from penstock.pipeline.spark.source import datasource
 
 OLDER_PENSTOCK = "raise ImportError('this is an older Penstock')\n"

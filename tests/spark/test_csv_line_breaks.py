@@ -12,7 +12,7 @@ from penstock.monitoring.logs.rows import LogRow
 from penstock.objects.local_store import LocalStore
 from penstock.operations.ingest.ingest import ingest
 from penstock.operations.ingest.pipeline import IngestRequest
-from penstock.pipeline.spark.session import tasks_at_once
+from penstock.pipeline.spark.session import runtime_of
 from penstock.pipeline.spark.source.plan import _partitions
 from penstock.pipeline.spark.source.report import SAMPLES_MAX
 from penstock.worker.shutdown import StopSignal
@@ -38,7 +38,7 @@ def test_records_with_line_breaks_are_quarantined_once_wherever_the_file_is_cut(
             file.write(record + b"\n")
             file.write(b'%d,"with ""quotes"", and a comma"\n' % (2 * number + 1))
     refs = [LocalStore(source).describe(source / "a.csv")]
-    assert len(_partitions(refs, tasks_at_once(spark), {}, bytes_max=1 << 40)) >= 4, "it is read in pieces"
+    assert len(_partitions(refs, runtime_of(spark).tasks_at_once(), {}, bytes_max=1 << 40)) >= 4, "it is read in pieces"
     events: list[Event] = []
     request = IngestRequest(
         source=str(source),

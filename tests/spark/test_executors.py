@@ -21,7 +21,7 @@ from tests.services.spark_cluster import SparkCluster
 from tests.spark.executors import settings
 
 from penstock.operations.spark.pack import PYTHON_VARIABLE, PackRequest, pack
-from penstock.pipeline.spark.probe import REQUIRED
+from penstock.pipeline.spark.requirements import REQUIRED
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -49,10 +49,11 @@ import json, os, sys
 from pathlib import Path
 
 from penstock.errors import ConfigurationError
-from penstock.pipeline.spark import classic, package
+from penstock.pipeline.spark import classic, shipping
 from penstock.pipeline.spark.java import find_java
 from penstock.operations.spark.pack import PYTHON_VARIABLE, PackRequest, pack
-from penstock.pipeline.spark.probe import FOR_LEDGER, FOR_S3, check_workers, require_packages
+from penstock.pipeline.spark.probe import check_workers, require_packages
+from penstock.pipeline.spark.requirements import FOR_LEDGER, FOR_S3
 from penstock.pipeline.spark.session import runtime_of
 
 master, conf, pythons, folder = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3]), Path(sys.argv[4])
@@ -61,7 +62,7 @@ spark = classic.start_session(
         master=master, java_home=find_java(os.environ).home, scratch=folder, log=folder / "spark.log", extra_conf=conf
     )
 )
-runtime_of(spark).add_package(package.package_archive(folder))
+runtime_of(spark).add_package(shipping.package_archive(folder))
 replies = {}
 for name, program in pythons.items():
     spark.sparkContext.pythonExec = program

@@ -191,7 +191,7 @@ def test_a_deleted_file_is_named_in_the_error(beside: SparkSession, tmp_path: Pa
     root = Elsewhere(tmp_path)
     frame = frame_of(beside, Table(made(root).load(), root))
     (root.root / "data/2/r1/an odd=name%200.parquet").unlink()
-    with pytest.raises(Exception, match=r"The file data/2/.*%200.parquet of the table .* read the table anew"):
+    with pytest.raises(Exception, match=r"The file data/2/.*%200.parquet of the table .* Read the table again"):
         frame.collect()
 
 

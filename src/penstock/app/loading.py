@@ -4,7 +4,7 @@ from types import ModuleType
 from typing import Any
 
 from penstock.app.app import App
-from penstock.app.named import import_here
+from penstock.app.user_modules import import_here
 from penstock.errors import UsageError
 
 

@@ -12,7 +12,8 @@ from penstock.app.reconcile_target import ReconcileScan
 from penstock.pipeline.reconcile.existing import folder_frame, listing_frame
 from penstock.pipeline.reconcile.inventory import inventory_frame
 from penstock.pipeline.reconcile.missing import MissingObjects, cancelled_when, find_missing, jobs, known_frame
-from penstock.pipeline.spark.probe import FOR_S3, require_packages
+from penstock.pipeline.spark.probe import require_packages
+from penstock.pipeline.spark.requirements import FOR_S3
 from penstock.pipeline.spark.runtime import Session
 from penstock.pipeline.spark.shared_folders import prove_readable
 from penstock.storage.address import s3_address

@@ -1,9 +1,8 @@
 """Hold the Spark session of a process: shared by all its pipelines, opened on first use, ended by `close`.
 
-The session comes from one of four places: one that was passed in (to a call or to `App`), or as the setting
-``spark.session`` says: our own, started here or opened at a Spark Connect server; the current one of a script under
-spark-submit, a notebook or a job; a function of the user's. Sessions that are not ours are neither stopped nor changed:
-pipelines run in a sibling session.
+A session that was passed in, to a call or to `App`, wins. Otherwise the setting ``spark.session`` decides: our own,
+started here or opened at a Spark Connect server; the current one of spark-submit, a notebook or a job; or one that a
+function of the user's returns. Sessions that are not ours are neither changed nor stopped: pipelines run in a sibling.
 """
 
 import os
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from penstock.app.housekeeping import SCRATCH_FOLDER
-from penstock.app.named import function_named
+from penstock.app.user_modules import function_named
 from penstock.config import Settings, dotted
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError, UsageError, UserError
 from penstock.events import Bus, SettingWithoutEffect, SparkStarted
@@ -36,32 +35,34 @@ AUTO, OWN, CURRENT = "auto", "own", "current"
 CONNECT_SCHEME = "sc://"
 SPARK_LOG_FILE = "spark.log"
 SESSION_END_SECONDS = 2.0  # part of the stop timeout: for Spark to end on its own
-UNDER_SPARK_SUBMIT = "PYSPARK_GATEWAY_PORT"  # in the environment: the JVM started this process
-ON_DATABRICKS = "DATABRICKS_RUNTIME_VERSION"  # likewise: the session is the cluster's, and is never stopped
-REMOTE = "SPARK_REMOTE"  # likewise: the address of a Spark Connect server
-# In the environment: the process has a session, or PySpark knows the server of one.
+
+# Variables of the environment. With each of them, the process has a session or PySpark can make one.
+UNDER_SPARK_SUBMIT = "PYSPARK_GATEWAY_PORT"  # a JVM started this process
+ON_DATABRICKS = "DATABRICKS_RUNTIME_VERSION"  # the session is the cluster's, and is never stopped
+REMOTE = "SPARK_REMOTE"  # the address of a Spark Connect server
 _WITH_SESSION = (UNDER_SPARK_SUBMIT, ON_DATABRICKS, REMOTE)
+
 NOT_OURS = "the Spark session in use was not started by Penstock"
 _OF_OWN_SESSIONS = ("spark_master", "spark_driver_memory", "spark_conf")  # settings without effect on other sessions
 
-# Holders of this process that run a classic session of their own, of which a process can have one. WeakSet operations
-# are atomic enough: sessions start one at a time, and PySpark refuses a second one as well.
+# The holders that run a classic session of their own; a process can have only one. Without a lock: if two start at
+# once, PySpark refuses the second.
 _with_own: "WeakSet[Spark]" = WeakSet()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Opened:
-    """A session to work in. ``end`` leaves it, and stops it if it is ours; its argument: at once."""
+    """A session to work in."""
 
     session: "Session"
-    end: Callable[[bool], None]
+    end: Callable[[bool], None]  # stops using it, and stops it if it is ours; called with True to do so at once
 
 
 def session_origin(settings: Settings, environ: Mapping[str, str]) -> str:
     """Return where the session comes from: ``own``, ``current``, or the name of a function, as ``module:function``.
 
-    ``auto`` means the current session if the process has one, or runs where there is one, unless spark.master is set:
-    it asks for a session of our own. Under spark-submit, the master is spark-submit's.
+    ``auto`` means the current session if the process has one or PySpark can make one. A spark.master that is set asks
+    for a session of our own, except under spark-submit, which has chosen the master.
     """
     if settings.spark_session != AUTO:
         return settings.spark_session
@@ -71,7 +72,7 @@ def session_origin(settings: Settings, environ: Mapping[str, str]) -> str:
 
 
 class Spark:
-    """The Spark session of one process. Any thread may call `session`. PySpark is imported on first use."""
+    """The holder of one process's Spark session. Any thread may call `session`. PySpark is imported on first use."""
 
     def __init__(
         self,
@@ -85,7 +86,7 @@ class Spark:
         given: "GivenSpark | None" = None,
         checks: bool = True,
     ) -> None:
-        """Without ``checks``, a session is returned although its workers may be unable to run Penstock."""
+        """Without ``checks``, `session` also returns a session whose workers cannot run Penstock."""
         self._settings = settings
         self._scratch = scratch
         self._log = log
@@ -97,7 +98,7 @@ class Spark:
         self._origin = session_origin(settings, os.environ)
         self._starting = threading.Lock()  # held while a session starts, which may take a minute
         self._lock = threading.Lock()  # never held for long
-        self._java: Java | None = None  # cached; a second search does no harm
+        self._java: Java | None = None  # cached, by any thread
         self._failure: PenstockError | None = None  # why no session will ever start; written by the starting thread
         self._opened: _Opened | None = None  # under the lock
         self._closed = False
@@ -123,7 +124,7 @@ class Spark:
             if self._opened is not None:
                 return self._opened.session
             try:
-                return self._keep(self._prepared(self._open()))
+                return self._keep(self._prepare(self._open()))
             except UserError as error:
                 self._failure = error
                 raise
@@ -166,27 +167,27 @@ class Spark:
         require_spark()
         if self._given is not None:
             self._report_unused("spark_session")
-            return self._beside(self._given, "The value of spark=")
+            return self._open_sibling(self._given, "The value of spark=")
         if self._origin == CURRENT:
-            return self._current()
+            return self._open_current()
         if self._origin != OWN:
             named = function_named(self._origin, purpose="spark.session =")
-            return self._beside(named, f"spark.session = {self._origin}")
+            return self._open_sibling(named, f"spark.session = {self._origin}")
         if UNDER_SPARK_SUBMIT in os.environ:
             raise ConfigurationError(
-                "spark.session = own starts a Spark of its own, and this process was started by one (spark-submit). "
-                "Leave the setting out."
+                "spark.session = own starts a Spark of its own, and this process runs in that of spark-submit. Remove "
+                "the setting."
             )
-        return self._connected() if self._is_remote else self._started()
+        return self._open_remote() if self._is_remote else self._start()
 
-    def _prepared(self, opened: _Opened) -> _Opened:
+    def _prepare(self, opened: _Opened) -> _Opened:
         """Ship Penstock to the executors and check that they can run it. Ends a session of our own if they cannot.
 
         Raises `TemporaryError` if the process is asked to stop meanwhile.
         """
-        from penstock.pipeline.spark.package import ship
         from penstock.pipeline.spark.probe import check_workers
         from penstock.pipeline.spark.session import runtime_of
+        from penstock.pipeline.spark.shipping import ship
         from penstock.pipeline.spark.stopping import cancelled_at_stop
 
         try:
@@ -200,11 +201,11 @@ class Spark:
             raise
         return opened
 
-    def _beside(self, given: "GivenSpark", origin: str) -> _Opened:
-        """Use a session that is not ours: a sibling of it."""
+    def _open_sibling(self, given: "GivenSpark", origin: str) -> _Opened:
+        """Return a sibling of a session that is not ours."""
         from penstock.pipeline.spark import session
 
-        made: Any = given if session.is_session(given) or not callable(given) else _returned(given, origin)
+        made: Any = given if session.is_session(given) or not callable(given) else _call(given, origin)
         if not session.is_session(made):
             raise UsageError(
                 f"{origin} must be a SparkSession, or a function that returns one; this is {type(made).__name__}."
@@ -215,29 +216,27 @@ class Spark:
         sibling = runtime.sibling()
         return _Opened(session=sibling, end=lambda _: session.leave_sibling(sibling, made, SESSION_END_SECONDS))
 
-    def _current(self) -> _Opened:
-        """Use the session that PySpark has, or makes from the settings of its place. If it makes one, we stop it."""
+    def _open_current(self) -> _Opened:
+        """Return a sibling of the current session. If PySpark has to make that one, it is stopped at the end."""
         from penstock.pipeline.spark import session
 
         _check_alone()
         is_ours = not (_has_session() or ON_DATABRICKS in os.environ)
         current = session.current_session()
-        opened = self._beside(current, "The current session")
-        if not is_ours:
-            return opened
+        opened = self._open_sibling(current, "The current session")
 
         def end(at_once: bool) -> None:
             opened.end(at_once)
-            session.end(current, at_once, SESSION_END_SECONDS)
+            session.end_session(current, at_once=at_once, seconds=SESSION_END_SECONDS)
 
-        return _Opened(session=opened.session, end=end)
+        return _Opened(session=opened.session, end=end) if is_ours else opened
 
     def _report_unused(self, *fields: str) -> None:
-        """Report those of these settings that were set: the session is not one that Penstock starts."""
+        """Report these settings, if they were set: they have no effect on a session that is not ours."""
         for field in sorted(self._settings.model_fields_set.intersection(fields)):
             self._bus.emit(SettingWithoutEffect(setting=dotted(field), reason=NOT_OURS))
 
-    def _connected(self) -> _Opened:
+    def _open_remote(self) -> _Opened:
         from penstock.pipeline.spark import connect
 
         began_at, address = self._clock.monotonic(), self._settings.spark_master
@@ -247,7 +246,7 @@ class Spark:
         self._bus.emit(SparkStarted(java=found, notes=(), seconds=seconds))
         return _Opened(session=spark, end=lambda _: connect.end_session(spark, seconds=SESSION_END_SECONDS))
 
-    def _started(self) -> _Opened:
+    def _start(self) -> _Opened:
         from penstock.pipeline.spark import classic
 
         _check_alone()
@@ -308,7 +307,7 @@ def _check_alone() -> None:
         )
 
 
-def _returned(function: Callable[[], "Session"], origin: str) -> Any:
+def _call(function: Callable[[], "Session"], origin: str) -> Any:
     """Return what a user's function returns. Raises `ConfigurationError` with its exception."""
     try:
         return function()
@@ -323,6 +322,6 @@ def _has_session() -> bool:
     """Return True if this process has a Spark session, ours or the user's. Does not import PySpark."""
     if "pyspark" not in sys.modules:
         return False
-    from penstock.pipeline.spark.session import session_is_there
+    from penstock.pipeline.spark.session import has_session
 
-    return session_is_there()
+    return has_session()

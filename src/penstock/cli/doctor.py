@@ -35,7 +35,7 @@ SendTestError = Annotated[
 ]
 SparkOnly = Annotated[
     bool,
-    typer.Option("--spark", help="Only check the configured Spark: its workers, and all that pipelines need from it."),
+    typer.Option("--spark", help="Only check the configured Spark: its workers, and the functions that pipelines use."),
 ]
 Master = Annotated[str | None, typer.Option("--master", help="With --spark: the Spark master to check.")]
 
@@ -55,8 +55,8 @@ def doctor(
     It checks Python and the disk; the table or app in the current directory, or the one given, with its resources in
     AWS; and Java and Spark if they are needed. Exit code 3: a check failed.
 
-    With --spark it only opens the configured Spark, or the one at --master, runs small jobs there, and reports what
-    works: the workers' Python and packages, shipping, the data source, cancelling, shared folders, and S3 from tasks.
+    With --spark it only opens the configured Spark, or the one at --master, and checks it with small jobs: the workers'
+    Python and packages, shipping, the data source, cancelling, shared folders, and access to S3 from tasks.
 
     With --send-test-error it only sends a test error to the app's on_error and to every service in the settings, once
     from each kind of process.
@@ -66,7 +66,7 @@ def doctor(
     if spark and (send_test_error or try_notification):
         raise UsageError("--spark only checks Spark: leave out --send-test-error and --try-notification.")
     if master is not None and not spark:
-        raise UsageError("--master is for --spark.")
+        raise UsageError("--master is for --spark: add --spark to check the Spark at this address.")
     if send_test_error:
         found = _test_errors(request)
     elif spark:

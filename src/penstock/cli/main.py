@@ -75,7 +75,7 @@ def _root(
             "--script",
             callback=_print_script,
             is_eager=True,
-            help="Print the path of the file for spark-submit.",
+            help="Print the path of the file to give to spark-submit, and exit.",
         ),
     ] = False,
 ) -> None:

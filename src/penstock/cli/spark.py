@@ -24,15 +24,15 @@ def pack(
     ] = None,
     extra: Annotated[
         list[str] | None,
-        typer.Option("--extra", metavar="NAME", help="Also pack what this extra needs: aws, mysql, postgresql."),
+        typer.Option("--extra", metavar="NAME", help="Also pack for this extra: aws, mysql, postgresql; repeatable."),
     ] = None,
     package: Annotated[
         list[str] | None,
-        typer.Option("--package", metavar="NAME", help="Also pack this package, which a transform imports."),
+        typer.Option("--package", metavar="NAME", help="Also pack this package, for a transform; repeatable."),
     ] = None,
     platform: Annotated[
         list[str] | None,
-        typer.Option("--platform", metavar="TAG", help="Pack pip's wheels for this platform, as pip names it."),
+        typer.Option("--platform", metavar="TAG", help="Pack wheels for this platform, by pip's name; repeatable."),
     ] = None,
     python_version: Annotated[
         str | None,
@@ -40,7 +40,7 @@ def pack(
     ] = None,
     json_: Json = False,
 ) -> None:
-    """Pack the packages that executors need into an archive for spark.archives.
+    """Pack the packages that Spark's executors need into an archive for spark.archives.
 
     It takes pyarrow, numpy, pandas, zstandard and their dependencies from this environment, without a network. With
     --platform or --python-version, pip gets the same versions as wheels. Executors run their host's Python of that

@@ -10,7 +10,7 @@ _PASSWORD = re.compile(r"(?<=://)([^/?#@:\s]*):.*@", re.DOTALL)
 # Redis addresses rarely have a user without a password: it is more likely a password whose colon is missing.
 _LONE_USER = re.compile(r"((?:rediss?(?:\+cluster)?|unix)://)[^:\s]+@", re.IGNORECASE)
 _QUERY = re.compile(r"(://[^\s?]*\?)(\S*)")
-_CONNECT_PARAMETERS = re.compile(r"(\bsc://[^\s;]*;)(\S*)", re.IGNORECASE)  # Spark Connect's, which begin with /;
+_CONNECT = re.compile(r"(\bsc://[^\s;]*;)(\S*)", re.IGNORECASE)  # Spark Connect's parameters follow a semicolon
 _PARAMETER = re.compile(r"([^=&;]*)(=?)([^&;]*)")
 _PLAIN_PARAMETERS = frozenset(
     {
@@ -29,6 +29,7 @@ _PLAIN_PARAMETERS = frozenset(
         "sslmode",
         "use_ssl",
         "user",
+        "user_id",
         "username",
     }
 )
@@ -39,9 +40,13 @@ def masked(text: str) -> str:
 
     Parameters known to be harmless stay. All others are masked, because the name of a secret one may be misspelt.
     """
-    text = _CONNECT_PARAMETERS.sub(lambda found: found[1] + _PARAMETER.sub(_parameter, found[2]), text)
-    hidden = _LONE_USER.sub(rf"\1{MASK}@", _PASSWORD.sub(rf"\1:{MASK}@", text))
-    return _QUERY.sub(lambda found: found[1] + _PARAMETER.sub(_parameter, found[2]), hidden)
+    hidden = _CONNECT.sub(_parameters, text)  # before the password, which may end at an @ in a parameter
+    hidden = _LONE_USER.sub(rf"\1{MASK}@", _PASSWORD.sub(rf"\1:{MASK}@", hidden))
+    return _QUERY.sub(_parameters, hidden)
+
+
+def _parameters(found: re.Match[str]) -> str:
+    return found[1] + _PARAMETER.sub(_parameter, found[2])
 
 
 def _parameter(found: re.Match[str]) -> str:

@@ -23,7 +23,7 @@ from penstock.ledger import Ledger
 from penstock.ledger.records import AttemptFailure, BatchOutcome, FailedObject, ObjectAttempt, ObjectClaims
 from penstock.messaging.backoff import Random, backoff_seconds
 from penstock.messaging.clock import Clock, SystemClock
-from penstock.messaging.failure import FailureDetails as Raised
+from penstock.messaging.failure import FailureDetails
 from penstock.messaging.handler import Extension, HeldClaim, ServiceWatch, Unwatched
 from penstock.messaging.tracing import NO_TRACING, Tracing
 from penstock.objects.reference import ObjectRef
@@ -287,7 +287,7 @@ class Attempts:
             return dict.fromkeys(work.refs, self._later(1))
         if not ours:  # the run ended just now, or was taken over: the next delivery will show which
             return {}
-        raised = Raised(error_type="TimedOut", error=reason, traceback=where)
+        raised = FailureDetails(error_type="TimedOut", error=reason, traceback=where)
         cause = ReadFailure(failure=AttemptFailure.RETRY, reason=reason, raised=raised)
         return self._report_failed(work, failed, dict.fromkeys(work.refs, cause))
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from penstock.errors import PenstockError
 from penstock.ledger.records import AttemptFailure, BatchRecord, ClaimedObject, ObjectResult
-from penstock.messaging.failure import FailureDetails as Raised
+from penstock.messaging.failure import FailureDetails
 from penstock.objects.reference import ObjectRef
 
 
@@ -28,7 +28,7 @@ class RunBroken(PenstockError):
     ``fingerprint`` is equal for equal causes. ``raised`` is the exception of the user's code, if that was the cause.
     """
 
-    def __init__(self, message: str, *, fingerprint: str, raised: Raised | None = None) -> None:
+    def __init__(self, message: str, *, fingerprint: str, raised: FailureDetails | None = None) -> None:
         super().__init__(message)
         self.fingerprint = fingerprint
         self.raised = raised
@@ -54,7 +54,7 @@ class ReadFailure:
     reason: str
     uncounted: bool = False  # RETRY only: the fault is probably not the object's, so do not count the attempt
     delay_seconds: float | None = None  # RETRY only: None means the default backoff
-    raised: Raised | None = None  # by the user's function
+    raised: FailureDetails | None = None  # by the user's function
     exception: BaseException | None = None  # the same exception, for error hooks
 
 

@@ -27,8 +27,8 @@ def test_a_password_is_masked(address: str, expected: str) -> None:
         ("rediss://h?ssl_ca_certs=/x&password=secret", "rediss://h?ssl_ca_certs=/x&password=***"),
         ("unix:///run/redis.sock?password=secret&db=1", "unix:///run/redis.sock?password=***&db=1"),
         ("rediss://h?ssl_keyfile=/k&ssl_password=secret", "rediss://h?ssl_keyfile=/k&ssl_password=***"),
-        ("sc://h:15002/;use_ssl=true;token=sec@ret", "sc://h:15002/;use_ssl=true;token=***"),
-        ("sc://h;x-api-key=secret is down", "sc://h;x-api-key=*** is down"),
+        ("sc://h:15002/;use_ssl=true;token=secret", "sc://h:15002/;use_ssl=true;token=***"),
+        ("sc://h;token=a@secret;x-header=secret", "sc://h;token=***;x-header=***"),
     ],
 )
 def test_a_secret_parameter_is_masked(address: str, expected: str) -> None:

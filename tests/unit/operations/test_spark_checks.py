@@ -12,7 +12,8 @@ from penstock.operations.doctor import spark as module
 from penstock.operations.doctor.findings import Finding
 from penstock.operations.doctor.spark import NO_CANCEL, spark_checks
 from penstock.pipeline.spark import probe, session, trial
-from penstock.pipeline.spark.probe import FOR_S3, REQUIRED, WorkerPython
+from penstock.pipeline.spark.probe import WorkerPython
+from penstock.pipeline.spark.requirements import FOR_S3, REQUIRED
 
 ALL = {**REQUIRED, **FOR_S3}
 SHIPPED = "/srv/spark/penstock-1.zip/penstock"
@@ -27,10 +28,10 @@ class Cluster:
         self.can_cancel = True
         self.failure: Exception | None = None
         runtime = SimpleNamespace(
-            is_local=False, place="spark://head:7077", tasks_at_once=lambda: 2, executors=lambda: None
+            is_local=False, address="spark://head:7077", tasks_at_once=lambda: 2, executors=lambda: None
         )
         monkeypatch.setattr(module, "require_spark", lambda: None)
-        monkeypatch.setattr(module, "spark_places", lambda _: [])
+        monkeypatch.setattr(module, "pipeline_locations", lambda _: [])
         monkeypatch.setattr(Spark, "session", lambda _: self._session())
         monkeypatch.setattr(Spark, "close", lambda _: None)
         monkeypatch.setattr(session, "runtime_of", lambda _: runtime)
@@ -84,11 +85,11 @@ def test_a_job_that_cannot_be_cancelled_is_a_warning(cluster: Cluster) -> None:
     )
 
 
-def test_missing_packages_for_s3_are_no_failure_without_a_place_in_s3(cluster: Cluster) -> None:
+def test_missing_packages_for_s3_are_no_failure_without_a_table_in_s3(cluster: Cluster) -> None:
     cluster.packages["obstore"] = None
     found = cluster.findings()["packages"]
     assert found.level == "ok"
-    assert found.found.endswith("; S3 would need more: it lacks obstore")
+    assert found.found.endswith("; not enough for S3: it lacks obstore")
 
 
 def test_the_number_of_executors_is_left_out_if_spark_does_not_tell(cluster: Cluster) -> None:

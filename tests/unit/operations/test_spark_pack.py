@@ -13,7 +13,7 @@ from tests.services.bare_python import bare_python
 from penstock.errors import ConfigurationError, UsageError
 from penstock.operations.spark import pack as module
 from penstock.operations.spark.pack import OWN_PYTHON, PACKAGES, PYTHON_VARIABLE, PackRequest, distributions, pack
-from penstock.pipeline.spark.probe import FOR_LEDGER, FOR_S3, REQUIRED
+from penstock.pipeline.spark.requirements import FOR_LEDGER, FOR_S3, REQUIRED
 
 SMALL = {"pipeline": ("zstandard",), "aws": ("boto3",)}
 NAMED = f"python{OWN_PYTHON.replace('.', '_')}"

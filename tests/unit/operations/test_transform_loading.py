@@ -33,17 +33,17 @@ def request_(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> IngestRequest:
 def test_a_module_that_needs_a_spark_session_is_imported_when_one_exists(
     request_: IngestRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "session_is_there", lambda: False)
+    monkeypatch.setattr(pipeline, "has_session", lambda: False)
     transform = check(request_, source_at(request_.source, Aws()))
     assert transform is not None
     Path("session").touch()
-    monkeypatch.setattr(pipeline, "session_is_there", lambda: True)
+    monkeypatch.setattr(pipeline, "has_session", lambda: True)
     assert transform(21) == 42  # type: ignore[arg-type, comparison-overlap]  # a frame that can be doubled
 
 
 def test_the_same_import_failure_is_an_error_if_a_session_exists(
     request_: IngestRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "session_is_there", lambda: True)
+    monkeypatch.setattr(pipeline, "has_session", lambda: True)
     with pytest.raises(UsageError, match="cannot be imported"):
         check(request_, source_at(request_.source, Aws()))

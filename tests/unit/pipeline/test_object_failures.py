@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.ledger.records import AttemptFailure, ClaimedObject, FailedObject, OriginalMessage
-from penstock.messaging.failure import FailureDetails as Raised
+from penstock.messaging.failure import FailureDetails
 from penstock.pipeline.engine import ReadFailure, RunBroken
 from penstock.pipeline.failures import FailureStreak
 from penstock.pipeline.notifications import (
@@ -101,7 +101,7 @@ def test_a_timeout_of_several_objects_makes_them_suspects() -> None:
 def test_a_cause_may_set_the_delay_and_the_exception() -> None:
     retry = FailedObject(object_id=b"a", failure=AttemptFailure.RETRY, reason="no")
     dead = FailedObject(object_id=b"a", failure=AttemptFailure.DEAD, reason="no")
-    raised = Raised(error_type="ValueError", error="no", traceback="where")
+    raised = FailureDetails(error_type="ValueError", error="no", traceback="where")
     cause = ReadFailure(failure=AttemptFailure.RETRY, reason="no", delay_seconds=0.0, raised=raised)
     assert failure_outcome(retry, claimed(), later=LATER, cause=cause) == ObjectLater(delay_seconds=0.0)
     assert failure_outcome(retry, claimed(), later=LATER) == LATER

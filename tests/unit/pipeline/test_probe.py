@@ -12,14 +12,12 @@ import pytest
 from penstock.errors import ConfigurationError
 from penstock.pipeline.spark import probe
 from penstock.pipeline.spark.probe import (
-    FOR_LEDGER,
-    FOR_S3,
-    REQUIRED,
     WorkerPython,
     package_faults,
     remedy,
     require_packages,
 )
+from penstock.pipeline.spark.requirements import FOR_LEDGER, FOR_S3, REQUIRED
 
 ROOT = Path(__file__).parents[3]
 FIT = {"pyarrow": "26.0.1", "numpy": "2.4", "zstandard": "unknown"}
@@ -35,7 +33,7 @@ class Surveys:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, packages: dict[str, str | None], *, is_local: bool) -> None:
         self.asked: list[Sequence[str]] = []
         self._packages = packages
-        runtime = SimpleNamespace(is_local=is_local, place="spark://head:7077", worker_pythons=lambda: ())
+        runtime = SimpleNamespace(is_local=is_local, address="spark://head:7077", worker_pythons=lambda: ())
         monkeypatch.setattr(probe, "runtime_of", lambda _: runtime)
         monkeypatch.setattr(probe, "survey", self._survey)
 

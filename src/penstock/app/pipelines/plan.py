@@ -28,7 +28,8 @@ from penstock.pipeline.failures import FailureStreak
 from penstock.pipeline.spark.declaration import Declaration
 from penstock.pipeline.spark.engine import DeferredEngine, SparkEngine
 from penstock.pipeline.spark.faults import SPARK_ERRORS, explain
-from penstock.pipeline.spark.probe import FOR_S3, require_packages
+from penstock.pipeline.spark.probe import require_packages
+from penstock.pipeline.spark.requirements import FOR_S3
 from penstock.pipeline.spark.runtime import Session
 from penstock.pipeline.spark.session import runtime_of
 from penstock.pipeline.spark.shared_folders import prove_shared

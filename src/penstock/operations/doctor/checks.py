@@ -11,7 +11,6 @@ from enum import StrEnum
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from penstock.app.backends import has_ledger_apart, has_local_ledger, ledger_exists, require_shared_ledger
@@ -20,22 +19,19 @@ from penstock.app.jobs.expiry import UNUSED_ARCHIVE, is_archive_unused
 from penstock.app.loading import load_app
 from penstock.app.paths import tables_here
 from penstock.app.scope import find_scope, scopes_here
-from penstock.app.spark import Spark
 from penstock.config import dotted, load_settings, shown, unknown_variables
 from penstock.errors import PenstockError
-from penstock.events import Bus
 from penstock.ledger.migrate import Revisions
-from penstock.messaging.clock import SystemClock
 from penstock.operations.doctor.aws import aws_checks, resources_of
 from penstock.operations.doctor.findings import Finding, FindingLevel, guarded
 from penstock.operations.doctor.redis import redis_checks
+from penstock.operations.doctor.spark import run_trial_job
 from penstock.operations.inspection import view
 from penstock.operations.status.status import read_status
 from penstock.pipeline.extra import packages_for, require_spark
 from penstock.pipeline.spark.java import find_java
 from penstock.sinks.registry import DEFAULT_SCHEME, SINKS, untested
 from penstock.worker.settings import budget
-from penstock.worker.shutdown import StopSignal
 
 if TYPE_CHECKING:
     from penstock.app.scope import Scope, ScopeRequest
@@ -47,7 +43,7 @@ ONE_LEDGER = (
 )
 UNREACHABLE = "Start the server, or make it reachable from this host. The setting {setting} has its address."
 WITHOUT_SPARK = "Only pipelines and `penstock ingest` need it. Give --app, and doctor checks whether that app does."
-STARTING_SPARK = "Starting Spark for a trial job: 10 to 15 s on most machines."
+STARTING_SPARK = "Opening Spark for trial jobs: 10 to 15 s on most machines; a cluster may take longer."
 FREE_BYTES_MIN = 2 * 1024**3
 
 
@@ -128,7 +124,7 @@ def _spark_checks(environ: Mapping[str, str], formats: Sequence[str], say: Calla
     yield java
     if FindingLevel.FAILED not in (extra.level, java.level):
         say(STARTING_SPARK)
-        yield guarded("spark", _spark)
+        yield guarded("spark", run_trial_job)
 
 
 def _as_warning(finding: Finding, hint: str) -> Finding:
@@ -292,7 +288,6 @@ def _settings() -> tuple[FindingLevel, str]:
 
 
 def _extra(formats: Sequence[str]) -> tuple[FindingLevel, str]:
-
     require_spark(*formats)
     found = ", ".join(f"{name} {version(name)}" for name in packages_for(*formats))
     warnings = [untested(scheme, version(SINKS[scheme].requires)) for scheme in formats]
@@ -305,7 +300,6 @@ def _extra(formats: Sequence[str]) -> tuple[FindingLevel, str]:
 
 
 def _java(environ: Mapping[str, str]) -> tuple[FindingLevel, str]:
-
     java = find_java(environ)
     notes = "".join(f"; passed over: {note}" for note in java.notes)
     return (
@@ -325,22 +319,3 @@ def _disk(folder: Path) -> Finding:
         if enough
         else "Free some space: Spark spills to the table's data directory, and runs write files before they commit.",
     )
-
-
-def _spark() -> tuple[FindingLevel, str]:
-    """Start a session, send numbers through a Python worker, write Parquet."""
-    from penstock.pipeline.spark.probe import try_out
-    from penstock.pipeline.spark.session import runtime_of
-
-    settings, clock = load_settings(), SystemClock()
-    began_at = clock.monotonic()
-    with TemporaryDirectory(prefix="penstock-doctor-") as folder:
-        scratch, log = Path(folder) / "scratch", Path(folder) / "spark.log"
-        own = Spark(settings, scratch=scratch, log=log, clock=clock, bus=Bus(), stop=StopSignal())
-        try:
-            session = own.session()
-            try_out(session, scratch)
-            place = runtime_of(session).place
-        finally:
-            own.close()
-    return FindingLevel.OK, f"runs Python in a worker on {place} ({clock.monotonic() - began_at:.1f} s)"

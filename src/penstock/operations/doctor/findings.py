@@ -35,10 +35,16 @@ def guarded(
     """
     try:
         level, found = run()
-    except TemporaryError as error:
-        return Finding(check=check, level=FindingLevel.FAILED, found=str(error), hint=when_unreachable)
-    except PenstockError as error:
-        return Finding(check=check, level=FindingLevel.FAILED, found=str(error))
     except Exception as error:  # any error: the other checks still run
-        return Finding(check=check, level=FindingLevel.FAILED, found=f"{type(error).__name__}: {error}")
+        return failure(check, error, when_unreachable=when_unreachable)
     return Finding(check=check, level=level, found=found, hint=hint if level is FindingLevel.WARNING else "")
+
+
+def failure(check: str, error: Exception, *, when_unreachable: str = "") -> Finding:
+    """Return the finding of a check that raised. ``when_unreachable`` is the hint if a server did not respond."""
+    return Finding(
+        check=check,
+        level=FindingLevel.FAILED,
+        found=str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}",
+        hint=when_unreachable if isinstance(error, TemporaryError) else "",
+    )

@@ -1,6 +1,7 @@
-"""The checks of `penstock doctor --spark`: the configured Spark, its workers, and what a pipeline needs from it."""
+"""The checks of the configured Spark. `penstock doctor` runs one trial job, `penstock doctor --spark` all checks."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -16,8 +17,9 @@ from penstock.config import Settings, load_settings
 from penstock.errors import PenstockError
 from penstock.events import Bus
 from penstock.messaging.clock import SystemClock
-from penstock.operations.doctor.findings import Finding, FindingLevel, guarded
+from penstock.operations.doctor.findings import Finding, FindingLevel, failure, guarded
 from penstock.pipeline.extra import require_spark
+from penstock.pipeline.spark.requirements import FOR_S3, REQUIRED
 from penstock.storage.address import S3Address, is_s3, s3_address
 from penstock.worker.shutdown import StopSignal
 
@@ -32,7 +34,7 @@ NO_CANCEL = "A stop waits until the running batch has ended."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SparkPlace:
+class PipelineLocations:
     """The table of one pipeline, and its source if that is known."""
 
     paths: "TablePaths"
@@ -40,7 +42,7 @@ class SparkPlace:
 
     @property
     def in_s3(self) -> Sequence[S3Address]:
-        """Return its places in S3."""
+        """Return those of them that are in S3."""
         uris = [self.paths.table.uri] if is_s3(self.paths.table.uri) else []
         uris += [self.source] if self.source is not None and is_s3(self.source) else []
         return [s3_address(uri) for uri in uris]
@@ -49,36 +51,42 @@ class SparkPlace:
 def spark_checks(request: "ScopeRequest", *, master: str | None = None) -> Iterator[Finding]:
     """Open the configured Spark, or the one at ``master``, and yield a finding for each thing that pipelines need.
 
-    Checks that depend on a failed one are skipped. The folders and S3 places are those of the named or current scope.
+    Checks that depend on a failed one are skipped. The folders and buckets are those of the named or current scope.
     """
     try:
         require_spark()
         settings = _settings(request, master)
-        places = spark_places(request)
+        locations = pipeline_locations(request)
     except PenstockError as error:
-        yield Finding(check="spark session", level=FindingLevel.FAILED, found=str(error))
+        yield failure("spark session", error)
         return
-    with TemporaryDirectory(prefix="penstock-doctor-") as folder:
-        own = Spark(
-            settings,
-            scratch=Path(folder) / "scratch",
-            log=Path(folder) / "spark.log",
-            clock=SystemClock(),
-            bus=Bus(),
-            stop=StopSignal(),
-            checks=False,
-        )
+    with _temporary_spark(settings, checks=False) as spark:
         try:
-            session: list[Session] = []
-            opened = guarded("spark session", partial(_open, own, session))
-            yield opened
-            if session:
-                yield from _SessionChecks(session[0], places).findings()
-        finally:
-            own.close()
+            session = spark.session()
+            found = _description(session)
+        except Exception as error:
+            yield failure("spark session", error)
+            return
+        yield Finding(check="spark session", level=FindingLevel.OK, found=found)
+        yield from _SessionChecks(session, locations).findings()
 
 
-def spark_places(request: "ScopeRequest") -> Sequence[SparkPlace]:
+def run_trial_job() -> tuple[FindingLevel, str]:
+    """Open the configured Spark, send numbers through a Python worker, and write Parquet if tasks run here."""
+    from penstock.pipeline.spark.session import runtime_of
+    from penstock.pipeline.spark.trial import try_out
+
+    clock = SystemClock()
+    began_at = clock.monotonic()
+    with _temporary_spark(load_settings()) as spark:
+        session = spark.session()
+        with TemporaryDirectory(prefix="penstock-doctor-") as folder:
+            try_out(session, Path(folder))
+        address = runtime_of(session).address
+    return FindingLevel.OK, f"runs Python in a worker on {address} ({clock.monotonic() - began_at:.1f} s)"
+
+
+def pipeline_locations(request: "ScopeRequest") -> Sequence[PipelineLocations]:
     """Return the tables of the named or current scope with their sources. Raises `UsageError` for a wrong name."""
     named = request.means_app or request.means_table
     try:
@@ -88,10 +96,11 @@ def spark_places(request: "ScopeRequest") -> Sequence[SparkPlace]:
             raise
         return []
     if request.app is None:
-        return [SparkPlace(paths=paths) for paths in scope.tables.values()]
+        return [PipelineLocations(paths=paths) for paths in scope.tables.values()]
     sources = {one.name: str(one.declaration.source.folder) for one in load_app(request.app).pipelines}
     return [
-        SparkPlace(paths=paths, source=source_of(sources[name], paths).address) for name, paths in scope.tables.items()
+        PipelineLocations(paths=paths, source=source_of(sources[name], paths).address)
+        for name, paths in scope.tables.items()
     ]
 
 
@@ -104,64 +113,79 @@ def _settings(request: "ScopeRequest", master: str | None) -> Settings:
     )
 
 
-def _open(own: Spark, opened: "list[Session]") -> tuple[FindingLevel, str]:
+@contextmanager
+def _temporary_spark(settings: Settings, *, checks: bool = True) -> Iterator[Spark]:
+    """Yield a holder of a Spark session whose files are deleted after the block."""
+    with TemporaryDirectory(prefix="penstock-doctor-") as folder:
+        spark = Spark(
+            settings,
+            scratch=Path(folder) / "scratch",
+            log=Path(folder) / "spark.log",
+            clock=SystemClock(),
+            bus=Bus(),
+            stop=StopSignal(),
+            checks=checks,
+        )
+        try:
+            yield spark
+        finally:
+            spark.close()
+
+
+def _description(session: "Session") -> str:
     from penstock.pipeline.spark.session import runtime_of
 
-    session = own.session()
     runtime = runtime_of(session)
     executors = runtime.executors()
     counted = "" if runtime.is_local or executors is None else f", executors: {executors}"
-    text = f"Spark {session.version} on {runtime.place}, tasks at once: {runtime.tasks_at_once()}{counted}"
-    opened.append(session)
-    return FindingLevel.OK, text
+    return f"Spark {session.version} on {runtime.address}, tasks at once: {runtime.tasks_at_once()}{counted}"
 
 
 class _SessionChecks:
     """The checks of one session."""
 
-    def __init__(self, session: "Session", places: Sequence[SparkPlace]) -> None:
+    def __init__(self, session: "Session", locations: Sequence[PipelineLocations]) -> None:
         self._session = session
-        self._places = places
-        self._uses_s3 = any(place.in_s3 for place in places)
+        self._locations = locations
+        self._uses_s3 = any(one.in_s3 for one in locations)
 
     def findings(self) -> Iterator[Finding]:
-        workers: list[WorkerPython] = []
-        surveyed = guarded("workers", partial(self._survey, workers))
-        if surveyed.level is FindingLevel.FAILED:
-            yield surveyed
+        """Yield all findings. A failed check ends those that depend on it."""
+        try:
+            workers = self._survey()
+        except Exception as error:
+            yield failure("workers", error)
             return
-        failed = False
-        for worker in workers:
-            yield _program(worker)
-            packages = self._packages(worker)
-            failed = failed or packages.level is FindingLevel.FAILED
-            yield packages
-        if failed:
+        yield from map(_program, workers)
+        packages = [self._packages(worker) for worker in workers]
+        yield from packages
+        if any(finding.level is FindingLevel.FAILED for finding in packages):
             return
-        shipped = guarded("penstock", partial(self._explained, self._shipped))
+        shipped = self._guarded("penstock", self._shipped)
         yield shipped
-        if shipped.level is FindingLevel.FAILED:
-            return
-        yield guarded("mapInArrow", partial(self._explained, self._arrow))
-        yield guarded("cancel", partial(self._explained, self._cancel), hint=NO_CANCEL)
-        for place in self._places:
-            yield guarded("shared folders", partial(self._explained, partial(self._shared, place)))
-            for address in place.in_s3:
-                yield guarded("s3 in tasks", partial(self._explained, partial(self._listed, address, place.paths.aws)))
+        if shipped.level is not FindingLevel.FAILED:
+            yield from self._jobs()
 
-    def _survey(self, workers: "list[WorkerPython]") -> tuple[FindingLevel, str]:
+    def _jobs(self) -> Iterator[Finding]:
+        yield self._guarded("mapInArrow", self._arrow)
+        yield self._guarded("cancel", self._cancel, hint=NO_CANCEL)
+        for one in self._locations:
+            yield self._guarded("shared folders", partial(self._shared, one))
+            for address in one.in_s3:
+                yield self._guarded("s3 in tasks", partial(self._listed, address, one.paths.aws))
+
+    def _survey(self) -> "Sequence[WorkerPython]":
         from penstock.pipeline.spark.faults import SPARK_ERRORS
-        from penstock.pipeline.spark.probe import FOR_S3, REQUIRED, refused, survey
+        from penstock.pipeline.spark.probe import refused, survey
         from penstock.pipeline.spark.session import runtime_of
 
         try:
-            workers += survey(self._session, [*REQUIRED, *FOR_S3])
+            return survey(self._session, [*REQUIRED, *FOR_S3])
         except SPARK_ERRORS as error:
             raise refused(error, runtime_of(self._session)) from error
-        return FindingLevel.OK, ""
 
     def _packages(self, worker: "WorkerPython") -> Finding:
-        from penstock.pipeline.spark.probe import FOR_S3, REQUIRED, package_faults, remedy
+        from penstock.pipeline.spark.probe import package_faults, remedy
 
         faults = package_faults(worker, REQUIRED)
         s3_faults = package_faults(worker, FOR_S3)
@@ -170,7 +194,7 @@ class _SessionChecks:
         if faults:
             return _lacking(worker, faults, remedy())
         names = [f"{name} {version}" for name, version in worker.packages.items() if version is not None]
-        without_s3 = f"; S3 would need more: it {' and '.join(s3_faults)}" if s3_faults else ""
+        without_s3 = f"; not enough for S3: it {' and '.join(s3_faults)}" if s3_faults else ""
         return Finding(check="packages", level=FindingLevel.OK, found=f"{worker.host}: {', '.join(names)}{without_s3}")
 
     def _shipped(self) -> tuple[FindingLevel, str]:
@@ -183,13 +207,8 @@ class _SessionChecks:
         shipped = [place for place in places if ".zip/" in place]
         if len(shipped) < len(places):
             other = next(place for place in places if place not in shipped)
-            return (
-                FindingLevel.FAILED,
-                (
-                    f"the workers import Penstock from {other}, and not the shipped version {_version()}: remove it "
-                    "from the PYTHONPATH of the executors"
-                ),
-            )
+            found = f"the workers import Penstock from {other}, and not the shipped version {_version()}"
+            return FindingLevel.FAILED, f"{found}: remove it from the PYTHONPATH of the executors"
         return FindingLevel.OK, f"{_version()}, shipped to the workers; the Python data source works"
 
     def _arrow(self) -> tuple[FindingLevel, str]:
@@ -204,13 +223,13 @@ class _SessionChecks:
             return FindingLevel.OK, "a job was cancelled by its tag"
         return FindingLevel.WARNING, "a job could not be cancelled by its tag"
 
-    def _shared(self, place: SparkPlace) -> tuple[FindingLevel, str]:
+    def _shared(self, one: PipelineLocations) -> tuple[FindingLevel, str]:
         from penstock.pipeline.spark.session import runtime_of
         from penstock.pipeline.spark.shared_folders import prove_places
 
-        paths = place.paths
+        paths = one.paths
         checked = prove_places(
-            self._session, table=paths.table, quarantine=paths.quarantine, work=paths.work, source=place.source
+            self._session, table=paths.table, quarantine=paths.quarantine, work=paths.work, source=one.source
         )
         if checked:
             return FindingLevel.OK, f"{paths.table}: all executors share its folders: {checked}"
@@ -227,15 +246,19 @@ class _SessionChecks:
         found = sorted({f"{reply.host} (credentials: {reply.found})" for reply in replies})
         return FindingLevel.OK, f"{address}: listed on {', '.join(found)}"
 
-    def _explained(self, check: Callable[[], tuple[FindingLevel, str]]) -> tuple[FindingLevel, str]:
+    def _guarded(self, check: str, run: Callable[[], tuple[FindingLevel, str]], *, hint: str = "") -> Finding:
+        """Run a check as `guarded` does, with a sentence in place of Spark's errors."""
         from penstock.pipeline.spark.faults import SPARK_ERRORS
         from penstock.pipeline.spark.probe import refused
         from penstock.pipeline.spark.session import runtime_of
 
-        try:
-            return check()
-        except SPARK_ERRORS as error:
-            raise refused(error, runtime_of(self._session), when_planning=True) from error
+        def explained() -> tuple[FindingLevel, str]:
+            try:
+                return run()
+            except SPARK_ERRORS as error:
+                raise refused(error, runtime_of(self._session), when_planning=True) from error
+
+        return guarded(check, explained, hint=hint)
 
 
 def _program(worker: "WorkerPython") -> Finding:

@@ -11,7 +11,6 @@ from penstock.app.brokers import SQS_ADDRESS, check_queues, open_broker
 from penstock.app.cleanup import Cleanup, Keep, check_fits
 from penstock.app.cleanup_runner import CleanupRunner, moved_to, source_cleanup
 from penstock.app.context import PipelineTools
-from penstock.app.named import function_named
 from penstock.app.paths import TablePaths
 from penstock.app.pipelines.plan import FAULTS_MAX, BatchLimits, PipelineBlueprint, worker_settings
 from penstock.app.sources import SourceLocation, StoreOutages
@@ -19,6 +18,7 @@ from penstock.app.spark import Spark
 from penstock.app.state import StateFolder
 from penstock.app.tables import Tables
 from penstock.app.tracing import traced
+from penstock.app.user_modules import function_named
 from penstock.config import Settings
 from penstock.errors import TemporaryError, UsageError
 from penstock.events import SchemaInferred
@@ -27,7 +27,7 @@ from penstock.objects.reference import ObjectRef
 from penstock.objects.watcher import SETTLE_SECONDS
 from penstock.pipeline.spark.declaration import Declaration, Transform
 from penstock.pipeline.spark.runtime import GivenSpark
-from penstock.pipeline.spark.session import session_is_there
+from penstock.pipeline.spark.session import has_session
 from penstock.pipeline.spark.source.datasource import canonical_ddl
 from penstock.pipeline.spark.source.infer import infer_schema
 from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions, checked
@@ -280,6 +280,6 @@ def _load_transform(name: str) -> Transform:
     try:
         return function_named(name, purpose="The transform")
     except UsageError as error:
-        if NO_SESSION_YET in str(error.__cause__) and not session_is_there():
+        if NO_SESSION_YET in str(error.__cause__) and not has_session():
             return lambda frame: _load_transform(name)(frame)  # decorators that need Spark: load it once Spark runs
         raise

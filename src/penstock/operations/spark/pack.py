@@ -2,7 +2,7 @@
 
 `pack` finds the packages and their dependencies in this environment, in their exact versions, and writes them as
 ``lib/`` beside a small ``bin/python``. For another platform or Python, pip gets the same versions as wheels. Penstock
-itself is not in the archive: it is shipped with each session (`penstock.pipeline.spark.package`).
+itself is not in the archive: it is shipped with each session (`penstock.pipeline.spark.shipping`).
 """
 
 import gzip
@@ -22,20 +22,22 @@ from pathlib import Path, PurePath
 from tempfile import TemporaryDirectory
 
 from penstock.errors import ConfigurationError, UsageError
+from penstock.pipeline.spark.requirements import FOR_LEDGER, FOR_S3, REQUIRED
 
 ALIAS = "penstock"  # the folder of the unpacked archive, in the working directory of an executor
 OWN_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 SUFFIXES = (".tar.gz", ".tgz")  # that Spark unpacks
 PYTHON_VARIABLE = "SPARK_PACK_PYTHON"
 
-_LEDGER = ("pydantic", "python-ulid", "sqlalchemy", "tenacity")  # of a reconcile that reads the ledger in tasks
+_DISTRIBUTIONS = {"ulid": "python-ulid"}  # by import, if the names differ
+_LEDGER = tuple(_DISTRIBUTIONS.get(name, name) for name in FOR_LEDGER)
 PACKAGES: Mapping[str, Sequence[str]] = {
-    "pipeline": ("numpy", "pandas", "pyarrow", "zstandard"),
-    "aws": ("boto3", "obstore"),
+    "pipeline": (*REQUIRED, "pandas"),
+    "aws": tuple(FOR_S3),
     "mysql": ("cryptography", "pymysql", *_LEDGER),
     "postgresql": ("psycopg", "psycopg-binary", *_LEDGER),
 }
-"""The packages that tasks import, by pip extra. PySpark is on every host, and only the driver uses deltalake."""
+"""The distributions that tasks import, by pip extra. PySpark is on every host, and only the driver uses deltalake."""
 
 _LEVEL = 6  # of gzip
 _TEXT_CHARS_MAX = 300
@@ -175,7 +177,9 @@ def _checked_output(request: PackRequest) -> Path:
     if not output.name.endswith(SUFFIXES):
         raise UsageError(f"--output {output} must end with {' or '.join(SUFFIXES)}: Spark unpacks it by its name.")
     if set("#,") & set(str(output)):
-        raise UsageError(f"--output {output} must have no comma and no # in its path: in spark.archives they separate.")
+        raise UsageError(
+            f"--output {output} must have no comma and no # in its path: they are separators in spark.archives."
+        )
     if not output.parent.is_dir() or output.is_dir():
         raise UsageError(f"--output {output} must be a file in a folder that exists.")
     return output

@@ -19,7 +19,7 @@ from penstock.objects.reference import ObjectRef
 from penstock.objects.s3_listing import Entry, S3Pages, Span, is_archived, reference, s3_spans
 from penstock.objects.scanner import Scanner
 from penstock.pipeline.spark.arrow_writer import arrow_schema
-from penstock.pipeline.spark.session import tasks_at_once
+from penstock.pipeline.spark.session import runtime_of
 from penstock.storage.address import S3Address
 from penstock.storage.aws import Aws
 
@@ -89,7 +89,7 @@ def listing_frame(spark: SparkSession, address: S3Address, aws: Aws, *, all_vers
     Raises `UsageError`, `ConfigurationError` and `TemporaryError` if the prefix cannot be listed.
     """
     next(iter(S3Pages(address, aws, page_keys=1)), None)  # check access before tasks start, for a clear error
-    spans = s3_spans(address, aws, parts=max(SPANS_MIN, SPANS_A_CORE * tasks_at_once(spark)))
+    spans = s3_spans(address, aws, parts=max(SPANS_MIN, SPANS_A_CORE * runtime_of(spark).tasks_at_once()))
     task = _ListingTask(address=address, aws=aws, spans=spans, all_versions=all_versions)
     return spark.range(0, len(spans), 1, len(spans)).mapInArrow(task.rows, EXISTING)
 

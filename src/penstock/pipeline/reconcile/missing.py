@@ -26,9 +26,10 @@ from penstock.objects.scanner import CHUNK_OBJECTS, PROBLEMS_MAX, TABLE_FOLDERS
 from penstock.pipeline.reconcile.alone import PREFIXES_MAX, LeftOut, MissingPrefix, ReconcileScope
 from penstock.pipeline.reconcile.existing import object_id
 from penstock.pipeline.spark.faults import SPARK_ERRORS, explain
-from penstock.pipeline.spark.probe import FOR_LEDGER, require_packages
+from penstock.pipeline.spark.probe import require_packages
 from penstock.pipeline.spark.progress import watched
-from penstock.pipeline.spark.session import runtime_of, tasks_at_once
+from penstock.pipeline.spark.requirements import FOR_LEDGER
+from penstock.pipeline.spark.session import runtime_of
 
 KNOWN_ID = "known_id"
 KNOWN = StructType([StructField(KNOWN_ID, BinaryType(), nullable=False)])
@@ -61,7 +62,7 @@ def known_frame(spark: SparkSession, ledger: Ledger, pipeline: str, *, seen_at: 
             purpose="a reconcile with this ledger",
             extra=_EXTRAS.get(ledger.driver, ""),
         )
-    tasks = min(TASKS_A_CORE * tasks_at_once(spark), TASKS_MAX)
+    tasks = min(TASKS_A_CORE * runtime_of(spark).tasks_at_once(), TASKS_MAX)
     task = _KnownIdsTask(
         url=ledger.secret_url,
         pipeline=pipeline,

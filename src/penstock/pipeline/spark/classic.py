@@ -182,16 +182,16 @@ class ClassicRuntime:
         self._gateway: Any = getattr(self._context, "_gateway", None)  # PySpark forgets it when the session ends
 
     @property
-    def place(self) -> str:
+    def address(self) -> str:
         return self._context.master or ""
 
     @property
     def is_local(self) -> bool:
-        return _LOCAL.fullmatch(self.place) is not None
+        return _LOCAL.fullmatch(self.address) is not None
 
     @property
     def tasks_run_once(self) -> bool:
-        found = _LOCAL.fullmatch(self.place)
+        found = _LOCAL.fullmatch(self.address)
         return found is not None and found["attempts"] in (None, "1")
 
     def tasks_at_once(self) -> int:

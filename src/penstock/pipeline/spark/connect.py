@@ -132,7 +132,7 @@ class ConnectRuntime:
         self._packages: set[str] = set()  # written under _lock: names of the archives that the server has
 
     @property
-    def place(self) -> str:
+    def address(self) -> str:
         return f"{SCHEME}{self._spark.client.host}"
 
     def tasks_at_once(self) -> int:

@@ -19,10 +19,10 @@ from penstock.errors import (
     TemporaryError,
     TransformError,
 )
-from penstock.messaging.failure import FailureDetails as Raised
-from penstock.messaging.failure import location_in
+from penstock.messaging.failure import FailureDetails, location_in
 from penstock.pipeline.engine import RunBroken
 from penstock.pipeline.spark import jvm
+from penstock.pipeline.spark.requirements import FOR_S3, REQUIRED
 
 # Not listed: a crashed Python worker and an exhausted heap. An object can cause either, and is found only if its runs
 # count as failed.
@@ -30,20 +30,20 @@ _MACHINERY = re.compile(r"No space left on device|Disk quota exceeded|Too many o
 _SPARK_ENDED = re.compile(
     r"SparkContext was shut down|stopped SparkContext|SparkContext is stopped|Java gateway process"
 )
-# Of Spark Connect. The last one: a new server does not know the operation that an old one was running.
+# From Spark Connect. The last one: a new server does not know the operation that an old one was running.
 _SESSION_LOST = re.compile(
     r"\[INVALID_HANDLE\.SESSION_\w+\]|\[NO_ACTIVE_SESSION\]|\[SESSION_CLOSED\]|\[RESPONSE_ALREADY_RECEIVED\]"
 )
 _UNREACHABLE = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED"})  # statuses of gRPC
 _REFUSED = frozenset({"UNAUTHENTICATED", "PERMISSION_DENIED"})
-# By another client, or by the server after it has lost this one for a while. Penstock's own cancels are checked first.
+# Another client cancelled, or the server lost this client for a while. Penstock's own cancels are checked first.
 _CANCELLED = re.compile(
     r"\[(?:OPERATION_CANCELED|INVALID_HANDLE\.OPERATION_\w+|SPARK_JOB_CANCELLED)\] [^.\n]*(?:\.[^.\n]*)?"
 )
 _GAVE_UP = "[RETRIES_EXCEEDED]"
-_JVM_STACK = "\n\nJVM stacktrace:"  # what follows it, Spark Connect appends to every message
+_JVM_STACK = "\n\nJVM stacktrace:"  # Spark Connect appends this and a stack trace to every message
 _RPC_DETAILS = re.compile(r"\A<_\w+ of RPC that terminated with:[^\0]*?\bdetails = \"(.*)\"$", re.MULTILINE)
-_JAVA_CLASS = re.compile(r"\A\((?:[\w$]+\.)+[\w$]+\) ")  # before the message of an exception PySpark has no class for
+_JAVA_CLASS = re.compile(r"\A\((?:[\w$]+\.)+[\w$]+\) ")  # before the message, if PySpark has no class for the exception
 # Raised by the reader in Spark's Python workers, during planning and in tasks; the driver gets them as text.
 _OURS = {
     f"penstock.errors.{kind.__name__}": kind
@@ -66,8 +66,8 @@ _OF_MACHINE = re.compile(r"(?:\w+\.)*(?:\w*OSError|\w*IOError|IOException|pensto
 _TRACEBACK_BEGINS = "Traceback (most recent call last):"
 _NESTED = f"SerializationError: Caused by {_TRACEBACK_BEGINS}"  # PySpark's, whose message is the traceback of its cause
 
-# No Penstock task runs without these packages; a missing module of the user's can have other reasons.
-_PACKAGES = frozenset({"penstock", "pyarrow", "numpy", "zstandard", "obstore", "boto3"})
+# Packages that tasks of Penstock import; another missing module is a matter of the user's transform.
+_PACKAGES = frozenset({"penstock", *REQUIRED, *FOR_S3})
 _NO_MODULE = re.compile(r"^ModuleNotFoundError: No module named '(\w+)", re.MULTILINE)
 _OTHER_VERSION = re.compile(
     r"^(?:[\w.]+: )?\[PYTHON_VERSION_MISMATCH\] Python in worker has different version: ([\d.]*\d)", re.MULTILINE
@@ -133,7 +133,7 @@ def explain(error: Exception) -> PenstockError:
 
 
 def connect_reason(error: Exception) -> str:
-    """Return why a Spark Connect server did not do what was asked, without a full stop."""
+    """Return why a request to a Spark Connect server failed, without a full stop."""
     return _first_line(_text(_last_failure(error))).rstrip(".")
 
 
@@ -187,7 +187,7 @@ def _broken(text: str) -> RunBroken:
     return RunBroken(
         cause if location is None else f"{cause} ({location})",
         fingerprint=_fingerprint(text),
-        raised=Raised(error_type=name, error=message, traceback=f"{frames}{cause}\n"),
+        raised=FailureDetails(error_type=name, error=message, traceback=f"{frames}{cause}\n"),
     )
 
 

@@ -25,14 +25,14 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from penstock.errors import TableError
 from penstock.pipeline.spark.arrow_writer import arrow_schema, column
-from penstock.pipeline.spark.package import ship
-from penstock.pipeline.spark.session import runtime_of, tasks_at_once
+from penstock.pipeline.spark.session import runtime_of
+from penstock.pipeline.spark.shipping import ship
 from penstock.sinks.sink import ReadableTable, TableFile
 from penstock.storage.files import Files
 
 _GLOB = re.compile(r"([{}\[\]*?\\])")
 _FILE = "__penstock_file"
-_PATH_CHARS = frozenset("-_.!~*'():@&=+$,;/")  # that a URI's path may hold as they are, apart from those of words
+_PATH_CHARS = frozenset("-_.!~*'():@&=+$,;/")  # not escaped in a URI's path, like a to z and 0 to 9
 
 PACK_BYTES_MAX = 128 << 20  # for several files together; the same default as Spark's own reader, as is OPENING_BYTES
 OPENING_BYTES = 4 << 20  # bytes that could be read in the time it takes to open a file
@@ -92,11 +92,12 @@ class RemoteFrameReader:
         for file in files:
             if file.path.startswith("/") or "://" in file.path:
                 raise TableError(
-                    f"The table {self.root.uri} names the file {file.path}, which is not below it; read the table "
-                    "with a reader that can go there."
+                    f"The table {self.root.uri} names the file {file.path}, which is not below it. Penstock cannot "
+                    "read such a table; another reader of its format can."
                 )
-        ship(runtime_of(self.spark))
-        packs = packed(files, tasks=tasks_at_once(self.spark))
+        runtime = runtime_of(self.spark)
+        ship(runtime)
+        packs = packed(files, tasks=runtime.tasks_at_once())
         task = _ReadTask(root=self.root, packs=packs, stored=arrow_schema(stored), added=arrow_schema(added))
         numbers = self.spark.range(0, len(packs), 1, len(packs))  # one per task
         return numbers.mapInArrow(task.rows, StructType([*stored, *added]))
@@ -182,8 +183,8 @@ class _ReadTask:
                     yield self._typed(batch, file)
         except FileNotFoundError as error:
             raise TableError(
-                f"The file {file.path} of the table {self.root.uri} is not there any more: the table has moved on "
-                "since this DataFrame was made; read the table anew."
+                f"The file {file.path} of the table {self.root.uri} was deleted: the table has changed since this "
+                "DataFrame was made. Read the table again."
             ) from error
 
     def _typed(self, batch: pa.RecordBatch, file: TableFile) -> pa.RecordBatch:

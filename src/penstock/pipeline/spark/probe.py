@@ -1,11 +1,11 @@
-"""Find out whether Spark's Python workers can run Penstock, before anything is claimed.
+"""Check that Spark's Python workers can run Penstock, before anything is claimed.
 
 Spark fixes the workers' Python when a session starts: from spark.pyspark.python, PYSPARK_PYTHON, or else `python3` on
 PATH. Executors may run another version of Python, lack packages, or differ from host to host.
 
 `survey` asks the workers with a function that needs nothing but Python. `check_workers` turns the replies into one
-sentence, and then runs a job through every path on which a pipeline uses Python. `require_packages` checks the packages
-that only some pipelines need.
+sentence, and then runs a job that uses Python as a pipeline does: in a data source and in an Arrow function.
+`require_packages` checks the packages that only some pipelines need.
 """
 
 import json
@@ -28,6 +28,7 @@ from pyspark.sql.types import StructType
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.pipeline.spark import survey_task
 from penstock.pipeline.spark.faults import SPARK_ERRORS, explain, python_fault
+from penstock.pipeline.spark.requirements import REQUIRED
 from penstock.pipeline.spark.runtime import SparkRuntime
 from penstock.pipeline.spark.session import runtime_of
 from penstock.pipeline.spark.source import datasource
@@ -35,11 +36,6 @@ from penstock.pipeline.spark.source import datasource
 NAME = "penstock_check"
 TASKS = "tasks"  # option: number of tasks
 _COLUMNS = "task int, file string"
-# The packages that tasks import besides Penstock, which is shipped, with their oldest versions. Measured with executors
-# that have nothing else. PySpark imports pandas if it is installed.
-REQUIRED: Mapping[str, str] = {"pyarrow": "18", "numpy": "1.26", "zstandard": "0.23"}
-FOR_S3: Mapping[str, str] = {"boto3": "1.40", "obstore": "0.10"}
-FOR_LEDGER: Mapping[str, str] = {"pydantic": "2.10", "sqlalchemy": "2.0.36", "tenacity": "9", "ulid": "3"}
 REMEDY = (
     "`penstock admin spark pack{options}` writes an archive with all packages for spark.archives; or install "
     "'penstock[pipeline{extras}]' on all hosts of the cluster for the Python that spark.pyspark.python "
@@ -61,7 +57,7 @@ class WorkerPython:
 
 
 def survey(spark: SparkSession, packages: Sequence[str]) -> Sequence[WorkerPython]:
-    """Return the different Pythons of the workers that a job with one task per slot meets.
+    """Return the different Pythons of the workers, from a job with one task per slot and one more.
 
     Raises Spark's errors, also for workers with another minor version of Python than this process.
     """
@@ -102,7 +98,7 @@ def penstock_in_workers(spark: SparkSession) -> Sequence[str]:
     runtime = runtime_of(spark)
     spark.dataSource.register(CheckSource)
     tasks = 1 if runtime.is_local else runtime.tasks_at_once() + 1
-    rows = spark.read.format(NAME).option(TASKS, tasks).load().mapInArrow(_same, _COLUMNS).collect()
+    rows = spark.read.format(NAME).option(TASKS, tasks).load().mapInArrow(unchanged, _COLUMNS).collect()
     return sorted({row.file for row in rows})
 
 
@@ -124,23 +120,53 @@ def require_packages(spark: SparkSession, packages: Mapping[str, str], *, purpos
         _checked.setdefault(spark, set()).update(packages)
 
 
-def try_out(spark: SparkSession, folder: Path) -> None:
-    """Send numbers through Python workers and, if they run on this host, write them as Parquet below ``folder``.
+def package_faults(worker: WorkerPython, packages: Mapping[str, str]) -> Sequence[str]:
+    """Return the defects of a worker's packages, as the ends of a sentence about its Python."""
+    versions = worker.packages
+    missing = [name for name in packages if versions.get(name) is None]
+    old = [
+        f"{name} {versions[name]} (at least {oldest} is needed)"
+        for name, oldest in packages.items()
+        if name not in missing and _is_older(str(versions[name]), oldest)
+    ]
+    return [f"{word} {', '.join(names)}" for word, names in (("lacks", missing), ("has", old)) if names]
 
-    Raises `ConfigurationError`.
-    """
-    try:
-        numbers = spark.range(100).mapInArrow(_same, "id long")
-        if runtime_of(spark).is_local:
-            numbers.write.parquet(str(folder / "try"))
-        else:
-            numbers.collect()
-    except SPARK_ERRORS as error:
-        raise ConfigurationError(f"Spark started and did not work: {explain(error)}") from error
+
+def refused(error: Exception, runtime: SparkRuntime, *, when_planning: bool = False) -> PenstockError:
+    """Return the error of a check. ``when_planning``: the executors' Python has run and has all packages."""
+    fault = python_fault(error)
+    if fault is None:
+        return explain(error)
+    if when_planning and not runtime.is_local:
+        return ConfigurationError(
+            "Spark plans reads on the driver's host with the program of the executors, which cannot run Penstock "
+            f"there: {fault}. Install it there, too. A relative path, as in an archive, begins in the driver's working "
+            "directory: unpack the archive there."
+        )
+    if not runtime.is_local:
+        return ConfigurationError(
+            f"The executors of {runtime.address} cannot run Penstock: {fault}; this process is Python "
+            f"{'.'.join(map(str, sys.version_info[:3]))}. {remedy()}"
+        )
+    pythons = " and ".join(runtime.worker_pythons())
+    return ConfigurationError(
+        f"Spark's Python workers ({pythons}) cannot run Penstock: {fault}. Set PYSPARK_PYTHON to a Python that has it, "
+        f"before the Spark session is started; this process runs {sys.executable}."
+    )
+
+
+def remedy(extra: str = "") -> str:
+    """Return how the workers get all packages, with those of a pip extra."""
+    return REMEDY.format(options=f" --extra {extra}" if extra else "", extras=f",{extra}" if extra else "")
+
+
+def unchanged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Return the batches as they are: the smallest Arrow function."""
+    return batches
 
 
 class CheckSource(DataSource):
-    """Data source with one row per task: the place of the worker's Penstock.
+    """Data source with one row per task: the folder or zip file of the worker's Penstock.
 
     Reading it makes a worker import all that the pipeline's own source needs.
     """
@@ -182,59 +208,15 @@ def _check_replies(
         faults = package_faults(worker, packages)
         if faults:
             raise ConfigurationError(
-                f"The executors of {runtime.place} cannot run {purpose}: Python {worker.version} at {worker.program} "
+                f"The executors of {runtime.address} cannot run {purpose}: Python {worker.version} at {worker.program} "
                 f"on the host {worker.host} {' and '.join(faults)}. {remedy(extra)}"
             )
-
-
-def package_faults(worker: WorkerPython, packages: Mapping[str, str]) -> Sequence[str]:
-    """Return the defects of a worker's packages, as the ends of a sentence about its Python."""
-    versions = worker.packages
-    missing = [name for name in packages if versions.get(name) is None]
-    old = [
-        f"{name} {versions[name]} (at least {oldest} is needed)"
-        for name, oldest in packages.items()
-        if name not in missing and _is_older(str(versions[name]), oldest)
-    ]
-    return [f"{word} {', '.join(names)}" for word, names in (("lacks", missing), ("has", old)) if names]
-
-
-def remedy(extra: str = "") -> str:
-    """Return how the workers get all packages, with those of a pip extra."""
-    return REMEDY.format(options=f" --extra {extra}" if extra else "", extras=f",{extra}" if extra else "")
 
 
 def _is_older(version: str, oldest: str) -> bool:
     """Return True if a version is older than another. One without numbers is not."""
     numbers, oldest_numbers = ([int(text) for text in re.findall(r"\d+", one)[:3]] for one in (version, oldest))
     return bool(numbers) and numbers < oldest_numbers
-
-
-def refused(error: Exception, runtime: SparkRuntime, *, when_planning: bool = False) -> PenstockError:
-    """Return the error of a check. ``when_planning``: the executors' Python has run and has all packages."""
-    fault = python_fault(error)
-    if fault is None:
-        return explain(error)
-    if when_planning and not runtime.is_local:
-        return ConfigurationError(
-            "Spark plans reads on the driver's host with the program of the executors, which cannot run Penstock "
-            f"there: {fault}. Install it there, too. A relative path, as in an archive, begins in the driver's working "
-            "directory: unpack the archive there."
-        )
-    if not runtime.is_local:
-        return ConfigurationError(
-            f"The executors of {runtime.place} cannot run Penstock: {fault}; this process is Python "
-            f"{'.'.join(map(str, sys.version_info[:3]))}. {remedy()}"
-        )
-    pythons = " and ".join(runtime.worker_pythons())
-    return ConfigurationError(
-        f"Spark's Python workers ({pythons}) cannot run Penstock: {fault}. Set PYSPARK_PYTHON to a Python that has it, "
-        f"before the Spark session is started; this process runs {sys.executable}."
-    )
-
-
-def _same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    return batches
 
 
 def _all_ours(runtime: SparkRuntime) -> bool:

@@ -24,11 +24,11 @@ _HISTORY = f"/history/{APP_ID}"  # the history server's own path of an applicati
 
 
 class SparkRuntime(Protocol):
-    """One Spark session. Thread-safe. Errors are Spark's own; see `penstock.pipeline.spark.faults`."""
+    """The operations of one Spark session. Thread-safe. Raises Spark's errors; see `penstock.pipeline.spark.faults`."""
 
     @property
-    def place(self) -> str:
-        """Return what people call this Spark: the address of its master or of its Connect server."""
+    def address(self) -> str:
+        """Return the address of its master or of its Connect server, for people."""
         ...
 
     @property
@@ -46,17 +46,17 @@ class SparkRuntime(Protocol):
         ...
 
     def executors(self) -> int | None:
-        """Return the number of executors registered so far, at least 1; None if this Spark does not tell."""
+        """Return the number of executors registered so far, at least 1; None if it is unknown."""
         ...
 
     def worker_pythons(self) -> Sequence[str]:
-        """Return the Python programs that Spark starts for tasks and for planning, as far as this process knows."""
+        """Return the Python programs that Spark starts for tasks and for planning; empty if they are unknown."""
         ...
 
     def tagged(self, tag: str, description: str, *, pool: str | None = None) -> AbstractContextManager[None]:
         """Mark the jobs that this thread starts in the block, for `cancel`, `tasks` and `page`.
 
-        ``pool`` is the scheduler pool of the jobs, where Spark has pools.
+        ``pool`` is the scheduler pool of the jobs. Spark Connect has no pools.
         """
         ...
 

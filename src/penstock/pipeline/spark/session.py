@@ -1,4 +1,4 @@
-"""The runtime of a session, classic or Connect, and the session that this process has already."""
+"""Use a session without knowing its kind: classic, or of Spark Connect. Connect is imported only if it is used."""
 
 from pyspark.sql import SparkSession, is_remote
 
@@ -12,7 +12,7 @@ _CONNECT = "pyspark.sql.connect"  # the package of Connect's classes, whose impo
 
 def runtime_of(spark: SparkSession) -> SparkRuntime:
     """Return the runtime of a session, classic or Connect."""
-    if type(spark).__module__.startswith(_CONNECT):
+    if _is_connect(spark):
         from penstock.pipeline.spark.connect import connect_runtime
 
         return connect_runtime(spark)
@@ -21,17 +21,12 @@ def runtime_of(spark: SparkSession) -> SparkRuntime:
     return ClassicRuntime(spark)
 
 
-def tasks_at_once(spark: SparkSession) -> int:
-    """Return the number of tasks that the session runs at once."""
-    return runtime_of(spark).tasks_at_once()
-
-
 def is_session(value: object) -> bool:
     """Return True for a Spark session, classic or Connect."""
     return isinstance(value, SparkSession) or type(value).__module__ == "pyspark.sql.connect.session"
 
 
-def session_is_there() -> bool:
+def has_session() -> bool:
     """Return True if this process has a session, ours or the user's, in whichever thread it was started."""
     if is_remote():
         from penstock.pipeline.spark import connect
@@ -54,11 +49,12 @@ def current_session() -> SparkSession:
 
 
 def leave_sibling(sibling: SparkSession, given: SparkSession, seconds: float) -> None:
-    """End the use of a sibling of a given session, which is not affected. Takes up to ``seconds``.
+    """Stop using a sibling. The given session is not affected. Takes up to ``seconds``.
 
-    Classic Spark took it for the session of this process; a Connect server would keep it for an hour.
+    Classic Spark gets the given session as the active one again, and a Connect server releases the sibling, which it
+    would keep for an hour.
     """
-    if type(sibling).__module__.startswith(_CONNECT):
+    if _is_connect(sibling):
         from penstock.pipeline.spark import connect
 
         connect.release_sibling(sibling, seconds=seconds)
@@ -68,9 +64,12 @@ def leave_sibling(sibling: SparkSession, given: SparkSession, seconds: float) ->
         classic.leave_sibling(sibling, given)
 
 
-def end(spark: SparkSession, at_once: bool, seconds: float) -> None:
-    """End a session that `current_session` made."""
-    if type(spark).__module__.startswith(_CONNECT):
+def end_session(spark: SparkSession, *, at_once: bool, seconds: float) -> None:
+    """End a session of our own, or one that `current_session` made; give up after ``seconds``.
+
+    ``at_once`` skips classic Spark's own shutdown.
+    """
+    if _is_connect(spark):
         from penstock.pipeline.spark import connect
 
         connect.end_session(spark, seconds=seconds)
@@ -78,6 +77,10 @@ def end(spark: SparkSession, at_once: bool, seconds: float) -> None:
         from penstock.pipeline.spark import classic
 
         classic.end_session(spark, at_once=at_once, seconds=seconds)
+
+
+def _is_connect(spark: SparkSession) -> bool:
+    return type(spark).__module__.startswith(_CONNECT)
 
 
 def _found_session() -> SparkSession | None:

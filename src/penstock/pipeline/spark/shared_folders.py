@@ -2,7 +2,7 @@
 
 The driver writes a token into each folder that tasks write to; a job on all executors reads the token and writes a
 reply file, and the driver must see every reply. The source may be read-only, so tasks only check that they see files
-the driver sees. S3 is shared by nature, and a Spark inside this process's own JVM has one host: neither needs a proof.
+the driver sees. All hosts share S3, and a Spark inside this process's own JVM has one host: neither needs a proof.
 Executors that join later are caught by `ReadPlan.check_seen` before they read and by `list_files` after they wrote.
 """
 
@@ -41,7 +41,7 @@ _REPLY = pa.schema(
         ("executor", pa.string()),
         ("host", pa.string()),
         ("folder", pa.int32()),  # index of the written folder; null: the source
-        ("reply_file", pa.string()),  # the file that the task wrote beside the token; null: it does not see the token
+        ("reply_file", pa.string()),  # written by the task beside the token; null: the task does not see the token
         ("unseen", pa.string()),  # the URI of a source file that the task does not see
         ("reason", pa.string()),
     ]
@@ -64,7 +64,7 @@ def prove_shared(spark: SparkSession, declaration: Declaration) -> None:
 
 
 def prove_places(spark: SparkSession, *, table: Files, quarantine: Files, work: Files, source: str | None) -> int:
-    """Prove that all executors share the folders of a table and, if given, its source; return how many were checked.
+    """Prove that all executors share the folders of a table and, if given, its source. Return the number of folders.
 
     Places in S3 count as shared, and a Spark in this process has one host. Raises as `prove_shared`.
     """
@@ -97,7 +97,8 @@ def _prove(spark: SparkSession, written: Sequence[Files], source: str | None) ->
         )
         proof = _Proof(spark, task)
         for _ in range(ROUNDS_MAX):
-            if proof.covers_all(proof.round()):
+            proof.run_round()
+            if proof.is_complete:
                 return
 
 
@@ -133,37 +134,37 @@ class _Token:
 
 
 class _Proof:
-    """The rounds of one proof."""
+    """The rounds of one proof. Used by one thread."""
 
     def __init__(self, spark: SparkSession, task: "_ProofTask") -> None:
         self._spark = spark
         self._runtime: SparkRuntime = runtime_of(spark)
         self._task = task
         self._seen: set[str] = set()  # executors that replied
+        self.is_complete = False  # every registered executor has replied, as of the last round
 
-    def round(self) -> Sequence[Any]:
-        """Run one task per slot, and one more."""
-        tasks = max(self._runtime.tasks_at_once(), self._runtime.executors() or 1) + 1
-        numbers = self._spark.range(0, tasks, 1, tasks)
-        try:
-            return numbers.mapInArrow(self._task.replies, _REPLY_DDL).collect()
-        except SPARK_ERRORS as error:
-            raise explain(error) from error
+    def run_round(self) -> None:
+        """Run one task per slot, and one more, and check their replies.
 
-    def covers_all(self, replies: Sequence[Any]) -> bool:
-        """Check the replies of a round. Return True if every registered executor has replied by now.
-
-        If their number is unknown, they count as complete when a round has met no new one.
+        If the number of executors is unknown, the proof is complete when a round has met no new one.
         """
         known = len(self._seen)
-        for reply in replies:
+        for reply in self._replies():
             self._seen.add(reply.executor)
             if reply.folder is not None:
                 self._check_folder(reply)
             elif reply.unseen is not None:
                 self._check_source(reply)
         executors = self._runtime.executors()
-        return len(self._seen) == known if executors is None else len(self._seen) >= executors
+        self.is_complete = len(self._seen) == known if executors is None else len(self._seen) >= executors
+
+    def _replies(self) -> Sequence[Any]:
+        tasks = max(self._runtime.tasks_at_once(), self._runtime.executors() or 1) + 1
+        numbers = self._spark.range(0, tasks, 1, tasks)
+        try:
+            return numbers.mapInArrow(self._task.replies, _REPLY_DDL).collect()
+        except SPARK_ERRORS as error:
+            raise explain(error) from error
 
     def _check_folder(self, reply: Any) -> None:
         location = self._task.folders[reply.folder]
@@ -185,8 +186,8 @@ class _Proof:
 
     def _not_shared(self, location: object, why: str) -> ConfigurationError:
         return ConfigurationError(
-            f"The hosts of the Spark cluster {self._runtime.place} do not share the folder {location}: {why}. Mount it "
-            "on all hosts under the same path, use a location in S3, or set spark.master to local[*] to run on this "
+            f"The hosts of the Spark cluster {self._runtime.address} do not share the folder {location}: {why}. Mount "
+            "it on all hosts under the same path, use a location in S3, or set spark.master to local[*] to run on this "
             "host alone."
         )
 
@@ -229,12 +230,12 @@ class _ProofTask:
         if self.source is None:
             return
         if not Path(self.source).is_dir() or (self.hidden is not None and not Path(self.hidden).exists()):
-            yield {"unseen": self.source, "reason": "what this host sees there"}
+            yield {"unseen": self.source, "reason": "the files that this host sees there"}
         store = LocalStore(self.source)
         for ref in self.sample:
             reason = _reason_unseen(store, ref)
             if reason is not None:
-                yield {"unseen": ref.uri, "reason": f"a file that is there ({reason})"}
+                yield {"unseen": ref.uri, "reason": f"a file of the source ({reason})"}
 
 
 def _reason_unseen(store: LocalStore, ref: ObjectRef) -> str | None:

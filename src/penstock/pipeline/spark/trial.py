@@ -1,24 +1,26 @@
-"""Small jobs that try out what a pipeline needs from a Spark. `penstock doctor --spark` runs them."""
+"""Small trial jobs for the things that a pipeline needs from Spark. `penstock doctor` runs them."""
 
 import json
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from socket import gethostname
 from uuid import uuid4
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from penstock.errors import PenstockError
+from penstock.errors import ConfigurationError, PenstockError
 from penstock.objects.s3_listing import S3Pages
-from penstock.pipeline.spark.faults import SPARK_ERRORS
+from penstock.pipeline.spark.faults import SPARK_ERRORS, explain
+from penstock.pipeline.spark.probe import unchanged
 from penstock.pipeline.spark.session import runtime_of
 from penstock.storage.address import S3Address
 from penstock.storage.aws import Aws, access
 
-JOB_SECONDS = 30.0  # of the job that is cancelled; its end if it is not
+JOB_SECONDS = 30.0  # after these, the job that is to be cancelled ends on its own
 CANCEL_AGAIN_SECONDS = 0.5
 
 _REPLY = pa.schema([("host", pa.string()), ("found", pa.string()), ("fault", pa.string())])
@@ -34,10 +36,25 @@ class TaskReply:
     fault: str | None
 
 
+def try_out(spark: SparkSession, folder: Path) -> None:
+    """Send numbers through Python workers. If they run on this host, also write them as Parquet below ``folder``.
+
+    Raises `ConfigurationError`.
+    """
+    try:
+        numbers = spark.range(100).mapInArrow(unchanged, "id long")
+        if runtime_of(spark).is_local:
+            numbers.write.parquet(str(folder / "try"))
+        else:
+            numbers.collect()
+    except SPARK_ERRORS as error:
+        raise ConfigurationError(f"Spark started, but a trial job failed: {explain(error)}") from error
+
+
 def run_arrow(spark: SparkSession) -> int:
-    """Send numbers through an Arrow function in as many tasks as run at once; return the number of tasks."""
+    """Send numbers through an Arrow function, in one task per slot; return the number of tasks."""
     tasks = runtime_of(spark).tasks_at_once()
-    spark.range(0, tasks, 1, tasks).mapInArrow(_same, "id long").collect()
+    spark.range(0, tasks, 1, tasks).mapInArrow(unchanged, "id long").collect()
     return tasks
 
 
@@ -64,7 +81,7 @@ def cancel_by_tag(spark: SparkSession) -> bool:
 
 
 def list_s3(spark: SparkSession, address: S3Address, aws: Aws) -> Sequence[TaskReply]:
-    """List one key of a place in S3 in as many tasks as run at once. Return the different replies.
+    """List one key below an address in S3, in one task per slot and one more. Return the different replies.
 
     A reply names the kind of credentials, never the credentials.
     """
@@ -104,7 +121,3 @@ class _Wait:
         for batch in batches:
             threading.Event().wait(self.seconds)
             yield batch
-
-
-def _same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    return batches

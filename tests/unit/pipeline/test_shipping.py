@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ConfigurationError
-from penstock.pipeline.spark.package import module_archive, package_archive
+from penstock.pipeline.spark.shipping import module_archive, package_archive
 
 
 def imported(archive: Path, statement: str) -> str:

@@ -1,4 +1,4 @@
-"""Import what users name as ``module:function``, also from modules in the current folder."""
+"""Import the modules and functions that users name, such as ``module:function``, also from the current folder."""
 
 import importlib
 import sys
