@@ -34,6 +34,7 @@ from penstock.pipeline.spark.runtime import HISTORY_URL, history_root
 PY4J = "py4j"
 
 WORKER_PYTHON = "spark.pyspark.python"
+API_MODE = "spark.api.mode"
 DRIVER_JAVA_OPTIONS = "spark.driver.defaultJavaOptions"
 # Properties of a thread that `ClassicRuntime.tagged` sets. Job tags are added and removed one by one.
 _JOB_PROPERTIES = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
@@ -382,7 +383,8 @@ def _planning_folder(settings: SessionSettings, conf: SparkConf) -> Path | None:
 def _conf(settings: SessionSettings) -> SparkConf:
     """Return the settings with which the JVM is launched. They override the cluster's own (spark-defaults.conf)."""
     conf = SparkConf(loadDefaults=False)
-    for key, value in {**_own_conf(settings), **settings.extra_conf, **REQUIRED_CONF}.items():
+    # spark-defaults.conf may choose Spark Connect, with which the JVM has no session for this process.
+    for key, value in {**_own_conf(settings), **settings.extra_conf, **REQUIRED_CONF, API_MODE: "classic"}.items():
         conf.set(key, value)
     return conf
 
