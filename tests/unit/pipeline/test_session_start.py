@@ -9,7 +9,14 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from penstock.pipeline.spark.classic import ClassicRuntime, SessionSettings, _own_conf, _planning_folder, complaint
+from penstock.pipeline.spark.classic import (
+    ClassicRuntime,
+    SessionSettings,
+    _conf,
+    _own_conf,
+    _planning_folder,
+    complaint,
+)
 
 WARNINGS = """WARNING: Using incubator modules: jdk.incubator.vector
 2026-01-01T03:30:49.516 WARN Utils: Set SPARK_LOCAL_IP if you need to bind to another address
@@ -55,6 +62,17 @@ def test_the_master_determines_where_tasks_run_and_how_often(master: str, here: 
     spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(master=master))
     runtime = ClassicRuntime(spark)
     assert (runtime.is_local, runtime.tasks_run_once) == (here, once)
+
+
+def test_a_session_of_penstock_is_classic_although_the_defaults_of_spark_choose_connect(tmp_path: Path) -> None:
+    settings = SessionSettings(
+        master="local[1]",
+        java_home=tmp_path,
+        scratch=tmp_path,
+        log=tmp_path / "spark.log",
+        extra_conf={"spark.api.mode": "connect"},
+    )
+    assert _conf(settings).get("spark.api.mode") == "classic"
 
 
 def test_the_log_configuration_of_the_jvm_exists(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from penstock.app.sources import SourceScan, source_of
 from penstock.app.spark import app_spark
 from penstock.app.telemetry import guarded, open_telemetry
 from penstock.app.tracing import traced, tracing_of
-from penstock.errors import UsageError
+from penstock.errors import TemporaryError, UsageError
 from penstock.events import BatchCommitted, Bus, Event, Listener, ObjectFailed, SelectiveListener
 from penstock.ledger.records import ObjectState
 from penstock.messaging.clock import SystemClock
@@ -151,7 +151,7 @@ def run(
         completion.begin()
         if not (available_now and completion.advance()) and not stop.requested:
             worker = _worker(plan, context, queue=completion.queue, liveness=liveness)
-            if not stop.requested:
+            if worker is not None and not stop.requested:
                 if not available_now:
                     stack.enter_context(context.outage.watching())
                     stack.enter_context(context.stores.watching())
@@ -180,9 +180,14 @@ def _cleanup_runner(declaration: PipelineDeclaration, context: ServiceContext) -
     return CleanupRunner(work, stop=context.stop, bus=context.bus, clock=context.clock, random=context.random)
 
 
-def _worker(plan: PipelinePlan, context: ServiceContext, *, queue: str, liveness: Liveness) -> Worker:
-    """Return the worker, with Spark started, which may take a while."""
-    consumer = plan.blueprint.consumer(context.spark(), queue=queue)
+def _worker(plan: PipelinePlan, context: ServiceContext, *, queue: str, liveness: Liveness) -> Worker | None:
+    """Return the worker, with Spark started, which may take a while; None if that was stopped."""
+    try:
+        consumer = plan.blueprint.consumer(context.spark(), queue=queue)
+    except TemporaryError:
+        if context.stop.requested:  # it cancels the jobs that check a cluster
+            return None
+        raise
     return Worker(
         broker=context.broker,
         consumers=traced([consumer], context.tracing, system=context.broker.capabilities.system),

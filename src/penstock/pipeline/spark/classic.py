@@ -20,7 +20,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from pyspark import SparkConf, SparkContext
+from pyspark import RDD, SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
@@ -34,6 +34,7 @@ from penstock.pipeline.spark.runtime import HISTORY_URL, history_root
 PY4J = "py4j"
 
 WORKER_PYTHON = "spark.pyspark.python"
+API_MODE = "spark.api.mode"
 DRIVER_JAVA_OPTIONS = "spark.driver.defaultJavaOptions"
 # Properties of a thread that `ClassicRuntime.tagged` sets. Job tags are added and removed one by one.
 _JOB_PROPERTIES = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
@@ -285,7 +286,10 @@ class ClassicRuntime:
 
     def sibling(self) -> SparkSession:
         java: Any = self._spark._jsparkSession  # PySpark offers only newSession, which drops settings and views
+        rdds: Any = RDD
+        to_frame = rdds.toDF
         sibling = SparkSession(self._context, java.cloneSession())
+        rdds.toDF = to_frame  # PySpark had bound it to the sibling, also for the user's RDDs
         set_required(sibling)
         return sibling
 
@@ -379,7 +383,8 @@ def _planning_folder(settings: SessionSettings, conf: SparkConf) -> Path | None:
 def _conf(settings: SessionSettings) -> SparkConf:
     """Return the settings with which the JVM is launched. They override the cluster's own (spark-defaults.conf)."""
     conf = SparkConf(loadDefaults=False)
-    for key, value in {**_own_conf(settings), **settings.extra_conf, **REQUIRED_CONF}.items():
+    # spark-defaults.conf may choose Spark Connect, with which the JVM has no session for this process.
+    for key, value in {**_own_conf(settings), **settings.extra_conf, **REQUIRED_CONF, API_MODE: "classic"}.items():
         conf.set(key, value)
     return conf
 

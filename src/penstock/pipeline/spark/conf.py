@@ -9,6 +9,10 @@ REQUIRED_CONF: Mapping[str, str] = {
     "spark.sql.session.timeZone": "UTC",
     # pyiceberg refuses INT96, Spark's default, and INT96 carries no statistics.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # LEGACY would write old dates as days of another calendar, which only Spark could read.
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+    # The type of an exception in a Python worker says if an object or the machine is at fault.
+    "spark.sql.execution.pyspark.udf.hideTraceback.enabled": "false",
     # Files are listed in a manifest, so nothing reads the marker file.
     "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
     # The ledger's commit makes files count, so the second rename of version 1 protects nothing.
