@@ -96,7 +96,8 @@ class PackReport:
 def pack(request: PackRequest) -> PackReport:
     """Write the archive. The same environment gives the same bytes.
 
-    Raises `UsageError` for invalid options and `ConfigurationError` for packages that are missing or cannot be packed.
+    Raises `UsageError` for invalid options and `ConfigurationError` for packages that are missing or cannot be packed,
+    and for a folder that cannot be written.
     """
     output = _checked_output(request)
     found = distributions([*_roots(request), *request.packages])
@@ -169,6 +170,10 @@ def _checked_output(request: PackRequest) -> Path:
     unknown = [extra for extra in request.extras if extra not in PACKAGES]
     if unknown:
         raise UsageError(f"--extra {unknown[0]} has nothing for executors; the extras are {', '.join(PACKAGES)}.")
+    for option, values in (("--package", request.packages), ("--platform", request.platforms)):
+        invalid = [value for value in values if _NAME.fullmatch(value) is None]
+        if invalid:
+            raise UsageError(f"{option} {invalid[0]!r} must be the name of one {option.removeprefix('--')}.")
     if _VERSION.fullmatch(request.python) is None:
         raise UsageError(f"--python-version {request.python} must be a version such as {OWN_PYTHON}.")
     output = (request.output or Path(f"penstock-python{request.python}.tar.gz")).absolute()
@@ -187,8 +192,12 @@ def _roots(request: PackRequest) -> Sequence[str]:
 
 @contextmanager
 def _draft_of(output: Path) -> Iterator[Path]:
-    """Yield the path of a draft beside the output. It is deleted if it is still there after the block."""
+    """Yield the path of a draft beside the output, which exists. It is deleted if it is still there after the block."""
     draft = output.with_name(f".{output.name}.{os.getpid()}.part")
+    try:
+        draft.touch()
+    except OSError as error:
+        raise ConfigurationError(f"The archive {output} cannot be written: {error.strerror or error}.") from error
     try:
         yield draft
     finally:
