@@ -26,7 +26,7 @@ DAY = 86_400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """What is measured (docs/run/capacity.md, docs/why/benchmarks.md), documented by AWS, or assumed."""
+    """Costs that were measured (docs/run/capacity.md, docs/why/benchmarks.md), that AWS documents, or assumed."""
 
     driver_us: float = 169.0  # of one core per object: `benchmarks.objects`, 100,000 objects
     sqs_us: float = 170.0  # of the driver's core per message, for boto3 in full batches: `benchmarks.sqs`
@@ -36,7 +36,7 @@ class Costs:
     spark_gb_seconds: float = 13.0  # of a core per GB as stored: `benchmarks.chain`
     spark_batch_seconds: float = 2.0  # fixed, per batch: `benchmarks.objects`, 1,000 objects
     publish_ms: float = 11.0  # of one commit: `benchmarks.publish`
-    publish_commit_ms: float = 0.025  # more per commit that the log has: `benchmarks.publish`
+    publish_file_us: float = 3.5  # more per file that the table has: `benchmarks.publish`
     s3_seconds: float = 0.1  # of one request for a small object; AWS documents 0.1 to 0.2
     publish_requests: float = 8.0  # one after the other, of a publish in S3 (assumed)
     s3_gets: float = 5_500.0  # per second and partitioned prefix, at least (AWS)
@@ -51,7 +51,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What arrives, and what works on it. Pipelines share Spark's cores and the S3 prefixes evenly."""
+    """The arriving volume and the pipelines for it, which share Spark's cores and the S3 prefixes evenly."""
 
     tb_per_day: float = 100.0
     object_mb: float = 0.1
@@ -62,7 +62,7 @@ class Plan:
     workers: int = 1  # of each pipeline
     cores: int = 128  # of Spark, in all
     prefixes: int = 4  # of S3 that AWS has partitioned, in all
-    commits: int = 1_000  # that the log of each table has at the beginning
+    files: int = 100_000  # that each table has at the beginning
     hours: float = 2.0
 
     @property
@@ -111,6 +111,7 @@ class _Pipeline:
     waiting: list["_Batch"] = field(default_factory=list)  # committed, for the next publish
     publishing: bool = False
     commits: int = 0
+    files: int = 0  # of the table
 
 
 @dataclass(slots=True, kw_only=True)
@@ -125,7 +126,7 @@ class _Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What a simulation shows. Ages are those of objects that were published after the first tenth of the time."""
+    """The outcome of a simulation. Ages are those of objects that were published after the first tenth of the time."""
 
     utilization: dict[str, float]
     bottleneck: str
@@ -142,7 +143,7 @@ class Simulation:
         self.plan, self.costs, self.until = plan, costs, plan.hours * 3600.0
         self.rate = plan.objects_per_second / plan.pipelines  # of one pipeline
         self.pipelines = [
-            _Pipeline([_Worker() for _ in range(plan.workers)], commits=plan.commits) for _ in range(plan.pipelines)
+            _Pipeline([_Worker() for _ in range(plan.workers)], files=plan.files) for _ in range(plan.pipelines)
         ]
         self.s3 = Server()
         self.published: list[_Batch] = []
@@ -194,7 +195,7 @@ class Simulation:
         half = count * (costs.driver_us + costs.sqs_us) / 2e6
         yield worker.driver.serve(self._now, half, until)
         yield pipeline.ledger.serve(self._now, count * costs.claim_us / 1e6, until)
-        task = max(costs.spark_object_ms / 1e3, costs.s3_seconds / OPENED_MAX)  # a task opens OPENED_MAX objects at once
+        task = max(costs.spark_object_ms / 1e3, costs.s3_seconds / OPENED_MAX)  # it opens that many objects at once
         work = count * (task + plan.object_mb / 1e3 * costs.spark_gb_seconds)
         gets = self.s3.serve(self._now, count / (costs.s3_gets * plan.prefixes), until)
         parallel = min(cores, max(1, count))
@@ -216,9 +217,10 @@ class Simulation:
                 files += pipeline.waiting[number].files
                 number += 1
             batches, pipeline.waiting = pipeline.waiting[:number], pipeline.waiting[number:]
-            seconds = (costs.publish_ms + costs.publish_commit_ms * pipeline.commits) / 1e3
+            seconds = (costs.publish_ms + costs.publish_file_us / 1e3 * pipeline.files) / 1e3
             yield pipeline.table.serve(self._now, seconds + costs.publish_requests * costs.s3_seconds, self.until)
             pipeline.commits += 1
+            pipeline.files += files
             for batch in batches:
                 batch.published = self._now
                 pipeline.held -= batch.objects
@@ -260,7 +262,7 @@ class Simulation:
             backlog=arrived - processed,
             age_p50=_percentile(ages, 0.5),
             age_p99=_percentile(ages, 0.99),
-            commits_per_hour=sum(pipeline.commits - plan.commits for pipeline in self.pipelines) / plan.hours,
+            commits_per_hour=sum(pipeline.commits for pipeline in self.pipelines) / plan.hours,
             month=self._month(processed),
         )
 
@@ -298,7 +300,7 @@ def simulate(plan: Plan, costs: Costs | None = None) -> Result:
 SCENARIOS = (
     Plan(),
     Plan(batch=100_000),
-    Plan(pipelines=8, prefixes=8, cores=192),
+    Plan(workers=8, prefixes=8, cores=192),
     Plan(pipelines=8, prefixes=8, cores=192, batch=20_000),
     Plan(pipelines=16, prefixes=8, cores=192, batch=20_000),
     Plan(object_mb=10.0, cores=32),
@@ -317,8 +319,7 @@ def table(plans: Sequence[Plan], costs: Costs) -> str:
         ("Spark cores", [f"{plan.cores}" for plan in plans]),
     ]
     rows += [
-        (f"{name}, busy", [f"{result.utilization[name]:.0%}" for result in results])
-        for name in results[0].utilization
+        (f"{name}, busy", [f"{result.utilization[name]:.0%}" for result in results]) for name in results[0].utilization
     ]
     rows += [
         ("**bounded by**", [f"**{result.bottleneck}**" if result.overloaded else "-" for result in results]),

@@ -64,7 +64,8 @@ def _files(root: LocalFiles, seq: int, count: int) -> list[DataFile]:
 
 def _publish(sink: DeltaTableSink, seq: int, files: list[DataFile]) -> None:
     table = sink.load()
-    assert table is not None and table.position.seq == seq - 1
+    assert table is not None
+    assert table.position.seq == seq - 1
     table.append(Append(seq=seq, attempt_id=f"attempt-{seq}", files=files))
 
 

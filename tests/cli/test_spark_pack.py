@@ -31,13 +31,15 @@ def test_the_text_names_the_archive_its_packages_and_the_settings(penstock: Call
     archive = tmp_path / f"penstock-python{OWN_PYTHON}.tar.gz"
     assert (ended.exit_code, ended.err) == (0, "")
     first, *others = ended.out.splitlines()
-    assert first.startswith(f"{archive}: ") and first.endswith(f" MB, 1 package for Python {OWN_PYTHON}.")
+    assert first.startswith(f"{archive}: ")
+    assert first.endswith(f" MB, 1 package for Python {OWN_PYTHON}.")
     assert others == [
         f"Packages: zstandard {ZSTANDARD}.",
         "Settings of Spark (spark.conf in Penstock's settings, or --conf of spark-submit):",
         f"  spark.archives={archive}#penstock",
         "  spark.pyspark.python=./penstock/bin/python",
-        "Under spark-submit in client mode, also unpack it into the folder penstock/ of the driver's working directory.",
+        "Under spark-submit in client mode, also unpack it into the folder penstock/ of the driver's working "
+        "directory.",
     ]
     with tarfile.open(archive) as file:
         assert {"bin/python", "lib/zstandard/__init__.py"} <= set(file.getnames())
@@ -86,7 +88,9 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(
 
     assert ended.exit_code == exit_code
     assert ended.out == ""
-    assert ended.err.startswith("penstock: ") and sentence in ended.err and ended.err.count("\n") == 1
+    assert ended.err.startswith("penstock: ")
+    assert sentence in ended.err
+    assert ended.err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,4 +1,4 @@
-"""The simulation behind docs/run/capacity.md: cases with a known answer, and the page's table is what it prints."""
+"""The simulation behind docs/run/capacity.md: cases with a known answer, and the page has the table that it prints."""
 
 import re
 from dataclasses import fields, replace
@@ -12,7 +12,7 @@ FREE = replace(
     Costs(),
     **{field.name: 0.0 for field in fields(Costs) if field.name.endswith(("_us", "_ms", "_seconds", "_requests"))},
 )
-EVERY_TEN_SECONDS = Plan(tb_per_day=8_640 * 1e-6, object_mb=1.0, batch=1, commits=0)  # 8,640 objects a day
+EVERY_TEN_SECONDS = Plan(tb_per_day=8_640 * 1e-6, object_mb=1.0, batch=1, files=0)  # 8,640 objects a day
 
 
 def test_an_idle_pipeline_has_the_age_and_utilization_of_its_only_cost() -> None:
@@ -30,7 +30,7 @@ def test_an_overloaded_pipeline_has_the_backlog_that_its_slowest_resource_leaves
 
     assert result.overloaded
     assert result.bottleneck == "Spark"
-    assert result.backlog == pytest.approx(720 - 360, abs=2)  # two hours: one object per 10 s arrives, one per 20 s ends
+    assert result.backlog == pytest.approx(720 - 360, abs=2)  # in two hours one per 10 s arrives, one per 20 s ends
     assert result.age_p99 == pytest.approx(3_600, rel=0.05)
 
 
@@ -69,7 +69,9 @@ def test_more_volume_never_makes_rows_younger_and_more_pipelines_never_make_a_re
     small, large = (simulate(Plan(tb_per_day=tb, object_mb=10.0, cores=32, hours=1.0)) for tb in (20.0, 100.0))
     few, many = (simulate(Plan(pipelines=count, batch=20_000, cores=512, hours=0.5)) for count in (8, 16))
 
-    assert small.age_p50 is not None and large.age_p50 is not None and small.age_p50 <= large.age_p50
+    assert small.age_p50 is not None
+    assert large.age_p50 is not None
+    assert small.age_p50 <= large.age_p50
     assert busiest(small) <= busiest(large)
     assert busiest(many) <= busiest(few)
 
@@ -90,7 +92,7 @@ def test_every_object_is_published_once_and_in_order() -> None:
     assert ends[-1] + result.backlog == round(Plan().objects_per_second * 1_800)
 
 
-def test_the_table_of_the_page_is_what_the_command_prints() -> None:
+def test_the_page_has_the_table_that_the_command_prints() -> None:
     assert table(SCENARIOS, Costs()) in PAGE, "run `python -m benchmarks.capacity` and put its table into the page"
 
 
