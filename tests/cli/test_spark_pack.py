@@ -16,6 +16,9 @@ from penstock.operations.spark import pack as module
 from penstock.operations.spark.pack import OWN_PYTHON
 
 ZSTANDARD = version("zstandard")
+UNPACK = (
+    "Under spark-submit in client mode, also unpack it into the folder penstock/ of the driver's working directory."
+)
 
 
 @pytest.fixture(autouse=True)
@@ -38,8 +41,7 @@ def test_the_text_names_the_archive_its_packages_and_the_settings(penstock: Call
         "Settings of Spark (spark.conf in Penstock's settings, or --conf of spark-submit):",
         f"  spark.archives={archive}#penstock",
         "  spark.pyspark.python=./penstock/bin/python",
-        "Under spark-submit in client mode, also unpack it into the folder penstock/ of the driver's working "
-        "directory.",
+        UNPACK,
     ]
     with tarfile.open(archive) as file:
         assert {"bin/python", "lib/zstandard/__init__.py"} <= set(file.getnames())
