@@ -30,8 +30,8 @@ class Costs:
 
     driver_us: float = 169.0  # of one core per object: `benchmarks.objects`, 100,000 objects
     sqs_us: float = 170.0  # of the driver's core per message, for boto3 in full batches: `benchmarks.sqs`
-    claim_us: float = 300.0  # of the ledger per object: `benchmarks.ledger_inserts` on PostgreSQL
-    commit_us: float = 300.0  # the same for the commit
+    claim_us: float = 207.0  # of the ledger per object: `benchmarks.ledger_servers`, PostgreSQL with a million rows
+    commit_us: float = 166.0  # the same
     spark_object_ms: float = 1.0  # of a core per object: `benchmarks.chain`
     spark_gb_seconds: float = 13.0  # of a core per GB as stored: `benchmarks.chain`
     spark_batch_seconds: float = 2.0  # fixed, per batch: `benchmarks.objects`, 1,000 objects
