@@ -113,6 +113,26 @@ def test_for_another_platform_pip_gets_the_same_version(tmp_path: Path, monkeypa
     assert "sys.version_info[:2] != (3, 13)" in (folder / "bin" / "python").read_text()
 
 
+@pytest.mark.parametrize("tag", ["manylinux_2_17", "manylinux2014"])
+def test_a_platform_takes_wheels_for_older_systems_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tag: str
+) -> None:
+    exact = version("zstandard")
+    wheel(tmp_path / "wheels", "zstandard", exact, f"cp313-cp313-{tag}_aarch64")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
+    report = pack(PackRequest(platforms=["manylinux_2_28_aarch64"], python_version="3.13"))
+    assert (unpacked(report.file, tmp_path / "unpacked") / "lib" / "zstandard.py").read_text() == f"# {exact}\n"
+
+
+def test_a_platform_takes_no_wheels_for_newer_systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel(tmp_path / "wheels", "zstandard", version("zstandard"), "cp313-cp313-manylinux_2_28_aarch64")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
+    with pytest.raises(ConfigurationError, match=r"for Python 3\.13 on manylinux2014_aarch64: No matching"):
+        pack(PackRequest(platforms=["manylinux2014_aarch64"], python_version="3.13"))
+
+
 @pytest.mark.slow  # it needs PyPI, or a mirror that pip is configured for
 def test_real_wheels_for_this_and_another_processor_are_packed_and_import(tmp_path: Path) -> None:
     here, there = "manylinux2014_x86_64", "manylinux2014_aarch64"

@@ -42,6 +42,8 @@ _TEXT_CHARS_MAX = 300
 _LEFT_OUT = frozenset({"INSTALLER", "REQUESTED", "direct_url.json"})  # in .dist-info: about this environment alone
 _NAME = re.compile(r"[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?")
 _VERSION = re.compile(r"3\.\d{1,2}")
+_MANYLINUX = re.compile(r"manylinux(?:_2_(?P<glibc>\d+)|(?P<legacy>1|2010|2014))_(?P<machine>\w+)")
+_LEGACY = {"2014": 17, "2010": 12, "1": 5}  # glibc 2.x of the old names, in which many wheels are named
 
 _SCRIPT = """\
 #!/bin/sh
@@ -235,7 +237,8 @@ def _download(folder: Path, request: PackRequest, found: Iterable[Distribution])
             f"pip gets the packages for another platform, and it is not installed for {sys.executable}: run "
             f"{sys.executable} -m ensurepip, or run this command on a host like those of the cluster."
         )
-    platforms = [text for platform in request.platforms for text in ("--platform", platform)]
+    tags = dict.fromkeys(tag for platform in request.platforms for tag in _tags(platform))
+    platforms = [text for tag in tags for text in ("--platform", tag)]
     command = [
         *(
             sys.executable,
@@ -256,6 +259,18 @@ def _download(folder: Path, request: PackRequest, found: Iterable[Distribution])
         reason = errors[-1].removeprefix("ERROR: ")[:_TEXT_CHARS_MAX].rstrip(".")
         where = ", ".join(request.platforms) or "this platform"
         raise ConfigurationError(f"pip cannot get the packages for Python {request.python} on {where}: {reason}.")
+
+
+def _tags(platform: str) -> Iterator[str]:
+    """Yield the tags of wheels that run on a platform: pip takes only the named one, not those for older systems."""
+    yield platform
+    found = _MANYLINUX.fullmatch(platform)
+    if found is None:
+        return
+    newest = int(found["glibc"] or _LEGACY[found["legacy"]])
+    for glibc in range(newest, min(_LEGACY.values()) - 1, -1):
+        yield f"manylinux_2_{glibc}_{found['machine']}"
+        yield from (f"manylinux{name}_{found['machine']}" for name, older in _LEGACY.items() if older == glibc)
 
 
 def _files_in(folder: Path) -> Iterator[tuple[str, Path]]:
