@@ -17,7 +17,7 @@ from penstock.operations.spark.pack import OWN_PYTHON
 
 ZSTANDARD = version("zstandard")
 UNPACK = (
-    "Under spark-submit in client mode, also unpack it into the folder penstock/ of the driver's working directory, "
+    "Under spark-submit in client mode, also unpack it into the folder penstock/ of the driver's working directory "
     "and set spark.pyspark.driver.python to the Python that has Penstock."
 )
 
