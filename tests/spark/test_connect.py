@@ -107,6 +107,29 @@ theirs.stop()
 """
 
 
+OWN = """
+import os, sys
+
+from penstock.pipeline.spark import connect
+
+before = dict(os.environ)
+first, second = (connect.open_session(sys.argv[1], {}) for _ in range(2))
+connect.end_session(first, seconds=10.0)
+print("rows", second.range(3).count())
+connect.end_session(second, seconds=10.0)
+assert dict(os.environ) == before, "the environment changed"
+
+from pyspark.sql import SparkSession
+
+theirs = SparkSession.builder.remote(sys.argv[1]).create()
+before = dict(os.environ)
+connect.end_session(connect.open_session(sys.argv[1], {}), seconds=10.0)
+assert dict(os.environ) == before, "the environment changed"
+print("rows", theirs.range(4).count())
+theirs.stop()
+"""
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]:
     folder = tmp_path_factory.mktemp("connect")
@@ -255,6 +278,12 @@ def test_a_given_session_is_neither_changed_nor_stopped(place: Path, server: Con
     total = sum(EVERY_ID)
     assert out.splitlines() == ["rows 140", "sent 2", "run 140", f"read 140 {total}", "day 7 [7, 77]", "whole"], out
     assert ended_sessions(server) == sessions_before + 3  # two siblings, and theirs
+
+
+def test_sessions_of_our_own_leave_the_environment_as_it_was(place: Path, server: ConnectServer) -> None:
+    code, out, err = ended(started(place, "-c", OWN, server.url))
+    assert (code, err) == (0, "")
+    assert out.splitlines() == ["rows 3", "rows 4"]
 
 
 def test_a_stop_cancels_the_operation_and_the_next_run_commits_every_row_once(

@@ -1,7 +1,8 @@
 """The settings without which a session must not write tables, and PySpark's loggers."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from pyspark.sql import SparkSession
 
@@ -31,7 +32,15 @@ def set_required(spark: SparkSession) -> None:
         spark.conf.set(key.removeprefix(_HADOOP), value)
 
 
-def silence(*loggers: str) -> None:
-    """Turn loggers off in this process."""
+@contextmanager
+def silenced_unless_failed(*loggers: str) -> Iterator[None]:
+    """Turn loggers off in this process; if the block raises, give them their levels back."""
+    before = {name: logging.getLogger(name).level for name in loggers}
     for name in loggers:
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    except BaseException:
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)
+        raise
