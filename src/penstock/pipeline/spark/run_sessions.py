@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pyspark.sql import SparkSession
 
 from penstock.errors import ConfigurationError
+from penstock.pipeline.spark.faults import SPARK_ERRORS
 from penstock.pipeline.spark.session import leave_sibling, runtime_of
 from penstock.pipeline.spark.source.datasource import register
 
@@ -34,7 +35,7 @@ def run_session(spark: SparkSession, check_cancelled: Callable[[], None]) -> Ite
         return
     try:
         sibling = runtime_of(spark).sibling()
-    except ConfigurationError:  # Spark Connect before 4.1
+    except (ConfigurationError, *SPARK_ERRORS):  # Spark Connect before 4.1, of the client or of the server
         _wait_for(spark, check_cancelled)
         with _held(spark):
             yield spark
