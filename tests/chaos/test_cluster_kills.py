@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from tests.chaos import cluster_transforms, overlap_transforms, transforms
+from tests.chaos import cluster_transforms, transforms
 from tests.chaos.cluster_transforms import FAULTS, WORKER
 from tests.chaos.oracle import check_done, check_meanwhile, read_quarantine, read_table
 from tests.chaos.overlap import (
@@ -36,7 +36,7 @@ from tests.chaos.overlap import (
     open_gate,
     two_in_flight,
 )
-from tests.chaos.runs import KILLED, Running
+from tests.chaos.runs import IN_PROCESS, KILLED, ON_SPARK, Running
 from tests.chaos.s3_case import S3Case
 from tests.services.aws_server import AwsServer
 from tests.services.bare_python import bare_python
@@ -52,7 +52,7 @@ SEED = 20261125
 MOMENTS = 12
 ROUNDS = 3
 HELD = ("--transform", "transforms:held_by_name")
-FAULTY = ("--transform", "overlap_transforms:faulty_together")
+FAULTY = ("--transform", "cluster_transforms:faulty_together")
 SPECULATION: Mapping[str, str] = {
     "spark.speculation": "true",
     "spark.speculation.interval": "200ms",
@@ -107,7 +107,7 @@ class ClusterCase(S3Case):
             objects_max_retry_wait=1,
             objects_batches_in_flight=2,
         )
-        for module in (transforms, cluster_transforms, overlap_transforms):
+        for module in (transforms, cluster_transforms):
             shutil.copy(str(module.__file__), folder)
 
     def start_with(self, *options: str, **conf: str) -> Running:
@@ -175,8 +175,11 @@ def test_a_driver_killed_at_every_step_beside_another_batch_loses_and_doubles_no
         kill_beside_a_run(case, death, *HELD, held=held)
         record.kills[f"driver at {death.kill_at}"] += 1
         if death.commits:  # the next ingest would reach the steps of publishing before those of a second batch
-            finish(case, *HELD)
+            case.module = IN_PROCESS  # those before the commit recover on the cluster, as does the last one
+            finish(case)
+            case.module = ON_SPARK
             held = number
+    number = add_two_batches(case, number)
     finish(case, *HELD)
     with capsys.disabled():
         print(record.text(case))  # noqa: T201 - the figures of a long run
