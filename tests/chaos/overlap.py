@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.chaos import transforms
-from tests.chaos.oracle import check_done, check_meanwhile, query
-from tests.chaos.runs import KILLED, Case
+from tests.chaos.oracle import attempts, check_done, check_meanwhile, query
+from tests.chaos.runs import IN_PROCESS, KILLED, Case
 
 from penstock.messaging.steps import Step
 
@@ -135,6 +135,26 @@ def kill_beside_a_run(case: Case, death: Death, *options: str, held: int = 0) ->
     assert death.step in EARLY or two_in_flight(table), f"one batch only: {attempts_of(table)}"
     if death.step not in EARLY:
         assert len(left_open(table)) == (1 if death.commits else 2)
+
+
+def kill_in_turn(case: Case, deaths: Sequence[Death], *options: str) -> None:
+    """Kill one ingest after another, each with two new batches besides those that the ones before left, and finish.
+
+    After a death behind a commit, an ingest without Spark finishes: another one would reach the steps of publishing
+    when it starts. All others recover in the ingest that is killed next, and the last one with ``options``.
+    """
+    held = number = 0
+    for death in deaths:
+        number = add_two_batches(case, number)
+        kill_beside_a_run(case, death, *options, held=held)
+        if death.commits:
+            module, case.module = case.module, IN_PROCESS
+            finish(case)
+            case.module = module
+            held = number
+    add_two_batches(case, number)
+    finish(case, *options)
+    assert attempts(case.table)["abandoned"] >= len(deaths), "each death leaves the attempt that was held"
 
 
 def finish(case: Case, *options: str) -> int:

@@ -32,11 +32,12 @@ from tests.chaos.overlap import (
     committed_in_pairs,
     finish,
     kill_beside_a_run,
+    kill_in_turn,
     left_open,
     open_gate,
     two_in_flight,
 )
-from tests.chaos.runs import IN_PROCESS, KILLED, ON_SPARK, Running
+from tests.chaos.runs import KILLED, Running
 from tests.chaos.s3_case import S3Case
 from tests.services.aws_server import AwsServer
 from tests.services.bare_python import bare_python
@@ -168,19 +169,8 @@ def test_deaths_with_two_batches_in_flight_lose_and_double_no_line(
 def test_a_driver_killed_at_every_step_beside_another_batch_loses_and_doubles_no_line(
     case: ClusterCase, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    record = Record()
-    held = number = 0
-    for death in DEATHS:
-        number = add_two_batches(case, number)
-        kill_beside_a_run(case, death, *HELD, held=held)
-        record.kills[f"driver at {death.kill_at}"] += 1
-        if death.commits:  # the next ingest would reach the steps of publishing before those of a second batch
-            case.module = IN_PROCESS  # those before the commit recover on the cluster, as does the last one
-            finish(case)
-            case.module = ON_SPARK
-            held = number
-    number = add_two_batches(case, number)
-    finish(case, *HELD)
+    record = Record(Counter(f"driver at {death.kill_at}" for death in DEATHS))
+    kill_in_turn(case, DEATHS, *HELD)
     with capsys.disabled():
         print(record.text(case))  # noqa: T201 - the figures of a long run
 

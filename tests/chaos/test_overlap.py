@@ -5,7 +5,6 @@
 
 import shutil
 import signal
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,14 +14,13 @@ from tests.chaos.overlap import (
     BATCH_OBJECTS,
     DEATHS,
     OPTIONS,
-    Death,
     add_two_batches,
     attempts_of,
     check_numbers,
     committed_in_pairs,
     finish,
     is_held,
-    kill_beside_a_run,
+    kill_in_turn,
     left_open,
     open_gate,
     shut_gate,
@@ -61,27 +59,12 @@ def test_kills_at_every_step_of_a_batch_beside_one_that_runs_lose_nothing(case: 
     kill_in_turn(case, DEATHS)
 
 
-def kill_in_turn(case: Case, deaths: Sequence[Death]) -> None:
-    held = number = 0
-    for death in deaths:
-        number = add_two_batches(case, number)
-        kill_beside_a_run(case, death, held=held)
-        if death.commits:  # the next ingest would reach the steps of publishing before those of a second batch
-            finish(case)
-            held = number
-    finish(case)
-    assert attempts(case.table)["abandoned"] >= len(deaths), "each death leaves the attempt that was held"
-
-
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.parametrize("death", DEATHS, ids=lambda death: death.kill_at)
-def test_a_kill_at_a_step_beside_a_batch_that_runs_on_spark_loses_nothing(spark_case: Case, death: Death) -> None:
-    case, held = spark_case, ("--transform", "transforms:held_by_name")
-    shutil.copy(transforms.__file__, case.folder / "transforms.py")
-    add_two_batches(case, 0)
-    kill_beside_a_run(case, death, *held)
-    finish(case, *held)
+@pytest.mark.timeout(3_600)
+def test_kills_at_every_step_of_a_batch_beside_one_that_runs_on_spark_lose_nothing(spark_case: Case) -> None:
+    shutil.copy(transforms.__file__, spark_case.folder / "transforms.py")
+    kill_in_turn(spark_case, DEATHS, "--transform", "transforms:held_by_name")
 
 
 def test_a_later_batch_is_committed_and_visible_first_and_the_ingest_waits_for_the_older_one(two: Case) -> None:

@@ -45,10 +45,10 @@ RUNS_MAX = 10  # per attempt; each leaves out at least one more object or correc
 
 @dataclass(slots=True, kw_only=True)
 class _Running:
-    """A run in progress. Its thread writes the field; another one may cancel it."""
+    """A run in progress. Its thread writes the second field; another one may cancel the run."""
 
     ended: threading.Event
-    runtime: SparkRuntime | None = None  # of the session in which its jobs run; None: it has none yet
+    runtime: SparkRuntime | None = None  # of the session in which its jobs run; None: before and after them
 
 
 class SparkEngine:
@@ -97,11 +97,14 @@ class SparkEngine:
             run_session(self._context.spark, partial(self._check_cancelled, attempt_id)) as spark,
         ):
             running.runtime = runtime = runtime_of(spark)
-            with (
-                runtime.tagged(attempt_id, f"penstock {pipeline}"),
-                watched(runtime, pipeline, attempt_id, self._bus),
-            ):
-                result = self._until_whole(request, replace(self._context, spark=spark))
+            try:
+                with (
+                    runtime.tagged(attempt_id, f"penstock {pipeline}"),
+                    watched(runtime, pipeline, attempt_id, self._bus),
+                ):
+                    result = self._until_whole(request, replace(self._context, spark=spark))
+            finally:
+                running.runtime = None  # its session is about to be left: nothing may be cancelled in it any more
         if result.processed:  # otherwise possibly no object was read
             self._store_watch.record_success()
         return result
@@ -115,8 +118,8 @@ class SparkEngine:
         # A cancel ends only the jobs that run now; a run between two jobs starts another one, so cancel again.
         for _ in range(CANCELS_MAX):
             with suppress(*SPARK_ERRORS, RestartNeeded):  # Spark has ended: the run notices on its own
-                if running.runtime is not None:
-                    running.runtime.cancel(attempt_id)
+                if (runtime := running.runtime) is not None:
+                    runtime.cancel(attempt_id)
             if running.ended.wait(CANCEL_AGAIN_SECONDS):
                 return
 

@@ -18,6 +18,9 @@ from penstock.pipeline.spark.source.datasource import register
 LEAVE_SECONDS = 2.0  # for a Spark Connect server to free a session
 CHECK_SECONDS = 0.5  # between two checks of a run that waits for its session
 
+# Spark Connect before 4.1 has no siblings, in the client or in the server.
+NO_SIBLING: tuple[type[Exception], ...] = (ConfigurationError, *SPARK_ERRORS)
+
 # Ids of the sessions in which a run is going. The pipelines of a worker share one session. Written under the condition.
 _taken: set[int] = set()
 _freed = threading.Condition()
@@ -35,7 +38,7 @@ def run_session(spark: SparkSession, check_cancelled: Callable[[], None]) -> Ite
         return
     try:
         sibling = runtime_of(spark).sibling()
-    except (ConfigurationError, *SPARK_ERRORS):  # Spark Connect before 4.1, of the client or of the server
+    except NO_SIBLING:
         _wait_for(spark, check_cancelled)
         with _held(spark):
             yield spark
