@@ -50,7 +50,7 @@ from penstock.pipeline.spark.probe import FOR_S3, REQUIRED
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 SEED = 20261125
-MOMENTS = 12
+MOMENTS = 8
 ROUNDS = 3
 HELD = ("--transform", "transforms:held_by_name")
 FAULTY = ("--transform", "cluster_transforms:faulty_together")
