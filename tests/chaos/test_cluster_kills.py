@@ -2,7 +2,7 @@
 
 The executors' Python lacks Penstock, which ships itself. The driver is killed at every step, an executor and a worker
 while both batches run, with speculation and task retries, and at random moments. Each kill of a driver checks that two
-batches were in flight. The oracle shares no library with the sink, see `tests.chaos.oracle`.
+batches were in flight. The oracle reads the table's log without the library that wrote it, see `tests.chaos.oracle`.
 """
 
 import json
