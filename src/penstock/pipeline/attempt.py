@@ -249,6 +249,7 @@ class Attempts:
         self._guard = guard
         self._events = events
         self._worked = False  # set by the run thread once a run has ended
+        self._faults_known = runtime.streak.faults  # when the present work began; written by the run thread
 
     def run_group(self, group: Sequence[NotificationDelivery]) -> Mapping[bytes, ObjectOutcome]:
         """Claim the free objects of the group, run and commit them, and return the outcome of each object.
@@ -257,6 +258,7 @@ class Attempts:
         `UserError`, `TransformError` or `FaultPersists` if only a person can fix the cause.
         """
         refs = {ref.object_id: ref for notification in group for ref in notification.objects}
+        self._faults_known = self._runtime.streak.faults
         began_at = self._runtime.clock.monotonic()
         claim, work = self._guard.take(lambda: self._claim(group), refs)
         seconds = self._runtime.clock.monotonic() - began_at
@@ -295,9 +297,9 @@ class Attempts:
         """Record an infrastructure fault, which does not count as an attempt of any object.
 
         Emits an event for the second fault in a row, and whenever the number has doubled. Raises `FaultPersists` after
-        too many.
+        too many. Batches that overlap and fail in one outage count once.
         """
-        count = self._runtime.streak.add_fault(fault)
+        count = self._runtime.streak.add_fault(fault, known=self._faults_known)
         if count >= 2 and count.bit_count() == 1:
             self._events.emit_faults_repeated(count, fault)
 
