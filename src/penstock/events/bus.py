@@ -32,7 +32,8 @@ class SelectiveListener(ABC):
 class Bus(SelectiveListener):
     """Pass each event to every listener, in the emitting thread. Each process has at least one. Thread-safe.
 
-    A listener must not raise. A bus can be a listener of another one, and wants what its own listeners want.
+    A listener must not raise. A bus can be a listener of another one; it wants the events that its own
+    listeners want.
     """
 
     def __init__(self, *listeners: Listener) -> None:

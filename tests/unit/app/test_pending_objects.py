@@ -93,8 +93,13 @@ def test_the_states_of_processed_objects_are_not_read_again(
     process(state, paths)
     assert is_done_after_advance(pending)
     asked: list[bytes] = []
-    states = state.ledger.states
-    monkeypatch.setattr(state.ledger, "states", lambda pipeline, ids: asked.extend(ids) or states(pipeline, ids))
+    read_states = state.ledger.states
+
+    def states(pipeline: str, object_ids: Sequence[bytes]) -> Mapping[bytes, ObjectState]:
+        asked.extend(object_ids)
+        return read_states(pipeline, object_ids)
+
+    monkeypatch.setattr(state.ledger, "states", states)
     assert pending.states() == {ref.object_id: ObjectState.PROCESSED for ref in REFS}
     assert pending.left() == 0
     assert not asked

@@ -52,7 +52,7 @@ def test_a_bus_wants_only_events_that_have_a_listener() -> None:
     assert Bus(print).wants(WorkerDraining)
 
 
-def test_a_bus_that_listens_to_another_one_receives_what_its_own_listeners_want() -> None:
+def test_a_bus_on_another_bus_receives_only_events_that_have_a_listener() -> None:
     listener = OneKindListener(LeaseLost)
     outer = Bus(Bus(listener))
     assert outer.wants(LeaseLost)

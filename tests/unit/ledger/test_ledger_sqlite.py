@@ -33,7 +33,9 @@ def candidates(count: int) -> list[Candidate]:
     ]
 
 
-def test_the_states_of_any_ids_are_found(ledger: Ledger) -> None:
+def test_the_states_of_any_ids_are_found(tmp_path: Path) -> None:
+    ledger = Ledger.open(tmp_path / "ledger.db")
+    ledger.ensure_pipeline(PIPELINE)
     claim(ledger, "one", count=300)
     known = [number.to_bytes(16, "big") for number in range(300)]  # zeros and all other bytes
     unknown = [b"\xff" * 16, b"", b"\0" * 15, b"\0" * 17]
