@@ -93,6 +93,7 @@ from pyspark.sql import SparkSession
 from penstock import App, DeltaSink, ObjectSource
 from penstock.operations.ingest.ingest import ingest
 from penstock.operations.ingest.pipeline import IngestRequest
+from penstock.pipeline.spark.session import runtime_of
 from penstock.worker.shutdown import StopSignal
 
 theirs = SparkSession.builder.remote(sys.argv[1]).getOrCreate()
@@ -115,6 +116,10 @@ print("day 7", sorted(row.id for row in frame.where("day = 'd 7%+é'").collect()
 assert dict(theirs.conf.getAll) == before, "the settings changed"
 assert theirs.table("theirs").count() == 3
 print("whole")
+
+fresh = SparkSession.builder.remote(sys.argv[1]).create()  # has sent no request yet
+print("fresh", runtime_of(fresh).sibling().range(3).count())
+fresh.stop()
 theirs.stop()
 """
 
@@ -293,8 +298,16 @@ def test_a_given_session_is_neither_changed_nor_stopped(place: Path, server: Con
     code, out, err = ended(started(place, "given.py", server.url))
     assert code == 0, err
     total = sum(EVERY_ID)
-    assert out.splitlines() == ["rows 140", "sent 2", "run 140", f"read 140 {total}", "day 7 [7, 77]", "whole"], out
-    assert ended_sessions(server) == sessions_before + 3  # two siblings, and theirs
+    assert out.splitlines() == [
+        "rows 140",
+        "sent 2",
+        "run 140",
+        f"read 140 {total}",
+        "day 7 [7, 77]",
+        "whole",
+        "fresh 3",
+    ], out
+    assert ended_sessions(server) == sessions_before + 4  # two siblings, and both of theirs
 
 
 def test_sessions_of_our_own_leave_the_environment_as_it_was(place: Path, server: ConnectServer) -> None:

@@ -38,8 +38,9 @@ from penstock.pipeline.engine import (
 )
 from penstock.pipeline.failures import FailureStreak
 from penstock.pipeline.notifications import (
+    AT_ONCE,
+    DONE,
     NotificationDelivery,
-    ObjectDone,
     ObjectLater,
     ObjectOutcome,
     Parse,
@@ -196,10 +197,6 @@ class ClaimGuard:
         with self.lock:
             first, self._ended = self._ended is not work, work
         return first
-
-
-# Not started, or interrupted by a stop: free for another worker.
-AT_ONCE = ObjectLater(delay_seconds=0.0, uncounted=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -397,7 +394,7 @@ class Attempts:
         self._commit(work, result, failed)
         if result.works or any(done.rows for done in result.processed):  # without a row, success proves nothing
             self._runtime.streak.clear()
-        done: dict[bytes, ObjectOutcome] = {processed.object_id: ObjectDone() for processed in result.processed}
+        done: dict[bytes, ObjectOutcome] = {processed.object_id: DONE for processed in result.processed}
         outcomes = done | self._report_failed(work, failed, result.failed)
         refusal = _all_refused(result)
         if refusal is not None:  # no attempt was counted, so count a fault: otherwise a one-off job would never end

@@ -8,6 +8,7 @@ from os import PathLike
 
 from penstock.app.brokers import check_queues
 from penstock.app.cleanup_runner import CleanupRunner
+from penstock.app.collector import rare_collections
 from penstock.app.context import AppContext
 from penstock.app.health import gauged, worker_health
 from penstock.app.housekeeping import Presence
@@ -104,7 +105,7 @@ def run(
     """Run the pipeline; see `penstock.app.pipelines.pipeline.Pipeline.run`."""
     clock, counts = SystemClock(), RunCounts()
     began_at = clock.monotonic()
-    emit = Bus(*listeners).emit
+    emit = Bus(*listeners)
     liveness = Liveness(clock)
     telemetry = open_telemetry(
         # A bounded run serves no metrics: it may run beside a worker that has the address.
@@ -118,6 +119,7 @@ def run(
     )
     with ExitStack() as stack:
         stack.enter_context(telemetry.running())
+        stack.enter_context(rare_collections())
         stack.enter_context(gauged(liveness, telemetry.meters, worker=app_context.worker))
         check_queues([declaration.source.queue], app_context.settings, clock=clock, waits=not available_now)
         presence = Presence(

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from penstock.app.collector import rare_collections
 from penstock.app.context import PipelineTools
 from penstock.app.kill import killing_probe
 from penstock.app.naming import worker_id
@@ -93,7 +94,7 @@ def ingest(
     counts = RunCounts()
     opened = open_telemetry if request.watch else open_reports
     worker = worker_id()  # the same in logs, reports and traces as in the ledger
-    telemetry = opened(request.settings, worker=worker, process="ingest", emit=Bus(*listeners).emit)
+    telemetry = opened(request.settings, worker=worker, process="ingest", emit=Bus(*listeners))
     tools = PipelineTools(
         stop=stop,
         clock=SystemClock(),
@@ -101,7 +102,7 @@ def ingest(
         probe=killing_probe(request.settings.kill_at),
         tracing=telemetry.tracing or NO_TRACING,
     )
-    with telemetry.running():
+    with telemetry.running(), rare_collections():
         return _ingested(request, tools, counts, worker=worker, spark=spark)
 
 

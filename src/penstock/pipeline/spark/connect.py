@@ -230,6 +230,7 @@ class ConnectRuntime:
                 "A given Spark Connect session can be used from Spark 4.1 on. With this version, let Penstock open its "
                 "own session: set spark.master to the server's address (sc://HOST:PORT)."
             )
+        self._spark.conf.get(_ANY_SETTING)  # a server cannot clone a session that has sent no request yet
         sibling: SparkSession = self._spark.cloneSession()
         _give_up_early(sibling)
         set_required(sibling)
