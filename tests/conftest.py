@@ -15,7 +15,7 @@ from xdist.remote import Producer
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
-pytest_plugins = ["tests.services.plugin"]
+pytest_plugins = ["tests.services.plugin", "tests.services.spark_cluster_fixtures"]
 
 # Container images often set PYTHONDONTWRITEBYTECODE. Then every process that a test starts would compile all its
 # imports (2.5 s of CPU instead of 1.1 s for penstock.testing), and every pytest process all tests (53 s instead of 17).

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from tests.chaos.transforms import AT_GATE, GATE
+from tests.chaos.transforms import AT_GATE, GATE, is_shut
 
 from penstock.app.pipelines.plan import PipelineBlueprint
 from penstock.app.spark import Spark
@@ -92,7 +92,7 @@ class InProcessEngine:
         for partition in range(len(plan.partitions)):
             task = partition_task(plan, partition)
             batches = list(read_partition(task, store, ReadingId(task.reports, partition)))
-            self._wait_at_gate(plan.attempt_id)
+            self._wait_at_gate(plan)
             rows = pa.Table.from_batches(batches).cast(schema) if batches else schema.empty_table()
             if rows.num_rows:
                 yield self._write(f"{run_files(plan.attempt_id, RUN)}/part-{partition}.parquet", rows)
@@ -148,14 +148,14 @@ class InProcessEngine:
             columns=encode_columns(columns),
         )
 
-    def _wait_at_gate(self, attempt_id: str) -> None:
-        """Hold the run while the test has the gate shut. Raises `RunCancelled`."""
-        gate, deadline = Path(GATE), time.monotonic() + GATE_SECONDS_MAX
-        self._check_cancelled(attempt_id)
-        while gate.exists() and time.monotonic() < deadline:
+    def _wait_at_gate(self, plan: ReadPlan) -> None:
+        """Hold the run while the test has the gate shut for one of its objects. Raises `RunCancelled`."""
+        deadline = time.monotonic() + GATE_SECONDS_MAX
+        self._check_cancelled(plan.attempt_id)
+        while is_shut(Path(GATE), [ref.uri for ref in plan.objects]) and time.monotonic() < deadline:
             Path(AT_GATE).touch()
             time.sleep(0.02)  # between two looks at a file that the test removes
-            self._check_cancelled(attempt_id)
+            self._check_cancelled(plan.attempt_id)
 
     def _agree_again(self, columns: pa.Schema) -> tuple[int, str | None]:
         now = self._agree(columns)

@@ -23,7 +23,7 @@ from tests.chaos.oracle import attempts, check_done, check_meanwhile, objects, r
 from tests.chaos.runs import IN_PROCESS, KILLED, Case, write_objects
 from tests.chaos.s3_case import S3Case
 from tests.services.aws_server import AwsServer
-from tests.services.spark_cluster import FROM_DRIVER, SparkCluster, why_not_here
+from tests.services.spark_cluster import FROM_DRIVER, SparkCluster
 from tests.services.spark_events import SparkEvents, logged_to
 
 from penstock.messaging.steps import Step
@@ -47,23 +47,6 @@ CONF: Mapping[str, str] = {
     "spark.speculation.multiplier": "1.5",
     "spark.speculation.minTaskRuntime": "1s",
 }
-
-
-@pytest.fixture(scope="module")
-def apart(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a path that is a different folder on each host."""
-    return tmp_path_factory.mktemp("apart")
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory, apart: Path) -> Iterator[SparkCluster]:
-    if (reason := why_not_here()) is not None:
-        pytest.skip(f"not applicable: {reason}")
-    made = SparkCluster(folder=tmp_path_factory.mktemp("cluster"), private=[apart])
-    try:
-        yield made.start()
-    finally:
-        made.close()
 
 
 @pytest.fixture

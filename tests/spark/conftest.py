@@ -1,4 +1,4 @@
-"""One Spark session and one cluster for all tests of this folder."""
+"""One Spark session for all tests of this folder."""
 
 import os
 import sys
@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 from tests.services.bare_python import bare_python, site_packages
-from tests.services.spark_cluster import SparkCluster, why_not_here
 
 from penstock.pipeline.spark.java import find_java
 from penstock.pipeline.spark.requirements import FOR_S3, REQUIRED
@@ -38,23 +37,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     datasource.register(session)
     yield session
     session.stop()
-
-
-@pytest.fixture(scope="session")
-def apart(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a path that is a different folder on each host."""
-    return tmp_path_factory.mktemp("apart")
-
-
-@pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory, apart: Path) -> Iterator[SparkCluster]:
-    if (reason := why_not_here()) is not None:
-        pytest.skip(f"not applicable: {reason}")
-    made = SparkCluster(folder=tmp_path_factory.mktemp("cluster"), private=[apart])
-    try:
-        yield made.start()
-    finally:
-        made.close()
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.services.spark_cluster import FROM_DRIVER, SparkCluster, why_not_here
+from tests.services.spark_cluster import FROM_DRIVER, SparkCluster
 
 from penstock.pipeline.spark.java import find_java
 
@@ -53,8 +53,7 @@ def test_a_session_of_the_user_is_neither_changed_nor_stopped(story: str, tmp_pa
     assert ended.returncode == 0, ended.stderr[-6000:]
 
 
-@pytest.mark.skipif(why_not_here() is not None, reason=f"not applicable: {why_not_here()}")
-def test_a_session_of_penstock_on_a_cluster_follows_spark_defaults(tmp_path: Path) -> None:
+def test_a_session_of_penstock_on_a_cluster_follows_spark_defaults(tmp_path: Path, cluster: SparkCluster) -> None:
     """Only the master, the name and the settings that tables need are Penstock's."""
     defaults = {
         "spark.executor.memory": "512m",
@@ -70,18 +69,11 @@ def test_a_session_of_penstock_on_a_cluster_follows_spark_defaults(tmp_path: Pat
         "".join(f"{key} {value}\n" for key, value in defaults.items())
     )
     (tmp_path / "scratch").mkdir()
-    cluster = SparkCluster(folder=tmp_path / "cluster", workers=1)
-    try:
-        conf = {"spark.master": cluster.start().url, **FROM_DRIVER}
-        variables = {
-            "SPARK_CONF_DIR": str(tmp_path / "conf"),
-            "STORY_CONF": json.dumps(conf),
-        }
-        ended = run_story(
-            "cluster_defaults", tmp_path, without=("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"), **variables
-        )
-    finally:
-        cluster.close()
+    variables = {
+        "SPARK_CONF_DIR": str(tmp_path / "conf"),
+        "STORY_CONF": json.dumps({"spark.master": cluster.url, **FROM_DRIVER}),
+    }
+    ended = run_story("cluster_defaults", tmp_path, without=("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"), **variables)
     assert ended.returncode == 0, ended.stderr[-6000:]
     found = json.loads(ended.stdout)
     assert QUICK in found["context"]["spark.executor.extraJavaOptions"]  # Spark adds options of its own

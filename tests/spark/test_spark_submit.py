@@ -5,12 +5,10 @@ Both processes end, with the program's exit code, and a session of the program's
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
-from tests.services.spark_cluster import SparkCluster, why_not_here
 from tests.spark.submitted import QUICK, SCRIPT, Ended, Submitted, objects
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
@@ -88,17 +86,6 @@ made, clicks = app("app")
 assert clicks.run(source="in").rows_written == 30
 print("context", SparkContext._active_spark_context)
 """
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
-    if (reason := why_not_here()) is not None:
-        pytest.skip(f"not applicable: {reason}")
-    made = SparkCluster(folder=tmp_path_factory.mktemp("cluster"), workers=1)
-    try:
-        yield made.start()
-    finally:
-        made.close()
 
 
 @pytest.fixture(params=["this host", "standalone"])

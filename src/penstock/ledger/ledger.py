@@ -28,7 +28,7 @@ from penstock.ledger.records import (
     AttemptRow,
     BatchOutcome,
     BatchRow,
-    Candidate,
+    Claimable,
     HolderOutcome,
     LedgerRepair,
     LedgerRepaired,
@@ -131,7 +131,7 @@ class Ledger:
     # Claims
 
     def claim(
-        self, pipeline: str, candidates: Sequence[Candidate], *, attempt_id: str, worker: str, lease_seconds: float
+        self, pipeline: str, candidates: Sequence[Claimable], *, attempt_id: str, worker: str, lease_seconds: float
     ) -> ObjectClaims:
         """Claim every candidate that is free, for an attempt id never used before.
 

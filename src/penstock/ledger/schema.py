@@ -313,6 +313,7 @@ wanted = Table(  # the objects of a claim or query
     Column("enqueued_at", Double),
     Column("replay_id", Text),
     prefixes=["TEMPORARY"],
+    sqlite_with_rowid=False,
     # leaves no dead rows, which nothing would vacuum: autovacuum cannot see a session's tables
     postgresql_on_commit="DELETE ROWS",
 )
@@ -331,5 +332,6 @@ leaving = Table(  # how each object leaves its attempt at a commit
     Column("unattributed", Integer, nullable=False),
     Column("missing", Integer, nullable=False),
     prefixes=["TEMPORARY"],
+    sqlite_with_rowid=False,
     postgresql_on_commit="DELETE ROWS",  # leaves no dead rows; see `wanted`
 )

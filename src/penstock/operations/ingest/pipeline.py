@@ -20,7 +20,7 @@ from penstock.app.tables import Tables
 from penstock.app.tracing import traced
 from penstock.app.user_modules import function_named
 from penstock.config import Settings
-from penstock.errors import UsageError
+from penstock.errors import TemporaryError, UsageError
 from penstock.events import SchemaInferred
 from penstock.handlers.outage import OutageWatch
 from penstock.objects.reference import ObjectRef
@@ -32,7 +32,7 @@ from penstock.pipeline.spark.source.datasource import canonical_ddl
 from penstock.pipeline.spark.source.formats import format_of
 from penstock.pipeline.spark.source.infer import infer_format, infer_schema
 from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions, as_text, checked, from_text
-from penstock.worker.consumer import Gates
+from penstock.worker.consumer import Consumer, Gates
 from penstock.worker.worker import Worker
 
 NO_SESSION_YET = "SESSION_OR_CONTEXT_NOT_EXISTS"  # PySpark's error class
@@ -109,10 +109,9 @@ class IngestPipeline:
             given=spark,
         )
         try:
-            session = own.session()
-            if not tools.stop.requested:
-                with self._paused_by_outages(blueprint) as served:
-                    consumer = served.consumer(session, queue=self.queue)
+            with self._paused_by_outages(blueprint) as served:
+                consumer = self._consumer(served, own)
+                if consumer is not None:
                     Worker(
                         broker=state.broker,
                         consumers=traced([consumer], tools.tracing, system=state.broker.capabilities.system),
@@ -125,6 +124,17 @@ class IngestPipeline:
             own.close()
         if self.request.schema is not None:  # it worked, so it replaces the remembered schema
             state.ledger.declare_source_schema(self.where.pipeline, blueprint.declaration.read.schema_ddl)
+
+    def _consumer(self, served: PipelineBlueprint, own: Spark) -> Consumer | None:
+        """Return the consumer, with Spark started, which may take a while; None if that was stopped."""
+        stop = self.tools.stop
+        try:
+            session = own.session()
+            return None if stop.requested else served.consumer(session, queue=self.queue)
+        except TemporaryError:
+            if stop.requested:  # it cancels the jobs that check a cluster
+                return None
+            raise
 
     @contextmanager
     def _paused_by_outages(self, blueprint: PipelineBlueprint) -> Iterator[PipelineBlueprint]:

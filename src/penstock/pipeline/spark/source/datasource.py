@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 from penstock.objects.store import ObjectStore
 from penstock.objects.stores import store_at
 from penstock.pipeline.spark.arrow_writer import naming_host
-from penstock.pipeline.spark.source.ddl import format_ddl, parse_ddl
+from penstock.pipeline.spark.source.ddl import format_ddl, parse_ddl, spark_ddl
 from penstock.pipeline.spark.source.plan import ReadPlan, SavedPlan
 from penstock.pipeline.spark.source.reading import PartitionTask, partition_task, read_partition
 from penstock.pipeline.spark.source.report import ReadingId
@@ -51,7 +51,7 @@ class PenstockSource(DataSource):
 
     def schema(self) -> str:
         options = self._plan.options
-        return format_ddl(options.columns)
+        return spark_ddl(options.columns)
 
     def reader(self, schema: StructType) -> "PenstockReader":  # noqa: ARG002 # Spark passes it by name
         partitions = self.options.get(PARTITIONS)

@@ -94,8 +94,26 @@ def format_ddl(schema: pa.Schema) -> str:
     return ", ".join(f"{_quoted(field.name)} {type_text(field.type)}" for field in schema)
 
 
+def spark_ddl(schema: pa.Schema) -> str:
+    """Return a schema as text that means the same with all settings of Spark: of timestamps, and of reserved words."""
+    return ", ".join(f"{_always_quoted(field.name)} {_spark_type(field.type)}" for field in schema)
+
+
+def _spark_type(kind: pa.DataType) -> str:
+    if pa.types.is_list(kind):
+        return f"ARRAY<{_spark_type(kind.value_type)}>"
+    if pa.types.is_struct(kind):
+        fields = ", ".join(f"{_always_quoted(field.name)}: {_spark_type(field.type)}" for field in kind)
+        return f"STRUCT<{fields}>"
+    return "TIMESTAMP_LTZ" if kind == TIMESTAMP else _type_text(kind)  # spark.sql.timestampType is what TIMESTAMP means
+
+
+def _always_quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
 def _quoted(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) else "`" + name.replace("`", "``") + "`"
+    return name if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) else _always_quoted(name)
 
 
 def type_text(kind: pa.DataType) -> str:
