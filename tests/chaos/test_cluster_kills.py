@@ -45,7 +45,7 @@ from tests.services.spark_cluster import FROM_DRIVER, SparkCluster
 from tests.services.spark_events import SparkEvents, logged_to
 
 from penstock.messaging.steps import Step
-from penstock.pipeline.spark.probe import FOR_S3, REQUIRED
+from penstock.pipeline.spark.requirements import FOR_S3, REQUIRED
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
