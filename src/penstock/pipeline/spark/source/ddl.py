@@ -102,10 +102,12 @@ def spark_ddl(schema: pa.Schema) -> str:
 def _spark_type(kind: pa.DataType) -> str:
     if pa.types.is_list(kind):
         return f"ARRAY<{_spark_type(kind.value_type)}>"
+    if pa.types.is_map(kind):
+        return f"MAP<{_spark_type(kind.key_type)}, {_spark_type(kind.item_type)}>"
     if pa.types.is_struct(kind):
         fields = ", ".join(f"{_always_quoted(field.name)}: {_spark_type(field.type)}" for field in kind)
         return f"STRUCT<{fields}>"
-    return "TIMESTAMP_LTZ" if kind == TIMESTAMP else _type_text(kind)  # spark.sql.timestampType is what TIMESTAMP means
+    return "TIMESTAMP_LTZ" if kind == TIMESTAMP else type_text(kind)  # spark.sql.timestampType is what TIMESTAMP means
 
 
 def _always_quoted(name: str) -> str:
