@@ -97,7 +97,7 @@ def test_the_page_has_the_table_that_the_command_prints() -> None:
 
 
 def test_the_driver_cost_is_the_measured_figure_of_the_page() -> None:
-    measured = re.search(r"^\| 100,000 \| (\d+) us \|", PAGE, re.MULTILINE)
+    measured = re.search(r"^\| 100,000 \| local\[2\] \| 1 \| (\d+) us \|", PAGE, re.MULTILINE)
 
     assert measured is not None
     assert Costs().driver_us == float(measured[1])
