@@ -25,12 +25,13 @@ from pyspark.sql import SparkSession
 from penstock.objects.local_store import LocalStore
 from penstock.objects.reference import ObjectRef
 from penstock.pipeline.spark.source import datasource
-from penstock.pipeline.spark.source.options import FORMATS, ReadOptions
+from penstock.pipeline.spark.source.options import ReadOptions
 from penstock.pipeline.spark.source.plan import make_plan
 from penstock.pipeline.spark.source.report import summarise
 from penstock.storage.aws import Aws
 from penstock.storage.local import LocalFiles
 
+FORMATS = ("jsonl", "csv", "text")
 DDL = "id bigint, v double, ts timestamp, user string, path string, agent string"
 _LINES_KNOWN = 20_000  # different lines; the files repeat them in another order
 

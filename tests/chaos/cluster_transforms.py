@@ -7,6 +7,7 @@ module.
 import json
 import os
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ TASK, EXECUTOR, WORKER, STRAGGLER = "task", "executor", "worker", "straggler"
 PARTITIONS = 4
 PATIENCE_SECONDS = 120.0
 
+_both = threading.Barrier(2)
+
 Tasks = Callable[[Iterator[Any]], Iterator[Any]]
 
 
@@ -27,6 +30,12 @@ def meanwhile(frame: DataFrame) -> DataFrame:
     for command in json.loads(os.environ.pop(COMMANDS, "[]")):
         subprocess.run(command, check=True)
     return frame
+
+
+def faulty_together(frame: DataFrame) -> DataFrame:
+    """Wait until the transforms of two batches are here; then work as `faulty`. Each fault happens in one of them."""
+    _both.wait(PATIENCE_SECONDS)
+    return faulty(frame)
 
 
 def faulty(frame: DataFrame) -> DataFrame:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from tests.chaos.transforms import AT_GATE, GATE
+from tests.chaos.transforms import AT_GATE, GATE, is_shut
 
 from penstock.app.pipelines.plan import PipelineBlueprint
 from penstock.app.spark import Spark
@@ -26,7 +26,6 @@ from penstock.objects.stores import store_at
 from penstock.pipeline.batch_record import RecordedBatch, RecordedObject, run_files, run_work, save
 from penstock.pipeline.engine import RunCancelled, RunRequest, RunResult
 from penstock.pipeline.spark.declaration import Declaration
-from penstock.pipeline.spark.source.ddl import columns_read
 from penstock.pipeline.spark.source.plan import ReadPlan, make_plan
 from penstock.pipeline.spark.source.reading import partition_task, read_partition
 from penstock.pipeline.spark.source.report import ReadingId, Summary, summarise
@@ -60,7 +59,7 @@ class InProcessEngine:
         plan = self._plan(request)
         plan.save()
         self._probe(Step.PLANNED)
-        agreed = self._agree(columns_read(plan.options.schema_ddl, provenance=plan.options.provenance))
+        agreed = self._agree(plan.options.columns)
         written = list(self._written(plan, agreed.schema))
         self._probe(Step.WRITTEN)
         summary = summarise(plan)
@@ -93,7 +92,7 @@ class InProcessEngine:
         for partition in range(len(plan.partitions)):
             task = partition_task(plan, partition)
             batches = list(read_partition(task, store, ReadingId(task.reports, partition)))
-            self._wait_at_gate(plan.attempt_id)
+            self._wait_at_gate(plan)
             rows = pa.Table.from_batches(batches).cast(schema) if batches else schema.empty_table()
             if rows.num_rows:
                 yield self._write(f"{run_files(plan.attempt_id, RUN)}/part-{partition}.parquet", rows)
@@ -149,14 +148,14 @@ class InProcessEngine:
             columns=encode_columns(columns),
         )
 
-    def _wait_at_gate(self, attempt_id: str) -> None:
-        """Hold the run while the test has the gate shut. Raises `RunCancelled`."""
-        gate, deadline = Path(GATE), time.monotonic() + GATE_SECONDS_MAX
-        self._check_cancelled(attempt_id)
-        while gate.exists() and time.monotonic() < deadline:
+    def _wait_at_gate(self, plan: ReadPlan) -> None:
+        """Hold the run while the test has the gate shut for one of its objects. Raises `RunCancelled`."""
+        deadline = time.monotonic() + GATE_SECONDS_MAX
+        self._check_cancelled(plan.attempt_id)
+        while is_shut(Path(GATE), [ref.uri for ref in plan.objects]) and time.monotonic() < deadline:
             Path(AT_GATE).touch()
             time.sleep(0.02)  # between two looks at a file that the test removes
-            self._check_cancelled(attempt_id)
+            self._check_cancelled(plan.attempt_id)
 
     def _agree_again(self, columns: pa.Schema) -> tuple[int, str | None]:
         now = self._agree(columns)

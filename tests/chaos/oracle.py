@@ -1,6 +1,7 @@
 """Check a table and its state without using any code of the product.
 
-It reads the files with plain Python, the tables through their Delta log and pyarrow, ledger and queue with sqlite3.
+It reads the files with plain Python, the tables' Delta logs as plain JSON, without the library that wrote them, their
+rows with pyarrow, ledger and queue with sqlite3.
 If the ledger is on a server, ``ledger`` is its URL, and the oracle reads it with that server's driver.
 A good line is identified by its place (file URI, byte offset). Each must be in the table once, with its values.
 """
@@ -14,11 +15,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 import pyarrow.parquet as pq
-from deltalake import DeltaTable
-from deltalake.exceptions import TableNotFoundError
 from tests.services.sql_asking import ask
 
 Place = tuple[str, int]  # the file's URI, the byte offset of the line in the decompressed file
@@ -117,16 +116,37 @@ def read_quarantine(table: Path) -> Seen:
 
 
 def _read(table: Path, place: tuple[str, str], columns: Collection[str]) -> Seen:
-    try:
-        delta = DeltaTable(str(table))
-    except TableNotFoundError:
-        return Seen(rows=(), files=())
     rows: list[tuple[Place, Values]] = []
-    paths = [Path(unquote(urlsplit(uri).path)) for uri in delta.file_uris()]
-    for path in paths:
-        found = pq.ParquetFile(path).read().to_pylist()
+    files = files_in_log(table)
+    for file in files:
+        found = pq.ParquetFile(table / file).read().to_pylist()
         rows += [((row[place[0]], row[place[1]]), {name: row[name] for name in columns}) for row in found]
-    return Seen(rows=rows, files=[str(path.relative_to(table.resolve())) for path in paths])
+    return Seen(rows=rows, files=files)
+
+
+def files_in_log(table: Path) -> Sequence[str]:
+    """Return the files of the newest version: those that the commits of the Delta log added and did not remove.
+
+    Begins with the newest checkpoint, if there is one. Fails if a commit is missing.
+    """
+    log = table / "_delta_log"
+    checkpoints = sorted(log.glob("*.checkpoint.parquet"))
+    begins_at = _version(checkpoints[-1]) + 1 if checkpoints else 0
+    commits = sorted(path for path in log.glob("*.json") if path.stem.isdigit() and _version(path) >= begins_at)
+    assert [_version(path) for path in commits] == [*range(begins_at, begins_at + len(commits))], "a commit is missing"
+    actions: list[Mapping[str, Any]] = pq.read_table(checkpoints[-1]).to_pylist() if checkpoints else []
+    actions += [json.loads(line) for path in commits for line in path.read_text().splitlines()]
+    files: list[str] = []
+    for action in actions:
+        if added := action.get("add"):
+            files.append(unquote(added["path"]))
+        elif removed := action.get("remove"):
+            files = [file for file in files if file != unquote(removed["path"])]
+    return files
+
+
+def _version(path: Path) -> int:
+    return int(path.name.partition(".")[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

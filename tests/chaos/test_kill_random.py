@@ -59,20 +59,20 @@ def test_ten_kills_in_a_row_lose_nothing(case: Case) -> None:
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_a_kill_at_any_of_fifty_moments_loses_nothing(tmp_path: Path) -> None:
+def test_a_kill_at_any_of_twelve_moments_loses_nothing(tmp_path: Path) -> None:
     """Each kill has its own folder; the moments are uniform over the duration of a measured run."""
     measured = new_case(tmp_path, "measured")
     duration_seconds = measured.ingest(*OPTIONS).seconds
     moments = random.Random(SEED)
     deaths = 0
-    for number in range(50):
+    for number in range(12):
         case = new_case(tmp_path, f"moment-{number}")
         whole = truth(case.source)
         deaths += killed_after(case, whole, case.start(*OPTIONS), moments.uniform(0.0, duration_seconds))
         case.ingest(*OPTIONS)
         check_done(whole, case.table)
         case.close()
-    assert deaths >= 25, "most moments must lie before the end, or they prove nothing"
+    assert deaths >= 6, "most moments must lie before the end, or they prove nothing"
 
 
 def new_case(tmp_path: Path, name: str) -> Case:

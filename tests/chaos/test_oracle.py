@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from deltalake.transaction import AddAction
-from tests.chaos.oracle import Values, check_done, check_meanwhile, truth
+from tests.chaos.oracle import Values, check_done, check_meanwhile, files_in_log, truth
 from tests.chaos.runs import JUNK, write_object
 
 ROWS = pa.schema(
@@ -113,6 +113,22 @@ def test_the_oracle_finds_lost_changed_and_duplicate_bad_lines(world: World) -> 
 def test_the_oracle_finds_a_file_of_an_uncommitted_attempt(world: World, state: str) -> None:
     world.attempt("one", state, world.rows, world.junk)
     assert "attempts that were not committed" in complaint(world)
+
+
+def test_the_oracle_reads_a_log_that_begins_with_a_checkpoint_and_removes_a_file(world: World) -> None:
+    world.attempt("one", "committed", world.rows[:1])
+    world.attempt("two", "committed", world.rows[:1])
+    delta = DeltaTable(str(world.table))
+    delta.create_checkpoint()
+    first_commit = world.table / "_delta_log" / f"{0:020}.json"
+    first_commit.unlink()
+    assert "twice" in complaint(world)
+    delta.delete("true")
+    assert files_in_log(world.table) == []
+    world.attempt("three", "committed", world.rows, world.junk)
+    check_done(world.truth, world.table)
+    (world.table / "_delta_log" / f"{3:020}.json").unlink()
+    assert "a commit is missing" in complaint(world)
 
 
 def test_the_oracle_finds_open_attempts_and_leftovers(world: World) -> None:

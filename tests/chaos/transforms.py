@@ -4,7 +4,8 @@ Functions for Spark's Python workers are nested, so that Spark pickles them by v
 module.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,14 @@ GATE, AT_GATE = (
 )  # files: while the first exists, the run waits; the second shows that it waits
 
 
+def is_shut(gate: Path, objects: Iterable[str]) -> bool:
+    """Return True while the gate exists and names no object, or a part of the URI of one of these."""
+    with suppress(FileNotFoundError):
+        name = gate.read_text()
+        return any(name in uri for uri in objects)
+    return False
+
+
 def held(frame: DataFrame) -> DataFrame:
     """Make every task wait at the gate, at most two minutes."""
     gate, at_gate = Path.cwd() / GATE, Path.cwd() / AT_GATE
@@ -27,6 +36,24 @@ def held(frame: DataFrame) -> DataFrame:
         for batch in batches:
             deadline = time.monotonic() + 120
             while gate.exists() and time.monotonic() < deadline:
+                at_gate.touch()
+                time.sleep(0.02)  # between two looks at a file that the test removes
+            yield batch
+
+    return frame.mapInArrow(wait, frame.schema)
+
+
+def held_by_name(frame: DataFrame) -> DataFrame:
+    """Make a task wait at the gate, at most two minutes, if it reads the object that the gate names."""
+    gate, at_gate = Path.cwd() / GATE, Path.cwd() / AT_GATE
+
+    def wait(batches: Iterator[Any]) -> Iterator[Any]:
+        import time
+
+        for batch in batches:
+            deadline = time.monotonic() + 120
+            found = set(batch.column("_object").to_pylist())
+            while gate.exists() and any(gate.read_text() in uri for uri in found) and time.monotonic() < deadline:
                 at_gate.touch()
                 time.sleep(0.02)  # between two looks at a file that the test removes
             yield batch

@@ -16,11 +16,15 @@ from penstock.cli.run import print_run_report
 from penstock.events import (
     BatchCommitted,
     BatchProgressed,
+    Bus,
+    DeliverySettled,
     Event,
     ExecutionFailed,
     HeartbeatFailed,
     JobFailed,
     ObjectFailed,
+    ObjectFinished,
+    ObjectStarted,
     ReceiveFailed,
     SourceScanned,
     WatchStarted,
@@ -153,6 +157,12 @@ def test_the_progress_bar_counts_in_the_right_number(monkeypatch: pytest.MonkeyP
 def test_a_stop_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     (line,) = printed_lines(capsys, WorkerDraining(reason="signal", in_flight=2))
     assert line == "stopping: 2 messages in flight will be finished or released"
+
+
+def test_events_of_each_object_that_are_not_shown_are_not_made() -> None:
+    bus = Bus(IngestProgress())
+    assert not any(bus.wants(kind) for kind in (ObjectStarted, ObjectFinished, DeliverySettled))
+    assert all(bus.wants(kind) for kind in (ObjectFailed, BatchCommitted, WorkerStopped))
 
 
 @pytest.mark.parametrize(("outcome", "forced"), [("drained", False), ("interrupted", False), ("forced", True)])

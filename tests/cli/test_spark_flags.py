@@ -55,4 +55,4 @@ def test_a_session_that_is_no_word_and_no_function_is_refused(penstock: Call, sh
     result = penstock(*command.split(), "--spark-session", "clsuter")
     assert result.exit_code == CONFIGURATION
     assert "spark.session" in result.err
-    assert "it should be auto, own, current or MODULE:FUNCTION, not 'clsuter'" in result.err
+    assert "it should be auto, own, current or MODULE:FUNCTION, not 'clsuter'.\n" in result.err

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from hypothesis import strategies as st
 
 from penstock.objects.reference import ObjectRef
+from penstock.pipeline.spark.source.formats import format_of
 from penstock.pipeline.spark.source.options import ReadOptions
 from penstock.pipeline.spark.source.plan import Piece, ReadPlan
 from penstock.pipeline.spark.source.reading import partition_task, read_partition
@@ -85,6 +86,7 @@ class Found:
     bad: list[tuple[str, int, bytes, str]]
     failures: dict[int, str]
     counts: dict[int, tuple[int, int]]
+    rows_by_partition: list[int]
 
 
 def read(case: Case) -> Found:
@@ -127,11 +129,15 @@ def _read(case: Case) -> Found | Mapping[int, Sequence[int]]:
             work=LocalFiles(Path(folder, "work")),
         )
         rows: list[tuple[str, int, dict[str, Any]]] = []
+        position = format_of(case.options.format).position.name
+        rows_by_partition: list[int] = []
         for number in range(len(case.partitions)):
+            before = len(rows)
             task = partition_task(plan, number)
             for batch in read_partition(task, store, ReadingId(plan.reports, number)):
                 batch.validate(full=True)
-                rows.extend((row.pop("_object"), row.pop("_offset"), row) for row in batch.to_pylist())
+                rows.extend((row.pop("_object"), row.pop(position), row) for row in batch.to_pylist())
+            rows_by_partition.append(len(rows) - before)
         summary = summarise(plan)
         if summary.recut:
             return summary.recut
@@ -147,6 +153,7 @@ def _read(case: Case) -> Found | Mapping[int, Sequence[int]]:
         bad=bad,
         failures={number: failure.reason for number, failure in (*summary.failures.items(), *summary.exclude.items())},
         counts={number: (reading.rows, reading.lines_quarantined) for number, reading in summary.readings.items()},
+        rows_by_partition=rows_by_partition,
     )
 
 

@@ -179,6 +179,39 @@ def test_notified_objects_are_read_back(ref: ObjectRef) -> None:
     assert back.object_id == ref.object_id
 
 
+@given(
+    bucket=st.sampled_from(["file", "b", 'a"b']),
+    key=st.text('aB0/._~-% é"+\\', min_size=1, max_size=8),
+    size_bytes=st.integers(0, 2**63 - 1),
+    etag=st.none() | st.text('aF09-"\\ é', max_size=6),
+    version_id=st.none() | st.just("v"),
+    sequencer=st.none() | st.text("0Af?", max_size=3),
+)
+def test_a_notification_is_compact_json_with_the_key_encoded_as_s3_does_it(
+    bucket: str, key: str, size_bytes: int, etag: str | None, version_id: str | None, sequencer: str | None
+) -> None:
+    described = {
+        "key": quote_plus(key.encode(), safe="/"),
+        "size": size_bytes,
+        "eTag": etag,
+        "versionId": version_id,
+        "sequencer": sequencer,
+    }
+    record = {
+        "eventVersion": "2.1",
+        "eventSource": "penstock:local" if bucket == "file" else "penstock:s3",
+        "eventName": "ObjectCreated:Put",
+        "s3": {
+            "bucket": {"name": bucket},
+            "object": {name: value for name, value in described.items() if value is not None},
+        },
+    }
+    ref = ObjectRef(
+        bucket=bucket, key=key, size_bytes=size_bytes, etag=etag, version_id=version_id, sequencer=sequencer
+    )
+    assert announce(ref) == json.dumps({"Records": [record]}, separators=(",", ":")).encode()
+
+
 @given(st.binary())
 def test_any_bytes_are_a_key(key: bytes) -> None:
     assert encode_key(decode_key(key)) == key

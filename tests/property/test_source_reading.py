@@ -24,7 +24,7 @@ from tests.property.source_values import (
 
 from penstock.pipeline.spark.source.ddl import parse_ddl
 from penstock.pipeline.spark.source.jsonl import JsonlDecoder
-from penstock.pipeline.spark.source.lines import Classifier
+from penstock.pipeline.spark.source.jsonl_lines import Classifier
 from penstock.pipeline.spark.source.options import ReadOptions
 from penstock.pipeline.spark.source.plan import Piece
 

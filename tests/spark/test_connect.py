@@ -31,6 +31,7 @@ PARTITIONS = 70  # more than the frames of a union
 PACKAGES = ("boto3", "grpcio", "grpcio-status", "numpy", "obstore", "pandas", "pyarrow", "zstandard")
 
 TRANSFORMS = """
+import threading
 import time
 from pathlib import Path
 
@@ -50,7 +51,7 @@ def doubled(frame):
 
 def failing(frame):
     def boom(number):
-        raise ValueError(f"no {number}")  # line 21
+        raise ValueError(f"no {number}")  # line 22
 
     return frame.withColumn("twice", F.udf(boom, "long")("id"))
 
@@ -59,13 +60,24 @@ def unplannable(frame):
     return frame.select("no_such_column")
 
 
+both = threading.Barrier(2)
+
+
+def by_view(frame):
+    frame.createOrReplaceTempView("batch")
+    both.wait(120)  # until the transform of the other batch has made its view, too
+    return frame.sparkSession.sql("SELECT * FROM batch")
+
+
 def held(frame):
     gate, at_gate = FOLDER / "gate", FOLDER / "at-gate"
+    at_gate.mkdir(exist_ok=True)
 
     def wait(batches):
         import time
         for batch in batches:
-            at_gate.touch()
+            for uri in set(batch.column("_object").to_pylist()):
+                (at_gate / uri.rpartition("/")[2]).touch()
             while gate.exists():
                 time.sleep(0.02)  # between two looks at a file that the test removes
             yield batch
@@ -80,6 +92,7 @@ from pyspark.sql import SparkSession
 from penstock import App, DeltaSink, ObjectSource
 from penstock.operations.ingest.ingest import ingest
 from penstock.operations.ingest.pipeline import IngestRequest
+from penstock.pipeline.spark.session import runtime_of
 from penstock.worker.shutdown import StopSignal
 
 theirs = SparkSession.builder.remote(sys.argv[1]).getOrCreate()
@@ -102,6 +115,33 @@ print("day 7", sorted(row.id for row in frame.where("day = 'd 7%+é'").collect()
 assert dict(theirs.conf.getAll) == before, "the settings changed"
 assert theirs.table("theirs").count() == 3
 print("whole")
+
+fresh = SparkSession.builder.remote(sys.argv[1]).create()  # has sent no request yet
+print("fresh", runtime_of(fresh).sibling().range(3).count())
+fresh.stop()
+theirs.stop()
+"""
+
+
+OWN = """
+import os, sys
+
+from penstock.pipeline.spark import connect
+
+before = dict(os.environ)
+first, second = (connect.open_session(sys.argv[1], {}) for _ in range(2))
+connect.end_session(first, seconds=10.0)
+print("rows", second.range(3).count())
+connect.end_session(second, seconds=10.0)
+assert dict(os.environ) == before, "the environment changed"
+
+from pyspark.sql import SparkSession
+
+theirs = SparkSession.builder.remote(sys.argv[1]).create()
+before = dict(os.environ)
+connect.end_session(connect.open_session(sys.argv[1], {}), seconds=10.0)
+assert dict(os.environ) == before, "the environment changed"
+print("rows", theirs.range(4).count())
 theirs.stop()
 """
 
@@ -173,6 +213,11 @@ def ended_sessions(server: ConnectServer) -> int:
     return server.log.read_text(errors="replace").count("Closing session with userId")
 
 
+def cancelled_operations(server: ConnectServer) -> int:
+    found = re.findall(r"OPERATION_CANCELED", server.log.read_text(errors="replace"))
+    return len(found)
+
+
 EVERY_ID = list(range(2 * PARTITIONS))
 
 
@@ -229,7 +274,7 @@ def test_a_failing_transform_is_one_sentence_with_the_users_line(place: Path, se
     last = err.strip().splitlines()[-1]
     assert code == 1
     assert re.fullmatch(
-        r"penstock: Every run failed, down to those of one object alone: ValueError: no \d+ \(transforms\.py:21\)\. "
+        r"penstock: Every run failed, down to those of one object alone: ValueError: no \d+ \(transforms\.py:22\)\. "
         r"Nothing is lost; fix the transform or the schema and run it again\.",
         last,
     ), err
@@ -251,22 +296,47 @@ def test_a_given_session_is_neither_changed_nor_stopped(place: Path, server: Con
     code, out, err = ended(started(place, "given.py", server.url))
     assert code == 0, err
     total = sum(EVERY_ID)
-    assert out.splitlines() == ["rows 140", "sent 2", "run 140", f"read 140 {total}", "day 7 [7, 77]", "whole"], out
-    assert ended_sessions(server) == sessions_before + 3  # two siblings, and theirs
+    assert out.splitlines() == [
+        "rows 140",
+        "sent 2",
+        "run 140",
+        f"read 140 {total}",
+        "day 7 [7, 77]",
+        "whole",
+        "fresh 3",
+    ], out
+    assert ended_sessions(server) == sessions_before + 4  # two siblings, and both of theirs
 
 
-def test_a_stop_cancels_the_operation_and_the_next_run_commits_every_row_once(
+def test_sessions_of_our_own_leave_the_environment_as_it_was(place: Path, server: ConnectServer) -> None:
+    code, out, err = ended(started(place, "-c", OWN, server.url))
+    assert (code, err) == (0, "")
+    assert out.splitlines() == ["rows 3", "rows 4"]
+
+
+def test_temporary_views_of_two_batches_in_flight_stay_apart(place: Path, server: ConnectServer) -> None:
+    sessions_before = ended_sessions(server)
+    words = ["in", "table", "--master", server.url, "--transform", "transforms:by_view", "--max-batch-objects", "1"]
+    code, out, err = ingest(place, *words, "--json")
+    assert code == 0, err
+    assert json.loads(out)["batches"] == 2
+    assert ids(place / "table") == EVERY_ID
+    assert ended_sessions(server) == sessions_before + 2, "that of the second batch, and the ingest's"
+
+
+def test_a_stop_cancels_both_batches_in_flight_and_the_next_run_commits_every_row_once(
     place: Path, server: ConnectServer
 ) -> None:
     (place / "gate").touch()
-    words = ["in", "table", "--master", server.url, "--transform", "transforms:held"]
+    words = ["in", "table", "--master", server.url, "--transform", "transforms:held", "--max-batch-objects", "1"]
+    cancelled_before = cancelled_operations(server)
     process = started(place, "-m", "penstock", "ingest", *words, PENSTOCK_WORKER_STOP_TIMEOUT=f"{STOP_TIMEOUT_SECONDS}")
-    wait_until((place / "at-gate").exists, process)
+    wait_until(lambda: len(list((place / "at-gate").glob("*"))) == 2, process)
     process.send_signal(signal.SIGTERM)
     process.wait(STOP_TIMEOUT_SECONDS + LATE_SECONDS)
     code, _, err = ended(process)
     assert code == 75, err
-    assert "OPERATION_CANCELED" in server.log.read_text(errors="replace")
+    assert cancelled_operations(server) == cancelled_before + 2
     assert not DeltaTable.is_deltatable(str(place / "table"))
     (place / "gate").unlink()
     code, _, err = ingest(place, *words)

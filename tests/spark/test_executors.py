@@ -4,6 +4,7 @@ They run on a standalone cluster. Each ingest is a process with a session of its
 """
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -25,6 +26,8 @@ from penstock.pipeline.spark.requirements import REQUIRED
 pytestmark = pytest.mark.timeout(600)
 
 CANNOT_WORK = 78
+STOPPED = 75  # before all objects were done
+LATE_SECONDS = 60.0  # a stop timeout of 10 s, on a busy machine
 OBJECTS = 8
 OTHER_VERSION = """
 import sys
@@ -156,6 +159,21 @@ def test_a_packed_archive_is_all_that_executors_need(tmp_path: Path, cluster: Sp
         (tmp_path / "relative.txt").write_text("one line\n")
         case.ingest("--transform", "transforms:with_a_relative_path")
         check_done(case.truth(), case.mirror())
+
+
+def test_a_stop_ends_an_ingest_that_waits_for_an_executor(tmp_path: Path, cluster: SparkCluster) -> None:
+    """A full cluster starts no executor until others free its slots; here none has enough memory for one."""
+    conf = settings(cluster, sys.executable, **{"spark.executor.memory": "60g", "spark.starvation.timeout": "1s"})
+    with closing(Case(tmp_path, worker_stop_timeout="10s", **conf)) as case:
+        case.add_objects(range(OBJECTS))
+        running = case.start()
+        waits = "Initial job has not accepted any resources"
+        running.wait_until(lambda: any(waits in log.read_text() for log in tmp_path.rglob("spark.log")))
+        running.send(signal.SIGTERM)
+        ended = running.end(seconds=LATE_SECONDS)
+        assert ended.code == STOPPED, ended.err
+        assert ended.report["stopped"]
+        check_nothing_claimed(case, ended.err)
 
 
 @pytest.mark.slow

@@ -3,10 +3,14 @@
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from pyspark.sql import SparkSession
 
 import penstock
 from penstock.pipeline.spark.java import find_java
+from penstock.pipeline.spark.probe import survey
 
 SOURCE = Path(penstock.__file__).parents[1]
 STORY = """
@@ -64,3 +68,9 @@ def test_a_session_whose_workers_lack_penstock_is_distinguished_from_a_faulty_tr
     assert "Set PYSPARK_PYTHON to a Python that has it, before the Spark session is started" in found.stdout
     assert f"this process runs {sys.executable}." in found.stdout
     assert "Traceback" not in found.stdout
+
+
+def test_two_pipelines_may_ask_the_workers_at_the_same_time(spark: SparkSession) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(survey, [spark, spark], [["numpy"], ["pyarrow"]])
+    assert [[*worker.packages] for worker in (*one, *other)] == [["numpy"], ["pyarrow"]]

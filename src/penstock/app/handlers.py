@@ -261,7 +261,7 @@ class Handlers:
             source: The objects and their queue.
             sink: The table to write, such as DeltaSink(...).
             transform: Function from DataFrame to DataFrame, applied to each batch.
-            provenance: Add the columns _object and _offset.
+            provenance: Add the columns _object and _offset (_row for formats without lines).
             max_batch_objects: Maximum number of objects in a batch. None: the app's setting, as for the following.
             max_batch_bytes: Maximum size of a batch.
             max_wait: Maximum time to wait for more objects of a batch.

@@ -101,6 +101,7 @@ class PendingObjects:
         self._outdated: dict[bytes, float] = {}  # end times of outdated states: the scan found these objects
         self._begun: set[bytes] = set()  # not done, but in the ledger when its states were last read
         self._unread: set[bytes] = set()  # deleted or replaced since the scan: another scan may find them again
+        self._processed: set[bytes] = set()  # for good: their states are not read again
         self.before: dict[bytes, ObjectState] = {}
         self.unfinished: set[bytes] = set()
         self.take(objects)
@@ -144,6 +145,7 @@ class PendingObjects:
             self._unread -= refs.keys()
             self._begun.update(object_id for object_id in new if object_id in known)
             self.before |= known
+            self._processed |= _processed(known)
             self.unfinished.update(new)
             return new
 
@@ -178,6 +180,7 @@ class PendingObjects:
             self.drain_check.sample()
             states = self._current_states(self.unfinished)
             self._unread |= {object_id for object_id, state in states.items() if state in UNREAD}
+            self._processed |= _processed(states)
             self.unfinished = {object_id for object_id in self.unfinished if states.get(object_id) not in TERMINAL}
             self._begun = self.unfinished & states.keys()
             if self.unfinished and self.drain_check.is_drained:
@@ -200,8 +203,10 @@ class PendingObjects:
     def states(self) -> dict[bytes, ObjectState]:
         """Return the current state of every object; unprocessed if the ledger does not know it."""
         with self._lock:
-            known = self._current_states(self._refs)
-            return {object_id: known.get(object_id, ObjectState.UNPROCESSED) for object_id in self._refs}
+            states = dict.fromkeys(self._refs, ObjectState.UNPROCESSED)
+            states.update(self._current_states(self._refs.keys() - self._processed))
+            states.update(dict.fromkeys(self._processed, ObjectState.PROCESSED))
+            return states
 
     def left(self) -> int:
         """Return the number of objects that are not in a terminal state."""
@@ -235,10 +240,14 @@ class PendingObjects:
         self._count(missing)
 
     def _count(self, refs: Sequence[ObjectRef]) -> None:
-        self._announcements.update(ref.object_id for ref in refs)
         for ref in refs:
+            self._announcements[ref.object_id] += 1
             if self._announcements[ref.object_id] > ANNOUNCEMENTS_MAX:
                 raise PenstockError(
                     f"{ANNOUNCEMENTS_MAX} notifications were sent for {ref.uri}, and it is neither processed nor "
                     f"failed; look at `penstock objects show` and `penstock dead list`, and report this as a bug."
                 )
+
+
+def _processed(states: Mapping[bytes, ObjectState]) -> set[bytes]:
+    return {object_id for object_id, state in states.items() if state is ObjectState.PROCESSED}

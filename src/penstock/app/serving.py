@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from penstock.app.backends import has_ledger_apart, has_local_ledger, require_shared_ledger
 from penstock.app.brokers import check_queues
+from penstock.app.collector import rare_collections
 from penstock.app.housekeeping import Presence
 from penstock.app.jobs.elected import ElectedJob, running
 from penstock.app.jobs.expiry import UNUSED_ARCHIVE, is_archive_unused
@@ -133,6 +134,8 @@ def serve(
             spark=spark,
             metrics_address=metrics_address,
         )
+        if any(map(needs_objects, role.services)):
+            stack.enter_context(rare_collections())
         context = _with_ledger(app, role, context)
         event_loop = EventLoop()
         stack.callback(event_loop.close)

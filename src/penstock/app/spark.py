@@ -181,15 +181,21 @@ class Spark:
         return self._open_remote() if self._is_remote else self._start()
 
     def _prepare(self, opened: _Opened) -> _Opened:
-        """Ship Penstock to the executors and check that they can run it. Ends a session of our own if they cannot."""
+        """Ship Penstock to the executors and check that they can run it. Ends a session of our own if they cannot.
+
+        Raises `TemporaryError` if the process is asked to stop meanwhile.
+        """
         from penstock.pipeline.spark.probe import check_workers
         from penstock.pipeline.spark.session import runtime_of
         from penstock.pipeline.spark.shipping import ship
+        from penstock.pipeline.spark.stopping import cancelled_at_stop
 
         try:
-            ship(runtime_of(opened.session), [Path(path) for path in self._settings.spark_py_files])
+            runtime = runtime_of(opened.session)
+            ship(runtime, [Path(path) for path in self._settings.spark_py_files])
             if self._checks:
-                check_workers(opened.session)
+                with cancelled_at_stop(runtime, lambda: self._stop.requested):
+                    check_workers(opened.session)
         except BaseException:
             self._end(opened)
             raise
@@ -307,8 +313,8 @@ def _call(function: Callable[[], "Session"], origin: str) -> Any:
         return function()
     except PenstockError:
         raise
-    except Exception as error:
-        text = f"{type(error).__name__}: {error}".rstrip(".")
+    except (Exception, SystemExit) as error:
+        text = masked(f"{type(error).__name__}: {error}").rstrip(".")
         raise ConfigurationError(f"{origin} could not make a Spark session: {text}.") from error
 
 

@@ -67,17 +67,20 @@ def check_owner(ledger: Ledger, where: TablePaths) -> None:
 
 
 @contextmanager
-def open_state(directory: Path, *, shared: Settings | None = None, probe: Probe = no_probe) -> Iterator[StateFolder]:
+def open_state(
+    directory: Path, *, worker: str | None = None, shared: Settings | None = None, probe: Probe = no_probe
+) -> Iterator[StateFolder]:
     """Open the data directory, creating it if missing, and register this process in it inside the block.
 
-    ``shared``: settings whose ledger, shared between hosts, replaces the file in the directory.
+    ``worker``: this process's worker id; None: a new one. ``shared``: settings whose ledger, shared between hosts,
+    replaces the file in the directory.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
         processes = ProcessRegistry(directory / PROCESSES_FOLDER)
     except OSError as error:
         raise ConfigurationError(f"The data directory {directory} cannot be created: {error.strerror}.") from error
-    worker = worker_id()
+    worker = worker or worker_id()
     with processes.register(worker):
         if shared is not None:
             ledger = open_ledger(shared, probe=probe)

@@ -232,7 +232,7 @@ def _log_or(emit: Listener | None, settings: Settings, *, worker: str) -> Listen
         return open_log(settings, worker=worker)
     if isinstance(emit, LogListener) or not is_logged(settings):
         return emit
-    return Bus(emit, open_log(settings, worker=worker)).emit
+    return Bus(emit, open_log(settings, worker=worker))
 
 
 class _Guarded:

@@ -17,10 +17,9 @@ import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from penstock.brokers.capabilities import EMBEDDED
 from penstock.errors import ConfigurationError
@@ -59,8 +58,7 @@ _UNREADABLE_CHARS_MAX = 4 * 1024
 _REMEMBERED_SIZE_MAX = 512
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReceiptHandle:
+class ReceiptHandle(NamedTuple):
     """The message and the delivery that a receipt handle refers to.
 
     A message's deliveries are numbered without gaps, through dead-lettering and releases, so a handle is never reused.
@@ -92,7 +90,7 @@ def parse_receipt(store: str, receipt: str) -> ReceiptHandle | None:
     if len(parts) != 3 or parts[0] != store:
         return None
     seq, number = _number(parts[1]), _number(parts[2])
-    return None if seq is None or number is None else ReceiptHandle(seq=seq, number=number)
+    return None if seq is None or number is None else ReceiptHandle(seq, number)
 
 
 def check_outgoing(queue: str, messages: Sequence[Outgoing]) -> None:

@@ -33,9 +33,14 @@ NAMED_MAX = 3  # excluded folders named in a report
 class FormatOptions:
     """How files are read and rows are written."""
 
-    format_: Annotated[str, typer.Option("--format", help="The format: jsonl, csv or text (also .gz, .bz2, .zst).")] = (
-        "jsonl"
-    )
+    format_: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="jsonl, json (documents), csv, text, parquet, orc or binary; default: as the files tell.",
+        ),
+    ] = None
     schema: Annotated[
         str | None,
         typer.Option("--schema", metavar="DDL", help="The columns, such as 'id long, v double'; default: inferred."),
@@ -48,9 +53,9 @@ class FormatOptions:
         str | None,
         typer.Option("--partition-by", metavar="COLUMNS", help="Columns to partition by, separated by commas."),
     ] = None
-    no_provenance: Annotated[bool, typer.Option("--no-provenance", help="Omit the columns _object and _offset.")] = (
-        False
-    )
+    no_provenance: Annotated[
+        bool, typer.Option("--no-provenance", help="Omit the columns _object and _offset (or _row).")
+    ] = False
     delimiter: Annotated[
         str | None,
         typer.Option(

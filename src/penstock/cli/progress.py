@@ -17,6 +17,7 @@ from penstock.events import (
     BatchClaimed,
     BatchCommitted,
     BatchProgressed,
+    DeliverySettled,
     ErrorHookFailed,
     Event,
     ExecutionFailed,
@@ -24,9 +25,12 @@ from penstock.events import (
     HeartbeatFailed,
     JobFailed,
     ObjectFailed,
+    ObjectFinished,
+    ObjectStarted,
     ReceiveFailed,
     RunFailed,
     SchemaInferred,
+    SelectiveListener,
     SourceCleaned,
     SourceScanned,
     SparkStarted,
@@ -65,6 +69,7 @@ class ProgressPace:
 CLEANUP = "cleanup"  # the handler in events about cleaning up the source
 CLEANED = {"tag": "tagged", "move": "moved", "delete": "deleted"}  # past participle of a cleanup's action
 FAILURES_SHOWN = 20
+_OF_EACH_OBJECT = (ObjectStarted, ObjectFinished, DeliverySettled)  # not shown, and a batch has many thousands
 
 _DOING = {
     ExecutionFailed: "a batch",
@@ -74,7 +79,7 @@ _DOING = {
 }
 
 
-class IngestProgress:
+class IngestProgress(SelectiveListener):
     """The listener that shows an ingest. Events come from several threads; a lock serializes them."""
 
     def __init__(self, *, options: str = "", monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -105,6 +110,9 @@ class IngestProgress:
     ) -> None:
         if self._bar is not None:
             self._bar.close()
+
+    def wants(self, kind: type[Event]) -> bool:
+        return kind not in _OF_EACH_OBJECT
 
     def __call__(self, event: Event) -> None:
         with self._lock:

@@ -73,7 +73,8 @@ def _print(report: PackReport) -> None:
     for name, value in report.settings.items():
         print(printable(f"  {name}={value}"))
     print(
-        "Under spark-submit in client mode, also unpack it into the folder penstock/ of the driver's working directory."
+        "Under spark-submit in client mode, also unpack it into the folder penstock/ of the driver's working directory "
+        "and set spark.pyspark.driver.python to the Python that has Penstock."
     )
     if report.python != OWN_PYTHON:
         print(f"This process is Python {OWN_PYTHON}; Spark needs the same version in driver and executors.")

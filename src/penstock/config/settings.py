@@ -97,7 +97,7 @@ def _folder(text: str) -> str:
 def _session(value: str) -> str:
     """Return the setting spark.session if it is one of its words or of the form module:function."""
     if value not in ("auto", "own", "current") and not re.fullmatch(r"[^:\s]+:[^:\s]+", value):
-        raise ValueError(f"it should be auto, own, current or MODULE:FUNCTION, not {value!r}")
+        raise ValueError("it should be auto, own, current or MODULE:FUNCTION")
     return value
 
 

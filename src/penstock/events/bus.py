@@ -29,10 +29,11 @@ class SelectiveListener(ABC):
         """Receive an event."""
 
 
-class Bus:
+class Bus(SelectiveListener):
     """Pass each event to every listener, in the emitting thread. Each process has at least one. Thread-safe.
 
-    A listener must not raise.
+    A listener must not raise. A bus can be a listener of another one; it wants the events that its own
+    listeners want.
     """
 
     def __init__(self, *listeners: Listener) -> None:
@@ -42,6 +43,9 @@ class Bus:
     def wants(self, kind: type[Event]) -> bool:
         """Return True if any listener receives this kind; otherwise the caller need not create the event."""
         return bool(self._receivers_of(kind))
+
+    def __call__(self, event: Event) -> None:
+        self.emit(event)
 
     def emit(self, event: Event) -> None:
         """Call the listeners that receive events of this kind, one after another."""

@@ -33,7 +33,7 @@ from penstock.ledger.records import (
     TERMINAL,
     UNREAD,
     AttemptState,
-    Candidate,
+    Claimable,
     ClaimedObject,
     EndedObject,
     ObjectClaims,
@@ -207,7 +207,7 @@ class Claims:
         )
 
     def claim(
-        self, pipeline: str, candidates: Sequence[Candidate], *, attempt_id: str, worker: str, lease_seconds: float
+        self, pipeline: str, candidates: Sequence[Claimable], *, attempt_id: str, worker: str, lease_seconds: float
     ) -> ObjectClaims:
         """Claim the free objects among the candidates; see `penstock.ledger.ledger.Ledger.claim`."""
         if not candidates:
@@ -233,9 +233,8 @@ class Claims:
                 )
             raise
         new = {id: _new_object(id, named[id][0].original_message) for id in named if id in found.ours}
-        claim = ObjectClaims(
-            attempt_id=attempt_id, claimed={**new, **taken.claimed}, busy=taken.busy, ended=taken.ended
-        )
+        claimed = {**new, **taken.claimed} if taken.claimed else new
+        claim = ObjectClaims(attempt_id=attempt_id, claimed=claimed, busy=taken.busy, ended=taken.ended)
         if claim.claimed:
             self._probe(Step.ATTEMPT_OPENED)
         return claim
@@ -255,7 +254,7 @@ class Claims:
 
         return self._database.for_heartbeats(response_seconds).transact(extend)
 
-    def _insert_new(self, opening: Values, named: Mapping[bytes, Sequence[Candidate]]) -> "_Found":
+    def _insert_new(self, opening: Values, named: Mapping[bytes, Sequence[Claimable]]) -> "_Found":
         """Insert and claim the objects that the ledger does not know; ignore the others."""
         ordered = sorted(named)  # neighbours in the index together; the same order in overlapping claims
         sequenced = _may_be_superseded(named)
@@ -287,7 +286,7 @@ class Claims:
     def _take(
         self,
         opening: Values,
-        named: Mapping[bytes, Sequence[Candidate]],
+        named: Mapping[bytes, Sequence[Claimable]],
         *,
         opened: bool,
     ) -> ObjectClaims:
@@ -334,15 +333,18 @@ class _Found:
     expired: bool  # some attempt of the pipeline has an expired lease
 
 
-def _named(candidates: Sequence[Candidate]) -> Mapping[bytes, Sequence[Candidate]]:
+def _named(candidates: Sequence[Claimable]) -> Mapping[bytes, Sequence[Claimable]]:
     """Group the messages by the object that they name, in the given order. Several messages may name one object."""
-    named: dict[bytes, list[Candidate]] = {}
+    singly = {candidate.object_id: (candidate,) for candidate in candidates}
+    if len(singly) == len(candidates):  # nearly always; a list for each object would take more memory
+        return singly
+    named: dict[bytes, list[Claimable]] = {}
     for candidate in candidates:
         named.setdefault(candidate.object_id, []).append(candidate)
     return named
 
 
-def _new_row(opening: Values, messages: Sequence[Candidate]) -> Values:
+def _new_row(opening: Values, messages: Sequence[Claimable]) -> Values:
     row = new_claimed_object(opening, messages[0])
     if len(messages) > 1:
         sequencer = latest(message.sequencer for message in messages)
@@ -350,7 +352,7 @@ def _new_row(opening: Values, messages: Sequence[Candidate]) -> Values:
     return row
 
 
-def _may_be_superseded(named: Mapping[bytes, Sequence[Candidate]]) -> bool:
+def _may_be_superseded(named: Mapping[bytes, Sequence[Claimable]]) -> bool:
     return any(
         message.version_id is None and message.sequencer is not None for some in named.values() for message in some
     )

@@ -28,7 +28,7 @@ from penstock.ledger.records import (
     AttemptRow,
     BatchOutcome,
     BatchRow,
-    Candidate,
+    Claimable,
     HolderOutcome,
     LedgerRepair,
     LedgerRepaired,
@@ -120,9 +120,9 @@ class Ledger:
         """Return all pipelines by id."""
         return self._pipelines.all()
 
-    def remember_source_schema(self, pipeline: str, ddl: str) -> str:
-        """Record the schema of the source unless one is recorded, and return the recorded one."""
-        return self._pipelines.remember_source_schema(pipeline, ddl)
+    def remember_source_schema(self, pipeline: str, ddl: str, options: str | None = None) -> PipelineRow:
+        """Record the schema of the source, and how it is read, unless a schema is recorded; return what is recorded."""
+        return self._pipelines.remember_source_schema(pipeline, ddl, options)
 
     def declare_source_schema(self, pipeline: str, ddl: str) -> None:
         """Record the schema of the source, replacing an earlier one."""
@@ -131,7 +131,7 @@ class Ledger:
     # Claims
 
     def claim(
-        self, pipeline: str, candidates: Sequence[Candidate], *, attempt_id: str, worker: str, lease_seconds: float
+        self, pipeline: str, candidates: Sequence[Claimable], *, attempt_id: str, worker: str, lease_seconds: float
     ) -> ObjectClaims:
         """Claim every candidate that is free, for an attempt id never used before.
 

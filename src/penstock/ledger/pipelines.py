@@ -26,7 +26,7 @@ _ALL = (
 )
 _ONE = _ALL.where(pipelines.c.id == bindparam("in_pipeline"))
 _DECLARE = update(pipelines).values(source_schema=bindparam("ddl")).where(pipelines.c.id == bindparam("in_pipeline"))
-_REMEMBER = _DECLARE.where(pipelines.c.source_schema.is_(None))
+_REMEMBER = _DECLARE.values(source_options=bindparam("options")).where(pipelines.c.source_schema.is_(None))
 
 
 class Pipelines:
@@ -67,13 +67,13 @@ class Pipelines:
 
         self._database.transact(declare)
 
-    def remember_source_schema(self, pipeline: str, ddl: str) -> str:
-        """Record the schema unless one is recorded; return the recorded one."""
+    def remember_source_schema(self, pipeline: str, ddl: str, options: str | None) -> PipelineRow:
+        """Record schema and options unless a schema is recorded; return the row with the recorded ones."""
 
-        def remember(connection: Connection) -> str:
+        def remember(connection: Connection) -> PipelineRow:
             connection.execute(self._add, {"id": pipeline})
-            connection.execute(_REMEMBER, {"in_pipeline": pipeline, "ddl": ddl})
-            return str(connection.execute(_ONE, {"in_pipeline": pipeline}).one().source_schema)
+            connection.execute(_REMEMBER, {"in_pipeline": pipeline, "ddl": ddl, "options": options})
+            return pipeline_row(connection.execute(_ONE, {"in_pipeline": pipeline}).one())
 
         return self._database.transact(remember)
 

@@ -39,6 +39,7 @@ from penstock.ledger.schema import (
 from penstock.ledger.sets import ARCHIVED, by_state, by_uri, ids_wanted, in_state, is_in, is_wanted, of_pipeline
 
 PAGE_BATCHES = 100
+_STATE_NAMED = {state.value: state for state in ObjectState}
 
 _BATCHES = (
     select(batches, table_schemas.c.table_schema, attempts.c.worker)
@@ -187,10 +188,12 @@ class Queries:
     def states(self, pipeline: str, object_ids: Collection[bytes]) -> Mapping[bytes, ObjectState]:
         with self._database.reading() as connection:
             ids_wanted(connection, object_ids)
-            states = {id: ObjectState(state) for id, state in connection.execute(_STATES, {"in_pipeline": pipeline})}
+            rows = connection.execute(_STATES, {"in_pipeline": pipeline}).all()
             # Queried after the rows, so that an object archived in between is found.
-            archived = connection.scalars(ARCHIVED, {"in_pipeline": pipeline})
-            return states | dict.fromkeys(archived, ObjectState.PROCESSED)
+            archived = connection.scalars(ARCHIVED, {"in_pipeline": pipeline}).all()
+        states = {object_id: _STATE_NAMED[state] for object_id, state in rows}
+        states.update(dict.fromkeys(archived, ObjectState.PROCESSED))
+        return states
 
     def unread(self, pipeline: str, object_ids: Collection[bytes]) -> Mapping[bytes, float]:
         with self._database.reading() as connection:

@@ -7,7 +7,7 @@ In order: objects, attempts and batches of pipelines; owners, the apps that use 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 
 class ObjectState(StrEnum):
@@ -43,9 +43,40 @@ class OriginalMessage:
     replay_id: str | None = None
 
 
+class Claimable(Protocol):
+    """An object that a message asks to process. `Candidate` holds these values; a pipeline's batch computes some."""
+
+    @property
+    def object_id(self) -> bytes: ...
+
+    @property
+    def bucket(self) -> str: ...
+
+    @property
+    def key(self) -> bytes: ...
+
+    @property
+    def size_bytes(self) -> int: ...
+
+    @property
+    def uri(self) -> str: ...
+
+    @property
+    def original_message(self) -> OriginalMessage: ...
+
+    @property
+    def version_id(self) -> str | None: ...
+
+    @property
+    def etag(self) -> str | None: ...
+
+    @property
+    def sequencer(self) -> str | None: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """An object that a delivery asks to process."""
+    """A `Claimable` with values of its own."""
 
     object_id: bytes  # 16 bytes
     bucket: str
@@ -159,6 +190,7 @@ class PipelineRow:
     schema_id: int
     table_schema: str | None  # JSON of the sink's schema
     source_schema: str | None  # DDL, declared or inferred
+    source_options: str | None = None  # JSON: how the objects are read, if that was inferred
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

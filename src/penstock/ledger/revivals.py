@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 from sqlalchemy import Connection, and_, bindparam, case, or_, select, update
 
-from penstock.ledger.records import UNREAD, Candidate, ObjectState, OriginalMessage
+from penstock.ledger.records import UNREAD, Claimable, ObjectState, OriginalMessage
 from penstock.ledger.rows import AnyRow, Values, original_message_of, wanted_object
 from penstock.ledger.rules import FailedObjectState, UnreadObject, latest, restores, revives
 from penstock.ledger.schema import object_attempts, objects, wanted
@@ -92,7 +92,7 @@ _RECORD_ORIGINAL_MESSAGE = (
 
 
 def revive(
-    connection: Connection, pipeline: str, named: Mapping[bytes, Sequence[Candidate]]
+    connection: Connection, pipeline: str, named: Mapping[bytes, Sequence[Claimable]]
 ) -> Mapping[bytes, OriginalMessage]:
     """Make ended objects claimable again if one of their messages allows it. ``named``: the messages by object id.
 
@@ -128,7 +128,7 @@ def revive(
 def record_original_messages(
     connection: Connection,
     binds: Values,
-    named: Mapping[bytes, Sequence[Candidate]],
+    named: Mapping[bytes, Sequence[Claimable]],
     restored: Mapping[bytes, OriginalMessage],
 ) -> Mapping[bytes, OriginalMessage]:
     """Record the original message of each revived object that this claim took; return these messages by object id.
@@ -161,7 +161,7 @@ def record_original_messages(
     return original_messages
 
 
-def renumber(connection: Connection, binds: Values, named: Mapping[bytes, Sequence[Candidate]]) -> None:
+def renumber(connection: Connection, binds: Values, named: Mapping[bytes, Sequence[Claimable]]) -> None:
     """Store the sequencer of the latest message on the objects that this claim took.
 
     Content may have been replaced and put back, so that a later event describes the same object. An object named by a

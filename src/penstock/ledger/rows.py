@@ -14,7 +14,7 @@ from penstock.ledger.records import (
     BatchOutcome,
     BatchRecord,
     BatchRow,
-    Candidate,
+    Claimable,
     FailedObject,
     ObjectAttempt,
     ObjectResult,
@@ -50,7 +50,7 @@ def uri_digest(uri: str) -> bytes:
     return hashlib.sha256(uri.encode()).digest()[:16]
 
 
-def new_object(pipeline: str, candidate: Candidate) -> Values:
+def new_object(pipeline: str, candidate: Claimable) -> Values:
     """Return the row of an object that the ledger does not know yet."""
     uri = storable(candidate.uri)
     return {
@@ -67,16 +67,15 @@ def new_object(pipeline: str, candidate: Candidate) -> Values:
     }
 
 
-def new_claimed_object(opening: Values, candidate: Candidate) -> Values:
+def new_claimed_object(opening: Values, candidate: Claimable) -> Values:
     """Return the row of a new object that an attempt claims at once."""
     original_message = candidate.original_message
-    return {
-        **new_object(opening["in_pipeline"], candidate),
-        "attempt_id": opening["fresh"],
-        "carrier_message_id": storable(original_message.message_id),
-        "carrier_enqueued_at": original_message.enqueued_at,
-        "carrier_replay_id": _optional(original_message.replay_id),
-    }
+    row = new_object(opening["in_pipeline"], candidate)
+    row["attempt_id"] = opening["fresh"]
+    row["carrier_message_id"] = storable(original_message.message_id)
+    row["carrier_enqueued_at"] = original_message.enqueued_at
+    row["carrier_replay_id"] = _optional(original_message.replay_id)
+    return row
 
 
 def wanted_object(object_id: bytes, original_message: OriginalMessage) -> Values:
@@ -154,6 +153,7 @@ def pipeline_row(row: AnyRow) -> PipelineRow:
         schema_id=row.schema_id,
         table_schema=row.table_schema,
         source_schema=row.source_schema,
+        source_options=row.source_options,
     )
 
 

@@ -65,6 +65,7 @@ pipelines = Table(
     Column("next_seq", BigInteger, nullable=False),
     Column("schema_id", Integer, nullable=False),  # 0: no table schema yet
     Column("source_schema", LONG_TEXT),
+    Column("source_options", LONG_TEXT),  # JSON: how the objects are read
 )
 
 table_schemas = Table(  # every schema a pipeline's table has had; a batch refers to its schema by number
@@ -312,6 +313,7 @@ wanted = Table(  # the objects of a claim or query
     Column("enqueued_at", Double),
     Column("replay_id", Text),
     prefixes=["TEMPORARY"],
+    sqlite_with_rowid=False,
     # leaves no dead rows, which nothing would vacuum: autovacuum cannot see a session's tables
     postgresql_on_commit="DELETE ROWS",
 )
@@ -330,5 +332,6 @@ leaving = Table(  # how each object leaves its attempt at a commit
     Column("unattributed", Integer, nullable=False),
     Column("missing", Integer, nullable=False),
     prefixes=["TEMPORARY"],
+    sqlite_with_rowid=False,
     postgresql_on_commit="DELETE ROWS",  # leaves no dead rows; see `wanted`
 )

@@ -22,6 +22,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from sys import intern
 from typing import Annotated, TypeVar
 from urllib.parse import quote_plus, unquote_plus
 
@@ -368,7 +369,7 @@ def _check_key(key: str, bucket: str) -> str:
         raise InvalidMessage("the key is empty")
     if "\0" in key:
         raise InvalidMessage(f"the key holds a NUL character: {show(key)}")
-    length_bytes, bytes_max = len(encode_key(key)), key_bytes_max(bucket)
+    length_bytes, bytes_max = len(key) if key.isascii() else len(encode_key(key)), key_bytes_max(bucket)
     if length_bytes > bytes_max:
         raise InvalidMessage(f"the key has {length_bytes:,} bytes; at most {bytes_max:,} are possible")
     return key
@@ -408,26 +409,52 @@ _ANNOUNCED = re.compile(
 )
 
 
+_ENCODED = re.compile("[%+]")
+
+
 def _read_announced(announced: re.Match[bytes], buckets_allowed: frozenset[str] | None) -> Notification:
     """Return the notification in a match of `_ANNOUNCED`. Raises the errors of `parse`."""
-    source, name, key, size, etag = (part.decode() for part in announced.groups()[:5])
-    sequencer = None if announced[6] is None else announced[6].decode()
+    source, name, key, size, etag, sequencer = announced.groups()
     try:
-        bucket = _check_bucket(name, buckets_allowed, local=source == LOCAL_SOURCE)
+        bucket = _check_bucket(intern(name.decode()), buckets_allowed, local=source == LOCAL_SOURCE.encode())
+        text = key.decode()
         ref = ObjectRef(
             bucket=bucket,
-            key=_check_key(unquote_plus(key, errors="surrogateescape"), bucket),
+            key=_check_key(unquote_plus(text, errors="surrogateescape") if _ENCODED.search(text) else text, bucket),
             size_bytes=int(size),
-            etag=etag,
-            sequencer=sequencer,
+            etag=etag.decode(),
+            sequencer=None if sequencer is None else sequencer.decode(),
         )
     except InvalidMessage as error:
         raise InvalidMessage(f"record 1: {error}") from None
     return Notification(kind=NotificationKind.RECORDS, objects=(ref,))
 
 
+_PLAIN_KEY = re.compile(r"[A-Za-z0-9/._~-]+")  # needs neither percent encoding nor JSON escapes
+_PLAIN_VALUE = re.compile(r"[A-Za-z0-9._+=:-]+")
+
+
 def announce(ref: ObjectRef) -> bytes:
     """Return the notification for one object. Equal objects yield equal bytes. The key is encoded as S3 does it."""
+    etag, bucket, sequencer = ref.etag or "", ref.bucket, ref.sequencer
+    if (
+        ref.version_id is None
+        and _PLAIN_KEY.fullmatch(ref.key)
+        and _PLAIN_VALUE.fullmatch(etag)
+        and _PLAIN_VALUE.fullmatch(bucket)
+        and (sequencer is None or _SEQUENCER.fullmatch(sequencer))
+    ):  # nearly always: the text that `json.dumps` would return, in a fifth of the time
+        source = LOCAL_SOURCE if bucket == LOCAL_BUCKET else OWN_SOURCE
+        order = "" if sequencer is None else f',"sequencer":"{sequencer}"'
+        return (
+            f'{{"Records":[{{"eventVersion":"2.1","eventSource":"{source}","eventName":"ObjectCreated:Put",'
+            f'"s3":{{"bucket":{{"name":"{bucket}"}},"object":{{"key":"{ref.key}","size":{ref.size_bytes},'
+            f'"eTag":"{etag}"{order}}}}}}}]}}'
+        ).encode()
+    return _dumped(ref)
+
+
+def _dumped(ref: ObjectRef) -> bytes:
     described = {
         "key": quote_plus(ref.key_bytes, safe="/"),
         "size": ref.size_bytes,
@@ -450,6 +477,8 @@ def announce(ref: ObjectRef) -> bytes:
 def parse_others(body: bytes, *, buckets_allowed: frozenset[str] | None, own: Sequence[S3Address]) -> Notification:
     """Parse like `parse`, but ignore objects below our ``own`` locations."""
     found = parse(body, buckets_allowed=buckets_allowed)
+    if not own:
+        return found
     ours = {ref.object_id for ref in found.objects if any(place.contains(ref.bucket, ref.key) for place in own)}
     if not ours:
         return found

@@ -14,7 +14,7 @@ PATH_BYTES_MAX = 4_096  # Linux's PATH_MAX
 
 def encode_key(key: str) -> bytes:
     """Return the bytes of a key: UTF-8 with surrogate escapes, whatever the locale, since object ids depend on it."""
-    return key.encode("utf-8", errors="surrogateescape")
+    return key.encode("utf-8", "surrogateescape")
 
 
 def decode_key(key: bytes) -> str:
@@ -29,7 +29,7 @@ def key_bytes_max(bucket: str) -> int:
 
 def uri_of(bucket: str, key: str) -> str:
     """Return the address for people, logs and the ``_object`` column: valid Unicode, invalid bytes escaped."""
-    shown = encode_key(key).decode("utf-8", errors="backslashreplace")
+    shown = key if key.isascii() else encode_key(key).decode("utf-8", errors="backslashreplace")
     return f"file://{shown}" if bucket == LOCAL_BUCKET else f"s3://{bucket}/{shown}"
 
 

@@ -38,8 +38,9 @@ from penstock.pipeline.engine import (
 )
 from penstock.pipeline.failures import FailureStreak
 from penstock.pipeline.notifications import (
+    AT_ONCE,
+    DONE,
     NotificationDelivery,
-    ObjectDone,
     ObjectLater,
     ObjectOutcome,
     Parse,
@@ -198,10 +199,6 @@ class ClaimGuard:
         return first
 
 
-# Not started, or interrupted by a stop: free for another worker.
-AT_ONCE = ObjectLater(delay_seconds=0.0, uncounted=True)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptSettings:
     """Limits and delays for the batches of one pipeline or object handler."""
@@ -249,6 +246,7 @@ class Attempts:
         self._guard = guard
         self._events = events
         self._worked = False  # set by the run thread once a run has ended
+        self._faults_known = runtime.streak.faults  # when the present work began; written by the run thread
 
     def run_group(self, group: Sequence[NotificationDelivery]) -> Mapping[bytes, ObjectOutcome]:
         """Claim the free objects of the group, run and commit them, and return the outcome of each object.
@@ -257,6 +255,7 @@ class Attempts:
         `UserError`, `TransformError` or `FaultPersists` if only a person can fix the cause.
         """
         refs = {ref.object_id: ref for notification in group for ref in notification.objects}
+        self._faults_known = self._runtime.streak.faults
         began_at = self._runtime.clock.monotonic()
         claim, work = self._guard.take(lambda: self._claim(group), refs)
         seconds = self._runtime.clock.monotonic() - began_at
@@ -295,9 +294,9 @@ class Attempts:
         """Record an infrastructure fault, which does not count as an attempt of any object.
 
         Emits an event for the second fault in a row, and whenever the number has doubled. Raises `FaultPersists` after
-        too many.
+        too many. Batches that overlap and fail in one outage count once.
         """
-        count = self._runtime.streak.add_fault(fault)
+        count = self._runtime.streak.add_fault(fault, known=self._faults_known)
         if count >= 2 and count.bit_count() == 1:
             self._events.emit_faults_repeated(count, fault)
 
@@ -395,7 +394,7 @@ class Attempts:
         self._commit(work, result, failed)
         if result.works or any(done.rows for done in result.processed):  # without a row, success proves nothing
             self._runtime.streak.clear()
-        done: dict[bytes, ObjectOutcome] = {processed.object_id: ObjectDone() for processed in result.processed}
+        done: dict[bytes, ObjectOutcome] = {processed.object_id: DONE for processed in result.processed}
         outcomes = done | self._report_failed(work, failed, result.failed)
         refusal = _all_refused(result)
         if refusal is not None:  # no attempt was counted, so count a fault: otherwise a one-off job would never end

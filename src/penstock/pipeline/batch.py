@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 
 from penstock.errors import InvalidMessage, PenstockError, TemporaryError
-from penstock.events import AttemptAbandoned
+from penstock.events import AttemptAbandoned, DeliverySettled
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import ExecutionPlace, HeldClaim, Settlements
 from penstock.messaging.settlement import UNCOUNTED, DeadLetter, Release, Settlement
 from penstock.objects.notification import Notification
-from penstock.pipeline.attempt import AT_ONCE, Attempts, AttemptSettings, ClaimGuard, PipelineRuntime
+from penstock.pipeline.attempt import Attempts, AttemptSettings, ClaimGuard, PipelineRuntime
 from penstock.pipeline.engine import RunReleased
 from penstock.pipeline.notifications import (
     NotificationDelivery,
@@ -126,17 +126,13 @@ class BatchExecution:
 
     def _settle_all(self, outcomes: Mapping[bytes, ObjectOutcome]) -> Settlements:
         """Return the settlement of every delivery. Messages with unprocessed objects are released."""
-        unprocessed = {ref.object_id: AT_ONCE for notification in self._notifications for ref in notification.objects}
-        complete: Mapping[bytes, ObjectOutcome] = {**unprocessed, **outcomes}
         settled: dict[str, Settlement] = dict.fromkeys((delivery.receipt for delivery in self._deliveries), UNCOUNTED)
         settled |= self._settled
         handler = self._settings.pipeline
-        settled |= {
-            notification.delivery.receipt: settle_delivery(notification, complete, handler=handler)
-            for notification in self._notifications
-        }
+        names_objects = self._runtime.bus.wants(DeliverySettled)
         for one in self._notifications:
             receipt = one.delivery.receipt
+            settled[receipt] = settle_delivery(one, outcomes, handler=handler, names_objects=names_objects)
             if one.problems and isinstance(settled[receipt], DeadLetter) and receipt not in self._invalid:
                 self._invalid = {*self._invalid, receipt}
                 self._events.emit_invalid(one.delivery, "; ".join(one.problems))

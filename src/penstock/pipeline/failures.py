@@ -81,9 +81,15 @@ class FailureStreak:
                 del self._uncounted[next(iter(self._uncounted))]
         return count
 
-    def add_fault(self, fault: TemporaryError) -> int:
-        """Record an infrastructure fault. Return the number in a row, or raise `FaultPersists` at the limit."""
+    def add_fault(self, fault: TemporaryError, *, known: int) -> int:
+        """Record an infrastructure fault. Return the number in a row, or raise `FaultPersists` at the limit.
+
+        ``known`` is that number when the failed work began. If work that overlaps with it has counted a fault since,
+        both failed in one outage: this one is not counted, and the result is 0.
+        """
         with self._lock:
+            if self.faults > known:
+                return 0
             self.faults += 1
             count = self.faults
         if self._faults_max is not None and count >= self._faults_max:

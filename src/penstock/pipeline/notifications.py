@@ -18,7 +18,6 @@ from typing import Protocol, TypeVar
 from penstock.errors import InvalidMessage, TransformError
 from penstock.ledger.records import (
     AttemptFailure,
-    Candidate,
     ClaimedObject,
     EndedObject,
     FailedObject,
@@ -94,14 +93,26 @@ def open_delivery(
 
 ObjectOutcome = ObjectDone | ObjectLater | ObjectDead
 
+DONE = ObjectDone()
+# Not started, or interrupted by a stop: free for another worker.
+AT_ONCE = ObjectLater(delay_seconds=0.0, uncounted=True)
+_ACK = Ack()
+
 
 def settle_delivery(
-    notification: NotificationDelivery, outcomes: Mapping[bytes, ObjectOutcome], *, handler: str
+    notification: NotificationDelivery,
+    outcomes: Mapping[bytes, ObjectOutcome],
+    *,
+    handler: str,
+    names_objects: bool = True,
 ) -> Settlement:
-    """Return the settlement of a delivery, given the outcomes of all its objects. It is settled as a whole."""
-    found = [outcomes[ref.object_id] for ref in notification.objects]
-    if not notification.problems and all(isinstance(outcome, ObjectDone) for outcome in found):  # nearly always
-        return Ack(objects=tuple(ref.uri for ref in notification.objects))
+    """Return the settlement of a delivery, which is settled as a whole. An object without an outcome is `AT_ONCE`.
+
+    ``names_objects``: an ack names the objects, for the log.
+    """
+    found = [outcomes.get(ref.object_id, AT_ONCE) for ref in notification.objects]
+    if not notification.problems and all(outcome is DONE for outcome in found):  # nearly always
+        return Ack(objects=tuple(ref.uri for ref in notification.objects)) if names_objects else _ACK
     settlement = settle_by(
         problems=notification.problems,
         outcomes=found,
@@ -165,14 +176,55 @@ def split_suspects(
     return [replace(notification, objects=clear), *suspects] if clear else suspects
 
 
-def candidates(notifications: Sequence[NotificationDelivery]) -> list[Candidate]:
+@dataclass(frozen=True, slots=True)
+class NamedObject:
+    """A `penstock.ledger.records.Claimable` of a batch. Its texts are made when the ledger reads them."""
+
+    ref: ObjectRef
+    original_message: OriginalMessage
+
+    @property
+    def object_id(self) -> bytes:
+        return self.ref.object_id
+
+    @property
+    def bucket(self) -> str:
+        return self.ref.bucket
+
+    @property
+    def key(self) -> bytes:
+        return self.ref.key_bytes
+
+    @property
+    def size_bytes(self) -> int:
+        return self.ref.size_bytes
+
+    @property
+    def uri(self) -> str:
+        return self.ref.uri
+
+    @property
+    def version_id(self) -> str | None:
+        return self.ref.version_id
+
+    @property
+    def etag(self) -> str | None:
+        return self.ref.etag
+
+    @property
+    def sequencer(self) -> str | None:
+        return self.ref.sequencer
+
+
+def candidates(notifications: Sequence[NotificationDelivery]) -> list[NamedObject]:
     """Return the objects of a group, once for each message that names them. The ledger picks each object's message.
 
     It picks the first, or for a failed object the first message that may revive it.
     """
     return [
-        _candidate(ref, original_message_of(notification.delivery))
+        NamedObject(ref, original_message)
         for notification in notifications
+        for original_message in (original_message_of(notification.delivery),)
         for ref in notification.objects
     ]
 
@@ -291,14 +343,14 @@ def failure_outcome(
                 lasting=cause is not None and cause.failure is AttemptFailure.DEAD,
             )
         case AttemptFailure.DELETED | AttemptFailure.SUPERSEDED:
-            return ObjectDone()
+            return DONE
 
 
 def ended_outcome(ended: EndedObject) -> ObjectOutcome:
     """Return the outcome of an object that had already ended. A failed one dead-letters its original message only."""
     if ended.state is ObjectState.DEAD and ended.original_message is not None:
         return ObjectDead(reason=ended.reason or "dead", original_message_id=ended.original_message.message_id)
-    return ObjectDone()
+    return DONE
 
 
 class Suspect(Protocol):
@@ -340,20 +392,6 @@ def groups(suspects: Sequence[S], *, objects_max: int, attempts_max: int) -> lis
             objects_count += suspect.objects_count
         split.append(group)
     return split
-
-
-def _candidate(ref: ObjectRef, original_message: OriginalMessage) -> Candidate:
-    return Candidate(
-        object_id=ref.object_id,
-        bucket=ref.bucket,
-        key=ref.key_bytes,
-        size_bytes=ref.size_bytes,
-        uri=ref.uri,
-        original_message=original_message,
-        version_id=ref.version_id,
-        etag=ref.etag,
-        sequencer=ref.sequencer,
-    )
 
 
 def _missing(claimed: ClaimedObject, reason: str) -> FailedObject:

@@ -8,6 +8,7 @@ from penstock.errors import UsageError
 
 S3 = "s3://"
 LOCAL = "file://"
+_S3_SCHEMES = (S3, "s3a://", "s3n://")  # Hadoop has names of its own for S3
 _LIKE_AN_ADDRESS = re.compile(r"s3:|s3//|arn:|[a-z][a-z0-9+.-]*:/", re.IGNORECASE)
 
 
@@ -35,8 +36,8 @@ class S3Address:
 
 
 def is_s3(address: str) -> bool:
-    """Return True if the address has the scheme of S3."""
-    return address.startswith(S3)
+    """Return True if the address has a scheme of S3."""
+    return address.startswith(_S3_SCHEMES)
 
 
 def check_address(subject: str, address: str | PathLike[str]) -> str:
@@ -70,8 +71,8 @@ def check_folder(subject: str, address: str | PathLike[str]) -> str:
 
 
 def s3_address(text: str) -> S3Address:
-    """Parse ``s3://bucket/prefix``. Raises `UsageError` if it names no bucket."""
-    bucket, _, prefix = text.removeprefix(S3).partition("/")
+    """Parse ``s3://bucket/prefix``, also with s3a or s3n. Raises `UsageError` if it names no bucket."""
+    bucket, _, prefix = text.partition("://")[2].partition("/")
     if not is_s3(text) or not bucket or any(character in bucket for character in "@:?#% "):
         raise UsageError(f"{text!r} is not an S3 address: write s3://BUCKET/PREFIX.")
     return S3Address(bucket=bucket, prefix=prefix.strip("/"))

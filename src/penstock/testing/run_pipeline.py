@@ -21,7 +21,7 @@ ATTEMPT_SECONDS = 0.1  # between two attempts on an unreadable object
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineResult:
-    """The result of a run: rows as dictionaries, without the columns _object and _offset, in no order."""
+    """The result of a run: rows as dictionaries, without _object, _offset and _row, in no order."""
 
     rows: Sequence[Mapping[str, Any]]
     quarantined: Sequence[Mapping[str, Any]]  # columns: object, offset, raw, reason, detail
@@ -82,7 +82,11 @@ def _run(pipeline: Pipeline, files: Mapping[str, bytes | str], spark: "Session",
 
 def _rows(frame: Any) -> list[dict[str, Any]]:
     return [
-        {name: value for name, value in row.asDict(recursive=True).items() if name not in ("_object", "_offset")}
+        {
+            name: value
+            for name, value in row.asDict(recursive=True).items()
+            if name not in ("_object", "_offset", "_row")
+        }
         for row in frame.collect()
     ]
 

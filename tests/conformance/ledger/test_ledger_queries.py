@@ -34,9 +34,10 @@ def test_a_pipeline_is_created_once(harness: LedgerHarness) -> None:
 
 
 def test_the_first_source_schema_is_kept(harness: LedgerHarness) -> None:
-    assert harness.ledger.remember_source_schema(PIPELINE, "id long") == "id long"
-    assert harness.ledger.remember_source_schema(PIPELINE, "id string") == "id long"
-    assert harness.ledger.remember_source_schema("new", "v double") == "v double"
+    first = harness.ledger.remember_source_schema(PIPELINE, "id long", '{"format":"csv"}')
+    assert (first.source_schema, first.source_options) == ("id long", '{"format":"csv"}')
+    assert harness.ledger.remember_source_schema(PIPELINE, "id string", "{}") == first
+    assert harness.ledger.remember_source_schema("new", "v double").source_schema == "v double"
     row = harness.ledger.pipeline(PIPELINE)
     assert row is not None
     assert row.source_schema == "id long"

@@ -86,6 +86,25 @@ def process(state: StateFolder, paths: TablePaths) -> None:
     state.ledger.commit(BatchOutcome(pipeline=paths.pipeline, attempt_id="one", processed=results))
 
 
+def test_the_states_of_processed_objects_are_not_read_again(
+    state: StateFolder, paths: TablePaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pending = new_pending(state, paths)
+    process(state, paths)
+    assert is_done_after_advance(pending)
+    asked: list[bytes] = []
+    read_states = state.ledger.states
+
+    def states(pipeline: str, object_ids: Sequence[bytes]) -> Mapping[bytes, ObjectState]:
+        asked.extend(object_ids)
+        return read_states(pipeline, object_ids)
+
+    monkeypatch.setattr(state.ledger, "states", states)
+    assert pending.states() == {ref.object_id: ObjectState.PROCESSED for ref in REFS}
+    assert pending.left() == 0
+    assert not asked
+
+
 def test_a_notification_is_enqueued_for_each_object(state: StateFolder, paths: TablePaths) -> None:
     new_pending(state, paths).begin()
     assert state.broker.stats(QUEUE).visible == len(REFS)

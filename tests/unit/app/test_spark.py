@@ -149,6 +149,29 @@ def test_the_error_of_a_function_that_should_return_a_session_is_the_reason(tmp_
         spark(tmp_path, given=broken).session()
 
 
+def test_a_function_that_exits_in_place_of_returning_a_session_does_not_end_the_process(
+    tmp_path: Path, calls: Calls
+) -> None:
+    """The exit code 3 of a user's function would say that some objects failed."""
+
+    def exiting() -> str:
+        raise SystemExit(3)
+
+    with pytest.raises(ConfigurationError, match=r"could not make a Spark session: SystemExit: 3\.$"):
+        spark(tmp_path, given=exiting).session()
+
+
+def test_the_error_of_a_function_that_should_return_a_session_is_shown_without_its_token(
+    tmp_path: Path, calls: Calls
+) -> None:
+    def refused() -> str:
+        raise ValueError("cannot reach sc://host:15002/;use_ssl=true;token=secret")
+
+    with pytest.raises(ConfigurationError, match="cannot reach sc://host:15002") as shown:
+        spark(tmp_path, given=refused).session()
+    assert "secret" not in str(shown.value)
+
+
 def test_settings_of_sessions_that_penstock_starts_are_reported_if_another_is_used(
     tmp_path: Path, calls: Calls
 ) -> None:

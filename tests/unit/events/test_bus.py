@@ -52,6 +52,16 @@ def test_a_bus_wants_only_events_that_have_a_listener() -> None:
     assert Bus(print).wants(WorkerDraining)
 
 
+def test_a_bus_on_another_bus_receives_only_events_that_have_a_listener() -> None:
+    listener = OneKindListener(LeaseLost)
+    outer = Bus(Bus(listener))
+    assert outer.wants(LeaseLost)
+    assert not outer.wants(WorkerDraining)
+    for event in (LOST, DRAINING):
+        outer.emit(event)
+    assert listener.heard == [LOST]
+
+
 @pytest.mark.parametrize(("level", "heard"), [("debug", True), ("info", True), ("warning", False)])
 def test_the_log_receives_the_events_that_its_level_logs(level: str, heard: bool) -> None:
     log = configure_logs(LogSettings(level=level, format="json"))  # type: ignore[arg-type] # it is one of them

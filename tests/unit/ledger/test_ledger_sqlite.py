@@ -33,6 +33,18 @@ def candidates(count: int) -> list[Candidate]:
     ]
 
 
+def test_the_states_of_any_ids_are_found(tmp_path: Path) -> None:
+    ledger = Ledger.open(tmp_path / "ledger.db")
+    ledger.ensure_pipeline(PIPELINE)
+    claim(ledger, "one", count=300)
+    known = [number.to_bytes(16, "big") for number in range(300)]  # zeros and all other bytes
+    unknown = [b"\xff" * 16, b"", b"\0" * 15, b"\0" * 17]
+    assert ledger.states(PIPELINE, [*known, *unknown]) == dict.fromkeys(known, ObjectState.PROCESSING)
+    assert ledger.states(PIPELINE, known[7:8] * 2) == {known[7]: ObjectState.PROCESSING}
+    assert ledger.states(PIPELINE, unknown[:1]) == {}
+    assert ledger.states(PIPELINE, []) == {}
+
+
 def claim(ledger: Ledger, attempt: str, count: int = 2, lease_seconds: float = 10.0) -> int:
     wanted = candidates(count)
     made = ledger.claim(PIPELINE, wanted, attempt_id=attempt, worker="w", lease_seconds=lease_seconds)

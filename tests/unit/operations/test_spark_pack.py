@@ -1,5 +1,6 @@
 """The archive for executors: its content, its script, and what cannot be packed."""
 
+import platform
 import subprocess
 import sys
 import tarfile
@@ -112,6 +113,45 @@ def test_for_another_platform_pip_gets_the_same_version(tmp_path: Path, monkeypa
     assert "sys.version_info[:2] != (3, 13)" in (folder / "bin" / "python").read_text()
 
 
+@pytest.mark.parametrize("tag", ["manylinux_2_17", "manylinux2014"])
+def test_a_platform_takes_wheels_for_older_systems_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tag: str
+) -> None:
+    exact = version("zstandard")
+    wheel(tmp_path / "wheels", "zstandard", exact, f"cp313-cp313-{tag}_aarch64")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
+    report = pack(PackRequest(platforms=["manylinux_2_28_aarch64"], python_version="3.13"))
+    assert (unpacked(report.file, tmp_path / "unpacked") / "lib" / "zstandard.py").read_text() == f"# {exact}\n"
+
+
+def test_a_platform_takes_no_wheels_for_newer_systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel(tmp_path / "wheels", "zstandard", version("zstandard"), "cp313-cp313-manylinux_2_28_aarch64")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
+    with pytest.raises(ConfigurationError, match=r"for Python 3\.13 on manylinux2014_aarch64: No matching"):
+        pack(PackRequest(platforms=["manylinux2014_aarch64"], python_version="3.13"))
+
+
+@pytest.mark.slow  # it needs PyPI, or a mirror that pip is configured for
+def test_real_wheels_for_this_and_another_processor_are_packed_and_import(tmp_path: Path) -> None:
+    here, there = "manylinux2014_x86_64", "manylinux2014_aarch64"
+    probe = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--platform", there]
+    probe += ["--only-binary", ":all:", "--dest", str(tmp_path / "probe"), f"zstandard=={version('zstandard')}"]
+    if platform.machine() != "x86_64" or subprocess.run(probe, check=False, capture_output=True).returncode:
+        pytest.skip("this test needs PyPI and an x86_64 processor")
+    modules = {}
+    for tag in (here, there):
+        report = pack(PackRequest(output=tmp_path / f"{tag}.tgz", platforms=[tag]))
+        folder = unpacked(report.file, tmp_path / tag)
+        compiled = next((folder / "lib" / "zstandard").glob("backend_c.*.so"))
+        modules[tag] = compiled.read_bytes()[18:20]  # the processor, in ELF's header
+    assert modules == {here: b"\x3e\x00", there: b"\xb7\x00"}
+    bare = bare_python(tmp_path / "bare", [])
+    done = run(tmp_path / here, path=tmp_path, **{PYTHON_VARIABLE: str(bare)})
+    assert done.stdout.splitlines()[0] == f"{tmp_path}/{here}/lib/zstandard/__init__.py", done.stderr
+
+
 def wheel(folder: Path, name: str, release: str, tags: str) -> None:
     """Write a wheel with one module."""
     folder.mkdir(exist_ok=True)
@@ -164,6 +204,10 @@ def test_an_editable_install_cannot_be_packed(tmp_path: Path, monkeypatch: pytes
         (PackRequest(output=Path("nowhere/a.tgz")), "must be a file in a folder that exists"),
         (PackRequest(extras=["redis"]), "--extra redis has nothing for executors; the extras are pipeline, aws"),
         (PackRequest(python_version="3"), r"--python-version 3 must be a version such as 3\."),
+        (PackRequest(python_version="4.0"), r"--python-version 4\.0 must be a version such as 3\."),
+        (PackRequest(packages=[""]), r"--package '' must be the name of one package\."),
+        (PackRequest(packages=["shop lib"]), r"--package 'shop lib' must be the name of one package\."),
+        (PackRequest(platforms=["win_arm64", ""]), r"--platform '' must be the name of one platform\."),
     ],
 )
 def test_invalid_options_are_refused(request_: PackRequest, sentence: str) -> None:

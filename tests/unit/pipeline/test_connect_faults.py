@@ -1,5 +1,8 @@
 """The meaning of Spark Connect's failures. Their texts are those of a real server and client, Spark 4.3."""
 
+import logging
+import os
+
 import pytest
 from grpc import RpcError, StatusCode
 from pyspark.errors import PySparkException, PySparkRuntimeError, PySparkValueError
@@ -13,6 +16,8 @@ from pyspark.errors.exceptions.connect import (
 
 from penstock.errors import ConfigurationError, RestartNeeded, TemporaryError, TransformError
 from penstock.pipeline.engine import RunBroken
+from penstock.pipeline.spark import connect
+from penstock.pipeline.spark.conf import QUERY_LOGGERS
 from penstock.pipeline.spark.connect import place_of, without_parameters
 from penstock.pipeline.spark.faults import connect_reason, explain
 
@@ -104,6 +109,18 @@ def test_the_failure_that_spark_4_0_wraps_is_the_reason() -> None:
     gave_up.__cause__ = RefusedError()
     assert connect_reason(gave_up) == CANNOT_CONNECT
     assert isinstance(explain(gave_up), RestartNeeded)
+
+
+def test_an_impossible_address_leaves_environment_and_loggers_as_they_were() -> None:
+    environment = dict(os.environ)
+    levels = [logging.getLogger(name).level for name in QUERY_LOGGERS]
+    assert connect.MODE not in environment
+
+    with pytest.raises(ConfigurationError, match="No session could be opened at sc:"):
+        connect.open_session("sc://", {})
+
+    assert dict(os.environ) == environment
+    assert [logging.getLogger(name).level for name in QUERY_LOGGERS] == levels
 
 
 @pytest.mark.parametrize(

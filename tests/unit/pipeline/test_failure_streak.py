@@ -50,15 +50,24 @@ def test_a_lone_object_gets_one_last_attempt() -> None:
 
 def test_consecutive_infrastructure_faults_end_the_job() -> None:
     streak = FailureStreak(faults_max=2)
-    streak.add_fault(TemporaryError("disk full"))
+    streak.add_fault(TemporaryError("disk full"), known=0)
     streak.clear()
-    streak.add_fault(TemporaryError("disk full"))
+    streak.add_fault(TemporaryError("disk full"), known=0)
     with pytest.raises(FaultPersists, match="disk full"):
-        streak.add_fault(TemporaryError("disk full"))
+        streak.add_fault(TemporaryError("disk full"), known=1)
+
+
+def test_batches_that_overlap_in_one_outage_count_one_fault() -> None:
+    streak = FailureStreak(faults_max=3)
+    first = [streak.add_fault(TemporaryError("no network"), known=0) for _ in range(8)]
+    second = [streak.add_fault(TemporaryError("no network"), known=1) for _ in range(8)]
+    assert (first, second) == ([1, *[0] * 7], [2, *[0] * 7])
+    with pytest.raises(FaultPersists, match="no network"):
+        streak.add_fault(TemporaryError("no network"), known=2)
 
 
 def test_a_worker_without_an_end_tolerates_any_number_of_faults() -> None:
     streak = FailureStreak()
-    for _ in range(50):
-        streak.add_fault(TemporaryError("disk full"))
+    for known in range(50):
+        streak.add_fault(TemporaryError("disk full"), known=known)
     assert streak.faults == 50

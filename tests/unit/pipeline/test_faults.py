@@ -65,10 +65,42 @@ def test_a_missing_class_means_a_dead_spark_only_if_its_jvm_ended(
     assert isinstance(explained, RestartNeeded if has_ended else RunBroken)
 
 
-@pytest.mark.parametrize("words", ["SparkContext was shut down", "Java gateway process exited"])
-def test_an_error_text_from_the_data_does_not_mean_a_dead_spark(words: str) -> None:
-    text = UDF.format(line=7).replace("no good 7", f"cannot parse the line: ERROR {words}")
-    assert isinstance(explain(PySparkException(text)), RunBroken)
+FROM_LOGS = [
+    "SparkContext was shut down",
+    "Java gateway process exited",
+    "No space left on device",
+    "java.io.IOException: Too many open files",
+    'java.io.IOException: Cannot run program "/opt/python": error=2',
+    "[SESSION_CLOSED] The session was closed.",
+    "[SPARK_JOB_CANCELLED] Job 3 cancelled",
+    "[PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.9 than that in driver: 3.11",
+    "first\nModuleNotFoundError: No module named 'numpy'",
+    "first\nTraceback (most recent call last):\n  File x, line 1\nOSError: [Errno 28] No space left on device",
+    "first\nTraceback (most recent call last):\n  File x, line 1\npenstock.errors.TemporaryError: try again",
+]
+
+
+@pytest.mark.parametrize("words", FROM_LOGS)
+def test_an_error_text_in_the_data_is_not_mistaken_for_an_error_of_spark(words: str) -> None:
+    """A user's exception, a cast and Spark's raise_error quote the row, which may be a line of any program's log."""
+    raised = UDF.format(line=7).replace("no good 7", f"cannot parse the line: ERROR {words}")
+    for text in (raised, CAST.format(value=words), f"[USER_RAISED_EXCEPTION] {words} SQLSTATE: P0001"):
+        assert isinstance(explain(PySparkException(text)), RunBroken), text
+
+
+def test_a_user_s_exception_is_named_although_its_message_quotes_a_traceback() -> None:
+    quoted = "the line was:\nTraceback (most recent call last):\n  File x, line 1\nKeyError: 'quoted'"
+    explained = explain(PySparkException(UDF.format(line=7).replace("no good 7", quoted)))
+    assert isinstance(explained, RunBroken)
+    assert str(explained) == "ValueError: the line was: (worker.py:7)"
+    assert explained.raised is not None
+    assert explained.raised.error_type == "ValueError"
+
+
+@pytest.mark.parametrize("words", ["[Errno 28] No space left on device", "[Errno 24] Too many open files"])
+def test_a_full_machine_of_a_python_worker_is_a_temporary_error(words: str) -> None:
+    text = UDF.format(line=7).replace("ValueError: no good 7", f"OSError: {words}")
+    assert isinstance(explain(PySparkException(text)), TemporaryError)
 
 
 def test_a_connection_error_of_user_code_is_not_of_spark() -> None:
@@ -130,6 +162,20 @@ def test_an_error_of_the_reader_in_a_spark_worker_keeps_its_type_and_text(
         (
             "[PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.9 than that in driver: 3.11, PySpark",
             "Python 3.9",
+        ),
+        (
+            (
+                "Traceback (most recent call last):\n  x\npyspark.errors.exceptions.base.PySparkRuntimeError: "
+                "[PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.9 than that in driver: 3.11"
+            ),
+            "Python 3.9",
+        ),
+        (
+            (
+                "Traceback (most recent call last):\n  x\npyspark.serializers.SerializationError: Caused by Traceback "
+                "(most recent call last):\n  x\nModuleNotFoundError: No module named 'penstock'\n"
+            ),
+            "package penstock",
         ),
         ('java.io.IOException: Cannot run program "/opt/python": error=2', "/opt/python cannot be started"),
     ],

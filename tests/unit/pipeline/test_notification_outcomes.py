@@ -16,6 +16,7 @@ from penstock.objects.reference import ObjectRef
 from penstock.pipeline.attempt import AttemptSettings
 from penstock.pipeline.batch import PARSED_BYTES_MAX, PARSED_MAX, ParsedNotifications, PipelineHandler
 from penstock.pipeline.notifications import (
+    DONE,
     NotificationDelivery,
     ObjectDead,
     ObjectDone,
@@ -264,3 +265,17 @@ def test_a_long_notification_is_parsed_twice_and_not_kept() -> None:
     parsed.weigh(long)
     parsed.take(long)
     assert len(bodies) == 2
+
+
+def test_an_ack_names_the_objects_only_for_a_log_that_shows_them() -> None:
+    done = {A.object_id: DONE, B.object_id: DONE}
+    named = settle_delivery(notified(A, B), done, handler="clicks")
+    unnamed = settle_delivery(notified(A, B), done, handler="clicks", names_objects=False)
+    assert isinstance(named, Ack)
+    assert isinstance(unnamed, Ack)
+    assert named.objects == (A.uri, B.uri)
+    assert unnamed.objects is None
+
+
+def test_a_delivery_with_an_object_that_was_not_processed_is_released() -> None:
+    assert settle_delivery(notified(A, B), {A.object_id: DONE}, handler="clicks") == Release(uncounted=True)

@@ -1,7 +1,10 @@
 """Starting a session, and finding in the log of its JVM why Spark did not start."""
 
+import logging
+import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +12,17 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from penstock.pipeline.spark.classic import ClassicRuntime, SessionSettings, _own_conf, _planning_folder, complaint
+from penstock.errors import ConfigurationError
+from penstock.pipeline.spark.classic import (
+    ClassicRuntime,
+    SessionSettings,
+    _conf,
+    _own_conf,
+    _planning_folder,
+    complaint,
+    start_session,
+)
+from penstock.pipeline.spark.conf import QUERY_LOGGERS
 
 WARNINGS = """WARNING: Using incubator modules: jdk.incubator.vector
 2026-01-01T03:30:49.516 WARN Utils: Set SPARK_LOCAL_IP if you need to bind to another address
@@ -57,6 +70,17 @@ def test_the_master_determines_where_tasks_run_and_how_often(master: str, here: 
     assert (runtime.is_local, runtime.tasks_run_once) == (here, once)
 
 
+def test_a_session_of_penstock_is_classic_although_the_defaults_of_spark_choose_connect(tmp_path: Path) -> None:
+    settings = SessionSettings(
+        master="local[1]",
+        java_home=tmp_path,
+        scratch=tmp_path,
+        log=tmp_path / "spark.log",
+        extra_conf={"spark.api.mode": "connect"},
+    )
+    assert _conf(settings).get("spark.api.mode") == "classic"
+
+
 def test_the_log_configuration_of_the_jvm_exists(tmp_path: Path) -> None:
     settings = SessionSettings(
         master="local[1]", java_home=tmp_path, scratch=tmp_path, log=tmp_path / "spark.log", driver_memory="1g"
@@ -93,6 +117,69 @@ def test_on_this_host_a_relative_path_of_the_executors_python_leads_to_this_pyth
         done = subprocess.run([program, "-c", "import sys; print(sys.executable)"], cwd=folder, capture_output=True)
         assert done.stdout.decode().strip() == sys.executable
         assert conf["spark.driver.defaultJavaOptions"] == f"-Da=b -Duser.dir={Path.cwd()}"
+
+
+@pytest.mark.parametrize(
+    ("line", "is_needed"),
+    [
+        ("spark.pyspark.python ./penstock/bin/python", True),
+        ("  spark.pyspark.python=./penstock/bin/python", True),
+        ("spark.pyspark.python : ./penstock/bin/python  ", True),
+        ("# spark.pyspark.python ./penstock/bin/python", False),
+        ("spark.pyspark.python.other ./penstock/bin/python", False),
+        ("spark.pyspark.python /opt/bin/python3", False),
+    ],
+)
+def test_a_relative_path_in_the_clusters_defaults_leads_to_this_python_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, is_needed: bool
+) -> None:
+    (tmp_path / "spark-defaults.conf").write_text(f"spark.driver.defaultJavaOptions  -Da=b -Dc=d\n{line}\n")
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    settings = SessionSettings(
+        master="spark://host:7077", java_home=tmp_path, scratch=tmp_path / "scratch", log=tmp_path / "spark.log"
+    )
+    conf: Any = Conf()
+    folder = _planning_folder(settings, conf)
+    assert (folder is not None) is is_needed
+    if folder is not None:
+        assert (folder / "penstock/bin/python").exists()
+        assert conf["spark.driver.defaultJavaOptions"] == f"-Da=b -Dc=d -Duser.dir={Path.cwd()}"
+
+
+def test_spark_conf_wins_over_the_clusters_defaults_and_these_over_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "spark-defaults.conf").write_text("spark.pyspark.python ./defaults/python\n")
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    monkeypatch.setenv("PYSPARK_PYTHON", "./environment/python")
+    settings = SessionSettings(
+        master="yarn", java_home=tmp_path, scratch=tmp_path / "scratch", log=tmp_path / "spark.log"
+    )
+    conf: Any = Conf()
+    assert _planning_folder(settings, conf) == tmp_path / "scratch" / "planning"
+    assert [path.name for path in (tmp_path / "scratch" / "planning").iterdir()] == ["defaults"]
+    assert _planning_folder(replace(settings, extra_conf={"spark.pyspark.python": "/opt/bin/python3"}), conf) is None
+
+
+def test_a_start_that_fails_leaves_loggers_and_environment_as_they_were(tmp_path: Path) -> None:
+    names = (*QUERY_LOGGERS, "py4j")
+    levels = [logging.getLogger(name).level for name in names]
+    filters, environment = list(logging.getLogger().filters), dict(os.environ)
+
+    with pytest.raises(ConfigurationError, match=r"Spark did not start: "):
+        start_session(
+            SessionSettings(
+                master="local[1]",
+                java_home=tmp_path / "no-java",
+                scratch=tmp_path / "scratch",
+                log=tmp_path / "spark.log",
+            )
+        )
+
+    assert [logging.getLogger(name).level for name in names] == levels
+    assert logging.getLogger().filters == filters
+    assert dict(os.environ) == environment
 
 
 class Conf(dict[str, str]):

@@ -8,7 +8,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from tests.services.certificate import Certificate
 from tests.services.plugin import StartRedis, both_versions
-from tests.services.redis_server import RedisServer
+from tests.services.redis_server import RedisServer, redis_program
 
 ONCE = Retry(NoBackoff(), 0)
 
@@ -20,6 +20,20 @@ def test_each_server_has_its_declared_version(redis_server: RedisServer) -> None
     else:  # the version of the operating system
         assert int(version.partition(".")[0]) >= 7
     assert redis_server.client.config_get("port") == {"port": "0"}
+
+
+def test_an_older_server_that_is_first_on_the_path_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder, version in (("older", "6.2.14"), ("strange", "?"), ("newer", "8.0.1")):
+        program = tmp_path / folder / "redis-server"
+        program.parent.mkdir()
+        program.write_text(f"#!/bin/sh\necho 'Redis server v={version} sha=00000000:0 bits=64'\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/older:{tmp_path}/strange")
+    assert redis_program("7.0") is None
+    monkeypatch.setenv("PATH", f"{tmp_path}/older:{tmp_path}/strange:{tmp_path}/newer")
+    assert redis_program("7.0") == tmp_path / "newer" / "redis-server"
 
 
 @pytest.mark.parametrize("turn", [1, 2])

@@ -338,10 +338,17 @@ def test_a_whole_bucket_has_no_folder_beside_it() -> None:
     assert whole.below("clicks").beside("quarantine").uri == "s3://lake/quarantine"
 
 
-@pytest.mark.parametrize("address", ["gs://lake/clicks", "s3a://lake/clicks", "file://host/srv", "s3://", "http://x/y"])
+@pytest.mark.parametrize(
+    "address", ["gs://lake/clicks", "s3b://lake/clicks", "file://host/srv", "s3://", "s3a://", "http://x/y"]
+)
 def test_unknown_addresses_are_refused(address: str) -> None:
     with pytest.raises(UsageError, match="s3://BUCKET/PREFIX"):
         files_at(address, NOWHERE)
+
+
+@pytest.mark.parametrize("scheme", ["s3", "s3a", "s3n"])
+def test_every_name_of_s3_leads_to_the_same_files(scheme: str) -> None:
+    assert files_at(f"{scheme}://lake/clicks/", NOWHERE).uri == "s3://lake/clicks"
 
 
 def test_addresses_of_local_folders_are_accepted() -> None:

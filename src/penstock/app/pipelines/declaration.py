@@ -24,6 +24,7 @@ Transform = Callable[["Frame"], "Frame"]
 PUBLISHED_SUFFIX = "-published"
 ATTEMPTS_LIMIT = 100  # same limits as the settings of these names
 OBJECTS_LIMIT = 100_000
+OWN_SCHEMA = ("text", "binary")  # formats whose columns need not be declared
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
@@ -35,8 +36,9 @@ class ObjectSource:
     Args:
         folder: A local folder or s3://BUCKET/PREFIX; nothing outside it is read.
         queue: The queue with notifications from S3, the watcher, `App.announce` or `Pipeline.run`.
-        format: jsonl, csv or text, each also compressed with gzip, bzip2 or zstd.
-        schema: Spark DDL, such as "id long, ts timestamp"; not needed for text.
+        format: jsonl, json (documents), csv or text, each also compressed with gzip, bzip2 or zstd; parquet, orc or
+            binary.
+        schema: Spark DDL, such as "id long, ts timestamp"; not needed for text and binary.
         delimiter: CSV only: the field separator.
         header: CSV only: the first line has the column names.
         cleanup: One of `from penstock import cleanup`, applied to objects whose rows are published. Default: keep them.
@@ -57,7 +59,7 @@ class ObjectSource:
         check_address("source", self.folder)
         if not self.queue:
             raise UsageError(f"The source {self.folder} has no queue; name the one with its notifications.")
-        if self.schema is None and self.format != "text":
+        if self.schema is None and self.format not in OWN_SCHEMA:
             raise UsageError(
                 f"The source {self.folder} has no schema; declare one, such as schema='id long, ts timestamp'."
             )

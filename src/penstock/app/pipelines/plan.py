@@ -31,9 +31,10 @@ from penstock.pipeline.spark.faults import SPARK_ERRORS, explain
 from penstock.pipeline.spark.probe import require_packages
 from penstock.pipeline.spark.requirements import FOR_S3
 from penstock.pipeline.spark.runtime import Session
+from penstock.pipeline.spark.session import runtime_of
 from penstock.pipeline.spark.shared_folders import prove_shared
-from penstock.pipeline.spark.source.ddl import columns_read
 from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions, checked
+from penstock.pipeline.spark.stopping import cancelled_at_stop
 from penstock.pipeline.spark.table_schema import agreement, check_partitions
 from penstock.storage.address import S3Address, s3_address
 from penstock.worker.batcher import Limits
@@ -98,7 +99,8 @@ class PipelineBlueprint:
     def consumer(self, spark: Session, *, queue: str) -> Consumer:
         """Return the consumer that a worker serves the pipeline with.
 
-        Raises `ConfigurationError` if the executors lack packages or do not share the pipeline's folders.
+        Raises `ConfigurationError` if the executors lack packages or do not share the pipeline's folders, and
+        `TemporaryError` if the process is asked to stop meanwhile.
         """
         return self._consumer(self._engine(spark), queue=queue)
 
@@ -130,9 +132,8 @@ class PipelineBlueprint:
         """Check the columns before Spark starts, which is possible without a transform."""
         read = self.declaration.read
         if self.declaration.transform is None:
-            columns = columns_read(read.schema_ddl, provenance=read.provenance)
-            check_partitions(columns, self.declaration.partition_by)
-            agreement(self.ledger, self.tables.rows, self.declaration.pipeline, columns)
+            check_partitions(read.columns, self.declaration.partition_by)
+            agreement(self.ledger, self.tables.rows, self.declaration.pipeline, read.columns)
 
     def _attempts(self) -> AttemptSettings:
         return AttemptSettings(
@@ -148,9 +149,10 @@ class PipelineBlueprint:
 
     def _engine(self, spark: Session) -> CheckedEngine:
         try:
-            if self.declaration.uses_s3:
-                require_packages(spark, FOR_S3, purpose="pipelines on S3", extra="aws")
-            prove_shared(spark, self.declaration)
+            with cancelled_at_stop(runtime_of(spark), lambda: self.tools.stop.requested):
+                if self.declaration.uses_s3:
+                    require_packages(spark, FOR_S3, purpose="pipelines on S3", extra="aws")
+                prove_shared(spark, self.declaration)
             return SparkEngine(
                 spark,
                 self.declaration,

@@ -8,6 +8,7 @@ from os import PathLike
 
 from penstock.app.brokers import check_queues
 from penstock.app.cleanup_runner import CleanupRunner
+from penstock.app.collector import rare_collections
 from penstock.app.context import AppContext
 from penstock.app.health import gauged, worker_health
 from penstock.app.housekeeping import Presence
@@ -22,7 +23,7 @@ from penstock.app.sources import SourceScan, source_of
 from penstock.app.spark import app_spark
 from penstock.app.telemetry import guarded, open_telemetry
 from penstock.app.tracing import traced, tracing_of
-from penstock.errors import UsageError
+from penstock.errors import TemporaryError, UsageError
 from penstock.events import BatchCommitted, Bus, Event, Listener, ObjectFailed, SelectiveListener
 from penstock.ledger.records import ObjectState
 from penstock.messaging.clock import SystemClock
@@ -104,7 +105,7 @@ def run(
     """Run the pipeline; see `penstock.app.pipelines.pipeline.Pipeline.run`."""
     clock, counts = SystemClock(), RunCounts()
     began_at = clock.monotonic()
-    emit = Bus(*listeners).emit
+    emit = Bus(*listeners)
     liveness = Liveness(clock)
     telemetry = open_telemetry(
         # A bounded run serves no metrics: it may run beside a worker that has the address.
@@ -118,6 +119,7 @@ def run(
     )
     with ExitStack() as stack:
         stack.enter_context(telemetry.running())
+        stack.enter_context(rare_collections())
         stack.enter_context(gauged(liveness, telemetry.meters, worker=app_context.worker))
         check_queues([declaration.source.queue], app_context.settings, clock=clock, waits=not available_now)
         presence = Presence(
@@ -151,7 +153,7 @@ def run(
         completion.begin()
         if not (available_now and completion.advance()) and not stop.requested:
             worker = _worker(plan, context, queue=completion.queue, liveness=liveness)
-            if not stop.requested:
+            if worker is not None and not stop.requested:
                 if not available_now:
                     stack.enter_context(context.outage.watching())
                     stack.enter_context(context.stores.watching())
@@ -180,9 +182,14 @@ def _cleanup_runner(declaration: PipelineDeclaration, context: ServiceContext) -
     return CleanupRunner(work, stop=context.stop, bus=context.bus, clock=context.clock, random=context.random)
 
 
-def _worker(plan: PipelinePlan, context: ServiceContext, *, queue: str, liveness: Liveness) -> Worker:
-    """Return the worker, with Spark started, which may take a while."""
-    consumer = plan.blueprint.consumer(context.spark(), queue=queue)
+def _worker(plan: PipelinePlan, context: ServiceContext, *, queue: str, liveness: Liveness) -> Worker | None:
+    """Return the worker, with Spark started, which may take a while; None if that was stopped."""
+    try:
+        consumer = plan.blueprint.consumer(context.spark(), queue=queue)
+    except TemporaryError:
+        if context.stop.requested:  # it cancels the jobs that check a cluster
+            return None
+        raise
     return Worker(
         broker=context.broker,
         consumers=traced([consumer], context.tracing, system=context.broker.capabilities.system),

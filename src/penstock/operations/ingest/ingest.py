@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from penstock.app.collector import rare_collections
 from penstock.app.context import PipelineTools
 from penstock.app.kill import killing_probe
 from penstock.app.naming import worker_id
@@ -92,7 +93,8 @@ def ingest(
     """
     counts = RunCounts()
     opened = open_telemetry if request.watch else open_reports
-    telemetry = opened(request.settings, worker=worker_id(), process="ingest", emit=Bus(*listeners).emit)
+    worker = worker_id()  # the same in logs, reports and traces as in the ledger
+    telemetry = opened(request.settings, worker=worker, process="ingest", emit=Bus(*listeners))
     tools = PipelineTools(
         stop=stop,
         clock=SystemClock(),
@@ -100,12 +102,12 @@ def ingest(
         probe=killing_probe(request.settings.kill_at),
         tracing=telemetry.tracing or NO_TRACING,
     )
-    with telemetry.running():
-        return _ingested(request, tools, counts, spark=spark)
+    with telemetry.running(), rare_collections():
+        return _ingested(request, tools, counts, worker=worker, spark=spark)
 
 
 def _ingested(
-    request: IngestRequest, tools: PipelineTools, counts: RunCounts, *, spark: GivenSpark | None
+    request: IngestRequest, tools: PipelineTools, counts: RunCounts, *, worker: str, spark: GivenSpark | None
 ) -> IngestReport:
     began_at = tools.clock.monotonic()
     where = table_paths(request.table, request.state, aws=request.settings.aws)
@@ -114,7 +116,10 @@ def _ingested(
     transform = check(request, source)
     shared = shared_settings(request)
     _check_tables(where)  # before the data directory is created: a folder with one counts as a table from then on
-    with open_state(where.state, shared=shared, probe=tools.probe) as state, queue_of(request, state, tools) as state:
+    with (
+        open_state(where.state, worker=worker, shared=shared, probe=tools.probe) as own,
+        queue_of(request, own, tools) as state,
+    ):
         state = replace(state, broker=tools.tracing.broker(state.broker))
         state.release_dead()
         if shared is None:
@@ -201,7 +206,7 @@ def _watch(work: IngestPipeline, spark: GivenSpark | None) -> tuple[PendingObjec
         watching.start()
         tools.bus.emit(pending.scanned(source))
         pending.begin()
-        if not work.knows_schema():
+        if work.needs_sample():
             watching.wait_for_objects()
         if not tools.stop.requested:
             work.serve(sample=pending.objects(), until=watching.resend_lost, spark=spark)
@@ -213,7 +218,7 @@ def _watch(work: IngestPipeline, spark: GivenSpark | None) -> tuple[PendingObjec
 def _fed(work: IngestPipeline, spark: GivenSpark | None) -> tuple[PendingObjects, _IngestScan]:
     """Ingest the objects that a queue announces: the current messages or, when watching, all future ones too."""
     pending = _pending(work, ())
-    sample = () if work.knows_schema() else next(iter(work.source.scan(own=work.where.own).chunks()), ())
+    sample = next(iter(work.source.scan(own=work.where.own).chunks()), ()) if work.needs_sample() else ()
 
     def until() -> bool:
         if work.request.watch:

@@ -20,7 +20,7 @@ from penstock.app.tables import Tables
 from penstock.app.tracing import traced
 from penstock.app.user_modules import function_named
 from penstock.config import Settings
-from penstock.errors import UsageError
+from penstock.errors import TemporaryError, UsageError
 from penstock.events import SchemaInferred
 from penstock.handlers.outage import OutageWatch
 from penstock.objects.reference import ObjectRef
@@ -29,9 +29,10 @@ from penstock.pipeline.spark.declaration import Declaration, Transform
 from penstock.pipeline.spark.runtime import GivenSpark
 from penstock.pipeline.spark.session import has_session
 from penstock.pipeline.spark.source.datasource import canonical_ddl
-from penstock.pipeline.spark.source.infer import infer_schema
-from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions, checked
-from penstock.worker.consumer import Gates
+from penstock.pipeline.spark.source.formats import format_of
+from penstock.pipeline.spark.source.infer import infer_format, infer_schema
+from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions, as_text, checked, from_text
+from penstock.worker.consumer import Consumer, Gates
 from penstock.worker.worker import Worker
 
 NO_SESSION_YET = "SESSION_OR_CONTEXT_NOT_EXISTS"  # PySpark's error class
@@ -44,7 +45,7 @@ class IngestRequest:
 
     source: str
     table: str
-    format: str = "jsonl"
+    format: str | None = None  # None: as the names of the objects tell
     delimiter: str | None = None  # CSV only; None: a comma
     header: bool = True  # CSV only
     schema: str | None = None  # Spark DDL; None: remembered or inferred
@@ -58,13 +59,14 @@ class IngestRequest:
     queue: str | None = None  # at the configured broker, with notifications of the source; None: scan the source
     settings: Settings = field(default_factory=Settings)
 
-    @property
-    def read(self) -> ReadOptions:
-        """How files are read; the schema is empty if none was given."""
-        csv = CsvOptions(header=self.header, **({"delimiter": self.delimiter} if self.delimiter is not None else {}))
+    def read(self, format_name: str) -> ReadOptions:
+        """Return how files are read; the schema is empty if none was given."""
+        csv = CsvOptions(header=self.header)
+        if self.delimiter is not None:
+            csv = replace(csv, delimiter=self.delimiter)
         return ReadOptions(
             schema_ddl=self.schema or "",
-            format=self.format,
+            format=format_name,
             csv=csv,
             provenance=self.provenance,
             quarantine_ratio_max=self.settings.objects_max_quarantine_ratio,
@@ -91,9 +93,10 @@ class IngestPipeline:
     def serve(self, *, sample: Sequence[ObjectRef], until: Callable[[], bool], spark: GivenSpark | None = None) -> None:
         """Run a worker on the source's queue until ``until`` or a stop. Raises the error that stopped it.
 
-        If there is no schema, it is inferred from ``sample``. ``spark``: as for `penstock.operations.ingest.ingest`.
+        Format and schema that are not given are inferred from ``sample``. ``spark``: as for
+        `penstock.operations.ingest.ingest`.
         """
-        blueprint = self._blueprint(self._find_schema(sample))
+        blueprint = self._blueprint(self._find_reading(sample))
         blueprint.check_columns()
         tools, state, settings = self.tools, self.state, self.request.settings
         own = Spark(
@@ -106,10 +109,9 @@ class IngestPipeline:
             given=spark,
         )
         try:
-            session = own.session()
-            if not tools.stop.requested:
-                with self._paused_by_outages(blueprint) as served:
-                    consumer = served.consumer(session, queue=self.queue)
+            with self._paused_by_outages(blueprint) as served:
+                consumer = self._consumer(served, own)
+                if consumer is not None:
                     Worker(
                         broker=state.broker,
                         consumers=traced([consumer], tools.tracing, system=state.broker.capabilities.system),
@@ -122,6 +124,17 @@ class IngestPipeline:
             own.close()
         if self.request.schema is not None:  # it worked, so it replaces the remembered schema
             state.ledger.declare_source_schema(self.where.pipeline, blueprint.declaration.read.schema_ddl)
+
+    def _consumer(self, served: PipelineBlueprint, own: Spark) -> Consumer | None:
+        """Return the consumer, with Spark started, which may take a while; None if that was stopped."""
+        stop = self.tools.stop
+        try:
+            session = own.session()
+            return None if stop.requested else served.consumer(session, queue=self.queue)
+        except TemporaryError:
+            if stop.requested:  # it cancels the jobs that check a cluster
+                return None
+            raise
 
     @contextmanager
     def _paused_by_outages(self, blueprint: PipelineBlueprint) -> Iterator[PipelineBlueprint]:
@@ -163,24 +176,45 @@ class IngestPipeline:
             return None
         return CleanupRunner(work, stop=tools.stop, bus=tools.bus, clock=tools.clock, random=random.random)
 
-    def knows_schema(self) -> bool:
-        """Return True if the schema is known without a sample."""
-        row = self.state.ledger.ensure_pipeline(self.where.pipeline)
-        return self.request.schema is not None or row.source_schema is not None or self.request.format == "text"
+    def needs_sample(self) -> bool:
+        """Return True if the format or the schema is unknown without a sample."""
+        return self._known_reading() is None
 
-    def _find_schema(self, sample: Sequence[ObjectRef]) -> str:
-        """Return the given schema, else the remembered one, else infer, report and remember one."""
-        ledger, pipeline = self.state.ledger, self.where.pipeline
-        if self.request.schema is not None:
-            return canonical_ddl(self.request.schema)
-        known = ledger.ensure_pipeline(pipeline).source_schema
+    def _find_reading(self, sample: Sequence[ObjectRef]) -> ReadOptions:
+        """Return how objects are read: as given, else as remembered, else infer, report and remember it."""
+        known = self._known_reading()
         if known is not None:
             return known
-        inferred = infer_schema(sample, self.source.store, self.request.read)
+        request, ledger, pipeline = self.request, self.state.ledger, self.where.pipeline
+        format_name = request.format or infer_format(sample, self.source.store, source=self.source.address)
+        _check_csv(request, format_name)
+        given = request.read(format_name)
+        if given.schema_ddl or format_of(format_name).has_own_schema:
+            return given
+        inferred = infer_schema(sample, self.source.store, given, delimiter_given=request.delimiter is not None)
         self.tools.bus.emit(SchemaInferred(pipeline=pipeline, schema=inferred.ddl, notes=inferred.notes))
-        return ledger.remember_source_schema(pipeline, inferred.ddl)
+        ledger.remember_source_schema(pipeline, inferred.ddl, as_text(inferred.options))
+        remembered = self._known_reading()
+        assert remembered is not None, "it was remembered just now"
+        return remembered
 
-    def _blueprint(self, schema: str) -> PipelineBlueprint:
+    def _known_reading(self) -> ReadOptions | None:
+        """Return how objects are read if that is given or remembered; None if it has to be inferred."""
+        request = self.request
+        row = self.state.ledger.ensure_pipeline(self.where.pipeline)
+        remembered = from_text(row.source_options) if row.source_options is not None else None
+        format_name = request.format or (remembered.format if remembered is not None else None)
+        if format_name is None:
+            return None
+        read = request.read(format_name)
+        if remembered is not None and remembered.format == format_name:
+            read = replace(read, csv=_with_given(remembered.csv, request))
+        ddl = canonical_ddl(request.schema) if request.schema is not None else row.source_schema
+        if ddl is None and not format_of(format_name).has_own_schema:
+            return None
+        return replace(read, schema_ddl=ddl or "")
+
+    def _blueprint(self, read: ReadOptions) -> PipelineBlueprint:
         where, settings = self.where, self.request.settings
         declaration = Declaration(
             pipeline=where.pipeline,
@@ -189,7 +223,7 @@ class IngestPipeline:
             quarantine=where.quarantine,
             work=where.work,
             aws=where.aws,
-            read=checked(replace(self.request.read, schema_ddl=schema)),
+            read=checked(read),
             transform=self.transform,
             partition_by=self.request.partition_by,
         )
@@ -246,12 +280,26 @@ def check(request: IngestRequest, source: SourceLocation) -> Transform | None:
     if (source.is_local or request.queue is None) and source.is_table():  # a queue's source in S3 is never listed
         raise UsageError(f"The source {source} is a table; SOURCE comes first, TABLE second.")
     check_fits(request.cleanup, source.address)
-    csv = request.format == "csv"
-    if not csv and (request.delimiter is not None or not request.header):
-        raise UsageError(f"--delimiter and --no-header are for --format csv, and the format is {request.format}.")
-    any_schema = "" if request.format == "text" else _ANY_SCHEMA
-    checked(replace(request.read, schema_ddl=request.schema or any_schema))
+    if request.format is not None:
+        _check_csv(request, request.format)
+        any_schema = "" if format_of(request.format).has_own_schema else _ANY_SCHEMA
+        read = request.read(request.format)
+        checked(replace(read, schema_ddl=read.schema_ddl or any_schema))
+    elif request.schema is not None:
+        canonical_ddl(request.schema)
     return _load_transform(request.transform) if request.transform is not None else None
+
+
+def _check_csv(request: IngestRequest, format_name: str) -> None:
+    if format_name != "csv" and (request.delimiter is not None or not request.header):
+        raise UsageError(f"--delimiter and --no-header are for --format csv, and the format is {format_name}.")
+
+
+def _with_given(csv: CsvOptions, request: IngestRequest) -> CsvOptions:
+    """Return a remembered dialect, changed as the request wants."""
+    if request.delimiter is not None:
+        csv = replace(csv, delimiter=request.delimiter)
+    return csv if request.header else replace(csv, header=False, unnamed_first=False)
 
 
 def _announcing(request: IngestRequest) -> Settings:

@@ -44,6 +44,8 @@ _TEXT_CHARS_MAX = 300
 _LEFT_OUT = frozenset({"INSTALLER", "REQUESTED", "direct_url.json"})  # in .dist-info: about this environment alone
 _NAME = re.compile(r"[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?")
 _VERSION = re.compile(r"3\.\d{1,2}")
+_MANYLINUX = re.compile(r"manylinux(?:_2_(?P<glibc>\d+)|(?P<legacy>1|2010|2014))_(?P<machine>\w+)")
+_LEGACY = {"2014": 17, "2010": 12, "1": 5}  # glibc 2.x of the old names, in which many wheels are named
 
 _SCRIPT = """\
 #!/bin/sh
@@ -98,7 +100,8 @@ class PackReport:
 def pack(request: PackRequest) -> PackReport:
     """Write the archive. The same environment gives the same bytes.
 
-    Raises `UsageError` for invalid options and `ConfigurationError` for packages that are missing or cannot be packed.
+    Raises `UsageError` for invalid options and `ConfigurationError` for packages that are missing or cannot be packed,
+    and for a folder that cannot be written.
     """
     output = _checked_output(request)
     found = distributions([*_roots(request), *request.packages])
@@ -171,6 +174,10 @@ def _checked_output(request: PackRequest) -> Path:
     unknown = [extra for extra in request.extras if extra not in PACKAGES]
     if unknown:
         raise UsageError(f"--extra {unknown[0]} has nothing for executors; the extras are {', '.join(PACKAGES)}.")
+    for option, values in (("--package", request.packages), ("--platform", request.platforms)):
+        invalid = [value for value in values if _NAME.fullmatch(value) is None]
+        if invalid:
+            raise UsageError(f"{option} {invalid[0]!r} must be the name of one {option.removeprefix('--')}.")
     if _VERSION.fullmatch(request.python) is None:
         raise UsageError(f"--python-version {request.python} must be a version such as {OWN_PYTHON}.")
     output = (request.output or Path(f"penstock-python{request.python}.tar.gz")).absolute()
@@ -191,8 +198,12 @@ def _roots(request: PackRequest) -> Sequence[str]:
 
 @contextmanager
 def _draft_of(output: Path) -> Iterator[Path]:
-    """Yield the path of a draft beside the output. It is deleted if it is still there after the block."""
+    """Yield the path of a draft beside the output, which exists. It is deleted if it is still there after the block."""
     draft = output.with_name(f".{output.name}.{os.getpid()}.part")
+    try:
+        draft.touch()
+    except OSError as error:
+        raise ConfigurationError(f"The archive {output} cannot be written: {error.strerror or error}.") from error
     try:
         yield draft
     finally:
@@ -230,7 +241,8 @@ def _download(folder: Path, request: PackRequest, found: Iterable[Distribution])
             f"pip gets the packages for another platform, and it is not installed for {sys.executable}: run "
             f"{sys.executable} -m ensurepip, or run this command on a host like those of the cluster."
         )
-    platforms = [text for platform in request.platforms for text in ("--platform", platform)]
+    tags = dict.fromkeys(tag for platform in request.platforms for tag in _tags(platform))
+    platforms = [text for tag in tags for text in ("--platform", tag)]
     command = [
         *(
             sys.executable,
@@ -251,6 +263,18 @@ def _download(folder: Path, request: PackRequest, found: Iterable[Distribution])
         reason = errors[-1].removeprefix("ERROR: ")[:_TEXT_CHARS_MAX].rstrip(".")
         where = ", ".join(request.platforms) or "this platform"
         raise ConfigurationError(f"pip cannot get the packages for Python {request.python} on {where}: {reason}.")
+
+
+def _tags(platform: str) -> Iterator[str]:
+    """Yield the tags of wheels that run on a platform: pip takes only the named one, not those for older systems."""
+    yield platform
+    found = _MANYLINUX.fullmatch(platform)
+    if found is None:
+        return
+    newest = int(found["glibc"] or _LEGACY[found["legacy"]])
+    for glibc in range(newest, min(_LEGACY.values()) - 1, -1):
+        yield f"manylinux_2_{glibc}_{found['machine']}"
+        yield from (f"manylinux{name}_{found['machine']}" for name, older in _LEGACY.items() if older == glibc)
 
 
 def _files_in(folder: Path) -> Iterator[tuple[str, Path]]:

@@ -20,12 +20,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from pyspark import SparkConf, SparkContext
+from pyspark import RDD, SparkConf, SparkContext
+from pyspark.find_spark_home import _find_spark_home
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from penstock.errors import ConfigurationError, RestartNeeded
-from penstock.pipeline.spark.conf import QUERY_LOGGERS, REQUIRED_CONF, set_required, silence
+from penstock.pipeline.spark.conf import QUERY_LOGGERS, REQUIRED_CONF, set_required, silenced_unless_failed
 from penstock.pipeline.spark.ctrl_c import ctrl_c_kept
 from penstock.pipeline.spark.faults import SPARK_ERRORS, START_ERRORS, explain
 from penstock.pipeline.spark.runtime import HISTORY_URL, history_root
@@ -34,6 +35,7 @@ from penstock.pipeline.spark.runtime import HISTORY_URL, history_root
 PY4J = "py4j"
 
 WORKER_PYTHON = "spark.pyspark.python"
+API_MODE = "spark.api.mode"
 DRIVER_JAVA_OPTIONS = "spark.driver.defaultJavaOptions"
 # Properties of a thread that `ClassicRuntime.tagged` sets. Job tags are added and removed one by one.
 _JOB_PROPERTIES = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
@@ -43,6 +45,9 @@ _JVM_SESSION = "org.apache.spark.sql.classic.SparkSession"
 LOGGED_BYTES_MAX = 1 << 20  # read from the log to find why Spark did not start
 
 LOCAL_DRIVER_MEMORY = "2g"
+
+# A line of spark-defaults.conf: Java's properties, without escapes and continued lines.
+_DEFAULT = re.compile(r"(?P<name>spark\.[^\s=:]+)(?:\s*[=:]\s*|\s+)(?P<value>.*)")
 
 _LOCAL = re.compile(r"local(\[\s*(?:\d+|\*)\s*(?:,\s*(?P<attempts>\d+)\s*)?\])?")
 
@@ -84,8 +89,11 @@ def start_session(settings: SessionSettings) -> SparkSession:
         )
     settings.scratch.mkdir(parents=True, exist_ok=True)
     settings.log.parent.mkdir(parents=True, exist_ok=True)
-    silence(*QUERY_LOGGERS, PY4J)
-    logging.getLogger().addFilter(_not_of_py4j)  # Py4J logs a broken connection through the root logger
+    with silenced_unless_failed(*QUERY_LOGGERS, PY4J), _no_py4j_in_the_root_logger():
+        return _launched(settings)
+
+
+def _launched(settings: SessionSettings) -> SparkSession:
     # PySpark would use the JVM of an earlier session of this process, which was stopped, and ignore ours.
     SparkContext._gateway = SparkContext._jvm = None
     conf = _conf(settings)
@@ -285,7 +293,10 @@ class ClassicRuntime:
 
     def sibling(self) -> SparkSession:
         java: Any = self._spark._jsparkSession  # PySpark offers only newSession, which drops settings and views
+        rdds: Any = RDD
+        to_frame = rdds.toDF
         sibling = SparkSession(self._context, java.cloneSession())
+        rdds.toDF = to_frame  # PySpark had bound it to the sibling, also for the user's RDDs
         set_required(sibling)
         return sibling
 
@@ -295,6 +306,17 @@ def _stop_quietly(spark: SparkSession) -> None:
     warnings.filterwarnings("ignore", "Unable to cleanly shutdown Spark JVM process", RuntimeWarning)
     with suppress(*SPARK_ERRORS, OSError):
         spark.stop()
+
+
+@contextmanager
+def _no_py4j_in_the_root_logger() -> Iterator[None]:
+    """Filter Py4J's records, which the root logger logs for a broken connection; if the block raises, undo that."""
+    logging.getLogger().addFilter(_not_of_py4j)
+    try:
+        yield
+    except BaseException:
+        logging.getLogger().removeFilter(_not_of_py4j)
+        raise
 
 
 def _not_of_py4j(record: logging.LogRecord) -> bool:
@@ -364,22 +386,39 @@ def _planning_folder(settings: SessionSettings, conf: SparkConf) -> Path | None:
     Spark plans reads on this host with the same path. In this folder it leads to this process's own Python. Java's own
     relative paths still begin in the current folder.
     """
-    program = Path(settings.extra_conf.get(WORKER_PYTHON) or os.environ.get("PYSPARK_PYTHON", ""))
-    if settings.is_local or program.is_absolute() or len(program.parts) < 2 or ".." in program.parts:
+    if settings.is_local:
+        return None
+    defaults = _cluster_defaults()
+    named = settings.extra_conf.get(WORKER_PYTHON) or defaults.get(WORKER_PYTHON)
+    program = Path(named or os.environ.get("PYSPARK_PYTHON", ""))
+    if program.is_absolute() or len(program.parts) < 2 or ".." in program.parts:
         return None
     folder = settings.scratch / "planning"
     (folder / program).parent.mkdir(parents=True, exist_ok=True)
     (folder / program).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
     (folder / program).chmod(0o755)
     user_dir = shlex.quote(f"-Duser.dir={Path.cwd()}")
-    conf.set(DRIVER_JAVA_OPTIONS, f"{conf.get(DRIVER_JAVA_OPTIONS, '')} {user_dir}".strip())
+    options = conf.get(DRIVER_JAVA_OPTIONS, defaults.get(DRIVER_JAVA_OPTIONS, ""))
+    conf.set(DRIVER_JAVA_OPTIONS, f"{options} {user_dir}".strip())
     return folder
+
+
+def _cluster_defaults() -> dict[str, str]:
+    """Return the settings in spark-defaults.conf, as far as a line has one whole setting."""
+    folder = os.environ.get("SPARK_CONF_DIR") or str(Path(_find_spark_home(), "conf"))
+    try:
+        lines = Path(folder, "spark-defaults.conf").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return {}
+    found = (_DEFAULT.fullmatch(line.strip()) for line in lines)
+    return {setting["name"]: setting["value"] for setting in found if setting is not None}
 
 
 def _conf(settings: SessionSettings) -> SparkConf:
     """Return the settings with which the JVM is launched. They override the cluster's own (spark-defaults.conf)."""
     conf = SparkConf(loadDefaults=False)
-    for key, value in {**_own_conf(settings), **settings.extra_conf, **REQUIRED_CONF}.items():
+    # spark-defaults.conf may choose Spark Connect, with which the JVM has no session for this process.
+    for key, value in {**_own_conf(settings), **settings.extra_conf, **REQUIRED_CONF, API_MODE: "classic"}.items():
         conf.set(key, value)
     return conf
 

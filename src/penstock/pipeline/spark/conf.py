@@ -1,7 +1,8 @@
 """The settings without which a session must not write tables, and PySpark's loggers."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from pyspark.sql import SparkSession
 
@@ -9,6 +10,10 @@ REQUIRED_CONF: Mapping[str, str] = {
     "spark.sql.session.timeZone": "UTC",
     # pyiceberg refuses INT96, Spark's default, and INT96 carries no statistics.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # LEGACY would write old dates as days of another calendar, which only Spark could read.
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+    # The type of an exception in a Python worker says if an object or the machine is at fault.
+    "spark.sql.execution.pyspark.udf.hideTraceback.enabled": "false",
     # Files are listed in a manifest, so nothing reads the marker file.
     "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
     # The ledger's commit makes files count, so the second rename of version 1 protects nothing.
@@ -27,7 +32,15 @@ def set_required(spark: SparkSession) -> None:
         spark.conf.set(key.removeprefix(_HADOOP), value)
 
 
-def silence(*loggers: str) -> None:
-    """Turn loggers off in this process."""
+@contextmanager
+def silenced_unless_failed(*loggers: str) -> Iterator[None]:
+    """Turn loggers off in this process; if the block raises, give them their levels back."""
+    before = {name: logging.getLogger(name).level for name in loggers}
     for name in loggers:
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    except BaseException:
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)
+        raise

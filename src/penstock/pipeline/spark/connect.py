@@ -1,5 +1,6 @@
 """Sessions of Spark Connect: the driver is in a server, and this process is a client without a JVM."""
 
+import os
 import threading
 import warnings
 from collections import defaultdict
@@ -14,7 +15,7 @@ from pyspark.sql import SparkSession, functions
 
 from penstock.errors import ConfigurationError, RestartNeeded
 from penstock.pipeline.extra import require_connect
-from penstock.pipeline.spark.conf import QUERY_LOGGERS, set_required, silence
+from penstock.pipeline.spark.conf import QUERY_LOGGERS, set_required, silenced_unless_failed
 from penstock.pipeline.spark.faults import SPARK_ERRORS, connect_reason
 from penstock.pipeline.spark.runtime import HISTORY_URL, history_root
 
@@ -27,11 +28,17 @@ OPEN_ERRORS: tuple[type[Exception], ...] = (*SPARK_ERRORS, ValueError)  # ValueE
 END_SECONDS = 2.0  # for a session that could not be prepared
 RANGE_ROWS = 100_000  # more than any cluster has slots
 
+# PySpark sets this variable with the first Connect session of a process, and never unsets it. While it is set, its
+# functions build expressions for Connect, and classic Spark cannot start.
+MODE = "SPARK_CONNECT_MODE_ENABLED"
+
 _ANY_SETTING = "spark.sql.session.timeZone"
 
 # By id of the session, which its runtime keeps alive; a session keeps its runtime if that has a progress handler.
 _runtimes: "WeakValueDictionary[int, ConnectRuntime]" = WeakValueDictionary()  # under _lock
 _lock = threading.Lock()
+_is_mode_ours = False  # under _lock: PySpark set `MODE` for a session that was made here
+_open: set[int] = set()  # under _lock: ids of the open sessions of our own
 
 
 def open_session(address: str, conf: Mapping[str, str]) -> SparkSession:
@@ -41,8 +48,15 @@ def open_session(address: str, conf: Mapping[str, str]) -> SparkSession:
     client or a setting.
     """
     require_connect()
-    silence(*QUERY_LOGGERS)
     warnings.filterwarnings("ignore", r"\[RETRIES_EXCEEDED\]", UserWarning)  # the error says it
+    with silenced_unless_failed(*QUERY_LOGGERS), mode_noted():
+        spark = _opened(address, conf)
+    with _lock:
+        _open.add(id(spark))
+    return spark
+
+
+def _opened(address: str, conf: Mapping[str, str]) -> SparkSession:
     try:
         spark: SparkSession = SparkSession.builder.remote(address).create()  # sends no request
     except OPEN_ERRORS as error:
@@ -59,6 +73,22 @@ def open_session(address: str, conf: Mapping[str, str]) -> SparkSession:
             raise _not_opened(address, error) from error
         raise
     return spark
+
+
+@contextmanager
+def mode_noted() -> Iterator[None]:
+    """Note if PySpark makes this a process of Connect in the block, for `end_session`; undo it if the block raises."""
+    global _is_mode_ours  # the variable, too, is the process's
+    before = MODE in os.environ
+    try:
+        yield
+    except BaseException:
+        if not before:
+            os.environ.pop(MODE, None)
+        raise
+    if not before and MODE in os.environ:
+        with _lock:
+            _is_mode_ours = True
 
 
 def place_of(address: str) -> str:
@@ -78,6 +108,7 @@ def without_parameters(text: str, address: str) -> str:
 def end_session(spark: SparkSession, *, seconds: float) -> None:
     """End a session of our own; give up after ``seconds``. The server ends it itself if it cannot be reached."""
     _within(seconds, spark, _stop_quietly)
+    _leave_mode(spark)
 
 
 def release_sibling(spark: SparkSession, *, seconds: float) -> None:
@@ -199,6 +230,7 @@ class ConnectRuntime:
                 "A given Spark Connect session can be used from Spark 4.1 on. With this version, let Penstock open its "
                 "own session: set spark.master to the server's address (sc://HOST:PORT)."
             )
+        self._spark.conf.get(_ANY_SETTING)  # a server cannot clone a session that has sent no request yet
         sibling: SparkSession = self._spark.cloneSession()
         _give_up_early(sibling)
         set_required(sibling)
@@ -262,6 +294,16 @@ def _within(seconds: float, spark: SparkSession, end: Callable[[Any], None]) -> 
     ending = threading.Thread(target=end, args=(spark,), name="penstock-spark-stop", daemon=True)
     ending.start()
     ending.join(seconds)
+
+
+def _leave_mode(ended: Any) -> None:
+    """Unset `MODE` if a session that was made here had set it, unless another session of this process is open."""
+    global _is_mode_ours
+    with _lock:
+        _open.discard(id(ended))
+        if _is_mode_ours and not _open and found_session() in (None, ended):
+            _is_mode_ours = False
+            os.environ.pop(MODE, None)
 
 
 def _stop_quietly(spark: SparkSession) -> None:

@@ -11,7 +11,8 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 
 from pyspark.sql import SparkSession
 
@@ -29,6 +30,8 @@ from penstock.pipeline.spark.declaration import Declaration
 from penstock.pipeline.spark.faults import SPARK_ERRORS, explain
 from penstock.pipeline.spark.progress import watched
 from penstock.pipeline.spark.run import RunContext, SparkRun
+from penstock.pipeline.spark.run_sessions import run_session
+from penstock.pipeline.spark.runtime import SparkRuntime
 from penstock.pipeline.spark.session import runtime_of
 from penstock.pipeline.spark.source.datasource import register
 from penstock.pipeline.spark.source.report import SHARED, FailureKind, ObjectFailure
@@ -40,8 +43,19 @@ CANCELS_MAX = 120  # then cancel gives up: the claim is no longer ours, so the r
 RUNS_MAX = 10  # per attempt; each leaves out at least one more object or corrects at least one object's cuts
 
 
+@dataclass(slots=True, kw_only=True)
+class _Running:
+    """A run in progress. Its thread writes the second field; another one may cancel the run."""
+
+    ended: threading.Event
+    runtime: SparkRuntime | None = None  # of the session in which its jobs run; None: before and after them
+
+
 class SparkEngine:
-    """A `penstock.pipeline.engine.CheckedEngine` on one Spark session, which it neither starts nor stops."""
+    """A `penstock.pipeline.engine.CheckedEngine` on one Spark session, which it neither starts nor stops.
+
+    Runs that overlap have sessions of their own, siblings of that one.
+    """
 
     def __init__(
         self,
@@ -71,19 +85,26 @@ class SparkEngine:
         self._denials = Denials()
         self._root = None if is_s3(declaration.source) else LocalRoot(os.fsencode(declaration.source))
         self._lock = threading.Lock()
-        self._running: dict[str, threading.Event] = {}  # guarded by _lock, by attempt; set when the run ends
+        self._running: dict[str, _Running] = {}  # guarded by _lock, by attempt
         self._cancelled: set[str] = set()  # guarded by _lock; never cleared, since attempts are few and ids unique
 
     def run(self, request: RunRequest) -> RunResult:
         pipeline, attempt_id = self._declaration.pipeline, request.attempt_id
         with (
-            self._track(attempt_id),
+            self._track(attempt_id) as running,
             self._store_watch.watch_request(),
             self._explained(attempt_id),
-            self._runtime.tagged(attempt_id, f"penstock {pipeline}"),
-            watched(self._runtime, pipeline, attempt_id, self._bus),
+            run_session(self._context.spark, partial(self._check_cancelled, attempt_id)) as spark,
         ):
-            result = self._until_whole(request)
+            running.runtime = runtime = runtime_of(spark)
+            try:
+                with (
+                    runtime.tagged(attempt_id, f"penstock {pipeline}"),
+                    watched(runtime, pipeline, attempt_id, self._bus),
+                ):
+                    result = self._until_whole(request, replace(self._context, spark=spark))
+            finally:
+                running.runtime = None  # its session is about to be left: nothing may be cancelled in it any more
         if result.processed:  # otherwise possibly no object was read
             self._store_watch.record_success()
         return result
@@ -91,14 +112,15 @@ class SparkEngine:
     def cancel(self, attempt_id: str) -> None:
         with self._lock:
             self._cancelled.add(attempt_id)
-            ended = self._running.get(attempt_id)
-        if ended is None:
+            running = self._running.get(attempt_id)
+        if running is None:
             return
         # A cancel ends only the jobs that run now; a run between two jobs starts another one, so cancel again.
         for _ in range(CANCELS_MAX):
             with suppress(*SPARK_ERRORS, RestartNeeded):  # Spark has ended: the run notices on its own
-                self._runtime.cancel(attempt_id)
-            if ended.wait(CANCEL_AGAIN_SECONDS):
+                if (runtime := running.runtime) is not None:
+                    runtime.cancel(attempt_id)
+            if running.ended.wait(CANCEL_AGAIN_SECONDS):
                 return
 
     def check(self) -> None:
@@ -121,7 +143,7 @@ class SparkEngine:
                 raise explain(error) from error
             raise
 
-    def _until_whole(self, request: RunRequest) -> RunResult:
+    def _until_whole(self, request: RunRequest, context: RunContext) -> RunResult:
         left_out: dict[bytes, ReadFailure] = {}
         cuts: dict[bytes, Sequence[int]] = {}
         for number in range(RUNS_MAX):
@@ -129,7 +151,7 @@ class SparkEngine:
             objects = [ref for ref in request.objects if ref.object_id not in left_out]
             if not objects:
                 return _nothing(left_out)
-            run = SparkRun(self._context, request.attempt_id, number, objects, cuts)
+            run = SparkRun(context, request.attempt_id, number, objects, cuts)
             try:
                 summary = run.read_and_write()
             except SPARK_ERRORS as error:
@@ -166,17 +188,17 @@ class SparkEngine:
         return found
 
     @contextmanager
-    def _track(self, attempt_id: str) -> Iterator[None]:
-        """Set an event at the end of the block, for which `cancel` waits."""
-        ended = threading.Event()
+    def _track(self, attempt_id: str) -> Iterator[_Running]:
+        """Yield the run's record; set its event at the end of the block, for which `cancel` waits."""
+        running = _Running(ended=threading.Event())
         with self._lock:
-            self._running[attempt_id] = ended
+            self._running[attempt_id] = running
         try:
-            yield
+            yield running
         finally:
             with self._lock:
                 del self._running[attempt_id]
-            ended.set()
+            running.ended.set()
 
     def _check_cancelled(self, attempt_id: str) -> None:
         with self._lock:

@@ -53,14 +53,29 @@ _OURS = {
 _VARIABLE = re.compile(r"[0-9A-HJKMNP-TV-Z]{26}|0x[0-9a-fA-F]+|\d+|'[^']*'|\"[^\"]*\"")
 
 _TRACEBACK = re.compile(r"(Traceback \(most recent call last\):\n(?:[ \t].*\n)+)(\S.*)")
+# The lines with which Python continues a traceback. One that follows other text is part of an exception's message.
+_CHAINED = re.compile(
+    r"(?:The above exception was the direct cause of the following exception"
+    r"|During handling of the above exception, another exception occurred):\n\n\Z"
+)
+_CHAINED_CHARS_MAX = 100
+# Spark quotes values of rows in these messages: SQLSTATEs of data exceptions, of functions, and of raise_error.
+_CONDITION = re.compile(r"\[[A-Z][A-Z0-9_.]+\] ")
+_OF_DATA = re.compile(r"\bSQLSTATE: (?:2[123]\w{3}|39\w{3}|42K0B|P0\w{3})\b")
+_OF_MACHINE = re.compile(r"(?:\w+\.)*(?:\w*OSError|\w*IOError|IOException|penstock\.errors\.\w+)")  # exceptions
+_TRACEBACK_BEGINS = "Traceback (most recent call last):"
+_NESTED = f"SerializationError: Caused by {_TRACEBACK_BEGINS}"  # PySpark's, whose message is the traceback of its cause
 
 # Packages that tasks of Penstock import; another missing module is a matter of the user's transform.
 _PACKAGES = frozenset({"penstock", *REQUIRED, *FOR_S3})
 _NO_MODULE = re.compile(r"^ModuleNotFoundError: No module named '(\w+)", re.MULTILINE)
-_OTHER_VERSION = re.compile(r"\[PYTHON_VERSION_MISMATCH\] Python in worker has different version: ([\d.]*\d)")
+_OTHER_VERSION = re.compile(
+    r"^(?:[\w.]+: )?\[PYTHON_VERSION_MISMATCH\] Python in worker has different version: ([\d.]*\d)", re.MULTILINE
+)
 # PySpark's own check: "[PACKAGE_NOT_INSTALLED] PyArrow >= 18.0.0 must be installed; however, it was not found."
 _PYSPARK_REFUSES = re.compile(
-    r"\[(?:PACKAGE_NOT_INSTALLED|UNSUPPORTED_PACKAGE_VERSION)\] (PyArrow|NumPy|pandas) >= ([\d.]*\d)", re.IGNORECASE
+    r"^(?:[\w.]+: )?\[(?:PACKAGE_NOT_INSTALLED|UNSUPPORTED_PACKAGE_VERSION)\] (PyArrow|NumPy|pandas) >= ([\d.]*\d)",
+    re.IGNORECASE | re.MULTILINE,
 )
 _NO_PROGRAM = re.compile(r'IOException: Cannot run program "([^"]+)"')
 
@@ -87,23 +102,27 @@ def explain(error: Exception) -> PenstockError:
     status = _rpc_status(error)
     if status in _REFUSED:
         return ConfigurationError(f"The Spark Connect server refuses this client: {_first_line(text)}")
-    if status in _UNREACHABLE or (_SESSION_LOST.search(text) and not _TRACEBACK.search(text)):
+    quotes_data = _quotes_data(text)
+    is_of_spark_itself = not (quotes_data or _TRACEBACK.search(text))
+    if status in _UNREACHABLE or (is_of_spark_itself and _SESSION_LOST.search(text)):
         return RestartNeeded(
             "The Spark Connect server ended the session, or cannot be reached: "
             f"{_first_line(text).rstrip('.')}. Nothing is lost; run it again."
         )
     # A Python worker's traceback may quote any text, and Python workers never talk to the session.
-    if jvm.is_cut(error) or (_SPARK_ENDED.search(text) and not _TRACEBACK.search(text)):
+    if jvm.is_cut(error) or (is_of_spark_itself and _SPARK_ENDED.search(text)):
         return RestartNeeded(
             f"Spark's JVM ended in the middle of a run: {_first_line(text)}. Nothing is lost; run it again."
         )
+    if quotes_data:
+        return _broken(text)
     if fault := python_fault(error):
         return ConfigurationError(
             f"A Python worker of Spark cannot run Penstock: {fault}. All hosts need the same Python and packages."
         )
-    if (found := _CANCELLED.search(text)) and not _TRACEBACK.search(text):
+    if is_of_spark_itself and (found := _CANCELLED.search(text)):
         return TemporaryError(f"Spark ended a run before it was done: {found.group().rstrip('. ')}")
-    if found := _MACHINERY.search(text):
+    if found := _MACHINERY.search(_of_machine(text)):
         return TemporaryError(f"Spark could not finish a run: {found.group()}")
     name, _, message = _cause(text).partition(": ")
     if name in _OURS:
@@ -129,14 +148,14 @@ def is_of_spark(error: BaseException) -> bool:
 
 def python_fault(error: Exception) -> str | None:
     """Return a description of the defect in the workers' Python; None if the error has another cause."""
-    text = _text(error)
+    text = _without_message(_text(error))
     if found := _OTHER_VERSION.search(text):
         return f"they are Python {found[1]}, and the driver is another version"
     if (found := _NO_MODULE.search(text)) and found[1] in _PACKAGES:
         return f"they lack the package {found[1]}"
     if found := _PYSPARK_REFUSES.search(text):
         return f"they lack the package {found[1].lower()}, version {found[2]} or newer"
-    if found := _NO_PROGRAM.search(text):
+    if (found := _NO_PROGRAM.search(text)) and not _TRACEBACK.search(text):
         return f"the program {found[1]} cannot be started"
     return None
 
@@ -159,10 +178,10 @@ def _is_of_python(location: Path) -> bool:
 
 def _broken(text: str) -> RunBroken:
     """Return a failed run with the place in the user's code that raised, if the text has a Python traceback."""
-    cause, found = _cause(text), _TRACEBACK.findall(text)
-    if not found:
+    cause, found = _cause(text), _last_block(text)
+    if found is None:
         return RunBroken(cause, fingerprint=_fingerprint(text))
-    frames = found[-1][0]
+    frames = found[1]
     location = location_in(frames)
     name, _, message = cause.partition(": ")
     return RunBroken(
@@ -198,9 +217,47 @@ def _first_line(text: str) -> str:
 
 
 def _cause(text: str) -> str:
-    """Return the most specific line: the last line of the last Python traceback, else Spark's first line."""
-    blocks = _TRACEBACK.findall(text)
-    return str(blocks[-1][1]).strip() if blocks else _first_line(text)
+    """Return the most specific line: the exception of the Python traceback, else Spark's first line."""
+    block = _last_block(text)
+    return _first_line(text) if block is None else block[2].strip()
+
+
+def _last_block(text: str) -> re.Match[str] | None:
+    """Return the last block of the Python traceback; None if there is none.
+
+    Any other traceback after it is quoted in the message of its exception, or repeats it.
+    """
+    if _quotes_data(text):
+        return None
+    blocks = _TRACEBACK.finditer(text)
+    last = next(blocks, None)
+    for block in blocks:
+        if not _CHAINED.search(text, max(0, block.start() - _CHAINED_CHARS_MAX), block.start()):
+            break
+        last = block
+    return last
+
+
+def _quotes_data(text: str) -> bool:
+    """Return True for an error about values of rows, whose message quotes them.
+
+    What it quotes, such as a line of a log, must not be mistaken for an error of Spark.
+    """
+    return _CONDITION.search(text.partition(_TRACEBACK_BEGINS)[0]) is not None and _OF_DATA.search(text) is not None
+
+
+def _of_machine(text: str) -> str:
+    """Return the part of an error that may name a fault of the machine: not the message of a user's exception."""
+    cause = _cause(text)
+    if _last_block(text) is None or _OF_MACHINE.fullmatch(cause.partition(": ")[0]):
+        return text
+    return ""
+
+
+def _without_message(text: str) -> str:
+    """Return the text without the further lines of the exception's message, which may quote a row."""
+    block = _last_block(text)
+    return text if block is None or block[2].endswith(_NESTED) else text[: block.end()]
 
 
 def _fingerprint(text: str) -> str:

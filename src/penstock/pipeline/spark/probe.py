@@ -64,12 +64,10 @@ def survey(spark: SparkSession, packages: Sequence[str]) -> Sequence[WorkerPytho
     tasks = runtime_of(spark).tasks_at_once() + 1
     asked = json.dumps(list(packages))
     by_value: Any = cloudpickle  # untyped
-    by_value.register_pickle_by_value(survey_task)  # the workers may lack Penstock
-    try:
-        reply = functions.udf(survey_task.reply, "string", useArrow=False)
-        replies = spark.range(0, tasks, 1, tasks).select(reply(functions.lit(asked)).alias("reply")).collect()
-    finally:
-        by_value.unregister_pickle_by_value(survey_task)
+    # The workers may lack Penstock. Never undone: another thread may be here, too, and only this function sends it.
+    by_value.register_pickle_by_value(survey_task)
+    reply = functions.udf(survey_task.reply, "string", useArrow=False)
+    replies = spark.range(0, tasks, 1, tasks).select(reply(functions.lit(asked)).alias("reply")).collect()
     return [WorkerPython(**json.loads(text)) for text in sorted({row.reply for row in replies})]
 
 

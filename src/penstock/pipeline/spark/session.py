@@ -94,5 +94,7 @@ def _found_session() -> SparkSession | None:
 
 
 def _made_session() -> SparkSession:
-    with ctrl_c_kept():
+    from penstock.pipeline.spark import connect
+
+    with ctrl_c_kept(), connect.mode_noted():
         return SparkSession.builder.getOrCreate()

@@ -125,7 +125,8 @@ class _Token:
 
     def __exit__(self, *_: object) -> None:
         if self.hidden is not None:
-            Path(self.hidden).unlink(missing_ok=True)
+            with suppress(OSError):  # the mount is gone, or read-only by now
+                Path(self.hidden).unlink()
         for location in self._written:
             with suppress(TemporaryError, TableError):
                 location.delete([f"{self.folder}/{name}" for name in location.names(self.folder)])

@@ -8,7 +8,7 @@ import pytest
 from penstock.errors import ObjectUnreadable, UsageError
 from penstock.pipeline.spark.source.csv import CsvDecoder
 from penstock.pipeline.spark.source.csv_lines import Layout
-from penstock.pipeline.spark.source.csv_records import layout_of
+from penstock.pipeline.spark.source.csv_records import header_names, layout_of
 from penstock.pipeline.spark.source.ddl import parse_ddl
 from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions, checked
 
@@ -27,10 +27,14 @@ def test_columns_are_matched_by_the_names_in_the_header() -> None:
     assert indexes("anything", CsvOptions(header=False)) == (0, 1, 2)
 
 
+def test_repeated_and_missing_names_are_numbered() -> None:
+    assert header_names(b'x,X,,x,"",x_2', CsvOptions(), "a") == ["x", "X_2", "_c2", "x_3", "_c4", "x_2_2"]
+    assert header_names(b"v,w", CsvOptions(unnamed_first=True), "a") == ["_c0", "v", "w"]
+
+
 @pytest.mark.parametrize(
     ("header", "words"),
     [
-        (b"id,s,ID", "names the column 'id' twice"),
         (b"id;s;d", "names no column of the schema, it begins 'id;s;d'"),
         (b"", "names no column"),
         (b'id,"s', "a header with a quote that is not closed"),

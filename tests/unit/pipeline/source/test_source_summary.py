@@ -338,7 +338,7 @@ def test_rounding_of_whole_numbers_is_noted(tmp_path: Path) -> None:
 
 def test_nothing_to_infer_from_is_refused(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, {"a": b"", "b": b"no\n[1]\n{}\n", "c.gz": b"no gzip"})
-    with pytest.raises(UsageError, match="No line of the sample"):
+    with pytest.raises(UsageError, match="No object of the sample"):
         infer_schema(plan.objects, LocalStore(plan.source))
 
 

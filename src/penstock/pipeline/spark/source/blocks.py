@@ -11,8 +11,8 @@ as in Spark. Arrow's casts want one spelling for the whole column and refuse the
 """
 
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -44,7 +44,10 @@ _ZONED = r"[T ].*(Z|[+-][0-9:]+)$"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadLine:
-    """A line that gave no row. ``start`` is its position in the block, ``raw`` its bytes without the line ending."""
+    """A line, or a row of a unit, that gave no row.
+
+    ``start`` is its position as in `Decoded`, ``raw`` its bytes without the line ending, or the row as JSON.
+    """
 
     start: int
     raw: bytes
@@ -54,11 +57,23 @@ class BadLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoded:
-    """The result of one block: row i of ``rows`` is the line that begins at ``starts[i]``."""
+    """Rows and bad lines of one block, or of one unit of an object.
+
+    Row i of ``rows`` is the line that begins at ``starts[i]`` in the block, or the row of that number in the object.
+    """
 
     rows: pa.Table
     starts: Positions
     bad: tuple[BadLine, ...]
+
+    def moved(self, move: Callable[[Positions], Positions]) -> "Decoded":
+        """Return the same with other positions."""
+        bad = move(np.array([line.start for line in self.bad], dtype=np.int64)).tolist()
+        return replace(
+            self,
+            starts=move(self.starts),
+            bad=tuple(replace(line, start=start) for line, start in zip(self.bad, bad, strict=True)),
+        )
 
 
 class Decoder(Protocol):
@@ -80,6 +95,10 @@ class LineFormat(Protocol):
     @property
     def filler(self) -> bytes:
         """Return the one byte for painting over a line; `parse` skips a line filled with it."""
+        ...
+
+    def text(self, block: bytes) -> bytes:
+        """Return the block as the text that has to be UTF-8, of the same length."""
         ...
 
     def is_blank(self, line: bytes) -> bool:
@@ -304,7 +323,7 @@ class _Repair:
         self._bad: dict[int, BadLine] = {}
 
     def decode(self, shaped: Flags) -> Decoded:
-        for index, detail in invalid_utf8(self._block, self._lines):
+        for index, detail in invalid_utf8(self._form.text(self._block), self._lines):
             self._refuse(index, QuarantineReason.INVALID_UTF8, detail)
         for index in np.flatnonzero(~shaped & self._kept).tolist():
             self._judge(index)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from penstock.errors import ObjectCorrupt, ObjectUnreadable
+from penstock.events.objects import QuarantineReason
 from penstock.objects.store import ObjectReader
 from penstock.pipeline.spark.source.inflate import CODECS, codec_of, inflate
 from penstock.pipeline.spark.source.options import ReadOptions
@@ -27,6 +28,7 @@ class BadRecord:
 
     offset: int
     raw: bytes
+    reason: QuarantineReason
     detail: str
 
 
@@ -47,8 +49,8 @@ class LineChunk:
     ``offset`` is the position of ``lines`` in the (inflated) object. A byte order mark at the object's start is left
     out; then ``offset`` is 3 and ``marked`` is set, but the first line still counts as beginning at 0. ``header`` is
     the line with the object's column names, if it has one (see csv_records.py). ``plain``: every CSV line opens and
-    closes its quotes regularly and needs no second check. ``bad`` and ``quotes`` come in chunks without lines,
-    ``quotes`` in the last chunk of a CSV piece.
+    closes its quotes regularly and needs no second check. ``joined``: one CSV record of several lines, see
+    `csv_records.join`.
     """
 
     lines: bytes
@@ -56,8 +58,7 @@ class LineChunk:
     marked: bool = False
     header: bytes = b""
     plain: bool = False
-    bad: tuple[BadRecord, ...] = ()
-    quotes: Quotes | None = None
+    joined: bool = False
 
 
 def read_lines(reader: ObjectReader, piece: Piece, options: ReadOptions) -> Iterator[LineChunk]:
@@ -82,6 +83,32 @@ def read_lines(reader: ObjectReader, piece: Piece, options: ReadOptions) -> Iter
             chunks = _undisguised(chunks, uri)
     verified = _verified(reader, chunks, held_bytes_max)
     return _whole_lines(verified, start, options.line_bytes_max, uri)
+
+
+def whole(reader: ObjectReader, options: ReadOptions, *, inflated: bool = True) -> bytes:
+    """Return the verified bytes of an object, inflated if its name says so. Raises as `read_lines` does."""
+    ref, size_bytes_max = reader.ref, options.whole_bytes_max
+    codec = codec_of(ref) if inflated else None
+    if ref.size_bytes > size_bytes_max:
+        raise ObjectUnreadable(f"{ref.uri} has {ref.size_bytes} bytes, more than the {size_bytes_max} read at once")
+    if codec is None:
+        data = reader.pread(0, ref.size_bytes)
+    else:
+        chunks = inflate(
+            reader.read, codec, piece_bytes=options.block_bytes, total_bytes_max=size_bytes_max, uri=ref.uri
+        )
+        data = b"".join(_corrupt_if_verified(reader, chunks))
+    reader.verify()
+    return data
+
+
+def beginning(reader: ObjectReader, size_bytes: int) -> bytes:
+    """Return the first bytes of an object, inflated if its name says so. Raises as `read_lines` does."""
+    codec = codec_of(reader.ref)
+    if codec is None:
+        return reader.pread(0, size_bytes)
+    chunks = inflate(reader.read, codec, piece_bytes=size_bytes, total_bytes_max=1 << 62, uri=reader.ref.uri)
+    return next(chunks, b"")
 
 
 def read_on(reader: ObjectReader, offset: int, options: ReadOptions) -> Iterator[LineChunk]:

@@ -11,11 +11,14 @@ end; a lone carriage return ends a row. So a block is parsed whole only if
 - it is UTF-8;
 - Arrow returns exactly one row per line, and no number overflowed its type.
 
-An empty quoted string is NULL in columns other than strings, and an empty string in string columns. Arrow has one rule
-for all columns, so a block that may have such a field is read twice: once for the strings, once for the others.
+An empty quoted string is NULL in columns other than strings, and an empty string in string columns; a null mark such as
+NA is text in string columns. Arrow has one rule for all columns, so a block that may have such a field is read twice:
+once for the strings, once for the others.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -44,10 +47,18 @@ from penstock.pipeline.spark.source.csv_lines import (
     is_blank,
     null_texts,
 )
-from penstock.pipeline.spark.source.csv_records import oddly_quoted
+from penstock.pipeline.spark.source.csv_records import holds_joined, oddly_quoted, parted
 from penstock.pipeline.spark.source.options import CsvOptions
 
 _HEXADECIMAL = (b"0x", b"0X")
+
+
+class _Reading(NamedTuple):
+    """One pass over a block for some columns: their types by place, and the texts that are NULL in them."""
+
+    kinds: Mapping[int, pa.DataType]
+    nulls: Sequence[str]
+    quoted_nulls: bool = False  # these texts are NULL also when quoted
 
 
 class CsvDecoder:
@@ -55,8 +66,10 @@ class CsvDecoder:
 
     filler = b"\n"  # Arrow skips empty lines
 
-    def __init__(self, schema: pa.Schema, csv: CsvOptions, layout: Layout) -> None:
+    def __init__(self, schema: pa.Schema, csv: CsvOptions, layout: Layout, *, joined: bool = False) -> None:
+        """``joined``: lines may be joined records, see `csv_records.join`."""
         self.schema = schema
+        self._joined = joined
         self._csv = csv
         self._layout = layout
         self._decimals = DecimalGuard(field.type for field in schema)
@@ -70,7 +83,10 @@ class CsvDecoder:
         self._strings = {index: kind for index, kind in self._kinds.items() if index in strings}
         self._others = {index: kind for index, kind in self._kinds.items() if index not in strings}
         self._integers = {index: pa.string() for index, kind in self._kinds.items() if pa.types.is_integer(kind)}
-        self._quoted_nulls = [f"{csv.quote}{text}{csv.quote}".encode() for text in null_texts(csv) if csv.quote]
+        self._nulls = {in_strings: null_texts(csv, in_strings=in_strings) for in_strings in (True, False)}
+        self._quoted_nulls = [f"{csv.quote}{text}{csv.quote}".encode() for text in self._nulls[False] if csv.quote]
+        self._marks = [start + mark.encode() for mark in csv.null_marks for start in (csv.delimiter.encode(), b"\n")]
+        self._mark_at_start = tuple(mark.encode() for mark in csv.null_marks)
         self._parse_options = pcsv.ParseOptions(
             delimiter=csv.delimiter,
             quote_char=csv.quote or False,
@@ -83,24 +99,35 @@ class CsvDecoder:
         lines = Lines.of(block)
         shaped = self._shaped(block, lines, plain=plain)
         self._decimals.distrust(block, lines, shaped)
-        if shaped.all() and is_utf8(block):
+        if shaped.all() and is_utf8(self.text(block)):
             table = self.parse(block, len(lines.starts), verified=False)
             if isinstance(table, pa.Table):
                 return Decoded(rows=table, starts=lines.starts, bad=())
-        return repair(self, block, lines, shaped)
+        decoded = repair(self, block, lines, shaped)
+        if not self._joined:
+            return decoded
+        return replace(decoded, bad=tuple(replace(bad, raw=parted(bad.raw)) for bad in decoded.bad))
+
+    def text(self, block: bytes) -> bytes:
+        return parted(block) if self._joined and holds_joined(block) else block
 
     def is_blank(self, line: bytes) -> bool:
         return is_blank(line, self._csv)
 
     def reason(self, line: bytes) -> tuple[QuarantineReason, str] | None:
-        return self._classifier.reason(line)
+        return self._classifier.reason(parted(line) if self._joined else line)
 
     def parse(self, block: bytes, rows: int, *, verified: bool) -> pa.Table | Exception:
         if rows == 0:
             return self.schema.empty_table()
-        if self._others and any(null in block for null in self._quoted_nulls):
-            return self._parse(block, rows, (self._strings, False), (self._others, True), verified=verified)
-        return self._parse(block, rows, (self._kinds, False), verified=verified)
+        quoted_nulls = any(null in block for null in self._quoted_nulls)
+        if not self._others or not (quoted_nulls or self._may_have_marks(block)):
+            return self._parse(block, rows, _Reading(self._kinds, self._nulls[True]), verified=verified)
+        others = _Reading(self._others, self._nulls[False], quoted_nulls=quoted_nulls)
+        return self._parse(block, rows, _Reading(self._strings, self._nulls[True]), others, verified=verified)
+
+    def _may_have_marks(self, block: bytes) -> bool:
+        return block.startswith(self._mark_at_start) or any(mark in block for mark in self._marks)
 
     def explain(self, refused: Exception) -> tuple[QuarantineReason, str]:
         text = str(refused).splitlines()[0]
@@ -114,6 +141,8 @@ class CsvDecoder:
         blank = np.zeros(256, dtype=np.bool_)
         blank[[NEWLINE, RETURN, *blanks(self._csv)]] = True
         shaped: Flags = ~(blank[data[lines.starts]] & blank[data[lines.ends - 1]])
+        if self._csv.comment:
+            shaped &= data[lines.starts] != ord(self._csv.comment)
         if b"\r" in block:
             returns = np.flatnonzero(data == RETURN)
             alone = returns[data[returns + 1] != NEWLINE]
@@ -122,14 +151,11 @@ class CsvDecoder:
             shaped &= ~oddly_quoted(data, lines, self._csv)
         return shaped
 
-    def _parse(
-        self, block: bytes, rows: int, *readings: tuple[Mapping[int, pa.DataType], bool], verified: bool
-    ) -> pa.Table | Exception:
-        """Parse the block. Each of ``readings``: types by place, and whether quoted null texts are NULL."""
+    def _parse(self, block: bytes, rows: int, *readings: "_Reading", verified: bool) -> pa.Table | Exception:
         try:
             columns: dict[int, pa.ChunkedArray] = {}
-            for kinds, quoted_nulls in readings:
-                columns |= self._read(block, kinds, quoted_nulls=quoted_nulls) if kinds else {}
+            for reading in readings:
+                columns |= self._read(block, reading) if reading.kinds else {}
             if any(len(column) != rows for column in columns.values()):
                 return ValueError("not one row")
             self._refuse_hexadecimal(block)
@@ -137,9 +163,8 @@ class CsvDecoder:
         except pa.ArrowException as refused:
             return refused
 
-    def _read(
-        self, block: bytes, kinds: Mapping[int, pa.DataType], *, quoted_nulls: bool
-    ) -> Mapping[int, pa.ChunkedArray]:
+    def _read(self, block: bytes, reading: "_Reading") -> Mapping[int, pa.ChunkedArray]:
+        kinds = reading.kinds
         if block.startswith(BOM):
             block = b"\n" + block  # here it is data, but Arrow would drop it as a byte order mark
         table = pcsv.read_csv(
@@ -154,20 +179,24 @@ class CsvDecoder:
                 check_utf8=False,  # already checked
                 column_types={str(index): kind for index, kind in kinds.items()},
                 include_columns=[str(index) for index in kinds],
-                null_values=null_texts(self._csv),
+                null_values=reading.nulls,
                 true_values=TRUE_TEXTS,
                 false_values=FALSE_TEXTS,
                 strings_can_be_null=True,
-                quoted_strings_can_be_null=quoted_nulls,
+                quoted_strings_can_be_null=reading.quoted_nulls,
             ),
         )
-        return dict(zip(kinds, table.columns, strict=True))
+        columns = dict(zip(kinds, table.columns, strict=True))
+        if self._joined and holds_joined(block):
+            return {index: _parted(column) for index, column in columns.items()}
+        return columns
 
     def _refuse_hexadecimal(self, block: bytes) -> None:
         """Raise for hexadecimal numbers: Arrow accepts 0xff, and reads it as -1 in a tinyint (measured)."""
         if not self._integers or not any(spelling in block for spelling in _HEXADECIMAL):
             return
-        for column in self._read(block, self._integers, quoted_nulls=True).values():
+        texts = _Reading(self._integers, self._nulls[False], quoted_nulls=True)
+        for column in self._read(block, texts).values():
             if pc.any(pc.match_substring(column, "x", ignore_case=True)).as_py():
                 raise pa.ArrowInvalid("a hexadecimal number")
 
@@ -177,6 +206,18 @@ class CsvDecoder:
             for field, index in zip(self.schema, self._layout.indexes, strict=True)
         ]
         return pa.Table.from_arrays(typed, schema=self.schema)
+
+
+def _parted(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return a column with the line breaks of joined records, if it is text; works on the buffer of all values."""
+    if not pa.types.is_string(column.type):
+        return column
+    chunks = []
+    for chunk in column.chunks:
+        valid, ends, data = chunk.buffers()
+        text = pa.py_buffer(parted(data.to_pybytes())) if data is not None else None
+        chunks.append(pa.StringArray.from_buffers(len(chunk), ends, text, valid, chunk.null_count, chunk.offset))
+    return pa.chunked_array(chunks, column.type)
 
 
 def _reading_type(kind: pa.DataType) -> pa.DataType:

@@ -20,7 +20,7 @@ float, double        a decimal number within the type's range; NaN, Inf and Infi
 decimal(p, s)        a number that p digits, s of them after the point, hold exactly
 boolean              true or false; True, TRUE, False, FALSE
 string               the field as it is, including blanks and text that a spreadsheet would run as a formula
-timestamp            as in JSON lines (lines.py)
+timestamp            as in JSON lines (jsonl_lines.py)
 date                 "2024-05-06"
 any other value      "wrong type"
 ===================  ==============================================================================================
@@ -39,7 +39,8 @@ import pyarrow as pa
 
 from penstock.events.objects import QuarantineReason
 from penstock.messaging.wording import counted, worded
-from penstock.pipeline.spark.source.lines import decimal_check, fits_float, is_date, is_moment
+from penstock.pipeline.spark.source.fit import misfit
+from penstock.pipeline.spark.source.jsonl_lines import decimal_check, fits_float, is_date, is_moment
 from penstock.pipeline.spark.source.options import CsvOptions
 
 TRUE_TEXTS, FALSE_TEXTS = ("true", "True", "TRUE"), ("false", "False", "FALSE")
@@ -69,7 +70,9 @@ class Layout:
 
 
 def is_blank(line: bytes, csv: CsvOptions) -> bool:
-    """Return True if the line is not a row; ``line`` comes without its newline."""
+    """Return True if the line is not a row: blank, or a comment; ``line`` comes without its newline."""
+    if csv.comment and line.startswith(csv.comment.encode()):
+        return True
     return not line.removesuffix(b"\r").strip(blanks(csv))
 
 
@@ -106,9 +109,9 @@ class CsvClassifier:
     def __init__(self, schema: pa.Schema, csv: CsvOptions, layout: Layout) -> None:
         self._csv = csv
         self._fields = layout.fields
-        self._nulls = null_texts(csv)
+        self._nulls = {in_strings: null_texts(csv, in_strings=in_strings) for in_strings in (True, False)}
         self._checks = [
-            (str(field.name), index, _check(field.type), pa.types.is_string(field.type))
+            (field, index, _check(field.type), pa.types.is_string(field.type))
             for field, index in zip(schema, layout.indexes, strict=True)
             if index is not None
         ]
@@ -127,21 +130,32 @@ class CsvClassifier:
                 QuarantineReason.MALFORMED,
                 f"{counted(len(found), 'field')} where {worded(self._fields, '{} is', '{} are')} expected",
             )
-        wrong = self._wrong(found)
-        return (QuarantineReason.WRONG_TYPE, f"field {wrong}") if wrong is not None else None
+        misfit = self._misfit(found)
+        return (QuarantineReason.WRONG_TYPE, misfit) if misfit is not None else None
 
-    def _wrong(self, found: Sequence[Field]) -> str | None:
-        for name, index, check, is_string in self._checks:
+    def _misfit(self, found: Sequence[Field]) -> str | None:
+        for field, index, check, is_string in self._checks:
             text, quoted = found[index]
-            null = text in self._nulls and not (quoted and is_string)
+            null = text in self._nulls[is_string] and not (quoted and is_string)
             if not null and not check(text):
-                return name
+                return misfit(field, text)
         return None
 
 
-def null_texts(csv: CsvOptions) -> list[str]:
-    """Return the texts that mean NULL."""
-    return ["", csv.null_text] if csv.null_text else [""]
+def is_number(text: str) -> bool:
+    """Return True if the text of a field is a number, blanks around it aside."""
+    return _NUMBER.fullmatch(text.strip(_BLANKS)) is not None
+
+
+def is_special(text: str) -> bool:
+    """Return True if the text is NaN or infinity, in any spelling that a column of doubles reads."""
+    return text.removeprefix("-").removeprefix("+").lower() in ("nan", "inf", "infinity")
+
+
+def null_texts(csv: CsvOptions, *, in_strings: bool = True) -> list[str]:
+    """Return the texts that mean NULL, for columns of strings or for all others."""
+    texts = ["", csv.null_text] if csv.null_text else [""]
+    return texts if in_strings else [*texts, *csv.null_marks]
 
 
 def _closing(line: str, at: int, quote: str) -> int:

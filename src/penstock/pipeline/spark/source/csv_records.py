@@ -1,9 +1,10 @@
-"""CSV records and headers.
+"""CSV records of several lines, and headers.
 
-Records: cut out records with a line break, so that none of their lines becomes a row. A field that opens with the quote
-and is not closed on its line continues, as in RFC 4180 and Python's csv module, to the line that closes it, or to the
-end of the object if none does. Such a record is not read: it becomes one bad record with all its bytes. A record above
-the limit for one line makes the object unreadable, as a line above it does.
+Records: a field that opens with the quote and is not closed on its line continues, as in RFC 4180 and Python's csv
+module, to the line that closes it. Such a record is joined into one line, whose inner line breaks are bytes that UTF-8
+does not have; the decoder turns them back (`join`, `parted`). A record that is not closed before the object ends is one
+bad record with all its bytes. A record above the limit for one line makes the object unreadable, as a line above it
+does.
 
 Only the object's first byte is known to begin a record. A piece in the middle of an object assumes that it does not
 begin inside quotes, and also computes how it would end if it did (`Quotes`). The driver checks the pieces of each
@@ -11,18 +12,20 @@ object in order; if an assumption was wrong, it has the object read again, cut a
 
 Headers: the first non-blank line names the columns of all lines after it. A piece that does not begin at the object's
 first byte reads the header separately. Names are compared without case and surrounding blanks. A column that the header
-does not name is NULL, and a name that is not a column is ignored. A header that names no column at all, or names one
-twice, makes the object unreadable: its rows would be made up.
+does not name is NULL, and a name that is not a column is ignored. A header that names no column at all makes the object
+unreadable: its rows would be made up.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import ObjectUnreadable
+from penstock.events.objects import QuarantineReason
 from penstock.objects.store import ObjectReader
 from penstock.pipeline.spark.source.blocks import NEWLINE, RETURN, Flags, Lines
 from penstock.pipeline.spark.source.contents import BOM, BadRecord, LineChunk, Quotes, read_lines, read_on
@@ -36,6 +39,30 @@ _NEVER_CLOSED = "a quote that is not closed before the end of the object"
 _HEADER_BYTES_MAX = 1 << 20  # including the blank lines before it
 _FIRST_READ_BYTES = 16 << 10
 _NAMES_SHOWN = 5
+
+
+# Stand for line breaks inside a joined record.
+INNER_NEWLINE, INNER_RETURN = b"\xff", b"\xfe"
+_JOIN = bytes.maketrans(b"\n\r", INNER_NEWLINE + INNER_RETURN)
+_PART = bytes.maketrans(INNER_NEWLINE + INNER_RETURN, b"\n\r")
+
+CsvPart = LineChunk | BadRecord | Quotes
+
+
+def join(record: bytes) -> bytes:
+    """Return a record of several lines as one line. The record is UTF-8 and ends with a newline."""
+    ending = b"\r\n" if record.endswith(b"\r\n") else b"\n"
+    return record.removesuffix(ending).translate(_JOIN) + ending
+
+
+def parted(lines: bytes) -> bytes:
+    """Return the lines that `join` joined, which have the same length."""
+    return lines.translate(_PART)
+
+
+def holds_joined(lines: bytes) -> bool:
+    """Return True if some of the lines may be joined records; lines of UTF-8 are not."""
+    return INNER_NEWLINE in lines or INNER_RETURN in lines
 
 
 def oddly_quoted(data: npt.NDArray[np.uint8], lines: Lines, csv: CsvOptions) -> Flags:
@@ -70,8 +97,8 @@ class Records:
         self._uri = uri
         self._open: _Open | None = None
 
-    def cut(self, parts: Iterator[LineChunk], read_on: Callable[[int], Iterator[LineChunk]]) -> Iterator[LineChunk]:
-        """Yield the chunks without records of several lines, those records as bad ones, and a last chunk with `Quotes`.
+    def cut(self, parts: Iterator[LineChunk], read_on: Callable[[int], Iterator[LineChunk]]) -> Iterator[CsvPart]:
+        """Yield the chunks without records of several lines, those records joined, and `Quotes` at the end.
 
         ``read_on`` reads the object from an offset on, to complete a record: a piece owns the records that begin in it.
         Raises `ObjectUnreadable`.
@@ -85,7 +112,7 @@ class Records:
         quotes = self._quotes()
         if self._open is not None:
             yield self._complete(self._open, read_on(end))
-        yield LineChunk(lines=b"", offset=end, quotes=quotes)
+        yield quotes
 
     def _quotes(self) -> Quotes:
         ends_open = self._open is not None
@@ -93,7 +120,7 @@ class Records:
             return Quotes(ends_open=ends_open, ends_open_if_open=ends_open, closes_at=None)
         return self._begun_within.quotes(ends_open=ends_open)
 
-    def _without_open(self, part: LineChunk) -> Iterator[LineChunk]:
+    def _without_open(self, part: LineChunk) -> Iterator[CsvPart]:
         at = 0
         if self._open is not None:
             at = self._go_on(self._open, part, 0)
@@ -138,26 +165,26 @@ class Records:
             )
         return end
 
-    def _close(self, record: "_Open", *, never: bool = False) -> LineChunk:
+    def _close(self, record: "_Open") -> CsvPart:
         self._open = None
-        return LineChunk(lines=b"", offset=record.offset, header=record.header, bad=(record.as_bad(never=never),))
+        return record.as_chunk()
 
-    def _complete(self, record: "_Open", rest: Iterator[LineChunk]) -> LineChunk:
+    def _complete(self, record: "_Open", rest: Iterator[LineChunk]) -> CsvPart:
         for part in rest:
             if self._go_on(record, part, 0) >= 0:
                 return self._close(record)
-        return self._close(record, never=True)
+        self._open = None
+        return record.refused() or record.as_bad(QuarantineReason.MALFORMED, _NEVER_CLOSED)
 
 
-def read_parts(reader: ObjectReader, piece: Piece, options: ReadOptions) -> Iterator[LineChunk]:
+def read_parts(reader: ObjectReader, piece: Piece, options: ReadOptions) -> Iterator[CsvPart]:
     """Yield the lines of `read_lines` without the header line, each chunk with the header attached.
 
-    An object with a header and no other line yields a chunk without lines. CSV records of several lines are yielded as
-    bad ones.
+    An object with a header and no other line yields a chunk without lines.
     """
     if options.format != "csv":
         return read_lines(reader, piece, options)
-    parts = _with_header(reader, piece, options) if options.csv.header else read_lines(reader, piece, options)
+    parts = _without_preamble(reader, piece, options)
     if not options.csv.quote:
         return parts
     compressed = codec_of(reader.ref) is not None
@@ -177,9 +204,6 @@ def layout_of(header: bytes, schema: pa.Schema, csv: CsvOptions, uri: str) -> La
     names = header_names(header, csv, uri)
     folded = [name.lower() for name in names]
     wanted = [field.name.strip().lower() for field in schema]
-    for name in wanted:
-        if folded.count(name) > 1:
-            raise ObjectUnreadable(f"{uri} has a header that names the column {name!r} twice")
     indexes = tuple(folded.index(name) if name in folded else None for name in wanted)
     if indexes.count(None) == len(indexes):
         shown = ", ".join(repr(name) for name in names[:_NAMES_SHOWN])
@@ -191,42 +215,76 @@ def layout_of(header: bytes, schema: pa.Schema, csv: CsvOptions, uri: str) -> La
 
 
 def header_names(header: bytes, csv: CsvOptions, uri: str) -> list[str]:
-    """Return the names as written, without surrounding blanks. Raises `ObjectUnreadable`."""
+    """Return the names of the columns, without surrounding blanks. Raises `ObjectUnreadable`.
+
+    A column without a name is called as Spark does, such as _c0; of equal names, the second is NAME_2 and so on.
+    """
     try:
-        return [field.text.strip() for field in split(header.decode(), csv)]
+        found = [field.text.strip() for field in split(header.decode(), csv)]
     except UnicodeDecodeError as error:
         raise ObjectUnreadable(f"{uri} has a header that is not UTF-8, at byte {error.start}") from error
     except Misquoted as error:
         raise ObjectUnreadable(f"{uri} has a header with {error}") from error
+    if csv.unnamed_first:
+        found.insert(0, "")
+    names: list[str] = []
+    known: set[str] = set()
+    for number, name in enumerate(found):
+        plain = name or f"_c{number}"
+        unique = next(each for each in _numbered(plain) if each.lower() not in known)
+        known.add(unique.lower())
+        names.append(unique)
+    return names
+
+
+def _numbered(name: str) -> Iterator[str]:
+    yield name
+    yield from (f"{name}_{number}" for number in count(2))
 
 
 def _slice(part: LineChunk, start: int, end: int) -> LineChunk:
     if (start, end) == (0, len(part.lines)):
         return part
-    return replace(
-        part, lines=part.lines[start:end], offset=part.offset + start, marked=part.marked and start == 0, bad=()
-    )
+    return replace(part, lines=part.lines[start:end], offset=part.offset + start, marked=part.marked and start == 0)
 
 
 class _Open:
     """A record with a quote that is not closed yet."""
 
     def __init__(self, part: LineChunk, start: int, end: int) -> None:
-        marked = part.marked and start == 0
-        self.offset = 0 if marked else part.offset + start
-        self.header = part.header
-        self._lines = [BOM + part.lines[start:end] if marked else part.lines[start:end]]
-        self.size_bytes = len(self._lines[0])
+        self._offset = part.offset + start
+        self._marked = part.marked and start == 0
+        self._header = part.header
+        self._lines = [part.lines[start:end]]
+        self.size_bytes = end - start
+
+    @property
+    def offset(self) -> int:
+        return 0 if self._marked else self._offset
 
     def add(self, lines: bytes) -> None:
         self._lines.append(lines)
         self.size_bytes += len(lines)
 
-    def as_bad(self, *, never: bool) -> BadRecord:
-        raw = b"".join(self._lines).removesuffix(b"\n").removesuffix(b"\r")
-        count = raw.count(b"\n") + 1
-        detail = f"a line break within quotes: these {count} lines are one record"
-        return BadRecord(offset=self.offset, raw=raw, detail=_NEVER_CLOSED if never else detail)
+    def as_chunk(self) -> LineChunk | BadRecord:
+        """Return the record as one line, or as a bad record if it is not UTF-8."""
+        lines = join(b"".join(self._lines))
+        return self.refused() or LineChunk(
+            lines=lines, offset=self._offset, marked=self._marked, header=self._header, joined=True
+        )
+
+    def refused(self) -> BadRecord | None:
+        """Return the record as a bad one if it is not UTF-8."""
+        try:
+            b"".join(self._lines).decode()
+        except UnicodeDecodeError as error:
+            return self.as_bad(QuarantineReason.INVALID_UTF8, f"at byte {error.start}")
+        return None
+
+    def as_bad(self, reason: QuarantineReason, detail: str) -> BadRecord:
+        mark = BOM if self._marked else b""
+        raw = mark + b"".join(self._lines).removesuffix(b"\n").removesuffix(b"\r")
+        return BadRecord(offset=self.offset, raw=raw, reason=reason, detail=detail)
 
 
 class _BegunWithin:
@@ -303,52 +361,72 @@ class _Quoting:
         return -1
 
 
-def _with_header(reader: ObjectReader, piece: Piece, options: ReadOptions) -> Iterator[LineChunk]:
+def _without_preamble(reader: ObjectReader, piece: Piece, options: ReadOptions) -> Iterator[LineChunk]:
+    """Yield the lines after the header and the skipped lines, with the header attached."""
+    csv = options.csv
+    if not csv.header and not csv.skip_lines:
+        return read_lines(reader, piece, options)
     if piece.start == 0 or codec_of(reader.ref) is not None:
-        return _behind_header(read_lines(reader, piece, options), options.csv, reader.ref.uri)
-    header, end = _header_apart(reader, options.csv)
+        return _behind_preamble(read_lines(reader, piece, options), csv, reader.ref.uri)
+    header, end = _preamble_apart(reader, csv)
     rest = Piece(object=piece.object, start=min(max(piece.start, end), piece.stop), stop=piece.stop)
     return (replace(part, header=header) for part in read_lines(reader, rest, options))
 
 
-def _behind_header(parts: Iterator[LineChunk], csv: CsvOptions, uri: str) -> Iterator[LineChunk]:
-    before = 0  # of blank lines before the header
+def _behind_preamble(parts: Iterator[LineChunk], csv: CsvOptions, uri: str) -> Iterator[LineChunk]:
+    preamble = _Preamble(csv)
+    before = 0  # bytes of skipped and blank lines before the header
     for part in parts:
-        span = _header_span(part.lines, csv)
-        if (before + span[1] if span else before) > _HEADER_BYTES_MAX:
+        end = preamble.end(part.lines)
+        before += len(part.lines) if end is None else end
+        if before > _HEADER_BYTES_MAX:
             raise _no_header(uri)
-        if span is None:
-            before += len(part.lines)
+        if end is None:
             continue
-        start, end = span
-        header = part.lines[start:end].removesuffix(b"\n").removesuffix(b"\r")
+        header = preamble.header
         yield LineChunk(lines=part.lines[end:], offset=part.offset + end, header=header)
         yield from (replace(later, header=header) for later in parts)
 
 
-def _header_apart(reader: ObjectReader, csv: CsvOptions) -> tuple[bytes, int]:
+def _preamble_apart(reader: ObjectReader, csv: CsvOptions) -> tuple[bytes, int]:
     """Return the header of a plain object and the offset of the line after it."""
     data = reader.pread(0, _FIRST_READ_BYTES)
     mark = len(BOM) if data.startswith(BOM) else 0
-    while (span := _header_span(data[mark:], csv)) is None:
+    while True:
+        preamble = _Preamble(csv)
+        end = preamble.end(data[mark:])
+        if end is not None:
+            return preamble.header, mark + end
         if len(data) > _HEADER_BYTES_MAX:
             raise _no_header(reader.ref.uri)
         more = reader.pread(len(data), len(data))
         if not more:
             return b"", len(data)  # only blank lines, or a header without any line after it
         data += more
-    start, end = span
-    return data[mark + start : mark + end].removesuffix(b"\n").removesuffix(b"\r"), mark + end
 
 
-def _header_span(lines: bytes, csv: CsvOptions) -> tuple[int, int] | None:
-    """Return the span of the first whole line that is not blank; None if there is none."""
-    start = 0
-    while (newline := lines.find(b"\n", start)) >= 0:
-        if not is_blank(lines[start:newline], csv):
-            return start, newline + 1
-        start = newline + 1
-    return None
+class _Preamble:
+    """The lines before the data: skipped ones, then the header, which is the first line that is not blank."""
+
+    def __init__(self, csv: CsvOptions) -> None:
+        self._csv = csv
+        self._to_skip = csv.skip_lines
+        self.header = b""
+
+    def end(self, lines: bytes) -> int | None:
+        """Return where the data begins in these lines, which continue those given before; None if it does not."""
+        start = 0
+        while self._to_skip or self._csv.header:
+            newline = lines.find(b"\n", start)
+            if newline < 0:
+                return None
+            line, start = lines[start:newline], newline + 1
+            if self._to_skip:
+                self._to_skip -= 1
+            elif not is_blank(line, self._csv):
+                self.header = line.removesuffix(b"\r")
+                break
+        return start
 
 
 def _no_header(uri: str) -> ObjectUnreadable:

@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 from penstock.objects.store import ObjectStore
 from penstock.objects.stores import store_at
 from penstock.pipeline.spark.arrow_writer import naming_host
-from penstock.pipeline.spark.source.ddl import columns_read, format_ddl, parse_ddl
+from penstock.pipeline.spark.source.ddl import format_ddl, parse_ddl, spark_ddl
 from penstock.pipeline.spark.source.plan import ReadPlan, SavedPlan
 from penstock.pipeline.spark.source.reading import PartitionTask, partition_task, read_partition
 from penstock.pipeline.spark.source.report import ReadingId
@@ -51,7 +51,7 @@ class PenstockSource(DataSource):
 
     def schema(self) -> str:
         options = self._plan.options
-        return format_ddl(columns_read(options.schema_ddl, provenance=options.provenance))
+        return spark_ddl(options.columns)
 
     def reader(self, schema: StructType) -> "PenstockReader":  # noqa: ARG002 # Spark passes it by name
         partitions = self.options.get(PARTITIONS)
@@ -100,7 +100,7 @@ def register(spark: SparkSession) -> None:
 
 
 def read(spark: SparkSession, plan: ReadPlan) -> DataFrame:
-    """Return the rows of a saved plan, typed, with ``_object`` and ``_offset`` if the plan asks for them. Lazy."""
+    """Return the rows of a saved plan, typed, with provenance if the plan asks for it. Lazy."""
     return spark.read.format(NAME).options(**options_of(plan)).load()
 
 

@@ -14,7 +14,8 @@ from penstock.errors import UsageError
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 TIMESTAMP_NTZ = pa.timestamp("us")
-PROVENANCE = (pa.field("_object", pa.string()), pa.field("_offset", pa.int64()))
+OBJECT, OFFSET, ROW = pa.field("_object", pa.string()), pa.field("_offset", pa.int64()), pa.field("_row", pa.int64())
+PROVENANCE = (OBJECT, OFFSET, ROW)  # the columns that the reader may add: the object, and a position in it
 
 _PLAIN = {
     "tinyint": pa.int8(),
@@ -30,6 +31,7 @@ _PLAIN = {
     "double": pa.float64(),
     "boolean": pa.bool_(),
     "string": pa.string(),
+    "binary": pa.binary(),
     "date": pa.date32(),
     "timestamp": TIMESTAMP,
     "timestamp_ltz": TIMESTAMP,
@@ -37,7 +39,7 @@ _PLAIN = {
 }
 _DECIMALS = frozenset({"decimal", "dec", "numeric"})
 _REFUSED = frozenset(
-    {"map", "interval", "variant", "binary", "char", "character", "varchar", "void", "null", "object", "time"}
+    {"interval", "variant", "char", "character", "varchar", "void", "null", "object", "time"}
     | {"geometry", "geography"}
 )
 _NAMES = (
@@ -49,6 +51,7 @@ _NAMES = (
     (pa.float64(), "DOUBLE"),
     (pa.bool_(), "BOOLEAN"),
     (pa.string(), "STRING"),
+    (pa.binary(), "BINARY"),
     (pa.date32(), "DATE"),
     (TIMESTAMP, "TIMESTAMP"),
     (TIMESTAMP_NTZ, "TIMESTAMP_NTZ"),
@@ -57,13 +60,26 @@ _TOKEN = re.compile(
     r"""\s*(?:(?P<word>\w+)|`(?P<quoted>(?:[^`]|``)+)`|(?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?P<mark>[<>(),:]))""",
 )
 _DEPTH_MAX = 32
+_PLAIN_NAME = re.compile(r"\S(?:.*\S)?")
+
+
+def may_be_column(name: str, *, depth: int = 0) -> bool:
+    """Return True if a column, or a field of a struct at ``depth``, can have this name.
+
+    It cannot have half a surrogate pair, and a column neither blanks at an end nor the name of one the reader adds.
+    """
+    if not name.isascii() and any(0xD800 <= ord(character) <= 0xDFFF for character in name):
+        return False
+    if depth:
+        return True
+    return bool(_PLAIN_NAME.fullmatch(name)) and name.lower() not in {field.name for field in PROVENANCE}
 
 
 def parse_ddl(ddl: str) -> pa.Schema:
     """Parse schema text into an Arrow schema, every field nullable.
 
-    Raises `UsageError` for invalid text, a type that lines cannot hold (maps, intervals, variants, binary), NOT NULL, a
-    column given twice, and a column named like one that the reader adds.
+    Raises `UsageError` for invalid text, a type that no source can hold (such as intervals), NOT NULL, a column given
+    twice, and a column named like one that the reader adds.
     """
     fields = _Parser(ddl).schema()
     _refuse_twice(fields, where="the schema")
@@ -73,26 +89,42 @@ def parse_ddl(ddl: str) -> pa.Schema:
     return pa.schema(fields)
 
 
-def columns_read(ddl: str, *, provenance: bool) -> pa.Schema:
-    """Return the columns of the rows that the reader yields: those of the schema, then provenance if wanted."""
-    declared = parse_ddl(ddl)
-    return pa.schema([*declared, *PROVENANCE]) if provenance else declared
-
-
 def format_ddl(schema: pa.Schema) -> str:
     """Return a schema in its canonical text, which Spark and `parse_ddl` both read."""
-    return ", ".join(f"{_quoted(field.name)} {_type_text(field.type)}" for field in schema)
+    return ", ".join(f"{_quoted(field.name)} {type_text(field.type)}" for field in schema)
+
+
+def spark_ddl(schema: pa.Schema) -> str:
+    """Return a schema as text that means the same with all settings of Spark: of timestamps, and of reserved words."""
+    return ", ".join(f"{_always_quoted(field.name)} {_spark_type(field.type)}" for field in schema)
+
+
+def _spark_type(kind: pa.DataType) -> str:
+    if pa.types.is_list(kind):
+        return f"ARRAY<{_spark_type(kind.value_type)}>"
+    if pa.types.is_map(kind):
+        return f"MAP<{_spark_type(kind.key_type)}, {_spark_type(kind.item_type)}>"
+    if pa.types.is_struct(kind):
+        fields = ", ".join(f"{_always_quoted(field.name)}: {_spark_type(field.type)}" for field in kind)
+        return f"STRUCT<{fields}>"
+    return "TIMESTAMP_LTZ" if kind == TIMESTAMP else type_text(kind)  # spark.sql.timestampType is what TIMESTAMP means
+
+
+def _always_quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
 
 
 def _quoted(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) else "`" + name.replace("`", "``") + "`"
+    return name if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) else _always_quoted(name)
 
 
-def _type_text(kind: pa.DataType) -> str:
+def type_text(kind: pa.DataType) -> str:
     if pa.types.is_list(kind):
-        return f"ARRAY<{_type_text(kind.value_type)}>"
+        return f"ARRAY<{type_text(kind.value_type)}>"
+    if pa.types.is_map(kind):
+        return f"MAP<{type_text(kind.key_type)}, {type_text(kind.item_type)}>"
     if pa.types.is_struct(kind):
-        return "STRUCT<" + ", ".join(f"{_quoted(field.name)}: {_type_text(field.type)}" for field in kind) + ">"
+        return "STRUCT<" + ", ".join(f"{_quoted(field.name)}: {type_text(field.type)}" for field in kind) + ">"
     if pa.types.is_decimal(kind):
         return f"DECIMAL({kind.precision},{kind.scale})"
     return next(name for plain, name in _NAMES if plain == kind)
@@ -172,6 +204,8 @@ class _Parser:
             return self._decimal(column)
         if name == "array":
             return self._array(column, depth)
+        if name == "map":
+            return self._map(column, depth)
         if name == "struct":
             return self._struct(column, depth)
         if name in _REFUSED:
@@ -203,6 +237,16 @@ class _Parser:
         item = self._type(column, depth + 1)
         self._expect(">")
         return pa.list_(pa.field("element", item))  # Spark's own name for it, which Spark compares
+
+    def _map(self, column: str, depth: int) -> pa.DataType:
+        self._expect("<")
+        key = self._type(column, depth + 1)
+        self._expect(",")
+        value = self._type(column, depth + 1)
+        self._expect(">")
+        if pa.types.is_map(key):
+            raise UsageError(f"The column {column!r} has a map as the key of a map, which Spark does not have.")
+        return pa.map_(key, value)
 
     def _struct(self, column: str, depth: int) -> pa.DataType:
         self._expect("<")

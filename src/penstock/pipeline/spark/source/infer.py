@@ -1,13 +1,14 @@
-"""Infer a schema from a bounded sample, for sources without a declared one. The caller logs and stores it.
+"""Infer the schema of a source without a declared one from a bounded sample. The caller logs and stores it.
 
-`samples` reads the first lines of some objects as values; `infer_schema` counts the kinds of values per field.
+Objects with a schema of their own tell it. For JSON lines, the kinds of values are counted per field, and the majority
+decides. infer_csv.py has the rules for CSV.
 """
 
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -16,22 +17,16 @@ import pyarrow as pa
 from penstock.errors import ObjectError, UsageError
 from penstock.objects.reference import ObjectRef
 from penstock.objects.store import ObjectStore
-from penstock.pipeline.spark.source.contents import LineChunk
-from penstock.pipeline.spark.source.csv_lines import (
-    FALSE_TEXTS,
-    TRUE_TEXTS,
-    Field,
-    Misquoted,
-    is_blank,
-    null_texts,
-    split,
-)
-from penstock.pipeline.spark.source.csv_records import header_names, read_parts
-from penstock.pipeline.spark.source.ddl import PROVENANCE, TIMESTAMP, format_ddl
-from penstock.pipeline.spark.source.inflate import codec_of
-from penstock.pipeline.spark.source.lines import Classifier
+from penstock.pipeline.spark.source.columnar import OPENERS, schema_of
+from penstock.pipeline.spark.source.contents import beginning
+from penstock.pipeline.spark.source.ddl import TIMESTAMP, format_ddl, may_be_column, type_text
+from penstock.pipeline.spark.source.documents import document_lines, looks_like_document
+from penstock.pipeline.spark.source.fit import storable, wider
+from penstock.pipeline.spark.source.formats import DEFAULT_FORMAT, format_by_names, format_of
+from penstock.pipeline.spark.source.infer_csv import infer_csv
+from penstock.pipeline.spark.source.jsonl_lines import Classifier
 from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions, checked
-from penstock.pipeline.spark.source.plan import Piece
+from penstock.pipeline.spark.source.samples import first_lines
 
 _OBJECTS_MAX = 20
 _LINES_MAX = 1_000  # of one object
@@ -42,10 +37,11 @@ _DIGITS_MAX = 40
 
 Sample = Mapping[str, Any]
 
-_PLAIN_NAME = re.compile(r"\S(?:.*\S)?")
 _TIME_LIKE = re.compile(r"\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}")
 _MOMENTS = Classifier(pa.schema([("value", TIMESTAMP)]))
+_BEGINNING_BYTES = 64 << 10
 _DEPTH_MAX = 16
+_VALUES_MAX = 10_000  # of one document
 _NOTES_MAX = 10
 _EXACT_MAX = 1 << 53  # beyond this, a double cannot represent all whole numbers
 
@@ -59,78 +55,125 @@ _FAMILIES = (
 )
 
 
-def samples(objects: Sequence[ObjectRef], store: ObjectStore, options: ReadOptions) -> Iterator[Sample]:
-    """Yield names and values from the first lines of some objects, spread evenly over all of them."""
-    options = ReadOptions(format=options.format, csv=options.csv, block_bytes=_BYTES_MAX, inflated_bytes_verified_max=0)
-    step = max(1, len(objects) // _OBJECTS_MAX)
-    for ref in islice(objects[::step], _OBJECTS_MAX):
-        try:
-            parts = _first_parts(ref, store, options)
-            names = header_names(parts[0].header, options.csv, ref.uri) if parts else []
-        except ObjectError:
-            continue  # the read itself will fail on it and report it
-        lines = b"".join(part.lines for part in parts).split(b"\n")[:_LINES_MAX]
-        if options.format == "csv":
-            yield from _csv_samples(lines, names, options.csv)
-        else:
-            yield from _json_samples(lines)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inferred:
-    """An inferred schema, with a sentence for each column whose values did not agree."""
+    """The inferred options, with a sentence for each thing about them that may surprise."""
 
-    ddl: str
+    options: ReadOptions
     notes: tuple[str, ...]
 
+    @property
+    def ddl(self) -> str:
+        return self.options.schema_ddl
 
-def infer_schema(objects: Sequence[ObjectRef], store: ObjectStore, options: ReadOptions | None = None) -> Inferred:
-    """Infer the DDL from the first lines of some objects, spread evenly over all of them.
 
-    ``options``: format and CSV dialect; JSON lines if not given. Text always has one column. Columns of CSV without a
-    header are _c0, _c1 and so on.
+def infer_format(objects: Sequence[ObjectRef], store: ObjectStore, *, source: str) -> str:
+    """Return the format that the names of objects tell; for JSON, look into the first one that is not empty.
 
-    Whole numbers become bigint, mixed with others double; text becomes timestamp if all of it is times, else string. If
-    values disagree, the majority decides, so that one bad line does not cost the others their column; the notes name
-    the minority, whose lines will be quarantined. Columns are in the order of their first appearance; one without any
-    value is string.
+    Raises `UsageError` if names tell several formats.
+    """
+    found = format_by_names(objects, source=source)
+    if found != DEFAULT_FORMAT:
+        return found
+    for ref in islice(filter(lambda ref: ref.size_bytes, objects), _OBJECTS_MAX):
+        try:
+            with store.open(ref) as reader:
+                return "json" if looks_like_document(beginning(reader, _BEGINNING_BYTES)) else found
+        except ObjectError:
+            continue  # the read itself will fail on it and report it
+    return found
 
-    Raises `UsageError` if no line of the sample is an object with a field.
+
+def infer_schema(
+    objects: Sequence[ObjectRef],
+    store: ObjectStore,
+    options: ReadOptions | None = None,
+    *,
+    delimiter_given: bool = False,
+) -> Inferred:
+    """Return options with the schema, and for CSV the dialect, of some objects, spread evenly over all of them.
+
+    ``options``: what a person gave; JSON lines if nothing. Text always has one column. Columns are in the order of
+    their first appearance; one without any value is string. A column gets the narrowest type that holds all values of
+    the sample, in CSV and formats with typed columns. In JSON, the majority decides if values disagree, and the notes
+    name the minority, whose lines will be quarantined.
+
+    Raises `UsageError` if the sample has no column.
     """
     options = options or ReadOptions()
-    if options.format == "text":
-        return Inferred(ddl=checked(options).schema_ddl, notes=())
-    root = _Votes()
-    for value in samples(objects, store, options):
-        _vote(root, value, depth=0)
+    if format_of(options.format).has_own_schema:
+        return Inferred(options=checked(options), notes=())
+    sample = list(_spread(objects))
+    columns, notes, csv = _columns(sample, store, options, delimiter_given=delimiter_given)
+    if not columns:
+        raise UsageError(
+            f"No object of the sample ({objects[0].uri if objects else 'it is empty'}, ...) can be read as "
+            f"{options.format} with a column: give the schema (--schema), or look at the files."
+        )
+    ddl = format_ddl(pa.schema(columns))
+    return Inferred(options=replace(options, csv=csv, schema_ddl=ddl), notes=tuple(notes[:_NOTES_MAX]))
+
+
+def _columns(
+    sample: Sequence[ObjectRef], store: ObjectStore, options: ReadOptions, *, delimiter_given: bool
+) -> tuple[Sequence[pa.Field], Sequence[str], CsvOptions]:
     if options.format == "csv":
-        _let_strings_hold_all(root)
+        return infer_csv(sample, store, options, delimiter_given=delimiter_given)
+    if options.format in OPENERS:
+        return *_from_footers(sample, store, options.format), options.csv
+    root = _Votes()
+    for ref in sample:
+        lines = first_lines(ref, store, options) if options.format == "jsonl" else _first_values(ref, store, options)
+        for value in _json_samples(lines):
+            _vote(root, value, depth=0)
     notes: list[str] = []
     kind = _settled(root, (), notes)
-    if kind is None or not pa.types.is_struct(kind):
-        wanted = "is a JSON object with a field" if options.format == "jsonl" else "can be read as CSV with a column"
-        raise UsageError(
-            f"No line of the sample ({objects[0].uri if objects else 'it is empty'}, ...) {wanted}: give the schema "
-            "(--schema), or look at the files."
-        )
-    return Inferred(ddl=format_ddl(pa.schema(list(kind))), notes=tuple(notes[:_NOTES_MAX]))
+    return list(kind) if kind is not None and pa.types.is_struct(kind) else [], notes, options.csv
 
 
-def _first_parts(ref: ObjectRef, store: ObjectStore, options: ReadOptions) -> list[LineChunk]:
-    stop = ref.size_bytes if codec_of(ref) else min(ref.size_bytes, _BYTES_MAX)
-    parts: list[LineChunk] = []
-    lines = size_bytes = 0
-    with store.open(ref) as reader:
-        for part in read_parts(reader, Piece(object=0, start=0, stop=stop), options):
-            parts.append(part)
-            lines += part.lines.count(b"\n")
-            size_bytes += len(part.lines)
-            if lines > _LINES_MAX or size_bytes >= _BYTES_MAX:
-                break
-    return parts
+def _first_values(ref: ObjectRef, store: ObjectStore, options: ReadOptions) -> Iterator[bytes]:
+    try:
+        with store.open(ref) as reader:
+            yield from islice(document_lines(reader, options), _VALUES_MAX)
+    except ObjectError:
+        return  # the read itself will fail on it and report it
 
 
-def _json_samples(lines: Sequence[bytes]) -> Iterator[Sample]:
+def _spread(objects: Sequence[ObjectRef]) -> Iterator[ObjectRef]:
+    """Yield some objects, spread evenly over all of them."""
+    step = max(1, len(objects) // _OBJECTS_MAX)
+    return islice(objects[::step], _OBJECTS_MAX)
+
+
+def _from_footers(
+    sample: Sequence[ObjectRef], store: ObjectStore, format_name: str
+) -> tuple[Sequence[pa.Field], Sequence[str]]:
+    """Return the columns of objects that have a schema of their own, in the order of their first appearance.
+
+    If objects disagree about a column, it gets the type that holds the values of all, in the end a string.
+    """
+    columns: dict[str, pa.Field] = {}
+    notes: list[str] = []
+    for ref in sample:
+        try:
+            with store.open(ref) as reader:
+                found = schema_of(reader, format_name) if ref.size_bytes else pa.schema([])
+        except ObjectError:
+            continue  # the read itself will fail on it and report it
+        for one in found:
+            if not may_be_column(one.name):
+                notes.append(f"{one.name!r}: left out, since no column can have this name")
+                continue
+            known = columns.get(one.name.lower())
+            kind = storable(one.type)
+            if known is not None and known.type != kind:
+                notes.append(f"{one.name}: {type_text(known.type)} and {type_text(kind)} in the sample")
+                kind = wider(known.type, kind)
+            columns[one.name.lower()] = pa.field(known.name if known is not None else one.name, kind)
+    return list(columns.values()), notes
+
+
+def _json_samples(lines: Iterable[bytes]) -> Iterator[Sample]:
     for line in lines:
         try:
             value = json.loads(line)
@@ -138,40 +181,6 @@ def _json_samples(lines: Sequence[bytes]) -> Iterator[Sample]:
             continue
         if isinstance(value, dict):
             yield value
-
-
-def _csv_samples(lines: Sequence[bytes], header: Sequence[str], csv: CsvOptions) -> Iterator[Sample]:
-    """Yield the rows of CSV lines as dictionaries; a header without rows yields its column names.
-
-    A name that the header has twice is left out: the object could not be read with it.
-    """
-    folded = [name.lower() for name in header]
-    names = [name if folded.count(name.lower()) == 1 else "" for name in header]
-    if csv.header:
-        yield dict.fromkeys(filter(None, names))
-    for line in lines:
-        try:
-            fields = [] if is_blank(line, csv) else split(line.decode().removesuffix("\r"), csv)
-        except (Misquoted, UnicodeDecodeError):
-            continue
-        if not csv.header:
-            names = [f"_c{number}" for number in range(len(fields))]  # as Spark names them
-        if fields and len(fields) == len(names):
-            yield {name: _value(field, csv) for name, field in zip(names, fields, strict=True) if name}
-
-
-def _value(field: Field, csv: CsvOptions) -> Any:
-    """Return the value that a JSON reader would return for the field."""
-    text = field.text.strip()
-    if field.text in null_texts(csv):
-        return None
-    if _WHOLE.fullmatch(text):
-        return int(text) if len(text) <= _DIGITS_MAX else field.text
-    if _REAL.fullmatch(text):
-        return float(text)
-    if field.text in TRUE_TEXTS or field.text in FALSE_TEXTS:
-        return field.text in TRUE_TEXTS
-    return field.text
 
 
 @dataclass(slots=True)
@@ -195,7 +204,7 @@ def _vote(votes: _Votes, value: Any, *, depth: int) -> None:
             _vote(votes.element, item, depth=depth + 1)
     elif kind == "object":
         for name, item in value.items():
-            if not _is_no_column(name, depth=depth):
+            if may_be_column(name, depth=depth):
                 _vote(votes.fields.setdefault(name, _Votes()), item, depth=depth + 1)
 
 
@@ -219,29 +228,10 @@ def _kind(value: Any) -> str:
             return "object"
 
 
-def _is_no_column(name: str, *, depth: int) -> bool:
-    """Return True for a name that no column can have.
-
-    These are names with blanks at an end, with half a surrogate pair, or of a column that the reader adds.
-    """
-    if not name.isascii() and any(0xD800 <= ord(character) <= 0xDFFF for character in name):
-        return True
-    return not depth and (not _PLAIN_NAME.fullmatch(name) or name.lower() in {field.name for field in PROVENANCE})
-
-
 def _is_time(text: str) -> bool:
     if not _TIME_LIKE.match(text):
         return False
     return _MOMENTS.reason(json.dumps({"value": text}).encode()) is None
-
-
-def _let_strings_hold_all(root: _Votes) -> None:
-    """Count all values of a CSV column as text if text prevails: a column of strings loses none and needs no note."""
-    for votes in root.fields.values():
-        text = votes.kinds["text"] + votes.kinds["time"]
-        others = votes.kinds.total() - text - votes.kinds["null"]
-        if votes.kinds["text"] and text >= max(others - votes.kinds["boolean"], votes.kinds["boolean"]):
-            votes.kinds = Counter(text=text + others)
 
 
 def _settled(votes: _Votes, path: tuple[str, ...], notes: list[str]) -> pa.DataType | None:

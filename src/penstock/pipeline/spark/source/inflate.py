@@ -118,6 +118,13 @@ def codec_of(ref: ObjectRef) -> CompressionCodec | None:
     return next((codec for codec in CODECS if name.endswith(codec.suffixes)), None)
 
 
+def plain_name(key: bytes) -> bytes:
+    """Return a name in lower case without the suffix of a codec."""
+    name = key.lower()
+    suffix = next((suffix for codec in CODECS for suffix in codec.suffixes if name.endswith(suffix)), b"")
+    return name.removesuffix(suffix)
+
+
 def inflate(
     read: Callable[[int], bytes], codec: CompressionCodec, *, piece_bytes: int, total_bytes_max: int, uri: str
 ) -> Iterator[bytes]:

@@ -10,7 +10,7 @@ if
 - Arrow returns exactly one row per non-blank line. No line yields less than one, so none yielded two;
 - no number overflowed its type, and none has an exponent or many digits if a column is a decimal.
 
-lines.py defines the meaning of a line.
+jsonl_lines.py defines the meaning of a line.
 """
 
 import re
@@ -34,7 +34,7 @@ from penstock.pipeline.spark.source.blocks import (
     repair,
     text_type,
 )
-from penstock.pipeline.spark.source.lines import BLANKS, Classifier
+from penstock.pipeline.spark.source.jsonl_lines import BLANKS, Classifier
 
 _OPEN, _CLOSE = b"{}"
 _FINE_FRACTION = re.compile(rb"\.[0-9]{7}")  # possibly of a second
@@ -63,6 +63,9 @@ class JsonlDecoder:
             if isinstance(table, pa.Table):
                 return Decoded(rows=table, starts=lines.starts, bad=())
         return repair(self, block, lines, shaped)
+
+    def text(self, block: bytes) -> bytes:
+        return block
 
     def is_blank(self, line: bytes) -> bool:
         return not line.strip(BLANKS)

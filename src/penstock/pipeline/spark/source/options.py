@@ -1,15 +1,19 @@
 """How to read the objects of a source. Checked once, on the driver."""
 
-from dataclasses import dataclass, replace
+import json
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import pyarrow as pa
 
 from penstock.errors import UsageError
-from penstock.pipeline.spark.source.ddl import format_ddl, parse_ddl
+from penstock.pipeline.spark.source.ddl import OBJECT, format_ddl, parse_ddl
+from penstock.pipeline.spark.source.formats import format_of
 
-FORMATS = ("jsonl", "csv", "text")
 _MIB = 1 << 20
 _TEXT_DDL = "value STRING"
+BINARY_DDL = "path STRING, length BIGINT, content BINARY"
+_FIXED_DDL = {"text": _TEXT_DDL, "binary": BINARY_DDL}
 _TAB = r"\t"  # as typed on a command line
 
 
@@ -21,6 +25,13 @@ class CsvOptions:
     delimiter: str = ","
     quote: str = '"'  # "": nothing is quoted
     null_text: str = ""  # unquoted text that means NULL, in addition to the empty field
+    null_marks: tuple[str, ...] = ()  # further ones in columns other than strings, such as NA
+    comment: str = ""  # lines that begin with this character are skipped
+    skip_lines: int = 0  # before the header or the first row
+    unnamed_first: bool = False  # the header lacks a name for the first column, as R writes row names
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "null_marks", tuple(self.null_marks))  # JSON has lists
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,24 +41,42 @@ class ReadOptions:
     schema_ddl: str = ""
     format: str = "jsonl"
     csv: CsvOptions = CsvOptions()
-    provenance: bool = True  # rows carry _object and _offset
+    provenance: bool = True  # rows carry _object, and _offset or _row
     quarantine_ratio_max: float = 1.0  # fraction of an object's lines; an object above it fails
     object_bytes_max: int = 1 << 40  # of one object as stored; a larger one fails for good at once
     # a compressed object up to this size is verified before its first row is released
     inflated_bytes_verified_max: int = 64 * _MIB
     inflated_bytes_max: int = 16 << 30  # of one compressed object
     line_bytes_max: int = 128 * _MIB
+    whole_bytes_max: int = 1 << 30  # of an object that is one unit, such as a JSON document
     block_bytes: int = 8 * _MIB  # decoded at once
+
+    @property
+    def columns(self) -> pa.Schema:
+        """Return the columns of the rows that the reader yields."""
+        declared = parse_ddl(self.schema_ddl)
+        return pa.schema([*declared, OBJECT, format_of(self.format).position]) if self.provenance else declared
+
+
+def as_text(options: ReadOptions) -> str:
+    """Return the format and dialect as JSON, to be remembered with an inferred schema."""
+    return json.dumps({"format": options.format, "csv": asdict(options.csv)}, separators=(",", ":"))
+
+
+def from_text(text: str) -> ReadOptions:
+    """Return the options of `as_text`, with defaults for all others."""
+    stored: dict[str, Any] = json.loads(text)
+    return ReadOptions(format=stored["format"], csv=CsvOptions(**stored["csv"]))
 
 
 def checked(options: ReadOptions) -> ReadOptions:
     """Return the options with the schema in canonical form. Raises `UsageError` for invalid options."""
-    if options.format not in FORMATS:
-        known = ", ".join(FORMATS)
-        raise UsageError(f"The format {options.format!r} is unknown: this version reads {known}.")
-    schema = parse_ddl(options.schema_ddl or (_TEXT_DDL if options.format == "text" else ""))
+    format_of(options.format)
+    schema = parse_ddl(options.schema_ddl or _FIXED_DDL.get(options.format, ""))
     if options.format == "text":
         _check_text(schema)
+    if options.format in ("jsonl", "json"):
+        _check_json(schema)
     if options.format == "csv":
         _check_flat(schema)
         options = replace(options, csv=_checked_csv(options.csv))
@@ -59,6 +88,19 @@ def _check_text(schema: pa.Schema) -> None:
         raise UsageError(
             f"The format text gives one column of strings, not {format_ddl(schema)}: declare '{_TEXT_DDL}', or nothing."
         )
+
+
+def _check_json(schema: pa.Schema) -> None:
+    for field in schema:
+        if _holds_map(field.type):
+            kind = format_ddl(pa.schema([field]))
+            raise UsageError(f"The format jsonl does not read maps, as in {kind}: declare the object as a struct.")
+
+
+def _holds_map(kind: pa.DataType) -> bool:
+    if pa.types.is_map(kind):
+        return True
+    return pa.types.is_nested(kind) and any(_holds_map(kind.field(index).type) for index in range(kind.num_fields))
 
 
 def _check_flat(schema: pa.Schema) -> None:

@@ -25,6 +25,7 @@ import pyarrow as pa
 from penstock.errors import TemporaryError
 from penstock.objects.reference import ObjectRef, decode_key, encode_key
 from penstock.pipeline.batch_record import run_files
+from penstock.pipeline.spark.source.formats import format_of
 from penstock.pipeline.spark.source.inflate import is_compressed
 from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions, checked
 from penstock.storage.aws import Aws
@@ -238,7 +239,7 @@ def make_plan(
         run=run,
         options=checked(options),
         objects=tuple(objects),
-        partitions=_partitions(objects, cores, cuts or {}, bytes_max=options.object_bytes_max),
+        partitions=_partitions(objects, cores, cuts or {}, options),
         source=source,
         aws=aws,
         quarantine=quarantine,
@@ -247,13 +248,16 @@ def make_plan(
 
 
 def _partitions(
-    objects: Sequence[ObjectRef], cores: int, cuts: Mapping[int, Sequence[int]], *, bytes_max: int
+    objects: Sequence[ObjectRef], cores: int, cuts: Mapping[int, Sequence[int]], options: ReadOptions
 ) -> PieceColumns:
+    kind = format_of(options.format)
     sizes = np.fromiter((ref.size_bytes for ref in objects), dtype=np.int64, count=len(objects))
-    whole = np.fromiter((is_compressed(ref) for ref in objects), dtype=np.bool_, count=len(objects))
-    refused = sizes > bytes_max  # the reader refuses these unread: they cost as much as an empty object
-    whole |= refused
-    factors = np.where(refused, 0, np.where(whole, _INFLATION, 1))
+    compressed = np.zeros(len(objects), dtype=np.bool_)
+    if kind.is_inflated:
+        compressed = np.fromiter((is_compressed(ref) for ref in objects), dtype=np.bool_, count=len(objects))
+    refused = sizes > options.object_bytes_max  # the reader refuses these unread: they cost as much as an empty object
+    whole = compressed | refused if kind.can_be_cut else np.ones(len(objects), dtype=np.bool_)
+    factors = np.where(refused, 0, np.where(compressed, _INFLATION, kind.inflation))
     total = float(np.sum(_OBJECT_COST_BYTES + sizes.astype(np.float64) * factors))
     least = -(-total // _PARTITION_COST_MAX)
     count = int(max(1, least, min(cores * _PARTITIONS_A_CORE, -(-total // _PARTITION_COST_MIN))))

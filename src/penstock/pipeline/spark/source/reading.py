@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import ObjectError
@@ -18,14 +17,13 @@ from penstock.events.objects import QuarantineReason
 from penstock.objects.reference import ObjectRef
 from penstock.objects.store import ObjectStore
 from penstock.objects.stores import ahead
-from penstock.pipeline.spark.source.blocks import Decoded, Decoder
-from penstock.pipeline.spark.source.contents import BOM, LineChunk, Quotes
-from penstock.pipeline.spark.source.csv_records import read_parts
-from penstock.pipeline.spark.source.ddl import PROVENANCE
-from penstock.pipeline.spark.source.decoders import Decoders
+from penstock.pipeline.spark.source.contents import BadRecord, Quotes
+from penstock.pipeline.spark.source.formats import format_of
 from penstock.pipeline.spark.source.options import ReadOptions
+from penstock.pipeline.spark.source.packs import Part, decoder_of, release, size_bytes
 from penstock.pipeline.spark.source.plan import Piece, ReadPlan, SavedPlan
 from penstock.pipeline.spark.source.quarantine import QuarantineFile
+from penstock.pipeline.spark.source.readers import reader_of
 from penstock.pipeline.spark.source.report import (
     SAMPLES_MAX,
     FailureKind,
@@ -37,7 +35,6 @@ from penstock.pipeline.spark.source.report import (
 from penstock.storage.files import Files
 
 _SAMPLE_CHARS_MAX = 300
-_URI_BYTES_MAX = 64 << 20  # of the _object column in one batch: URIs may be longer than lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,24 +105,23 @@ class _PartitionScan:
         self._task = task
         self._store = store
         self._quarantine = quarantine
-        self._decoders = Decoders(task.options)
+        self._reader = reader_of(task.options)
+        self._position = format_of(task.options.format).position
         self._tallies = [_PieceCounts() for _ in task.pieces]
         self._uris = [ref.uri for ref, _ in task.pieces]
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        pack: list[tuple[int, LineChunk]] = []
+        pack: list[tuple[int, Part]] = []
         packed_bytes = 0
-        packed_for: Decoder | None = None
-        for index, part, decoder in self._parts():
-            full = packed_bytes + len(part.lines) > self._task.options.block_bytes
-            if packed_for is not None and (full or decoder is not packed_for):
-                yield from self._decode(pack, packed_for)
+        for index, part in self._parts():
+            full = packed_bytes + size_bytes(part) > self._task.options.block_bytes
+            if pack and (full or decoder_of(part) is not decoder_of(pack[0][1])):
+                yield from self._release(pack)
                 pack, packed_bytes = [], 0
             pack.append((index, part))
-            packed_bytes += len(part.lines)
-            packed_for = decoder
-        if packed_for is not None:
-            yield from self._decode(pack, packed_for)
+            packed_bytes += size_bytes(part)
+        if pack:
+            yield from self._release(pack)
 
     def readings(self) -> tuple[PieceReading, ...]:
         return tuple(
@@ -142,16 +138,8 @@ class _PartitionScan:
             for (_, piece), counts in zip(self._task.pieces, self._tallies, strict=True)
         )
 
-    def _refuse(self, index: int, offset: int, raw: bytes, reason: QuarantineReason, detail: str) -> None:
-        """Quarantine one line, or the lines of one record."""
-        counts = self._tallies[index]
-        self._quarantine.add(self._uris[index], offset, raw, reason.value, detail)
-        counts.reasons[reason.value] += 1
-        if len(counts.samples) < SAMPLES_MAX:
-            counts.samples.append((offset, f"{reason.value}: {detail}"[:_SAMPLE_CHARS_MAX]))
-
-    def _parts(self) -> Iterator[tuple[int, LineChunk, Decoder]]:
-        """Yield the chunks of all pieces in turn; a failing object ends early, and the others continue."""
+    def _parts(self) -> Iterator[tuple[int, Part]]:
+        """Yield the parts of all pieces in turn; a failing object ends early, and the others continue."""
         for counts, (ref, _) in zip(self._tallies, self._task.pieces, strict=True):
             counts.failure = _too_large(ref, self._task.options.object_bytes_max)
         opened = [index for index, counts in enumerate(self._tallies) if counts.failure is None]
@@ -159,49 +147,43 @@ class _PartitionScan:
             for index in opened:
                 yield from self._parts_of(index, store)
 
-    def _parts_of(self, index: int, store: ObjectStore) -> Iterator[tuple[int, LineChunk, Decoder]]:
+    def _parts_of(self, index: int, store: ObjectStore) -> Iterator[tuple[int, Part]]:
         ref, piece = self._task.pieces[index]
         counts = self._tallies[index]
         try:
             with store.open(ref) as reader:
-                for part in read_parts(reader, piece, self._task.options):
-                    if part.quotes is not None:
-                        counts.quotes = part.quotes
-                        continue
-                    decoder = self._decoders.of(part.header, ref.uri)
-                    self._keep_bad_records(index, part)
-                    if part.lines:
-                        counts.parts += 1
-                        yield index, part, decoder
+                for part in self._reader.read(reader, piece):
+                    match part:
+                        case Quotes():
+                            counts.quotes = part
+                        case BadRecord():
+                            counts.parts += 1
+                            self._refuse(index, part.offset, part.raw, part.reason, part.detail)
+                        case _:
+                            counts.parts += 1
+                            yield index, part
         except ObjectError as error:
             counts.failure = ObjectFailure.of(error)
 
-    def _keep_bad_records(self, index: int, part: LineChunk) -> None:
-        for record in part.bad:
-            self._tallies[index].parts += 1
-            self._refuse(index, record.offset, record.raw, QuarantineReason.MALFORMED, record.detail)
-
-    def _decode(self, pack: Sequence[tuple[int, LineChunk]], decoder: Decoder) -> Iterator[pa.RecordBatch]:
-        block = pack[0][1].lines if len(pack) == 1 else b"".join(part.lines for _, part in pack)
-        origin = _Origin.of(pack)
-        decoded = decoder.decode(block, plain=all(part.plain for _, part in pack))
-        self._keep_bad_lines(decoded, origin)
-        owners, offsets = origin.locate(decoded.starts)
-        for owner, rows in enumerate(np.bincount(owners, minlength=len(pack)).tolist()):
+    def _release(self, pack: Sequence[tuple[int, Part]]) -> Iterator[pa.RecordBatch]:
+        """Decode a pack of parts, keep its bad lines, and yield its rows."""
+        placed = release([part for _, part in pack])
+        for owner, position, bad in placed.bad:
+            self._refuse(pack[owner][0], position, bad.raw, bad.reason, bad.detail)
+        for owner, rows in enumerate(np.bincount(placed.owners, minlength=len(pack)).tolist()):
             self._tallies[pack[owner][0]].rows += rows
         if self._task.options.provenance:
-            yield from _with_provenance(decoded.rows, [self._uris[index] for index, _ in pack], owners, offsets)
+            yield from placed.with_provenance([self._uris[index] for index, _ in pack], self._position)
         else:
-            yield from decoded.rows.combine_chunks().to_batches()
+            yield from placed.rows.combine_chunks().to_batches()
 
-    def _keep_bad_lines(self, decoded: Decoded, origin: "_Origin") -> None:
-        if not decoded.bad:
-            return
-        owners, offsets = origin.locate(np.array([bad.start for bad in decoded.bad], dtype=np.int64))
-        for bad, owner, offset in zip(decoded.bad, owners.tolist(), offsets.tolist(), strict=True):
-            index, part = origin.pack[owner]
-            raw = BOM + bad.raw if part.marked and offset == 0 else bad.raw
-            self._refuse(index, offset, raw, bad.reason, bad.detail)
+    def _refuse(self, index: int, position: int, raw: bytes, reason: QuarantineReason, detail: str) -> None:
+        """Quarantine one line or row, or the lines of one record."""
+        counts = self._tallies[index]
+        self._quarantine.add(self._uris[index], position, raw, reason.value, detail)
+        counts.reasons[reason.value] += 1
+        if len(counts.samples) < SAMPLES_MAX:
+            counts.samples.append((position, f"{reason.value}: {detail}"[:_SAMPLE_CHARS_MAX]))
 
 
 def _too_large(ref: ObjectRef, bytes_max: int) -> ObjectFailure | None:
@@ -209,51 +191,3 @@ def _too_large(ref: ObjectRef, bytes_max: int) -> ObjectFailure | None:
         return None
     reason = f"{ref.uri} has {ref.size_bytes} bytes, more than the limit of {bytes_max} for one object"
     return ObjectFailure(kind=FailureKind.TOO_LARGE, reason=reason)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Origin:
-    """Maps positions in a block to the objects they are from."""
-
-    pack: Sequence[tuple[int, LineChunk]]
-    bases: npt.NDArray[np.int64]  # start of each chunk in the block
-    shifts: npt.NDArray[np.int64]  # offset in the object minus position in the block, per chunk
-
-    @staticmethod
-    def of(pack: Sequence[tuple[int, LineChunk]]) -> "_Origin":
-        sizes = np.array([len(part.lines) for _, part in pack], dtype=np.int64)
-        bases = np.cumsum(sizes) - sizes
-        return _Origin(pack=pack, bases=bases, shifts=np.array([part.offset for _, part in pack]) - bases)
-
-    def locate(self, starts: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Convert line starts in the block to indexes in the pack and offsets in the objects."""
-        owners = np.searchsorted(self.bases, starts, side="right") - 1
-        offsets = starts + self.shifts[owners]
-        if any(part.marked for _, part in self.pack):
-            marked = np.array([part.marked for _, part in self.pack])
-            offsets[marked[owners] & (starts == self.bases[owners])] = 0
-        return owners, offsets
-
-
-def _with_provenance(
-    rows: pa.Table, uris: Sequence[str], owners: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64]
-) -> Iterator[pa.RecordBatch]:
-    names = [uri.encode() for uri in uris]
-    rows_max = max(1, _URI_BYTES_MAX // max(len(name) for name in names))
-    schema = pa.schema([*rows.schema, *PROVENANCE])
-    at = 0
-    for batch in rows.combine_chunks().to_batches(max_chunksize=rows_max):
-        span = slice(at, at + batch.num_rows)
-        counts = np.bincount(owners[span], minlength=len(names))
-        columns = [*batch.columns, _repeated(names, counts), pa.array(offsets[span])]
-        yield pa.RecordBatch.from_arrays(columns, schema=schema)
-        at += batch.num_rows
-
-
-def _repeated(names: Sequence[bytes], counts: npt.NDArray[np.int64]) -> pa.StringArray:
-    """Return each name repeated by its count; builds the buffers directly, since the column is as long as the rows."""
-    sizes = np.repeat(np.array([len(name) for name in names], dtype=np.int32), counts)
-    ends = np.zeros(len(sizes) + 1, dtype=np.int32)
-    np.cumsum(sizes, out=ends[1:])
-    text = b"".join(name * count for name, count in zip(names, counts.tolist(), strict=True))
-    return pa.StringArray.from_buffers(len(sizes), pa.py_buffer(ends), pa.py_buffer(text))

@@ -1,0 +1,205 @@
+"""Read Parquet and ORC: the units are row groups and stripes, and a piece owns those that begin in it.
+
+A row's position is its number in the object.
+"""
+
+import io
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.errors import ObjectCorrupt, ObjectError
+from penstock.objects.store import ObjectReader
+from penstock.pipeline.spark.source.blocks import Decoded
+from penstock.pipeline.spark.source.ddl import parse_ddl
+from penstock.pipeline.spark.source.fit import Fitter, names_read
+from penstock.pipeline.spark.source.options import ReadOptions
+from penstock.pipeline.spark.source.plan import Piece
+
+_HELD_BYTES_MAX = 8 << 20  # a smaller object is read with one request
+_ROWS_AT_ONCE = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """A row group or stripe."""
+
+    start: int  # where it begins in the object
+    read: Callable[[Sequence[str]], Iterator[pa.Table]]  # returns the rows with these columns
+    count: Callable[[], int]  # returns the number of rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenFile:
+    """An object whose footer was read."""
+
+    schema: pa.Schema
+    units: Sequence[Unit]
+
+
+class ColumnarFormat:
+    """Reads the declared columns of Parquet or ORC objects."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._declared = parse_ddl(options.schema_ddl)
+        self._name = options.format
+
+    def read(self, reader: ObjectReader, piece: Piece) -> Iterator[Decoded]:
+        """Yield the rows of the units that begin in the piece, verified. Raises the store's `ObjectError`."""
+        if not reader.ref.size_bytes:
+            return
+        content = Content(reader)
+        try:
+            for part in self._parts(content, piece, uri=reader.ref.uri):
+                reader.verify()
+                yield part
+        except (pa.ArrowException, OSError) as error:
+            raise content.explained(error, format_name=self._name) from error
+
+    def _parts(self, content: "Content", piece: Piece, *, uri: str) -> Iterator[Decoded]:
+        file = OPENERS[self._name](content)
+        names = names_read(file.schema.names, self._declared, uri=uri)
+        fitter = Fitter(names, self._declared)
+        first = 0
+        for unit in file.units:
+            if unit.start >= piece.stop:
+                return
+            if unit.start < piece.start:
+                first += unit.count()
+                continue
+            for rows in unit.read(names):
+                yield fitter.fit(rows.select(names), first)
+                first += rows.num_rows
+
+
+class Content(io.RawIOBase):
+    """An object as a file for Arrow, read in ranges; a small one is read at once. Used by one thread."""
+
+    def __init__(self, reader: ObjectReader) -> None:
+        super().__init__()
+        self._reader = reader
+        self._size_bytes = reader.ref.size_bytes
+        self._held = reader.pread(0, self._size_bytes) if self._size_bytes <= _HELD_BYTES_MAX else None
+        self._at = 0
+        self._failure: ObjectError | None = None
+
+    def explained(self, error: Exception, *, format_name: str) -> Exception:
+        """Return the store's error if it caused this error of Arrow, else that the object is corrupt.
+
+        Raises `ObjectSuperseded` if the bytes read were not of this version.
+        """
+        if self._failure is not None:
+            return self._failure
+        self._reader.verify()
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        return ObjectCorrupt(f"{self._reader.ref.uri} cannot be read as {format_name}: {reason}")
+
+    @property
+    def file(self) -> Any:
+        """The file."""
+        return pa.BufferReader(self._held) if self._held is not None else pa.PythonFile(self, mode="r")
+
+    @property
+    def size_bytes(self) -> int:
+        return self._size_bytes
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size_bytes}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        left = max(0, self._size_bytes - self._at)
+        try:
+            data = self._reader.pread(self._at, left if size is None or size < 0 else min(size, left))
+        except ObjectError as error:
+            self._failure = error  # Arrow may pass on only its text
+            raise
+        self._at += len(data)
+        return data
+
+
+def _open_parquet(content: Content) -> OpenFile:
+    import pyarrow.parquet as pq
+
+    file = pq.ParquetFile(
+        content.file,
+        pre_buffer=False,  # it would read in other threads
+        coerce_int96_timestamp_unit="us",
+        page_checksum_verification=True,
+    )
+
+    def read(number: int, columns: Sequence[str]) -> Iterator[pa.Table]:
+        batches = file.iter_batches(_ROWS_AT_ONCE, row_groups=[number], columns=columns, use_threads=False)
+        return map(_table, batches)
+
+    def unit(number: int) -> Unit:
+        group = file.metadata.row_group(number)
+        return Unit(start=_begin(group), read=partial(read, number), count=lambda: group.num_rows)
+
+    return OpenFile(schema=file.schema_arrow, units=[unit(number) for number in range(file.num_row_groups)])
+
+
+def _begin(group: Any) -> int:
+    """Return the offset of a row group's first page; many writers leave its ``file_offset`` 0."""
+    if not group.num_columns:
+        return 0
+    column = group.column(0)
+    return int(min(filter(None, (column.dictionary_page_offset, column.data_page_offset)), default=0))
+
+
+def _open_orc(content: Content) -> OpenFile:
+    """Open ORC. Arrow does not give the offsets of stripes, so all of them count as equally large."""
+    from pyarrow import orc
+
+    file = orc.ORCFile(content.file)
+    schema: pa.Schema = file.schema
+
+    def read(number: int, columns: Sequence[str]) -> Iterator[pa.Table]:
+        yield _table(file.read_stripe(number, columns=list(columns)))
+
+    def count(number: int) -> int:
+        narrow = next((field.name for field in schema if not pa.types.is_nested(field.type)), schema.names[0])
+        return int(file.read_stripe(number, columns=[narrow]).num_rows)
+
+    return OpenFile(
+        schema=schema,
+        units=[
+            Unit(
+                start=content.size_bytes * number // file.nstripes,
+                read=partial(read, number),
+                count=partial(count, number),
+            )
+            for number in range(file.nstripes)
+        ],
+    )
+
+
+def _table(batch: pa.RecordBatch) -> pa.Table:
+    return pa.Table.from_batches([batch])
+
+
+def schema_of(reader: ObjectReader, format_name: str) -> pa.Schema:
+    """Return the schema of an object, as Arrow names its types. Raises the store's `ObjectError`."""
+    content = Content(reader)
+    try:
+        schema = OPENERS[format_name](content).schema
+        reader.verify()
+        return schema
+    except (pa.ArrowException, OSError) as error:
+        raise content.explained(error, format_name=format_name) from error
+
+
+OPENERS: dict[str, Callable[[Content], OpenFile]] = {"parquet": _open_parquet, "orc": _open_orc}

@@ -1,0 +1,134 @@
+"""Find out the dialect of CSV objects from the beginning of one: delimiter, comments, lines before the data, header.
+
+What a person gave stays as it is. A delimiter is one that cuts most records into the same number of fields, more than
+one; the comma wins a draw. Records before the first of that length are skipped, for example a title. R writes row names
+in a column that the header does not name.
+"""
+
+import csv as csv_module
+import io
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from penstock.pipeline.spark.source.csv_lines import is_number
+from penstock.pipeline.spark.source.options import CsvOptions
+
+DELIMITERS = (",", ";", "\t", "|")
+_RECORDS_MAX = 1_000
+_SKIPPED_MAX = 20
+_SHARE_MIN = 0.9  # of the records that have the same number of fields
+_COMMENT = "#"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundDialect:
+    """A dialect, and a sentence for each thing about it that may surprise."""
+
+    csv: CsvOptions
+    notes: tuple[str, ...] = ()
+
+
+def detect(sample: str, given: CsvOptions, *, delimiter_given: bool) -> FoundDialect:
+    """Return the dialect of an object that begins with the sample, as far as it is not given."""
+    csv, notes = given, []
+    text = sample.removeprefix("\ufeff")
+    if not csv.comment and _begins_with_comments(text):
+        csv = replace(csv, comment=_COMMENT)
+        notes.append(f"lines that begin with {_COMMENT} are comments")
+    choices = [csv.delimiter] if delimiter_given else DELIMITERS
+    shapes = [
+        (delimiter, _shape(_records(text, dialect), dialect))
+        for delimiter in choices
+        for dialect in [replace(csv, delimiter=delimiter)]
+    ]
+    delimiter, shape = max(shapes, key=lambda each: each[1].rank)
+    if shape.fields > 1 and delimiter != csv.delimiter:
+        csv = replace(csv, delimiter=delimiter)
+    if shape.share < _SHARE_MIN or shape.fields < 2:
+        return FoundDialect(csv=csv, notes=tuple(notes))
+    if not csv.skip_lines and 0 < shape.first_line <= _SKIPPED_MAX:
+        csv = replace(csv, skip_lines=shape.first_line)
+        lines = "line is" if shape.first_line == 1 else f"{shape.first_line} lines are"
+        notes.append(f"the first {lines} skipped, since the others have {shape.fields} fields")
+    if csv.header and shape.unnamed_first:
+        csv = replace(csv, unnamed_first=True)
+        notes.append("the header does not name the first column, which is _c0")
+    elif csv.header and shape.is_data:
+        csv = replace(csv, header=False)
+        notes.append("there is no header: the first line has only numbers")
+    return FoundDialect(csv=csv, notes=tuple(notes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RecordShape:
+    """The records of a sample under one delimiter."""
+
+    fields: int  # of most records
+    share: float  # of the records that have so many
+    first_line: int  # of the header, or of the first record without one
+    unnamed_first: bool
+    is_data: bool  # the first record consists of numbers
+    quotes: int  # fields with a quote in them, which a wrong delimiter leaves there
+
+    @property
+    def rank(self) -> tuple[bool, bool, bool, int, float, int]:
+        regular = self.share >= _SHARE_MIN
+        return self.fields > 1, regular, not self.unnamed_first, -self.quotes, self.share, self.fields
+
+
+def _shape(records: Sequence["_Record"], csv: CsvOptions) -> _RecordShape:
+    if not records:
+        return _RecordShape(fields=0, share=0.0, first_line=0, unnamed_first=False, is_data=False, quotes=0)
+    fields, found = Counter(len(record.fields) for record in records).most_common(1)[0]
+    first = next(number for number, record in enumerate(records) if len(record.fields) == fields)
+    header = records[first - 1].fields if first else ()
+    unnamed_first = first > 0 and len(header) == fields - 1 > 0 and not any(map(is_number, header))
+    if unnamed_first:
+        first -= 1
+    return _RecordShape(
+        fields=fields,
+        share=(found + unnamed_first) / (len(records) - first),
+        first_line=records[first].line,
+        unnamed_first=unnamed_first,
+        is_data=not unnamed_first and all(map(is_number, records[first].fields)),
+        quotes=sum(csv.quote in text for record in records for text in record.fields) if csv.quote else 0,
+    )
+
+
+class _Record(NamedTuple):
+    line: int  # its first one, from 0
+    fields: Sequence[str]
+
+
+def _records(text: str, csv: CsvOptions) -> list[_Record]:
+    """Return the first records after the skipped lines, without blank lines and comments."""
+    lines = io.StringIO(text, newline="").readlines()
+    reader = csv_module.reader(
+        lines[csv.skip_lines :],
+        delimiter=csv.delimiter,
+        quotechar=csv.quote or None,
+        quoting=csv_module.QUOTE_MINIMAL if csv.quote else csv_module.QUOTE_NONE,
+    )
+    records: list[_Record] = []
+    line = 0
+    with suppress(csv_module.Error):  # a field longer than the module's limit
+        for fields in reader:
+            if any(fields) and not (csv.comment and fields[0].startswith(csv.comment)):
+                records.append(_Record(line=line, fields=fields))
+            line = reader.line_num
+            if len(records) > _RECORDS_MAX:
+                break
+    return records
+
+
+def _begins_with_comments(text: str) -> bool:
+    """Return True if the text begins with lines that begin with #, of which the last is no header of the next line."""
+    lines = [line for line in text.splitlines()[: _RECORDS_MAX + 1] if line.strip()]
+    count = next((number for number, line in enumerate(lines) if not line.startswith(_COMMENT)), len(lines))
+    if not 0 < count < len(lines):
+        return False
+    header, row = lines[count - 1], lines[count]
+    return not any(header.count(delimiter) == row.count(delimiter) > 0 for delimiter in DELIMITERS)

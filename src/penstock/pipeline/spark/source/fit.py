@@ -1,0 +1,432 @@
+"""Fit typed rows, such as those of Parquet, to the declared columns, value by value.
+
+====================  =============================================================================================
+declared type         values that fit
+====================  =============================================================================================
+integers              whole numbers of any number type, within the type's range
+float, double         any number; one beyond the type's range does not fit, NaN and infinity do
+decimal(p, s)         a number, or one in a string, that p digits, s of them after the point, hold exactly
+boolean               booleans
+string                strings, and any other value as text: lists and structs as JSON, bytes if they are UTF-8
+binary                bytes, and strings as UTF-8
+timestamp             timestamps (finer than a microsecond: cut), dates, and strings as in JSON lines (see
+                      jsonl_lines.py); a time without a zone is UTC. timestamp_ntz takes the same
+date                  dates, and strings such as "2024-05-06"
+array, struct, map    the same kind of value, by these same rules; a struct's fields by name
+====================  =============================================================================================
+
+Names are compared as Spark compares them: without case, unless a name fits exactly. A row with a value that does not
+fit is a bad row. Arrow converts whole columns; only a column that it refuses is narrowed down to the values at fault.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.errors import ObjectUnreadable
+from penstock.events.objects import QuarantineReason
+from penstock.pipeline.spark.source.blocks import BadLine, Decoded, Flags, to_moments
+from penstock.pipeline.spark.source.ddl import TIMESTAMP, TIMESTAMP_NTZ, type_text
+
+_DIGITS_MAX = 38
+_DIGITS_OF_INTEGERS = {8: 3, 16: 5, 32: 10, 64: 19}
+_STORED_AS = {
+    **{kind: kind for kind in (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.bool_())},
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.uint64(): pa.decimal128(20, 0),
+    pa.float16(): pa.float32(),
+}
+_NAMES_SHOWN = 5
+_VALUE_CHARS_SHOWN = 60
+_NARROWING = 8  # parts into which a refused column is cut
+_JUDGED_ALONE_MAX = 8  # values; fewer are tried one by one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitted:
+    """A column of the declared type. ``refused`` flags the values that did not fit and are null; None: all fit."""
+
+    values: pa.Array
+    refused: Flags | None = None
+
+
+def names_read(found: Sequence[str], declared: pa.Schema, *, uri: str) -> list[str]:
+    """Return the names of an object's columns that are declared, as the object spells them.
+
+    Raises `ObjectUnreadable` if there is none: all rows would be made up of nulls.
+    """
+    places = (place_of(field.name, found) for field in declared)
+    names = [found[place] for place in places if place is not None]
+    if not names:
+        shown = ", ".join(repr(name) for name in found[:_NAMES_SHOWN])
+        raise ObjectUnreadable(f"{uri} has no column of the schema, it has {shown[:200] or 'none at all'}")
+    return names
+
+
+class Fitter:
+    """Fits the rows of objects with the columns ``found`` to the declared ones; missing ones are null."""
+
+    def __init__(self, found: Sequence[str], declared: pa.Schema) -> None:
+        self._declared = declared
+        self._places = [place_of(field.name, found) for field in declared]
+
+    def fit(self, rows: pa.Table, first: int) -> Decoded:
+        """Return the rows that fit, numbered from ``first``, and the others as bad ones."""
+        count = rows.num_rows
+        columns: list[pa.Array] = []
+        misfits: dict[int, tuple[QuarantineReason, str]] = {}  # by row; for the first column that does not fit
+        for field, place in zip(self._declared, self._places, strict=True):
+            if place is None:
+                columns.append(pa.nulls(count, field.type))
+                continue
+            values = rows.column(place).combine_chunks()
+            fitted = fit(values, field.type)
+            columns.append(fitted.values)
+            for row in () if fitted.refused is None else np.flatnonzero(fitted.refused).tolist():
+                misfits.setdefault(row, _misfit(field, values[row]))
+        table = pa.Table.from_arrays(columns, schema=self._declared)
+        numbers = np.arange(first, first + count, dtype=np.int64)
+        if not misfits:
+            return Decoded(rows=table, starts=numbers, bad=())
+        kept = np.ones(count, dtype=np.bool_)
+        kept[list(misfits)] = False
+        return Decoded(
+            rows=table.filter(pa.array(kept)),
+            starts=numbers[kept],
+            bad=tuple(
+                BadLine(
+                    start=first + row,
+                    raw=as_json({name: _python(rows.column(name)[row]) for name in rows.column_names}).encode(),
+                    reason=misfits[row][0],
+                    detail=misfits[row][1],
+                )
+                for row in sorted(misfits)
+            ),
+        )
+
+
+def place_of(name: str, names: Sequence[str]) -> int | None:
+    """Return the position of the column called ``name``: spelled so, else differing only in case; None if missing."""
+    if name in names:
+        return names.index(name)
+    folded = [other.lower() for other in names]
+    return folded.index(name.lower()) if name.lower() in folded else None
+
+
+def fit(values: pa.Array, kind: pa.DataType) -> Fitted:
+    """Convert values to the type. Those that do not fit become null and are flagged."""
+    values = _plain(values)
+    if values.type == kind and not _holds_text(kind):
+        return Fitted(values=values)
+    if pa.types.is_list(kind):
+        return _fit_list(values, kind)
+    if pa.types.is_map(kind):
+        return _fit_map(values, kind)
+    if pa.types.is_struct(kind):
+        return _fit_struct(values, kind)
+    convert = _conversion(values.type, kind)
+    if convert is None:
+        return _none_fits(values, kind)
+    return _narrowed(values, kind, convert)
+
+
+def storable(kind: pa.DataType) -> pa.DataType:
+    """Return the declared type that holds all values of a type that objects may have; string if there is no other."""
+    types = pa.types
+    if types.is_dictionary(kind):
+        return storable(kind.value_type)
+    if isinstance(kind, pa.BaseExtensionType):
+        return storable(kind.storage_type)
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return pa.list_(pa.field("element", storable(kind.value_type)))
+    if types.is_map(kind):
+        return pa.map_(storable(kind.key_type), storable(kind.item_type))
+    if types.is_struct(kind):
+        return pa.struct([field.with_type(storable(field.type)).with_nullable(True) for field in kind])
+    if types.is_timestamp(kind):
+        return TIMESTAMP_NTZ if kind.tz is None else TIMESTAMP
+    if types.is_date(kind):
+        return pa.date32()
+    if types.is_decimal(kind):
+        fits = kind.precision <= _DIGITS_MAX and 0 <= kind.scale <= kind.precision
+        return pa.decimal128(kind.precision, kind.scale) if fits else pa.string()
+    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
+        return pa.binary()
+    return _STORED_AS.get(kind, pa.string())
+
+
+def wider(one: pa.DataType, other: pa.DataType) -> pa.DataType:
+    """Return the narrowest declared type for the values of both; string if there is no other.
+
+    Beside fractions of a float, whole numbers and decimals become double, which may round them.
+    """
+    types = pa.types
+    if one == other:
+        return one
+    if types.is_integer(one) and types.is_integer(other):
+        return max(one, other, key=lambda kind: kind.bit_width)
+    if types.is_floating(one) or types.is_floating(other):
+        return pa.float64() if _is_number(one) and _is_number(other) else pa.string()
+    decimals = [_as_decimal(kind) for kind in (one, other) if types.is_decimal(kind) or types.is_integer(kind)]
+    if len(decimals) == 2:
+        scale = max(kind.scale for kind in decimals)
+        precision = max(kind.precision - kind.scale for kind in decimals) + scale
+        return pa.decimal128(precision, scale) if precision <= _DIGITS_MAX else pa.string()
+    moments = [kind for kind in (one, other) if types.is_timestamp(kind) or types.is_date(kind)]
+    if len(moments) == 2:
+        return TIMESTAMP if TIMESTAMP in moments else TIMESTAMP_NTZ
+    if types.is_list(one) and types.is_list(other):
+        return pa.list_(pa.field("element", wider(one.value_type, other.value_type)))
+    if types.is_struct(one) and types.is_struct(other):
+        return _wider_struct(one, other)
+    return pa.string()
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
+def _as_decimal(kind: pa.DataType) -> pa.DataType:
+    return kind if pa.types.is_decimal(kind) else pa.decimal128(_DIGITS_OF_INTEGERS[kind.bit_width], 0)
+
+
+def _wider_struct(one: pa.DataType, other: pa.DataType) -> pa.DataType:
+    fields = {field.name.lower(): field for field in one}
+    for field in other:
+        known = fields.get(field.name.lower())
+        fields[field.name.lower()] = field if known is None else known.with_type(wider(known.type, field.type))
+    return pa.struct(list(fields.values()))
+
+
+def as_json(value: Any) -> str:
+    """Return a value as JSON text for a person or a string column; what JSON lacks (bytes, times) as text."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_as_text)
+
+
+def _as_text(value: Any) -> str:
+    return value.decode("utf-8", errors="backslashreplace") if isinstance(value, bytes) else str(value)
+
+
+def misfit(field: pa.Field, value: Any) -> str:
+    """Return the explanation for a value that does not fit its column."""
+    shown = as_json(value)
+    if len(shown) > _VALUE_CHARS_SHOWN:
+        shown = shown[:_VALUE_CHARS_SHOWN] + "..."
+    return f"field {field.name}: {shown} is not {type_text(field.type)}"
+
+
+def _misfit(field: pa.Field, value: pa.Scalar) -> tuple[QuarantineReason, str]:
+    if pa.types.is_string(field.type):
+        return QuarantineReason.INVALID_UTF8, f"field {field.name}"
+    return QuarantineReason.WRONG_TYPE, misfit(field, _python(value))
+
+
+def _python(value: pa.Scalar) -> Any:
+    """Return the value for `as_json`, whatever a damaged object holds."""
+    try:
+        return value.as_py()
+    except UnicodeDecodeError:
+        return value.cast(pa.binary()).as_py() if pa.types.is_string(value.type) else "not UTF-8"
+    except (ValueError, OverflowError):  # a time that Python's datetime does not have
+        return str(value)
+
+
+def _plain(values: pa.Array) -> pa.Array:
+    """Return the values in Arrow's plain layout of their type: no dictionaries, views, large or fixed-size lists."""
+    kind = values.type
+    if isinstance(values, pa.ExtensionArray):
+        return _plain(values.storage)
+    if pa.types.is_dictionary(kind):
+        return _plain(values.dictionary_decode())
+    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return values.cast(pa.string())
+    if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind) or pa.types.is_fixed_size_binary(kind):
+        return values.cast(pa.binary())
+    if pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return values.cast(pa.list_(kind.value_field))
+    return values
+
+
+Convert = Callable[[pa.Array], pa.Array]
+
+
+def _conversion(found: pa.DataType, kind: pa.DataType) -> Convert | None:
+    """Return the function that converts an array, or raises `ArrowInvalid`; None if no value of the type fits."""
+    types = pa.types
+    if types.is_null(found):
+        return lambda values: values.cast(kind)
+    if types.is_string(kind):
+        return _to_text
+    if types.is_binary(kind):
+        return (lambda values: values.cast(kind)) if types.is_string(found) or types.is_binary(found) else None
+    number = _is_number(found)
+    if types.is_integer(kind):
+        return (lambda values: _whole(values, kind)) if number else None
+    if types.is_floating(kind):
+        return (lambda values: _real(values, kind)) if number else None
+    if types.is_decimal(kind):
+        return (lambda values: _decimal(values, kind)) if number or types.is_string(found) else None
+    if types.is_timestamp(kind):
+        return _moment_conversion(found, kind)
+    if types.is_date(kind):
+        return (lambda values: values.cast(kind)) if types.is_date(found) or types.is_string(found) else None
+    return None
+
+
+def _whole(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    return values.cast(kind, safe=True)
+
+
+def _real(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Cast to a float; whole numbers may be rounded, as in JSON lines. Raises `ArrowInvalid` for an overflow."""
+    cast = values.cast(kind, safe=False)
+    if pa.types.is_floating(values.type) and kind.bit_width < values.type.bit_width:
+        overflown = pc.and_(pc.is_inf(cast), pc.invert(pc.is_inf(values)))
+        if pc.any(overflown).as_py():
+            raise pa.ArrowInvalid("a number too large for its type")
+    return cast
+
+
+def _decimal(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    if pa.types.is_floating(values.type):
+        values = values.cast(pa.string())  # the shortest text that is this number, instead of its binary expansion
+    if pa.types.is_integer(values.type):
+        values = values.cast(pa.decimal128(20, 0))
+    cast = values.cast(kind, safe=True)
+    cast.validate(full=True)
+    return cast
+
+
+def _moment_conversion(found: pa.DataType, kind: pa.DataType) -> Convert | None:
+    if pa.types.is_string(found):
+        return lambda values: to_moments(values, kind)
+    if pa.types.is_date(found):
+        return lambda values: values.cast(TIMESTAMP_NTZ).cast(kind)
+    if not pa.types.is_timestamp(found):
+        return None
+    return lambda values: _microseconds(values).cast(kind)
+
+
+def _microseconds(values: pa.Array) -> pa.Array:
+    """Return timestamps in microseconds; finer ones are cut. Raises `ArrowInvalid` for one out of range."""
+    kind = pa.timestamp("us", tz=values.type.tz)
+    if values.type.unit != "ns":
+        return values.cast(kind, safe=True)
+    return pc.floor_temporal(values, unit="microsecond").cast(kind, safe=True)
+
+
+def _holds_text(kind: pa.DataType) -> bool:
+    """Return True if the type contains strings, which Arrow's readers do not check."""
+    if pa.types.is_nested(kind):
+        return any(_holds_text(kind.field(index).type) for index in range(kind.num_fields))
+    return bool(pa.types.is_string(kind))
+
+
+def _to_text(values: pa.Array) -> pa.Array:
+    if pa.types.is_string(values.type):
+        values.validate(full=True)  # raises `ArrowInvalid` for text that is not UTF-8
+        return values
+    if pa.types.is_nested(values.type):
+        return pa.array([None if value is None else as_json(value) for value in values.to_pylist()], pa.string())
+    return values.cast(pa.string())
+
+
+def _narrowed(values: pa.Array, kind: pa.DataType, convert: Convert) -> Fitted:
+    """Convert the values; find those that Arrow refuses by cutting the column into ever smaller parts."""
+    try:
+        return Fitted(values=convert(values))
+    except (pa.ArrowInvalid, UnicodeDecodeError):
+        pass
+    count = len(values)
+    if count == 1:
+        return _none_fits(values, kind)
+    step = 1 if count <= _JUDGED_ALONE_MAX else -(-count // _NARROWING)
+    parts = [_narrowed(values.slice(start, step), kind, convert) for start in range(0, count, step)]
+    refused = [np.zeros(len(part.values), np.bool_) if part.refused is None else part.refused for part in parts]
+    return Fitted(values=pa.concat_arrays([part.values for part in parts]), refused=np.concatenate(refused))
+
+
+def _none_fits(values: pa.Array, kind: pa.DataType) -> Fitted:
+    """Refuse every value that is not null."""
+    refused: Flags = values.is_valid().to_numpy(zero_copy_only=False)
+    return Fitted(values=pa.nulls(len(values), kind), refused=refused if refused.any() else None)
+
+
+def _fit_list(values: pa.Array, kind: pa.DataType) -> Fitted:
+    if not pa.types.is_list(values.type):
+        return _none_fits(values, kind)
+    offsets, items = _contents(values)
+    fitted = fit(items, kind.value_type)
+    lists = pa.ListArray.from_arrays(pa.array(offsets), fitted.values, type=kind, mask=values.is_null())
+    return Fitted(values=lists, refused=_refused_parents(fitted.refused, offsets, values))
+
+
+def _fit_map(values: pa.Array, kind: pa.DataType) -> Fitted:
+    if not pa.types.is_map(values.type):
+        return _none_fits(values, kind)
+    offsets, entries = _contents(values)
+    keys, items = fit(entries.field(0), kind.key_type), fit(entries.field(1), kind.item_type)
+    refused = _either(keys.refused, items.refused)
+    parents = _refused_parents(refused, offsets, values)
+    if keys.refused is not None and parents is not None:  # a map cannot hold null as a key, even in a refused row
+        return _without(values, parents, kind)
+    maps = pa.MapArray.from_arrays(pa.array(offsets), keys.values, items.values, type=kind, mask=values.is_null())
+    return Fitted(values=maps, refused=parents)
+
+
+def _without(maps: pa.Array, refused: Flags, kind: pa.DataType) -> Fitted:
+    """Fit the maps that are not refused; the others become null."""
+    kept = np.flatnonzero(~refused)
+    places = np.zeros(len(maps), dtype=np.int64)
+    places[kept] = np.arange(len(kept))
+    fitted = _fit_map(maps.take(pa.array(kept)), kind)
+    return Fitted(values=fitted.values.take(pa.array(places, mask=refused)), refused=refused)
+
+
+def _fit_struct(values: pa.Array, kind: pa.DataType) -> Fitted:
+    if not pa.types.is_struct(values.type):
+        return _none_fits(values, kind)
+    names = [values.type.field(index).name for index in range(values.type.num_fields)]
+    inner, refused = [], None
+    for field in kind:
+        place = place_of(field.name, names)
+        if place is None:
+            inner.append(pa.nulls(len(values), field.type))
+            continue
+        fitted = fit(values.field(place), field.type)
+        inner.append(fitted.values)
+        refused = _either(refused, fitted.refused)
+    if refused is not None:
+        refused = refused & values.is_valid().to_numpy(zero_copy_only=False)
+    structs = pa.StructArray.from_arrays(inner, fields=list(kind), mask=values.is_null())
+    return Fitted(values=structs, refused=refused if refused is not None and refused.any() else None)
+
+
+def _contents(values: pa.Array) -> tuple[Any, pa.Array]:
+    """Return the offsets of lists or maps, from 0, and the items or entries they refer to."""
+    offsets = values.offsets.to_numpy()
+    first, last = (int(offsets[0]), int(offsets[-1])) if len(offsets) else (0, 0)
+    return offsets - first, values.values.slice(first, last - first)
+
+
+def _refused_parents(refused: Flags | None, offsets: Any, values: pa.Array) -> Flags | None:
+    """Return a flag per list or map, set if one of its items was refused."""
+    if refused is None:
+        return None
+    parents = np.zeros(len(values), dtype=np.bool_)
+    parents[np.searchsorted(offsets, np.flatnonzero(refused), side="right") - 1] = True
+    parents &= values.is_valid().to_numpy(zero_copy_only=False)
+    return parents if parents.any() else None
+
+
+def _either(one: Flags | None, other: Flags | None) -> Flags | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return one | other

@@ -1,0 +1,40 @@
+"""Cancel the jobs that check a cluster when the process is asked to stop: a full cluster may begin them hours later."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from uuid import uuid4
+
+from penstock.errors import RestartNeeded, TemporaryError
+from penstock.messaging.threads import begin_thread
+from penstock.pipeline.spark.faults import SPARK_ERRORS
+from penstock.pipeline.spark.runtime import SparkRuntime
+
+POLL_SECONDS = 0.5
+DESCRIPTION = "penstock checks the cluster"
+
+
+@contextmanager
+def cancelled_at_stop(runtime: SparkRuntime, requested: Callable[[], bool]) -> Iterator[None]:
+    """Cancel the Spark jobs that this thread starts in the block, once ``requested`` returns True.
+
+    Does nothing if all tasks run in this process: they begin at once.
+    """
+    if runtime.is_local:
+        yield
+        return
+    ended, tag = threading.Event(), f"penstock-check-{uuid4().hex}"
+
+    def poll() -> None:
+        while not ended.wait(POLL_SECONDS):
+            if requested():  # again and again: a job that starts later is not covered by the first cancellation
+                with suppress(*SPARK_ERRORS, RestartNeeded):
+                    runtime.cancel(tag)
+
+    with suppress(TemporaryError):  # without a thread the jobs only run to their end
+        begin_thread(poll, name="penstock-cancel")
+    try:
+        with runtime.tagged(tag, DESCRIPTION):
+            yield
+    finally:
+        ended.set()

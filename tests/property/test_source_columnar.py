@@ -1,0 +1,206 @@
+"""Parquet and ORC, read in any pieces, against what Arrow reads at once; and objects that are damaged."""
+
+import io
+from collections.abc import Callable
+from datetime import UTC, date, datetime
+from decimal import Decimal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyarrow import orc
+from tests.property.source_run import Case, any_pieces, halves, read, whole
+
+from penstock.pipeline.spark.source import columnar
+from penstock.pipeline.spark.source.options import ReadOptions
+from penstock.pipeline.spark.source.plan import Piece
+
+DDL = (
+    "id bigint, name string, v double, n decimal(9,2), d date, ts timestamp, tags array<string>, "
+    "at struct<x: int, y: int>"
+)
+SCHEMA = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("name", pa.string()),
+        ("v", pa.float64()),
+        ("n", pa.decimal128(9, 2)),
+        ("d", pa.date32()),
+        ("ts", pa.timestamp("us", tz="UTC")),
+        ("tags", pa.list_(pa.string())),
+        ("at", pa.struct([("x", pa.int32()), ("y", pa.int32())])),
+    ]
+)
+MOMENTS = st.datetimes(timezones=st.just(UTC)).filter(lambda moment: 1900 < moment.year < 2200)
+ROWS = st.fixed_dictionaries(
+    {
+        "id": st.none() | st.integers(-(2**63), 2**63 - 1),
+        "name": st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=8),
+        "v": st.none() | st.floats(allow_nan=False),
+        "n": st.none() | st.decimals(-9_999_999, 9_999_999, places=2),
+        "d": st.none() | st.dates(date(1900, 1, 1)),
+        "ts": st.none() | MOMENTS,
+        "tags": st.none() | st.lists(st.none() | st.sampled_from(["a", "bc"]), max_size=3),
+        "at": st.none() | st.fixed_dictionaries({"x": st.integers(0, 9), "y": st.none()}),
+    }
+)
+
+
+def as_parquet(table: pa.Table, unit_rows: int) -> bytes:
+    data = io.BytesIO()
+    pq.write_table(table, data, row_group_size=unit_rows, write_page_checksum=True)
+    return data.getvalue()
+
+
+def as_orc(table: pa.Table, unit_rows: int) -> bytes:  # Arrow counts bytes, and at least 1,024 rows
+    data = io.BytesIO()
+    orc.write_table(table, data, stripe_size=1)
+    return data.getvalue()
+
+
+WRITERS: dict[str, Callable[[pa.Table, int], bytes]] = {"parquet": as_parquet, "orc": as_orc}
+formats = pytest.mark.parametrize("name", WRITERS)
+
+
+def options(name: str, ddl: str = DDL) -> ReadOptions:
+    return ReadOptions(schema_ddl=ddl, format=name)
+
+
+@formats
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), unit_rows=st.sampled_from([1, 3, 1000]))
+def test_any_objects_in_any_pieces_give_each_row_once_with_its_number(
+    name: str, data: st.DataObject, unit_rows: int
+) -> None:
+    tables = [
+        pa.Table.from_pylist(rows, SCHEMA)
+        for rows in data.draw(st.lists(st.lists(ROWS, max_size=7), min_size=1, max_size=3))
+    ]
+    contents = [WRITERS[name](table, unit_rows) for table in tables]
+    found = read(Case(contents=contents, partitions=data.draw(any_pieces(contents)), options=options(name)))
+    assert (found.failures, found.bad) == ({}, [])
+    for ref, table in zip(found.plan.objects, tables, strict=True):
+        rows = sorted((number, row) for uri, number, row in found.rows if uri == ref.uri)
+        assert [number for number, _ in rows] == list(range(table.num_rows))
+        assert [row for _, row in rows] == table.to_pylist()
+
+
+@formats
+def test_every_unit_is_read_once_wherever_the_object_is_cut(name: str) -> None:
+    rows = 5_000
+    table = pa.table({"id": pa.array(range(rows), pa.int64()), "name": [f"name {number}" for number in range(rows)]})
+    content = WRITERS[name](table, 1_024)
+    for cut in [*range(0, len(content), 997), len(content)]:
+        found = read(Case(contents=[content], partitions=halves(content, cut), options=options(name, "id bigint")))
+        assert sorted((number, row["id"]) for _, number, row in found.rows) == [(n, n) for n in range(rows)], cut
+
+
+@formats
+def test_an_object_of_many_units_is_spread_over_pieces(name: str) -> None:
+    rows = 5_000
+    ids = [number * 7919 % 1_000_003 for number in range(rows)]
+    content = WRITERS[name](pa.table({"id": pa.array(ids, pa.int64())}), 1_024)
+    pieces = [
+        [Piece(object=0, start=len(content) * part // 4, stop=len(content) * (part + 1) // 4)] for part in range(4)
+    ]
+    found = read(Case(contents=[content], partitions=pieces, options=options(name, "id bigint")))
+    assert found.counts == {0: (rows, 0)}
+    assert sum(1 for count in found.rows_by_partition if count) == 4
+
+
+@formats
+def test_an_empty_object_has_no_rows(name: str) -> None:
+    found = read(Case(contents=[b""], partitions=whole([b""]), options=options(name)))
+    assert (found.rows, found.bad, found.failures, found.counts) == ([], [], {}, {0: (0, 0)})
+
+
+@formats
+def test_a_table_without_rows_has_no_rows(name: str) -> None:
+    content = WRITERS[name](SCHEMA.empty_table(), 4)
+    found = read(Case(contents=[content], partitions=whole([content]), options=options(name)))
+    assert (found.rows, found.failures) == ([], {})
+
+
+@formats
+@pytest.mark.parametrize("held", [True, False], ids=["read at once", "read in ranges"])
+def test_a_damaged_object_fails_alone_and_for_good(name: str, held: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columnar, "_HELD_BYTES_MAX", 1 << 20 if held else 0)
+    table = pa.table({"id": pa.array(range(1000), pa.int64()), "name": [f"name {number}" for number in range(1000)]})
+    good = WRITERS[name](table, 1000)
+    middle = len(good) // 3
+    damaged = {
+        "cut": good[: len(good) // 2],
+        "without a footer": good[:-20] + b"x" * 20,
+        "another format": b"id,name\n1,a\n" * 100,
+    }
+    if name == "parquet":  # which has checksums
+        damaged["flipped"] = (
+            good[:middle] + bytes(255 - byte for byte in good[middle : middle + 64]) + good[middle + 64 :]
+        )
+    contents = [good, *damaged.values()]
+    found = read(Case(contents=contents, partitions=whole(contents), options=options(name, "id bigint, name string")))
+    assert set(found.failures) == set(range(1, len(contents))), "and not the first"
+    assert all(
+        reason.startswith(f"s3://b/k{number} cannot be read as {name}: ") for number, reason in found.failures.items()
+    )
+    assert len([row for uri, _, row in found.rows if uri == "s3://b/k0"]) == 1000
+
+
+@formats
+def test_columns_are_found_by_name_in_any_order_and_case_and_missing_ones_are_null(name: str) -> None:
+    table = pa.table({"Extra": [1.5], "NAME": ["a"], "id": pa.array([7], pa.int16())})
+    content = WRITERS[name](table, 10)
+    found = read(
+        Case(contents=[content], partitions=whole([content]), options=options(name, "id bigint, name string, v double"))
+    )
+    assert [row for *_, row in found.rows] == [{"id": 7, "name": "a", "v": None}]
+
+
+@formats
+def test_an_object_without_any_declared_column_fails(name: str) -> None:
+    content = WRITERS[name](pa.table({"a": [1], "b": [2]}), 10)
+    found = read(Case(contents=[content], partitions=whole([content]), options=options(name, "id bigint")))
+    assert found.failures == {0: "s3://b/k0 has no column of the schema, it has 'a', 'b'"}
+
+
+@formats
+def test_a_row_with_a_value_of_another_type_is_a_bad_row(name: str) -> None:
+    table = pa.table({"id": ["x", "y", None], "name": [1, 2, 3], "n": [Decimal("1.5"), None, Decimal("2.5")]})
+    content = WRITERS[name](table, 2)
+    found = read(
+        Case(
+            contents=[content],
+            partitions=whole([content]),
+            options=options(name, "id bigint, name string, n decimal(9,2)"),
+        )
+    )
+    assert [(number, row) for _, number, row in found.rows] == [(2, {"id": None, "name": "3", "n": Decimal("2.50")})]
+    assert [(at, raw, reason) for _, at, raw, reason in found.bad] == [
+        (0, b'{"id":"x","name":1,"n":"1.5"}', "wrong type"),
+        (1, b'{"id":"y","name":2,"n":null}', "wrong type"),
+    ]
+
+
+def test_old_timestamps_of_96_bits_are_read() -> None:
+    moments = [datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)]
+    data = io.BytesIO()
+    pq.write_table(pa.table({"ts": pa.array(moments, pa.timestamp("us"))}), data, use_deprecated_int96_timestamps=True)
+    content = data.getvalue()
+    found = read(Case(contents=[content], partitions=whole([content]), options=options("parquet", "ts timestamp")))
+    assert [row["ts"] for *_, row in found.rows] == moments
+
+
+@formats
+def test_text_that_is_not_utf8_makes_a_bad_row(name: str) -> None:
+    texts = pa.array([b"a", b"\xff", b"\xc3\xa9"], pa.binary())
+    text = pa.StringArray.from_buffers(3, *texts.buffers()[1:])
+    lists = pa.ListArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), text)
+    for column, ddl in ((text, "s string"), (lists, "s array<string>")):
+        content = WRITERS[name](pa.table({"s": column}), 10)
+        found = read(Case(contents=[content], partitions=whole([content]), options=options(name, ddl)))
+        assert [number for _, number, _ in found.rows] == [0, 2]
+        ((_, at, raw, _),) = found.bad
+        assert at == 1
+        assert raw in (b'{"s":"\\\\xff"}', b'{"s":"not UTF-8"}')
