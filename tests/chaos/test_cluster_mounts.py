@@ -62,7 +62,7 @@ def check_nothing_committed(case: Case) -> None:
     """Check that no object is finished, no attempt is committed, and no row is in the table."""
     assert {state for state, _, _ in objects(case.table).values()} <= {"unprocessed"}
     assert attempts(case.table).keys() <= {"abandoned"}
-    assert read_table(case.table).rows == ()
+    assert not read_table(case.table).rows
 
 
 def test_a_table_that_the_hosts_do_not_share_is_refused(case: Case, apart: Path) -> None:

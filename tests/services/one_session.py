@@ -10,6 +10,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -20,6 +22,7 @@ from unittest.mock import patch
 
 ROOT = Path(__file__).parents[2]
 STOP_SECONDS = 60.0
+IDLE_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +109,7 @@ def _called(
     from penstock.pipeline.spark import classic
 
     conf = json.loads(environment.get("PENSTOCK_SPARK_CONF", "{}"))
+    _wait_until_idle(session)
     session.sparkContext.pythonExec = conf.get("spark.pyspark.python", sys.executable)
     out, err = scratch / "call.out", scratch / "call.err"
     with (
@@ -127,6 +131,15 @@ def _called(
             traceback.print_exc()
             code = 1
     return {"code": code, "out": out.read_text(), "err": err.read_text()}
+
+
+def _wait_until_idle(session: Any) -> None:
+    """Wait for tasks that the last command cancelled: the next one must find every executor free."""
+    tracker, tick = session.sparkContext._jsc.sc().statusTracker(), threading.Event()
+    give_up = time.monotonic() + IDLE_SECONDS
+    while any(executor.numRunningTasks() for executor in tracker.getExecutorInfos()):
+        assert time.monotonic() < give_up, "tasks of the last command still run"
+        tick.wait(0.05)
 
 
 @contextmanager

@@ -206,7 +206,7 @@ def test_transforms_may_drop_all_rows_or_read_the_input_several_times(case: Case
     report = case.ingest("--transform", "transforms:nothing").report
     assert (report["objects_processed"], report["rows_written"], report["batches"]) == (20, 0, 1)
     assert report["lines_quarantined"] == 4
-    assert read_table(case.table).rows == ()
+    assert not read_table(case.table).rows
     assert [values["raw"] for _, values in read_quarantine(case.table).rows] == [JUNK] * 4
 
     let_through = write_objects(case.source, range(20, 40))
