@@ -54,7 +54,7 @@ def assert_one_error(result: CommandResult, *parts: str) -> None:
         (("in", "t", "--schema", "id lnog"), ("'id'", "'lnog'", "long")),
         (("in", "t", "--schema", "id"), ("id",)),
         (("in", "t", "--schema", "id long, ID string"), ("'ID'", "twice")),
-        (("in", "t", "--schema", "m map<string,int>"), ("'m'", "map")),
+        (("in", "t", "--format", "jsonl", "--schema", "m map<string,int>"), ("m MAP", "struct")),
         (("in", "t", "--schema", "_object string"), ("_object",)),
         (("nope", "t"), ("nope", "does not exist")),
         (("in/a.jsonl", "t"), ("a.jsonl", "is a file")),

@@ -33,7 +33,9 @@ SCHEMA = pa.schema(
         ("at", pa.struct([("x", pa.int32()), ("y", pa.int32())])),
     ]
 )
-MOMENTS = st.datetimes(timezones=st.just(UTC)).filter(lambda moment: 1900 < moment.year < 2200)
+MOMENTS = st.datetimes(
+    datetime.fromisoformat("1900-01-01"), datetime.fromisoformat("2200-01-01"), timezones=st.just(UTC)
+)
 ROWS = st.fixed_dictionaries(
     {
         "id": st.none() | st.integers(-(2**63), 2**63 - 1),

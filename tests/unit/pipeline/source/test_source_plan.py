@@ -137,7 +137,7 @@ def test_a_plan_is_loaded_once_for_the_schema_and_the_reader(tmp_path: Path, mon
 
     monkeypatch.setattr(SavedPlan, "load", counted)
     source = PenstockSource(options_of(plan))
-    assert source.schema().startswith("id BIGINT")
+    assert source.schema().startswith("`id` BIGINT")
     source = pickle.loads(pickle.dumps(source))  # as Spark does, for the process that plans the partitions
     reader = source.reader(StructType())
     (partition,) = reader.partitions()
