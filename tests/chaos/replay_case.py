@@ -127,8 +127,8 @@ class ReplayCase:
             added={**(added or {}), "BOOK": str(self.book)},
             app=APP,
             # SQS knows no holders: messages of a killed process become visible when the lease ends. The other brokers
-            # detect a dead process on this host, so a long lease avoids expiry on a busy machine.
-            worker_lease=3 if aside is not None else 30,
+            # detect a dead process on this host. A lease that ends on a busy machine costs a message its only attempt.
+            worker_lease=10 if aside is not None else 30,
             worker_stop_timeout=12,
             dead_letters_max_replays=REPLAYS_MAX,
             dead_letters_replay_base=0.2,
