@@ -206,3 +206,101 @@ def test_text_that_is_not_utf8_makes_a_bad_row(name: str) -> None:
         ((_, at, raw, _),) = found.bad
         assert at == 1
         assert raw in (b'{"s":"\\\\xff"}', b'{"s":"not UTF-8"}')
+
+
+def rows_and_bad(content: bytes, name: str, ddl: str) -> tuple[list[dict[str, object]], list[bytes]]:
+    found = read(Case(contents=[content], partitions=whole([content]), options=options(name, ddl)))
+    assert found.failures == {}
+    return [row for *_, row in found.rows], [raw for *_, raw, _ in found.bad]
+
+
+@formats
+def test_a_name_given_twice_or_not_in_utf8_fails_its_object_alone(name: str) -> None:
+    twice = WRITERS[name](pa.table([pa.array([1]), pa.array(["x"])], names=["id", "id"]), 10)
+    strange = WRITERS[name](pa.table({"abcdef": [1], "id": [2]}).replace_schema_metadata(), 10)
+    strange = strange.replace(b"abcdef", b"abc\xffef")
+    good = WRITERS[name](pa.table({"id": [3]}), 10)
+    contents = [twice, strange, good]
+    found = read(Case(contents=contents, partitions=whole(contents), options=options(name, "id bigint")))
+    assert [row for *_, row in found.rows] == [{"id": 3}]
+    assert found.failures[0] == "s3://b/k0 has 2 columns called 'id': rename all but one"
+    assert "can't decode byte 0xff" in found.failures[1]
+
+
+@formats
+def test_a_dot_in_a_name_is_part_of_it(name: str) -> None:
+    content = WRITERS[name](pa.table({"a.b": [1], "a": [{"b": 2, "c": 3}]}), 10)
+    assert rows_and_bad(content, name, "`a.b` bigint") == ([{"a.b": 1}], [])
+    assert rows_and_bad(content, name, "`a.b` bigint, a struct<c: int>") == ([{"a.b": 1, "a": {"c": 3}}], [])
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        (pa.array([[253402300800000000]], pa.list_(pa.timestamp("us"))), '["10000-01-01 00:00:00.000000"]'),
+        (pa.array([[1]], pa.list_(pa.timestamp("us", "Not/AZone"))), '["1970-01-01 00:00:00.000001"]'),
+        (pa.array([[(1, 9999999)]], pa.map_(pa.int8(), pa.date32())), '[[1,"29349-01-25"]]'),
+        (pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"]), '[["x",1],["x",2]]'),
+    ],
+    ids=["a year after 9999", "an unknown zone", "a map of dates", "a field given twice"],
+)
+def test_a_value_that_python_lacks_is_text_in_a_string_column_and_in_quarantine(values: pa.Array, shown: str) -> None:
+    content = as_parquet(pa.table({"v": values}), 10)
+    assert rows_and_bad(content, "parquet", "v string") == ([{"v": shown}], [])
+    ((), (raw,)) = rows_and_bad(content, "parquet", "v int")
+    assert raw == b'{"v":%s}' % shown.encode()
+
+
+def test_a_timestamp_in_an_unknown_zone_is_text_in_utc() -> None:
+    content = as_parquet(pa.table({"v": pa.array([1], pa.timestamp("us", "Not/AZone"))}), 10)
+    assert rows_and_bad(content, "parquet", "v string") == ([{"v": "1970-01-01 00:00:00.000001Z"}], [])
+
+
+@pytest.mark.parametrize("zone", ["Europe/Berlin", "Not/AZone"])
+def test_nanoseconds_are_cut_whatever_the_zone(zone: str) -> None:
+    twice_in_berlin = 1698541200123456789  # 2:00 in the night in which clocks are set back
+    content = as_parquet(pa.table({"ts": pa.array([twice_in_berlin], pa.timestamp("ns", zone))}), 10)
+    moment = datetime(2023, 10, 29, 1, 0, 0, 123456, tzinfo=UTC)
+    assert rows_and_bad(content, "parquet", "ts timestamp") == ([{"ts": moment}], [])
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "good"),
+    [
+        (pa.array([11, 0]), "decimal(38,38)", ["0E-38"]),
+        (pa.array([Decimal(11), Decimal(0)]), "decimal(38,38)", ["0E-38"]),
+        (pa.array([11.0, 0.5]), "decimal(38,38)", ["0.5" + "0" * 37]),
+        (pa.array(["11", "0.5", "5e-1"]), "decimal(38,38)", ["0.5" + "0" * 37] * 2),
+        (pa.array([1e-39, 1e30]), "decimal(38,0)", ["1" + "0" * 30]),
+        (pa.array(["9" * 60, "1e-39", "12"]), "decimal(38,0)", ["12"]),
+        (pa.array([2**64 - 1, 5], pa.uint64()), "decimal(20,0)", [str(2**64 - 1), "5"]),
+        (pa.array([Decimal("1e60"), Decimal(5)], pa.decimal256(76, 2)), "decimal(38,2)", ["5.00"]),
+        (pa.array([Decimal("1e60"), Decimal(5)], pa.decimal256(76, 2)), "float", ["5.0"]),
+    ],
+    ids=[
+        "a whole number",
+        "a decimal",
+        "a double",
+        "a text",
+        "a double of many places",
+        "a text of many digits",
+        "beyond 63 bits",
+        "beyond 128 bits",
+        "beyond a float",
+    ],
+)
+def test_a_number_that_a_type_does_not_hold_is_never_another_number(
+    values: pa.Array, kind: str, good: list[str]
+) -> None:
+    rows, bad = rows_and_bad(as_parquet(pa.table({"n": values}), 100), "parquet", f"n {kind}")
+    assert [str(row["n"]) for row in rows] == good
+    assert len(bad) == len(values) - len(good)
+
+
+def test_units_are_read_once_in_whatever_order_a_writer_put_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = as_parquet(pa.table({"id": list(range(6))}), 2)
+    starts = iter([400, -7, 1 << 40] * 100)
+    monkeypatch.setattr(columnar, "_begin", lambda _: next(starts))
+    for cut in (1, 300, 450, len(content) - 1):
+        found = read(Case(contents=[content], partitions=halves(content, cut), options=options("parquet", "id bigint")))
+        assert sorted((number, row["id"]) for _, number, row in found.rows) == [(n, n) for n in range(6)], cut

@@ -21,6 +21,7 @@ from penstock.pipeline.spark.source.plan import Piece
 
 _HELD_BYTES_MAX = 8 << 20  # a smaller object is read with one request
 _ROWS_AT_ONCE = 1 << 16
+_DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError)  # the last for a column's name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,20 +57,23 @@ class ColumnarFormat:
             for part in self._parts(content, piece, uri=reader.ref.uri):
                 reader.verify()
                 yield part
-        except (pa.ArrowException, OSError) as error:
+        except _DAMAGE as error:
             raise content.explained(error, format_name=self._name) from error
 
     def _parts(self, content: "Content", piece: Piece, *, uri: str) -> Iterator[Decoded]:
         file = OPENERS[self._name](content)
         names = names_read(file.schema.names, self._declared, uri=uri)
         fitter = Fitter(names, self._declared)
+        owned = [piece.start <= unit.start < piece.stop for unit in file.units]  # a writer may put units in any order
+        left = sum(owned)
         first = 0
-        for unit in file.units:
-            if unit.start >= piece.stop:
+        for unit, is_owned in zip(file.units, owned, strict=True):
+            if not left:
                 return
-            if unit.start < piece.start:
+            if not is_owned:
                 first += unit.count()
                 continue
+            left -= 1
             for rows in unit.read(names):
                 yield fitter.fit(rows.select(names), first)
                 first += rows.num_rows
@@ -147,7 +151,10 @@ def _open_parquet(content: Content) -> OpenFile:
 
     def unit(number: int) -> Unit:
         group = file.metadata.row_group(number)
-        return Unit(start=_begin(group), read=partial(read, number), count=lambda: group.num_rows)
+        start = max(
+            0, min(_begin(group), content.size_bytes - 1)
+        )  # a damaged one also belongs to a piece, and fails it
+        return Unit(start=start, read=partial(read, number), count=lambda: group.num_rows)
 
     return OpenFile(schema=file.schema_arrow, units=[unit(number) for number in range(file.num_row_groups)])
 
@@ -168,7 +175,9 @@ def _open_orc(content: Content) -> OpenFile:
     schema: pa.Schema = file.schema
 
     def read(number: int, columns: Sequence[str]) -> Iterator[pa.Table]:
-        yield _table(file.read_stripe(number, columns=list(columns)))
+        # Arrow takes a.b for the field b of a column a, if there is one
+        named = None if any("." in name for name in columns) else list(columns)
+        yield _table(file.read_stripe(number, columns=named))
 
     def count(number: int) -> int:
         narrow = next((field.name for field in schema if not pa.types.is_nested(field.type)), schema.names[0])
@@ -196,9 +205,10 @@ def schema_of(reader: ObjectReader, format_name: str) -> pa.Schema:
     content = Content(reader)
     try:
         schema = OPENERS[format_name](content).schema
+        schema.to_string()  # decodes all names
         reader.verify()
         return schema
-    except (pa.ArrowException, OSError) as error:
+    except _DAMAGE as error:
         raise content.explained(error, format_name=format_name) from error
 
 

@@ -20,6 +20,7 @@ fit is a bad row. Arrow converts whole columns; only a column that it refuses is
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,8 +33,11 @@ from penstock.errors import ObjectUnreadable
 from penstock.events.objects import QuarantineReason
 from penstock.pipeline.spark.source.blocks import BadLine, Decoded, Flags, to_moments
 from penstock.pipeline.spark.source.ddl import TIMESTAMP, TIMESTAMP_NTZ, type_text
+from penstock.pipeline.spark.source.jsonl_lines import decimal_check
 
 _DIGITS_MAX = 38
+_DIGITS_WIDEST = 76
+_DIGITS_TRUSTED = 19  # behind the point
 _DIGITS_OF_INTEGERS = {8: 3, 16: 5, 32: 10, 64: 19}
 _STORED_AS = {
     **{kind: kind for kind in (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.bool_())},
@@ -60,13 +64,16 @@ class Fitted:
 def names_read(found: Sequence[str], declared: pa.Schema, *, uri: str) -> list[str]:
     """Return the names of an object's columns that are declared, as the object spells them.
 
-    Raises `ObjectUnreadable` if there is none: all rows would be made up of nulls.
+    Raises `ObjectUnreadable` if there is none, because all rows would be made up of nulls, or if one is there twice.
     """
-    places = (place_of(field.name, found) for field in declared)
-    names = [found[place] for place in places if place is not None]
+    counts = Counter(found)
+    names = [found[place] for place in places_of(declared.names, found) if place is not None]
     if not names:
         shown = ", ".join(repr(name) for name in found[:_NAMES_SHOWN])
         raise ObjectUnreadable(f"{uri} has no column of the schema, it has {shown[:200] or 'none at all'}")
+    twice = next((name for name in names if counts[name] > 1), None)
+    if twice is not None:
+        raise ObjectUnreadable(f"{uri} has {counts[twice]} columns called {twice!r}: rename all but one")
     return names
 
 
@@ -75,7 +82,7 @@ class Fitter:
 
     def __init__(self, found: Sequence[str], declared: pa.Schema) -> None:
         self._declared = declared
-        self._places = [place_of(field.name, found) for field in declared]
+        self._places = places_of(declared.names, found)
 
     def fit(self, rows: pa.Table, first: int) -> Decoded:
         """Return the rows that fit, numbered from ``first``, and the others as bad ones."""
@@ -112,12 +119,14 @@ class Fitter:
         )
 
 
-def place_of(name: str, names: Sequence[str]) -> int | None:
-    """Return the position of the column called ``name``: spelled so, else differing only in case; None if missing."""
-    if name in names:
-        return names.index(name)
-    folded = [other.lower() for other in names]
-    return folded.index(name.lower()) if name.lower() in folded else None
+def places_of(wanted: Sequence[str], names: Sequence[str]) -> list[int | None]:
+    """Return the position of each wanted name: spelled so, else differing only in case; None if missing."""
+    exact: dict[str, int] = {}
+    folded: dict[str, int] = {}
+    for place, name in enumerate(names):
+        exact.setdefault(name, place)
+        folded.setdefault(name.lower(), place)
+    return [exact.get(name, folded.get(name.lower())) for name in wanted]
 
 
 def fit(values: pa.Array, kind: pa.DataType) -> Fitted:
@@ -149,6 +158,8 @@ def storable(kind: pa.DataType) -> pa.DataType:
     if types.is_map(kind):
         return pa.map_(storable(kind.key_type), storable(kind.item_type))
     if types.is_struct(kind):
+        if len({field.name.lower() for field in kind}) < max(1, kind.num_fields):
+            return pa.string()  # no field, or one twice
         return pa.struct([field.with_type(storable(field.type)).with_nullable(True) for field in kind])
     if types.is_timestamp(kind):
         return TIMESTAMP_NTZ if kind.tz is None else TIMESTAMP
@@ -230,12 +241,25 @@ def _misfit(field: pa.Field, value: pa.Scalar) -> tuple[QuarantineReason, str]:
 
 def _python(value: pa.Scalar) -> Any:
     """Return the value for `as_json`, whatever a damaged object holds."""
+    kind = value.type
     try:
         return value.as_py()
     except UnicodeDecodeError:
-        return value.cast(pa.binary()).as_py() if pa.types.is_string(value.type) else "not UTF-8"
-    except (ValueError, OverflowError):  # a time that Python's datetime does not have
-        return str(value)
+        return value.cast(pa.binary()).as_py() if pa.types.is_string(kind) else "not UTF-8"
+    except (ValueError, OverflowError, KeyError):  # a time or a zone that Python lacks, or a name given twice
+        pass
+    if pa.types.is_struct(kind):
+        return [[kind.field(index).name, _python(value[index])] for index in range(kind.num_fields)]
+    if pa.types.is_map(kind):
+        return [[_python(entry[0]), _python(entry[1])] for entry in value.values]
+    if pa.types.is_nested(kind):
+        return [_python(item) for item in value.values]
+    if pa.types.is_timestamp(kind):
+        value = value.cast(pa.timestamp(kind.unit))
+    try:
+        return value.cast(pa.string()).as_py()
+    except pa.ArrowException:
+        return str(value.value)
 
 
 def _plain(values: pa.Array) -> pa.Array:
@@ -287,18 +311,35 @@ def _whole(values: pa.Array, kind: pa.DataType) -> pa.Array:
 def _real(values: pa.Array, kind: pa.DataType) -> pa.Array:
     """Cast to a float; whole numbers may be rounded, as in JSON lines. Raises `ArrowInvalid` for an overflow."""
     cast = values.cast(kind, safe=False)
-    if pa.types.is_floating(values.type) and kind.bit_width < values.type.bit_width:
-        overflown = pc.and_(pc.is_inf(cast), pc.invert(pc.is_inf(values)))
-        if pc.any(overflown).as_py():
-            raise pa.ArrowInvalid("a number too large for its type")
+    infinite = pc.is_inf(cast)
+    if pa.types.is_floating(values.type):
+        infinite = pc.and_(infinite, pc.invert(pc.is_inf(values)))
+    if pc.any(infinite).as_py():
+        raise pa.ArrowInvalid("a number too large for its type")
     return cast
 
 
 def _decimal(values: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_floating(values.type):
         values = values.cast(pa.string())  # the shortest text that is this number, instead of its binary expansion
-    if pa.types.is_integer(values.type):
-        values = values.cast(pa.decimal128(20, 0))
+    if pa.types.is_string(values.type):
+        return _decimal_of_text(values, kind)
+    found = pa.decimal256(_DIGITS_WIDEST, values.type.scale if pa.types.is_decimal(values.type) else 0)
+    values = values.cast(found)
+    cast = values.cast(kind, safe=True)
+    cast.validate(full=True)
+    if not cast.cast(found).equals(values):  # Arrow does not notice if a larger scale overflows: measured
+        raise pa.ArrowInvalid("a number too large for its type")
+    return cast
+
+
+def _decimal_of_text(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Cast texts to decimals. Those that Arrow may turn into another number are checked alone, see `DecimalGuard`."""
+    behind = max(_DIGITS_TRUSTED, kind.scale)
+    trusted = pc.match_substring_regex(values, rf"^[+-]?0*[0-9]{{0,{_DIGITS_MAX - behind}}}(\.[0-9]{{0,{behind}}})?$")
+    fits = decimal_check(kind.precision, kind.scale)
+    if not all(fits(text) for text in values.filter(pc.invert(trusted)).unique().to_pylist() if text is not None):
+        raise pa.ArrowInvalid("a number that the type does not hold exactly")
     cast = values.cast(kind, safe=True)
     cast.validate(full=True)
     return cast
@@ -319,7 +360,9 @@ def _microseconds(values: pa.Array) -> pa.Array:
     kind = pa.timestamp("us", tz=values.type.tz)
     if values.type.unit != "ns":
         return values.cast(kind, safe=True)
-    return pc.floor_temporal(values, unit="microsecond").cast(kind, safe=True)
+    # without the zone, in whose local time some moments are ambiguous
+    plain = values.cast(pa.timestamp("ns"))
+    return pc.floor_temporal(plain, unit="microsecond").cast(pa.timestamp("us"), safe=True).cast(kind)
 
 
 def _holds_text(kind: pa.DataType) -> bool:
@@ -334,8 +377,25 @@ def _to_text(values: pa.Array) -> pa.Array:
         values.validate(full=True)  # raises `ArrowInvalid` for text that is not UTF-8
         return values
     if pa.types.is_nested(values.type):
-        return pa.array([None if value is None else as_json(value) for value in values.to_pylist()], pa.string())
-    return values.cast(pa.string())
+        return pa.array([None if value is None else as_json(value) for value in _pythons(values)], pa.string())
+    try:
+        return values.cast(pa.string())
+    except pa.ArrowInvalid:
+        if not pa.types.is_timestamp(values.type) or values.type.tz is None:
+            raise
+        return values.cast(pa.timestamp(values.type.unit, tz="UTC")).cast(pa.string())  # the zone is unknown
+
+
+def _pythons(values: pa.Array) -> list[Any]:
+    """Return the values for `as_json`. Raises `ArrowInvalid` or `UnicodeDecodeError` for text that is not UTF-8."""
+    try:
+        found: list[Any] = values.to_pylist()
+        return found
+    except UnicodeDecodeError:
+        raise
+    except (ValueError, OverflowError, KeyError):
+        values.validate(full=True)
+        return [_python(value) for value in values]
 
 
 def _narrowed(values: pa.Array, kind: pa.DataType, convert: Convert) -> Fitted:
@@ -395,8 +455,8 @@ def _fit_struct(values: pa.Array, kind: pa.DataType) -> Fitted:
         return _none_fits(values, kind)
     names = [values.type.field(index).name for index in range(values.type.num_fields)]
     inner, refused = [], None
-    for field in kind:
-        place = place_of(field.name, names)
+    places = places_of([field.name for field in kind], names)
+    for field, place in zip(kind, places, strict=True):
         if place is None:
             inner.append(pa.nulls(len(values), field.type))
             continue
