@@ -102,6 +102,9 @@ def test_compressed_and_empty_documents_are_read() -> None:
         ("[]".encode("utf-16"), True),
         (b"", False),
         (b'{"long": "' + b"x" * 100, False),
+        (b'{"id": 1, "na\n{"id": 2}\n', False),
+        (b'{"id": 1}{"id": 2}\n', True),
+        (b'{"id": [1,\n2]}\n', True),
         (b"nonsense\n", False),
     ],
 )
@@ -117,3 +120,11 @@ def test_an_object_read_as_it_is_is_one_row() -> None:
         (0, {"path": "s3://b/k0.gz", "length": 2, "content": b"\x00\xff"}),
         (0, {"path": "s3://b/k1.gz", "length": 0, "content": b""}),
     ]
+
+
+def test_a_number_of_very_many_digits_concerns_its_own_row_only() -> None:
+    digits = b"1" * 5_000  # Python's own parser refuses more than 4,300
+    found = found_in(b'[{"id": %s}, {"unknown": %s, "id": 2}]' % (digits, digits))
+    assert ([row["id"] for *_, row in found.rows], [at for _, at, *_ in found.bad]) == ([2], [0])
+    assert not looks_like_document(b'{"id": %s}\n{"id": 1}\n' % digits)
+    assert not looks_like_document(b'{"id": %s' % (b"[" * 60_000))

@@ -22,7 +22,7 @@ from penstock.pipeline.spark.source.plan import Piece
 
 _WHITESPACE = " \t\n\r"
 _ONE_LINE = str.maketrans("\n\r", "  ")  # outside of strings, where JSON allows no line break
-_SCANNER = json.JSONDecoder()
+_SCANNER = json.JSONDecoder(parse_int=str, parse_float=str)  # Python refuses whole numbers of many digits
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
@@ -73,11 +73,15 @@ def looks_like_document(beginning: bytes) -> bool:
     text = beginning.removeprefix(codecs.BOM_UTF8).lstrip()
     if not text.startswith(b"{"):
         return text.startswith((b"[", *_UTF16))
-    line, newline, _ = text.partition(b"\n")
+    first, newline, _ = text.partition(b"\n")
+    line = first.decode("utf-8", errors="replace").rstrip()
     try:
-        json.loads(line)
-    except ValueError:
-        return bool(newline)  # an object that continues after its first line
+        _SCANNER.decode(line)
+    except json.JSONDecodeError as error:
+        # an object that continues after its first line, or a second one on it; other faults are those of a bad line
+        return bool(newline) and (error.pos >= len(line) or error.msg == "Extra data")
+    except RecursionError:
+        return False
     return False
 
 
