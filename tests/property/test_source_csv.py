@@ -460,3 +460,28 @@ def test_the_classifier_never_refuses_a_line_that_the_decoder_accepts(
     decoded = CsvDecoder(parse_ddl(DDL), CsvOptions(), LAYOUT).decode(line + b"\n")
     if decoded.rows.num_rows:
         assert CsvClassifier(parse_ddl(DDL), CsvOptions(), LAYOUT).reason(line) is None
+
+
+def test_a_quote_in_a_comment_takes_no_line_with_it() -> None:
+    csv = CsvOptions(comment="#")
+    content = b'a,b\n1,2\n# note,"x\n3,4\n# y",z\n5,"6\n# not a comment\n"\n7,8\n'
+    for cut in range(len(content)):
+        found = read(
+            Case(
+                contents=[content],
+                partitions=halves(content, cut),
+                options=ReadOptions(schema_ddl="a int, b string", format="csv", csv=csv),
+            )
+        )
+        assert (found.failures, found.bad) == ({}, [])
+        rows = sorted((at, row["a"], row["b"]) for _, at, row in found.rows)
+        assert rows == [(4, 1, "2"), (18, 3, "4"), (29, 5, "6\n# not a comment\n"), (52, 7, "8")], cut
+
+
+@pytest.mark.parametrize("neighbour", [b"", b"x\n"], ids=["alone", "beside a bad line"])
+def test_a_return_outside_of_quotes_is_bad_in_a_record_of_several_lines_too(neighbour: bytes) -> None:
+    content = b'a,b\n"1\r\n\r",x\ry\n"1\r\n\r",2\n' + neighbour
+    options = ReadOptions(schema_ddl="a string, b string", format="csv")
+    found = read(Case(contents=[content], partitions=whole([content]), options=options))
+    assert [row for *_, row in found.rows] == [{"a": "1\r\n\r", "b": "2"}]
+    assert found.bad[0][1:] == (4, b'"1\r\n\r",x\ry', "malformed")

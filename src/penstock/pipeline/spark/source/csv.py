@@ -47,7 +47,7 @@ from penstock.pipeline.spark.source.csv_lines import (
     is_blank,
     null_texts,
 )
-from penstock.pipeline.spark.source.csv_records import holds_joined, oddly_quoted, parted
+from penstock.pipeline.spark.source.csv_records import INNER_NEWLINE, INNER_RETURN, holds_joined, oddly_quoted, parted
 from penstock.pipeline.spark.source.options import CsvOptions
 
 _HEXADECIMAL = (b"0x", b"0X")
@@ -146,6 +146,10 @@ class CsvDecoder:
         if b"\r" in block:
             returns = np.flatnonzero(data == RETURN)
             alone = returns[data[returns + 1] != NEWLINE]
+            shaped[np.searchsorted(lines.ends, alone)] = False
+        if self._joined and INNER_RETURN in block:
+            returns = np.flatnonzero(data == ord(INNER_RETURN))
+            alone = returns[data[returns + 1] != ord(INNER_NEWLINE)]  # perhaps in a field without quotes
             shaped[np.searchsorted(lines.ends, alone)] = False
         if not plain and self._csv.quote and self._csv.quote.encode() in block:
             shaped &= ~oddly_quoted(data, lines, self._csv)

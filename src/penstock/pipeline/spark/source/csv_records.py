@@ -322,16 +322,22 @@ class _BegunWithin:
 
 
 class _Quoting:
-    """The quoting rule: a quote opens only at the start of a field, and two quotes inside quotes are one character."""
+    """The quoting rule: a quote opens only at the start of a field, and two quotes inside quotes are one character.
+
+    A comment opens none.
+    """
 
     def __init__(self, csv: CsvOptions) -> None:
         self.quote = csv.quote.encode()
+        self._comment = csv.comment.encode()
         self._opening = (csv.delimiter + csv.quote).encode()
 
     def ends_open(self, lines: bytes, start: int, end: int, *, within: bool) -> bool:
         """Return True if quotes are open at the end of the line; ``within``: they are open at its start."""
         at = start
         if not within:
+            if self._comment and lines.startswith(self._comment, start):
+                return False
             if lines.startswith(self.quote, start):
                 at = start + 1
             elif (opening := lines.find(self._opening, start, end)) >= 0:
