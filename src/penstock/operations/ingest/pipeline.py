@@ -188,9 +188,10 @@ class IngestPipeline:
         request, ledger, pipeline = self.request, self.state.ledger, self.where.pipeline
         format_name = request.format or infer_format(sample, self.source.store, source=self.source.address)
         _check_csv(request, format_name)
+        known = self._known_reading(format_name)
+        if known is not None:
+            return known
         given = request.read(format_name)
-        if given.schema_ddl or format_of(format_name).has_own_schema:
-            return given
         inferred = infer_schema(sample, self.source.store, given, delimiter_given=request.delimiter is not None)
         self.tools.bus.emit(SchemaInferred(pipeline=pipeline, schema=inferred.ddl, notes=inferred.notes))
         ledger.remember_source_schema(pipeline, inferred.ddl, as_text(inferred.options))
@@ -198,12 +199,15 @@ class IngestPipeline:
         assert remembered is not None, "it was remembered just now"
         return remembered
 
-    def _known_reading(self) -> ReadOptions | None:
-        """Return how objects are read if that is given or remembered; None if it has to be inferred."""
+    def _known_reading(self, format_name: str | None = None) -> ReadOptions | None:
+        """Return how objects are read if that is given or remembered; None if it has to be inferred.
+
+        ``format_name``: as inferred, if it was; a ledger may have only a schema.
+        """
         request = self.request
         row = self.state.ledger.ensure_pipeline(self.where.pipeline)
         remembered = from_text(row.source_options) if row.source_options is not None else None
-        format_name = request.format or (remembered.format if remembered is not None else None)
+        format_name = format_name or request.format or (remembered.format if remembered is not None else None)
         if format_name is None:
             return None
         read = request.read(format_name)
