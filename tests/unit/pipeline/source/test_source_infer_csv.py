@@ -140,3 +140,50 @@ def test_nothing_to_infer_from_is_refused(tmp_path: Path) -> None:
 
 def test_text_always_has_one_column(tmp_path: Path) -> None:
     assert inferred(tmp_path, {"a": b'{"id":1}\n'}, form="text").ddl == "value STRING"
+
+
+def test_blank_lines_and_comments_of_one_object_skip_no_line_of_another(tmp_path: Path) -> None:
+    found = inferred(tmp_path, {"a": b"# x\n# y\n\nid,v\n1,2\n3,4\n", "b": b"# x\nid,v\n5,6\n"})
+    assert (found.options.csv.skip_lines, found.options.csv.comment) == (0, "#")
+    assert found.ddl == "id BIGINT, v BIGINT"
+
+
+def test_quotes_in_comments_are_characters(tmp_path: Path) -> None:
+    found = inferred(tmp_path, {"a": b'# c,"x\n# d\nid,v\n1,"2"\n3,4\n# q,"\n5,6\n'})
+    assert (found.ddl, found.options.csv.header) == ("id BIGINT, v BIGINT", True)
+
+
+def test_a_single_column_of_numbers_has_no_header(tmp_path: Path) -> None:
+    found = inferred(tmp_path, {"a": b"1\n2\n3\n"})
+    assert (found.ddl, found.options.csv.header) == ("_c0 BIGINT", False)
+
+
+def test_a_single_column_of_texts_is_not_cut_at_commas(tmp_path: Path) -> None:
+    found = inferred(tmp_path, {"a": b"text\nhello, world\nfoo\nbar, baz, qux\nx\n"})
+    assert (found.ddl, found.options.csv.delimiter) == ("text STRING", ";")
+
+
+@pytest.mark.parametrize(("header", "names"), [(b"", "_c0 _c1"), (b"a;b\n", "a b")], ids=["no header", "a header"])
+def test_decimal_commas_do_not_separate_fields(tmp_path: Path, header: bytes, names: str) -> None:
+    found = inferred(tmp_path, {"a": header + b"1,5;2,5\n3,5;4,5\n"})
+    assert (found.options.csv.delimiter, found.options.csv.skip_lines) == (";", 0)
+    assert found.ddl == ", ".join(f"{name} STRING" for name in names.split())
+
+
+def test_a_delimiter_at_the_end_of_every_row_shifts_no_column(tmp_path: Path) -> None:
+    found = inferred(tmp_path, {"a": b"a,b\n1,2,\n3,4,\n"})
+    assert (found.options.csv.unnamed_first, found.options.csv.skip_lines) == (False, 0)
+    assert found.ddl == "a STRING, b STRING"
+
+
+def test_a_delimiter_may_be_given_by_its_name(tmp_path: Path) -> None:
+    found = inferred(tmp_path, {"a": b"a\tb\n1\t2\n"}, CsvOptions(delimiter="\\t"))
+    assert (found.ddl, found.options.csv.delimiter) == ("a BIGINT, b BIGINT", "\t")
+    with pytest.raises(UsageError, match="';;' is not one ASCII character"):
+        inferred(tmp_path, {"a": b"a;;b\n"}, CsvOptions(delimiter=";;"))
+
+
+@pytest.mark.parametrize("values", ["1e400;2", "-+inf;1.5", " 2024-05-06;2024-05-06 07:08"])
+def test_no_type_is_inferred_that_refuses_a_value_of_the_sample(tmp_path: Path, values: str) -> None:
+    rows = "".join(f"{value},x\n" for value in values.split(";"))
+    assert inferred(tmp_path, {"a": b"v,other\n" + rows.encode()}).ddl == "v STRING, other STRING"

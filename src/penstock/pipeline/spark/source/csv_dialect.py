@@ -1,12 +1,14 @@
 """Find out the dialect of CSV objects from the beginning of one: delimiter, comments, lines before the data, header.
 
 What a person gave stays as it is. A delimiter is one that cuts most records into the same number of fields, more than
-one; the comma wins a draw. Records before the first of that length are skipped, for example a title. R writes row names
-in a column that the header does not name.
+one; the comma wins a draw. If there is none, all is one column. Records before the first of that length are skipped, for
+example a title; blank lines and comments are not counted, since other objects may have fewer. R writes row names in a
+column that the header does not name.
 """
 
 import csv as csv_module
 import io
+import re
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -21,6 +23,7 @@ _RECORDS_MAX = 1_000
 _SKIPPED_MAX = 20
 _SHARE_MIN = 0.9  # of the records that have the same number of fields
 _COMMENT = "#"
+_DECIMAL_COMMA = re.compile(r"\s*[+-]?[0-9]+,[0-9]+\s*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +48,11 @@ def detect(sample: str, given: CsvOptions, *, delimiter_given: bool) -> FoundDia
         for dialect in [replace(csv, delimiter=delimiter)]
     ]
     delimiter, shape = max(shapes, key=lambda each: each[1].rank)
-    if shape.fields > 1 and delimiter != csv.delimiter:
+    if shape.share < _SHARE_MIN and shape.begins_narrow:  # one column of texts with such characters in them
+        delimiter, shape = next((each for each in shapes if each[1].is_one_column), (delimiter, shape))
+    if shape.fields > 1 or shape.is_one_column:
         csv = replace(csv, delimiter=delimiter)
-    if shape.share < _SHARE_MIN or shape.fields < 2:
+    if shape.share < _SHARE_MIN or not (shape.fields > 1 or shape.is_one_column):
         return FoundDialect(csv=csv, notes=tuple(notes))
     if not csv.skip_lines and 0 < shape.first_line <= _SKIPPED_MAX:
         csv = replace(csv, skip_lines=shape.first_line)
@@ -68,34 +73,58 @@ class _RecordShape:
 
     fields: int  # of most records
     share: float  # of the records that have so many
-    first_line: int  # of the header, or of the first record without one
+    first_line: int  # of the header, or of the first record without one; 0 if only blank lines and comments precede it
+    begins_narrow: bool  # the first record has one field
     unnamed_first: bool
     is_data: bool  # the first record consists of numbers
     quotes: int  # fields with a quote in them, which a wrong delimiter leaves there
+    delimiters: int  # fields with another delimiter in them, decimal commas aside
 
     @property
-    def rank(self) -> tuple[bool, bool, bool, int, float, int]:
+    def is_one_column(self) -> bool:
+        return self.fields == 1 and self.share == 1.0
+
+    @property
+    def rank(self) -> tuple[bool, bool, bool, bool, int, int, float, int]:
         regular = self.share >= _SHARE_MIN
-        return self.fields > 1, regular, not self.unnamed_first, -self.quotes, self.share, self.fields
+        leads = not self.unnamed_first, not self.first_line
+        return self.fields > 1, regular, *leads, -self.quotes, -self.delimiters, self.share, self.fields
+
+
+_NO_RECORDS = _RecordShape(
+    fields=0, share=0.0, first_line=0, begins_narrow=False, unnamed_first=False, is_data=False, quotes=0, delimiters=0
+)
 
 
 def _shape(records: Sequence["_Record"], csv: CsvOptions) -> _RecordShape:
     if not records:
-        return _RecordShape(fields=0, share=0.0, first_line=0, unnamed_first=False, is_data=False, quotes=0)
+        return _NO_RECORDS
     fields, found = Counter(len(record.fields) for record in records).most_common(1)[0]
     first = next(number for number, record in enumerate(records) if len(record.fields) == fields)
+    # then it is the last field that has no name
+    trails = all(not record.fields[-1] for record in records if len(record.fields) == fields)
     header = records[first - 1].fields if first else ()
-    unnamed_first = first > 0 and len(header) == fields - 1 > 0 and not any(map(is_number, header))
-    if unnamed_first:
-        first -= 1
+    is_short = first > 0 and len(header) == fields - 1 > 0 and not any(map(is_number, header))
+    first -= is_short
     return _RecordShape(
         fields=fields,
-        share=(found + unnamed_first) / (len(records) - first),
-        first_line=records[first].line,
-        unnamed_first=unnamed_first,
-        is_data=not unnamed_first and all(map(is_number, records[first].fields)),
+        share=(found + is_short) / (len(records) - first),
+        first_line=records[first].line if first else 0,
+        begins_narrow=len(records[0].fields) == 1,
+        unnamed_first=is_short and not trails,
+        is_data=not is_short and all(_is_number(text) for text in records[first].fields),
         quotes=sum(csv.quote in text for record in records for text in record.fields) if csv.quote else 0,
+        delimiters=sum(_holds_delimiter(text, csv) for record in records for text in record.fields),
     )
+
+
+def _is_number(text: str) -> bool:
+    return is_number(text) or _DECIMAL_COMMA.fullmatch(text) is not None
+
+
+def _holds_delimiter(text: str, csv: CsvOptions) -> bool:
+    others = (delimiter for delimiter in DELIMITERS if delimiter != csv.delimiter)
+    return any(other in text for other in others) and not _DECIMAL_COMMA.fullmatch(text)
 
 
 class _Record(NamedTuple):
@@ -106,6 +135,8 @@ class _Record(NamedTuple):
 def _records(text: str, csv: CsvOptions) -> list[_Record]:
     """Return the first records after the skipped lines, without blank lines and comments."""
     lines = io.StringIO(text, newline="").readlines()
+    if csv.comment:
+        lines = ["\n" if line.startswith(csv.comment) else line for line in lines]
     reader = csv_module.reader(
         lines[csv.skip_lines :],
         delimiter=csv.delimiter,
@@ -116,7 +147,7 @@ def _records(text: str, csv: CsvOptions) -> list[_Record]:
     line = 0
     with suppress(csv_module.Error):  # a field longer than the module's limit
         for fields in reader:
-            if any(fields) and not (csv.comment and fields[0].startswith(csv.comment)):
+            if any(fields):
                 records.append(_Record(line=line, fields=fields))
             line = reader.line_num
             if len(records) > _RECORDS_MAX:

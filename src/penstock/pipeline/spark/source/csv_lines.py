@@ -149,7 +149,7 @@ def is_number(text: str) -> bool:
 
 def is_special(text: str) -> bool:
     """Return True if the text is NaN or infinity, in any spelling that a column of doubles reads."""
-    return text.removeprefix("-").removeprefix("+").lower() in ("nan", "inf", "infinity")
+    return text.removeprefix("-" if text.startswith("-") else "+").lower() in ("nan", "inf", "infinity")
 
 
 def null_texts(csv: CsvOptions, *, in_strings: bool = True) -> list[str]:

@@ -14,6 +14,7 @@ If texts such as NA are all that keeps a column from being numbers, they are nul
 text, since NA may also be a name.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -41,7 +42,7 @@ from penstock.pipeline.spark.source.csv_records import header_names, parted
 from penstock.pipeline.spark.source.ddl import TIMESTAMP, may_be_column
 from penstock.pipeline.spark.source.fit import wider
 from penstock.pipeline.spark.source.jsonl_lines import is_date, is_moment
-from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions
+from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions, checked_csv
 from penstock.pipeline.spark.source.samples import first_lines, sample_chunks
 
 NULL_MARKS = frozenset(
@@ -57,7 +58,8 @@ def infer_csv(
     sample: Sequence[ObjectRef], store: ObjectStore, options: ReadOptions, *, delimiter_given: bool
 ) -> tuple[Sequence[pa.Field], Sequence[str], CsvOptions]:
     """Return the columns, sentences about what may surprise, and the dialect."""
-    dialect = detect(_beginning(sample, store, options), options.csv, delimiter_given=delimiter_given)
+    given = checked_csv(options.csv)
+    dialect = detect(_beginning(sample, store, options), given, delimiter_given=delimiter_given)
     options = replace(options, csv=dialect.csv)
     columns: dict[str, _Column] = {}
     left_out: dict[str, None] = {}
@@ -105,7 +107,7 @@ class _Column:
         kinds = set(self.kinds)
         if self.marks():
             kinds.discard("text")
-        if kinds == {"special"}:
+        if kinds == {"special"} or {"padded date", "time"} <= kinds:
             return pa.string()
         types = [_TYPES[kind] for kind in sorted(kinds)]
         return reduce(wider, types) if types else pa.string()
@@ -118,6 +120,7 @@ _TYPES = {
     "special": pa.float64(),  # NaN and infinity
     "boolean": pa.bool_(),
     "date": pa.date32(),
+    "padded date": pa.date32(),  # with blanks around it, which times must not have
     "time": TIMESTAMP,
     "text": pa.string(),
 }
@@ -134,13 +137,14 @@ def _kind(value: Field) -> str:
         return "huge" if len(digits) <= _DIGITS_MAX else "text"
     if is_number(text):
         begun = digits.removeprefix("+")
-        return "text" if begun[:1] == "0" and begun[1:2].isdigit() else "number"
+        has_zeros = begun[:1] == "0" and begun[1:2].isdigit()
+        return "number" if not has_zeros and math.isfinite(float(text)) else "text"
     if is_special(text):
         return "special"
     if value.text in TRUE_TEXTS or value.text in FALSE_TEXTS:
         return "boolean"
     if is_date(text):
-        return "date"
+        return "date" if text == value.text else "padded date"
     return "time" if is_moment(value.text) else "text"
 
 

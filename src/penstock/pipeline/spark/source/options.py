@@ -79,7 +79,7 @@ def checked(options: ReadOptions) -> ReadOptions:
         _check_json(schema)
     if options.format == "csv":
         _check_flat(schema)
-        options = replace(options, csv=_checked_csv(options.csv))
+        options = replace(options, csv=checked_csv(options.csv))
     return replace(options, schema_ddl=format_ddl(schema))
 
 
@@ -110,7 +110,8 @@ def _check_flat(schema: pa.Schema) -> None:
             raise UsageError(f"The format csv has no place for a list or struct, as in {kind}: declare it as a string.")
 
 
-def _checked_csv(csv: CsvOptions) -> CsvOptions:
+def checked_csv(csv: CsvOptions) -> CsvOptions:
+    """Return the dialect with the delimiter itself in place of its name. Raises `UsageError` for an invalid one."""
     delimiter = "\t" if csv.delimiter == _TAB else csv.delimiter
     if len(delimiter) != 1 or not delimiter.isascii() or delimiter in "\r\n\0":
         raise UsageError(f"The delimiter {csv.delimiter!r} is not one ASCII character within a line, such as ';'.")
