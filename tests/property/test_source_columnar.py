@@ -304,3 +304,12 @@ def test_units_are_read_once_in_whatever_order_a_writer_put_them(monkeypatch: py
     for cut in (1, 300, 450, len(content) - 1):
         found = read(Case(contents=[content], partitions=halves(content, cut), options=options("parquet", "id bigint")))
         assert sorted((number, row["id"]) for _, number, row in found.rows) == [(n, n) for n in range(6)], cut
+
+
+def test_an_object_in_one_piece_is_read_without_the_starts_of_its_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    def begin(group: object) -> int:
+        raise AssertionError("Arrow ends the process if the metadata of a column are damaged")
+
+    monkeypatch.setattr(columnar, "_begin", begin)
+    content = as_parquet(pa.table({"id": [1, 2]}), 1)
+    assert rows_and_bad(content, "parquet", "id bigint") == ([{"id": 1}, {"id": 2}], [])

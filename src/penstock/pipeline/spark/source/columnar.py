@@ -28,7 +28,7 @@ _DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError)  # the last for a col
 class Unit:
     """A row group or stripe."""
 
-    start: int  # where it begins in the object
+    start: Callable[[], int]  # returns where it begins in the object
     read: Callable[[Sequence[str]], Iterator[pa.Table]]  # returns the rows with these columns
     count: Callable[[], int]  # returns the number of rows
 
@@ -64,7 +64,7 @@ class ColumnarFormat:
         file = OPENERS[self._name](content)
         names = names_read(file.schema.names, self._declared, uri=uri)
         fitter = Fitter(names, self._declared)
-        owned = [piece.start <= unit.start < piece.stop for unit in file.units]  # a writer may put units in any order
+        owned = _owned(file.units, piece, content.size_bytes)
         left = sum(owned)
         first = 0
         for unit, is_owned in zip(file.units, owned, strict=True):
@@ -77,6 +77,15 @@ class ColumnarFormat:
             for rows in unit.read(names):
                 yield fitter.fit(rows.select(names), first)
                 first += rows.num_rows
+
+
+def _owned(units: Sequence[Unit], piece: Piece, size_bytes: int) -> list[bool]:
+    """Return a flag per unit, set if it begins in the piece; a writer may put units in any order."""
+    if (piece.start, piece.stop) == (0, size_bytes):  # without their starts: those of damaged units may end the process
+        return [True] * len(units)
+    # a start outside of the object belongs to a piece too, and fails it
+    starts = (max(0, min(unit.start(), size_bytes - 1)) for unit in units)
+    return [piece.start <= start < piece.stop for start in starts]
 
 
 class Content(io.RawIOBase):
@@ -151,10 +160,7 @@ def _open_parquet(content: Content) -> OpenFile:
 
     def unit(number: int) -> Unit:
         group = file.metadata.row_group(number)
-        start = max(
-            0, min(_begin(group), content.size_bytes - 1)
-        )  # a damaged one also belongs to a piece, and fails it
-        return Unit(start=start, read=partial(read, number), count=lambda: group.num_rows)
+        return Unit(start=lambda: _begin(group), read=partial(read, number), count=lambda: group.num_rows)
 
     return OpenFile(schema=file.schema_arrow, units=[unit(number) for number in range(file.num_row_groups)])
 
@@ -179,6 +185,9 @@ def _open_orc(content: Content) -> OpenFile:
         named = None if any("." in name for name in columns) else list(columns)
         yield _table(file.read_stripe(number, columns=named))
 
+    def start(number: int) -> int:
+        return content.size_bytes * number // int(file.nstripes)
+
     def count(number: int) -> int:
         narrow = next((field.name for field in schema if not pa.types.is_nested(field.type)), schema.names[0])
         return int(file.read_stripe(number, columns=[narrow]).num_rows)
@@ -187,7 +196,7 @@ def _open_orc(content: Content) -> OpenFile:
         schema=schema,
         units=[
             Unit(
-                start=content.size_bytes * number // file.nstripes,
+                start=partial(start, number),
                 read=partial(read, number),
                 count=partial(count, number),
             )

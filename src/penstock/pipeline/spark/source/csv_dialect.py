@@ -1,9 +1,9 @@
 """Find out the dialect of CSV objects from the beginning of one: delimiter, comments, lines before the data, header.
 
 What a person gave stays as it is. A delimiter is one that cuts most records into the same number of fields, more than
-one; the comma wins a draw. If there is none, all is one column. Records before the first of that length are skipped, for
-example a title; blank lines and comments are not counted, since other objects may have fewer. R writes row names in a
-column that the header does not name.
+one; the comma wins a draw. If there is none, all is one column. Records before the first of that length are skipped,
+for example a title. Blank lines and comments before it are not counted: other objects may have fewer. R writes row
+names in a column that the header does not name.
 """
 
 import csv as csv_module
