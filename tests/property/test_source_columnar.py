@@ -14,6 +14,7 @@ from pyarrow import orc
 from tests.property.source_run import Case, any_pieces, halves, read, whole
 
 from penstock.pipeline.spark.source import columnar
+from penstock.pipeline.spark.source.fit import storable
 from penstock.pipeline.spark.source.options import ReadOptions
 from penstock.pipeline.spark.source.plan import Piece
 
@@ -313,3 +314,13 @@ def test_an_object_in_one_piece_is_read_without_the_starts_of_its_units(monkeypa
     monkeypatch.setattr(columnar, "_begin", begin)
     content = as_parquet(pa.table({"id": [1, 2]}), 1)
     assert rows_and_bad(content, "parquet", "id bigint") == ([{"id": 1}, {"id": 2}], [])
+
+
+@pytest.mark.parametrize("kind", [pa.list_view, pa.large_list_view])
+def test_list_views_are_lists(kind: Callable[[pa.DataType], pa.DataType]) -> None:
+    lists = [[[1], None, [2, 300]], None, [], [[3, 4], []]]
+    content = as_parquet(pa.table({"v": pa.array(lists, kind(kind(pa.int64())))}), 3)
+    rows, bad = rows_and_bad(content, "parquet", "v array<array<tinyint>>")
+    assert [row["v"] for row in rows] == lists[1:]
+    assert bad == [b'{"v":[[1],null,[2,300]]}']
+    assert storable(kind(pa.int8())) == pa.list_(pa.int8())

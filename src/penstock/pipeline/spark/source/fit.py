@@ -153,7 +153,7 @@ def storable(kind: pa.DataType) -> pa.DataType:
         return storable(kind.value_type)
     if isinstance(kind, pa.BaseExtensionType):
         return storable(kind.storage_type)
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+    if _is_list(kind):
         return pa.list_(pa.field("element", storable(kind.value_type)))
     if types.is_map(kind):
         return pa.map_(storable(kind.key_type), storable(kind.item_type))
@@ -275,7 +275,23 @@ def _plain(values: pa.Array) -> pa.Array:
         return values.cast(pa.binary())
     if pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         return values.cast(pa.list_(kind.value_field))
+    if _is_list(kind) and not pa.types.is_list(kind):
+        return _list_of_views(values)
     return values
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    types = pa.types
+    has_offsets = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    return bool(has_offsets or types.is_list_view(kind) or types.is_large_list_view(kind))
+
+
+def _list_of_views(values: pa.Array) -> pa.Array:
+    """Return a list view as a list; Arrow's cast returns invalid arrays for slices and nulls (measured)."""
+    sizes = pc.fill_null(pc.list_value_length(values), 0).to_numpy()
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
+    kind = pa.list_(values.type.value_field)
+    return pa.ListArray.from_arrays(pa.array(offsets), values.flatten(), type=kind, mask=values.is_null())
 
 
 Convert = Callable[[pa.Array], pa.Array]
