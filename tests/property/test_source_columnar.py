@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import orc
-from tests.property.source_run import Case, any_pieces, halves, read, whole
+from tests.property.source_run import Case, MemoryReader, any_pieces, halves, read, whole
 
+from penstock.errors import Interrupted, ObjectGone, TemporaryError
+from penstock.objects.reference import ObjectRef
 from penstock.pipeline.spark.source import columnar
 from penstock.pipeline.spark.source.fit import storable
 from penstock.pipeline.spark.source.options import ReadOptions
@@ -324,3 +326,34 @@ def test_list_views_are_lists(kind: Callable[[pa.DataType], pa.DataType]) -> Non
     assert [row["v"] for row in rows] == lists[1:]
     assert bad == [b'{"v":[[1],null,[2,300]]}']
     assert storable(kind(pa.int8())) == pa.list_(pa.int8())
+
+
+@formats
+@pytest.mark.parametrize("fault", [TemporaryError("the connection broke"), ObjectGone("deleted"), Interrupted("stop")])
+@pytest.mark.parametrize("reads", [0, 1, 3])
+def test_a_fault_while_reading_in_ranges_is_not_taken_for_a_damaged_object(
+    name: str, fault: BaseException, reads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(columnar, "_HELD_BYTES_MAX", 0)
+    content = WRITERS[name](pa.table({"id": range(3_000), "name": [str(number) for number in range(3_000)]}), 1_000)
+
+    class FailingReader(MemoryReader):
+        def pread(self, offset: int, length_bytes: int) -> bytes:
+            self.at += 1
+            if self.at > reads:
+                raise fault
+            return super().pread(offset, length_bytes)
+
+    reader = FailingReader(ObjectRef(bucket="b", key="k", size_bytes=len(content), etag="e"), content)
+    piece = Piece(object=0, start=0, stop=len(content))
+    with pytest.raises(type(fault)):
+        list(columnar.ColumnarFormat(options(name, "id bigint, name string")).read(reader, piece))
+
+
+def test_a_struct_that_a_schema_cannot_name_is_stored_as_text() -> None:
+    twice = pa.struct([pa.field("x", pa.int32()), pa.field("X", pa.int32())])
+    assert [storable(kind) for kind in (twice, pa.struct([]))] == [pa.string()] * 2
+    assert rows_and_bad(as_orc(pa.table({"v": pa.array([{}], pa.struct([])), "id": [1]}), 1), "orc", "v string") == (
+        [{"v": "{}"}],
+        [],
+    )

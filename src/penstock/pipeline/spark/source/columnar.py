@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.errors import ObjectCorrupt, ObjectError
+from penstock.errors import Interrupted, ObjectCorrupt, PenstockError
 from penstock.objects.store import ObjectReader
 from penstock.pipeline.spark.source.blocks import Decoded
 from penstock.pipeline.spark.source.ddl import parse_ddl
@@ -97,9 +97,9 @@ class Content(io.RawIOBase):
         self._size_bytes = reader.ref.size_bytes
         self._held = reader.pread(0, self._size_bytes) if self._size_bytes <= _HELD_BYTES_MAX else None
         self._at = 0
-        self._failure: ObjectError | None = None
+        self._failure: BaseException | None = None
 
-    def explained(self, error: Exception, *, format_name: str) -> Exception:
+    def explained(self, error: Exception, *, format_name: str) -> BaseException:
         """Return the store's error if it caused this error of Arrow, else that the object is corrupt.
 
         Raises `ObjectSuperseded` if the bytes read were not of this version.
@@ -137,7 +137,7 @@ class Content(io.RawIOBase):
         left = max(0, self._size_bytes - self._at)
         try:
             data = self._reader.pread(self._at, left if size is None or size < 0 else min(size, left))
-        except ObjectError as error:
+        except (PenstockError, Interrupted) as error:
             self._failure = error  # Arrow may pass on only its text
             raise
         self._at += len(data)
