@@ -162,7 +162,7 @@ def decimal(text: str) -> Decimal:
         raise WrongType from None
     if cut != number or abs(number) >= 10**4:
         raise WrongType
-    return cut
+    return cut + 0  # no minus for zero
 
 
 CONVERTERS: dict[str, Any] = {

@@ -70,6 +70,7 @@ class Scene:
         request = IngestRequest(
             source=f"s3://{self.landing.bucket}",
             table=self.table,
+            format="jsonl",  # the names tell several
             schema=schema,
             state=str(self.folder / "ingest"),
             queue=queue,
