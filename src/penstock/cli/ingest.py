@@ -59,7 +59,7 @@ class FormatOptions:
     delimiter: Annotated[
         str | None,
         typer.Option(
-            "--delimiter", metavar="CHARACTER", help=r"CSV: the delimiter, such as ; or \t; default: a comma."
+            "--delimiter", metavar="CHARACTER", help=r"CSV: the delimiter, such as ; or \t; default: detected."
         ),
     ] = None
     no_header: Annotated[

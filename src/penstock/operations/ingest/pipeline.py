@@ -46,7 +46,7 @@ class IngestRequest:
     source: str
     table: str
     format: str | None = None  # None: as the names of the objects tell
-    delimiter: str | None = None  # CSV only; None: a comma
+    delimiter: str | None = None  # CSV only; None: as detected, a comma beside a given schema
     header: bool = True  # CSV only
     schema: str | None = None  # Spark DDL; None: remembered or inferred
     transform: str | None = None  # "module:function"
