@@ -100,6 +100,21 @@ def test_lines_before_the_data_are_skipped(tmp_path: Path) -> None:
     assert found.notes == ("the first 3 lines are skipped, since the others have 3 fields",)
 
 
+def test_a_title_and_some_bad_lines_hide_neither_delimiter_nor_header(tmp_path: Path) -> None:
+    data = b"Sales report 2025, confidential\nid;name;amount\n" + b"1;x;2.5\n" * 5 + b"7;short\n"
+    found = inferred(tmp_path, {"a": data})
+    assert found.ddl == "id BIGINT, name STRING, amount DOUBLE"
+    assert found.notes == (
+        "the delimiter is a semicolon",
+        "the first line is skipped, since the others have 3 fields",
+    )
+
+
+def test_a_title_before_two_columns_is_no_header(tmp_path: Path) -> None:
+    data = b"Report\nCreated 2025\n\nid;name\n1;x\n2;y\n"
+    assert inferred(tmp_path, {"a": data}).ddl == "id BIGINT, name STRING"
+
+
 def test_comments_are_skipped(tmp_path: Path) -> None:
     found = inferred(tmp_path, {"a": b"# taken, on a Monday\n# by hand\nid,v\n1,2\n# pause\n3,4\n"})
     assert (found.ddl, found.options.csv.comment) == ("id BIGINT, v BIGINT", "#")

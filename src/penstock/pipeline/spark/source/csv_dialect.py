@@ -19,9 +19,10 @@ from penstock.pipeline.spark.source.csv_lines import is_number
 from penstock.pipeline.spark.source.options import CsvOptions
 
 DELIMITERS = (",", ";", "\t", "|")
+_NAMES = {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a bar"}
 _RECORDS_MAX = 1_000
 _SKIPPED_MAX = 20
-_SHARE_MIN = 0.9  # of the records that have the same number of fields
+_SHARE_MIN = 0.75  # of the records that have the same number of fields
 _COMMENT = "#"
 _DECIMAL_COMMA = re.compile(r"\s*[+-]?[0-9]+,[0-9]+\s*")
 
@@ -52,6 +53,8 @@ def detect(sample: str, given: CsvOptions, *, delimiter_given: bool) -> FoundDia
         delimiter, shape = next((each for each in shapes if each[1].is_one_column), (delimiter, shape))
     if shape.fields > 1 or shape.is_one_column:
         csv = replace(csv, delimiter=delimiter)
+    if delimiter != given.delimiter and csv.delimiter == delimiter:
+        notes.append(f"the delimiter is {_NAMES[delimiter]}")
     if shape.share < _SHARE_MIN or not (shape.fields > 1 or shape.is_one_column):
         return FoundDialect(csv=csv, notes=tuple(notes))
     if not csv.skip_lines and 0 < shape.first_line <= _SKIPPED_MAX:
@@ -105,6 +108,8 @@ def _shape(records: Sequence["_Record"], csv: CsvOptions) -> _RecordShape:
     trails = all(not record.fields[-1] for record in records if len(record.fields) == fields)
     header = records[first - 1].fields if first else ()
     is_short = first > 0 and len(header) == fields - 1 > 0 and not any(map(is_number, header))
+    # a header of one name looks like a title; row names come with a number
+    is_short = is_short and (fields > 2 or any(map(_is_number, records[first].fields)))
     first -= is_short
     return _RecordShape(
         fields=fields,
