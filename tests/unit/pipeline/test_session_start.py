@@ -17,6 +17,7 @@ from penstock.pipeline.spark.classic import (
     ClassicRuntime,
     SessionSettings,
     _conf,
+    _not_of_py4j,
     _own_conf,
     _planning_folder,
     complaint,
@@ -162,7 +163,14 @@ def test_spark_conf_wins_over_the_clusters_defaults_and_these_over_the_environme
     assert _planning_folder(replace(settings, extra_conf={"spark.pyspark.python": "/opt/bin/python3"}), conf) is None
 
 
-def test_a_start_that_fails_leaves_loggers_and_environment_as_they_were(tmp_path: Path) -> None:
+@pytest.mark.parametrize("with_filter", [False, True], ids=["the first start", "after a session"])
+def test_a_start_that_fails_leaves_loggers_and_environment_as_they_were(
+    tmp_path: Path, request: pytest.FixtureRequest, with_filter: bool
+) -> None:
+    root = logging.getLogger()
+    if with_filter:  # as an earlier session of the process leaves it
+        root.addFilter(_not_of_py4j)
+        request.addfinalizer(lambda: root.removeFilter(_not_of_py4j))
     names = (*QUERY_LOGGERS, "py4j")
     levels = [logging.getLogger(name).level for name in names]
     filters, environment = list(logging.getLogger().filters), dict(os.environ)

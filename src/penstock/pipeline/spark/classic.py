@@ -311,11 +311,13 @@ def _stop_quietly(spark: SparkSession) -> None:
 @contextmanager
 def _no_py4j_in_the_root_logger() -> Iterator[None]:
     """Filter Py4J's records, which the root logger logs for a broken connection; if the block raises, undo that."""
+    had_filter = _not_of_py4j in logging.getLogger().filters  # of an earlier session
     logging.getLogger().addFilter(_not_of_py4j)
     try:
         yield
     except BaseException:
-        logging.getLogger().removeFilter(_not_of_py4j)
+        if not had_filter:
+            logging.getLogger().removeFilter(_not_of_py4j)
         raise
 
 
