@@ -19,7 +19,9 @@ from penstock import (
     ObjectSource,
     Queue,
 )
+from penstock.app.pipelines.declaration import OWN_SCHEMA
 from penstock.errors import UsageError
+from penstock.pipeline.spark.source.formats import FORMATS
 
 
 def function(body: object) -> None:
@@ -269,3 +271,7 @@ def test_a_function_that_may_take_the_object_is_declared(function: Callable[...,
     app = App()
     app.object_handler("q", source="in", cleanup=function)(function)
     assert [one.queue_name for one in app.services] == ["q"]
+
+
+def test_the_formats_that_need_no_schema_are_those_that_have_their_own() -> None:
+    assert set(OWN_SCHEMA) == {name for name, kind in FORMATS.items() if kind.has_own_schema}

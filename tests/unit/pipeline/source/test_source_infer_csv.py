@@ -9,6 +9,7 @@ from penstock.errors import UsageError
 from penstock.objects.local_store import LocalStore
 from penstock.pipeline.spark.source.infer import Inferred, infer_schema
 from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions, as_text, from_text
+from penstock.pipeline.spark.source.samples import sample_chunks
 
 
 def inferred(folder: Path, files: dict[str, bytes], csv: CsvOptions | None = None, form: str = "csv") -> Inferred:
@@ -69,6 +70,16 @@ def test_a_value_anywhere_in_a_column_can_widen_it(tmp_path: Path, size: int) ->
     text = b"half,%s\n" % (b"y" * 100) * 8_000
     found = inferred(tmp_path, {"a": b"v,other\n" + rows + text + rows})
     assert found.ddl == "v STRING, other STRING"
+
+
+def test_a_sample_of_many_large_objects_stays_small(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"v,w\n" + b"1,%s\n" % (b"x" * 100) * 30_000)
+    store = LocalStore(tmp_path)
+    ref = store.describe(tmp_path / "a")
+    for objects in (1, 20):
+        chunks = sample_chunks(ref, store, ReadOptions(format="csv"), objects=objects)
+        sampled = objects * sum(len(chunk.lines) for chunk in chunks)
+        assert sampled <= 4 << 20, "whole lines and blocks, so a little more than the size aimed at"
 
 
 def test_texts_such_as_na_are_null_marks_of_numbers_and_text_of_strings(tmp_path: Path) -> None:

@@ -96,18 +96,28 @@ def format_ddl(schema: pa.Schema) -> str:
 
 def spark_ddl(schema: pa.Schema) -> str:
     """Return a schema as text that means the same with all settings of Spark: of timestamps, and of reserved words."""
-    return ", ".join(f"{_always_quoted(field.name)} {_spark_type(field.type)}" for field in schema)
+    return ", ".join(f"{_always_quoted(field.name)} {_type(field.type, for_spark=True)}" for field in schema)
 
 
-def _spark_type(kind: pa.DataType) -> str:
+def type_text(kind: pa.DataType) -> str:
+    """Return the canonical text of a type."""
+    return _type(kind, for_spark=False)
+
+
+def _type(kind: pa.DataType, *, for_spark: bool) -> str:
     if pa.types.is_list(kind):
-        return f"ARRAY<{_spark_type(kind.value_type)}>"
+        return f"ARRAY<{_type(kind.value_type, for_spark=for_spark)}>"
     if pa.types.is_map(kind):
-        return f"MAP<{_spark_type(kind.key_type)}, {_spark_type(kind.item_type)}>"
+        return f"MAP<{_type(kind.key_type, for_spark=for_spark)}, {_type(kind.item_type, for_spark=for_spark)}>"
     if pa.types.is_struct(kind):
-        fields = ", ".join(f"{_always_quoted(field.name)}: {_spark_type(field.type)}" for field in kind)
-        return f"STRUCT<{fields}>"
-    return "TIMESTAMP_LTZ" if kind == TIMESTAMP else type_text(kind)  # spark.sql.timestampType is what TIMESTAMP means
+        quoted = _always_quoted if for_spark else _quoted
+        fields = (f"{quoted(field.name)}: {_type(field.type, for_spark=for_spark)}" for field in kind)
+        return f"STRUCT<{', '.join(fields)}>"
+    if pa.types.is_decimal(kind):
+        return f"DECIMAL({kind.precision},{kind.scale})"
+    if for_spark and kind == TIMESTAMP:
+        return "TIMESTAMP_LTZ"  # spark.sql.timestampType decides the meaning of TIMESTAMP
+    return next(name for plain, name in _NAMES if plain == kind)
 
 
 def _always_quoted(name: str) -> str:
@@ -116,18 +126,6 @@ def _always_quoted(name: str) -> str:
 
 def _quoted(name: str) -> str:
     return name if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) else _always_quoted(name)
-
-
-def type_text(kind: pa.DataType) -> str:
-    if pa.types.is_list(kind):
-        return f"ARRAY<{type_text(kind.value_type)}>"
-    if pa.types.is_map(kind):
-        return f"MAP<{type_text(kind.key_type)}, {type_text(kind.item_type)}>"
-    if pa.types.is_struct(kind):
-        return "STRUCT<" + ", ".join(f"{_quoted(field.name)}: {type_text(field.type)}" for field in kind) + ">"
-    if pa.types.is_decimal(kind):
-        return f"DECIMAL({kind.precision},{kind.scale})"
-    return next(name for plain, name in _NAMES if plain == kind)
 
 
 def _refuse_twice(fields: list[pa.Field], *, where: str) -> None:

@@ -26,15 +26,9 @@ from penstock.pipeline.spark.source.formats import DEFAULT_FORMAT, format_by_nam
 from penstock.pipeline.spark.source.infer_csv import infer_csv
 from penstock.pipeline.spark.source.jsonl_lines import Classifier
 from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions, checked
-from penstock.pipeline.spark.source.samples import first_lines
+from penstock.pipeline.spark.source.samples import sample_lines
 
 _OBJECTS_MAX = 20
-_LINES_MAX = 1_000  # of one object
-_BYTES_MAX = 1 << 20  # of one object
-_WHOLE = re.compile(r"0|-?[1-9][0-9]*")  # 007 is more likely a name than a number
-_REAL = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
-_DIGITS_MAX = 40
-
 Sample = Mapping[str, Any]
 
 _TIME_LIKE = re.compile(r"\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}")
@@ -123,7 +117,10 @@ def _columns(
         return *_from_footers(sample, store, options.format), options.csv
     root = _Votes()
     for ref in sample:
-        lines = first_lines(ref, store, options) if options.format == "jsonl" else _first_values(ref, store, options)
+        if options.format == "jsonl":
+            lines = sample_lines(ref, store, options, objects=len(sample))
+        else:
+            lines = _first_values(ref, store, options)
         for value in _json_samples(lines):
             _vote(root, value, depth=0)
     notes: list[str] = []

@@ -43,7 +43,7 @@ from penstock.pipeline.spark.source.ddl import TIMESTAMP, may_be_column
 from penstock.pipeline.spark.source.fit import wider
 from penstock.pipeline.spark.source.jsonl_lines import is_date, is_moment
 from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions, checked_csv
-from penstock.pipeline.spark.source.samples import first_lines, sample_chunks
+from penstock.pipeline.spark.source.samples import sample_chunks, sample_lines
 
 NULL_MARKS = frozenset(
     {"NA", "N/A", "n/a", "na", "NULL", "null", "Null", "None", "none", "#N/A", "#NA", "<NA>", "-", "?", "."}
@@ -65,7 +65,7 @@ def infer_csv(
     left_out: dict[str, None] = {}
     for ref in sample:
         try:
-            for name, text in _values(ref, store, options):
+            for name, text in _values(ref, store, options, objects=len(sample)):
                 if not may_be_column(name):
                     left_out[name] = None
                     continue
@@ -153,7 +153,7 @@ def _beginning(sample: Sequence[ObjectRef], store: ObjectStore, options: ReadOpt
     plain = replace(options, format="text")
     for ref in sample:
         lines, size_bytes = [], 0
-        for line in first_lines(ref, store, plain):
+        for line in sample_lines(ref, store, plain, objects=1):
             lines.append(line)
             size_bytes += len(line)
             if size_bytes > _DIALECT_BYTES:
@@ -163,11 +163,13 @@ def _beginning(sample: Sequence[ObjectRef], store: ObjectStore, options: ReadOpt
     return ""
 
 
-def _values(ref: ObjectRef, store: ObjectStore, options: ReadOptions) -> Iterator[tuple[str, Field | None]]:
+def _values(
+    ref: ObjectRef, store: ObjectStore, options: ReadOptions, *, objects: int
+) -> Iterator[tuple[str, Field | None]]:
     """Yield names and values of the sample rows; each name at least once."""
     csv = options.csv
     names: list[str] = []
-    for chunk in sample_chunks(ref, store, options):
+    for chunk in sample_chunks(ref, store, options, objects=objects):
         if csv.header and not names:
             names = header_names(chunk.header, csv, ref.uri)
             yield from ((name, None) for name in names)
