@@ -141,6 +141,11 @@ class Spark:
             self._end(opened)
 
     @property
+    def has_failed(self) -> bool:
+        """Return True if no session could be opened."""
+        return self._failure is not None
+
+    @property
     def _is_remote(self) -> bool:
         return self._settings.spark_master.startswith(CONNECT_SCHEME)
 

@@ -1,5 +1,7 @@
 """The findings of `penstock doctor --spark` that a healthy cluster never shows."""
 
+import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -94,3 +96,23 @@ def test_missing_packages_for_s3_are_no_failure_without_a_table_in_s3(cluster: C
 
 def test_the_number_of_executors_is_left_out_if_spark_does_not_tell(cluster: Cluster) -> None:
     assert cluster.findings()["spark session"].found == "Spark 4.0.0 on spark://head:7077, tasks at once: 2"
+
+
+@pytest.mark.parametrize("failure", [None, ConfigurationError("Spark did not start.")], ids=["started", "failed"])
+def test_the_log_of_spark_stays_only_if_spark_did_not_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, failure: Exception | None
+) -> None:
+    def open_or_fail(self: Spark) -> object:
+        self._log.write_text("why")
+        if failure is not None:
+            raise failure
+        return SimpleNamespace(session=object(), end=lambda _: None)
+
+    monkeypatch.setattr(module, "require_spark", lambda: None)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(Spark, "_open", open_or_fail)
+    monkeypatch.setattr(Spark, "_prepare", lambda _, opened: opened)
+    monkeypatch.setattr(module, "_description", lambda _: "Spark")
+    monkeypatch.setattr(module, "_SessionChecks", lambda *_: SimpleNamespace(findings=lambda: iter([])))
+    list(spark_checks(ScopeRequest()))
+    assert [file.read_text() for file in tmp_path.iterdir()] == ([] if failure is None else ["why"])

@@ -1,12 +1,13 @@
 """The checks of the configured Spark. `penstock doctor` runs one trial job, `penstock doctor --spark` all checks."""
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkstemp
 from typing import TYPE_CHECKING
 
 from penstock.app.loading import load_app
@@ -115,12 +116,14 @@ def _settings(request: "ScopeRequest", master: str | None) -> Settings:
 
 @contextmanager
 def _temporary_spark(settings: Settings, *, checks: bool = True) -> Iterator[Spark]:
-    """Yield a holder of a Spark session whose files are deleted after the block."""
+    """Yield a holder of a Spark session. Its files are deleted after the block, but for the log of a failed start."""
+    descriptor, log = mkstemp(prefix="penstock-doctor-", suffix=".log")
+    os.close(descriptor)
     with TemporaryDirectory(prefix="penstock-doctor-") as folder:
         spark = Spark(
             settings,
             scratch=Path(folder) / "scratch",
-            log=Path(folder) / "spark.log",
+            log=Path(log),
             clock=SystemClock(),
             bus=Bus(),
             stop=StopSignal(),
@@ -130,6 +133,8 @@ def _temporary_spark(settings: Settings, *, checks: bool = True) -> Iterator[Spa
             yield spark
         finally:
             spark.close()
+            if not spark.has_failed:
+                Path(log).unlink(missing_ok=True)
 
 
 def _description(session: "Session") -> str:

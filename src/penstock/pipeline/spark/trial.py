@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from penstock.storage.aws import Aws, access
 
 JOB_SECONDS = 30.0  # after these, the job that is to be cancelled ends on its own
 CANCEL_AGAIN_SECONDS = 0.5
+GIVE_UP_SECONDS = 60.0  # a job that waits for executors ends neither on its own nor, perhaps, by a cancel
 
 _REPLY = pa.schema([("host", pa.string()), ("found", pa.string()), ("fault", pa.string())])
 _REPLY_DDL = "host string, found string, fault string"
@@ -59,7 +61,7 @@ def run_arrow(spark: SparkSession) -> int:
 
 
 def cancel_by_tag(spark: SparkSession) -> bool:
-    """Start a tagged job and cancel it from another thread. Return False if it ran to its end."""
+    """Start a tagged job and cancel it from another thread. Return False if it ran on regardless."""
     runtime, tag = runtime_of(spark), f"penstock-doctor-{uuid4().hex}"
     ended, cancelled = threading.Event(), threading.Event()
 
@@ -73,8 +75,9 @@ def cancel_by_tag(spark: SparkSession) -> bool:
             ended.set()
 
     thread = threading.Thread(target=run, name="penstock-doctor-job", daemon=True)
+    give_up_at = time.monotonic() + GIVE_UP_SECONDS
     thread.start()
-    while not ended.wait(CANCEL_AGAIN_SECONDS):
+    while not ended.wait(CANCEL_AGAIN_SECONDS) and time.monotonic() < give_up_at:
         with suppress(*SPARK_ERRORS):
             runtime.cancel(tag)
     return cancelled.is_set()
