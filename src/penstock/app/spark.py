@@ -19,7 +19,7 @@ from penstock.app.housekeeping import SCRATCH_FOLDER
 from penstock.app.user_modules import function_named
 from penstock.config import Settings, dotted
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError, UsageError, UserError
-from penstock.events import Bus, SettingWithoutEffect, SparkStarted
+from penstock.events import Bus, SettingWithoutEffect, SparkAwaited, SparkStarted
 from penstock.messaging.addresses import masked
 from penstock.messaging.clock import Clock
 from penstock.pipeline.extra import require_connect, require_spark
@@ -199,12 +199,16 @@ class Spark:
             runtime = runtime_of(opened.session)
             ship(runtime, [Path(path) for path in self._settings.spark_py_files])
             if self._checks:
-                with cancelled_at_stop(runtime, lambda: self._stop.requested):
+                with cancelled_at_stop(runtime, lambda: self._stop.requested, self._report_wait):
                     check_workers(opened.session)
         except BaseException:
             self._end(opened)
             raise
         return opened
+
+    def _report_wait(self) -> None:
+        own = masked(self._settings.spark_master) if self._origin == OWN else self._origin
+        self._bus.emit(SparkAwaited(spark=own if self._given is None else "the given session"))
 
     def _open_sibling(self, given: "GivenSpark", origin: str) -> _Opened:
         """Return a sibling of a session that is not ours."""

@@ -33,6 +33,7 @@ from penstock.events import (
     SelectiveListener,
     SourceCleaned,
     SourceScanned,
+    SparkAwaited,
     SparkStarted,
     WatchDegraded,
     WatchStarted,
@@ -177,6 +178,8 @@ def event_lines(event: Event) -> list[str]:
         case SchemaInferred():
             schema = f"schema inferred from a sample and recorded: {event.schema}"
             return [schema, *(f"  {note}" for note in event.notes)]
+        case SparkAwaited():
+            return [f"waiting for executors of Spark ({event.spark}): has its cluster free cores? Ctrl-C ends the wait"]
         case SparkStarted():
             started = f"Spark started in {event.seconds:.1f} s ({event.java})"
             return [*(f"Java: {note}" for note in event.notes), started]

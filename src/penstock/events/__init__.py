@@ -20,6 +20,7 @@ from penstock.events.batches import (
     LedgerRepairStarted,
     LedgerRolledBack,
     RunFailed,
+    SparkAwaited,
     SparkStarted,
     TableCompacted,
 )
@@ -203,6 +204,7 @@ __all__ = [
     "SettlementsApplied",
     "SourceCleaned",
     "SourceScanned",
+    "SparkAwaited",
     "SparkStarted",
     "StacksDumped",
     "StoreAvailable",

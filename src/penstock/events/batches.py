@@ -15,6 +15,13 @@ class SparkStarted(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SparkAwaited(Event):
+    """A Spark session is open, and its executors have not run the check of their Python for a while."""
+
+    spark: str  # the master, or where the session comes from
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchClaimed(Event):
     """The ledger opened an attempt on these objects."""
 

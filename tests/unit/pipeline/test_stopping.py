@@ -44,6 +44,25 @@ def test_a_job_that_waits_for_a_slot_is_cancelled_at_a_stop(monkeypatch: pytest.
     assert set(runtime.cancelled) == set(runtime.tags)
 
 
+def test_a_job_that_waits_for_a_slot_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stopping, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(stopping, "REPORT_AFTER_SECONDS", 0.0)
+    asked, reports, many = [0], [0], threading.Event()
+
+    def requested() -> bool:
+        asked[0] += 1
+        if asked[0] > 3:
+            many.set()
+        return False
+
+    def report() -> None:
+        reports[0] += 1
+
+    with cancelled_at_stop(Runtime(), requested, report):  # type: ignore[arg-type]
+        assert many.wait(DEADLINE_SECONDS)
+    assert reports == [1]
+
+
 def test_jobs_in_this_process_are_not_marked() -> None:
     runtime = Runtime(is_local=True)
     with cancelled_at_stop(runtime, lambda: True):  # type: ignore[arg-type]

@@ -194,6 +194,12 @@ BATCH_ROWS: Rows = {
         msg="A Spark session was started.",
         fields={**same("java", "notes"), "duration_s": "seconds"},
     ),
+    events.SparkAwaited: LogRow(
+        name="spark.awaited",
+        level="warning",
+        msg="Spark's executors have not begun to work; the worker waits for them.",
+        fields=same("spark"),
+    ),
 }
 
 RECONCILE_ROWS: Rows = {
