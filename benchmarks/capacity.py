@@ -28,7 +28,7 @@ DAY = 86_400.0
 class Costs:
     """Costs that were measured (docs/run/capacity.md, docs/why/benchmarks.md), that AWS documents, or assumed."""
 
-    driver_us: float = 170.0  # of one core per object: `benchmarks.objects`, 100,000 objects
+    driver_us: float = 248.0  # of one core per object: `benchmarks.objects`, 100,000 objects
     sqs_us: float = 170.0  # of the driver's core per message, for boto3 in full batches: `benchmarks.sqs`
     claim_us: float = 207.0  # of the ledger per object: `benchmarks.ledger_servers`, PostgreSQL with a million rows
     commit_us: float = 166.0  # the same

@@ -45,7 +45,7 @@ def test_two_batches_overlap_so_the_slowest_stage_alone_decides_the_rate() -> No
     ("cost", "value", "bottleneck"),
     [
         ("driver_us", 2_000.0, "driver"),
-        ("claim_us", 2_000.0, "ledger"),
+        ("claim_us", 5_000.0, "ledger"),
         ("spark_object_ms", 500.0, "Spark"),
         ("s3_gets", 100.0, "S3 GETs"),
         ("publish_ms", 60_000.0, "publish"),
