@@ -33,6 +33,7 @@ from penstock.pipeline.spark.source.blocks import (
     Decoded,
     Flags,
     Lines,
+    Refused,
     is_utf8,
     repair,
     to_moments,
@@ -114,8 +115,11 @@ class CsvDecoder:
     def is_blank(self, line: bytes) -> bool:
         return is_blank(line, self._csv)
 
-    def reason(self, line: bytes) -> tuple[QuarantineReason, str] | None:
-        return self._classifier.reason(parted(line) if self._joined else line)
+    def mended(self, line: bytes) -> bytes:
+        refusal = self._classifier.reason(parted(line) if self._joined else line)
+        if refusal is not None:
+            raise Refused(*refusal)
+        return line
 
     def parse(self, block: bytes, rows: int, *, verified: bool) -> pa.Table | Exception:
         if rows == 0:

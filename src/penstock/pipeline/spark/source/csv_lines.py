@@ -39,9 +39,9 @@ import pyarrow as pa
 
 from penstock.events.objects import QuarantineReason
 from penstock.messaging.wording import counted, worded
-from penstock.pipeline.spark.source.fit import misfit
-from penstock.pipeline.spark.source.jsonl_lines import decimal_check, fits_float, is_date, is_moment
+from penstock.pipeline.spark.source.explain import Misfit, Refusal, field_step, not_of_type
 from penstock.pipeline.spark.source.options import CsvOptions
+from penstock.pipeline.spark.source.spellings import decimal_check, fits_float, is_date, is_moment
 
 TRUE_TEXTS, FALSE_TEXTS = ("true", "True", "TRUE"), ("false", "False", "FALSE")
 _BLANKS = " \t"
@@ -116,7 +116,7 @@ class CsvClassifier:
             if index is not None
         ]
 
-    def reason(self, line: bytes) -> tuple[QuarantineReason, str] | None:
+    def reason(self, line: bytes) -> Refusal | None:
         """Return the reason and a short explanation for a person; None for a line that seems good.
 
         ``line`` is valid UTF-8 and not blank.
@@ -131,14 +131,14 @@ class CsvClassifier:
                 f"{counted(len(found), 'field')} where {worded(self._fields, '{} is', '{} are')} expected",
             )
         misfit = self._misfit(found)
-        return (QuarantineReason.WRONG_TYPE, misfit) if misfit is not None else None
+        return misfit.refusal if misfit is not None else None
 
-    def _misfit(self, found: Sequence[Field]) -> str | None:
+    def _misfit(self, found: Sequence[Field]) -> Misfit | None:
         for field, index, check, is_string in self._checks:
             text, quoted = found[index]
             null = text in self._nulls[is_string] and not (quoted and is_string)
             if not null and not check(text):
-                return misfit(field, text)
+                return not_of_type(f'"{text}"', field.type).within(field_step(field.name))
         return None
 
 

@@ -1,0 +1,84 @@
+"""The spellings of numbers and times that both JSON and CSV read, each as a check of one text."""
+
+import math
+import re
+import struct
+from binascii import a2b_base64
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import date
+from decimal import Decimal
+
+_MOMENT = re.compile(
+    r"([0-9]{4})-([0-9]{2})-([0-9]{2})"
+    r"(?:[T ](?:[01][0-9]|2[0-3])(?::[0-5][0-9](?::[0-5][0-9](?:\.[0-9]{1,9})?)?)?"
+    r"(?:Z|[+-](?:[01][0-9]|2[0-3])(?::?[0-5][0-9])?)?)?",
+)
+_DAY = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})")
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_DIGITS_CUT_MAX = 38  # of a decimal: zeros beyond the places of its type
+
+
+def is_moment(text: str) -> bool:
+    """Return True if the text is a time, as the table in jsonl_lines.py defines it."""
+    return _is_day(_MOMENT.fullmatch(text))
+
+
+def is_date(text: str) -> bool:
+    """Return True if the text is a date."""
+    return _is_day(_DAY.fullmatch(text))
+
+
+def is_base64(text: str) -> bool:
+    """Return True if `from_base64` accepts the text."""
+    try:
+        from_base64(text)
+    except ValueError:
+        return False
+    return True
+
+
+def from_base64(text: str) -> bytes:
+    """Return the bytes that a text is the base64 of: standard alphabet, padded, one line. Raises `ValueError`."""
+    return a2b_base64(text, strict_mode=True)
+
+
+def fits_float(number: float, bits: int) -> bool:
+    """Return True if a parsed number is finite, also when stored in ``bits`` bits."""
+    if not math.isfinite(number):
+        return False
+    try:
+        struct.pack("<f" if bits == 32 else "<d", number)
+    except OverflowError:
+        return False
+    return True
+
+
+def decimal_check(precision: int, scale: int) -> Callable[[str], bool]:
+    """Return the check for a number, given as text, that a decimal type holds exactly."""
+
+    def fits(text: str) -> bool:
+        if _NUMBER.fullmatch(text) is None:
+            return False
+        number = Decimal(text)
+        _, found, exponent_written = number.as_tuple()
+        if -int(exponent_written) - scale > _DIGITS_CUT_MAX:
+            return False
+        if number == 0:
+            return True
+        last = next(index for index, digit in enumerate(reversed(found)) if digit)  # trailing zeros need no digit
+        exponent = int(exponent_written) + last
+        return exponent >= -scale and len(found) - last + exponent <= precision - scale
+
+    return fits
+
+
+def _is_day(match: re.Match[str] | None) -> bool:
+    if match is None:
+        return False
+    year, month, day = (int(part) for part in match.groups())
+    with suppress(ValueError):
+        # Arrow has a year 0, which is a leap year like 400; Python's calendar begins with year 1
+        date(year or 400, month, day)
+        return True
+    return False
