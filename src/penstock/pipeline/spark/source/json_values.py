@@ -23,7 +23,6 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from json.decoder import scanstring  # type: ignore[attr-defined] # used by the standard parser, in C
-from typing import Any
 
 import pyarrow as pa
 
