@@ -39,13 +39,15 @@ def kind_of(steps: Sequence[Step], leaf: pa.DataType) -> pa.DataType:
 
 
 def value_of(steps: Sequence[Step], leaf: Any, *, maps: type) -> Any:
+    # before it in a list are values with null in its place: pyarrow 26 writes ORC wrongly for a null struct in a list
+    good = None
     for sort, at in reversed(steps):
         if sort == "field":
-            leaf = {at: leaf}
+            leaf, good = {at: leaf}, {at: good}
         elif sort == "item":
-            leaf = [*[None] * at, leaf]
+            leaf, good = [*[good] * at, leaf], [good]
         else:
-            leaf = maps([("first", None), (at, leaf)])
+            leaf, good = maps([("first", good), (at, leaf)]), maps([("first", good)])
     return leaf
 
 

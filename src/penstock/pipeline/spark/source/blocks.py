@@ -423,7 +423,7 @@ class _Repair:
         return self._form.parse(self._text(low, high), rows, verified=judged)
 
     def _text(self, low: int, high: int) -> bytes:
-        """Return a copy: lines are painted over later, and Arrow's columns may refer to the buffer they were read from."""
+        """Return a copy: lines are painted over later, and columns may refer to the bytes that Arrow read them from."""
         at, end = int(self._lines.starts[low]), int(self._lines.ends[high - 1]) + 1
         if not self._mended:
             return bytes(self._painted[at:end])

@@ -207,8 +207,8 @@ class _Parser:
             return self._struct(column, depth)
         if name == "variant":
             raise UsageError(
-                f"The column {column!r} has type {value}, which tables of this version cannot hold: declare STRING, which "
-                "takes any JSON value as its text."
+                f"The column {column!r} has type {value}, which tables of this version cannot hold: declare STRING, "
+                "which takes any JSON value as its text."
             )
         if name in _REFUSED:
             raise UsageError(f"The column {column!r} has type {value}, which this source cannot read: leave it out.")
