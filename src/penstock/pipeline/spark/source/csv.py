@@ -33,7 +33,6 @@ from penstock.pipeline.spark.source.blocks import (
     Decoded,
     Flags,
     Lines,
-    Refused,
     is_utf8,
     repair,
     to_moments,
@@ -48,7 +47,14 @@ from penstock.pipeline.spark.source.csv_lines import (
     is_blank,
     null_texts,
 )
-from penstock.pipeline.spark.source.csv_records import INNER_NEWLINE, INNER_RETURN, holds_joined, oddly_quoted, parted
+from penstock.pipeline.spark.source.csv_records import (
+    INNER_NEWLINE,
+    INNER_RETURN,
+    holds_joined,
+    join,
+    oddly_quoted,
+    parted,
+)
 from penstock.pipeline.spark.source.options import CsvOptions
 
 _HEXADECIMAL = (b"0x", b"0X")
@@ -116,10 +122,11 @@ class CsvDecoder:
         return is_blank(line, self._csv)
 
     def mended(self, line: bytes) -> bytes:
-        refusal = self._classifier.reason(parted(line) if self._joined else line)
-        if refusal is not None:
-            raise Refused(*refusal)
-        return line
+        if not self._joined:
+            return self._classifier.mended(line)
+        text = parted(line)
+        mended = self._classifier.mended(text)
+        return line if mended is text else join(mended + b"\n").removesuffix(b"\n")
 
     def parse(self, block: bytes, rows: int, *, verified: bool) -> pa.Table | Exception:
         if rows == 0:

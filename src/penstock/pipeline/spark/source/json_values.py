@@ -14,6 +14,8 @@ object, for a map        a list of its names and values (see `blocks.text_type`)
 [], for a struct         {}
 "NaN", INF, +Infinity    NaN, Infinity, -Infinity
 and the like
+other spellings of       the one of jsonl_lines.py
+times, such as 2024-5-6
 =======================  =====================================================================================
 
 A walk costs a few microseconds per value. Lines that Arrow takes as they are are never walked, except beside bad ones.
@@ -35,7 +37,15 @@ from penstock.pipeline.spark.source.explain import (
     key_step,
     not_of_type,
 )
-from penstock.pipeline.spark.source.spellings import decimal_check, fits_float, is_base64, is_date, is_moment
+from penstock.pipeline.spark.source.spellings import (
+    decimal_check,
+    fits_float,
+    is_base64,
+    is_date,
+    is_moment,
+    respelled_date,
+    respelled_moment,
+)
 
 _NULL = "null"
 _BLANKS = re.compile(r"[ \t\n\r]*")
@@ -184,8 +194,9 @@ def walk_of(kind: pa.DataType) -> Walk:
         return _Decimal(kind)
     if types.is_boolean(kind):
         return _Boolean(kind)
-    check = is_moment if types.is_timestamp(kind) else is_date if types.is_date(kind) else is_base64
-    return _Checked(kind, check)
+    if types.is_timestamp(kind):
+        return _Checked(kind, is_moment, respelled_moment)
+    return _Checked(kind, is_date, respelled_date) if types.is_date(kind) else _Checked(kind, is_base64)
 
 
 class _Items:
@@ -322,16 +333,23 @@ class _Boolean:
 
 
 class _Checked:
-    """A string that a check accepts."""
+    """A string that a check accepts, or that has a spelling that it accepts."""
 
-    def __init__(self, kind: pa.DataType, check: Callable[[str], bool]) -> None:
+    def __init__(
+        self, kind: pa.DataType, check: Callable[[str], bool], respelled: Callable[[str], str | None] | None = None
+    ) -> None:
         self._kind = kind
         self._check = check
+        self._respelled = respelled
 
     def __call__(self, line: Line, at: int) -> int:
         if line.takes('"', at):
             text, stop = line.string(at)
             if self._check(text):
+                return stop
+            spelling = self._respelled(text) if self._respelled is not None else None
+            if spelling is not None:
+                line.edit(at, stop, f'"{spelling}"')
                 return stop
         raise line.misfit(at, self._kind)
 

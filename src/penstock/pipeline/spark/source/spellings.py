@@ -14,6 +14,12 @@ _MOMENT = re.compile(
     r"(?:[T ](?:[01][0-9]|2[0-3])(?::[0-5][0-9](?::[0-5][0-9](?:\.[0-9]{1,9})?)?)?"
     r"(?:Z|[+-](?:[01][0-9]|2[0-3])(?::?[0-5][0-9])?)?)?",
 )
+_LOOSE_MOMENT = re.compile(
+    r"\s*([0-9]{4}-[0-9]{1,2}-[0-9]{1,2})(?:[T ]([0-9]{1,2}(?::[0-9]{1,2}){0,2})(?:\.([0-9]*))?"
+    r"\s*(?:(Z|UTC|GMT|UT)|([+-])([0-9]{1,2})(?::?([0-9]{2}))?)?)?\s*",
+    re.ASCII,
+)
+_FRACTION_DIGITS_MAX = 9
 _DAY = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _DIGITS_CUT_MAX = 38  # of a decimal: zeros beyond the places of its type
@@ -27,6 +33,30 @@ def is_moment(text: str) -> bool:
 def is_date(text: str) -> bool:
     """Return True if the text is a date."""
     return _is_day(_DAY.fullmatch(text))
+
+
+def respelled_moment(text: str) -> str | None:
+    """Return a time that Spark reads too, such as "2024-5-6 7:8 UTC", in a spelling of `is_moment`; None if it is none."""
+    match = _LOOSE_MOMENT.fullmatch(text)
+    if match is None:
+        return None
+    day, time, fraction, is_utc, sign, hours, minutes = match.groups()
+    spelling = "-".join(part.rjust(2, "0") for part in day.split("-"))
+    if time is not None:
+        spelling += "T" + ":".join(part.rjust(2, "0") for part in time.split(":"))
+    if fraction:
+        spelling += "." + fraction[:_FRACTION_DIGITS_MAX]
+    if is_utc:
+        spelling += "Z"
+    elif sign:
+        spelling += f"{sign}{hours.rjust(2, '0')}:{minutes or '00'}"
+    return spelling if is_moment(spelling) else None
+
+
+def respelled_date(text: str) -> str | None:
+    """Return a day that Spark reads too, such as "2024-5-6", in the spelling of `is_date`; None if it is none."""
+    spelling = "-".join(part.rjust(2, "0") for part in text.strip().split("-"))
+    return spelling if is_date(spelling) else None
 
 
 def is_base64(text: str) -> bool:
