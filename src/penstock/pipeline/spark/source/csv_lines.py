@@ -112,7 +112,7 @@ def split(line: str, csv: CsvOptions) -> list[Field]:
 
 
 class _Column(NamedTuple):
-    """A declared column with its place, the check of its fields, and another spelling for those that Spark reads too."""
+    """A declared column with its place, the check of its fields, and the spelling for Arrow of those that fail it."""
 
     field: pa.Field
     index: int

@@ -15,8 +15,9 @@ _MOMENT = re.compile(
     r"(?:Z|[+-](?:[01][0-9]|2[0-3])(?::?[0-5][0-9])?)?)?",
 )
 _LOOSE_MOMENT = re.compile(
-    r"\s*([0-9]{4}-[0-9]{1,2}-[0-9]{1,2})(?:[T ]([0-9]{1,2}(?::[0-9]{1,2}){0,2})(?:\.([0-9]*))?"
-    r"\s*(?:(Z|UTC|GMT|UT)|([+-])([0-9]{1,2})(?::?([0-9]{2}))?)?)?\s*",
+    r"\s*(?P<day>[0-9]{4}-[0-9]{1,2}-[0-9]{1,2})"
+    r"(?:[T ](?P<time>[0-9]{1,2}(?::[0-9]{1,2}(?::[0-9]{1,2}(?:\.(?P<fraction>[0-9]*))?)?)?)"
+    r"\s*(?:(?P<utc>Z|UTC|GMT|UT)|(?P<sign>[+-])(?P<hours>[0-9]{1,2})(?::?(?P<minutes>[0-9]{2}))?)?)?\s*",
     re.ASCII,
 )
 _FRACTION_DIGITS_MAX = 9
@@ -36,26 +37,25 @@ def is_date(text: str) -> bool:
 
 
 def respelled_moment(text: str) -> str | None:
-    """Return a time that Spark reads too, such as "2024-5-6 7:8 UTC", in a spelling of `is_moment`; None if it is none."""
+    """Return a time that Spark reads too, such as "2024-5-6 7:8 UTC", in a spelling of `is_moment`, else None."""
     match = _LOOSE_MOMENT.fullmatch(text)
     if match is None:
         return None
-    day, time, fraction, is_utc, sign, hours, minutes = match.groups()
-    spelling = "-".join(part.rjust(2, "0") for part in day.split("-"))
-    if time is not None:
-        spelling += "T" + ":".join(part.rjust(2, "0") for part in time.split(":"))
-    if fraction:
-        spelling += "." + fraction[:_FRACTION_DIGITS_MAX]
-    if is_utc:
+    spelling = _two_digits(match["day"], "-")
+    if match["time"]:
+        spelling += "T" + _two_digits(match["time"].partition(".")[0], ":")
+    if match["fraction"]:
+        spelling += "." + match["fraction"][:_FRACTION_DIGITS_MAX]
+    if match["utc"]:
         spelling += "Z"
-    elif sign:
-        spelling += f"{sign}{hours.rjust(2, '0')}:{minutes or '00'}"
+    elif match["sign"]:
+        spelling += match["sign"] + _two_digits(match["hours"], ":") + (match["minutes"] or "00")
     return spelling if is_moment(spelling) else None
 
 
 def respelled_date(text: str) -> str | None:
     """Return a day that Spark reads too, such as "2024-5-6", in the spelling of `is_date`; None if it is none."""
-    spelling = "-".join(part.rjust(2, "0") for part in text.strip().split("-"))
+    spelling = _two_digits(text.strip(), "-")
     return spelling if is_date(spelling) else None
 
 
@@ -101,6 +101,10 @@ def decimal_check(precision: int, scale: int) -> Callable[[str], bool]:
         return exponent >= -scale and len(found) - last + exponent <= precision - scale
 
     return fits
+
+
+def _two_digits(text: str, between: str) -> str:
+    return between.join(part.rjust(2, "0") for part in text.split(between))
 
 
 def _is_day(match: re.Match[str] | None) -> bool:
