@@ -49,6 +49,9 @@ from penstock.pipeline.spark.source.spellings import (
 
 _NULL = "null"
 _BLANKS = re.compile(r"[ \t\n\r]*")
+_NAME = re.compile(r'("[^"\\\x00-\x1f]*")[ \t\n\r]*:[ \t\n\r]*')  # the usual ones, without escapes
+_STRING = re.compile(r'"[^"\\\x00-\x1f]*"')
+_AFTER = re.compile(r"[ \t\n\r]*([,\]}])[ \t\n\r]*")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?P<real>(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)")
 _LENIENT = re.compile(r"-NaN|[+-]?(?:INF|Inf(?!inity))|\+Infinity")  # numbers, but not for Python's parser
 _TOKEN = re.compile(rf'"(?:[^"\\]|\\.)*"|{_LENIENT.pattern}')
@@ -111,6 +114,25 @@ class Line:
             raise json.JSONDecodeError(f"Expecting {character!r} delimiter", self.text, at)
         return self.blank_end(at + 1)
 
+    def name(self, at: int) -> tuple[str, int, int]:
+        """Return a member's name, its end, and the place of its value. Raises `JSONDecodeError`."""
+        match = _NAME.match(self.text, at)
+        if match is not None:
+            return match[1][1:-1], match.end(1), match.end()
+        if not self.takes('"', at):
+            raise json.JSONDecodeError("Expecting property name enclosed in double quotes", self.text, at)
+        name, stop = self.string(at)
+        return name, stop, self.expect(":", self.blank_end(stop))
+
+    def after(self, at: int, end: str) -> int | None:
+        """Return the place after a comma; None at the end of an object or array. Raises `JSONDecodeError`."""
+        match = _AFTER.match(self.text, at)
+        if match is not None and match[1] == end:
+            return None
+        if match is None or match[1] != ",":
+            raise json.JSONDecodeError("Expecting ',' delimiter", self.text, self.blank_end(at))
+        return match.end()
+
     def misfit(self, at: int, kind: pa.DataType) -> Misfit:
         """Return the fault of the value at the place. Raises `JSONDecodeError`."""
         return not_of_type(self.text[at : self.value_end(at)], kind)
@@ -151,21 +173,18 @@ class Fields:
         if line.takes("}", at):
             return at + 1
         seen: set[str] = set()
-        while True:
-            start = at
-            name, at = _name(line, at)
-            value_at = line.expect(":", line.blank_end(at))
+        member: int | None = at
+        while member is not None:
+            name, stop, at = line.name(member)
             if name in self._walks:
                 if name in seen:
                     raise given_twice().within(field_step(name))
                 seen.add(name)
-                at = self._declared(name, line, value_at)
+                at = self._declared(name, line, at)
             else:
-                at = _undeclared(line, start, at, value_at)
-            at = line.blank_end(at)
-            if line.takes("}", at):
-                return at + 1
-            at = line.expect(",", at)
+                at = _undeclared(line, member, stop, at)
+            member = line.after(at, "}")
+        return line.blank_end(at) + 1
 
     def _declared(self, name: str, line: Line, at: int) -> int:
         try:
@@ -212,17 +231,17 @@ class _Items:
         at = line.blank_end(at + 1)
         if line.takes("]", at):
             return at + 1
+        item: int | None = at
         index = 0
-        while True:
+        while item is not None:
             try:
-                at = line.blank_end(_value(self._walk, line, at))
+                at = _value(self._walk, line, item)
             except Misfit as misfit:
                 misfit.within(item_step(index))
                 raise
-            if line.takes("]", at):
-                return at + 1
-            at = line.expect(",", at)
+            item = line.after(at, "]")
             index += 1
+        return line.blank_end(at) + 1
 
 
 class _Entries:
@@ -237,28 +256,25 @@ class _Entries:
             return _empty_array(line, at, self._kind, instead="[]")
         line.edit(at, at + 1, "[")
         at = line.blank_end(at + 1)
+        entry = None if line.takes("}", at) else at
         seen: set[str] = set()
-        while not line.takes("}", at):
-            if seen:
-                at = line.expect(",", at)
-            line.edit(at, at, '{"key":')
-            start = at
-            key, at = _name(line, at)
+        while entry is not None:
+            key, stop, value_at = line.name(entry)
             if _SURROGATE.search(key):
-                raise half_a_pair(line.text[start:at])
+                raise half_a_pair(line.text[entry:stop])
             if key in seen:
                 raise given_twice().within(key_step(key))
             seen.add(key)
-            at = line.blank_end(at)
-            value_at = line.expect(":", at)
-            line.edit(at, value_at, ',"value":')
+            line.edit(entry, entry, '{"key":')
+            line.edit(stop, value_at, ',"value":')
             try:
                 at = _value(self._walk, line, value_at)
             except Misfit as misfit:
                 misfit.within(key_step(key))
                 raise
             line.edit(at, at, "}")
-            at = line.blank_end(at)
+            entry = line.after(at, "}")
+        at = line.blank_end(at)
         line.edit(at, at + 1, "]")
         return at + 1
 
@@ -356,6 +372,9 @@ class _Checked:
 
 def _text(line: Line, at: int) -> int:
     """Take a string as it is, and any other value as its source text."""
+    match = _STRING.match(line.text, at)
+    if match is not None:
+        return match.end()
     if line.takes('"', at):
         text, stop = line.string(at)
         if _SURROGATE.search(text):
@@ -373,12 +392,6 @@ def _as_python_spells(token: re.Match[str]) -> str:
 
 def _value(walk: Walk, line: Line, at: int) -> int:
     return at + len(_NULL) if line.takes(_NULL, at) else walk(line, at)
-
-
-def _name(line: Line, at: int) -> tuple[str, int]:
-    if not line.takes('"', at):
-        raise json.JSONDecodeError("Expecting property name enclosed in double quotes", line.text, at)
-    return line.string(at)
 
 
 def _undeclared(line: Line, start: int, stop: int, value_at: int) -> int:
