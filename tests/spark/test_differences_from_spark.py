@@ -42,8 +42,90 @@ def cases(format_name: str, kind: str, *lines: str) -> Iterator[Case]:
         yield Case(format=format_name, kind=kind, value=word.replace("␣", " "))
 
 
-ALIKE: Sequence[Case] = ()
-DIFFERENT: Mapping[str, Sequence[Case]] = {}
+ALIKE: Sequence[Case] = (
+    *cases("json", "string", '"x" 1 1.10 -0 1e400 12345678901234567890 true false null {"a":1,"b":[1,2.0]} [] {} 1E5'),
+    *cases("json", "string", r'[1,"x",null] NaN Infinity "\u00e9" {"a":"\u00e9","b":"x\/y"} "a\u0000b" {"a":NaN}'),
+    *cases("json", "string", '{␣"a"␣:␣1␣,␣"b":[␣1,␣2␣]} 0.1000000000000000055511151231257827 "␣x␣" ""'),
+    *cases("json", "bigint", '1 1.0 1e2 "1" true 9223372036854775808 -9223372036854775808 "" {} [] -0 null 01 +1 NaN'),
+    *cases("json", "tinyint", "127 128 -129"),
+    *cases("json", "double", '1 1.5 NaN Infinity -Infinity INF -INF +INF "NaN" "Infinity" "-Infinity" "INF" "-INF"'),
+    *cases("json", "double", '"+INF" "+Infinity" "Inf" "nan" "1.5" "" true 0x1f 12345678901234567890 .5 5. 1e-400 {}'),
+    *cases("json", "float", '3.4028235e38 16777217 "NaN" 0.1'),
+    *cases("json", "decimal(6,2)", '1 1.5 1.25 1.230 9999.99 1e2 "1.5" "+1.5" "x" "" NaN "1e2" "NaN"'),
+    *cases("json", "decimal(38,0)", "12345678901234567890 99999999999999999999999999999999999999"),
+    *cases("json", "boolean", 'true false "true" 1 0 TRUE "TRUE" null'),
+    *cases("json", "date", '"2024-05-06" "2024-5-6" "2024-02-30" "2024-W19-1" "2024-127" "" "␣2024-05-06␣"'),
+    *cases("json", "timestamp", '"2024-05-06" "2024-5-6" "2024-05-06T07:08" "2024-05-06T07:08:09" "2024-05-06T7:8:9"'),
+    *cases(
+        "json", "timestamp", '"2024-05-06T07:08:09.1" "2024-05-06T07:08:09.1234567" "2024-05-06T07:08:09.123456789"'
+    ),
+    *cases("json", "timestamp", '"2024-05-06T07:08:09.1234567890" "2024-05-06T07:08:09,123" "2024-05-06T07:08:09Z"'),
+    *cases("json", "timestamp", '"2024-05-06T07:08:09+01" "2024-05-06T07:08:09+0100" "2024-05-06T07:08:09+01:00"'),
+    *cases("json", "timestamp", '"2024-05-06T07:08:09+1" "2024-05-06T07:08:09UTC" "2024-05-06T07:08:09GMT" "" "x"'),
+    *cases("json", "timestamp", '"2024-05-06T24:00:00" "2024-05-06T07:08:60" "2024-W19-1T07:08:09" "20240506T070809Z"'),
+    *cases("json", "timestamp", '"2024-05-06␣07:08:09" "␣2024-05-06T07:08:09␣" "2024-05-06␣07:08:09␣UTC"'),
+    *cases("json", "timestamp", '"2024-05-06T07:08:09.123-00:00" "2024-05-06T07:08:09-18:00"'),
+    *cases("json", "timestamp_ntz", '"2024-05-06T07:08:09" "2024-05-06" "2024-05-06T07:08:09.123456789"'),
+    *cases("json", "binary", '"aGk=" "a+/b" "hi!!" "" 5 [1,2] {}'),
+    *cases("json", "struct<a: int>", '{"a":1} {} "x" {"A":1} {"a":"x"} null {"a":null} {"b":1}'),
+    *cases(
+        "json", "map<string, int>", '{"a":1} {} {"a":null} {"a":"x"} [{"key":"a","value":1}] null {"":1} {"\\u00e9":1}'
+    ),
+    *cases("json", "map<string, string>", '{"a":1,"b":{"c":[]},"d":"x"}'),
+    *cases("json", "array<int>", '[1,null] [] {} 1 "x" ["x"] [[1]] null {"a":1}'),
+    *cases("json", "array<struct<a: int>>", '[{"a":1}] [1] [null]'),
+    *cases("json", "array<string>", '[1,"x",{"a":1},null,true] "x"'),
+    *cases("csv", "string", 'x NA null 1e400 "x,y" a"b ␣x␣'),
+    *cases("csv", "bigint", '1 +1 1.0 1e2 01 -01 0x1f 9223372036854775808 "" "1" 1_000 NA - -0 1L x'),
+    *cases("csv", "tinyint", "128 0xff 127"),
+    *cases("csv", "double", "1 1.5 NaN Inf -Inf Infinity -Infinity +1.5 .5 5. $1 1% -0.0 1e-400 x"),
+    *cases("csv", "float", "16777217 0.1"),
+    *cases("csv", "decimal(6,2)", "1 1.5 1e2 +1.5 1.230 x 9999.99"),
+    *cases("csv", "boolean", "true TRUE True tRuE t 1 0 yes false T F"),
+    *cases("csv", "date", "2024-05-06 2024-5-6 2024-02-30 05/06/2024 2024-W19-1 x"),
+    *cases("csv", "timestamp", "2024-05-06 2024-05-06T07:08:09 2024-05-06␣07:08:09 2024-05-06T07:08:09.1234567"),
+    *cases("csv", "timestamp", "2024-05-06T07:08:09.123456789Z 2024-05-06T07:08:09+01 2024-05-06T07:08:09+0100"),
+    *cases("csv", "timestamp", "2024-05-06T07:08:09Z 2024-05-06T7:8:9 2024-05-06␣07:08:09␣UTC 2024-05-06T24:00:00"),
+    *cases("csv", "timestamp_ntz", "2024-05-06T07:08:09 2024-05-06"),
+    *cases("csv", "binary", "hi aGk= é"),
+)
+DIFFERENT: Mapping[str, Sequence[Case]] = {
+    "JSON: half a surrogate pair in a string column": [*cases("json", "string", r'"\ud800"')],
+    "a number beyond the range of its float": [
+        *cases("json", "double", "1e400 -1e400"),
+        *cases("json", "float", "1e39"),
+        *cases("csv", "double", "1e400"),
+        *cases("csv", "float", "1e39"),
+    ],
+    "a decimal with more places than its type": [
+        *cases("json", "decimal(6,2)", '1.255 "1.255"'),
+        *cases("csv", "decimal(6,2)", "1.255"),
+    ],
+    "a decimal with thousands separators": [
+        *cases("json", "decimal(6,2)", '"1,000"'),
+        *cases("csv", "decimal(6,2)", '"1,000.50"'),
+    ],
+    "JSON: `Inf` and `-NaN`": [*cases("json", "double", "Inf -Inf -NaN")],
+    "CSV: NaN and infinity in any case": [*cases("csv", "double", "nan inf INF -INF")],
+    "a year or a month as a date or time": [
+        *cases("json", "date", '"2024-05" "2024"'),
+        *cases("json", "timestamp", '"2024-05" "2024"'),
+        *cases("csv", "timestamp", "2024"),
+    ],
+    "a time in a date column": [*cases("json", "date", '"2024-05-06T07:08:09"')],
+    "JSON: a number in a timestamp column": [*cases("json", "timestamp", "1714979289 1714979289123")],
+    "a time of a region, such as `Europe/Paris`": [*cases("json", "timestamp", '"2024-05-06T07:08:09Europe/Paris"')],
+    "a time without a day": [*cases("json", "timestamp", '"12:30" "T12:30"')],
+    "a field or key given twice": [
+        *cases("json", "struct<a: int>", '{"a":1,"a":2}'),
+        *cases("json", "map<string, int>", '{"a":1,"a":2}'),
+    ],
+    "JSON: `[]` for an object": [*cases("json", "struct<a: int>", "[]"), *cases("json", "map<string, int>", "[]")],
+    'CSV: `""` in a string column': [*cases("csv", "string", '""')],
+    "CSV: a quote in a quoted field": [*cases("csv", "string", '"a""b" "a\\"b"')],
+    "CSV: blanks around numbers and dates": [*cases("csv", "bigint", "␣1 1␣")],
+    "CSV: Java's spellings of numbers": [*cases("csv", "double", "1d 1.5f 0x1p3"), *cases("csv", "bigint", "\N{ARABIC-INDIC DIGIT ONE}")],
+}
 
 
 def ours(format_name: str, kind: str, values: Sequence[str]) -> list[Any]:
