@@ -85,6 +85,7 @@ class Found:
     rows: list[tuple[str, int, dict[str, Any]]]
     bad: list[tuple[str, int, bytes, str]]
     failures: dict[int, str]
+    details: list[str]
     counts: dict[int, tuple[int, int]]
     rows_by_partition: list[int]
 
@@ -142,7 +143,7 @@ def _read(case: Case) -> Found | Mapping[int, Sequence[int]]:
         if summary.recut:
             return summary.recut
         bad = [
-            (row["object"], row["offset"], row["raw"], row["reason"])
+            row
             for file in summary.quarantine
             for row in pq.read_table(Path(folder, "quarantine", file.path)).to_pylist()
         ]
@@ -150,7 +151,8 @@ def _read(case: Case) -> Found | Mapping[int, Sequence[int]]:
     return Found(
         plan=plan,
         rows=rows,
-        bad=bad,
+        bad=[(row["object"], row["offset"], row["raw"], row["reason"]) for row in bad],
+        details=[row["detail"] for row in bad],
         failures={number: failure.reason for number, failure in (*summary.failures.items(), *summary.exclude.items())},
         counts={number: (reading.rows, reading.lines_quarantined) for number, reading in summary.readings.items()},
         rows_by_partition=rows_by_partition,

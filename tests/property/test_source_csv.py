@@ -125,7 +125,7 @@ class Plain:
 
 def integer(bits: int) -> Any:
     def convert(text: str) -> int:
-        if not re.fullmatch(r"[ \t]*-?[0-9]+[ \t]*", text) or not -(2 ** (bits - 1)) <= int(text) < 2 ** (bits - 1):
+        if not re.fullmatch(r"[ \t]*[+-]?[0-9]+[ \t]*", text) or not -(2 ** (bits - 1)) <= int(text) < 2 ** (bits - 1):
             raise WrongType
         return int(text)
 
@@ -147,7 +147,7 @@ def floating(greatest: float) -> Any:
 
 
 def boolean(text: str) -> bool:
-    if text not in ("true", "True", "TRUE", "false", "False", "FALSE"):
+    if text.lower() not in ("true", "false"):
         raise WrongType
     return text.lower() == "true"
 

@@ -1,5 +1,6 @@
 """The reader against a plain reference: json.loads and simple converters, line by line."""
 
+import base64
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -31,19 +32,16 @@ from penstock.pipeline.spark.source.plan import Piece
 DDL = (
     "id bigint, t tinyint, v double, f float, s string, b boolean, ts timestamp, tn timestamp_ntz, d date, "
     "n decimal(6,2), l array<int>, o struct<k: smallint, w: string, e: array<date>, t: timestamp>, "
-    "m array<timestamp_ntz>"
+    "m array<timestamp_ntz>, y binary"
 )
+DDL_WITH_MAP = f"{DDL}, p map<string, int>"  # no block is parsed before each of its lines was checked
+DDLS = st.sampled_from([DDL, DDL_WITH_MAP])
 
 # -- the reference ---------------------------------------------------------------------------------------------------
 
 
-class DuplicateNames(dict[str, Any]):
-    """An object with duplicate names."""
-
-    names: frozenset[str]
-
-
-def reference(data: bytes) -> Expected:
+def reference(data: bytes, ddl: str) -> Expected:
+    fields = {name: FIELDS[name] for name in parse_ddl(ddl).names}
     expected = Expected()
     at = 0
     for ended in re.findall(rb"[^\n]*\n|[^\n]+", data):
@@ -51,7 +49,7 @@ def reference(data: bytes) -> Expected:
         line = raw.removeprefix(b"\xef\xbb\xbf") if at == 0 else raw
         if line.strip(b" \t\r"):
             try:
-                expected.rows.append((at, reference_row(line.decode())))
+                expected.rows.append((at, reference_row(line.decode(), fields)))
             except UnicodeDecodeError:
                 expected.bad.append((at, raw, "invalid UTF-8"))
             except Malformed:
@@ -62,53 +60,74 @@ def reference(data: bytes) -> Expected:
     return expected
 
 
-def reference_row(line: str) -> dict[str, Any]:
-    def pairs_hook(items: list[tuple[str, Any]]) -> dict[str, Any]:
-        names = [name for name, _ in items]
-        if len(set(names)) == len(names):
-            return dict(items)
-        duplicate = DuplicateNames(items)
-        duplicate.names = frozenset(name for name in names if names.count(name) > 1)
-        return duplicate
-
+def reference_row(line: str, fields: dict[str, Any]) -> dict[str, Any]:
     try:
-        value = json.loads(line, object_pairs_hook=pairs_hook, parse_float=Decimal, parse_constant=float)
+        value = json.loads(line)
     except ValueError:
         raise Malformed from None
     if not isinstance(value, dict):
         raise Malformed
-    row = convert_object(value, FIELDS)
-    if any(is_unreadable(item) for item in walk(value)):
-        raise Malformed
-    return row
+    return convert_object(line.strip(BLANKS), fields)
 
 
-def walk(value: Any) -> Iterator[Any]:
-    yield value
-    if isinstance(value, dict):
-        for name, item in value.items():
-            yield name
-            yield from walk(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from walk(item)
+def members(source: str) -> Iterator[tuple[str, str]]:
+    """Yield the names in an object with the source text of their values."""
+    at = 1
+    while (match := re.compile(r"[\s,]*(?=\")").match(source, at)) is not None:
+        name, at = DECODER.raw_decode(source, match.end())
+        start = re.compile(r"\s*:\s*").match(source, at).end()  # type: ignore[union-attr] # the text is JSON
+        _, at = DECODER.raw_decode(source, start)
+        yield name, source[start:at]
 
 
-def is_unreadable(value: Any) -> bool:
-    if isinstance(value, str):
-        return re.search("[\ud800-\udfff]", value) is not None
-    if isinstance(value, Decimal):
-        exponent = value.as_tuple().exponent
-        return isinstance(exponent, int) and exponent > 308
-    return False
+def items(source: str) -> Iterator[str]:
+    """Yield the source text of the items of an array."""
+    at = 1
+    while (start := re.compile(r"[\s,]*").match(source, at).end()) < len(source) - 1:  # type: ignore[union-attr] # as above
+        _, at = DECODER.raw_decode(source, start)
+        yield source[start:at]
 
 
-def convert_object(value: Any, fields: dict[str, Any]) -> dict[str, Any]:
-    if not isinstance(value, dict):
+def convert_object(source: str, fields: dict[str, Any]) -> dict[str, Any]:
+    if re.fullmatch(r"\[\s*\]", source):
+        source = "{}"
+    if not source.startswith("{"):
         raise WrongType
-    if isinstance(value, DuplicateNames) and value.names & fields.keys():
+    row: dict[str, Any] = {}
+    for name, found in members(source):
+        if name in row:
+            raise Malformed
+        if name in fields:
+            row[name] = None if found == "null" else fields[name](found)
+    return {name: row.get(name) for name in fields}
+
+
+def mapping(convert: Any) -> Any:
+    def convert_all(source: str) -> list[tuple[str, Any]]:
+        names = [name for name, _ in members(source)] if source.startswith("{") else []
+        return list(convert_object(source, dict.fromkeys(names, convert)).items())
+
+    return convert_all
+
+
+def parsed(convert: Any) -> Any:
+    """Return the converter of source text for one of a parsed value."""
+    return lambda source: convert(json.loads(source, parse_float=Decimal, parse_constant=float))
+
+
+def string(source: str) -> str:
+    if not source.startswith('"'):
+        return source
+    found: str = json.loads(source)
+    if re.search("[\ud800-\udfff]", found):
         raise Malformed
-    return {name: None if value.get(name) is None else convert(value[name]) for name, convert in fields.items()}
+    return found
+
+
+def binary(value: Any) -> bytes:
+    if not re.fullmatch(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?", text(value), re.ASCII):
+        raise WrongType
+    return base64.b64decode(value)
 
 
 def integer(bits: int) -> Any:
@@ -122,8 +141,8 @@ def integer(bits: int) -> Any:
 
 def floating(greatest: float) -> Any:
     def convert(value: Any) -> float:
-        if type(value) is float:  # NaN and the infinities stay as they are
-            return value
+        if type(value) is float or value in CONSTANTS:  # NaN and the infinities stay as they are
+            return float(value)
         if type(value) not in (int, Decimal) or abs(value) > greatest:
             raise WrongType
         return float(value)
@@ -153,36 +172,45 @@ def decimal(value: Any) -> Decimal:
 
 
 def array(convert: Any) -> Any:
-    def convert_all(value: Any) -> list[Any]:
-        if not isinstance(value, list):
+    def convert_all(source: str) -> list[Any]:
+        if not source.startswith("["):
             raise WrongType
-        return [None if item is None else convert(item) for item in value]
+        return [None if item == "null" else convert(item) for item in items(source)]
 
     return convert_all
 
 
+BLANKS = " \t\r\n"
+DECODER = json.JSONDecoder(parse_int=str, parse_float=str)
+CONSTANTS = ("NaN", "INF", "-INF", "+INF", "Infinity", "-Infinity", "+Infinity")
 FIELDS: dict[str, Any] = {
-    "id": integer(64),
-    "t": integer(8),
-    "v": floating(1.7976931348623157e308),
-    "f": floating(3.4028235677973362e38),
-    "s": text,
-    "b": boolean,
-    "ts": moment,
-    "tn": lambda value: moment(value).replace(tzinfo=None),
-    "d": day,
-    "n": decimal,
-    "l": array(integer(32)),
-    "o": lambda value: convert_object(value, {"k": integer(16), "w": text, "e": array(day), "t": moment}),
-    "m": array(lambda value: moment(value).replace(tzinfo=None)),
+    "id": parsed(integer(64)),
+    "t": parsed(integer(8)),
+    "v": parsed(floating(1.7976931348623157e308)),
+    "f": parsed(floating(3.4028235677973362e38)),
+    "s": string,
+    "b": parsed(boolean),
+    "ts": parsed(moment),
+    "tn": parsed(lambda value: moment(value).replace(tzinfo=None)),
+    "d": parsed(day),
+    "n": parsed(decimal),
+    "l": array(parsed(integer(32))),
+    "o": lambda source: convert_object(
+        source, {"k": parsed(integer(16)), "w": string, "e": array(parsed(day)), "t": parsed(moment)}
+    ),
+    "m": array(parsed(lambda value: moment(value).replace(tzinfo=None))),
+    "p": mapping(parsed(integer(32))),
+    "y": parsed(binary),
 }
 
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
-def check_reading(contents: Sequence[bytes], partitions: Sequence[Sequence[Piece]], block_bytes: int) -> None:
-    options = ReadOptions(schema_ddl=DDL, block_bytes=block_bytes)
-    check(Case(contents=contents, partitions=partitions, options=options), reference)
+def check_reading(
+    contents: Sequence[bytes], partitions: Sequence[Sequence[Piece]], block_bytes: int, ddl: str = DDL
+) -> None:
+    options = ReadOptions(schema_ddl=ddl, block_bytes=block_bytes)
+    check(Case(contents=contents, partitions=partitions, options=options), lambda data: reference(data, ddl))
 
 
 # -- the traps, at every split boundary ------------------------------------------------------------------------------
@@ -206,6 +234,8 @@ TRAPS = {
     "a list, a string": b'[{"id":1}]\n"{}"\n{"id":2}\n',
     "blanks around": b' {"id":1} \n\t{"id":2}\r\n\x0b{"id":3}\n',
     "NUL": b'{"id":1}\x00\n{"id":2}\n\x00\n{"s":"\x00"}\n{"s":"\\u0000"}\n',
+    "any value as text": b'{"s":1.10}\n{"s":{"a": [1, 2.0] }}\n{"s":1e400,"x":1e400}\n{"s":-0}\n{"s":["\\ud800"]}\n',
+    "maps": b'{"p":{"a":1,"b":null}}\n{"p":[]}\n{"p":{"a":1,"a":2}}\n{"p":{"a":"x"}}\n{"p":null}\n{"p":[1]}\n',
     "surrogates": b'{"s":"\\ud800"}\n{"s":"\\ud83d\\ude00"}\n{"x":"\\udc00"}\n',
     "duplicate": b'{"id":1,"id":2}\n{"x":1,"x":2}\n{"o":{"k":1,"k":2}}\n{"o":{"z":1,"z":2}}\n',
     "integers": b'{"t":128}\n{"t":127}\n{"id":1.0}\n{"n":1e8}\n',
@@ -222,7 +252,8 @@ TRAPS = {
 def test_an_edge_case_is_read_like_the_reference_at_every_split_boundary(trap: str) -> None:
     data = TRAPS[trap]
     for cut in range(len(data) + 1):
-        check_reading([data], halves(data, cut), block_bytes=(1, 7, 1 << 20)[cut % 3])
+        ddl = (DDL, DDL_WITH_MAP)[cut % 2]
+        check_reading([data], halves(data, cut), block_bytes=(1, 7, 1 << 20)[cut % 3], ddl=ddl)
 
 
 @pytest.mark.parametrize("block_bytes", [1, 3, 16, 1 << 20])
@@ -237,9 +268,10 @@ VALUE_TEXTS = r"""
 null true false 0 1 -1 -0 127 128 -129 32768 2147483648 9223372036854775807 9223372036854775808 1.0 1e2 1.5 0.1 -1.25
 1.230 1e400 -1e400 9e308 1e39 3.4e38 1e-400 NaN Infinity -Infinity 01 +1 .5 5. 1e 0x1 - tru Nan
 "" "x" "1" "1.5" "+1" ".5" "5." "99999.99" 9999.99 10000 1e3 1e4 0.001
-"é" "\u00e9" "\ud800" "\ud83d\ude00" "\x" "\u12" "a\/b" "Info" "NaN"
+"-INF" "+Infinity" "Inf" "aGk=" "aGk" "a+/b" "é" "\u00e9" "\ud800" "\ud83d\ude00" "\x" "\u12" "a\/b" "Info" "NaN"
 ["2024-05-06T07:08:09.1234567",null,"2024-05-06T07Z"]
 [] [1] [1,null] [1,"x"] [1.5] [1,] [2147483648] [[1]] nonsense { } [ ]
+{"":1} {"a":null,"b":"x"} {"\ud800":1} [[],{}] {"w":[1,{"a":"\ud800"}]} {"z":"\ud800","w":1e400}
 {} {"k":1} {"k":"1"} {"k":40000} {"w":"y","k":null} {"w":1} {"e":["2024-02-29",null]} {"e":["2023-02-29"]}
 {"t":"2024-05-06T07:08:09.1234567"} {"t":"2024-05-06T07:08:09.1Z"} {"k":1,"k":2} {"z":1,"z":2} {"k":1,} {"z":{"k":"no"}}
 "2024-05-06" "2024-02-30" "2024-5-6" "0000-01-01x" "2024-05-06T07" "2024-05-06T07:08" "2024-05-06T07:08:09"
@@ -305,12 +337,15 @@ def _files(draw: st.DrawFn) -> bytes:
 
 @settings(max_examples=150, deadline=None)
 @given(
-    data=st.data(), contents=st.lists(_files(), min_size=1, max_size=4), block_bytes=st.sampled_from([1, 8, 40, 4096])
+    data=st.data(),
+    contents=st.lists(_files(), min_size=1, max_size=4),
+    block_bytes=st.sampled_from([1, 8, 40, 4096]),
+    ddl=DDLS,
 )
 def test_any_files_in_any_pieces_are_read_like_the_reference(
-    data: st.DataObject, contents: list[bytes], block_bytes: int
+    data: st.DataObject, contents: list[bytes], block_bytes: int, ddl: str
 ) -> None:
-    check_reading(contents, data.draw(any_pieces(contents)), block_bytes)
+    check_reading(contents, data.draw(any_pieces(contents)), block_bytes, ddl)
 
 
 @settings(max_examples=150, deadline=None)

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 
 from penstock.events.objects import QuarantineReason
 from penstock.pipeline.spark.source.ddl import TIMESTAMP, TIMESTAMP_NTZ
+from penstock.pipeline.spark.source.spellings import from_base64
 
 Positions = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -76,6 +77,15 @@ class Decoded:
         )
 
 
+class Refused(Exception):
+    """A line that gives no row."""
+
+    def __init__(self, reason: QuarantineReason, detail: str) -> None:
+        super().__init__(reason, detail)
+        self.reason = reason
+        self.detail = detail
+
+
 class Decoder(Protocol):
     """A decoder of blocks of one format into typed rows under one schema. Holds no state between blocks."""
 
@@ -105,14 +115,17 @@ class LineFormat(Protocol):
         """Return True if the line is neither a row nor bad."""
         ...
 
-    def reason(self, line: bytes) -> tuple[QuarantineReason, str] | None:
-        """Return why a non-blank UTF-8 line is refused, without Arrow; None if it seems good."""
+    def mended(self, line: bytes) -> bytes:
+        """Return a non-blank UTF-8 line in the spelling that `parse` reads: the same object if that is its own.
+
+        Raises `Refused` if the line is bad. One that only seems good may be refused by `parse`.
+        """
         ...
 
     def parse(self, block: bytes, rows: int, *, verified: bool) -> pa.Table | Exception:
         """Return the typed rows of guarded lines, or the error if they are not exactly ``rows`` rows.
 
-        ``verified``: `reason` accepted every line, so an infinite number is one that is written so.
+        ``verified``: `mended` returned every line, so an infinite number is one that is written so.
         """
         ...
 
@@ -229,9 +242,15 @@ def holds_moments(kind: pa.DataType) -> bool:
 
 
 def text_type(kind: pa.DataType, *, moments: bool) -> pa.DataType:
-    """Return the type with strings in place of dates and, with ``moments``, of timestamps."""
-    if pa.types.is_date(kind) or (moments and pa.types.is_timestamp(kind)):
+    """Return the type to read JSON with: strings in place of bytes, dates and, with ``moments``, timestamps.
+
+    In place of a map it has a list of structs of ``key`` and ``value``.
+    """
+    if pa.types.is_date(kind) or pa.types.is_binary(kind) or (moments and pa.types.is_timestamp(kind)):
         return pa.string()
+    if pa.types.is_map(kind):
+        value = text_type(kind.item_type, moments=moments)
+        return pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", value)])))
     if pa.types.is_list(kind):
         return pa.list_(kind.value_field.with_type(text_type(kind.value_type, moments=moments)))
     if pa.types.is_struct(kind):
@@ -245,13 +264,28 @@ def cast_texts(array: pa.Array, kind: pa.DataType) -> pa.Array:
         return array
     if pa.types.is_timestamp(kind):
         return to_moments(array, kind)
-    if not holds_moments(kind):
+    if pa.types.is_binary(kind):
+        return _from_base64(array)
+    if not pa.types.is_nested(kind):
         return array.cast(kind)
     if pa.types.is_list(kind):
         values = cast_texts(array.values, kind.value_type)
         return pa.ListArray.from_arrays(array.offsets, values, type=kind, mask=array.is_null())
+    if pa.types.is_map(kind):
+        keys, items = (array.values.field(index) for index in (0, 1))
+        items = cast_texts(items, kind.item_type)
+        return pa.MapArray.from_arrays(array.offsets, keys, items, type=kind, mask=array.is_null())
     columns = [cast_texts(array.field(index), kind.field(index).type) for index in range(kind.num_fields)]
     return pa.StructArray.from_arrays(columns, fields=list(kind), mask=array.is_null())
+
+
+def _from_base64(texts: pa.Array) -> pa.Array:
+    """Decode bytes. Raises `ArrowInvalid` if a text is not base64."""
+    try:
+        found = [None if text is None else from_base64(text) for text in texts.to_pylist()]
+    except ValueError as error:
+        raise pa.ArrowInvalid(f"not base64: {error}") from error
+    return pa.array(found, pa.binary())
 
 
 def to_moments(texts: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -320,6 +354,7 @@ class _Repair:
         self._lines = lines
         self._painted = bytearray(block)  # bad and blank lines are overwritten
         self._kept = lines.starts < lines.ends  # an empty line is blank in every format that uses repair
+        self._mended: dict[int, bytes] = {}  # by line: what is parsed in place of it
         self._bad: dict[int, BadLine] = {}
 
     def decode(self, shaped: Flags) -> Decoded:
@@ -339,11 +374,18 @@ class _Repair:
         raw = self._block[int(self._lines.starts[index]) : int(self._lines.ends[index])]
         if self._form.is_blank(raw):
             self._paint(index)
-        elif (refusal := self._form.reason(raw)) is not None:
-            self._refuse(index, *refusal)
+            return
+        try:
+            mended = self._form.mended(raw)
+        except Refused as refused:
+            self._refuse(index, refused.reason, refused.detail)
+            return
+        if mended is not raw:
+            self._mended[index] = mended
 
     def _refuse(self, index: int, reason: QuarantineReason, detail: str) -> None:
         self._bad[index] = self._lines.bad(self._block, index, reason, detail)
+        self._mended.pop(index, None)
         self._paint(index)
 
     def _paint(self, index: int) -> None:
@@ -363,7 +405,8 @@ class _Repair:
             yield from self._narrowed(low, high, _NARROWING, judged=False)
         elif not judged:
             for index in (np.flatnonzero(self._kept[low:high]) + low).tolist():
-                self._judge(index)
+                if index not in self._mended:
+                    self._judge(index)
             yield from self._runs(low, high, judged=True)
         elif rows == 1:
             index = low + int(np.flatnonzero(self._kept[low:high])[0])
@@ -377,6 +420,15 @@ class _Repair:
             yield from self._runs(start, min(start + step, high), judged=judged)
 
     def _parse(self, low: int, high: int, rows: int, *, judged: bool) -> pa.Table | Exception:
-        start, end = int(self._lines.starts[low]), int(self._lines.ends[high - 1]) + 1
-        # A copy: lines are painted over later, and Arrow's columns may reference the buffer they were read from.
-        return self._form.parse(bytes(self._painted[start:end]), rows, verified=judged)
+        return self._form.parse(self._text(low, high), rows, verified=judged)
+
+    def _text(self, low: int, high: int) -> bytes:
+        """Return a copy: lines are painted over later, and columns may refer to the bytes that Arrow read them from."""
+        at, end = int(self._lines.starts[low]), int(self._lines.ends[high - 1]) + 1
+        if not self._mended:
+            return bytes(self._painted[at:end])
+        parts: list[bytes | bytearray] = []
+        for index in filter(self._mended.__contains__, range(low, high)):
+            parts += [self._painted[at : int(self._lines.starts[index])], self._mended[index]]
+            at = int(self._lines.ends[index])
+        return b"".join([*parts, self._painted[at:end]])

@@ -47,7 +47,14 @@ from penstock.pipeline.spark.source.csv_lines import (
     is_blank,
     null_texts,
 )
-from penstock.pipeline.spark.source.csv_records import INNER_NEWLINE, INNER_RETURN, holds_joined, oddly_quoted, parted
+from penstock.pipeline.spark.source.csv_records import (
+    INNER_NEWLINE,
+    INNER_RETURN,
+    holds_joined,
+    join,
+    oddly_quoted,
+    parted,
+)
 from penstock.pipeline.spark.source.options import CsvOptions
 
 _HEXADECIMAL = (b"0x", b"0X")
@@ -114,8 +121,12 @@ class CsvDecoder:
     def is_blank(self, line: bytes) -> bool:
         return is_blank(line, self._csv)
 
-    def reason(self, line: bytes) -> tuple[QuarantineReason, str] | None:
-        return self._classifier.reason(parted(line) if self._joined else line)
+    def mended(self, line: bytes) -> bytes:
+        if not self._joined:
+            return self._classifier.mended(line)
+        text = parted(line)
+        mended = self._classifier.mended(text)
+        return line if mended is text else join(mended + b"\n").removesuffix(b"\n")
 
     def parse(self, block: bytes, rows: int, *, verified: bool) -> pa.Table | Exception:
         if rows == 0:

@@ -39,9 +39,17 @@ import pyarrow as pa
 
 from penstock.events.objects import QuarantineReason
 from penstock.messaging.wording import counted, worded
-from penstock.pipeline.spark.source.fit import misfit
-from penstock.pipeline.spark.source.jsonl_lines import decimal_check, fits_float, is_date, is_moment
+from penstock.pipeline.spark.source.blocks import Refused
+from penstock.pipeline.spark.source.explain import Refusal, field_step, not_of_type
 from penstock.pipeline.spark.source.options import CsvOptions
+from penstock.pipeline.spark.source.spellings import (
+    decimal_check,
+    fits_float,
+    is_date,
+    is_moment,
+    respelled_date,
+    respelled_moment,
+)
 
 TRUE_TEXTS, FALSE_TEXTS = ("true", "True", "TRUE"), ("false", "False", "FALSE")
 _BLANKS = " \t"
@@ -103,6 +111,15 @@ def split(line: str, csv: CsvOptions) -> list[Field]:
         at += 1
 
 
+class _Column(NamedTuple):
+    """A declared column with its place, the check of its fields, and the spelling for Arrow of those that fail it."""
+
+    field: pa.Field
+    index: int
+    check: Callable[[str], bool]
+    respelling: Callable[[str], str]
+
+
 class CsvClassifier:
     """Explain why a CSV line is rejected under a schema."""
 
@@ -110,36 +127,64 @@ class CsvClassifier:
         self._csv = csv
         self._fields = layout.fields
         self._nulls = {in_strings: null_texts(csv, in_strings=in_strings) for in_strings in (True, False)}
-        self._checks = [
-            (field, index, _check(field.type), pa.types.is_string(field.type))
+        self._columns = [
+            _Column(field, index, _check(field.type), _respelling(field.type))
             for field, index in zip(schema, layout.indexes, strict=True)
             if index is not None
         ]
 
-    def reason(self, line: bytes) -> tuple[QuarantineReason, str] | None:
+    def reason(self, line: bytes) -> Refusal | None:
         """Return the reason and a short explanation for a person; None for a line that seems good.
 
         ``line`` is valid UTF-8 and not blank.
         """
         try:
+            self.mended(line)
+        except Refused as refused:
+            return refused.reason, refused.detail
+        return None
+
+    def mended(self, line: bytes) -> bytes:
+        """Return a line that seems good in the spelling that Arrow reads: the same object if that is its own.
+
+        ``line`` is valid UTF-8 and not blank. Raises `Refused`.
+        """
+        try:
             found = split(line.decode().removesuffix("\r"), self._csv)
         except Misquoted as misquoted:
-            return QuarantineReason.MALFORMED, str(misquoted)
+            raise Refused(QuarantineReason.MALFORMED, str(misquoted)) from None
         if len(found) != self._fields:
-            return (
+            raise Refused(
                 QuarantineReason.MALFORMED,
                 f"{counted(len(found), 'field')} where {worded(self._fields, '{} is', '{} are')} expected",
             )
-        misfit = self._misfit(found)
-        return (QuarantineReason.WRONG_TYPE, misfit) if misfit is not None else None
+        edited = {}
+        for column in self._columns:
+            if not self._is_read(column, found):
+                edited[column.index] = found[column.index]._replace(text=_respelled(column, found[column.index].text))
+        if not edited:
+            return line
+        fields = (edited.get(index, field) for index, field in enumerate(found))
+        return self._csv.delimiter.join(map(self._written, fields)).encode()
 
-    def _misfit(self, found: Sequence[Field]) -> str | None:
-        for field, index, check, is_string in self._checks:
-            text, quoted = found[index]
-            null = text in self._nulls[is_string] and not (quoted and is_string)
-            if not null and not check(text):
-                return misfit(field, text)
-        return None
+    def _is_read(self, column: "_Column", found: Sequence[Field]) -> bool:
+        """Return True if Arrow reads the field as it is."""
+        text, quoted = found[column.index]
+        is_string = pa.types.is_string(column.field.type)
+        return (text in self._nulls[is_string] and not (quoted and is_string)) or column.check(text)
+
+    def _written(self, field: Field) -> str:
+        quote = self._csv.quote
+        return f"{quote}{field.text.replace(quote, quote * 2)}{quote}" if field.quoted else field.text
+
+
+def _respelled(column: _Column, text: str) -> str:
+    """Return the field as Arrow reads it. Raises `Refused` if it is not of the column's type."""
+    spelling = column.respelling(text)
+    if not column.check(spelling):
+        misfit = not_of_type(f'"{text}"', column.field.type).within(field_step(column.field.name))
+        raise Refused(*misfit.refusal)
+    return spelling
 
 
 def is_number(text: str) -> bool:
@@ -184,6 +229,19 @@ def _check(kind: pa.DataType) -> Callable[[str], bool]:
     if pa.types.is_date(kind):
         return lambda text: is_date(text.strip(_BLANKS))
     return lambda _: True
+
+
+def _respelling(kind: pa.DataType) -> Callable[[str], str]:
+    """Return the function that returns a field in the spelling that Arrow reads, or one that `_check` refuses too."""
+    if pa.types.is_integer(kind):
+        return lambda text: re.sub(r"^([ \t]*)\+(?=[0-9])", r"\1", text)
+    if pa.types.is_boolean(kind):
+        return str.lower
+    if pa.types.is_timestamp(kind):
+        return lambda text: respelled_moment(text) or text
+    if pa.types.is_date(kind):
+        return lambda text: respelled_date(text) or text
+    return lambda text: text
 
 
 def _integer_check(bits: int) -> Callable[[str], bool]:

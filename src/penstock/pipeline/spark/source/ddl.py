@@ -39,8 +39,7 @@ _PLAIN = {
 }
 _DECIMALS = frozenset({"decimal", "dec", "numeric"})
 _REFUSED = frozenset(
-    {"interval", "variant", "char", "character", "varchar", "void", "null", "object", "time"}
-    | {"geometry", "geography"}
+    {"interval", "char", "character", "varchar", "void", "null", "object", "time"} | {"geometry", "geography"}
 )
 _NAMES = (
     (pa.int8(), "TINYINT"),
@@ -206,6 +205,11 @@ class _Parser:
             return self._map(column, depth)
         if name == "struct":
             return self._struct(column, depth)
+        if name == "variant":
+            raise UsageError(
+                f"The column {column!r} has type {value}, which tables of this version cannot hold: declare STRING, "
+                "which takes any JSON value as its text."
+            )
         if name in _REFUSED:
             raise UsageError(f"The column {column!r} has type {value}, which this source cannot read: leave it out.")
         raise UsageError(

@@ -30,10 +30,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import ObjectUnreadable
-from penstock.events.objects import QuarantineReason
 from penstock.pipeline.spark.source.blocks import BadLine, Decoded, Flags, to_moments
-from penstock.pipeline.spark.source.ddl import TIMESTAMP, TIMESTAMP_NTZ, type_text
-from penstock.pipeline.spark.source.jsonl_lines import decimal_check
+from penstock.pipeline.spark.source.ddl import TIMESTAMP, TIMESTAMP_NTZ
+from penstock.pipeline.spark.source.explain import (
+    Misfit,
+    Refusal,
+    field_step,
+    item_step,
+    key_step,
+    not_of_type,
+    not_utf8,
+)
+from penstock.pipeline.spark.source.spellings import decimal_check
 
 _DIGITS_MAX = 38
 _DIGITS_WIDEST = 76
@@ -48,7 +56,6 @@ _STORED_AS = {
     pa.float16(): pa.float32(),
 }
 _NAMES_SHOWN = 5
-_VALUE_CHARS_SHOWN = 60
 _NARROWING = 8  # parts into which a refused column is cut
 _JUDGED_ALONE_MAX = 8  # values; fewer are tried one by one
 
@@ -88,7 +95,7 @@ class Fitter:
         """Return the rows that fit, numbered from ``first``, and the others as bad ones."""
         count = rows.num_rows
         columns: list[pa.Array] = []
-        misfits: dict[int, tuple[QuarantineReason, str]] = {}  # by row; for the first column that does not fit
+        misfits: dict[int, Refusal] = {}  # by row; for the first column that does not fit
         for field, place in zip(self._declared, self._places, strict=True):
             if place is None:
                 columns.append(pa.nulls(count, field.type))
@@ -97,7 +104,9 @@ class Fitter:
             fitted = fit(values, field.type)
             columns.append(fitted.values)
             for row in () if fitted.refused is None else np.flatnonzero(fitted.refused).tolist():
-                misfits.setdefault(row, _misfit(field, values[row]))
+                if row not in misfits:
+                    misfit = _misfit(values.slice(row, 1), field.type)
+                    misfits[row] = misfit.within(field_step(field.name)).refusal
         table = pa.Table.from_arrays(columns, schema=self._declared)
         numbers = np.arange(first, first + count, dtype=np.int64)
         if not misfits:
@@ -225,18 +234,40 @@ def _as_text(value: Any) -> str:
     return value.decode("utf-8", errors="backslashreplace") if isinstance(value, bytes) else str(value)
 
 
-def misfit(field: pa.Field, value: Any) -> str:
-    """Return the explanation for a value that does not fit its column."""
-    shown = as_json(value)
-    if len(shown) > _VALUE_CHARS_SHOWN:
-        shown = shown[:_VALUE_CHARS_SHOWN] + "..."
-    return f"field {field.name}: {shown} is not {type_text(field.type)}"
+def _misfit(values: pa.Array, kind: pa.DataType) -> Misfit:
+    """Return the fault of a value that does not fit, which is the only one in the array: of its first part at fault."""
+    values = _plain(values)
+    if pa.types.is_struct(kind) and pa.types.is_struct(values.type):
+        return _misfit_of_struct(values, kind)
+    if pa.types.is_list(kind) and pa.types.is_list(values.type):
+        items = _contents(values)[1]
+        index = _first_refused(items, kind.value_type)
+        return _misfit(items.slice(index, 1), kind.value_type).within(item_step(index))
+    if pa.types.is_map(kind) and pa.types.is_map(values.type):
+        return _misfit_of_map(_contents(values)[1], kind)
+    found = as_json(_python(values[0]))
+    return not_utf8(found) if pa.types.is_string(kind) else not_of_type(found, kind)
 
 
-def _misfit(field: pa.Field, value: pa.Scalar) -> tuple[QuarantineReason, str]:
-    if pa.types.is_string(field.type):
-        return QuarantineReason.INVALID_UTF8, f"field {field.name}"
-    return QuarantineReason.WRONG_TYPE, misfit(field, _python(value))
+def _misfit_of_struct(values: pa.Array, kind: pa.DataType) -> Misfit:
+    places = places_of([field.name for field in kind], [field.name for field in values.type])
+    for field, place in zip(kind, places, strict=True):
+        inner = None if place is None else values.field(place)
+        if inner is not None and fit(inner, field.type).refused is not None:
+            return _misfit(inner, field.type).within(field_step(field.name))
+    return not_of_type(as_json(_python(values[0])), kind)
+
+
+def _misfit_of_map(entries: pa.Array, kind: pa.DataType) -> Misfit:
+    keys, items = entries.field(0), entries.field(1)
+    if fit(keys, kind.key_type).refused is not None:
+        return _misfit(keys.slice(_first_refused(keys, kind.key_type), 1), kind.key_type)
+    index = _first_refused(items, kind.item_type)
+    return _misfit(items.slice(index, 1), kind.item_type).within(key_step(str(_python(keys[index]))))
+
+
+def _first_refused(values: pa.Array, kind: pa.DataType) -> int:
+    return int(np.argmax(fit(values, kind).refused))
 
 
 def _python(value: pa.Scalar) -> Any:

@@ -238,7 +238,7 @@ def _settled(votes: _Votes, path: tuple[str, ...], notes: list[str]) -> pa.DataT
     if not total:
         return pa.string()
     family = max(counts, key=lambda name: counts[name])
-    if path and counts[family] < total:
+    if path and counts[family] < total and not (family == "text" and votes.kinds["text"]):  # a string takes any value
         name = ".".join(path)
         others = ", ".join(f"{count} {other}" for other, count in counts.items() if count and other != family)
         notes.append(

@@ -41,9 +41,9 @@ from penstock.pipeline.spark.source.csv_lines import (
 from penstock.pipeline.spark.source.csv_records import header_names, parted
 from penstock.pipeline.spark.source.ddl import TIMESTAMP, may_be_column
 from penstock.pipeline.spark.source.fit import wider
-from penstock.pipeline.spark.source.jsonl_lines import is_date, is_moment
 from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions, checked_csv
 from penstock.pipeline.spark.source.samples import sample_chunks, sample_lines
+from penstock.pipeline.spark.source.spellings import is_date, is_moment
 
 NULL_MARKS = frozenset(
     {"NA", "N/A", "n/a", "na", "NULL", "null", "Null", "None", "none", "#N/A", "#NA", "<NA>", "-", "?", "."}

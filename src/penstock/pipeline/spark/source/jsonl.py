@@ -51,11 +51,14 @@ class JsonlDecoder:
         moments = any(holds_moments(field.type) for field in schema)
         self._fine_options = _parse_options(schema, moments=True) if moments else None
         self._checked = [index for index, field in enumerate(schema) if _may_overflow(field.type)]
+        self._maps = any(_holds_map(field.type) for field in schema)  # then every line has to be mended
         self._decimals = DecimalGuard(field.type for field in schema)
         self._classifier = Classifier(schema)
 
     def decode(self, block: bytes, *, plain: bool = False) -> Decoded:  # noqa: ARG002 # only CSV uses it
         lines = Lines.of(block)
+        if self._maps:
+            return repair(self, block, lines, np.zeros(len(lines.starts), dtype=np.bool_))
         shaped = _shaped(block, lines)
         self._decimals.distrust(block, lines, shaped)
         if shaped.all() and is_utf8(block):
@@ -70,8 +73,8 @@ class JsonlDecoder:
     def is_blank(self, line: bytes) -> bool:
         return not line.strip(BLANKS)
 
-    def reason(self, line: bytes) -> tuple[QuarantineReason, str] | None:
-        return self._classifier.reason(line)
+    def mended(self, line: bytes) -> bytes:
+        return self._classifier.mended(line)
 
     def parse(self, block: bytes, rows: int, *, verified: bool) -> pa.Table | Exception:
         if rows == 0:
@@ -150,6 +153,12 @@ def _may_overflow(kind: pa.DataType) -> bool:
     if pa.types.is_nested(kind):
         return any(_may_overflow(kind.field(index).type) for index in range(kind.num_fields))
     return bool(pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
+def _holds_map(kind: pa.DataType) -> bool:
+    if pa.types.is_map(kind):
+        return True
+    return pa.types.is_nested(kind) and any(_holds_map(kind.field(index).type) for index in range(kind.num_fields))
 
 
 def _floats(column: pa.ChunkedArray) -> Iterator[pa.Array]:

@@ -1,6 +1,7 @@
 """How to read the objects of a source. Checked once, on the driver."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -92,15 +93,21 @@ def _check_text(schema: pa.Schema) -> None:
 
 def _check_json(schema: pa.Schema) -> None:
     for field in schema:
-        if _holds_map(field.type):
+        if any(not pa.types.is_string(key) for key in _keys(field.type)):
             kind = format_ddl(pa.schema([field]))
-            raise UsageError(f"The format jsonl does not read maps, as in {kind}: declare the object as a struct.")
+            raise UsageError(
+                f"The names of a JSON object are strings, unlike the keys in {kind}: declare MAP<STRING, ...>."
+            )
 
 
-def _holds_map(kind: pa.DataType) -> bool:
+def _keys(kind: pa.DataType) -> Iterator[pa.DataType]:
+    """Yield the types of the keys of all maps in a type."""
     if pa.types.is_map(kind):
-        return True
-    return pa.types.is_nested(kind) and any(_holds_map(kind.field(index).type) for index in range(kind.num_fields))
+        yield kind.key_type
+        yield from _keys(kind.item_type)
+    elif pa.types.is_nested(kind):
+        for index in range(kind.num_fields):
+            yield from _keys(kind.field(index).type)
 
 
 def _check_flat(schema: pa.Schema) -> None:
