@@ -34,6 +34,7 @@ FORMATS: Mapping[str, Format] = {
     "json": Format(suffixes=(), position=ROW, can_be_cut=False, inflation=2),  # documents; names do not tell
     "parquet": Format(suffixes=(b".parquet", b".parq"), position=ROW, is_inflated=False, inflation=4),
     "orc": Format(suffixes=(b".orc",), position=ROW, is_inflated=False, inflation=4),
+    "avro": Format(suffixes=(b".avro",), position=ROW, is_inflated=False, inflation=6),
     "binary": Format(suffixes=(), position=ROW, is_inflated=False, can_be_cut=False, has_own_schema=True),
 }
 DEFAULT_FORMAT = "jsonl"

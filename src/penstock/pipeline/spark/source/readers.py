@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 from penstock.objects.store import ObjectReader
+from penstock.pipeline.spark.source.avro import AvroFormat
 from penstock.pipeline.spark.source.binary import BinaryObjects
 from penstock.pipeline.spark.source.columnar import ColumnarFormat
 from penstock.pipeline.spark.source.contents import BadRecord, Quotes
@@ -34,5 +35,6 @@ _READERS: Mapping[str, Callable[[ReadOptions], FormatReader]] = {
     "json": JsonDocuments,
     "parquet": ColumnarFormat,
     "orc": ColumnarFormat,
+    "avro": AvroFormat,
     "binary": BinaryObjects,
 }
