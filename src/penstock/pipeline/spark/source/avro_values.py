@@ -48,9 +48,9 @@ def leaf_of(found: AvroType) -> Leaf:
         case "fixed" if found.logical == "duration":
             return _durations
         case "string":
-            return lambda data, at: _texts(data, *_extents(data, at, found), pa.StringArray)
+            return lambda data, at: _texts(data, *_extents(data, at, found), pa.string())
         case _:
-            return lambda data, at: _texts(data, *_extents(data, at, found), pa.BinaryArray)
+            return lambda data, at: _texts(data, *_extents(data, at, found), pa.binary())
 
 
 def spread(values: pa.Array, is_there: Flags) -> pa.Array:
@@ -128,12 +128,12 @@ def _extents(data: Bytes, at: Positions, found: AvroType) -> tuple[Positions, Po
     return starts, starts + _signed(numbers)
 
 
-def _texts(data: Bytes, starts: Positions, ends: Positions, kind: type[pa.Array]) -> pa.Array:
+def _texts(data: Bytes, starts: Positions, ends: Positions, kind: pa.DataType) -> pa.Array:
     """Return the texts, copied by Arrow: every other one of an array in which they alternate with the gaps."""
     edges = np.empty(2 * len(starts) + 1, dtype=np.int32)
     edges[:-1:2], edges[1::2] = starts, ends
     edges[-1] = edges[-2] if len(starts) else 0
-    whole = kind.from_buffers(2 * len(starts), pa.py_buffer(edges), pa.py_buffer(data))
+    whole = pa.Array.from_buffers(kind, 2 * len(starts), [None, pa.py_buffer(edges), pa.py_buffer(data)])
     return whole.take(pa.array(np.arange(0, 2 * len(starts), 2)))
 
 
