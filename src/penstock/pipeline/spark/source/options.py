@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from penstock.errors import UsageError
 from penstock.pipeline.spark.source.ddl import OBJECT, format_ddl, parse_ddl
-from penstock.pipeline.spark.source.formats import format_of
+from penstock.pipeline.spark.source.formats import OWN_FORMAT, format_of
 
 _MIB = 1 << 20
 _TEXT_DDL = "value STRING"
@@ -40,6 +40,7 @@ class ReadOptions:
 
     schema_ddl: str = ""
     format: str = "jsonl"
+    reader: str = ""  # module:function, for the format that a function reads
     csv: CsvOptions = CsvOptions()
     provenance: bool = True  # rows carry _object, and _offset or _row
     quarantine_ratio_max: float = 1.0  # fraction of an object's lines; an object above it fails
@@ -71,7 +72,7 @@ def from_text(text: str) -> ReadOptions:
 
 def checked(options: ReadOptions) -> ReadOptions:
     """Return the options with the schema in canonical form. Raises `UsageError` for invalid options."""
-    format_of(options.format)
+    format_of(options.format if options.reader or options.format != OWN_FORMAT else "")
     schema = parse_ddl(options.schema_ddl or _FIXED_DDL.get(options.format, ""))
     if options.format == "text":
         _check_text(schema)

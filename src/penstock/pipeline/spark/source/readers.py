@@ -9,8 +9,10 @@ from penstock.pipeline.spark.source.binary import BinaryObjects
 from penstock.pipeline.spark.source.columnar import ColumnarFormat
 from penstock.pipeline.spark.source.contents import BadRecord, Quotes
 from penstock.pipeline.spark.source.documents import JsonDocuments
+from penstock.pipeline.spark.source.formats import OWN_FORMAT
 from penstock.pipeline.spark.source.lines import LinesReader
 from penstock.pipeline.spark.source.options import ReadOptions
+from penstock.pipeline.spark.source.own_reader import OwnReader
 from penstock.pipeline.spark.source.packs import Part
 from penstock.pipeline.spark.source.plan import Piece
 
@@ -37,4 +39,5 @@ _READERS: Mapping[str, Callable[[ReadOptions], FormatReader]] = {
     "orc": ColumnarFormat,
     "avro": AvroFormat,
     "binary": BinaryObjects,
+    OWN_FORMAT: OwnReader,
 }
