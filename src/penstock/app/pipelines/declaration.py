@@ -1,7 +1,7 @@
 """The declaration of a pipeline: checked as far as possible without Spark, and then frozen."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -17,13 +17,10 @@ from penstock.sinks.registry import SINKS
 from penstock.storage.address import check_address
 
 if TYPE_CHECKING:
-    from pyarrow import RecordBatch
-
     from penstock.pipeline.spark.declaration import Frame
-    from penstock.pipeline.spark.source.own_reader import SourceObject
+    from penstock.pipeline.spark.source.own_reader import ReaderFunction
 
 Transform = Callable[["Frame"], "Frame"]
-Reader = Callable[["SourceObject"], "Iterable[RecordBatch]"]
 
 PUBLISHED_SUFFIX = "-published"
 ATTEMPTS_LIMIT = 100  # same limits as the settings of these names
@@ -60,7 +57,7 @@ class ObjectSource:
     schema: str | None = field(default=None, kw_only=True)
     delimiter: str | None = field(default=None, kw_only=True)
     header: bool = field(default=True, kw_only=True)
-    reader: Reader | None = field(default=None, kw_only=True)
+    reader: "ReaderFunction | None" = field(default=None, kw_only=True)
     cleanup: Cleanup = field(default_factory=Keep, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -91,8 +88,8 @@ def reader_name(reader: Any) -> str:
         raise UsageError(f"The reader {reader!r} is not a function.")
     if module == "__main__" or "<" in name:
         raise UsageError(
-            f"The reader {name} cannot be imported by Spark's executors: define it with def at the top level of a module "
-            "that is imported."
+            f"The reader {name} cannot be imported by Spark's executors: define it with def at the top level of a "
+            "module that is imported."
         )
     return f"{module}:{name}"
 

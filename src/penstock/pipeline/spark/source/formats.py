@@ -68,6 +68,11 @@ def _by_name(key: bytes) -> str | None:
 def format_of(name: str) -> Format:
     """Return the format of this name. Raises `UsageError` if there is none."""
     if name not in FORMATS:
-        known = ", ".join(each for each, kind in FORMATS.items() if kind.can_be_named)
-        raise UsageError(f"The format {name!r} is unknown: this version reads {known}.")
+        raise unknown_format(name)
     return FORMATS[name]
+
+
+def unknown_format(name: str) -> UsageError:
+    """Return the error for a format that cannot be chosen by this name."""
+    known = ", ".join(each for each, kind in FORMATS.items() if kind.can_be_named)
+    return UsageError(f"The format {name!r} is unknown: this version reads {known}.")

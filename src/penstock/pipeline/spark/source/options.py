@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from penstock.errors import UsageError
 from penstock.pipeline.spark.source.ddl import OBJECT, format_ddl, parse_ddl
-from penstock.pipeline.spark.source.formats import OWN_FORMAT, format_of
+from penstock.pipeline.spark.source.formats import OWN_FORMAT, format_of, unknown_format
 
 _MIB = 1 << 20
 _TEXT_DDL = "value STRING"
@@ -72,7 +72,9 @@ def from_text(text: str) -> ReadOptions:
 
 def checked(options: ReadOptions) -> ReadOptions:
     """Return the options with the schema in canonical form. Raises `UsageError` for invalid options."""
-    format_of(options.format if options.reader or options.format != OWN_FORMAT else "")
+    if options.format == OWN_FORMAT and not options.reader:
+        raise unknown_format(options.format)
+    format_of(options.format)
     schema = parse_ddl(options.schema_ddl or _FIXED_DDL.get(options.format, ""))
     if options.format == "text":
         _check_text(schema)

@@ -7,11 +7,12 @@ of Parquet, and rows are numbered in the order in which they come. Whatever the 
 executors lack the packages for them.
 """
 
+import errno
 import importlib
 import io
 import os
 import shutil
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from socket import gethostname
@@ -44,7 +45,7 @@ _ROWS_AT_ONCE = 1 << 16
 _REASON_CHARS_MAX = 500
 _NAME_BYTES_MAX = 100  # of a file
 
-ReaderFunction = Callable[["SourceObject"], Iterator[pa.RecordBatch]]
+ReaderFunction = Callable[["SourceObject"], Iterable[pa.RecordBatch]]
 
 
 class SourceObject:
@@ -226,7 +227,7 @@ class _Ranges(io.RawIOBase):
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size_bytes}[whence]
         if base + offset < 0:
-            raise ValueError(f"negative position {base + offset}")
+            raise OSError(errno.EINVAL, f"negative position {base + offset}")  # as files do, which zipfile relies on
         self._at = base + offset
         return self._at
 

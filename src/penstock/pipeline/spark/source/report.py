@@ -151,7 +151,7 @@ class LoadedReport:
             lines_quarantined=values["lines_quarantined"],
             reasons=details.get("reasons", {}),
             samples=_samples(details.get("samples", ())),
-            failure=_failure(failure) if failure else None,
+            failure=_loaded_failure(failure) if failure else None,
             broken_midway=values["broken_midway"],
             quotes=None if values["ends_open"] is None else Quotes(**{name: values[name] for name in _QUOTES}),
         )
@@ -196,7 +196,7 @@ def _encoded(report: PartitionReport) -> bytes:
     return bytes(data.getvalue())
 
 
-def _failure(values: Mapping[str, Any]) -> ObjectFailure:
+def _loaded_failure(values: Mapping[str, Any]) -> ObjectFailure:
     raised = values["raised"] and FailureDetails(**values["raised"])
     return ObjectFailure(**{**values, "kind": FailureKind(values["kind"]), "raised": raised})
 
