@@ -446,8 +446,9 @@ def test_a_damaged_block_fails_its_object_alone() -> None:
         zip(damaged, (found.failures[number].partition(" ")[2] for number in range(1, len(contents))), strict=True)
     )
     end = len(header(schema))
+    last = len(good) - len(block(1, number(99)))
     assert reasons == {
-        "cut within a block": f"cannot be read as avro: it ends within the block at offset {len(good) - len(block(1, number(99)))}",
+        "cut within a block": f"cannot be read as avro: it ends within the block at offset {last}",
         "without a marker": f"cannot be read as avro: the block at offset {at} does not end with the object's marker",
         "a negative count": f"cannot be read as avro: the block at offset {at} has a negative size",
         "a negative size": f"cannot be read as avro: the block at offset {at} has a negative size",
@@ -533,6 +534,31 @@ def test_nested_arrays_and_maps(depth: int) -> None:
         else:
             schema, value, expected = {"type": "array", "items": ["null", schema]}, [value, None], [expected, None]
     assert rows_and_failure(container(record(v=schema), [[{"v": value}] * 3])) == ([{"v": expected}] * 3, None)
+
+
+def test_optional_records_within_each_other() -> None:
+    schema: Schema = "long"
+    value: Any = 7
+    for level in range(30):
+        fields = [{"name": "v", "type": ["null", schema]}]
+        schema, value = {"type": "record", "name": f"L{level}", "fields": fields}, {"v": value if level != 20 else None}
+    rows, failure = rows_and_failure(container(schema, [[value, {"v": None}]]))
+    assert (rows, failure) == ([value, {"v": None}], None)
+
+
+def test_many_blocks_of_rows_without_bytes_do_not_hold_a_worker() -> None:
+    content = header(record(n="null")) + block(1 << 22, b"") * 1_000
+    found = found_in(content)
+    assert found.failures[0].endswith("cannot be read as avro: more than 8388608 items without content")
+    content = header(record(n=EMPTY)) + block(1, number(1 << 22) + b"\0") * 1_000
+    assert found_in(content).failures[0].endswith("more than 8388608 items without content")
+
+
+def test_an_object_that_inflates_to_more_than_the_limit_fails() -> None:
+    content = header(record(v="bytes"), "deflate") + block(1, number(1 << 20) + bytes(1 << 20), "deflate") * 9
+    options = ReadOptions(schema_ddl="v binary", format="avro", inflated_bytes_max=8 << 20)
+    found = read(Case(contents=[content], partitions=whole([content]), options=options))
+    assert found.failures == {0: "s3://b/k0 inflates to more than 8388608 bytes, the limit for one object"}
 
 
 def test_names_are_resolved_in_their_namespace() -> None:

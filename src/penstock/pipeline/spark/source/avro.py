@@ -16,6 +16,7 @@ from penstock.errors import ObjectCorrupt, ObjectUnreadable
 from penstock.objects.store import ObjectReader
 from penstock.pipeline.spark.source.avro_codecs import CODECS, TooLarge
 from penstock.pipeline.spark.source.avro_decoder import (
+    EMPTY_ITEMS_MAX,
     ROWS_AT_ONCE,
     SCANNED_BYTES,
     AvroDecoder,
@@ -57,6 +58,7 @@ class AvroFormat:
     def __init__(self, options: ReadOptions) -> None:
         self._declared = parse_ddl(options.schema_ddl)
         self._block_bytes_max = options.line_bytes_max
+        self._inflated_bytes_max = options.inflated_bytes_max  # of a piece
         self._known: OrderedDict[bytes, _Columns] = OrderedDict()  # by schema text
 
     def read(self, reader: ObjectReader, piece: Piece) -> Iterator[Decoded]:
@@ -71,8 +73,17 @@ class AvroFormat:
     def _parts(self, content: "_Content", piece: Piece, uri: str) -> Iterator[Decoded]:
         header = _header(content)
         columns = self._columns(header.schema_text, uri)
-        for group in _grouped(_blocks(content, header, piece, self._block_bytes_max)):
-            yield from columns.decoded(group)
+        room = [EMPTY_ITEMS_MAX]
+        for group in _grouped(self._bounded(_blocks(content, header, piece, self._block_bytes_max))):
+            yield from columns.decoded(group, room)
+
+    def _bounded(self, blocks: Iterator[Block]) -> Iterator[Block]:
+        total = 0
+        for block in blocks:
+            total += len(block.data)
+            if total > self._inflated_bytes_max:
+                raise Unsupported(f"inflates to more than {self._inflated_bytes_max} bytes, the limit for one object")
+            yield block
 
     def _columns(self, schema_text: bytes, uri: str) -> "_Columns":
         found = self._known.pop(schema_text, None) or _Columns(parse_schema(schema_text), self._declared, uri)
@@ -113,9 +124,9 @@ class _Columns:
         self._names = names
         self._fitter = Fitter(names, declared)
 
-    def decoded(self, blocks: Sequence[Block]) -> Iterator[Decoded]:
+    def decoded(self, blocks: Sequence[Block], room: list[int]) -> Iterator[Decoded]:
         """Yield the rows of blocks. Raises `Damage`."""
-        decoding = self._decoder.decode(blocks)
+        decoding = self._decoder.decode(blocks, room)
         try:
             for table, numbers, places in decoding:
                 yield self._fitted(table, blocks, numbers, places)

@@ -28,7 +28,7 @@ from penstock.pipeline.spark.source.blocks import Positions
 
 ROWS_AT_ONCE = 1 << 16
 SCANNED_BYTES = 1 << 20  # at once, of a large block
-_EMPTY_ITEMS_MAX = 1 << 23  # of a block, in arrays and maps whose items take no bytes
+EMPTY_ITEMS_MAX = 1 << 23  # rows, and items of arrays and maps, that take no bytes; of the blocks read together
 _LOOPS_MAX = 2  # within each other in one function, since Python has a limit
 _LEAVES = frozenset({"boolean", "int", "long", "float", "double", "bytes", "string", "fixed", "enum"})
 _NOT_WIDE = 0x80
@@ -71,11 +71,17 @@ class AvroDecoder:
         self._names = [schema.fields[place].name for place in places]
         self._builds = [builds[place] for place in places]
         self._slots = writer.slots
+        self._rows_are_empty = not schema.least_bytes
         self._scan = writer.compiled()
 
-    def decode(self, blocks: Sequence[Block]) -> "Decoding":
-        """Begin to decode blocks, of which there is at least one, together."""
-        return Decoding(self._scan, self._slots, self._table, blocks)
+    def decode(self, blocks: Sequence[Block], room: list[int]) -> "Decoding":
+        """Begin to decode blocks, of which there is at least one, together.
+
+        ``room``: how many more items without bytes may come. Raises `Damage` if there are more.
+        """
+        if self._rows_are_empty:
+            take_room(room, sum(block.rows for block in blocks))
+        return Decoding(self._scan, self._slots, self._table, blocks, room)
 
     def _table(self, scanned: _Scanned, rows: int) -> pa.Table:
         return pa.Table.from_arrays([build(scanned, rows) for build in self._builds], names=self._names)
@@ -90,11 +96,13 @@ class Decoding:
         slots: int,
         table: Callable[[_Scanned, int], pa.Table],
         blocks: Sequence[Block],
+        room: list[int],
     ) -> None:
         self._scan = scan
         self._slots = slots
         self._table = table
         self._blocks = blocks
+        self._room = room
         self._data = b"".join((PADDING, *(block.data for block in blocks), PADDING))
         self._flags = self._data.translate(_HIGH_BITS)
         self._bytes = np.frombuffer(self._data, dtype=np.uint8)
@@ -112,11 +120,10 @@ class Decoding:
         for number, block in enumerate(self._blocks):
             self.block = block
             end = at + len(block.data)
-            room = [_EMPTY_ITEMS_MAX]
             done = 0
             while done < block.rows:
                 stop = begin + len(PADDING) + SCANNED_BYTES
-                at, count = self._scanned(at, min(block.rows - done, ROWS_AT_ONCE - rows), stop, notes, room)
+                at, count = self._scanned(at, min(block.rows - done, ROWS_AT_ONCE - rows), stop, notes)
                 if at > end:
                     raise Damage("the last row ends behind the block")
                 spans.append((number, done, count))
@@ -130,11 +137,9 @@ class Decoding:
         if rows:
             yield self._part(notes, spans, rows)
 
-    def _scanned(
-        self, at: int, rows: int, stop: int, notes: "Sequence[array[int]]", room: list[int]
-    ) -> tuple[int, int]:
+    def _scanned(self, at: int, rows: int, stop: int, notes: "Sequence[array[int]]") -> tuple[int, int]:
         try:
-            return self._scan(self._data, self._flags, at, rows, stop, notes, room)
+            return self._scan(self._data, self._flags, at, rows, stop, notes, self._room)
         except (IndexError, OverflowError, ValueError) as error:
             raise Damage("it ends within a row") from error
 
@@ -430,10 +435,15 @@ def _count(data: bytes, at: int, least_bytes: int, room: list[int]) -> tuple[int
     if not count:
         raise Damage("a count of 0 in more than one byte")
     if not least_bytes:
-        room[0] -= count
-        if room[0] < 0:
-            raise Damage(f"more than {_EMPTY_ITEMS_MAX} items without content")
+        take_room(room, count)
     return count, at
+
+
+def take_room(room: list[int], count: int) -> None:
+    """Count items that take no bytes: a few bytes may claim any number of them. Raises `Damage` if they are too many."""
+    room[0] -= count
+    if room[0] < 0:
+        raise Damage(f"more than {EMPTY_ITEMS_MAX} items without content")
 
 
 _LONG_NUMBER = "a number of more than 64 bits"
