@@ -131,7 +131,7 @@ class _Columns:
             for table, numbers, places in decoding:
                 yield self._fitted(table, blocks, numbers, places)
         except Damage as damage:
-            raise Damage(f"the block at offset {decoding.block.begin}: {damage}") from damage
+            raise Damage(f"{decoding.place}: {damage}") from damage
 
     def _fitted(self, table: pa.Table, blocks: Sequence[Block], numbers: Positions, places: Positions) -> Decoded:
         begins = np.array([block.begin for block in blocks], dtype=np.int64)

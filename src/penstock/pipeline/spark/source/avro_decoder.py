@@ -106,7 +106,7 @@ class Decoding:
         self._data = b"".join((PADDING, *(block.data for block in blocks), PADDING))
         self._flags = self._data.translate(_HIGH_BITS)
         self._bytes = np.frombuffer(self._data, dtype=np.uint8)
-        self.block = blocks[0]  # the one that is being decoded, for messages
+        self.place = ""  # what is being decoded, for messages
 
     def __iter__(self) -> Iterator[tuple[pa.Table, Positions, Positions]]:
         """Yield tables, each with the place of its rows: that of the block, and that of the row in the block.
@@ -118,7 +118,7 @@ class Decoding:
         begin = rows = 0
         at = len(PADDING)
         for number, block in enumerate(self._blocks):
-            self.block = block
+            self.place = f"the block at offset {block.begin}"
             end = at + len(block.data)
             done = 0
             while done < block.rows:
@@ -149,6 +149,8 @@ class Decoding:
     def _part(
         self, notes: "Sequence[array[int]]", spans: Sequence[tuple[int, int, int]], rows: int
     ) -> tuple[pa.Table, Positions, Positions]:
+        first, last = (self._blocks[spans[place][0]].begin for place in (0, -1))
+        self.place = f"the block at offset {first}" if first == last else f"the blocks at offsets {first} to {last}"
         scanned = _Scanned(data=self._bytes, notes=[np.asarray(note) for note in notes])
         blocks = np.repeat([number for number, _, _ in spans], [count for _, _, count in spans])
         places = np.concatenate([np.arange(first, first + count) for _, first, count in spans])
@@ -440,7 +442,7 @@ def _count(data: bytes, at: int, least_bytes: int, room: list[int]) -> tuple[int
 
 
 def take_room(room: list[int], count: int) -> None:
-    """Count items that take no bytes: a few bytes may claim any number of them. Raises `Damage` if they are too many."""
+    """Count items that take no bytes, of which a few bytes may claim any number. Raises `Damage` if they are too many."""
     room[0] -= count
     if room[0] < 0:
         raise Damage(f"more than {EMPTY_ITEMS_MAX} items without content")
