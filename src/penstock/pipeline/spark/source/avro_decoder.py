@@ -442,7 +442,7 @@ def _count(data: bytes, at: int, least_bytes: int, room: list[int]) -> tuple[int
 
 
 def take_room(room: list[int], count: int) -> None:
-    """Count items that take no bytes, of which a few bytes may claim any number. Raises `Damage` if they are too many."""
+    """Count items that take no bytes, of which a few bytes may claim any number. Raises `Damage` for too many."""
     room[0] -= count
     if room[0] < 0:
         raise Damage(f"more than {EMPTY_ITEMS_MAX} items without content")
