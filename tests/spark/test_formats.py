@@ -17,7 +17,7 @@ from tests.spark import readers
 
 from penstock import App, DeltaSink, ObjectSource
 from penstock.config import Settings
-from penstock.ledger.records import ObjectState
+from penstock.events import Event, ObjectFailed
 from penstock.operations.ingest.ingest import IngestReport, ingest
 from penstock.operations.ingest.pipeline import IngestRequest
 from penstock.worker.shutdown import StopSignal
@@ -105,16 +105,18 @@ def test_objects_in_s3_are_read_in_ranges(name: str, tmp_path: Path, spark: Spar
     check(tmp_path / "table", name)
 
 
-def read_by_function(folder: str, tmp_path: Path, spark: SparkSession, settings: Settings) -> App:
-    """Run a pipeline over a source with a reader, to the end. The caller closes the app."""
+def read_by_function(folder: str, tmp_path: Path, spark: SparkSession, settings: Settings) -> list[Event]:
+    """Run a pipeline over a source with a reader, to the end, and return its events."""
+    events: list[Event] = []
     app = App(settings=settings)
     pipeline = app.pipeline(
         "pairs",
         source=ObjectSource(folder, queue="pairs", schema="id bigint, half double", reader=readers.read_pairs),
         sink=DeltaSink(tmp_path / "table"),
     )
-    pipeline.run(source=folder, spark=spark)
-    return app
+    pipeline.run(source=folder, spark=spark, listeners=[events.append])
+    app.close()
+    return events
 
 
 def check_pairs(tmp_path: Path) -> None:
@@ -141,14 +143,17 @@ def test_a_function_reads_objects_of_a_folder(tmp_path: Path, spark: SparkSessio
         (source / f"{number}.pairs").write_text(readers.written(range(number * 10, number * 10 + 10)))
     (source / "bad.pairs").write_text("100=50;101")
     (source / "odd.pairs").write_text("many=50")
-    app = read_by_function(str(source), tmp_path, spark, app_settings(tmp_path))
+    events = read_by_function(str(source), tmp_path, spark, app_settings(tmp_path))
     check_pairs(tmp_path)
     quarantine = DeltaTable(tmp_path / "table_quarantine").to_pyarrow_table().to_pylist()
     assert [(row["raw"], row["detail"]) for row in quarantine] == [
         (b'{"id":"many","half":50.0}', 'field id: "many" is not BIGINT')
     ]
-    assert app.ledger.counts("pairs") == {ObjectState.PROCESSED: 4, ObjectState.DEAD: 1}
-    app.close()
+    (failed,) = (event for event in events if isinstance(event, ObjectFailed))
+    assert failed.reason.startswith(f"file://{source}/bad.pairs cannot be read by tests.spark.readers:read_pairs at ")
+    assert failed.reason.endswith("ValueError: not enough values to unpack (expected 2, got 1)")
+    assert failed.error_type == "ValueError"
+    assert 'name, half = pair.split("=")' in (failed.traceback or "")
 
 
 def test_a_function_reads_objects_in_s3(tmp_path: Path, spark: SparkSession, moto: AwsServer) -> None:
@@ -160,7 +165,7 @@ def test_a_function_reads_objects_in_s3(tmp_path: Path, spark: SparkSession, mot
             Body=readers.written(range(number * 10, number * 10 + 10)).encode(),
         )
     settings = app_settings(tmp_path, aws_endpoint_url=moto.url, aws_region=moto.aws.region)
-    read_by_function("s3://pairs/in", tmp_path, spark, settings).close()
+    read_by_function("s3://pairs/in", tmp_path, spark, settings)
     check_pairs(tmp_path)
 
 
