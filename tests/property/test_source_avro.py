@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -191,7 +192,7 @@ def typed(draw: st.DrawFn, names: list[int], depth: int = 0) -> Typed:
         case "array":
             schema, values = draw(typed(names, depth + 1))
             lists = st.lists(values, max_size=draw(st.sampled_from([3, 70]) if depth == 0 else st.just(3)))
-            return {"type": "array", "items": schema}, lists.map(lambda pairs: tuple(list(one) for one in _two(pairs)))
+            return {"type": "array", "items": schema}, lists.map(_two)
         case "map":
             schema, values = draw(typed(names, depth + 1))
             return {"type": "map", "values": schema}, st.dictionaries(TEXTS, values, max_size=3).map(_two_maps)
@@ -217,15 +218,11 @@ def union(draw: st.DrawFn) -> Typed:
     widened = set(kinds) in ({"int", "long"}, {"float", "double"})
     nothing = dict.fromkeys(f"member{place}" for place in range(len(kinds)))
 
-    def put(place: int, value: Any) -> Any:
-        return value if widened else {**nothing, f"member{place}": value}
+    def put(place: int, kind: str, pair: Pair) -> Pair:
+        written, value = pair
+        return (kind, written), value if widened else {**nothing, f"member{place}": value}
 
-    values = st.one_of(
-        *(
-            pairs.map(lambda pair, place=place, kind=kind: ((kind, pair[0]), put(place, pair[1])))
-            for place, (kind, pairs) in enumerate(chosen)
-        )
-    )
+    values = st.one_of(*(pairs.map(partial(put, place, kind)) for place, (kind, pairs) in enumerate(chosen)))
     if draw(st.booleans()):
         kinds.insert(draw(st.integers(0, len(kinds))), "null")
         values = st.just((None, None)) | values

@@ -190,7 +190,8 @@ def test_a_function_that_executors_cannot_import_is_refused() -> None:
         yield batch(1)
 
     assert reader_name(lines) == f"{__name__}:lines"
-    for reader in (inner, lambda obj: []):
+    readers: list[Any] = [inner, lambda obj: []]
+    for reader in readers:
         with pytest.raises(UsageError, match="cannot be imported by Spark's executors: define it with def at the top"):
             ObjectSource("/in", queue="q", schema="id long", reader=reader)
     with pytest.raises(UsageError, match="is not a function"):
