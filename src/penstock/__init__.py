@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from penstock.messaging.schema import Queue
     from penstock.pipeline.objects.declaration import ObjectContext
     from penstock.pipeline.objects.stream import IncomingObject
+    from penstock.pipeline.spark.source.own_reader import SourceObject
     from penstock.sinks.delta.declaration import DeltaSink
 
 _HOMES = {
@@ -40,6 +41,7 @@ _HOMES = {
     "Queue": "penstock.messaging.schema",
     "Reject": "penstock.errors",
     "Retry": "penstock.errors",
+    "SourceObject": "penstock.pipeline.spark.source.own_reader",
 }
 
 _MODULES = {"cleanup": "penstock.app.cleanup"}  # public modules
@@ -62,6 +64,7 @@ __all__ = [
     "Queue",
     "Reject",
     "Retry",
+    "SourceObject",
     "cleanup",
 ]
 

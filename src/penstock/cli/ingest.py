@@ -38,7 +38,7 @@ class FormatOptions:
         typer.Option(
             "--format",
             metavar="FORMAT",
-            help="jsonl, json (documents), csv, text, parquet, orc or binary; default: as the files tell.",
+            help="jsonl, json (documents), csv, text, parquet, orc, avro or binary; default: as the files tell.",
         ),
     ] = None
     schema: Annotated[

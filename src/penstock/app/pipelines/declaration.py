@@ -18,12 +18,14 @@ from penstock.storage.address import check_address
 
 if TYPE_CHECKING:
     from penstock.pipeline.spark.declaration import Frame
+    from penstock.pipeline.spark.source.own_reader import ReaderFunction
 
 Transform = Callable[["Frame"], "Frame"]
 
 PUBLISHED_SUFFIX = "-published"
 ATTEMPTS_LIMIT = 100  # same limits as the settings of these names
 OBJECTS_LIMIT = 100_000
+DEFAULT_FORMAT = "jsonl"
 OWN_SCHEMA = ("text", "binary")  # formats whose columns need not be declared
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
@@ -36,11 +38,13 @@ class ObjectSource:
     Args:
         folder: A local folder or s3://BUCKET/PREFIX; nothing outside it is read.
         queue: The queue with notifications from S3, the watcher, `App.announce` or `Pipeline.run`.
-        format: jsonl, json (documents), csv or text, each also compressed with gzip, bzip2 or zstd; parquet, orc or
-            binary.
+        format: jsonl, json (documents), csv or text, each also compressed with gzip, bzip2 or zstd; parquet, orc, avro
+            or binary.
         schema: Spark DDL, such as "id long, ts timestamp"; not needed for text and binary.
         delimiter: CSV only: the field separator.
         header: CSV only: the first line has the column names.
+        reader: In place of a format: a function that takes a `SourceObject` and yields `pyarrow.RecordBatch`. It is at
+            the top level of a module that Spark's executors can import.
         cleanup: One of `from penstock import cleanup`, applied to objects whose rows are published. Default: keep them.
 
     Raises:
@@ -49,10 +53,11 @@ class ObjectSource:
 
     folder: str | PathLike[str]
     queue: str = field(kw_only=True)
-    format: str = field(default="jsonl", kw_only=True)
+    format: str = field(default=DEFAULT_FORMAT, kw_only=True)
     schema: str | None = field(default=None, kw_only=True)
     delimiter: str | None = field(default=None, kw_only=True)
     header: bool = field(default=True, kw_only=True)
+    reader: "ReaderFunction | None" = field(default=None, kw_only=True)
     cleanup: Cleanup = field(default_factory=Keep, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -67,7 +72,26 @@ class ObjectSource:
             raise UsageError(
                 f"The source {self.folder} has the format {self.format}; delimiter and header are only for csv."
             )
+        if self.reader is not None:
+            if self.format != DEFAULT_FORMAT:
+                raise UsageError(
+                    f"The source {self.folder} has a reader and the format {self.format}; give one of them."
+                )
+            reader_name(self.reader)
         check_fits(self.cleanup, self.folder)
+
+
+def reader_name(reader: Any) -> str:
+    """Return the name of a reader as module:function. Raises `UsageError` if executors cannot import it."""
+    module, name = getattr(reader, "__module__", None), getattr(reader, "__qualname__", None)
+    if not callable(reader) or not isinstance(module, str) or not isinstance(name, str):
+        raise UsageError(f"The reader {reader!r} is not a function.")
+    if module == "__main__" or "<" in name:
+        raise UsageError(
+            f"The reader {name} cannot be imported by Spark's executors: define it with def at the top level of a "
+            "module that is imported."
+        )
+    return f"{module}:{name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

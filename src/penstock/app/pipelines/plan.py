@@ -10,7 +10,7 @@ from functools import partial
 from penstock.app.cleanup_runner import moved_to
 from penstock.app.context import PipelineTools
 from penstock.app.paths import TablePaths, declared_table_paths
-from penstock.app.pipelines.declaration import ObjectSource, PipelineDeclaration
+from penstock.app.pipelines.declaration import ObjectSource, PipelineDeclaration, reader_name
 from penstock.app.pipelines.published import PublishNotifier
 from penstock.app.service import ServiceContext, busy_seconds_max
 from penstock.app.sources import SourceLocation, source_of
@@ -33,6 +33,7 @@ from penstock.pipeline.spark.requirements import FOR_S3
 from penstock.pipeline.spark.runtime import Session
 from penstock.pipeline.spark.session import runtime_of
 from penstock.pipeline.spark.shared_folders import prove_shared
+from penstock.pipeline.spark.source.formats import OWN_FORMAT
 from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions, checked
 from penstock.pipeline.spark.stopping import cancelled_at_stop
 from penstock.pipeline.spark.table_schema import agreement, check_partitions
@@ -266,7 +267,8 @@ def read_options(declaration: PipelineDeclaration, *, default_ratio: float) -> R
     return checked(
         ReadOptions(
             schema_ddl=source.schema or "",
-            format=source.format,
+            format=source.format if source.reader is None else OWN_FORMAT,
+            reader="" if source.reader is None else reader_name(source.reader),
             csv=_csv(source),
             provenance=declaration.provenance,
             quarantine_ratio_max=default_ratio if ratio is None else ratio,

@@ -229,7 +229,7 @@ def read_failure(failure: ObjectFailure) -> ReadFailure:
         case FailureKind.SUPERSEDED:
             return ReadFailure(failure=AttemptFailure.SUPERSEDED, reason=failure.reason)
         case FailureKind.TOO_LARGE | FailureKind.CORRUPT:
-            return ReadFailure(failure=AttemptFailure.DEAD, reason=failure.reason)
+            return ReadFailure(failure=AttemptFailure.DEAD, reason=failure.reason, raised=failure.raised)
         case FailureKind.HOST:
             return ReadFailure(failure=AttemptFailure.RETRY, reason=failure.reason, uncounted=True)
         case (
@@ -240,7 +240,7 @@ def read_failure(failure: ObjectFailure) -> ReadFailure:
             | FailureKind.QUARANTINE_RATIO
             | FailureKind.DISAGREED
         ):
-            return ReadFailure(failure=AttemptFailure.RETRY, reason=failure.reason)
+            return ReadFailure(failure=AttemptFailure.RETRY, reason=failure.reason, raised=failure.raised)
 
 
 class DeferredEngine:

@@ -25,7 +25,10 @@ class Format:
     inflation: int = 1  # cost of one stored byte, in bytes of plain lines
     suffixes: tuple[bytes, ...]  # names of objects end so, before the suffix of a compression
     has_own_schema: bool = False  # nothing has to be declared or inferred
+    can_be_named: bool = True  # False: chosen in another way
 
+
+OWN_FORMAT = "reader"  # read by a function of the user's
 
 FORMATS: Mapping[str, Format] = {
     "jsonl": Format(suffixes=(b".jsonl", b".ndjson", b".json")),
@@ -34,7 +37,9 @@ FORMATS: Mapping[str, Format] = {
     "json": Format(suffixes=(), position=ROW, can_be_cut=False, inflation=2),  # documents; names do not tell
     "parquet": Format(suffixes=(b".parquet", b".parq"), position=ROW, is_inflated=False, inflation=4),
     "orc": Format(suffixes=(b".orc",), position=ROW, is_inflated=False, inflation=4),
+    "avro": Format(suffixes=(b".avro",), position=ROW, is_inflated=False, inflation=6),
     "binary": Format(suffixes=(), position=ROW, is_inflated=False, can_be_cut=False, has_own_schema=True),
+    OWN_FORMAT: Format(suffixes=(), position=ROW, is_inflated=False, can_be_cut=False, inflation=6, can_be_named=False),
 }
 DEFAULT_FORMAT = "jsonl"
 
@@ -63,6 +68,11 @@ def _by_name(key: bytes) -> str | None:
 def format_of(name: str) -> Format:
     """Return the format of this name. Raises `UsageError` if there is none."""
     if name not in FORMATS:
-        known = ", ".join(FORMATS)
-        raise UsageError(f"The format {name!r} is unknown: this version reads {known}.")
+        raise unknown_format(name)
     return FORMATS[name]
+
+
+def unknown_format(name: str) -> UsageError:
+    """Return the error for a format that cannot be chosen by this name."""
+    known = ", ".join(each for each, kind in FORMATS.items() if kind.can_be_named)
+    return UsageError(f"The format {name!r} is unknown: this version reads {known}.")

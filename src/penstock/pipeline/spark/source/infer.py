@@ -16,7 +16,8 @@ import pyarrow as pa
 
 from penstock.errors import ObjectError, UsageError
 from penstock.objects.reference import ObjectRef
-from penstock.objects.store import ObjectStore
+from penstock.objects.store import ObjectReader, ObjectStore
+from penstock.pipeline.spark.source import avro
 from penstock.pipeline.spark.source.columnar import OPENERS, schema_of
 from penstock.pipeline.spark.source.contents import beginning
 from penstock.pipeline.spark.source.ddl import TIMESTAMP, format_ddl, may_be_column, type_text
@@ -113,7 +114,7 @@ def _columns(
 ) -> tuple[Sequence[pa.Field], Sequence[str], CsvOptions]:
     if options.format == "csv":
         return infer_csv(sample, store, options, delimiter_given=delimiter_given)
-    if options.format in OPENERS:
+    if options.format in OPENERS or options.format == "avro":
         return *_from_footers(sample, store, options.format), options.csv
     root = _Votes()
     for ref in sample:
@@ -154,7 +155,7 @@ def _from_footers(
     for ref in sample:
         try:
             with store.open(ref) as reader:
-                found = schema_of(reader, format_name) if ref.size_bytes else pa.schema([])
+                found = _own_schema(reader, format_name) if ref.size_bytes else pa.schema([])
         except ObjectError:
             continue  # the read itself will fail on it and report it
         for one in found:
@@ -168,6 +169,10 @@ def _from_footers(
                 kind = wider(known.type, kind)
             columns[one.name.lower()] = pa.field(known.name if known is not None else one.name, kind)
     return list(columns.values()), notes
+
+
+def _own_schema(reader: ObjectReader, format_name: str) -> pa.Schema:
+    return avro.schema_of(reader) if format_name == "avro" else schema_of(reader, format_name)
 
 
 def _json_samples(lines: Iterable[bytes]) -> Iterator[Sample]:

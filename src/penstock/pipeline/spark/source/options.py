@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from penstock.errors import UsageError
 from penstock.pipeline.spark.source.ddl import OBJECT, format_ddl, parse_ddl
-from penstock.pipeline.spark.source.formats import format_of
+from penstock.pipeline.spark.source.formats import OWN_FORMAT, format_of, unknown_format
 
 _MIB = 1 << 20
 _TEXT_DDL = "value STRING"
@@ -41,6 +41,7 @@ class ReadOptions:
 
     schema_ddl: str = ""
     format: str = "jsonl"
+    reader: str = ""  # module:function, for the format that a function reads
     csv: CsvOptions = CsvOptions()
     provenance: bool = True  # rows carry _object, and _offset or _row
     quarantine_ratio_max: float = 1.0  # fraction of an object's lines; an object above it fails
@@ -72,6 +73,8 @@ def from_text(text: str) -> ReadOptions:
 
 def checked(options: ReadOptions) -> ReadOptions:
     """Return the options with the schema in canonical form. Raises `UsageError` for invalid options."""
+    if options.format == OWN_FORMAT and not options.reader:
+        raise unknown_format(options.format)
     format_of(options.format)
     schema = parse_ddl(options.schema_ddl or _FIXED_DDL.get(options.format, ""))
     if options.format == "text":

@@ -4,12 +4,15 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 from penstock.objects.store import ObjectReader
+from penstock.pipeline.spark.source.avro import AvroFormat
 from penstock.pipeline.spark.source.binary import BinaryObjects
 from penstock.pipeline.spark.source.columnar import ColumnarFormat
 from penstock.pipeline.spark.source.contents import BadRecord, Quotes
 from penstock.pipeline.spark.source.documents import JsonDocuments
+from penstock.pipeline.spark.source.formats import OWN_FORMAT
 from penstock.pipeline.spark.source.lines import LinesReader
 from penstock.pipeline.spark.source.options import ReadOptions
+from penstock.pipeline.spark.source.own_reader import OwnReader
 from penstock.pipeline.spark.source.packs import Part
 from penstock.pipeline.spark.source.plan import Piece
 
@@ -34,5 +37,7 @@ _READERS: Mapping[str, Callable[[ReadOptions], FormatReader]] = {
     "json": JsonDocuments,
     "parquet": ColumnarFormat,
     "orc": ColumnarFormat,
+    "avro": AvroFormat,
     "binary": BinaryObjects,
+    OWN_FORMAT: OwnReader,
 }

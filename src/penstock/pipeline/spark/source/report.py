@@ -34,6 +34,7 @@ from penstock.errors import (
     ObjectRefused,
     ObjectSuperseded,
 )
+from penstock.messaging.failure import FailureDetails
 from penstock.messaging.wording import counted, worded
 from penstock.pipeline.spark.source.contents import Quotes
 from penstock.pipeline.spark.source.plan import Numbers, Piece, PieceColumns, ReadPlan
@@ -44,6 +45,7 @@ _BEGUN = ".begun"
 _REPORT = ".arrow"
 SAMPLES_MAX = 10  # bad lines of an object that its events show
 READS_AT_ONCE = 16  # from S3
+_TRACEBACK_CHARS_MAX = 4_000  # since many objects may fail alike
 
 _NUMBERS = ("object", "start", "stop", "rows", "lines_quarantined")
 _QUOTES = ("ends_open", "ends_open_if_open", "closes_at")  # null unless it is a CSV piece read to its end
@@ -86,11 +88,14 @@ class ObjectFailure:
     host: str = ""  # the host that read it
     offset: int = 0  # start of the range that could not be read
     length_bytes: int = 0  # length of that range; 0: the object could not be opened
+    raised: FailureDetails | None = None  # by a reader of the user's
 
     @staticmethod
     def of(error: ObjectError) -> "ObjectFailure":
         """Return the failure for a store's error."""
         failure = ObjectFailure(kind=_kind(error), reason=str(error), host=gethostname())
+        if isinstance(raised := vars(error).get("failure"), FailureDetails):
+            return replace(failure, raised=replace(raised, traceback=raised.traceback[-_TRACEBACK_CHARS_MAX:]))
         if isinstance(error, ObjectRefused):
             return replace(failure, offset=error.offset, length_bytes=error.length_bytes)
         return failure
@@ -146,7 +151,7 @@ class LoadedReport:
             lines_quarantined=values["lines_quarantined"],
             reasons=details.get("reasons", {}),
             samples=_samples(details.get("samples", ())),
-            failure=ObjectFailure(**failure | {"kind": FailureKind(failure["kind"])}) if failure else None,
+            failure=_loaded_failure(failure) if failure else None,
             broken_midway=values["broken_midway"],
             quotes=None if values["ends_open"] is None else Quotes(**{name: values[name] for name in _QUOTES}),
         )
@@ -189,6 +194,11 @@ def _encoded(report: PartitionReport) -> bytes:
     with pa.ipc.new_file(data, schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
         writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
     return bytes(data.getvalue())
+
+
+def _loaded_failure(values: Mapping[str, Any]) -> ObjectFailure:
+    raised = values["raised"] and FailureDetails(**values["raised"])
+    return ObjectFailure(**{**values, "kind": FailureKind(values["kind"]), "raised": raised})
 
 
 def _details(reading: PieceReading) -> str | None:
