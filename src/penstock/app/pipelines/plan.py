@@ -161,6 +161,7 @@ class PipelineBlueprint:
                 bus=self.tools.bus,
                 probe=self.tools.probe,
                 store_watch=self.store_watch,
+                quarantine=self.tables.quarantine_lines,
             )
         except SPARK_ERRORS as error:  # Spark's JVM has ended since it was started
             raise explain(error) from error
