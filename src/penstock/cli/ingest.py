@@ -231,7 +231,7 @@ def _settings(arrival: ArrivalOptions, limits: LimitOptions) -> Settings:
 
 def print_report(report: "IngestReport", *, options: str = "") -> None:
     """Print the report of an ingest. ``options`` select the table in the commands of hints."""
-    if report.batches:
+    if report.objects_replayed:
         print(_done(report))
     elif report.objects_found and report.objects_skipped == report.objects_found:
         known = worded(report.objects_found, "the only object is", "all {} objects are")

@@ -17,6 +17,7 @@ from penstock.cli.where import ScopeOptions, first_of, print_each
 from penstock.errors import UsageError
 from penstock.ledger.records import ObjectAttempt, ObjectRow, ObjectState, QuarantineRow, QuarantineState
 from penstock.messaging.wording import counted
+from penstock.objects.replays import is_replay
 from penstock.operations.archived_objects import ArchivedVersion, archived_objects, find_archived
 from penstock.operations.inspection import ScopeView, view
 
@@ -114,7 +115,7 @@ def _listed(scope: Scope, wanted: _Wanted, *, quiet: bool) -> list[dict[str, Any
             (
                 *((one,) if seen.several else ()),
                 row.uri.removeprefix(LOCAL),
-                row.state,
+                f"{row.state}, replay" if is_replay(row.version_id, row.etag) else row.state,
                 row.attempts,
                 _or_blank(row.rows),
                 _or_blank(row.lines_quarantined),
@@ -220,6 +221,7 @@ def as_document(pipeline: str, row: ObjectRow, *, archived: bool = False) -> dic
         "attempts": row.attempts,
         "size_bytes": row.size_bytes,
         "version": row.version_id or row.etag,
+        "replay": is_replay(row.version_id, row.etag),
         "rows": row.rows,
         "lines_quarantined": row.lines_quarantined,
         "batch": row.batch_seq,

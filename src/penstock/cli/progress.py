@@ -283,10 +283,8 @@ def warning_of(report: "IngestReport | RunReport", options: str) -> list[str]:
     if not report.warned_objects:
         return []
     lines, objects = counted(report.warned_lines, "bad line"), counted(report.warned_objects, "object")
-    return [
-        f"Warning: {lines} in {objects}, over 5% of their lines; `penstock quarantine list{options} --warnings` shows "
-        "why, and replays or dismisses them."
-    ]
+    command = f"`penstock quarantine list{options} --warnings`"
+    return [f"Warning: {lines} in {objects}, over 5% of their lines; {command} shows them, and what to do."]
 
 
 def _again(report: "IngestReport | RunReport", options: str) -> str:

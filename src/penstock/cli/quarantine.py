@@ -58,7 +58,7 @@ class QuarantineFilter:
         if uris and self.filter_ is not None:
             raise UsageError("Name objects or give --filter, not both.")
         return QuarantineSelection(
-            uris=[object_uri(uri) for uri in uris or ()],
+            uris=tuple(object_uri(uri) for uri in uris or ()),
             state=state,
             uri_contains=self.filter_,
             attempt=self.attempt,

@@ -90,9 +90,9 @@ class RunReport:
     table: str
     table_version: int | None  # None: no table yet
     quarantine_table: str | None  # None: nothing was ever quarantined
-    objects_replayed: int  # objects of which the bad lines were read again
-    warned_objects: int  # objects with too many bad lines, in this run or an earlier one; see `QuarantineWarning`
-    warned_lines: int  # the bad lines of these objects
+    objects_replayed: int = 0  # objects of which the bad lines were read again
+    warned_objects: int = 0  # objects with too many bad lines, in this run or an earlier one; see `QuarantineWarning`
+    warned_lines: int = 0  # the bad lines of these objects
     stopped: bool  # a run with ``available_now`` was stopped before it was done
     problems: tuple[str, ...]  # entries below ``source`` that could not be read
 

@@ -1,7 +1,7 @@
 """The health model: the status of queues and pipelines, and the problems in it that need a person.
 
-A problem is missing (lost unless a person acts), no consumer, failed, bad lines or lagging. `penstock status`, its live view and
-`penstock doctor` show it.
+A problem is missing (lost unless a person acts), no consumer, failed, bad lines or lagging. `penstock status`, its live
+view and `penstock doctor` show it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
