@@ -23,7 +23,7 @@ def audit(
 ) -> None:
     """List manual changes of dead letters and objects.
 
-    Replays, moves, purges, exports and imports of dead letters, retries of failed objects, and replays and dismissals of
+    Replays, moves, purges, exports and imports of dead letters, retries of failed objects, replays and dismissals of
     bad lines; the newest first. An entry without an outcome is still in progress, or was killed.
     """
     rows: list[AuditRow] = []
