@@ -187,7 +187,7 @@ class BadLines:
 
 
 class QuarantineState(StrEnum):
-    """What became of the bad lines of one object."""
+    """State of the bad lines of one object."""
 
     OPEN = "open"
     REPLAYED = "replayed"  # an attempt has read them again

@@ -22,7 +22,7 @@ from penstock.sinks.sink import TableSink
 
 
 class ReplayRefused(PenstockError):
-    """The lines of a replay are unknown, whatever is tried again."""
+    """The lines of a replay are unknown. Another try would find the same."""
 
 
 class QuarantineLines:

@@ -54,7 +54,7 @@ class Quarantined:
 
     @property
     def outcome(self) -> str:
-        """What became of the lines, for people; empty if nothing was done yet."""
+        """The outcome of the lines, for people; empty if nothing was done yet."""
         if self.row.state is not QuarantineState.OPEN:
             return self.row.state.value
         match self.replay:
