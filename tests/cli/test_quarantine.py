@@ -192,7 +192,9 @@ def test_a_replay_that_failed_says_why_and_is_sent_again(penstock: Call, scene: 
     assert penstock("quarantine", "replay", "--yes", "--json").document["sent"] == 1
 
 
-def test_the_folder_of_a_table_and_a_queue_are_known_from_the_apps_code(penstock: Call, app_scene: Scene, shop: str) -> None:
+def test_the_folder_of_a_table_and_a_queue_are_known_from_the_apps_code(
+    penstock: Call, app_scene: Scene, shop: str
+) -> None:
     app_scene.quarantine("a.jsonl", LOG)
     app_scene.send("other")
     shown = penstock("quarantine", "show", "landing/a.jsonl", "--pipeline", "clicks")

@@ -27,7 +27,7 @@ from penstock.objects.reference import ObjectRef
 from penstock.objects.replays import is_replay
 from penstock.pipeline.engine import CheckedEngine, ReadFailure, RunBroken, RunCancelled, RunRequest, RunResult
 from penstock.pipeline.failures import Denials
-from penstock.pipeline.quarantine_lines import QuarantineLines, ReplayRefused
+from penstock.pipeline.quarantine_lines import QuarantineLines, Spans
 from penstock.pipeline.spark.declaration import Declaration
 from penstock.pipeline.spark.faults import SPARK_ERRORS, explain
 from penstock.pipeline.spark.progress import watched
@@ -218,18 +218,18 @@ def replay_places(
     objects: Sequence[ObjectRef], quarantine: QuarantineLines | None, place: str
 ) -> tuple[dict[bytes, bytes], dict[bytes, ReadFailure]]:
     """Return the ranges that each replay among the objects reads, and the failures of those that cannot be read."""
-    places: dict[bytes, bytes] = {}
-    failed: dict[bytes, ReadFailure] = {}
-    for ref in objects:
-        if not is_replay(ref.version_id, ref.etag):
-            continue
-        try:
-            if quarantine is None:
-                raise ReplayRefused(f"this pipeline has no quarantine, so {ref.uri} cannot be replayed")
-            places[ref.object_id] = ranges_of(quarantine.places(ref, place=place), place=place)
-        except ReplayRefused as refused:
-            failed[ref.object_id] = ReadFailure(failure=AttemptFailure.DEAD, reason=str(refused))
-    return places, failed
+    wanted = [ref for ref in objects if is_replay(ref.version_id, ref.etag)]
+    if not wanted:
+        return {}, {}
+    if quarantine is None:
+        spans: Mapping[bytes, Spans] = {}
+        refused: Mapping[bytes, str] = {
+            ref.object_id: f"nothing of {ref.uri} is in a quarantine here" for ref in wanted
+        }
+    else:
+        spans, refused = quarantine.places(wanted, place=place)
+    failed = {id: ReadFailure(failure=AttemptFailure.DEAD, reason=reason) for id, reason in refused.items()}
+    return {id: ranges_of(found, place=place) for id, found in spans.items()}, failed
 
 
 def judged(failures: Mapping[bytes, ObjectFailure], denials: Denials) -> dict[bytes, ReadFailure]:
