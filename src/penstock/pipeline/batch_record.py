@@ -70,7 +70,7 @@ class RecordedBatch:
     objects: Sequence[RecordedObject]
     columns: str  # the columns of its files, encoded as the ledger stores them
     record: BatchRecord
-    place: str = OFFSET  # the column with a row's place in its object; records of earlier versions lack it
+    place: str = OFFSET  # the column with a row's place in its object; not stored if it is this one
 
 
 def save(table: Files, batch: RecordedBatch) -> None:
@@ -114,7 +114,7 @@ def _encoded(batch: RecordedBatch) -> bytes:
         "attempt_id": batch.attempt_id,
         **{name: values.pop(name) for name in _FIRST},
         "columns": batch.columns,
-        "place": batch.place,
+        **({} if batch.place == OFFSET else {"place": batch.place}),
         **values,
     }
     # The objects come last and in slices: the text of 100,000 of them is much larger than what it compresses to.
