@@ -157,11 +157,11 @@ class PipelineBlueprint:
                 spark,
                 self.declaration,
                 agree=partial(agreement, self.ledger, self.tables.rows, self.declaration.pipeline),
+                quarantine=self.tables.quarantine_lines,
                 clock=self.tools.clock,
                 bus=self.tools.bus,
                 probe=self.tools.probe,
                 store_watch=self.store_watch,
-                quarantine=self.tables.quarantine_lines,
             )
         except SPARK_ERRORS as error:  # Spark's JVM has ended since it was started
             raise explain(error) from error

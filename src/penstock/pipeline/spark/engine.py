@@ -27,7 +27,7 @@ from penstock.objects.reference import ObjectRef
 from penstock.objects.replays import is_replay
 from penstock.pipeline.engine import CheckedEngine, ReadFailure, RunBroken, RunCancelled, RunRequest, RunResult
 from penstock.pipeline.failures import Denials
-from penstock.pipeline.quarantine_lines import QuarantineLines, Spans
+from penstock.pipeline.quarantine_lines import QuarantineLines
 from penstock.pipeline.spark.declaration import Declaration
 from penstock.pipeline.spark.faults import SPARK_ERRORS, explain
 from penstock.pipeline.spark.progress import watched
@@ -66,11 +66,11 @@ class SparkEngine:
         declaration: Declaration,
         *,
         agree: Agree,
+        quarantine: QuarantineLines,
         clock: Clock,
         bus: Bus,
         probe: Probe = no_probe,
         store_watch: ServiceWatch | None = None,
-        quarantine: QuarantineLines | None = None,
     ) -> None:
         """Register the data source. ``agree`` raises `TableError` if a run's columns do not fit the table's.
 
@@ -215,19 +215,11 @@ class SparkEngine:
 
 
 def replay_places(
-    objects: Sequence[ObjectRef], quarantine: QuarantineLines | None, place: str
+    objects: Sequence[ObjectRef], quarantine: QuarantineLines, place: str
 ) -> tuple[dict[bytes, bytes], dict[bytes, ReadFailure]]:
     """Return the ranges that each replay among the objects reads, and the failures of those that cannot be read."""
     wanted = [ref for ref in objects if is_replay(ref.version_id, ref.etag)]
-    if not wanted:
-        return {}, {}
-    if quarantine is None:
-        spans: Mapping[bytes, Spans] = {}
-        refused: Mapping[bytes, str] = {
-            ref.object_id: f"nothing of {ref.uri} is in a quarantine here" for ref in wanted
-        }
-    else:
-        spans, refused = quarantine.places(wanted, place=place)
+    spans, refused = quarantine.places(wanted, place=place) if wanted else ({}, {})
     failed = {id: ReadFailure(failure=AttemptFailure.DEAD, reason=reason) for id, reason in refused.items()}
     return {id: ranges_of(found, place=place) for id, found in spans.items()}, failed
 
