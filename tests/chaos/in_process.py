@@ -25,7 +25,9 @@ from penstock.messaging.steps import Probe, Step
 from penstock.objects.stores import store_at
 from penstock.pipeline.batch_record import RecordedBatch, RecordedObject, run_files, run_work, save
 from penstock.pipeline.engine import RunCancelled, RunRequest, RunResult
+from penstock.pipeline.quarantine_lines import QuarantineLines
 from penstock.pipeline.spark.declaration import Declaration
+from penstock.pipeline.spark.engine import replay_places
 from penstock.pipeline.spark.source.plan import ReadPlan, make_plan
 from penstock.pipeline.spark.source.reading import partition_task, read_partition
 from penstock.pipeline.spark.source.report import ReadingId, Summary, summarise
@@ -45,12 +47,13 @@ class InProcessEngine:
     It supports no transforms, no partition columns and no objects that fail: tests of these need Spark.
     """
 
-    def __init__(self, declaration: Declaration, *, agree: Agree, probe: Probe) -> None:
+    def __init__(self, declaration: Declaration, *, agree: Agree, probe: Probe, quarantine: QuarantineLines) -> None:
         assert declaration.transform is None, "transforms are Spark's"
         assert not declaration.partition_by, "partitions are Spark's"
         self._declaration = declaration
         self._agree = agree
         self._probe = probe
+        self._quarantine = quarantine
         self._lock = threading.Lock()
         self._cancelled: set[str] = set()  # under the lock; attempts
 
@@ -75,6 +78,8 @@ class InProcessEngine:
 
     def _plan(self, request: RunRequest) -> ReadPlan:
         declaration = self._declaration
+        places, unknown = replay_places(request.objects, self._quarantine, declaration.read.place)
+        assert not unknown, f"objects that fail are Spark's: {unknown}"
         return make_plan(
             request.objects,
             attempt_id=request.attempt_id,
@@ -85,6 +90,9 @@ class InProcessEngine:
             aws=declaration.aws,
             quarantine=declaration.quarantine,
             work=run_work(declaration.work, request.attempt_id, RUN),
+            places={
+                index: places[ref.object_id] for index, ref in enumerate(request.objects) if ref.object_id in places
+            },
         )
 
     def _written(self, plan: ReadPlan, schema: pa.Schema) -> Iterator[WrittenFile]:
@@ -129,6 +137,8 @@ class InProcessEngine:
             ),
             schema_id=agreed.schema_id,
             new_schema=agreed.new_schema,
+            samples={plan.objects[index].object_id: one.samples for index, one in summary.readings.items()},
+            place=self._declaration.read.place,
             agree_again=partial(self._agree_again, agreed.schema),
         )
         save(self._declaration.table, self._record(plan, result, agreed.schema))
@@ -146,6 +156,7 @@ class InProcessEngine:
             ],
             record=result.record,
             columns=encode_columns(columns),
+            place=self._declaration.read.place,
         )
 
     def _wait_at_gate(self, plan: ReadPlan) -> None:
@@ -172,7 +183,12 @@ def replace_spark() -> None:
 
     def engine(blueprint: PipelineBlueprint, _: Any) -> InProcessEngine:
         agree = partial(agreement, blueprint.ledger, blueprint.tables.rows, blueprint.declaration.pipeline)
-        return InProcessEngine(blueprint.declaration, agree=agree, probe=blueprint.tools.probe)
+        return InProcessEngine(
+            blueprint.declaration,
+            agree=agree,
+            probe=blueprint.tools.probe,
+            quarantine=blueprint.tables.quarantine_lines,
+        )
 
     setattr(Spark, "session", lambda _: None)  # noqa: B010 # as the next, not an assignment that mypy could allow
     setattr(PipelineBlueprint, "_engine", engine)  # noqa: B010

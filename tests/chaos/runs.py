@@ -151,9 +151,9 @@ class Case:
             return self._called_in(self.session, *options, **settings).expect(code)
         return self.start(*options, before_exec=before_exec, **settings).end().expect(code)
 
-    def command(self, *arguments: str) -> Ended:
-        """Run any command and check that it succeeds."""
-        return self._start(arguments).end().expect(0)
+    def command(self, *arguments: str, code: int = 0, **settings: object) -> Ended:
+        """Run any command and check its exit code."""
+        return self._start(arguments, **settings).end().expect(code)
 
     def show(self, path: Path) -> dict[str, Any]:
         """Return the newest version from `penstock objects show`."""

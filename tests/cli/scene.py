@@ -31,9 +31,14 @@ from penstock.ledger.records import (
 )
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.message import Outgoing
-from penstock.messaging.settlement import DeadLetter
+from penstock.messaging.settlement import DeadLetter, Release
+from penstock.objects.local_store import LocalStore
 from penstock.objects.notification import announce
 from penstock.objects.reference import LOCAL_BUCKET, ObjectRef
+from penstock.objects.replays import replay_of
+from penstock.pipeline.batch_record import run_files
+from penstock.pipeline.quarantined import bad_lines, replays
+from penstock.pipeline.spark.source.quarantine import QuarantineFile
 from penstock.sinks.manifest import DataFile, encode
 from penstock.sinks.parquet import list_files
 from penstock.sinks.schema import encode as encode_schema
@@ -114,6 +119,47 @@ class Scene:
                 )
             )
 
+    def quarantine(self, name: str, *lines: bytes, rows: int = 0) -> str:
+        """Write a source file with these bad lines, after ``rows`` good ones, and commit it; return the attempt."""
+        path = self.source / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        good = b'{"id": 1}\n' * rows
+        path.write_bytes(good + b"".join(line + b"\n" for line in lines))
+        ref = LocalStore(str(self.source)).describe(path)
+        with self._state() as state:
+            claim = self._claim_refs(state, [ref])
+            file = QuarantineFile(self.where.quarantine, run_files(claim.attempt_id, 0), 0)
+            offset = len(good)
+            for line in lines:
+                file.add(ref.uri, offset, line, "malformed", "no object")
+                offset += len(line) + 1
+            written = file.finish()
+            assert written is not None
+            self._commit(state, claim, [ref], rows=rows, lines=len(lines), files=[written])
+        return claim.attempt_id
+
+    def replay(self, name: str, attempt_id: str) -> None:
+        """Commit the replay of an attempt's bad lines, all of which are good now."""
+        ref = replay_of(LocalStore(str(self.source)).describe(self.source / name), attempt_id)
+        with self._state() as state:
+            self._commit(state, self._claim_refs(state, [ref]), [ref], rows=1, lines=0, files=())
+
+    def fail_replay(self, name: str, attempt_id: str, failure: AttemptFailure, reason: str) -> None:
+        """Commit the failure of the replay of an attempt's bad lines."""
+        ref = replay_of(LocalStore(str(self.source)).describe(self.source / name), attempt_id)
+        with self._state() as state:
+            claim = self._claim_refs(state, [ref])
+            failed = [FailedObject(object_id=ref.object_id, failure=failure, reason=reason)]
+            pipeline, attempt = self.where.pipeline, claim.attempt_id
+            state.ledger.commit(BatchOutcome(pipeline=pipeline, attempt_id=attempt, processed=(), failed=failed))
+
+    def bodies(self) -> list[bytes]:
+        """Return the messages in the queue, and leave them there."""
+        with self._state() as state:
+            found = state.broker.receive(self._queue, messages_max=100, lease_seconds=LEASE_SECONDS)
+            state.broker.settle([(delivery, Release(delay_seconds=0.0, uncounted=True)) for delivery in found])
+            return [delivery.message.body for delivery in found]
+
     def fail(
         self, name: str, failure: AttemptFailure, reason: str, *, version: str = "1", message_id: str = "m"
     ) -> None:
@@ -191,7 +237,34 @@ class Scene:
     def _claim(
         self, state: StateFolder, names: Sequence[str], *, version: str = "1", message_id: str = "m"
     ) -> ObjectClaims:
-        refs = [self.ref(name, version=version) for name in names]
+        return self._claim_refs(state, [self.ref(name, version=version) for name in names], message_id=message_id)
+
+    def _commit(
+        self,
+        state: StateFolder,
+        claim: ObjectClaims,
+        refs: Sequence[ObjectRef],
+        *,
+        rows: int,
+        lines: int,
+        files: Sequence[DataFile],
+    ) -> None:
+        processed = [ObjectResult(object_id=ref.object_id, rows=rows, lines_quarantined=lines) for ref in refs]
+        by_id = {ref.object_id: ref for ref in refs}
+        samples = {ref.object_id: [(0, "malformed: no object")] for ref in refs}
+        state.ledger.commit(
+            BatchOutcome(
+                schema_id=state.ledger.ensure_pipeline(self.where.pipeline).schema_id,
+                pipeline=self.where.pipeline,
+                attempt_id=claim.attempt_id,
+                processed=processed,
+                record=BatchRecord(rows=rows, lines_quarantined=lines, quarantine_manifest=encode(files)),
+                bad=bad_lines(by_id, processed, attempt_id=claim.attempt_id, place="_offset", samples=samples),
+                replays=replays(by_id, processed),
+            )
+        )
+
+    def _claim_refs(self, state: StateFolder, refs: Sequence[ObjectRef], *, message_id: str = "m") -> ObjectClaims:
         wanted = [
             Candidate(
                 object_id=ref.object_id,
@@ -207,7 +280,7 @@ class Scene:
         claim = state.ledger.claim(
             self.where.pipeline, wanted, attempt_id=str(ULID()), worker=state.worker, lease_seconds=LEASE_SECONDS
         )
-        assert len(claim.claimed) == len(names)
+        assert len(claim.claimed) == len(refs)
         return claim
 
     def _write(self, attempt_id: str, rows: int) -> tuple[DataFile, ...]:

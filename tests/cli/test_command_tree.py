@@ -75,8 +75,8 @@ def test_the_root_has_four_panels_and_twelve_commands_beside_admin() -> None:
     assert panels == {
         RUN: ["worker", "run", "ingest", "send"],
         INSPECT: ["status", "queues", "objects"],
-        REPAIR: ["dead", "reconcile"],
-        SET_UP: ["init", "demo", "doctor", "admin"],
+        REPAIR: ["dead", "quarantine", "reconcile"],
+        SET_UP: ["init", "doctor", "admin"],
     }
 
 
@@ -84,6 +84,7 @@ def test_the_root_has_four_panels_and_twelve_commands_beside_admin() -> None:
     ("arguments", "hint"),
     [
         (["gc"], "penstock admin gc"),
+        (["demo"], "penstock admin demo"),
         (["top"], "penstock status --watch"),
         (["worker", "run", "shop:app"], "'penstock worker APP'"),
         (["worker", "ps"], "'penstock admin workers list'"),

@@ -56,6 +56,26 @@ REPORT = IngestReport(
     problems=(),
 )
 
+RUN = RunReport(
+    pipeline="clicks",
+    objects_found=None,
+    objects_skipped=None,
+    objects_processed=1,
+    objects_dead=0,
+    objects_gone=0,
+    objects_superseded=0,
+    messages_left=0,
+    rows_written=1,
+    lines_quarantined=0,
+    batches=1,
+    seconds=1.0,
+    table="/lake/clicks",
+    table_version=1,
+    quarantine_table=None,
+    stopped=False,
+    problems=(),
+)
+
 
 def failed(number: int, *, outcome: str = "dead", reason: str = "it is bad") -> ObjectFailed:
     return ObjectFailed(pipeline="p", object_uri=f"file:///in/{number}", attempt_id="a", outcome=outcome, reason=reason)
@@ -224,6 +244,11 @@ def test_a_terminal_shows_a_progress_bar_below_the_lines(monkeypatch: pytest.Mon
         ({"objects_found": 0, "objects_skipped": 0, "table_version": None}, "Nothing to do: the source holds no"),
         ({}, "Table: /lake/clicks (version 4)"),
         ({"table_version": None}, "(no version yet)"),
+        (
+            {"objects_found": 1, "objects_processed": 0, "objects_replayed": 1, "rows_written": 4},
+            "0 objects processed, 1 skipped (already in the table), 4 rows written in 1 batch, 1.2 s.",
+        ),
+        ({"objects_replayed": 2}, "Replayed: the bad lines of 2 objects."),
         ({"lines_quarantined": 1, "quarantine_table": "/q"}, "Quarantined: 1 bad line, in /q"),
         ({"objects_dead": 2}, "Dead: 2 objects; `penstock objects list --only dead` shows why."),
         ({"objects_gone": 1}, "Gone: 1 object, deleted before it was read."),
@@ -258,6 +283,16 @@ def test_the_report_shows_results_and_the_commands_for_details(
     assert part in capsys.readouterr().out
 
 
+WARNING = "Warning: 1,200 bad lines in 2 objects, over 5% of their lines; `penstock quarantine list --warnings` shows"
+
+
+def test_a_warning_is_the_last_line_of_a_report(capsys: pytest.CaptureFixture[str]) -> None:
+    print_report(dataclasses.replace(REPORT, warned_objects=2, warned_lines=1_200, problems=("no",)))
+    assert capsys.readouterr().out.splitlines()[-1].startswith(WARNING)
+    print_run_report(dataclasses.replace(RUN, warned_objects=2, warned_lines=1_200, messages_left=1))
+    assert capsys.readouterr().out.splitlines()[-1].startswith(WARNING)
+
+
 @pytest.mark.parametrize(
     ("superseded", "line"),
     [
@@ -268,26 +303,7 @@ def test_the_report_shows_results_and_the_commands_for_details(
 def test_the_report_of_a_run_counts_superseded_objects(
     capsys: pytest.CaptureFixture[str], superseded: int, line: str
 ) -> None:
-    report = RunReport(
-        pipeline="clicks",
-        objects_found=None,
-        objects_skipped=None,
-        objects_processed=1,
-        objects_dead=0,
-        objects_gone=0,
-        objects_superseded=superseded,
-        messages_left=0,
-        rows_written=1,
-        lines_quarantined=0,
-        batches=1,
-        seconds=1.0,
-        table="/lake/clicks",
-        table_version=1,
-        quarantine_table=None,
-        stopped=False,
-        problems=(),
-    )
-    print_run_report(report)
+    print_run_report(dataclasses.replace(RUN, objects_superseded=superseded))
     assert line in capsys.readouterr().out.splitlines()
 
 

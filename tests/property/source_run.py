@@ -75,6 +75,7 @@ class Case:
     partitions: Sequence[Sequence[Piece]]
     options: ReadOptions
     suffix: str = ""  # appended to every name
+    places: Mapping[int, bytes] = field(default_factory=dict)  # of replays
 
 
 @dataclass
@@ -128,6 +129,7 @@ def _read(case: Case) -> Found | Mapping[int, Sequence[int]]:
             aws=Aws(),
             quarantine=LocalFiles(Path(folder, "quarantine")),
             work=LocalFiles(Path(folder, "work")),
+            places=case.places,
         )
         rows: list[tuple[str, int, dict[str, Any]]] = []
         position = format_of(case.options.format).position.name

@@ -72,6 +72,8 @@ class PipelineHealth:
     oldest_unprocessed_age_seconds: float | None  # None if no object waits
     batches_committed: int  # also the number of the last batch
     reconciled: "Reconciliation | None"  # the latest reconcile
+    warned_objects: int = 0  # with too many bad lines, neither replayed nor dismissed
+    warned_lines: int = 0  # the bad lines of these objects
     objects_missing: int = 0  # at the latest reconcile, without those whose messages have left the queue since
 
 
@@ -244,6 +246,7 @@ class PipelineReader:
             else unprocessed.objects.get(state, 0)
             for state in ObjectState
         }
+        warning = ledger.quarantines.warning(pipeline)
         waits = any(number for state, number in objects.items() if state not in TERMINAL)
         return PipelineHealth(
             pipeline=pipeline,
@@ -252,6 +255,8 @@ class PipelineReader:
             oldest_unprocessed_age_seconds=unprocessed.oldest_age_seconds if waits else None,
             batches_committed=unprocessed.committed_seq,
             reconciled=reconciled,
+            warned_objects=warning.objects,
+            warned_lines=warning.lines,
             objects_missing=0 if reconciled is None else self._missing(ledger, reconciled, has_settled),
         )
 

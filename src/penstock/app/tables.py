@@ -16,6 +16,7 @@ from penstock.pipeline.maintenance.compact import collect_leftovers
 from penstock.pipeline.maintenance.gc import CollectedGarbage, collect
 from penstock.pipeline.maintenance.table_history import BatchFiles, RowLossCheck, Shortfall, shortfall
 from penstock.pipeline.publish import Published, check_tip, publish, rows_schema
+from penstock.pipeline.quarantine_lines import QuarantineLines
 from penstock.pipeline.spark.source.quarantine import QUARANTINE_SCHEMA
 from penstock.sinks.manifest import decode, is_empty
 from penstock.sinks.registry import open_sink
@@ -80,6 +81,11 @@ class Tables:
     def has_quarantine(self) -> bool:
         """Return True if the quarantine table exists."""
         return self.quarantine.load() is not None
+
+    @property
+    def quarantine_lines(self) -> QuarantineLines:
+        """The lines that attempts quarantined."""
+        return QuarantineLines(self._ledger, self.quarantine, pipeline=self._paths.pipeline)
 
     def unpublished(self) -> int:
         """Return the number of committed batches with files that are not yet visible in one of the tables."""

@@ -23,8 +23,8 @@ def audit(
 ) -> None:
     """List manual changes of dead letters and objects.
 
-    Replays, moves, purges, exports and imports of dead letters, and retries of failed objects; the newest first. An
-    entry without an outcome is still in progress, or was killed.
+    Replays, moves, purges, exports and imports of dead letters, retries of failed objects, replays and dismissals of
+    bad lines; the newest first. An entry without an outcome is still in progress, or was killed.
     """
     rows: list[AuditRow] = []
     for scope in where.scopes():

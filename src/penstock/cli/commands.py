@@ -35,6 +35,12 @@ COMMANDS = (
         help="List, replay, purge and export dead letters.",
     ),
     LazyCommand(
+        name="quarantine",
+        panel=REPAIR,
+        target="penstock.cli.quarantine:app",
+        help="List, show, replay and dismiss bad lines of objects.",
+    ),
+    LazyCommand(
         name="reconcile",
         panel=REPAIR,
         target="penstock.cli.reconcile:reconcile",
@@ -45,12 +51,6 @@ COMMANDS = (
         panel=SET_UP,
         target="penstock.cli.init:init",
         help="Write a first app with settings and a test, or Terraform.",
-    ),
-    LazyCommand(
-        name="demo",
-        panel=SET_UP,
-        target="penstock.cli.demo:demo",
-        help="Kill a worker, then an ingest, and prove that nothing is lost or doubled.",
     ),
     LazyCommand(
         name="doctor",
@@ -116,5 +116,10 @@ ADMIN_COMMANDS = (
         name="audit",
         target="penstock.cli.audit:audit",
         help="List manual changes of dead letters and objects.",
+    ),
+    LazyCommand(
+        name="demo",
+        target="penstock.cli.demo:demo",
+        help="Kill a worker, then an ingest, and prove that nothing is lost or doubled.",
     ),
 )

@@ -1,4 +1,4 @@
-"""`penstock demo`: both halves of Penstock, each with a SIGKILL in the middle and a count at the end."""
+"""`penstock admin demo`: both halves of Penstock, each with a SIGKILL in the middle and a count at the end."""
 
 import dataclasses
 import os

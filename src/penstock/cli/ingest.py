@@ -14,7 +14,7 @@ from penstock.app.telemetry import is_logged
 from penstock.cli.exits import leave_job, stoppable
 from penstock.cli.options import Master, SparkSession, StopTimeout, grouped_options
 from penstock.cli.output import Json, print_json, printable
-from penstock.cli.progress import IngestProgress, losses
+from penstock.cli.progress import IngestProgress, losses, replayed, warning_of
 from penstock.config import Settings, load_settings
 from penstock.errors import UsageError
 from penstock.messaging.wording import counted, worded
@@ -231,22 +231,28 @@ def _settings(arrival: ArrivalOptions, limits: LimitOptions) -> Settings:
 
 def print_report(report: "IngestReport", *, options: str = "") -> None:
     """Print the report of an ingest. ``options`` select the table in the commands of hints."""
-    if report.objects_found and report.objects_skipped == report.objects_found:
+    if report.objects_replayed:
+        print(_done(report))
+    elif report.objects_found and report.objects_skipped == report.objects_found:
         known = worded(report.objects_found, "the only object is", "all {} objects are")
         print(f"Nothing new: {known} in the table already. 0 rows added.")
     elif not report.objects_found:
         empty = "the source holds no objects" if report.queue is None else f"the queue {report.queue} announced nothing"
         print(printable(f"Nothing to do: {empty}. 0 rows added."))
     else:
-        print(
-            f"{counted(report.objects_processed, 'object')} processed, {report.objects_skipped:,} skipped (already in "
-            f"the table), {counted(report.rows_written, 'row')} written in "
-            f"{counted(report.batches, 'batch', 'batches')}, {report.seconds:.1f} s."
-        )
+        print(_done(report))
     version = "no version yet" if report.table_version is None else f"version {report.table_version}"
     print(f"Table: {printable(report.table)} ({version})")
     for line in _remarks(report, options):
         print(printable(line))
+
+
+def _done(report: "IngestReport") -> str:
+    return (
+        f"{counted(report.objects_processed, 'object')} processed, {report.objects_skipped:,} skipped (already in "
+        f"the table), {counted(report.rows_written, 'row')} written in "
+        f"{counted(report.batches, 'batch', 'batches')}, {report.seconds:.1f} s."
+    )
 
 
 def _columns(text: str) -> tuple[str, ...]:
@@ -269,7 +275,7 @@ def _remarks(report: "IngestReport", options: str) -> list[str]:
                 "{} files had changed: all their lines were added, and the rows of their earlier versions stay.",
             )
         )
-    remarks += losses(report, options)
+    remarks += [*losses(report, options), *replayed(report)]
     if report.objects_superseded:
         changed = worded(
             report.objects_superseded,
@@ -286,7 +292,8 @@ def _remarks(report: "IngestReport", options: str) -> list[str]:
             for reason, number in report.files_ignored.items()
         ]
         remarks.append(f"Left out: {', '.join(kinds)}.")
-    return remarks + [f"Could not be checked: {problem}" for problem in report.problems]
+    remarks += [f"Could not be checked: {problem}" for problem in report.problems]
+    return remarks + warning_of(report, options)
 
 
 def _tables(folders: Sequence[str], here: Path) -> str:

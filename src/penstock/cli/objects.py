@@ -1,9 +1,10 @@
 """`penstock objects`: list objects with their states, show one, and retry or import them."""
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeGuard
 
 import typer
 
@@ -14,8 +15,9 @@ from penstock.cli.options import duration_if, grouped_options, object_uri
 from penstock.cli.output import Json, advice_in, moment, print_fields, print_json, print_table, printable, talk
 from penstock.cli.where import ScopeOptions, first_of, print_each
 from penstock.errors import UsageError
-from penstock.ledger.records import ObjectAttempt, ObjectRow, ObjectState
+from penstock.ledger.records import ObjectAttempt, ObjectRow, ObjectState, QuarantineRow, QuarantineState
 from penstock.messaging.wording import counted
+from penstock.objects.replays import is_replay
 from penstock.operations.archived_objects import ArchivedVersion, archived_objects, find_archived
 from penstock.operations.inspection import ScopeView, view
 
@@ -113,7 +115,7 @@ def _listed(scope: Scope, wanted: _Wanted, *, quiet: bool) -> list[dict[str, Any
             (
                 *((one,) if seen.several else ()),
                 row.uri.removeprefix(LOCAL),
-                row.state,
+                f"{row.state}, replay" if is_replay(row.version_id, row.etag) else row.state,
                 row.attempts,
                 _or_blank(row.rows),
                 _or_blank(row.lines_quarantined),
@@ -153,6 +155,7 @@ def _show(scope: Scope, address: str, *, json_: bool) -> None:
             if one in meant
         ]
         elsewhere = _archived_versions(seen, address, meant)
+        bad = {(one, row.bad.object_id): row for one in meant for row in seen.ledger.quarantines.find(one, address)}
     versions += [(one.pipeline, one.retired.row, one.retired.timeline, True) for one in elsewhere if one.retired]
     identities_only = [one for one in elsewhere if one.retired is None]
     if not versions and not identities_only:
@@ -163,7 +166,11 @@ def _show(scope: Scope, address: str, *, json_: bool) -> None:
         print_json(
             [
                 *(
-                    as_document(one, row, archived=archived) | {"timeline": [_attempt(attempt) for attempt in timeline]}
+                    as_document(one, row, archived=archived)
+                    | {
+                        "warning": _warns(bad.get((one, row.object_id))),
+                        "timeline": [_attempt(attempt) for attempt in timeline],
+                    }
                     for one, row, timeline, archived in versions
                 ),
                 *(_identity_document(one, address) for one in identities_only),
@@ -176,6 +183,8 @@ def _show(scope: Scope, address: str, *, json_: bool) -> None:
         _print_version(one if scope.table is None else "", row, timeline, archived=archived)
         if row.state is ObjectState.DEAD:
             print(printable(advice_in(scope, pipeline=one, uri=row.uri)))
+        if _warns(found := bad.get((one, row.object_id))):
+            print(printable(_warning(found, scope.options)))
     for position, identity in enumerate(identities_only, start=len(versions)):
         if position:
             print()
@@ -187,6 +196,17 @@ def _show(scope: Scope, address: str, *, json_: bool) -> None:
                 "reason": "" if identity.imported else identity.problem or "",
             }
         )
+
+
+def _warns(bad: QuarantineRow | None) -> TypeGuard[QuarantineRow]:
+    return bad is not None and bad.warns and bad.state is QuarantineState.OPEN
+
+
+def _warning(bad: QuarantineRow, options: str) -> str:
+    return (
+        f"Warning: {bad.share:.1%} of its lines are bad ({bad.bad.reason or 'see the quarantine'}); `penstock "
+        f"quarantine show{options} {shlex.quote(bad.bad.uri)}` shows them, `replay` and `dismiss` end the warning."
+    )
 
 
 def as_document(pipeline: str, row: ObjectRow, *, archived: bool = False) -> dict[str, Any]:
@@ -201,6 +221,7 @@ def as_document(pipeline: str, row: ObjectRow, *, archived: bool = False) -> dic
         "attempts": row.attempts,
         "size_bytes": row.size_bytes,
         "version": row.version_id or row.etag,
+        "replay": is_replay(row.version_id, row.etag),
         "rows": row.rows,
         "lines_quarantined": row.lines_quarantined,
         "batch": row.batch_seq,

@@ -274,6 +274,22 @@ def losses(report: "IngestReport | RunReport", options: str) -> list[str]:
     return remarks
 
 
+def replayed(report: "IngestReport | RunReport") -> list[str]:
+    """Return a line for the objects of which the bad lines were read again, if there are any."""
+    if not report.objects_replayed:
+        return []
+    return [f"Replayed: the bad lines of {counted(report.objects_replayed, 'object')}."]
+
+
+def warning_of(report: "IngestReport | RunReport", options: str) -> list[str]:
+    """Return the last line of a report if objects have too many bad lines."""
+    if not report.warned_objects:
+        return []
+    lines, objects = counted(report.warned_lines, "bad line"), counted(report.warned_objects, "object")
+    command = f"`penstock quarantine list{options} --warnings`"
+    return [f"Warning: {lines} in {objects}, over 5% of their lines; {command} shows them, and what to do."]
+
+
 def _again(report: "IngestReport | RunReport", options: str) -> str:
     """Return how to bring failed objects back. With a named queue, the dead letters are at that queue's broker."""
     queue = getattr(report, "queue", None)

@@ -12,7 +12,7 @@ from penstock.cli.apps import AppArgument, AppOption, PipelineArgument, app_and_
 from penstock.cli.exits import leave_job, stoppable
 from penstock.cli.options import Master, SparkSession, StopTimeout
 from penstock.cli.output import Json, print_json, printable
-from penstock.cli.progress import IngestProgress, losses
+from penstock.cli.progress import IngestProgress, losses, replayed, warning_of
 from penstock.config import with_flags
 from penstock.errors import UsageError
 from penstock.messaging.wording import counted, worded
@@ -94,7 +94,7 @@ def _remarks(report: "RunReport", options: str) -> list[str]:
     if report.objects_skipped:
         skipped = counted(report.objects_skipped, "object")
         remarks.append(f"Skipped: {skipped} of {report.objects_found:,} found, done before.")
-    remarks += losses(report, options)
+    remarks += [*losses(report, options), *replayed(report)]
     if report.objects_superseded:
         subject = worded(
             report.objects_superseded, "{} object, changed before it was", "{} objects, changed before they were"
@@ -102,7 +102,8 @@ def _remarks(report: "RunReport", options: str) -> list[str]:
         remarks.append(f"Superseded: {subject} read.")
     if report.messages_left:
         remarks.append(f"Left in the queue: {counted(report.messages_left, 'message')}.")
-    return remarks + [f"Could not be checked: {problem}" for problem in report.problems]
+    remarks += [f"Could not be checked: {problem}" for problem in report.problems]
+    return remarks + warning_of(report, options)
 
 
 def named(app: "App", name: str, app_name: str) -> "Pipeline":

@@ -45,6 +45,8 @@ def document_of(found: "Status") -> dict[str, Any]:
         },
         "objects_missing": found.objects_missing,
         "objects_overdue": found.objects_overdue,
+        "warned_objects": found.warned_objects,
+        "warned_lines": found.warned_lines,
         "dead_letters": found.dead_letters,
         "dead_letters_replaced": found.dead_letters_replaced,
         "dead_letters_set_aside": found.dead_letters_set_aside,

@@ -65,6 +65,7 @@ class BatchCommitted(Event):
     lines_quarantined: int
     bytes: int  # stored size of the processed objects, as in the batch's ledger row
     seconds: float  # duration of the ledger commit
+    replays: int = 0  # of the objects: those of which only the bad lines were read again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from sqlalchemy import Connection, bindparam, case, func, insert, null, select, 
 from penstock.errors import ClaimLost, ConfigurationError, SchemaMoved, TemporaryError
 from penstock.ledger.database import Database, OutcomeUnknown
 from penstock.ledger.dialects import DatabaseNow
+from penstock.ledger.quarantine import record_quarantined
 from penstock.ledger.records import AttemptFailure, AttemptState, BatchOutcome, FailedObject, ObjectResult, ObjectState
 from penstock.ledger.rows import leaving_object, new_batch
 from penstock.ledger.schema import attempts, batches, leaving, object_attempts, objects, pipelines, table_schemas
@@ -143,6 +144,7 @@ class Commits:
             _leave(connection, outcome, rows, seq=seq)
             if seq is not None:
                 _add_batch(connection, outcome, seq=seq, schema_id=schema_id)
+                record_quarantined(connection, outcome)
             return seq
 
         return self._database.transact(record, before_commit=partial(self._probe, Step.COMMITTING))

@@ -23,6 +23,7 @@ from penstock.ledger.migrate import migrate
 from penstock.ledger.owners import Owners
 from penstock.ledger.pipelines import Pipelines, ReconcileResult, Reconciliation, Reconciliations
 from penstock.ledger.progress import PublishProgress, TaskProgress
+from penstock.ledger.quarantine import Quarantines
 from penstock.ledger.queries import LedgerAges, Queries
 from penstock.ledger.records import (
     AttemptRow,
@@ -66,6 +67,7 @@ class Ledger:
         self.adoptions = Adoptions(database)  # objects that another system processed
         self.replays = Replays(database)  # replays of dead-lettered messages
         self.audits = Audits(database)  # operators' actions on queues
+        self.quarantines = Quarantines(database)  # the bad lines of objects, and what became of them
         self.ages = LedgerAges(database)  # waiting times of objects and batches
         self._reconciliations = Reconciliations(database)
         self._works = Works(database)
@@ -412,6 +414,10 @@ class Ledger:
         """Return one batch, or None."""
         return self._queries.batch(pipeline, seq)
 
+    def batch_of(self, attempt_id: str) -> BatchRow | None:
+        """Return the batch that an attempt committed, or None."""
+        return self._queries.batch_of(attempt_id)
+
     def states(self, pipeline: str, object_ids: Collection[bytes]) -> Mapping[bytes, ObjectState]:
         """Return the state of these objects; unknown ids are omitted."""
         return self._queries.states(pipeline, object_ids)
@@ -429,7 +435,10 @@ class Ledger:
         return self._queries.unattributed_failures(pipeline, object_ids)
 
     def other_versions(self, pipeline: str, object_ids: Collection[bytes]) -> int:
-        """Count the given objects that the ledger also knows in another version, i.e. files that changed."""
+        """Count the given objects that the ledger also knows in another version, i.e. files that changed.
+
+        Replays are no versions of their own.
+        """
         return self._queries.other_versions(pipeline, object_ids)
 
     def objects(

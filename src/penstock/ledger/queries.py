@@ -9,7 +9,20 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Double, Select, bindparam, case, func, literal, or_, select
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Double,
+    FromClause,
+    Select,
+    bindparam,
+    case,
+    exists,
+    func,
+    literal,
+    or_,
+    select,
+)
 
 from penstock.ledger.database import Database
 from penstock.ledger.dialects import DatabaseNow
@@ -33,6 +46,7 @@ from penstock.ledger.schema import (
     object_attempts,
     objects,
     pipelines,
+    quarantined,
     table_schemas,
     wanted,
 )
@@ -41,7 +55,7 @@ from penstock.ledger.sets import ARCHIVED, by_state, by_uri, ids_wanted, in_stat
 PAGE_BATCHES = 100
 _STATE_NAMED = {state.value: state for state in ObjectState}
 
-_BATCHES = (
+_ALL_BATCHES = (
     select(batches, table_schemas.c.table_schema, attempts.c.worker)
     .outerjoin_from(
         batches,
@@ -49,8 +63,8 @@ _BATCHES = (
         (table_schemas.c.pipeline == batches.c.pipeline) & (table_schemas.c.schema_id == batches.c.schema_id),
     )
     .join(attempts, attempts.c.id == batches.c.attempt_id)
-    .where(batches.c.pipeline == bindparam("in_pipeline"))
 )
+_BATCHES = _ALL_BATCHES.where(batches.c.pipeline == bindparam("in_pipeline"))
 _BATCHES_AFTER = (
     _BATCHES.where(batches.c.seq > bindparam("after_seq")).order_by(batches.c.seq).limit(bindparam("rows_max"))
 )
@@ -58,6 +72,7 @@ _WRITTEN = select(
     func.coalesce(func.sum(batches.c.rows), 0), func.coalesce(func.sum(batches.c.lines_quarantined), 0)
 ).where(batches.c.pipeline == bindparam("in_pipeline"), batches.c.seq <= bindparam("to_seq"))
 _BATCH = _BATCHES.where(batches.c.seq == bindparam("at_seq"))
+_BATCH_OF = _ALL_BATCHES.where(batches.c.attempt_id == bindparam("of_attempt"))
 
 _STATES = select(objects.c.object_id, objects.c.state).where(is_wanted())
 _UNREAD = select(objects.c.object_id, objects.c.ended_at).where(
@@ -84,6 +99,12 @@ _ENDED = select(objects.c.object_id).where(
 )
 _version = objects.alias("version")
 _archived_version = archived_objects.alias("archived_version")
+
+
+def _is_no_replay(version: FromClause) -> ColumnElement[bool]:
+    return ~exists().where(quarantined.c.replay_id == version.c.object_id, quarantined.c.pipeline == version.c.pipeline)
+
+
 # The archive identifies a key by the digest of its uri. Several of these statements may return the same object.
 _OTHER_VERSIONS = (
     by_uri(select(objects.c.object_id).distinct(), _version).where(
@@ -93,6 +114,7 @@ _OTHER_VERSIONS = (
         _version.c.bucket == objects.c.bucket,
         _version.c.key == objects.c.key,
         _version.c.object_id != objects.c.object_id,
+        _is_no_replay(_version),
     ),
     select(objects.c.object_id)
     .distinct()
@@ -101,6 +123,7 @@ _OTHER_VERSIONS = (
         _archived_version.c.uri_digest == objects.c.uri_digest,
         _archived_version.c.pipeline == objects.c.pipeline,
         _archived_version.c.object_id != objects.c.object_id,
+        _is_no_replay(_archived_version),
     ),
     *(
         select(archived_objects.c.object_id)
@@ -111,6 +134,7 @@ _OTHER_VERSIONS = (
             other.c.uri_digest == archived_objects.c.uri_digest,
             other.c.pipeline == archived_objects.c.pipeline,
             other.c.object_id != archived_objects.c.object_id,
+            _is_no_replay(other),
         )
         for other in (_version, _archived_version)
     ),
@@ -183,6 +207,11 @@ class Queries:
     def batch(self, pipeline: str, seq: int) -> BatchRow | None:
         with self._database.reading() as connection:
             row = connection.execute(_BATCH, {"in_pipeline": pipeline, "at_seq": seq}).one_or_none()
+        return None if row is None else batch_row(row)
+
+    def batch_of(self, attempt_id: str) -> BatchRow | None:
+        with self._database.reading() as connection:
+            row = connection.execute(_BATCH_OF, {"of_attempt": attempt_id}).one_or_none()
         return None if row is None else batch_row(row)
 
     def states(self, pipeline: str, object_ids: Collection[bytes]) -> Mapping[bytes, ObjectState]:

@@ -169,6 +169,58 @@ class BatchRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BadLines:
+    """The bad lines that an attempt found in one object, for the ledger."""
+
+    object_id: bytes
+    replay_id: bytes  # the id of the object that replays these lines
+    bucket: str
+    key: bytes
+    uri: str
+    size_bytes: int
+    version_id: str | None
+    etag: str | None
+    place: str  # the column with a row's place in its object: _offset or _row
+    rows: int  # good lines that the attempt read
+    lines_quarantined: int
+    reason: str | None = None  # of the first of these lines
+
+
+class QuarantineState(StrEnum):
+    """State of the bad lines of one object."""
+
+    OPEN = "open"
+    REPLAYED = "replayed"  # an attempt has read them again
+    DISMISSED = "dismissed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuarantineRow:
+    """The bad lines of one object, as recorded."""
+
+    pipeline: str
+    attempt_id: str
+    bad: BadLines  # ``rows`` of a replay include its source's
+    warns: bool
+    state: QuarantineState
+    recorded_at: float
+    ended_at: float | None  # when its lines were replayed or dismissed
+
+    @property
+    def share(self) -> float:
+        """Return the share of the object's lines that are bad."""
+        return self.bad.lines_quarantined / max(1, self.bad.rows + self.bad.lines_quarantined)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuarantineWarning:
+    """The objects of a pipeline whose bad lines a person should know of: neither replayed nor dismissed."""
+
+    objects: int = 0
+    lines: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchOutcome:
     """Everything that one commit records, in one transaction."""
 
@@ -179,6 +231,8 @@ class BatchOutcome:
     record: BatchRecord = BatchRecord()
     schema_id: int = 0  # schema the run was planned with; the commit is refused if the table has a newer one
     new_schema: str | None = None  # a changed table schema: recorded as schema_id + 1
+    bad: Sequence[BadLines] = ()  # the processed objects with lines in quarantine
+    replays: Sequence[bytes] = ()  # the processed objects that are replays
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,6 +361,8 @@ class ImportedBatch:
     record: BatchRecord = BatchRecord()
     claimed_at: float | None = None  # epoch seconds
     committed_at: float | None = None  # epoch seconds; None: unknown, so the time of the import
+    bad: Sequence[BadLines] = ()  # see `BatchOutcome`
+    replays: Sequence[bytes] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from penstock.errors import ConfigurationError, TemporaryError
 from penstock.ledger.abandonments import abandon_open
 from penstock.ledger.database import Database
 from penstock.ledger.dialects import DatabaseNow
+from penstock.ledger.quarantine import forget_quarantined, record_quarantined
 from penstock.ledger.records import (
     AttemptState,
     BatchOutcome,
@@ -167,6 +168,10 @@ class Repairs:
         fill(connection, leaving, [_leaving(imported) for imported in batch.objects])
         connection.execute(_PROCESS, {"in_pipeline": pipeline, "of_attempt": batch.attempt_id, "as_seq": batch.seq})
         connection.execute(self._note, [_noted(pipeline, row["object_id"], batch.attempt_id) for row in rows])
+        outcome = BatchOutcome(
+            pipeline=pipeline, attempt_id=batch.attempt_id, processed=(), bad=batch.bad, replays=batch.replays
+        )
+        record_quarantined(connection, outcome)
 
 
 def _lock(connection: Connection, repair: LedgerRepair) -> int:
@@ -198,6 +203,7 @@ def _withdraw(connection: Connection, pipeline: str, seq: int) -> str:
     binds = {"in_pipeline": pipeline, "of_seq": seq}
     attempt_id: str = connection.execute(_ATTEMPT_OF, binds).scalar_one()
     connection.execute(_DROP_BATCH, binds)
+    forget_quarantined(connection, pipeline, attempt_id)
     connection.execute(_FREE_PROCESSED, {"of_attempt": attempt_id})
     reason = "committed after the ledger was rolled back; the table shows its objects in another batch"
     _end(connection, pipeline, attempt_id, AttemptState.ABANDONED, WITHDRAWN, reason)

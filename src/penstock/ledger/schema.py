@@ -164,6 +164,35 @@ batches = Table(
     UniqueConstraint("attempt_id", name="uq_batches_attempt"),
 )
 
+quarantined = Table(  # the bad lines that attempts found in objects; one row per object with any
+    "quarantined",
+    metadata,
+    Column("pipeline", PIPELINE, primary_key=True),
+    Column("object_id", DIGEST, primary_key=True),
+    Column("attempt_id", WORD, nullable=False),  # the one that committed the object
+    # as in `objects`, whose rows leave for the archive
+    Column("bucket", Text, nullable=False),
+    Column("key", KEY, nullable=False),
+    Column("uri", Text, nullable=False),
+    Column("uri_digest", DIGEST, nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
+    Column("version_id", Text),
+    Column("etag", Text),
+    Column("place", WORD, nullable=False),  # the column with a row's place in its object: _offset or _row
+    Column("rows", BigInteger, nullable=False),  # good lines of the object; of a replay, including its source's
+    Column("lines_quarantined", BigInteger, nullable=False),
+    Column("reason", Text),  # of the first of these lines; NULL if a repair added the row
+    Column("warns", Integer, nullable=False),  # 1: so many lines are bad that a person should know
+    Column("state", WORD, nullable=False),
+    Column("replay_id", DIGEST, nullable=False),  # the id of the object that replays these lines
+    Column("recorded_at", Double, nullable=False),
+    Column("ended_at", Double),  # when its lines were replayed or dismissed
+    Index("ix_quarantined_state", "pipeline", "state", "warns"),
+    Index("ix_quarantined_attempt", "attempt_id"),
+    Index("ix_quarantined_uri", "uri_digest", "pipeline"),
+    Index("ix_quarantined_replay", "replay_id"),
+)
+
 works = Table(  # one row per key of a handler; it holds the latest attempt
     "works",
     metadata,

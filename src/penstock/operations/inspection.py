@@ -16,6 +16,7 @@ from penstock.errors import UsageError
 from penstock.ledger import Ledger
 from penstock.ledger.records import ObjectRow, ObjectState
 from penstock.messaging.broker import Broker
+from penstock.objects.replays import is_replay
 from penstock.operations.archived_objects import find_archived
 
 PAGE = 1_000  # objects per query
@@ -114,6 +115,7 @@ class ScopeView:
         return any(
             row.state is ObjectState.PROCESSED
             and row.first_seen_at > failed.first_seen_at
+            and not is_replay(row.version_id, row.etag)
             and (whose, row.bucket, row.key) == (pipeline, failed.bucket, failed.key)
             for whose, row in versions
         )

@@ -20,7 +20,7 @@ from ulid import ULID
 from penstock.errors import ClaimLost, PartAway, SchemaMoved, TemporaryError, TransformError, UserError
 from penstock.events import Bus, ObjectTakenOver
 from penstock.ledger import Ledger
-from penstock.ledger.records import AttemptFailure, BatchOutcome, FailedObject, ObjectAttempt, ObjectClaims
+from penstock.ledger.records import AttemptFailure, BadLines, BatchOutcome, FailedObject, ObjectAttempt, ObjectClaims
 from penstock.messaging.backoff import Random, backoff_seconds
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.failure import FailureDetails
@@ -53,6 +53,7 @@ from penstock.pipeline.notifications import (
     recheck_seconds,
     timed_out,
 )
+from penstock.pipeline.quarantined import bad_lines, replays
 from penstock.pipeline.reporting import BatchEvents, ClaimedWork
 
 RELEASED = "the batch was released"
@@ -411,6 +412,8 @@ class Attempts:
             record=result.record,
             schema_id=result.schema_id,
             new_schema=result.new_schema,
+            bad=_bad_lines(work, result),
+            replays=replays(work.refs, result.processed),
         )
         with self._stage("commit", work), self._runtime.ledger_watch.watch_request():
             seq = self._commit_as_agreed(work, outcome, result.agree_again)
@@ -533,6 +536,14 @@ class Attempts:
                 random=self._runtime.random,
             )
         )
+
+
+def _bad_lines(work: ClaimedWork, result: RunResult) -> Sequence[BadLines]:
+    if result.place is None:  # a user's function read the lines, and none of them is kept
+        return ()
+    return bad_lines(
+        work.refs, result.processed, attempt_id=work.attempt_id, place=result.place, samples=result.samples
+    )
 
 
 def _all_refused(result: RunResult) -> TemporaryError | None:

@@ -41,6 +41,7 @@ def attempt_of(path: str) -> str:
     return rest.partition("/")[0] if folder == DATA_FOLDER else ""
 
 
+OFFSET = "_offset"
 _SUFFIX = ".json.gz"
 _VERSION = 1
 _FIRST = ("rows", "lines_quarantined", "bytes", "manifest", "quarantine_manifest")  # stored before the columns, always
@@ -69,6 +70,7 @@ class RecordedBatch:
     objects: Sequence[RecordedObject]
     columns: str  # the columns of its files, encoded as the ledger stores them
     record: BatchRecord
+    place: str = OFFSET  # the column with a row's place in its object; not stored if it is this one
 
 
 def save(table: Files, batch: RecordedBatch) -> None:
@@ -112,6 +114,7 @@ def _encoded(batch: RecordedBatch) -> bytes:
         "attempt_id": batch.attempt_id,
         **{name: values.pop(name) for name in _FIRST},
         "columns": batch.columns,
+        **({} if batch.place == OFFSET else {"place": batch.place}),
         **values,
     }
     # The objects come last and in slices: the text of 100,000 of them is much larger than what it compresses to.
@@ -151,6 +154,7 @@ def _decoded(data: bytes) -> RecordedBatch:
         attempt_id=document.pop("attempt_id"),
         objects=[_object(stored) for stored in document.pop("objects")],
         columns=document.pop("columns"),
+        place=document.pop("place", OFFSET),
         record=BatchRecord(**{name: document.pop(name) for name in _FIRST}, **_only(_KNOWN, document)),
     )
 

@@ -31,6 +31,7 @@ from penstock.messaging.delivery import Delivery
 from penstock.messaging.failure import failure_of
 from penstock.objects.reference import ObjectRef
 from penstock.pipeline.engine import ReadFailure, RunBroken, RunResult
+from penstock.pipeline.quarantined import replays
 
 CLAIM_LOST = "the claim was lost: its lease expired, or another process ended it"
 
@@ -141,6 +142,7 @@ class BatchEvents:
                     lines_quarantined=result.record.lines_quarantined,
                     bytes=result.record.bytes,
                     seconds=seconds,
+                    replays=len(replays(work.refs, result.processed)),
                 )
             )
         finished = self._bus.wants(ObjectFinished)

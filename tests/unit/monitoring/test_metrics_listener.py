@@ -274,7 +274,7 @@ SET_DIRECTLY = {  # without an event
     *("queue_messages", "queue_oldest_message_age_seconds", "queue_oldest_visible_message_age_seconds"),
     *("dead_letters", "dead_letter_oldest_age_seconds"),
     *("worker_in_flight_messages", "worker_slots", "worker_last_poll_timestamp_seconds", "loop_lag_seconds"),
-    *("objects", "objects_overdue", "objects_missing"),
+    *("objects", "objects_overdue", "objects_missing", "objects_warned"),
     *("object_oldest_unprocessed_age_seconds", "commit_to_publish_lag_seconds"),
     *("monitor_up", "monitor_poll_failures_total"),
 }

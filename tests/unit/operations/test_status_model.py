@@ -141,6 +141,16 @@ def test_overdue_objects_are_reported_as_missing() -> None:
     assert replace(HEALTHY, pipelines=[pipeline]).summary == "missing: objects overdue: 2, the oldest for 2 h"
 
 
+def test_objects_with_too_many_bad_lines_are_a_problem() -> None:
+    pipeline = replace(CLICKS, warned_objects=2, warned_lines=1_200)
+    found = replace(HEALTHY, pipelines=[pipeline, replace(CLICKS, pipeline="views", warned_objects=1, warned_lines=1)])
+    assert found.summary == (
+        "bad lines: 1,201 in 3 objects, over 5% of their lines; `penstock quarantine list` shows them"
+    )
+    assert found.problem_kinds == ["bad lines"]
+    assert replace(found, pipelines=[CLICKS]).summary == "all well"
+
+
 @pytest.mark.parametrize(
     ("queues", "named"),
     [

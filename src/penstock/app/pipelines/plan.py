@@ -158,6 +158,7 @@ class PipelineBlueprint:
                 spark,
                 self.declaration,
                 agree=partial(agreement, self.ledger, self.tables.rows, self.declaration.pipeline),
+                quarantine=self.tables.quarantine_lines,
                 clock=self.tools.clock,
                 bus=self.tools.bus,
                 probe=self.tools.probe,

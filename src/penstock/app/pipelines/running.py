@@ -44,6 +44,7 @@ class RunCounts(SelectiveListener):
         self.lines_quarantined = 0
         self.batches = 0
         self.objects_processed = 0
+        self.replays = 0
         self.failed: Counter[str] = Counter()  # objects by outcome: retry, dead, gone, superseded
 
     @property
@@ -62,7 +63,8 @@ class RunCounts(SelectiveListener):
                 self.rows += event.rows
                 self.lines_quarantined += event.lines_quarantined
                 self.batches += 1
-                self.objects_processed += event.objects
+                self.objects_processed += event.objects - event.replays
+                self.replays += event.replays
             case ObjectFailed():
                 self.failed[event.outcome] += 1
             case _:
@@ -88,6 +90,9 @@ class RunReport:
     table: str
     table_version: int | None  # None: no table yet
     quarantine_table: str | None  # None: nothing was ever quarantined
+    objects_replayed: int = 0  # objects of which the bad lines were read again
+    warned_objects: int = 0  # objects with too many bad lines, in this run or an earlier one; see `QuarantineWarning`
+    warned_lines: int = 0  # the bad lines of these objects
     stopped: bool  # a run with ``available_now`` was stopped before it was done
     problems: tuple[str, ...]  # entries below ``source`` that could not be read
 
@@ -253,6 +258,7 @@ class _RunCompletion:
         left = self._drain_check.messages()
         pending, scanned = self._pending, self._scan.report() if self._scan is not None else None
         unfinished = 0 if pending is None else pending.left()
+        warning = self._context.ledger().quarantines.warning(where.pipeline)
         return RunReport(
             pipeline=where.pipeline,
             objects_found=None if pending is None else len(pending.objects()),
@@ -269,6 +275,9 @@ class _RunCompletion:
             table=str(where.table),
             table_version=tables.version(),
             quarantine_table=str(where.quarantine) if tables.has_quarantine() else None,
+            objects_replayed=counts.replays,
+            warned_objects=warning.objects,
+            warned_lines=warning.lines,
             stopped=stopped and (left > 0 or unfinished > 0 or tables.unpublished() > 0),
             problems=() if scanned is None else tuple(scanned.problems),
         )

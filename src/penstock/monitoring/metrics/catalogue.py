@@ -171,6 +171,11 @@ _METRICS = (
     ),
     _gauge("objects_overdue", _PIPELINE, "Objects that wait to be processed for longer than objects.overdue_after."),
     _gauge(
+        "objects_warned",
+        _PIPELINE,
+        "Objects of whose lines more than 5% are bad and neither replayed nor dismissed.",
+    ),
+    _gauge(
         "objects_missing", _PIPELINE, "Objects missing at the latest reconcile whose messages are not processed yet."
     ),
     _gauge(

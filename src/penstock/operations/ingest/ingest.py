@@ -68,6 +68,9 @@ class IngestReport:
     table: str
     table_version: int | None  # None: no table yet
     quarantine_table: str | None  # None: nothing was ever quarantined
+    objects_replayed: int = 0  # objects of which the bad lines were read again
+    warned_objects: int = 0  # objects with too many bad lines, in this run or an earlier one; see `QuarantineWarning`
+    warned_lines: int = 0  # the bad lines of these objects
     schema: str | None
     stopped: bool  # before everything was scanned, finished and published
     problems: tuple[str, ...]  # entries that could not be read
@@ -260,6 +263,7 @@ def _report(
         count = counts.objects
     pipeline = ledger.pipeline(where.pipeline)
     other_versions = ledger.other_versions(where.pipeline, list(states))
+    warning = ledger.quarantines.warning(where.pipeline)
     ignored = scan.report.ignored if scan.report is not None else {}
     return IngestReport(
         queue=work.request.queue,
@@ -279,6 +283,9 @@ def _report(
         table=str(where.table),
         table_version=tables.version(),
         quarantine_table=str(where.quarantine) if tables.has_quarantine() else None,
+        objects_replayed=counts.replays,
+        warned_objects=warning.objects,
+        warned_lines=warning.lines,
         schema=pipeline.source_schema if pipeline else None,
         stopped=work.tools.stop.requested and (bool(unfinished) or not scan.complete or tables.unpublished() > 0),
         problems=() if scan.report is None else tuple(scan.report.problems),

@@ -81,7 +81,7 @@ def plan(seen: ScopeView, selection: RetrySelection) -> RetryPlan:
 
     Raises `UsageError` if a pipeline's queue is unknown, or for an invalid destination.
     """
-    queues = _queues(seen, selection.queue)
+    queues = queues_of(seen, selection.queue)
     found = RetryPlan(queues=queues, others=sorted(set(seen.pipelines()) - queues.keys()))
     for uri in dict.fromkeys(selection.uris):
         _judge(seen, uri, found)
@@ -181,7 +181,7 @@ def _is_archived(seen: ScopeView, uri: str, found: RetryPlan) -> bool:
     return any(archived.archive.pipeline in found.queues for archived in seen.ledger.archives.find(uri))
 
 
-def _queues(seen: ScopeView, given: str | None) -> Mapping[str, str]:
+def queues_of(seen: ScopeView, given: str | None) -> Mapping[str, str]:
     """Return the queue of each selected pipeline of the app. Raises `UsageError` if it is unknown."""
     scope, meant = seen.scope, seen.pipelines()
     if scope.served:

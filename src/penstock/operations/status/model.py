@@ -1,7 +1,7 @@
 """The health model: the status of queues and pipelines, and the problems in it that need a person.
 
-A problem is missing (lost unless a person acts), no consumer, failed or lagging. `penstock status`, its live view and
-`penstock doctor` show it.
+A problem is missing (lost unless a person acts), no consumer, failed, bad lines or lagging. `penstock status`, its live
+view and `penstock doctor` show it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +24,7 @@ class ProblemKind(StrEnum):
     MISSING = "missing"
     NO_CONSUMER = "no consumer"
     FAILED = "failed"
+    BAD_LINES = "bad lines"
     LAGGING = "lagging"
 
 
@@ -130,6 +131,7 @@ class Status:
             ProblemKind.MISSING: self._missing(),
             ProblemKind.NO_CONSUMER: self._without_consumer(),
             ProblemKind.FAILED: self._failed(),
+            ProblemKind.BAD_LINES: self._bad_lines(),
             ProblemKind.LAGGING: self._lagging(),
         }
         return [Problem(kind=kind, text=text) for kind, texts in texts_of_kind.items() for text in texts]
@@ -154,6 +156,16 @@ class Status:
     def objects_missing(self) -> int:
         """Return the number of objects that the latest reconcile found missing and that were not handled since."""
         return sum(pipeline.objects_missing for pipeline in self.pipelines)
+
+    @property
+    def warned_objects(self) -> int:
+        """Return the number of objects with too many bad lines, neither replayed nor dismissed."""
+        return sum(pipeline.warned_objects for pipeline in self.pipelines)
+
+    @property
+    def warned_lines(self) -> int:
+        """Return the number of bad lines of these objects."""
+        return sum(pipeline.warned_lines for pipeline in self.pipelines)
 
     @property
     def objects_overdue(self) -> int:
@@ -216,6 +228,11 @@ class Status:
         if waiting > 0:
             aside = self.dead_letters_set_aside
             yield f"dead letters: {waiting:,}" + (f", {aside:,} of them in final DLQs" if aside else "")
+
+    def _bad_lines(self) -> Iterator[str]:
+        if self.warned_objects:
+            objects = worded(self.warned_objects, "{} object", "{} objects")
+            yield f"{self.warned_lines:,} in {objects}, over 5% of their lines; `penstock quarantine list` shows them"
 
     def _lagging(self) -> Iterator[str]:
         if self._deserted and self.batches_unpublished:

@@ -224,6 +224,8 @@ class StatusReader:
             shortfalls=table.shortfalls,
             reconciled=health.reconciled,
             objects_missing=health.objects_missing,
+            warned_objects=health.warned_objects,
+            warned_lines=health.warned_lines,
             # An ingest works through its backlog, however long that takes, so its objects are never overdue.
             objects_overdue=health.objects_overdue if seen.scope.table is None else 0,
             oldest_unprocessed_age_seconds=health.oldest_unprocessed_age_seconds,

@@ -18,6 +18,7 @@ from penstock.messaging.clock import Clock
 from penstock.messaging.steps import Probe, Step
 from penstock.objects.cleanup import Cleaner, CleanupOutcome, CleanupResult
 from penstock.objects.reference import ObjectRef, decode_key
+from penstock.objects.replays import is_replay
 
 TASK = "cleanup"  # the name of this task's progress in the ledger
 PAGE_OBJECTS = 200  # per query
@@ -98,7 +99,9 @@ class SourceCleanup:
         swept = CleanupPassResult()
         for seq in self.due():
             swept.batches += 1
-            swept.objects += sum(len(page) for page in self._pages(seq, b""))
+            swept.objects += sum(
+                not is_replay(row.version_id, row.etag) for page in self._pages(seq, b"") for row in page
+            )
         return swept
 
     def run(self, bounds: CleanupPass) -> CleanupPassResult:
@@ -156,7 +159,11 @@ class SourceCleanup:
             after = page[-1].object_id
 
     def _free(self, page: Sequence[ObjectRow], swept: CleanupPassResult) -> Sequence[ObjectRow] | None:
-        """Return the objects that no other pipeline needs, or None if one has yet to read some of them."""
+        """Return the objects that no other pipeline needs, or None if one has yet to read some of them.
+
+        Replays are left out: their source is an object of its own.
+        """
+        page = [row for row in page if not is_replay(row.version_id, row.etag)]
         if not self._exclusive:
             return page
         needed: set[bytes] = set()

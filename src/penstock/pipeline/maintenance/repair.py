@@ -25,6 +25,7 @@ from penstock.errors import PublishHalted, TableError
 from penstock.events import Bus, LedgerRepairFinished, LedgerRepairStarted
 from penstock.ledger import Ledger
 from penstock.ledger.records import (
+    BadLines,
     BatchRecord,
     BatchRow,
     Candidate,
@@ -32,11 +33,14 @@ from penstock.ledger.records import (
     ImportedObject,
     LedgerRepair,
     LedgerRepaired,
+    ObjectResult,
     OriginalMessage,
 )
+from penstock.objects.reference import ObjectRef
 from penstock.pipeline.batch_record import DATA_FOLDER, RecordedBatch, RecordedObject, load, recorded
 from penstock.pipeline.maintenance.gc import is_attempt_id
 from penstock.pipeline.maintenance.table_history import TableTail, VisibleCommit, tail_of
+from penstock.pipeline.quarantined import bad_lines, replays
 from penstock.sinks.manifest import DataFile, attempt_token, decode, encode, is_empty
 from penstock.sinks.schema import additions
 from penstock.sinks.schema import decode as decode_columns
@@ -78,7 +82,21 @@ def imported_batch(
         record=saved.record,
         claimed_at=_claimed_at(attempt_id),
         committed_at=_shown_since(tails, attempt_id),
+        bad=() if is_empty(saved.record.quarantine_manifest) else _bad_lines(saved),
+        replays=replays(*_results(saved)),
     )
+
+
+def _bad_lines(saved: RecordedBatch) -> Sequence[BadLines]:
+    return bad_lines(*_results(saved), attempt_id=saved.attempt_id, place=saved.place)
+
+
+def _results(saved: RecordedBatch) -> tuple[Mapping[bytes, ObjectRef], Sequence[ObjectResult]]:
+    refs = {one.ref.object_id: one.ref for one in saved.objects}
+    return refs, [
+        ObjectResult(object_id=one.ref.object_id, rows=one.rows, lines_quarantined=one.lines_quarantined)
+        for one in saved.objects
+    ]
 
 
 def files_of(tail: TableTail, attempt_id: str) -> Sequence[DataFile]:

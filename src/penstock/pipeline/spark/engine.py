@@ -24,8 +24,10 @@ from penstock.messaging.handler import ServiceWatch, Unwatched
 from penstock.messaging.steps import Probe, no_probe
 from penstock.objects.local_store import LocalRoot
 from penstock.objects.reference import ObjectRef
+from penstock.objects.replays import is_replay
 from penstock.pipeline.engine import CheckedEngine, ReadFailure, RunBroken, RunCancelled, RunRequest, RunResult
 from penstock.pipeline.failures import Denials
+from penstock.pipeline.quarantine_lines import QuarantineLines
 from penstock.pipeline.spark.declaration import Declaration
 from penstock.pipeline.spark.faults import SPARK_ERRORS, explain
 from penstock.pipeline.spark.progress import watched
@@ -34,6 +36,7 @@ from penstock.pipeline.spark.run_sessions import run_session
 from penstock.pipeline.spark.runtime import SparkRuntime
 from penstock.pipeline.spark.session import runtime_of
 from penstock.pipeline.spark.source.datasource import register
+from penstock.pipeline.spark.source.places import ranges_of
 from penstock.pipeline.spark.source.report import SHARED, FailureKind, ObjectFailure
 from penstock.pipeline.spark.table_schema import Agree
 from penstock.storage.address import is_s3
@@ -63,12 +66,16 @@ class SparkEngine:
         declaration: Declaration,
         *,
         agree: Agree,
+        quarantine: QuarantineLines,
         clock: Clock,
         bus: Bus,
         probe: Probe = no_probe,
         store_watch: ServiceWatch | None = None,
     ) -> None:
-        """Register the data source. ``agree`` raises `TableError` if a run's columns do not fit the table's."""
+        """Register the data source. ``agree`` raises `TableError` if a run's columns do not fit the table's.
+
+        ``quarantine`` has the lines that replays read again.
+        """
         register(spark)
         self._runtime = runtime_of(spark)
         self._declaration = declaration
@@ -82,6 +89,7 @@ class SparkEngine:
         )
         self._bus = bus
         self._store_watch = store_watch or Unwatched()
+        self._quarantine = quarantine
         self._denials = Denials()
         self._root = None if is_s3(declaration.source) else LocalRoot(os.fsencode(declaration.source))
         self._lock = threading.Lock()
@@ -144,14 +152,14 @@ class SparkEngine:
             raise
 
     def _until_whole(self, request: RunRequest, context: RunContext) -> RunResult:
-        left_out: dict[bytes, ReadFailure] = {}
+        places, left_out = replay_places(request.objects, self._quarantine, self._declaration.read.place)
         cuts: dict[bytes, Sequence[int]] = {}
         for number in range(RUNS_MAX):
             self._check_cancelled(request.attempt_id)
             objects = [ref for ref in request.objects if ref.object_id not in left_out]
             if not objects:
                 return _nothing(left_out)
-            run = SparkRun(context, request.attempt_id, number, objects, cuts)
+            run = SparkRun(context, request.attempt_id, number, objects, cuts, places)
             try:
                 summary = run.read_and_write()
             except SPARK_ERRORS as error:
@@ -204,6 +212,16 @@ class SparkEngine:
         with self._lock:
             if attempt_id in self._cancelled:
                 raise RunCancelled(f"the run of attempt {attempt_id} was cancelled")
+
+
+def replay_places(
+    objects: Sequence[ObjectRef], quarantine: QuarantineLines, place: str
+) -> tuple[dict[bytes, bytes], dict[bytes, ReadFailure]]:
+    """Return the ranges that each replay among the objects reads, and the failures of those that cannot be read."""
+    wanted = [ref for ref in objects if is_replay(ref.version_id, ref.etag)]
+    spans, refused = quarantine.places(wanted, place=place) if wanted else ({}, {})
+    failed = {id: ReadFailure(failure=AttemptFailure.DEAD, reason=reason) for id, reason in refused.items()}
+    return {id: ranges_of(found, place=place) for id, found in spans.items()}, failed
 
 
 def judged(failures: Mapping[bytes, ObjectFailure], denials: Denials) -> dict[bytes, ReadFailure]:

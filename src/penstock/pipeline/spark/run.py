@@ -24,6 +24,7 @@ from penstock.messaging.failure import location_of
 from penstock.messaging.steps import Probe, Step
 from penstock.messaging.wording import counted
 from penstock.objects.reference import ObjectRef
+from penstock.objects.replays import source_of
 from penstock.objects.store import ObjectStore
 from penstock.objects.stores import ahead, store_at
 from penstock.pipeline.batch_record import RecordedBatch, RecordedObject, run_files, run_work, save
@@ -64,7 +65,7 @@ def reread_on_driver(summary: Summary, plan: ReadPlan) -> Summary:
     # S3 is the same for all hosts, so a deletion there is not doubted
     doubted = REFUSALS if is_s3(plan.source) else REFUSALS | _MISSING
     refs = {
-        index: plan.objects[index]
+        index: source_of(plan.objects[index])
         for index, failure in {**summary.failures, **summary.exclude}.items()
         if failure.kind in doubted
     }
@@ -131,14 +132,21 @@ class SparkRun:
     """The ``number``-th run of an attempt, over the given objects."""
 
     def __init__(
-        self, context: RunContext, attempt_id: str, number: int, objects: Sequence[ObjectRef], cuts: Cuts | None = None
+        self,
+        context: RunContext,
+        attempt_id: str,
+        number: int,
+        objects: Sequence[ObjectRef],
+        cuts: Cuts | None = None,
+        places: Mapping[bytes, bytes] | None = None,
     ) -> None:
+        """``places``: the ranges that replays read, by object id."""
         self._context = context
         self._attempt_id = attempt_id
         self._declaration = context.declaration
         self._files = run_files(attempt_id, number)
         self._work = run_work(self._declaration.work, attempt_id, number)
-        self._plan = self._made_plan(attempt_id, number, objects, cuts or {})
+        self._plan = self._made_plan(attempt_id, number, objects, cuts or {}, places or {})
         self._stopwatch = Stopwatch(context.clock)
         self._agreement: SchemaAgreement | None = None  # set by read_and_write, as is _written
         self._written: Sequence[WrittenFile] | None = None  # the files that count; None: all files in the run's folder
@@ -201,6 +209,7 @@ class SparkRun:
             new_schema=agreement.new_schema,
             samples=self.by_object(summary.readings.samples),
             reasons=self.by_object(summary.readings.reasons),
+            place=self._declaration.read.place,
             agree_again=self._agree_again,
         )
         if result.processed:
@@ -224,13 +233,21 @@ class SparkRun:
             ],
             columns=encode_columns(columns),
             record=result.record,
+            place=self._declaration.read.place,
         )
 
     def by_object(self, found: Mapping[int, F]) -> dict[bytes, F]:
         """Convert keys from positions in the plan to object ids."""
         return {self._plan.objects[index].object_id: value for index, value in found.items()}
 
-    def _made_plan(self, attempt_id: str, number: int, objects: Sequence[ObjectRef], cuts: Cuts) -> ReadPlan:
+    def _made_plan(
+        self,
+        attempt_id: str,
+        number: int,
+        objects: Sequence[ObjectRef],
+        cuts: Cuts,
+        places: Mapping[bytes, bytes],
+    ) -> ReadPlan:
         return make_plan(
             objects,
             attempt_id=attempt_id,
@@ -242,6 +259,7 @@ class SparkRun:
             quarantine=self._declaration.quarantine,
             work=self._work,
             cuts={index: cuts[ref.object_id] for index, ref in enumerate(objects) if ref.object_id in cuts},
+            places={index: places[ref.object_id] for index, ref in enumerate(objects) if ref.object_id in places},
         )
 
     def _transformed(self, frame: DataFrame) -> DataFrame:

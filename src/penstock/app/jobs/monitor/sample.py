@@ -90,6 +90,7 @@ def gauges(sample: MonitorSample) -> Mapping[str, Series]:
             (one.pipeline,): one.oldest_unprocessed_age_seconds or 0.0 for one in pipelines
         },
         "objects_overdue": {(one.pipeline,): one.objects_overdue for one in pipelines},
+        "objects_warned": {(one.pipeline,): one.warned_objects for one in pipelines},
         "objects_missing": {(one.pipeline,): one.objects_missing for one in pipelines if one.reconciled is not None},
         "commit_to_publish_lag_seconds": {
             (pipeline,): seconds for pipeline, seconds in sample.publish_lags_seconds.items()

@@ -59,6 +59,11 @@ class ReadOptions:
         declared = parse_ddl(self.schema_ddl)
         return pa.schema([*declared, OBJECT, format_of(self.format).position]) if self.provenance else declared
 
+    @property
+    def place(self) -> str:
+        """Return the name of the column with a row's place in its object: its byte offset, or its number."""
+        return format_of(self.format).position.name
+
 
 def as_text(options: ReadOptions) -> str:
     """Return the format and dialect as JSON, to be remembered with an inferred schema."""

@@ -12,7 +12,7 @@ run is JSON in the metadata of the file's schema.
 import heapq
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from socket import gethostname
 from typing import Any, overload
@@ -33,7 +33,7 @@ from penstock.storage.files import Files
 from penstock.storage.roots import files_at
 
 _MIB = 1 << 20
-_VERSION = 4
+_VERSION = 5
 PLAN_FILE = "plan.arrow"
 
 # The overhead of one object, and the cost of one compressed byte, both in bytes of plain lines.
@@ -48,7 +48,9 @@ Numbers = npt.NDArray[np.int64]
 
 _PIECES = pa.schema([("object", pa.int64()), ("start", pa.int64()), ("stop", pa.int64())])
 _TEXTS = ("bucket", "key", "version_id", "etag", "sequencer")  # bytes, since a name may not be valid Unicode
-_SCHEMA = pa.schema([*_PIECES, ("size_bytes", pa.int64()), *((name, pa.binary()) for name in _TEXTS)])
+_SCHEMA = pa.schema(
+    [*_PIECES, ("size_bytes", pa.int64()), *((name, pa.binary()) for name in _TEXTS), ("places", pa.binary())]
+)
 _HEADER = b"penstock"  # the key of the header in the schema's metadata
 
 
@@ -59,6 +61,7 @@ class Piece:
     object: int
     start: int
     stop: int
+    places: bytes | None = None  # of a replay: only the lines that begin in these ranges; see places.py
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -137,6 +140,7 @@ class ReadPlan(_RunFolders):
     aws: Aws
     quarantine: Files  # the table's root
     work: Files  # the run's own folder
+    places: Mapping[int, bytes] = field(default_factory=dict)  # of the objects that are replays
 
     @property
     def cuts_are_guesses(self) -> bool:
@@ -147,7 +151,10 @@ class ReadPlan(_RunFolders):
 
     def pieces(self, partition: int) -> Sequence[tuple[ObjectRef, Piece]]:
         """Return the pieces of a partition with their objects."""
-        return tuple((self.objects[piece.object], piece) for piece in self.partitions[partition])
+        return tuple(
+            (self.objects[piece.object], replace(piece, places=self.places.get(piece.object)))
+            for piece in self.partitions[partition]
+        )
 
     def save(self) -> None:
         """Write the plan atomically into its work folder."""
@@ -165,7 +172,11 @@ class ReadPlan(_RunFolders):
             texts = [[_encoded(getattr(ref, name)) for ref in refs] for name in _TEXTS]
             sizes = [ref.size_bytes for ref in refs]
             numbers = (columns.objects[span], columns.starts[span], columns.stops[span], sizes)
-            arrays = [*(pa.array(column, pa.int64()) for column in numbers), *(pa.array(t, pa.binary()) for t in texts)]
+            places = [self.places.get(index) for index in columns.objects[span].tolist()]
+            arrays = [
+                *(pa.array(column, pa.int64()) for column in numbers),
+                *(pa.array(column, pa.binary()) for column in (*texts, places)),
+            ]
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
@@ -198,6 +209,7 @@ class SavedPlan(_RunFolders):
         assert batch is not None, "a partition was named"
         numbers = [batch.column(name).to_pylist() for name in ("object", "start", "stop", "size_bytes")]
         texts = [map(_decoded, batch.column(name).to_pylist()) for name in _TEXTS]
+        places = batch.column("places").to_pylist()
         return tuple(
             (
                 ObjectRef(
@@ -208,10 +220,10 @@ class SavedPlan(_RunFolders):
                     etag=etag,
                     sequencer=sequencer,
                 ),
-                Piece(object=index, start=start, stop=stop),
+                Piece(object=index, start=start, stop=stop, places=ranges),
             )
-            for index, start, stop, size_bytes, bucket, key, version_id, etag, sequencer in zip(
-                *numbers, *texts, strict=True
+            for index, start, stop, size_bytes, bucket, key, version_id, etag, sequencer, ranges in zip(
+                *numbers, *texts, places, strict=True
             )
         )
 
@@ -228,11 +240,12 @@ def make_plan(
     quarantine: Files,
     work: Files,
     cuts: Mapping[int, Sequence[int]] | None = None,
+    places: Mapping[int, bytes] | None = None,
 ) -> ReadPlan:
     """Cut the objects into partitions of about equal cost, a few per core.
 
-    ``cuts`` maps object indexes to offsets; such an object is cut there and nowhere else. Raises `UsageError` for an
-    invalid format or schema.
+    ``cuts`` maps object indexes to offsets; such an object is cut there and nowhere else. ``places`` maps those of
+    replays to the ranges that are read. Raises `UsageError` for an invalid format or schema.
     """
     return ReadPlan(
         attempt_id=attempt_id,
@@ -244,6 +257,7 @@ def make_plan(
         aws=aws,
         quarantine=quarantine,
         work=work,
+        places=places or {},
     )
 
 

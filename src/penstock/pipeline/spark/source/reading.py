@@ -15,12 +15,14 @@ import pyarrow as pa
 from penstock.errors import ObjectError
 from penstock.events.objects import QuarantineReason
 from penstock.objects.reference import ObjectRef
+from penstock.objects.replays import source_of
 from penstock.objects.store import ObjectStore
 from penstock.objects.stores import ahead
 from penstock.pipeline.spark.source.contents import BadRecord, Quotes
 from penstock.pipeline.spark.source.formats import format_of
 from penstock.pipeline.spark.source.options import ReadOptions
-from penstock.pipeline.spark.source.packs import Part, decoder_of, release, size_bytes
+from penstock.pipeline.spark.source.packs import Part, Released, decoder_of, release, size_bytes
+from penstock.pipeline.spark.source.places import are_within
 from penstock.pipeline.spark.source.plan import Piece, ReadPlan, SavedPlan
 from penstock.pipeline.spark.source.quarantine import QuarantineFile
 from penstock.pipeline.spark.source.readers import reader_of
@@ -54,7 +56,7 @@ def partition_task(plan: ReadPlan | SavedPlan, partition: int, *, drain: bool = 
     """Return the task for one partition of a plan. Raises `TemporaryError` if this host does not see a saved plan."""
     return PartitionTask(
         partition=partition,
-        pieces=plan.pieces(partition),
+        pieces=tuple((source_of(ref), piece) for ref, piece in plan.pieces(partition)),
         options=plan.options,
         quarantine=plan.quarantine,
         quarantine_dir=plan.quarantine_dir,
@@ -158,7 +160,8 @@ class _PartitionScan:
                             counts.quotes = part
                         case BadRecord():
                             counts.parts += 1
-                            self._refuse(index, part.offset, part.raw, part.reason, part.detail)
+                            if self._is_asked_for(index, part.offset):
+                                self._refuse(index, part.offset, part.raw, part.reason, part.detail)
                         case _:
                             counts.parts += 1
                             yield index, part
@@ -167,7 +170,7 @@ class _PartitionScan:
 
     def _release(self, pack: Sequence[tuple[int, Part]]) -> Iterator[pa.RecordBatch]:
         """Decode a pack of parts, keep its bad lines, and yield its rows."""
-        placed = release([part for _, part in pack])
+        placed = self._asked_for(release([part for _, part in pack]), [index for index, _ in pack])
         for owner, position, bad in placed.bad:
             self._refuse(pack[owner][0], position, bad.raw, bad.reason, bad.detail)
         for owner, rows in enumerate(np.bincount(placed.owners, minlength=len(pack)).tolist()):
@@ -176,6 +179,27 @@ class _PartitionScan:
             yield from placed.with_provenance([self._uris[index] for index, _ in pack], self._position)
         else:
             yield from placed.rows.combine_chunks().to_batches()
+
+    def _asked_for(self, placed: Released, pieces: Sequence[int]) -> Released:
+        """Return the rows and bad lines without those that a replay does not ask for."""
+        places = [self._task.pieces[index][1].places for index in pieces]
+        if all(ranges is None for ranges in places):
+            return placed
+        keep = np.ones(len(placed.owners), dtype=np.bool_)
+        for owner, ranges in enumerate(places):
+            if ranges is not None:
+                own = placed.owners == owner
+                keep[own] = are_within(placed.positions[own], ranges)
+        return Released(
+            rows=placed.rows.filter(pa.array(keep)),
+            owners=placed.owners[keep],
+            positions=placed.positions[keep],
+            bad=[one for one in placed.bad if self._is_asked_for(pieces[one[0]], one[1])],
+        )
+
+    def _is_asked_for(self, index: int, position: int) -> bool:
+        ranges = self._task.pieces[index][1].places
+        return ranges is None or bool(are_within(np.array([position]), ranges)[0])
 
     def _refuse(self, index: int, position: int, raw: bytes, reason: QuarantineReason, detail: str) -> None:
         """Quarantine one line or row, or the lines of one record."""

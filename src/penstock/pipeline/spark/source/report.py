@@ -396,7 +396,8 @@ def summarise(plan: ReadPlan) -> Summary:
         failure = _failure(pieces)
         if failure is None and index not in unknown:
             readings[index] = _sum(pieces)
-            failure = _ratio_failure(readings[index], plan.options.quarantine_ratio_max)
+            if index not in plan.places:  # a replay reads bad lines only
+                failure = _ratio_failure(readings[index], plan.options.quarantine_ratio_max)
         if failure is not None:
             failures[index] = failure
         if failure is not None and any(_let_out(piece) for piece in pieces):

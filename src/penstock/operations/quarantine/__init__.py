@@ -1,0 +1,1 @@
+"""Look at the lines that could not be read, replay them, or dismiss them."""

@@ -1,0 +1,47 @@
+"""The bad lines of a batch's objects, as its commit records them in the ledger."""
+
+from collections.abc import Mapping, Sequence
+
+from penstock.ledger.records import BadLines, ObjectResult
+from penstock.objects.reference import ObjectRef
+from penstock.objects.replays import is_replay, replay_of
+from penstock.pipeline.engine import Samples
+
+
+def bad_lines(
+    refs: Mapping[bytes, ObjectRef],
+    processed: Sequence[ObjectResult],
+    *,
+    attempt_id: str,
+    place: str,
+    samples: Samples | None = None,
+) -> Sequence[BadLines]:
+    """Return the bad lines of each processed object that has any. ``place``: see `BadLines`."""
+    found: list[BadLines] = []
+    for result in processed:
+        if not result.lines_quarantined:
+            continue
+        ref = refs[result.object_id]
+        first = next(iter((samples or {}).get(result.object_id, ())), None)
+        found.append(
+            BadLines(
+                object_id=result.object_id,
+                replay_id=replay_of(ref, attempt_id).object_id,
+                bucket=ref.bucket,
+                key=ref.key_bytes,
+                uri=ref.uri,
+                size_bytes=ref.size_bytes,
+                version_id=ref.version_id,
+                etag=ref.etag,
+                place=place,
+                rows=result.rows,
+                lines_quarantined=result.lines_quarantined,
+                reason=None if first is None else first[1],
+            )
+        )
+    return found
+
+
+def replays(refs: Mapping[bytes, ObjectRef], processed: Sequence[ObjectResult]) -> Sequence[bytes]:
+    """Return the ids of the processed objects that are replays."""
+    return [result.object_id for result in processed if is_replay((ref := refs[result.object_id]).version_id, ref.etag)]
