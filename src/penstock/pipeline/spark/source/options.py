@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.errors import UsageError
-from penstock.pipeline.spark.source.ddl import OBJECT, format_ddl, parse_ddl
+from penstock.pipeline.spark.source.ddl import OBJECT, RESCUED, format_ddl, parse_ddl
 from penstock.pipeline.spark.source.formats import format_of
 
 _MIB = 1 << 20
@@ -15,6 +15,7 @@ _TEXT_DDL = "value STRING"
 BINARY_DDL = "path STRING, length BIGINT, content BINARY"
 _FIXED_DDL = {"text": _TEXT_DDL, "binary": BINARY_DDL}
 _TAB = r"\t"  # as typed on a command line
+EVOLUTIONS = ("none", "rescue", "add", "fail")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,12 +51,18 @@ class ReadOptions:
     line_bytes_max: int = 128 * _MIB
     whole_bytes_max: int = 1 << 30  # of an object that is one unit, such as a JSON document
     block_bytes: int = 8 * _MIB  # decoded at once
+    evolve: str = "none"  # what happens to fields without a column: one of EVOLUTIONS
+
+    @property
+    def rescues(self) -> bool:
+        """Return True if values that no column takes are kept in the column _rescued."""
+        return self.evolve in ("rescue", "add")
 
     @property
     def columns(self) -> pa.Schema:
         """Return the columns of the rows that the reader yields."""
-        declared = parse_ddl(self.schema_ddl)
-        return pa.schema([*declared, OBJECT, format_of(self.format).position]) if self.provenance else declared
+        declared = [*parse_ddl(self.schema_ddl), *([RESCUED] if self.rescues else [])]
+        return pa.schema([*declared, OBJECT, format_of(self.format).position] if self.provenance else declared)
 
 
 def as_text(options: ReadOptions) -> str:
@@ -77,10 +84,24 @@ def checked(options: ReadOptions) -> ReadOptions:
         _check_text(schema)
     if options.format in ("jsonl", "json"):
         _check_json(schema)
+    _check_evolve(options, schema)
     if options.format == "csv":
         _check_flat(schema)
         options = replace(options, csv=checked_csv(options.csv))
     return replace(options, schema_ddl=format_ddl(schema))
+
+
+def _check_evolve(options: ReadOptions, schema: pa.Schema) -> None:
+    if options.evolve not in EVOLUTIONS:
+        raise UsageError(f"evolve={options.evolve!r} is unknown: write one of {', '.join(EVOLUTIONS)}.")
+    if options.evolve != "none" and options.format in _FIXED_DDL:
+        raise UsageError(
+            f"The format {options.format} has no other fields than its columns: leave out evolve={options.evolve!r}."
+        )
+    if options.rescues and any(field.name.lower() == RESCUED.name for field in schema):
+        raise UsageError(
+            f"The schema has a column {RESCUED.name}, which evolve={options.evolve!r} adds: name yours otherwise."
+        )
 
 
 def _check_text(schema: pa.Schema) -> None:
