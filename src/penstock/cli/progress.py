@@ -69,6 +69,7 @@ class ProgressPace:
 CLEANUP = "cleanup"  # the handler in events about cleaning up the source
 CLEANED = {"tag": "tagged", "move": "moved", "delete": "deleted"}  # past participle of a cleanup's action
 FAILURES_SHOWN = 20
+UNKNOWN_SHOWN = 5  # names of fields in a summary
 _OF_EACH_OBJECT = (ObjectStarted, ObjectFinished, DeliverySettled)  # not shown, and a batch has many thousands
 
 _DOING = {
@@ -258,6 +259,8 @@ def losses(report: "IngestReport | RunReport", options: str) -> list[str]:
     if report.lines_quarantined:
         lines = counted(report.lines_quarantined, "bad line")
         remarks.append(f"Quarantined: {lines}, in {report.quarantine_table}, with the reason.")
+    if report.unknown_fields:
+        remarks.append(_unknown(report, options))
     if report.objects_dead:
         dead = counted(report.objects_dead, "object")
         remarks.append(
@@ -269,6 +272,16 @@ def losses(report: "IngestReport | RunReport", options: str) -> list[str]:
         )
         remarks.append(f"Gone: {subject} read.")
     return remarks
+
+
+def _unknown(report: "IngestReport | RunReport", options: str) -> str:
+    fields, objects = counted(len(report.unknown_fields), "unknown field"), counted(report.unknown_objects, "object")
+    named = [f"{name} ({counted(rows, 'row')})" for name, rows in report.unknown_fields.items()]
+    more = f" and {len(named) - UNKNOWN_SHOWN:,} more" if len(named) > UNKNOWN_SHOWN else ""
+    return (
+        f"{fields} in {objects}: {', '.join(named[:UNKNOWN_SHOWN])}{more}; `penstock objects show{options} OBJECT` has "
+        "those of one object."
+    )
 
 
 def _again(report: "IngestReport | RunReport", options: str) -> str:

@@ -83,6 +83,7 @@ from penstock.events.objects import (
     SchemaInferred,
     SourceCleaned,
     SourceScanned,
+    UnknownFieldsFound,
     WatchDegraded,
     WatchStarted,
 )
@@ -212,6 +213,7 @@ __all__ = [
     "TaskProtectionFailed",
     "ThreadLeftBehind",
     "TracesExportFailed",
+    "UnknownFieldsFound",
     "WatchDegraded",
     "WatchStarted",
     "WorkerDraining",

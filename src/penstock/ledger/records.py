@@ -143,12 +143,21 @@ class FailedObject:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UnknownCounts:
+    """The fields of an object that no column takes: rows that have each of the most frequent ones, and the others."""
+
+    fields: Mapping[str, int] = field(default_factory=dict)
+    others: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectResult:
     """Row counts of one processed object."""
 
     object_id: bytes
     rows: int
     lines_quarantined: int
+    unknown: UnknownCounts | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +188,7 @@ class BatchOutcome:
     record: BatchRecord = BatchRecord()
     schema_id: int = 0  # schema the run was planned with; the commit is refused if the table has a newer one
     new_schema: str | None = None  # a changed table schema: recorded as schema_id + 1
+    added_columns: Mapping[str, str] = field(default_factory=dict)  # as in `PipelineRow`; those that the run added
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +201,8 @@ class PipelineRow:
     table_schema: str | None  # JSON of the sink's schema
     source_schema: str | None  # DDL, declared or inferred
     source_options: str | None = None  # JSON: how the objects are read, if that was inferred
+    # Types by name, in order: columns of new fields that batches added to the declared or inferred ones
+    added_columns: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,6 +270,7 @@ class ObjectRow:
     first_seen_at: float
     ended_at: float | None
     original_message: OriginalMessage | None
+    unknown: UnknownCounts | None = None
 
 
 OwnerKind = Literal["keys", "objects"]

@@ -411,6 +411,7 @@ class Attempts:
             record=result.record,
             schema_id=result.schema_id,
             new_schema=result.new_schema,
+            added_columns=result.added_columns,
         )
         with self._stage("commit", work), self._runtime.ledger_watch.watch_request():
             seq = self._commit_as_agreed(work, outcome, result.agree_again)

@@ -25,8 +25,17 @@ from penstock.events import (
     ObjectStarted,
     ObjectTakenOver,
     RunFailed,
+    UnknownFieldsFound,
 )
-from penstock.ledger.records import TAKEN_OVER, FailedObject, ObjectAttempt, ObjectClaims, ObjectResult, ObjectState
+from penstock.ledger.records import (
+    TAKEN_OVER,
+    FailedObject,
+    ObjectAttempt,
+    ObjectClaims,
+    ObjectResult,
+    ObjectState,
+    UnknownCounts,
+)
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.failure import failure_of
 from penstock.objects.reference import ObjectRef
@@ -155,6 +164,8 @@ class BatchEvents:
                         lines_quarantined=processed.lines_quarantined,
                     )
                 )
+            if processed.unknown is not None:
+                self._emit_unknown(work.refs[processed.object_id].uri, processed.unknown)
             if processed.lines_quarantined:
                 self._emit_quarantined(work.refs[processed.object_id].uri, processed, result)
 
@@ -242,6 +253,11 @@ class BatchEvents:
 
     def _emit_skipped(self, ref: ObjectRef, reason: str) -> None:
         self._bus.emit(ObjectSkipped(pipeline=self._pipeline, object_uri=ref.uri, reason=reason))
+
+    def _emit_unknown(self, uri: str, unknown: UnknownCounts) -> None:
+        self._bus.emit(
+            UnknownFieldsFound(pipeline=self._pipeline, object_uri=uri, fields=unknown.fields, others=unknown.others)
+        )
 
     def _emit_quarantined(self, uri: str, processed: ObjectResult, result: RunResult) -> None:
         self._bus.emit(

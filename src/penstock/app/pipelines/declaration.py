@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from penstock.app.cleanup import Cleanup, Keep, check_fits
 from penstock.app.pipelines.published import PublishedBatch
@@ -25,6 +25,8 @@ PUBLISHED_SUFFIX = "-published"
 ATTEMPTS_LIMIT = 100  # same limits as the settings of these names
 OBJECTS_LIMIT = 100_000
 OWN_SCHEMA = ("text", "binary")  # formats whose columns need not be declared
+Evolve = Literal["none", "rescue", "add", "fail"]
+EVOLUTIONS: tuple[Evolve, ...] = get_args(Evolve)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
@@ -41,6 +43,9 @@ class ObjectSource:
         schema: Spark DDL, such as "id long, ts timestamp"; not needed for text and binary.
         delimiter: CSV only: the field separator.
         header: CSV only: the first line has the column names.
+        evolve: What happens to fields that no column takes. "none": they are counted. "rescue": they, and values of the
+            wrong type, are kept as JSON in the column _rescued. "add": new fields become columns; what fits none is in
+            _rescued. "fail": an object with such a field fails.
         cleanup: One of `from penstock import cleanup`, applied to objects whose rows are published. Default: keep them.
 
     Raises:
@@ -53,6 +58,7 @@ class ObjectSource:
     schema: str | None = field(default=None, kw_only=True)
     delimiter: str | None = field(default=None, kw_only=True)
     header: bool = field(default=True, kw_only=True)
+    evolve: Evolve = field(default="none", kw_only=True)
     cleanup: Cleanup = field(default_factory=Keep, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -66,6 +72,15 @@ class ObjectSource:
         if self.format != "csv" and (self.delimiter is not None or not self.header):
             raise UsageError(
                 f"The source {self.folder} has the format {self.format}; delimiter and header are only for csv."
+            )
+        if self.evolve not in EVOLUTIONS:
+            raise UsageError(
+                f"The source {self.folder} has evolve={self.evolve!r}; write one of {', '.join(EVOLUTIONS)}."
+            )
+        if self.evolve != "none" and self.format in OWN_SCHEMA:
+            raise UsageError(
+                f"The source {self.folder} has the format {self.format}, whose files have no other fields; leave out "
+                "evolve."
             )
         check_fits(self.cleanup, self.folder)
 

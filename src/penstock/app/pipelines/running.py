@@ -24,13 +24,15 @@ from penstock.app.spark import app_spark
 from penstock.app.telemetry import guarded, open_telemetry
 from penstock.app.tracing import traced, tracing_of
 from penstock.errors import TemporaryError, UsageError
-from penstock.events import BatchCommitted, Bus, Event, Listener, ObjectFailed, SelectiveListener
+from penstock.events import BatchCommitted, Bus, Event, Listener, ObjectFailed, SelectiveListener, UnknownFieldsFound
 from penstock.ledger.records import ObjectState
 from penstock.messaging.clock import SystemClock
 from penstock.pipeline.spark.runtime import GivenSpark
 from penstock.worker.liveness import Liveness
 from penstock.worker.shutdown import StopSignal
 from penstock.worker.worker import Worker
+
+UNKNOWN_FIELDS_MAX = 1_000  # names that one process counts
 
 
 class RunCounts(SelectiveListener):
@@ -44,6 +46,8 @@ class RunCounts(SelectiveListener):
         self.lines_quarantined = 0
         self.batches = 0
         self.objects_processed = 0
+        self.unknown_fields: Counter[str] = Counter()  # rows that have them, by name
+        self.unknown_objects = 0  # objects with such fields
         self.failed: Counter[str] = Counter()  # objects by outcome: retry, dead, gone, superseded
 
     @property
@@ -54,7 +58,7 @@ class RunCounts(SelectiveListener):
         return Counter({ObjectState.PROCESSED: self.objects_processed, **ended})
 
     def wants(self, kind: type[Event]) -> bool:
-        return issubclass(kind, BatchCommitted | ObjectFailed)
+        return issubclass(kind, BatchCommitted | ObjectFailed | UnknownFieldsFound)
 
     def __call__(self, event: Event) -> None:
         match event:
@@ -63,10 +67,18 @@ class RunCounts(SelectiveListener):
                 self.lines_quarantined += event.lines_quarantined
                 self.batches += 1
                 self.objects_processed += event.objects
+            case UnknownFieldsFound():
+                self._count_unknown(event)
             case ObjectFailed():
                 self.failed[event.outcome] += 1
             case _:
                 pass
+
+    def _count_unknown(self, event: UnknownFieldsFound) -> None:
+        self.unknown_objects += 1
+        for name, rows in event.fields.items():
+            if name in self.unknown_fields or len(self.unknown_fields) < UNKNOWN_FIELDS_MAX:
+                self.unknown_fields[name] += rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +95,8 @@ class RunReport:
     messages_left: int  # in the queue, in any state, when the run ended
     rows_written: int
     lines_quarantined: int
+    unknown_fields: dict[str, int]  # fields that no column takes: the rows that have each
+    unknown_objects: int  # objects with such fields
     batches: int
     seconds: float
     table: str
@@ -264,6 +278,8 @@ class _RunCompletion:
             messages_left=left,
             rows_written=counts.rows,
             lines_quarantined=counts.lines_quarantined,
+            unknown_fields=dict(counts.unknown_fields.most_common()),
+            unknown_objects=counts.unknown_objects,
             batches=counts.batches,
             seconds=round(seconds, 3),
             table=str(where.table),

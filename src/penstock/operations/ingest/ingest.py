@@ -24,7 +24,7 @@ from penstock.app.tables import Tables
 from penstock.app.telemetry import open_reports, open_telemetry
 from penstock.errors import TableFolderTaken, TemporaryError
 from penstock.events import Bus, JobFailed, Listener, WatchDegraded, WatchStarted
-from penstock.ledger.records import ObjectState
+from penstock.ledger.records import ObjectState, PipelineRow
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.threads import WorkThread
 from penstock.messaging.tracing import NO_TRACING
@@ -34,6 +34,8 @@ from penstock.objects.scanner import ScanReport
 from penstock.objects.watcher import Watcher
 from penstock.operations.ingest.pipeline import IngestPipeline, IngestRequest, check, queue_of, shared_settings
 from penstock.pipeline.spark.runtime import GivenSpark
+from penstock.pipeline.spark.source.added import with_added
+from penstock.pipeline.spark.source.options import ReadOptions
 from penstock.sinks.registry import open_sink
 from penstock.worker.shutdown import StopSignal
 
@@ -63,6 +65,8 @@ class IngestReport:
     files_ignored: dict[str, int]  # count by reason
     rows_written: int
     lines_quarantined: int
+    unknown_fields: dict[str, int]  # fields that no column takes: the rows that have each
+    unknown_objects: int  # objects with such fields
     batches: int
     seconds: float
     table: str
@@ -274,17 +278,26 @@ def _report(
         files_ignored={str(reason): number for reason, number in ignored.items()},
         rows_written=counts.rows,
         lines_quarantined=counts.lines_quarantined,
+        unknown_fields=dict(counts.unknown_fields.most_common()),
+        unknown_objects=counts.unknown_objects,
         batches=counts.batches,
         seconds=round(seconds, 3),
         table=str(where.table),
         table_version=tables.version(),
         quarantine_table=str(where.quarantine) if tables.has_quarantine() else None,
-        schema=pipeline.source_schema if pipeline else None,
+        schema=_schema(pipeline),
         stopped=work.tools.stop.requested and (bool(unfinished) or not scan.complete or tables.unpublished() > 0),
         problems=() if scan.report is None else tuple(scan.report.problems),
         folders_excluded=() if scan.report is None else tuple(scan.report.excluded),
         objects_changed=ledger.other_versions(where.pipeline, processed) if other_versions else 0,
     )
+
+
+def _schema(pipeline: PipelineRow | None) -> str | None:
+    """Return the recorded schema, with the columns that batches added."""
+    if pipeline is None or pipeline.source_schema is None or not pipeline.added_columns:
+        return pipeline.source_schema if pipeline else None
+    return with_added(ReadOptions(schema_ddl=pipeline.source_schema), pipeline.added_columns).schema_ddl
 
 
 class FolderWatch:

@@ -91,9 +91,14 @@ def checked(options: ReadOptions) -> ReadOptions:
     return replace(options, schema_ddl=format_ddl(schema))
 
 
+def check_evolution(evolve: str) -> None:
+    """Raise `UsageError` if there is no such choice."""
+    if evolve not in EVOLUTIONS:
+        raise UsageError(f"--evolve {evolve!r} is unknown: write one of {', '.join(EVOLUTIONS)}.")
+
+
 def _check_evolve(options: ReadOptions, schema: pa.Schema) -> None:
-    if options.evolve not in EVOLUTIONS:
-        raise UsageError(f"evolve={options.evolve!r} is unknown: write one of {', '.join(EVOLUTIONS)}.")
+    check_evolution(options.evolve)
     if options.evolve != "none" and options.format in _FIXED_DDL:
         raise UsageError(
             f"The format {options.format} has no other fields than its columns: leave out evolve={options.evolve!r}."
