@@ -129,7 +129,7 @@ class Fitter:
                 rescued.add(place, np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False)).tolist())
         table = pa.Table.from_arrays(columns, schema=self._declared)
         if rescued is not None:
-            table = table.append_column(RESCUED, rescued.texts(set(filter(None.__ne__, self._places))))
+            table = table.append_column(RESCUED, rescued.texts({place for place in self._places if place is not None}))
         numbers = np.arange(first, first + count, dtype=np.int64)
         if not misfits:
             return Decoded(rows=table, starts=numbers, bad=())
@@ -163,7 +163,7 @@ class _Rescued:
         for row in rows:
             self._values.setdefault(row, {})[name] = _python(column[row])
 
-    def texts(self, taken: Collection[int | None]) -> pa.Array:
+    def texts(self, taken: Collection[int]) -> pa.Array:
         """Return the column, with the values of all columns other than those at these places."""
         for place in range(self._rows.num_columns):
             if place not in taken:
