@@ -21,7 +21,7 @@ from penstock.events import Bus
 from penstock.ledger.records import AttemptFailure
 from penstock.messaging.clock import Clock
 from penstock.messaging.handler import ServiceWatch, Unwatched
-from penstock.messaging.steps import Probe, Step, no_probe
+from penstock.messaging.steps import Probe, no_probe
 from penstock.objects.local_store import LocalRoot
 from penstock.objects.reference import ObjectRef
 from penstock.pipeline.engine import CheckedEngine, ReadFailure, RunBroken, RunCancelled, RunRequest, RunResult
@@ -176,7 +176,6 @@ class SparkEngine:
             if new:  # once: what it did not bring to light is rescued, and added by the next batch
                 added |= new
                 may_add = False
-                context.probe(Step.COLUMNS_FOUND)
         raise RunBroken(
             f"after {RUNS_MAX} runs there still are objects that break in the middle", fingerprint="runs exhausted"
         )

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.errors import ObjectError, SchemaMoved, TableError, TemporaryError, TransformError
-from penstock.ledger.records import BatchRecord, ObjectResult, UnknownCounts
+from penstock.errors import ObjectError, TemporaryError, TransformError
+from penstock.ledger.records import BatchRecord, ObjectResult
 from penstock.messaging.clock import Clock
 from penstock.messaging.failure import location_of
 from penstock.messaging.steps import Probe, Step
@@ -34,12 +34,11 @@ from penstock.pipeline.spark.faults import is_of_spark
 from penstock.pipeline.spark.runtime import SparkRuntime
 from penstock.pipeline.spark.session import runtime_of
 from penstock.pipeline.spark.shared_folders import prove_shared
-from penstock.pipeline.spark.source.added import new_columns, with_added
+from penstock.pipeline.spark.source.added import new_columns, unknown_counts, with_added
 from penstock.pipeline.spark.source.datasource import drain, read
 from penstock.pipeline.spark.source.plan import ReadPlan, make_plan
 from penstock.pipeline.spark.source.report import REFUSALS, FailureKind, ObjectFailure, Summary, summarise
-from penstock.pipeline.spark.source.unknown import UnknownFields, shown
-from penstock.pipeline.spark.table_schema import Agree, Evolution, SchemaAgreement, check_partitions
+from penstock.pipeline.spark.table_schema import Agree, Evolution, SchemaAgreement, agreed, check_partitions
 from penstock.sinks.manifest import DataFile, encode
 from penstock.sinks.parquet import WrittenFile, list_files
 from penstock.sinks.schema import encode as encode_columns
@@ -176,7 +175,10 @@ class SparkRun:
         if self._plan.options.evolve != "add" or not summary.readings.unknown:
             return {}
         table = self._context.evolution.table()
-        return new_columns(summary.readings, self._plan.options, table, added_before=len(self._added))
+        new = new_columns(summary.readings, self._plan.options, table, added_before=len(self._added))
+        if new:
+            self._context.probe(Step.COLUMNS_FOUND)
+        return new
 
     def misread(self) -> Cuts:
         """After a failed run, return new cuts for objects that were cut inside a record, a possible cause.
@@ -235,13 +237,7 @@ class SparkRun:
         return now.schema_id, now.new_schema
 
     def _agree(self, columns: pa.Schema) -> SchemaAgreement:
-        """Compare the columns with the table. Raises `SchemaMoved` if another batch added one that does not fit."""
-        try:
-            return self._context.agree(columns)
-        except TableError as error:
-            if self._context.evolution.added().items() - self._added.items():
-                raise SchemaMoved(f"another batch added columns since this one began: {error}") from error
-            raise
+        return agreed(self._context.agree, self._context.evolution, columns, added=self._added)
 
     def _recorded(self, result: RunResult, summary: Summary, columns: pa.Schema) -> RecordedBatch:
         """Return the record from which a lost ledger can be rebuilt."""
@@ -333,17 +329,10 @@ class SparkRun:
                 object_id=self._plan.objects[index].object_id,
                 rows=rows,
                 lines_quarantined=lines_quarantined,
-                unknown=_counts(readings.unknown.get(index)),
+                unknown=unknown_counts(readings.unknown.get(index)),
             )
             for index, rows, lines_quarantined in zip(*columns, strict=True)
         ]
-
-
-def _counts(unknown: UnknownFields | None) -> UnknownCounts | None:
-    if unknown is None:
-        return None
-    fields = {shown(name): found.rows for name, found in unknown.fields.items()}
-    return UnknownCounts(fields=fields, others=unknown.others)
 
 
 def _unreadable(failures: Mapping[int, ObjectFailure]) -> Mapping[int, ObjectFailure]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from penstock.errors import UsageError
+from penstock.errors import SchemaMoved, TableError, UsageError
 from penstock.ledger import Ledger
 from penstock.pipeline.spark.source.ddl import RESCUED
 from penstock.sinks import schema as encoding
@@ -62,6 +62,20 @@ class Evolution:
     def table(self) -> pa.Schema | None:
         """Return the table's columns, those of batches that are not published yet included; None if it has none."""
         return _existing(self.sink, self.ledger.ensure_pipeline(self.pipeline).table_schema)
+
+
+def agreed(agree: Agree, evolution: Evolution, columns: pa.Schema, *, added: Mapping[str, str]) -> SchemaAgreement:
+    """Compare the columns of a run with the table; ``added`` are those of new fields that it reads.
+
+    Raises `SchemaMoved` if they do not fit because another batch added columns meanwhile, so that the run is repeated
+    with these, else `TableError` naming the first difference.
+    """
+    try:
+        return agree(columns)
+    except TableError as error:
+        if evolution.added().items() - added.items():
+            raise SchemaMoved(f"another batch added columns since this one began: {error}") from error
+        raise
 
 
 def check_partitions(columns: pa.Schema, partition_by: Sequence[str]) -> None:

@@ -8,11 +8,12 @@ from dataclasses import replace
 
 import pyarrow as pa
 
+from penstock.ledger.records import UnknownCounts
 from penstock.pipeline.spark.source.ddl import RESCUED, format_ddl, may_be_column, parse_ddl, type_text
 from penstock.pipeline.spark.source.formats import format_of
 from penstock.pipeline.spark.source.options import ReadOptions
 from penstock.pipeline.spark.source.report import ObjectReadings
-from penstock.pipeline.spark.source.unknown import UnknownCount
+from penstock.pipeline.spark.source.unknown import UnknownCount, UnknownFields, shown
 
 ADDED_MAX = 500  # columns of one pipeline; of further fields the values are rescued, since names may be ids
 
@@ -27,6 +28,14 @@ def with_added(options: ReadOptions, added: Mapping[str, str]) -> ReadOptions:
     if options.rescues:
         more = [field for field in more if field.name.lower() != RESCUED.name]
     return replace(options, schema_ddl=format_ddl(pa.schema([*declared, *more])))
+
+
+def unknown_counts(unknown: UnknownFields | None) -> UnknownCounts | None:
+    """Return the unknown fields of an object as the ledger stores them; None if there are none."""
+    if not unknown:
+        return None
+    fields = {shown(name): found.rows for name, found in unknown.fields.items()}
+    return UnknownCounts(fields=fields, others=unknown.others)
 
 
 def new_columns(
