@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 from tests.chaos.oracle import query
 from tests.chaos.overlap import committed_in_pairs, is_held, open_gate, shut_gate
 from tests.chaos.runs import KILLED, Case
-from tests.property.evolution_walks import holds
+from tests.property.evolution_walks import columns_of, holds
 
 from penstock.messaging.steps import Step
 
@@ -64,9 +64,7 @@ def check(case: Case) -> dict[int, dict[str, Any]]:
 
 
 def columns(case: Case) -> dict[str, str]:
-    own = ("id", "v", "s", "_rescued", "_object", "_offset")
-    fields = DeltaTable(str(case.table)).schema().fields
-    return {field.name: field.type.type for field in fields if field.name not in own}
+    return columns_of(case.table, declared=("id", "v", "s"))
 
 
 def added(case: Case) -> Mapping[str, str]:

@@ -8,13 +8,15 @@ text, or in a quarantined line.
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from deltalake import DeltaTable
 from hypothesis import strategies as st
 
 NAMES = ("id", "amount", "name", "seen", "tags", "place", "Extra", "é x", "b.c")
@@ -237,3 +239,14 @@ def unknown_counts(lines: Sequence[Line], rows: Mapping[int, object], is_known: 
         for name, text in (line.fields or {}).items()
         if text not in ("", "null") and not is_known(name)
     )
+
+
+def columns_of(table: Path, *, declared: Collection[str]) -> dict[str, str]:
+    """Return the types of a Delta table's columns that were not declared, by name."""
+    own = {*declared, "_rescued", "_object", "_offset"}
+    fields = json.loads(DeltaTable(str(table)).schema().to_json())["fields"]
+    return {
+        one["name"]: one["type"] if isinstance(one["type"], str) else one["type"]["type"]
+        for one in fields
+        if one["name"] not in own
+    }
