@@ -150,6 +150,7 @@ class InProcessEngine:
             new_schema=columns.new_schema,
             agree_again=partial(self._agree_again, columns.schema, added),
             added_columns=added,
+            new_columns={name: kind for name, kind in added.items() if name not in self._evolution.added()},
         )
         save(self._declaration.table, self._record(plan, result, columns.schema))
         self._probe(Step.RECORDED)

@@ -60,17 +60,21 @@ class Producer:
         bad = DeltaTable(str(quarantine)).to_pyarrow_table().to_pylist()
         for uri, lines in self.objects.items():
             numbers = _numbers(lines)
+            of_object = [row for row in rows if row["_object"] == uri]
             check_values(
                 lines,
-                {numbers[row.pop("_offset")]: row for row in rows if row.pop("_object", None) == uri},
+                {numbers[row["_offset"]]: _without_provenance(row) for row in of_object},
                 {numbers[row["offset"]]: row["raw"] for row in bad if row["object"] == uri},
                 csv=False,
             )
-            rows = [row for row in rows if "_object" in row]
 
     @staticmethod
     def _line(fields: dict[str, str]) -> Line:
         return Line(fields, "{" + ", ".join(f"{json.dumps(name)}: {text}" for name, text in fields.items()) + "}")
+
+
+def _without_provenance(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name not in ("_object", "_offset")}
 
 
 def _numbers(lines: Sequence[Line]) -> dict[int, int]:

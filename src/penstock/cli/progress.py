@@ -17,6 +17,7 @@ from penstock.events import (
     BatchClaimed,
     BatchCommitted,
     BatchProgressed,
+    ColumnsAdded,
     DeliverySettled,
     ErrorHookFailed,
     Event,
@@ -187,6 +188,9 @@ def event_lines(event: Event) -> list[str]:
             bad = f", {counted(event.lines_quarantined, 'line')} quarantined" if event.lines_quarantined else ""
             objects, rows = counted(event.objects, "object"), counted(event.rows, "row")
             return [f"batch {event.seq} committed: {objects}, {rows}{bad}"]
+        case ColumnsAdded():
+            columns = ", ".join(f"{name} {kind}" for name, kind in event.columns.items())
+            return [f"{worded(len(event.columns), 'column', 'columns')} added for new fields: {columns}"]
         case SourceCleaned():
             return [_cleaned(event)]
         case WorkerDraining() if event.reason != "done":

@@ -65,6 +65,7 @@ from penstock.events.messages import (
     SettlementsApplied,
 )
 from penstock.events.objects import (
+    ColumnsAdded,
     LinesQuarantined,
     ObjectCallRetrying,
     ObjectEvent,
@@ -129,6 +130,7 @@ __all__ = [
     "BreakerClosed",
     "BreakerOpened",
     "Bus",
+    "ColumnsAdded",
     "ConsumerHalted",
     "DeadLetterReplayed",
     "DeadLettersArchived",

@@ -158,6 +158,14 @@ class UnknownFieldsFound(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnsAdded(Event):
+    """A committed batch added columns for new fields of its objects."""
+
+    pipeline: str
+    columns: Mapping[str, str]  # types by name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReconcileProgressed(Event):
     """A reconcile made progress. ``unit`` is tasks (of Spark, as far as known), objects or messages."""
 

@@ -14,6 +14,7 @@ from penstock.events import (
     BatchCommitted,
     BatchWritten,
     Bus,
+    ColumnsAdded,
     FaultsRepeated,
     LinesQuarantined,
     MessageInvalid,
@@ -152,6 +153,8 @@ class BatchEvents:
                     seconds=seconds,
                 )
             )
+        if result.new_columns:
+            self._bus.emit(ColumnsAdded(pipeline=self._pipeline, columns=result.new_columns))
         finished = self._bus.wants(ObjectFinished)
         for processed in result.processed:
             if finished:

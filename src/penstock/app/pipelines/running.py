@@ -95,8 +95,6 @@ class RunReport:
     messages_left: int  # in the queue, in any state, when the run ended
     rows_written: int
     lines_quarantined: int
-    unknown_fields: dict[str, int]  # fields that no column takes: the rows that have each
-    unknown_objects: int  # objects with such fields
     batches: int
     seconds: float
     table: str
@@ -104,6 +102,8 @@ class RunReport:
     quarantine_table: str | None  # None: nothing was ever quarantined
     stopped: bool  # a run with ``available_now`` was stopped before it was done
     problems: tuple[str, ...]  # entries below ``source`` that could not be read
+    unknown_fields: dict[str, int] = field(default_factory=dict)  # fields without a column: the rows that have each
+    unknown_objects: int = 0  # objects with such fields
 
 
 def run(

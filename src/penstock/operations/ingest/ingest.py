@@ -8,7 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from penstock.app.collector import rare_collections
@@ -65,8 +65,6 @@ class IngestReport:
     files_ignored: dict[str, int]  # count by reason
     rows_written: int
     lines_quarantined: int
-    unknown_fields: dict[str, int]  # fields that no column takes: the rows that have each
-    unknown_objects: int  # objects with such fields
     batches: int
     seconds: float
     table: str
@@ -75,6 +73,8 @@ class IngestReport:
     schema: str | None
     stopped: bool  # before everything was scanned, finished and published
     problems: tuple[str, ...]  # entries that could not be read
+    unknown_fields: dict[str, int] = field(default_factory=dict)  # fields without a column: the rows that have each
+    unknown_objects: int = 0  # objects with such fields
     # The fields in `NOT_IN_JSON`:
     folders_excluded: tuple[str, ...] = ()  # tables, and folders with a data directory
     objects_changed: int = 0  # of those processed in this run: files that the ledger also has in another version

@@ -149,7 +149,7 @@ class SparkEngine:
         left_out: dict[bytes, ReadFailure] = {}
         cuts: dict[bytes, Sequence[int]] = {}
         added = dict(context.evolution.added())
-        may_add = True
+        found: Mapping[str, str] = {}
         for number in range(RUNS_MAX):
             self._check_cancelled(request.attempt_id)
             objects = [ref for ref in request.objects if ref.object_id not in left_out]
@@ -169,13 +169,14 @@ class SparkEngine:
                 self._denials.clear()
             if self._root is not None and summary.readings:
                 self._root.record_found()
-            new = run.new_columns(summary) if may_add else {}
+            new = {} if found else run.new_columns(summary)
             if not summary.exclude and not summary.recut and not new:
-                return run.result(summary, left_out | self._judged(run.by_object(summary.failures), objects))
+                result = run.result(summary, left_out | self._judged(run.by_object(summary.failures), objects))
+                return replace(result, new_columns=found)
             left_out |= self._judged(run.by_object(summary.exclude), objects)
             if new:  # once: what it did not bring to light is rescued, and added by the next batch
                 added |= new
-                may_add = False
+                found = new
         raise RunBroken(
             f"after {RUNS_MAX} runs there still are objects that break in the middle", fingerprint="runs exhausted"
         )
