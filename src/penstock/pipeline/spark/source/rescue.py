@@ -7,8 +7,9 @@ fit, the format's own decoder decides: lines with one of the wrong type are deco
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -172,14 +173,16 @@ class _JsonForm:
         return self._finder.find(block, starts)
 
     def kinds(self, block: bytes, starts: Positions, unknown: Mapping[str, Positions]) -> Mapping[str, pa.DataType]:
-        found = {}
-        for name, rows in unknown.items():
-            sample = rows[:: -(-len(rows) // _SAMPLE_MAX)].tolist()
-            lines = (self._members(block, int(starts[row])) for row in sample)
-            values = [member.value for line in lines for member in line if member.name == name]
-            if values and (kind := kind_of(values)) is not None:
-                found[name] = kind
-        return {name: kind for name, kind in found.items() if name not in self._finder.names}
+        names = [name for name in unknown if name not in (*self._finder.names, UNCUT)]
+        values: dict[str, list[Any]] = {name: [] for name in names}
+        samples = [rows[:: -(-len(rows) // _SAMPLE_MAX)] for name, rows in unknown.items() if name in values]
+        for row in np.unique(np.concatenate(samples)).tolist() if samples else ():
+            with suppress(UncutLine):  # it has no `rescued` either, so it is a bad line
+                for member in self._members(block, int(starts[row])):
+                    if member.name in values:
+                        values[member.name].append(member.value)
+        kinds = {name: kind_of(found) for name, found in values.items()}
+        return {name: kind for name, kind in kinds.items() if kind is not None}
 
     def rescued(self, block: bytes, starts: Positions, rows: Positions, misfits: Misfits) -> list[str | None]:
         names = self._finder.names
