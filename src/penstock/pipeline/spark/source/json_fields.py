@@ -1,9 +1,9 @@
 """Find the fields of JSON lines that no column takes, and cut lines into their fields.
 
 Arrow finds them in windows of lines that it can read: it infers the types of other fields, and those tell their names
-(eight times faster than Python, measured). A window is small because Arrow's columns have a place for each row and
-name, so that an object whose keys are ids would take memory without a bound. Windows that Arrow refuses, such as those
-with a field of two types, are read line by line.
+(eight times faster than Python, measured). Arrow's columns have a place for each row and name, so with objects whose
+keys are ids it takes long and much memory: the first window of a block is small, and once one has many fields, later
+lines are read by Python. So are those of a window that Arrow refuses, such as one with a field of two types.
 """
 
 import json
@@ -24,7 +24,9 @@ from penstock.pipeline.spark.source.exact_json import Constant, Number, exact_js
 from penstock.pipeline.spark.source.fit import wider
 from penstock.pipeline.spark.source.jsonl_lines import is_moment
 
-_WINDOW_BYTES = 64 << 10
+_WINDOW_BYTES = 256 << 10
+_WINDOW_ROWS_FIRST, _WINDOW_ROWS_MAX, _WINDOW_GROWTH = 32, 512, 4
+_WIDE = 300  # fields of a window, from which on Arrow is slower than Python
 _WHITESPACE = " \t\r\n"
 _DEPTH_MAX = 16
 _EXACT_MAX = 1 << 53  # beyond this, a double cannot represent all whole numbers
@@ -118,6 +120,7 @@ class UnknownFinder:
     def __init__(self, schema: pa.Schema) -> None:
         self.names = names_of(schema)
         self._declared = schema
+        self._is_wide = False  # keys may be ids; written by the thread that decodes
         reading = [pa.field(field.name, text_type(field.type, moments=True)) for field in schema]
         self._options = pj.ParseOptions(
             explicit_schema=pa.schema(reading), unexpected_field_behavior="infer", newlines_in_values=False
@@ -129,9 +132,11 @@ class UnknownFinder:
         kept = np.searchsorted(lines.starts, starts)
         ends = lines.ends[kept]
         found: dict[str, list[Positions]] = {}
-        low = 0
+        low, rows_max = 0, _WINDOW_ROWS_FIRST
         while low < len(starts):
-            high = max(low + 1, int(np.searchsorted(ends, starts[low] + _WINDOW_BYTES)))
+            high = int(np.searchsorted(ends, starts[low] + _WINDOW_BYTES))
+            high = max(low + 1, min(high, low + rows_max))
+            rows_max = min(rows_max * _WINDOW_GROWTH, _WINDOW_ROWS_MAX)
             if kept[high - 1] - kept[low] == high - 1 - low:
                 window = block[int(starts[low]) : int(ends[high - 1]) + 1]
             else:
@@ -143,12 +148,15 @@ class UnknownFinder:
         return {name: np.concatenate(rows) for name, rows in found.items()}
 
     def _window(self, window: bytes, rows: int) -> Iterable[tuple[str, Positions]]:
+        if self._is_wide:
+            return self._line_by_line(window)
         try:
             table = pj.read_json(
                 pa.BufferReader(window),
                 read_options=pj.ReadOptions(use_threads=False, block_size=len(window) + 1),
                 parse_options=self._options,
             )
+            self._is_wide = _width(table.schema) > _WIDE
             if table.num_rows == rows:
                 columns = [(field.name, table.column(field.name).combine_chunks()) for field in table.schema]
                 return list(_extra_fields(columns, self._declared))
@@ -172,15 +180,14 @@ class _Kind:
 
 def _decoded(line: str) -> Mapping[str, Any]:
     """Return the fields of a line that Arrow has read; one field without a name if Python cannot read it."""
-    for text in (line, _with_quoted_constants(line)):
-        try:
-            found: Mapping[str, Any] = _SCANNER.decode(text)
-            return found
-        except ValueError:
-            continue
-        except RecursionError:
-            break
-    return {UNCUT: True}
+    try:
+        found: Mapping[str, Any] = _SCANNER.decode(line)
+        return found
+    except RecursionError:
+        return {UNCUT: True}
+    except ValueError:
+        quoted = _with_quoted_constants(line)
+    return _decoded(quoted) if quoted != line else {UNCUT: True}
 
 
 def _with_quoted_constants(line: str) -> str:
@@ -217,6 +224,17 @@ def _inside(value: Any, names: Names) -> Iterator[str]:
             yield from _inside(item, names)
     elif isinstance(value, dict):
         yield from _unknown(value, names)
+
+
+def _width(fields: Iterable[pa.Field]) -> int:
+    """Return the number of fields, with those inside them."""
+    return sum(1 + _width_inside(field.type) for field in fields)
+
+
+def _width_inside(kind: pa.DataType) -> int:
+    if pa.types.is_list(kind):
+        return _width_inside(kind.value_type)
+    return _width(kind) if pa.types.is_struct(kind) else 0
 
 
 def _extra_fields(
