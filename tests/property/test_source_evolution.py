@@ -29,8 +29,14 @@ from tests.property.evolution_walks import (
 from tests.property.source_run import Case, Found, read, whole
 
 from penstock.pipeline.spark.source.added import new_columns, with_added
+from penstock.pipeline.spark.source.contents import LineChunk
 from penstock.pipeline.spark.source.ddl import parse_ddl
+from penstock.pipeline.spark.source.lines import Undecoded
 from penstock.pipeline.spark.source.options import ReadOptions
+from penstock.pipeline.spark.source.packs import release
+from penstock.pipeline.spark.source.report import ObjectReading, ObjectReadings
+from penstock.pipeline.spark.source.rescue import open_jsonl
+from penstock.pipeline.spark.source.unknown import UnknownCount
 
 WALKS = int(os.environ.get("PENSTOCK_WALKS", "60"))
 _SETTINGS = settings(max_examples=WALKS, deadline=None, suppress_health_check=list(HealthCheck))
@@ -119,16 +125,44 @@ def _read(data: bytes, options: ReadOptions) -> Found:
     return read(Case(contents=[data], partitions=whole([data]), options=options))
 
 
+def _decode(data: bytes, options: ReadOptions) -> Found:
+    """Do what `_read` does for JSON lines, without files, for many walks."""
+    decoder = open_jsonl(parse_ddl(options.schema_ddl), options)
+    placed = release([Undecoded(chunk=LineChunk(lines=data, offset=0), decoder=decoder)])
+    count = UnknownCount()
+    for _, name, unknown in placed.unknown_fields():
+        count.add(name, unknown)
+    rows = list(zip(placed.positions.tolist(), placed.rows.to_pylist(), strict=True))
+    reading = ObjectReading(
+        rows=len(rows),
+        lines_quarantined=len(placed.bad),
+        reasons={},
+        samples=(),
+        bytes=len(data),
+        unknown=count.result(),
+    )
+    return Found(
+        plan=None,  # type: ignore[arg-type] # there is none
+        rows=[("", at, row) for at, row in rows],
+        bad=[("", at, bad.raw, bad.reason.value) for _, at, bad in placed.bad],
+        failures={},
+        counts={},
+        rows_by_partition=[],
+        readings=ObjectReadings.of({0: reading}),
+    )
+
+
 def _follow(walk: Walk, options: ReadOptions) -> None:
     """Read the objects one by one, each as a batch, and check every value."""
     added: dict[str, str] = {}
     for lines, kinds in zip(walk.objects, walk.kinds, strict=True):
         data = _parquet(lines, kinds) if options.format == "parquet" else _content(lines, options.format)
-        found = _read(data, with_added(options, added))
+        reading = _decode if options.format == "jsonl" else _read
+        found = reading(data, with_added(options, added))
         if options.evolve == "add":
             new = new_columns(found.readings, with_added(options, added), None, added_before=len(added))
             added |= new
-            found = _read(data, with_added(options, added)) if new else found
+            found = reading(data, with_added(options, added)) if new else found
         assert not found.failures
         numbers = _numbers(lines, data, options.format)
         rows = {numbers[at]: row for _, at, row in found.rows}
