@@ -11,7 +11,6 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from json.decoder import scanstring
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -74,7 +73,8 @@ def _members(line: str) -> list[Member]:
             if found:
                 at = _blank_end(line, _behind(line, at, ","))
             begin = at
-            name, at = scanstring(line, _behind(line, at, '"'), True)
+            _behind(line, begin, '"')
+            name, at = _SCANNER.raw_decode(line, begin)
             key = line[begin:at]
             begin = _blank_end(line, _behind(line, _blank_end(line, at), ":"))
             value, at = _SCANNER.raw_decode(line, begin)
