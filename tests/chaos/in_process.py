@@ -8,7 +8,7 @@ process can be killed at them here, too. Tests on Spark show that Spark's own ru
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,17 +28,17 @@ from penstock.pipeline.engine import RunCancelled, RunRequest, RunResult
 from penstock.pipeline.quarantine_lines import QuarantineLines
 from penstock.pipeline.spark.declaration import Declaration
 from penstock.pipeline.spark.engine import replay_places
+from penstock.pipeline.spark.source.added import new_columns, unknown_counts, with_added
 from penstock.pipeline.spark.source.plan import ReadPlan, make_plan
 from penstock.pipeline.spark.source.reading import partition_task, read_partition
 from penstock.pipeline.spark.source.report import ReadingId, Summary, summarise
-from penstock.pipeline.spark.table_schema import Agree, SchemaAgreement, agreement
+from penstock.pipeline.spark.table_schema import Agree, Evolution, SchemaAgreement, agreed, agreement
 from penstock.sinks.manifest import encode
 from penstock.sinks.parquet import WrittenFile, list_files
 from penstock.sinks.schema import encode as encode_columns
 
 CORES = 2  # as in the tests on Spark
 GATE_SECONDS_MAX = 120.0
-RUN = 0  # no run is repeated here
 
 
 class InProcessEngine:
@@ -47,11 +47,20 @@ class InProcessEngine:
     It supports no transforms, no partition columns and no objects that fail: tests of these need Spark.
     """
 
-    def __init__(self, declaration: Declaration, *, agree: Agree, probe: Probe, quarantine: QuarantineLines) -> None:
+    def __init__(
+        self,
+        declaration: Declaration,
+        *,
+        agree: Agree,
+        evolution: Evolution,
+        probe: Probe,
+        quarantine: QuarantineLines,
+    ) -> None:
         assert declaration.transform is None, "transforms are Spark's"
         assert not declaration.partition_by, "partitions are Spark's"
         self._declaration = declaration
         self._agree = agree
+        self._evolution = evolution
         self._probe = probe
         self._quarantine = quarantine
         self._lock = threading.Lock()
@@ -59,15 +68,21 @@ class InProcessEngine:
 
     def run(self, request: RunRequest) -> RunResult:
         self._check_cancelled(request.attempt_id)
-        plan = self._plan(request)
-        plan.save()
-        self._probe(Step.PLANNED)
-        agreed = self._agree(plan.options.columns)
-        written = list(self._written(plan, agreed.schema))
-        self._probe(Step.WRITTEN)
-        summary = summarise(plan)
-        assert len(summary.readings) == len(plan.objects), f"objects that fail are Spark's: {summary}"
-        return self._result(plan, summary, agreed, written)
+        added = dict(self._evolution.added())
+        new: dict[str, str] = {}
+        for run in range(2):  # the second one if there are new columns
+            plan = self._plan(request, run, added | new)
+            plan.save()
+            self._probe(Step.PLANNED)
+            columns = self._agreed(plan.options.columns, added | new)
+            written = list(self._written(plan, columns.schema))
+            self._probe(Step.WRITTEN)
+            summary = summarise(plan)
+            assert len(summary.readings) == len(plan.objects), f"objects that fail are Spark's: {summary}"
+            if run or plan.options.evolve != "add" or not (new := self._new_columns(plan, summary, len(added))):
+                break
+            self._probe(Step.COLUMNS_FOUND)
+        return self._result(plan, summary, columns, written, added | new)
 
     def cancel(self, attempt_id: str) -> None:
         with self._lock:
@@ -76,20 +91,26 @@ class InProcessEngine:
     def check(self) -> None:
         """Do nothing: the engine needs nothing that can end before the process."""
 
-    def _plan(self, request: RunRequest) -> ReadPlan:
+    def _new_columns(self, plan: ReadPlan, summary: Summary, added: int) -> dict[str, str]:
+        return new_columns(summary.readings, plan.options, self._evolution.table(), added_before=added)
+
+    def _agreed(self, columns: pa.Schema, added: Mapping[str, str]) -> SchemaAgreement:
+        return agreed(self._agree, self._evolution, columns, added=added)
+
+    def _plan(self, request: RunRequest, run: int, added: Mapping[str, str]) -> ReadPlan:
         declaration = self._declaration
         places, unknown = replay_places(request.objects, self._quarantine, declaration.read.place)
         assert not unknown, f"objects that fail are Spark's: {unknown}"
         return make_plan(
             request.objects,
             attempt_id=request.attempt_id,
-            run=RUN,
-            options=declaration.read,
+            run=run,
+            options=with_added(declaration.read, added),
             cores=CORES,
             source=declaration.source,
             aws=declaration.aws,
             quarantine=declaration.quarantine,
-            work=run_work(declaration.work, request.attempt_id, RUN),
+            work=run_work(declaration.work, request.attempt_id, run),
             places={
                 index: places[ref.object_id] for index, ref in enumerate(request.objects) if ref.object_id in places
             },
@@ -103,7 +124,7 @@ class InProcessEngine:
             self._wait_at_gate(plan)
             rows = pa.Table.from_batches(batches).cast(schema) if batches else schema.empty_table()
             if rows.num_rows:
-                yield self._write(f"{run_files(plan.attempt_id, RUN)}/part-{partition}.parquet", rows)
+                yield self._write(f"{run_files(plan.attempt_id, plan.run)}/part-{partition}.parquet", rows)
 
     def _write(self, path: str, rows: pa.Table) -> WrittenFile:
         with self._declaration.table.open_output(path) as file:
@@ -113,10 +134,15 @@ class InProcessEngine:
         return WrittenFile(path=path, rows=rows.num_rows, size_bytes=size_bytes)
 
     def _result(
-        self, plan: ReadPlan, summary: Summary, agreed: SchemaAgreement, written: list[WrittenFile]
+        self,
+        plan: ReadPlan,
+        summary: Summary,
+        columns: SchemaAgreement,
+        written: list[WrittenFile],
+        added: Mapping[str, str],
     ) -> RunResult:
-        folder = run_files(plan.attempt_id, RUN)
-        files = list_files(self._declaration.table, folder, partition_by=(), schema=agreed.schema, written=written)
+        folder = run_files(plan.attempt_id, plan.run)
+        files = list_files(self._declaration.table, folder, partition_by=(), schema=columns.schema, written=written)
         self._probe(Step.MANIFESTED)
         result = RunResult(
             processed=[
@@ -124,6 +150,7 @@ class InProcessEngine:
                     object_id=plan.objects[index].object_id,
                     rows=reading.rows,
                     lines_quarantined=reading.lines_quarantined,
+                    unknown=unknown_counts(reading.unknown),
                 )
                 for index, reading in summary.readings.items()
             ],
@@ -135,13 +162,15 @@ class InProcessEngine:
                 manifest=encode(files),
                 quarantine_manifest=encode(summary.quarantine),
             ),
-            schema_id=agreed.schema_id,
-            new_schema=agreed.new_schema,
+            schema_id=columns.schema_id,
+            new_schema=columns.new_schema,
             samples={plan.objects[index].object_id: one.samples for index, one in summary.readings.items()},
             place=self._declaration.read.place,
-            agree_again=partial(self._agree_again, agreed.schema),
+            agree_again=partial(self._agree_again, columns.schema, added),
+            added_columns=added,
+            new_columns={name: kind for name, kind in added.items() if name not in self._evolution.added()},
         )
-        save(self._declaration.table, self._record(plan, result, agreed.schema))
+        save(self._declaration.table, self._record(plan, result, columns.schema))
         self._probe(Step.RECORDED)
         return result
 
@@ -168,8 +197,8 @@ class InProcessEngine:
             time.sleep(0.02)  # between two looks at a file that the test removes
             self._check_cancelled(plan.attempt_id)
 
-    def _agree_again(self, columns: pa.Schema) -> tuple[int, str | None]:
-        now = self._agree(columns)
+    def _agree_again(self, columns: pa.Schema, added: Mapping[str, str]) -> tuple[int, str | None]:
+        now = self._agreed(columns, added)
         return now.schema_id, now.new_schema
 
     def _check_cancelled(self, attempt_id: str) -> None:
@@ -183,9 +212,13 @@ def replace_spark() -> None:
 
     def engine(blueprint: PipelineBlueprint, _: Any) -> InProcessEngine:
         agree = partial(agreement, blueprint.ledger, blueprint.tables.rows, blueprint.declaration.pipeline)
+        evolution = Evolution(
+            ledger=blueprint.ledger, sink=blueprint.tables.rows, pipeline=blueprint.declaration.pipeline
+        )
         return InProcessEngine(
             blueprint.declaration,
             agree=agree,
+            evolution=evolution,
             probe=blueprint.tools.probe,
             quarantine=blueprint.tables.quarantine_lines,
         )

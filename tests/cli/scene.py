@@ -28,6 +28,7 @@ from penstock.ledger.records import (
     ObjectClaims,
     ObjectResult,
     OriginalMessage,
+    UnknownCounts,
 )
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.message import Outgoing
@@ -92,7 +93,9 @@ class Scene:
     def ref(self, name: str, *, version: str = "1") -> ObjectRef:
         return ObjectRef(bucket=LOCAL_BUCKET, key=f"{self.source}/{name}", size_bytes=1_000, etag=f"{version}-1000")
 
-    def process(self, *names: str, rows: int = 2, bad_lines: int = 0, version: str = "1") -> None:
+    def process(
+        self, *names: str, rows: int = 2, bad_lines: int = 0, version: str = "1", unknown: UnknownCounts | None = None
+    ) -> None:
         """Commit one batch, with its files written and not yet published."""
         with self._state() as state:
             claim = self._claim(state, names, version=version)
@@ -104,7 +107,7 @@ class Scene:
                     pipeline=self.where.pipeline,
                     attempt_id=claim.attempt_id,
                     processed=[
-                        ObjectResult(object_id=object_id, rows=rows, lines_quarantined=bad_lines)
+                        ObjectResult(object_id=object_id, rows=rows, lines_quarantined=bad_lines, unknown=unknown)
                         for object_id in claim.claimed
                     ],
                     record=BatchRecord(

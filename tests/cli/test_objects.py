@@ -1,12 +1,13 @@
 """`penstock objects`: its list and its details, and names from outside."""
 
+import re
 from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Call
 from tests.cli.scene import HOSTILE_NAMES, Scene
 
-from penstock.ledger.records import AttemptFailure
+from penstock.ledger.records import AttemptFailure, UnknownCounts
 
 USAGE = 2
 
@@ -82,6 +83,14 @@ def test_show_prints_every_version_with_its_attempts(penstock: Call, scene: Scen
     assert set(versions) == {"1-1000", "2-1000"}
     assert [attempt["outcome"] for attempt in versions["1-1000"]["timeline"]] == ["retry", "processed"]
     assert versions["1-1000"]["attempts"] == 2
+
+
+def test_show_prints_fields_without_a_column(penstock: Call, scene: Scene) -> None:
+    scene.process("a", unknown=UnknownCounts(fields={"x": 1_200, "s.b": 1}, others=7))
+    shown = penstock("objects", "show", scene.ref("a").uri)
+    assert re.search(r"unknown +x \(1,200 rows\), s\.b \(1 row\), others \(7\)", shown.out)
+    (document,) = penstock("objects", "show", scene.ref("a").uri, "--json").document
+    assert (document["unknown_fields"], document["unknown_others"]) == ({"x": 1_200, "s.b": 1}, 7)
 
 
 def test_show_accepts_absolute_and_relative_paths(penstock: Call, scene: Scene) -> None:

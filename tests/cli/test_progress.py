@@ -250,6 +250,14 @@ def test_a_terminal_shows_a_progress_bar_below_the_lines(monkeypatch: pytest.Mon
         ),
         ({"objects_replayed": 2}, "Replayed: the bad lines of 2 objects."),
         ({"lines_quarantined": 1, "quarantine_table": "/q"}, "Quarantined: 1 bad line, in /q"),
+        (
+            {"unknown_fields": {"x": 5}, "unknown_objects": 1},
+            "1 unknown field in 1 object: x (5 rows); `penstock objects show OBJECT` has those of one object.",
+        ),
+        (
+            {"unknown_fields": {f"f{n}": 9 - n for n in range(7)}, "unknown_objects": 12},
+            "7 unknown fields in 12 objects: f0 (9 rows), f1 (8 rows), f2 (7 rows), f3 (6 rows), f4 (5 rows) and",
+        ),
         ({"objects_dead": 2}, "Dead: 2 objects; `penstock objects list --only dead` shows why."),
         ({"objects_gone": 1}, "Gone: 1 object, deleted before it was read."),
         ({"objects_gone": 2}, "Gone: 2 objects, deleted before they were read."),

@@ -16,7 +16,7 @@ from penstock.pipeline.spark.source.formats import format_of
 from penstock.pipeline.spark.source.options import ReadOptions
 from penstock.pipeline.spark.source.plan import Piece, ReadPlan
 from penstock.pipeline.spark.source.reading import partition_task, read_partition
-from penstock.pipeline.spark.source.report import ReadingId, summarise
+from penstock.pipeline.spark.source.report import ObjectReadings, ReadingId, summarise
 from penstock.storage.aws import Aws
 from penstock.storage.local import LocalFiles
 
@@ -89,6 +89,7 @@ class Found:
     details: list[str]
     counts: dict[int, tuple[int, int]]
     rows_by_partition: list[int]
+    readings: ObjectReadings
 
 
 def read(case: Case) -> Found:
@@ -158,6 +159,7 @@ def _read(case: Case) -> Found | Mapping[int, Sequence[int]]:
         failures={number: failure.reason for number, failure in (*summary.failures.items(), *summary.exclude.items())},
         counts={number: (reading.rows, reading.lines_quarantined) for number, reading in summary.readings.items()},
         rows_by_partition=rows_by_partition,
+        readings=summary.readings,
     )
 
 

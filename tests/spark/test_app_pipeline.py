@@ -56,10 +56,12 @@ class Shop:
         self.app = App(settings=settings)
         self.clicks = self.declare(**options)
 
-    def declare(self, *, schema: str = SCHEMA, partition_by: Sequence[str] = (), **options: Any) -> Pipeline:
+    def declare(
+        self, *, schema: str = SCHEMA, evolve: Any = "none", partition_by: Sequence[str] = (), **options: Any
+    ) -> Pipeline:
         return self.app.pipeline(
             "clicks",
-            source=ObjectSource(self.landing, queue="clicks-events", schema=schema),
+            source=ObjectSource(self.landing, queue="clicks-events", schema=schema, evolve=evolve),
             sink=DeltaSink(self.table, partition_by=partition_by),
             **{"transform": clean, **options},
         )

@@ -49,6 +49,14 @@ class FormatOptions:
         str | None,
         typer.Option("--transform", metavar="MODULE:FUNCTION", help="A PySpark function from DataFrame to DataFrame."),
     ] = None
+    evolve: Annotated[
+        str,
+        typer.Option(
+            "--evolve",
+            metavar="HOW",
+            help="Fields without a column: none (counted), rescue, add (as columns) or fail; default: none.",
+        ),
+    ] = "none"
     partition_by: Annotated[
         str | None,
         typer.Option("--partition-by", metavar="COLUMNS", help="Columns to partition by, separated by commas."),
@@ -210,6 +218,7 @@ def _request(
         transform=format_.transform,
         state=state,
         provenance=not format_.no_provenance,
+        evolve=format_.evolve,
         partition_by=_columns(format_.partition_by) if format_.partition_by is not None else (),
         settings=_settings(arrival, limits),
     )

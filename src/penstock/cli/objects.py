@@ -15,7 +15,14 @@ from penstock.cli.options import duration_if, grouped_options, object_uri
 from penstock.cli.output import Json, advice_in, moment, print_fields, print_json, print_table, printable, talk
 from penstock.cli.where import ScopeOptions, first_of, print_each
 from penstock.errors import UsageError
-from penstock.ledger.records import ObjectAttempt, ObjectRow, ObjectState, QuarantineRow, QuarantineState
+from penstock.ledger.records import (
+    ObjectAttempt,
+    ObjectRow,
+    ObjectState,
+    QuarantineRow,
+    QuarantineState,
+    UnknownCounts,
+)
 from penstock.messaging.wording import counted
 from penstock.objects.replays import is_replay
 from penstock.operations.archived_objects import ArchivedVersion, archived_objects, find_archived
@@ -224,6 +231,8 @@ def as_document(pipeline: str, row: ObjectRow, *, archived: bool = False) -> dic
         "replay": is_replay(row.version_id, row.etag),
         "rows": row.rows,
         "lines_quarantined": row.lines_quarantined,
+        "unknown_fields": dict(row.unknown.fields) if row.unknown is not None else {},
+        "unknown_others": row.unknown.others if row.unknown is not None else 0,
         "batch": row.batch_seq,
         "first_seen_at": row.first_seen_at,
         "ended_at": row.ended_at,
@@ -277,6 +286,7 @@ def _print_version(pipeline: str, row: ObjectRow, timeline: Sequence[ObjectAttem
             "size": f"{row.size_bytes:,} bytes",
             "rows read": _or_blank(row.rows),
             "bad lines": _or_blank(row.lines_quarantined),
+            "unknown": _unknown(row.unknown),
             "batch": _or_blank(row.batch_seq),
             "first seen": moment(row.first_seen_at),
             "ended": moment(row.ended_at),
@@ -292,6 +302,14 @@ def _print_version(pipeline: str, row: ObjectRow, timeline: Sequence[ObjectAttem
                 print(f"{'':<10}  {printable(line)}")
         for line in (attempt.traceback or "").splitlines():
             print(f"{'':<10}  | {printable(line)}")
+
+
+def _unknown(unknown: UnknownCounts | None) -> str:
+    """Return the fields without a column, with the rows that have them."""
+    if unknown is None:
+        return ""
+    named = [f"{name} ({counted(rows, 'row')})" for name, rows in unknown.fields.items()]
+    return ", ".join([*named, f"others ({unknown.others:,})"] if unknown.others else named)
 
 
 def _or_blank(number: int | None) -> str:

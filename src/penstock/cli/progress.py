@@ -17,6 +17,7 @@ from penstock.events import (
     BatchClaimed,
     BatchCommitted,
     BatchProgressed,
+    ColumnsAdded,
     DeliverySettled,
     ErrorHookFailed,
     Event,
@@ -70,6 +71,7 @@ class ProgressPace:
 CLEANUP = "cleanup"  # the handler in events about cleaning up the source
 CLEANED = {"tag": "tagged", "move": "moved", "delete": "deleted"}  # past participle of a cleanup's action
 FAILURES_SHOWN = 20
+UNKNOWN_SHOWN = 5  # names of fields in a summary
 _OF_EACH_OBJECT = (ObjectStarted, ObjectFinished, DeliverySettled)  # not shown, and a batch has many thousands
 
 _DOING = {
@@ -189,6 +191,9 @@ def event_lines(event: Event) -> list[str]:
             bad = f", {counted(event.lines_quarantined, 'line')} quarantined" if event.lines_quarantined else ""
             objects, rows = counted(event.objects, "object"), counted(event.rows, "row")
             return [f"batch {event.seq} committed: {objects}, {rows}{bad}"]
+        case ColumnsAdded():
+            columns = ", ".join(f"{name} {kind}" for name, kind in event.columns.items())
+            return [f"{worded(len(event.columns), 'column', 'columns')} added for new fields: {columns}"]
         case SourceCleaned():
             return [_cleaned(event)]
         case WorkerDraining() if event.reason != "done":
@@ -261,6 +266,8 @@ def losses(report: "IngestReport | RunReport", options: str) -> list[str]:
     if report.lines_quarantined:
         lines = counted(report.lines_quarantined, "bad line")
         remarks.append(f"Quarantined: {lines}, in {report.quarantine_table}, with the reason.")
+    if report.unknown_fields:
+        remarks.append(_unknown(report, options))
     if report.objects_dead:
         dead = counted(report.objects_dead, "object")
         remarks.append(
@@ -288,6 +295,16 @@ def warning_of(report: "IngestReport | RunReport", options: str) -> list[str]:
     lines, objects = counted(report.warned_lines, "bad line"), counted(report.warned_objects, "object")
     command = f"`penstock quarantine list{options} --warnings`"
     return [f"Warning: {lines} in {objects}, over 5% of their lines; {command} shows them, and what to do."]
+
+
+def _unknown(report: "IngestReport | RunReport", options: str) -> str:
+    fields, objects = counted(len(report.unknown_fields), "unknown field"), counted(report.unknown_objects, "object")
+    named = [f"{name} ({counted(rows, 'row')})" for name, rows in report.unknown_fields.items()]
+    more = f" and {len(named) - UNKNOWN_SHOWN:,} more" if len(named) > UNKNOWN_SHOWN else ""
+    return (
+        f"{fields} in {objects}: {', '.join(named[:UNKNOWN_SHOWN])}{more}; `penstock objects show{options} OBJECT` has "
+        "those of one object."
+    )
 
 
 def _again(report: "IngestReport | RunReport", options: str) -> str:

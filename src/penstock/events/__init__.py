@@ -66,6 +66,7 @@ from penstock.events.messages import (
     SettlementsApplied,
 )
 from penstock.events.objects import (
+    ColumnsAdded,
     LinesQuarantined,
     ObjectCallRetrying,
     ObjectEvent,
@@ -84,6 +85,7 @@ from penstock.events.objects import (
     SchemaInferred,
     SourceCleaned,
     SourceScanned,
+    UnknownFieldsFound,
     WatchDegraded,
     WatchStarted,
 )
@@ -129,6 +131,7 @@ __all__ = [
     "BreakerClosed",
     "BreakerOpened",
     "Bus",
+    "ColumnsAdded",
     "ConsumerHalted",
     "DeadLetterReplayed",
     "DeadLettersArchived",
@@ -214,6 +217,7 @@ __all__ = [
     "TaskProtectionFailed",
     "ThreadLeftBehind",
     "TracesExportFailed",
+    "UnknownFieldsFound",
     "WatchDegraded",
     "WatchStarted",
     "WorkerDraining",

@@ -145,6 +145,27 @@ class LinesQuarantined(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UnknownFieldsFound(Event):
+    """An object has fields that no column takes. Depending on the source's ``evolve`` their values were rescued.
+
+    ``fields`` counts the rows that have each of the most frequent ones, ``others`` those of the rest.
+    """
+
+    pipeline: str
+    object_uri: str
+    fields: Mapping[str, int]
+    others: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnsAdded(Event):
+    """A committed batch added columns for new fields of its objects."""
+
+    pipeline: str
+    columns: Mapping[str, str]  # types by name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReconcileProgressed(Event):
     """A reconcile made progress. ``unit`` is tasks (of Spark, as far as known), objects or messages."""
 

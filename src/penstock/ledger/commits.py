@@ -16,7 +16,7 @@ from penstock.ledger.database import Database, OutcomeUnknown
 from penstock.ledger.dialects import DatabaseNow
 from penstock.ledger.quarantine import record_quarantined
 from penstock.ledger.records import AttemptFailure, AttemptState, BatchOutcome, FailedObject, ObjectResult, ObjectState
-from penstock.ledger.rows import leaving_object, new_batch
+from penstock.ledger.rows import AnyRow, leaving_object, new_batch, with_added
 from penstock.ledger.schema import attempts, batches, leaving, object_attempts, objects, pipelines, table_schemas
 from penstock.ledger.sets import among, fill_from, of_pipeline
 from penstock.messaging.steps import Probe, Step
@@ -27,7 +27,7 @@ TRIES_MAX = 5
 NOTHING_PROCESSED = "nothing_processed"  # outcome of an attempt if all its objects failed
 
 _LOCK = (
-    select(pipelines.c.next_seq, pipelines.c.schema_id)
+    select(pipelines.c.next_seq, pipelines.c.schema_id, pipelines.c.added_columns)
     .where(pipelines.c.id == bindparam("in_pipeline"))
     .with_for_update()
 )
@@ -57,6 +57,7 @@ _LEAVE = (
         rows=leaving.c.rows,
         lines_quarantined=leaving.c.lines_quarantined,
         reason=leaving.c.reason,
+        unknown_fields=leaving.c.unknown_fields,
         refunds=objects.c.refunds + leaving.c.refund,
         unattributed_failures=objects.c.unattributed_failures + leaving.c.unattributed,
         ended_at=case((_is_free, null()), else_=DatabaseNow()),
@@ -89,7 +90,11 @@ _ADD_BATCH = insert(batches).values(committed_at=DatabaseNow())
 _ADD_SCHEMA = insert(table_schemas)
 _ADVANCE = (
     update(pipelines)
-    .values(next_seq=pipelines.c.next_seq + 1, schema_id=bindparam("new_schema_id"))
+    .values(
+        next_seq=pipelines.c.next_seq + 1,
+        schema_id=bindparam("new_schema_id"),
+        added_columns=bindparam("all_added", type_=pipelines.c.added_columns.type),
+    )
     .where(pipelines.c.id == bindparam("in_pipeline"), pipelines.c.next_seq == bindparam("as_seq"))
 )
 _RECORDED = (
@@ -138,12 +143,13 @@ class Commits:
     def _record(self, outcome: BatchOutcome, rows: Sequence[Ended]) -> int | None:
 
         def record(connection: Connection) -> int | None:
-            next_seq, schema_id = _lock(connection, outcome.pipeline)
+            pipeline = _lock(connection, outcome.pipeline)
             _end_attempt(connection, outcome)
-            seq = next_seq if outcome.processed else None
+            seq = int(pipeline.next_seq) if outcome.processed else None
             _leave(connection, outcome, rows, seq=seq)
             if seq is not None:
-                _add_batch(connection, outcome, seq=seq, schema_id=schema_id)
+                added = with_added(pipeline.added_columns, outcome.added_columns)
+                _add_batch(connection, outcome, seq=seq, schema_id=pipeline.schema_id, added=added)
                 record_quarantined(connection, outcome)
             return seq
 
@@ -163,11 +169,11 @@ class Commits:
         raise ClaimLost(f"attempt {outcome.attempt_id} is {ended.state}: {ended.reason or 'committed otherwise'}")
 
 
-def _lock(connection: Connection, pipeline: str) -> tuple[int, int]:
+def _lock(connection: Connection, pipeline: str) -> AnyRow:
     row = connection.execute(_LOCK, {"in_pipeline": pipeline}).one_or_none()
     if row is None:
         raise ConfigurationError(f"the ledger has no pipeline {pipeline}: ensure it before committing to it")
-    return row.next_seq, row.schema_id
+    return row
 
 
 def _end_attempt(connection: Connection, outcome: BatchOutcome) -> None:
@@ -206,7 +212,7 @@ def _leave(connection: Connection, outcome: BatchOutcome, rows: Sequence[Ended],
         connection.execute(_NOTE_FAILURES, binds)
 
 
-def _add_batch(connection: Connection, outcome: BatchOutcome, *, seq: int, schema_id: int) -> None:
+def _add_batch(connection: Connection, outcome: BatchOutcome, *, seq: int, schema_id: int, added: str | None) -> None:
     if outcome.schema_id != schema_id:
         raise SchemaMoved(
             f"the table of {outcome.pipeline} has schema {schema_id}, the run was planned with {outcome.schema_id}: "
@@ -217,6 +223,6 @@ def _add_batch(connection: Connection, outcome: BatchOutcome, *, seq: int, schem
         new_schema = {"pipeline": outcome.pipeline, "schema_id": schema_id, "table_schema": outcome.new_schema}
         connection.execute(_ADD_SCHEMA, new_schema)
     connection.execute(_ADD_BATCH, new_batch(outcome, seq=seq, schema_id=schema_id))
-    binds = {"in_pipeline": outcome.pipeline, "as_seq": seq, "new_schema_id": schema_id}
+    binds = {"in_pipeline": outcome.pipeline, "as_seq": seq, "new_schema_id": schema_id, "all_added": added}
     if connection.execute(_ADVANCE, binds).rowcount != 1:
         raise TemporaryError(f"the sequence of {outcome.pipeline} moved under its lock: commit again")

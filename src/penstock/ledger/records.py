@@ -143,12 +143,21 @@ class FailedObject:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UnknownCounts:
+    """The fields of an object that no column takes: rows that have each of the most frequent ones, and the others."""
+
+    fields: Mapping[str, int] = field(default_factory=dict)
+    others: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectResult:
     """Row counts of one processed object."""
 
     object_id: bytes
     rows: int
     lines_quarantined: int
+    unknown: UnknownCounts | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,6 +242,7 @@ class BatchOutcome:
     new_schema: str | None = None  # a changed table schema: recorded as schema_id + 1
     bad: Sequence[BadLines] = ()  # the processed objects with lines in quarantine
     replays: Sequence[bytes] = ()  # the processed objects that are replays
+    added_columns: Mapping[str, str] = field(default_factory=dict)  # as in `PipelineRow`; those that the run added
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,6 +255,8 @@ class PipelineRow:
     table_schema: str | None  # JSON of the sink's schema
     source_schema: str | None  # DDL, declared or inferred
     source_options: str | None = None  # JSON: how the objects are read, if that was inferred
+    # Types by name, in order: columns of new fields that batches added to the declared or inferred ones
+    added_columns: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,6 +324,7 @@ class ObjectRow:
     first_seen_at: float
     ended_at: float | None
     original_message: OriginalMessage | None
+    unknown: UnknownCounts | None = None
 
 
 OwnerKind = Literal["keys", "objects"]

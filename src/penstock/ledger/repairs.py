@@ -60,6 +60,7 @@ _FREE_PROCESSED = (
         batch_seq=null(),
         rows=null(),
         lines_quarantined=null(),
+        unknown_fields=null(),
         ended_at=null(),
         refunds=objects.c.refunds + 1,
     )
@@ -241,6 +242,7 @@ def _leaving(imported: ImportedObject) -> Values:
         "state": ObjectState.PROCESSED.value,
         "rows": imported.rows,
         "lines_quarantined": imported.lines_quarantined,
+        "unknown_fields": None,
         "refund": 0,
         "unattributed": 0,
         "missing": 0,

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, TypeAlias
 
@@ -22,6 +23,7 @@ from penstock.ledger.records import (
     ObjectState,
     OriginalMessage,
     PipelineRow,
+    UnknownCounts,
     WorkAttempt,
     WorkDone,
     WorkEnd,
@@ -105,6 +107,7 @@ def _processed(result: ObjectResult) -> Values:
         "refund": 0,
         "unattributed": 0,
         "missing": 0,
+        "unknown_fields": unknown_text(result.unknown),
     }
 
 
@@ -120,6 +123,7 @@ def _failed(failed: FailedObject) -> Values:
         "refund": int(failed.uncounted),
         "unattributed": int(failed.unattributed),
         "missing": int(failed.missing or failed.failure is AttemptFailure.DELETED),
+        "unknown_fields": None,
     }
 
 
@@ -154,7 +158,33 @@ def pipeline_row(row: AnyRow) -> PipelineRow:
         table_schema=row.table_schema,
         source_schema=row.source_schema,
         source_options=row.source_options,
+        added_columns=added_columns(row.added_columns),
     )
+
+
+def added_columns(text: str | None) -> dict[str, str]:
+    """Return the types by name in a stored text."""
+    return {} if text is None else dict(json.loads(text))
+
+
+def with_added(text: str | None, more: Mapping[str, str]) -> str | None:
+    """Return the stored text with more columns; a known one keeps its type. Names are compared without case."""
+    known = added_columns(text)
+    names = {name.lower() for name in known}
+    known |= {name: kind for name, kind in more.items() if name.lower() not in names}
+    return json.dumps(list(known.items()), separators=(",", ":")) if known else None
+
+
+def unknown_text(unknown: UnknownCounts | None) -> str | None:
+    """Return the fields without a column as text; None if there are none."""
+    if unknown is None or not (unknown.fields or unknown.others):
+        return None
+    return json.dumps({"fields": dict(unknown.fields), "others": unknown.others}, separators=(",", ":"))
+
+
+def unknown_of(text: str | None) -> UnknownCounts | None:
+    """Return what `unknown_text` stored."""
+    return None if text is None else UnknownCounts(**json.loads(text))
 
 
 def batch_row(row: AnyRow) -> BatchRow:
@@ -203,6 +233,7 @@ def object_row(row: AnyRow) -> ObjectRow:
         first_seen_at=row.first_seen_at,
         ended_at=row.ended_at,
         original_message=original_message_of(row),
+        unknown=unknown_of(row.unknown_fields),
     )
 
 

@@ -66,6 +66,7 @@ pipelines = Table(
     Column("schema_id", Integer, nullable=False),  # 0: no table schema yet
     Column("source_schema", LONG_TEXT),
     Column("source_options", LONG_TEXT),  # JSON: how the objects are read
+    Column("added_columns", LONG_TEXT),  # JSON: types by name, of columns that batches added for new fields
 )
 
 table_schemas = Table(  # every schema a pipeline's table has had; a batch refers to its schema by number
@@ -126,6 +127,7 @@ objects = Table(
     # Start of the attempt that first found the object missing, or found it replaced: messages enqueued later may be
     # more up to date. NULL otherwise, including objects superseded without a check of the store.
     Column("sought_at", Double),
+    Column("unknown_fields", LONG_TEXT),  # JSON: fields without a column, see `rows.unknown_text`
     # State first: an index that begins with the pipeline leads SQLite to read the whole pipeline to find a few ids
     # (measured). On PostgreSQL it begins with the pipeline; see the first migration.
     Index("ix_objects_state", "state", "pipeline", "object_id"),
@@ -360,6 +362,7 @@ leaving = Table(  # how each object leaves its attempt at a commit
     Column("refund", Integer, nullable=False),
     Column("unattributed", Integer, nullable=False),
     Column("missing", Integer, nullable=False),
+    Column("unknown_fields", LONG_TEXT),
     prefixes=["TEMPORARY"],
     sqlite_with_rowid=False,
     postgresql_on_commit="DELETE ROWS",  # leaves no dead rows; see `wanted`

@@ -18,6 +18,7 @@ class Step(StrEnum):
     ATTEMPT_OPENED = "attempt_opened"  # the attempt row and the CAS on its objects are committed
     PLANNED = "planned"  # the read plan is on disk
     WRITTEN = "written"  # Spark has written the files
+    COLUMNS_FOUND = "columns_found"  # a run met new fields; the objects are about to be read again with their columns
     MANIFESTED = "manifested"  # files are listed and reports read; nothing is committed yet
     RECORDED = "recorded"  # the batch is recorded beside its table
     COMMITTING = "committing"  # all statements of the ledger commit are sent, COMMIT is not

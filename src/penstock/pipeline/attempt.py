@@ -414,6 +414,7 @@ class Attempts:
             new_schema=result.new_schema,
             bad=_bad_lines(work, result),
             replays=replays(work.refs, result.processed),
+            added_columns=result.added_columns,
         )
         with self._stage("commit", work), self._runtime.ledger_watch.watch_request():
             seq = self._commit_as_agreed(work, outcome, result.agree_again)

@@ -75,6 +75,8 @@ class RunResult:
     samples: Samples = field(default_factory=dict)
     reasons: Reasons = field(default_factory=dict)
     place: str | None = None  # the column that places a line in its object; None: bad lines are not kept
+    added_columns: Mapping[str, str] = field(default_factory=dict)  # types by name, of columns for new fields
+    new_columns: Mapping[str, str] = field(default_factory=dict)  # those of them that this run added
     # Compares the same columns with the table's present schema and returns the two values above anew, for a schema that
     # another batch changed meanwhile. Raises `TableError` if they no longer fit. None: the run must be repeated.
     agree_again: Callable[[], tuple[int, str | None]] | None = None

@@ -14,6 +14,7 @@ from penstock.events import (
     BatchCommitted,
     BatchWritten,
     Bus,
+    ColumnsAdded,
     FaultsRepeated,
     LinesQuarantined,
     MessageInvalid,
@@ -25,8 +26,17 @@ from penstock.events import (
     ObjectStarted,
     ObjectTakenOver,
     RunFailed,
+    UnknownFieldsFound,
 )
-from penstock.ledger.records import TAKEN_OVER, FailedObject, ObjectAttempt, ObjectClaims, ObjectResult, ObjectState
+from penstock.ledger.records import (
+    TAKEN_OVER,
+    FailedObject,
+    ObjectAttempt,
+    ObjectClaims,
+    ObjectResult,
+    ObjectState,
+    UnknownCounts,
+)
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.failure import failure_of
 from penstock.objects.reference import ObjectRef
@@ -145,6 +155,8 @@ class BatchEvents:
                     replays=len(replays(work.refs, result.processed)),
                 )
             )
+        if result.new_columns:
+            self._bus.emit(ColumnsAdded(pipeline=self._pipeline, columns=result.new_columns))
         finished = self._bus.wants(ObjectFinished)
         for processed in result.processed:
             if finished:
@@ -157,6 +169,8 @@ class BatchEvents:
                         lines_quarantined=processed.lines_quarantined,
                     )
                 )
+            if processed.unknown is not None:
+                self._emit_unknown(work.refs[processed.object_id].uri, processed.unknown)
             if processed.lines_quarantined:
                 self._emit_quarantined(work.refs[processed.object_id].uri, processed, result)
 
@@ -244,6 +258,11 @@ class BatchEvents:
 
     def _emit_skipped(self, ref: ObjectRef, reason: str) -> None:
         self._bus.emit(ObjectSkipped(pipeline=self._pipeline, object_uri=ref.uri, reason=reason))
+
+    def _emit_unknown(self, uri: str, unknown: UnknownCounts) -> None:
+        self._bus.emit(
+            UnknownFieldsFound(pipeline=self._pipeline, object_uri=uri, fields=unknown.fields, others=unknown.others)
+        )
 
     def _emit_quarantined(self, uri: str, processed: ObjectResult, result: RunResult) -> None:
         self._bus.emit(

@@ -7,7 +7,7 @@ and text always use the table's type.
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -66,16 +66,16 @@ def type_name(type_: pa.DataType) -> str:
     return _NAMES[type_]
 
 
-def merge(existing: pa.Schema, wanted: pa.Schema, *, table: str) -> pa.Schema:
+def merge(existing: pa.Schema, wanted: pa.Schema, *, table: str, optional: Collection[str] = ()) -> pa.Schema:
     """Return the table's columns followed by those that only ``wanted`` has, as nullable columns.
 
-    ``wanted`` is the schema that a run writes. Raises `TableError` for the first column that does not fit the table:
-    different type, missing in ``wanted``, different letter case, or not nullable.
+    ``wanted`` is the schema that a run writes; it may lack the ``optional`` columns. Raises `TableError` for the first
+    column that does not fit the table: different type, missing in ``wanted``, different letter case, or not nullable.
     """
     existing = canonical(existing)
     added = additions(existing, wanted, table=table)
     for field in existing:
-        if field.name not in wanted.names:
+        if field.name not in wanted.names and field.name not in optional:
             raise TableError(
                 f"The column {field.name} ({type_name(field.type)}) of the table {table} is missing in what would be "
                 f"written; let the transform return it, as nulls if need be, or write to another table."

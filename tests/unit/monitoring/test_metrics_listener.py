@@ -214,6 +214,7 @@ CASES = {
             events.LinesQuarantined(
                 pipeline="clicks", object_uri="s3://b/k", count=3, reasons={"malformed": 2, "invalid UTF-8": 1}
             ),
+            events.UnknownFieldsFound(pipeline="clicks", object_uri="s3://b/k", fields={"x": 2, "y": 1}, others=4),
             events.BatchPublished(pipeline="clicks", sink="rows", seq=1, table_version=1, seconds=1.5),
         ],
         counted={
@@ -223,6 +224,7 @@ CASES = {
             **stage("publish", 1.5),
             **duration("finished", 60.0, queue="clicks-queue", handler="clicks"),
             "batch_rows_total{pipeline=clicks}": 10,
+            "unknown_field_values_total{pipeline=clicks}": 7,
             "batch_bytes_total{pipeline=clicks}": 700,
             "quarantined_lines_total{pipeline=clicks,reason=malformed}": 2,
             "quarantined_lines_total{pipeline=clicks,reason=invalid UTF-8}": 1,

@@ -180,6 +180,8 @@ def test_a_run_must_write_every_column_and_an_older_batch_may_lack_some() -> Non
     fewer = pa.schema([("id", pa.int64())])
     with pytest.raises(TableError, match="name"):
         merge(TABLE, fewer, table="t")
+    missing = set(TABLE.names) - set(fewer.names)
+    assert merge(TABLE, fewer, table="t", optional=missing).equals(TABLE)
     assert additions(TABLE, fewer, table="t") == ()
 
 

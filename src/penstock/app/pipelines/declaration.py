@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from penstock.app.cleanup import Cleanup, Keep, check_fits
 from penstock.app.pipelines.published import PublishedBatch
@@ -27,6 +27,8 @@ ATTEMPTS_LIMIT = 100  # same limits as the settings of these names
 OBJECTS_LIMIT = 100_000
 DEFAULT_FORMAT = "jsonl"
 OWN_SCHEMA = ("text", "binary")  # formats whose columns need not be declared
+Evolve = Literal["none", "rescue", "add", "fail"]
+EVOLUTIONS: tuple[Evolve, ...] = get_args(Evolve)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
@@ -45,6 +47,9 @@ class ObjectSource:
         header: CSV only: the first line has the column names.
         reader: In place of a format: a function that takes a `SourceObject` and yields `pyarrow.RecordBatch`. It is at
             the top level of a module that Spark's executors can import.
+        evolve: What happens to fields that no column takes. "none": they are counted. "rescue": they, and values of the
+            wrong type, are kept as JSON in the column _rescued. "add": new fields become columns; what fits none is in
+            _rescued. "fail": an object with such a field fails.
         cleanup: One of `from penstock import cleanup`, applied to objects whose rows are published. Default: keep them.
 
     Raises:
@@ -58,6 +63,7 @@ class ObjectSource:
     delimiter: str | None = field(default=None, kw_only=True)
     header: bool = field(default=True, kw_only=True)
     reader: "ReaderFunction | None" = field(default=None, kw_only=True)
+    evolve: Evolve = field(default="none", kw_only=True)
     cleanup: Cleanup = field(default_factory=Keep, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -78,6 +84,15 @@ class ObjectSource:
                     f"The source {self.folder} has a reader and the format {self.format}; give one of them."
                 )
             reader_name(self.reader)
+        if self.evolve not in EVOLUTIONS:
+            raise UsageError(
+                f"The source {self.folder} has evolve={self.evolve!r}; write one of {', '.join(EVOLUTIONS)}."
+            )
+        if self.evolve != "none" and self.format in OWN_SCHEMA:
+            raise UsageError(
+                f"The source {self.folder} has the format {self.format}, whose files have no other fields; leave out "
+                "evolve."
+            )
         check_fits(self.cleanup, self.folder)
 
 

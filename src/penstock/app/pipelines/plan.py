@@ -36,7 +36,7 @@ from penstock.pipeline.spark.shared_folders import prove_shared
 from penstock.pipeline.spark.source.formats import OWN_FORMAT
 from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions, checked
 from penstock.pipeline.spark.stopping import cancelled_at_stop
-from penstock.pipeline.spark.table_schema import agreement, check_partitions
+from penstock.pipeline.spark.table_schema import Evolution, agreement, check_partitions
 from penstock.storage.address import S3Address, s3_address
 from penstock.worker.batcher import Limits
 from penstock.worker.consumer import Consumer, Gate, Gates, SlowStart
@@ -159,6 +159,7 @@ class PipelineBlueprint:
                 self.declaration,
                 agree=partial(agreement, self.ledger, self.tables.rows, self.declaration.pipeline),
                 quarantine=self.tables.quarantine_lines,
+                evolution=Evolution(ledger=self.ledger, sink=self.tables.rows, pipeline=self.declaration.pipeline),
                 clock=self.tools.clock,
                 bus=self.tools.bus,
                 probe=self.tools.probe,
@@ -273,6 +274,7 @@ def read_options(declaration: PipelineDeclaration, *, default_ratio: float) -> R
             csv=_csv(source),
             provenance=declaration.provenance,
             quarantine_ratio_max=default_ratio if ratio is None else ratio,
+            evolve=source.evolve,
         )
     )
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os import PathLike
 
 from penstock.app.brokers import check_queues
@@ -24,13 +24,15 @@ from penstock.app.spark import app_spark
 from penstock.app.telemetry import guarded, open_telemetry
 from penstock.app.tracing import traced, tracing_of
 from penstock.errors import TemporaryError, UsageError
-from penstock.events import BatchCommitted, Bus, Event, Listener, ObjectFailed, SelectiveListener
+from penstock.events import BatchCommitted, Bus, Event, Listener, ObjectFailed, SelectiveListener, UnknownFieldsFound
 from penstock.ledger.records import ObjectState
 from penstock.messaging.clock import SystemClock
 from penstock.pipeline.spark.runtime import GivenSpark
 from penstock.worker.liveness import Liveness
 from penstock.worker.shutdown import StopSignal
 from penstock.worker.worker import Worker
+
+UNKNOWN_FIELDS_MAX = 1_000  # names that one process counts
 
 
 class RunCounts(SelectiveListener):
@@ -45,6 +47,8 @@ class RunCounts(SelectiveListener):
         self.batches = 0
         self.objects_processed = 0
         self.replays = 0
+        self.unknown_fields: Counter[str] = Counter()  # rows that have them, by name
+        self.unknown_objects = 0  # objects with such fields
         self.failed: Counter[str] = Counter()  # objects by outcome: retry, dead, gone, superseded
 
     @property
@@ -55,7 +59,7 @@ class RunCounts(SelectiveListener):
         return Counter({ObjectState.PROCESSED: self.objects_processed, **ended})
 
     def wants(self, kind: type[Event]) -> bool:
-        return issubclass(kind, BatchCommitted | ObjectFailed)
+        return issubclass(kind, BatchCommitted | ObjectFailed | UnknownFieldsFound)
 
     def __call__(self, event: Event) -> None:
         match event:
@@ -65,10 +69,18 @@ class RunCounts(SelectiveListener):
                 self.batches += 1
                 self.objects_processed += event.objects - event.replays
                 self.replays += event.replays
+            case UnknownFieldsFound():
+                self._count_unknown(event)
             case ObjectFailed():
                 self.failed[event.outcome] += 1
             case _:
                 pass
+
+    def _count_unknown(self, event: UnknownFieldsFound) -> None:
+        self.unknown_objects += 1
+        for name, rows in event.fields.items():
+            if name in self.unknown_fields or len(self.unknown_fields) < UNKNOWN_FIELDS_MAX:
+                self.unknown_fields[name] += rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +107,8 @@ class RunReport:
     warned_lines: int = 0  # the bad lines of these objects
     stopped: bool  # a run with ``available_now`` was stopped before it was done
     problems: tuple[str, ...]  # entries below ``source`` that could not be read
+    unknown_fields: dict[str, int] = field(default_factory=dict)  # fields without a column: the rows that have each
+    unknown_objects: int = 0  # objects with such fields
 
 
 def run(
@@ -270,6 +284,8 @@ class _RunCompletion:
             messages_left=left,
             rows_written=counts.rows,
             lines_quarantined=counts.lines_quarantined,
+            unknown_fields=dict(counts.unknown_fields.most_common()),
+            unknown_objects=counts.unknown_objects,
             batches=counts.batches,
             seconds=round(seconds, 3),
             table=str(where.table),

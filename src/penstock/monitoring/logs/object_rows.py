@@ -71,6 +71,18 @@ OBJECT_ROWS: Rows = {
         msg="Lines of the object could not be read. They were quarantined.",
         fields={"pipeline": "pipeline", "object": "object_uri", **same("count", "reasons"), "sample": _sample},
     ),
+    events.ColumnsAdded: LogRow(
+        name="columns.added",
+        level="info",
+        msg="A batch added columns for new fields.",
+        fields={"pipeline": "pipeline", "columns": "columns"},
+    ),
+    events.UnknownFieldsFound: LogRow(
+        name="fields.unknown",
+        level="info",
+        msg="The object has fields that no column takes.",
+        fields={"pipeline": "pipeline", "object": "object_uri", **same("fields", "others")},
+    ),
 }
 
 BATCH_ROWS: Rows = {

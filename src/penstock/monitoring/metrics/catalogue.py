@@ -205,6 +205,7 @@ _METRICS = (
         "Lines that could not be read, by reason.",
         reason=tuple(reason.value for reason in QuarantineReason),
     ),
+    _counter("unknown_field_values_total", _PIPELINE, "Values of fields that no column takes."),
 )
 
 METRICS: Mapping[str, Metric] = MappingProxyType({metric.name: metric for metric in _METRICS})

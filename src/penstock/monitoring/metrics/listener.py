@@ -66,6 +66,7 @@ class MetricsListener(events.SelectiveListener):
             events.ObjectFailed: self._on_object_failed,
             events.ObjectInterrupted: self._on_object_interrupted,
             events.LinesQuarantined: self._on_quarantined,
+            events.UnknownFieldsFound: self._on_unknown_fields,
         }
 
     def wants(self, kind: type[events.Event]) -> bool:
@@ -216,6 +217,10 @@ class MetricsListener(events.SelectiveListener):
     def _on_quarantined(self, event: events.LinesQuarantined) -> None:
         for reason, lines in event.reasons.items():
             self._meters.count("quarantined_lines_total", (event.pipeline, reason), lines)
+
+    def _on_unknown_fields(self, event: events.UnknownFieldsFound) -> None:
+        values = sum(event.fields.values()) + event.others
+        self._meters.count("unknown_field_values_total", (event.pipeline,), values)
 
     def _queue_of(self, handler: str) -> str:
         return self._queues.get(handler, "")

@@ -8,7 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from penstock.app.collector import rare_collections
@@ -24,7 +24,7 @@ from penstock.app.tables import Tables
 from penstock.app.telemetry import open_reports, open_telemetry
 from penstock.errors import TableFolderTaken, TemporaryError
 from penstock.events import Bus, JobFailed, Listener, WatchDegraded, WatchStarted
-from penstock.ledger.records import ObjectState
+from penstock.ledger.records import ObjectState, PipelineRow
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.threads import WorkThread
 from penstock.messaging.tracing import NO_TRACING
@@ -34,6 +34,8 @@ from penstock.objects.scanner import ScanReport
 from penstock.objects.watcher import Watcher
 from penstock.operations.ingest.pipeline import IngestPipeline, IngestRequest, check, queue_of, shared_settings
 from penstock.pipeline.spark.runtime import GivenSpark
+from penstock.pipeline.spark.source.added import with_added
+from penstock.pipeline.spark.source.options import ReadOptions
 from penstock.sinks.registry import open_sink
 from penstock.worker.shutdown import StopSignal
 
@@ -74,6 +76,8 @@ class IngestReport:
     schema: str | None
     stopped: bool  # before everything was scanned, finished and published
     problems: tuple[str, ...]  # entries that could not be read
+    unknown_fields: dict[str, int] = field(default_factory=dict)  # fields without a column: the rows that have each
+    unknown_objects: int = 0  # objects with such fields
     # The fields in `NOT_IN_JSON`:
     folders_excluded: tuple[str, ...] = ()  # tables, and folders with a data directory
     objects_changed: int = 0  # of those processed in this run: files that the ledger also has in another version
@@ -278,6 +282,8 @@ def _report(
         files_ignored={str(reason): number for reason, number in ignored.items()},
         rows_written=counts.rows,
         lines_quarantined=counts.lines_quarantined,
+        unknown_fields=dict(counts.unknown_fields.most_common()),
+        unknown_objects=counts.unknown_objects,
         batches=counts.batches,
         seconds=round(seconds, 3),
         table=str(where.table),
@@ -286,12 +292,19 @@ def _report(
         objects_replayed=counts.replays,
         warned_objects=warning.objects,
         warned_lines=warning.lines,
-        schema=pipeline.source_schema if pipeline else None,
+        schema=_schema(pipeline),
         stopped=work.tools.stop.requested and (bool(unfinished) or not scan.complete or tables.unpublished() > 0),
         problems=() if scan.report is None else tuple(scan.report.problems),
         folders_excluded=() if scan.report is None else tuple(scan.report.excluded),
         objects_changed=ledger.other_versions(where.pipeline, processed) if other_versions else 0,
     )
+
+
+def _schema(pipeline: PipelineRow | None) -> str | None:
+    """Return the recorded schema, with the columns that batches added."""
+    if pipeline is None or pipeline.source_schema is None or not pipeline.added_columns:
+        return pipeline.source_schema if pipeline else None
+    return with_added(ReadOptions(schema_ddl=pipeline.source_schema), pipeline.added_columns).schema_ddl
 
 
 class FolderWatch:

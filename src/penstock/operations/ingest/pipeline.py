@@ -31,7 +31,7 @@ from penstock.pipeline.spark.session import has_session
 from penstock.pipeline.spark.source.datasource import canonical_ddl
 from penstock.pipeline.spark.source.formats import format_of
 from penstock.pipeline.spark.source.infer import infer_format, infer_schema
-from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions, as_text, checked, from_text
+from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions, as_text, check_evolution, checked, from_text
 from penstock.worker.consumer import Consumer, Gates
 from penstock.worker.worker import Worker
 
@@ -52,6 +52,7 @@ class IngestRequest:
     transform: str | None = None  # "module:function"
     state: str | None = None
     provenance: bool = True
+    evolve: str = "none"  # what happens to fields without a column
     partition_by: tuple[str, ...] = ()
     watch: bool = False  # keep running and ingest new objects
     settle_seconds: float = SETTLE_SECONDS  # quiet period of a file before it is ingested, when watching
@@ -70,6 +71,7 @@ class IngestRequest:
             csv=csv,
             provenance=self.provenance,
             quarantine_ratio_max=self.settings.objects_max_quarantine_ratio,
+            evolve=self.evolve,
         )
 
 
@@ -291,6 +293,7 @@ def check(request: IngestRequest, source: SourceLocation) -> Transform | None:
         checked(replace(read, schema_ddl=read.schema_ddl or any_schema))
     elif request.schema is not None:
         canonical_ddl(request.schema)
+    check_evolution(request.evolve)
     return _load_transform(request.transform) if request.transform is not None else None
 
 

@@ -237,6 +237,7 @@ def _may_contain(parquet: pq.ParquetFile, group: int, uri_digest: bytes) -> bool
 def _packed(retired: RetiredObject) -> dict[str, Any]:
     row = asdict(retired.row)
     row["carrier"] = row.pop("original_message")  # the file's name of it
+    del row["unknown"]  # not archived: earlier versions refuse a file with a column that they do not know
     return (
         row
         | {name: getattr(retired, name) for name in _OF_FILE[:-1]}

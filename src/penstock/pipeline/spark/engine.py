@@ -2,7 +2,7 @@
 
 An attempt may need several runs. An object that broke midway, whose repeated reads disagree, or that has too many bad
 lines is left out, and the others are read again into a new folder. A CSV object that was cut inside a record is read
-again with other cuts.
+again with other cuts. Fields that get new columns are known only after a run, so another one reads them into these.
 
 `DeferredEngine` wraps an engine that starts while the worker already serves other queues.
 """
@@ -38,7 +38,7 @@ from penstock.pipeline.spark.session import runtime_of
 from penstock.pipeline.spark.source.datasource import register
 from penstock.pipeline.spark.source.places import ranges_of
 from penstock.pipeline.spark.source.report import SHARED, FailureKind, ObjectFailure
-from penstock.pipeline.spark.table_schema import Agree
+from penstock.pipeline.spark.table_schema import Agree, Evolution
 from penstock.storage.address import is_s3
 
 CANCEL_AGAIN_SECONDS = 0.5
@@ -67,6 +67,7 @@ class SparkEngine:
         *,
         agree: Agree,
         quarantine: QuarantineLines,
+        evolution: Evolution,
         clock: Clock,
         bus: Bus,
         probe: Probe = no_probe,
@@ -84,6 +85,7 @@ class SparkEngine:
             runtime=self._runtime,
             declaration=declaration,
             agree=agree,
+            evolution=evolution,
             clock=clock,
             probe=probe,
         )
@@ -154,12 +156,14 @@ class SparkEngine:
     def _until_whole(self, request: RunRequest, context: RunContext) -> RunResult:
         places, left_out = replay_places(request.objects, self._quarantine, self._declaration.read.place)
         cuts: dict[bytes, Sequence[int]] = {}
+        added = dict(context.evolution.added())
+        found: Mapping[str, str] = {}
         for number in range(RUNS_MAX):
             self._check_cancelled(request.attempt_id)
             objects = [ref for ref in request.objects if ref.object_id not in left_out]
             if not objects:
                 return _nothing(left_out)
-            run = SparkRun(context, request.attempt_id, number, objects, cuts, places)
+            run = SparkRun(context, request.attempt_id, number, objects, cuts, added, places)
             try:
                 summary = run.read_and_write()
             except SPARK_ERRORS as error:
@@ -173,9 +177,14 @@ class SparkEngine:
                 self._denials.clear()
             if self._root is not None and summary.readings:
                 self._root.record_found()
-            if not summary.exclude and not summary.recut:
-                return run.result(summary, left_out | self._judged(run.by_object(summary.failures), objects))
+            new = {} if found else run.new_columns(summary)
+            if not summary.exclude and not summary.recut and not new:
+                result = run.result(summary, left_out | self._judged(run.by_object(summary.failures), objects))
+                return replace(result, new_columns=found)
             left_out |= self._judged(run.by_object(summary.exclude), objects)
+            if new:  # once: what it did not bring to light is rescued, and added by the next batch
+                added |= new
+                found = new
         raise RunBroken(
             f"after {RUNS_MAX} runs there still are objects that break in the middle", fingerprint="runs exhausted"
         )
@@ -246,7 +255,7 @@ def read_failure(failure: ObjectFailure) -> ReadFailure:
             return ReadFailure(failure=AttemptFailure.DELETED, reason=failure.reason)
         case FailureKind.SUPERSEDED:
             return ReadFailure(failure=AttemptFailure.SUPERSEDED, reason=failure.reason)
-        case FailureKind.TOO_LARGE | FailureKind.CORRUPT:
+        case FailureKind.TOO_LARGE | FailureKind.CORRUPT | FailureKind.UNKNOWN_FIELD:
             return ReadFailure(failure=AttemptFailure.DEAD, reason=failure.reason, raised=failure.raised)
         case FailureKind.HOST:
             return ReadFailure(failure=AttemptFailure.RETRY, reason=failure.reason, uncounted=True)

@@ -35,10 +35,11 @@ from penstock.pipeline.spark.faults import is_of_spark
 from penstock.pipeline.spark.runtime import SparkRuntime
 from penstock.pipeline.spark.session import runtime_of
 from penstock.pipeline.spark.shared_folders import prove_shared
+from penstock.pipeline.spark.source.added import new_columns, unknown_counts, with_added
 from penstock.pipeline.spark.source.datasource import drain, read
 from penstock.pipeline.spark.source.plan import ReadPlan, make_plan
 from penstock.pipeline.spark.source.report import REFUSALS, FailureKind, ObjectFailure, Summary, summarise
-from penstock.pipeline.spark.table_schema import Agree, SchemaAgreement, check_partitions
+from penstock.pipeline.spark.table_schema import Agree, Evolution, SchemaAgreement, agreed, check_partitions
 from penstock.sinks.manifest import DataFile, encode
 from penstock.sinks.parquet import WrittenFile, list_files
 from penstock.sinks.schema import encode as encode_columns
@@ -124,12 +125,16 @@ class RunContext:
     runtime: SparkRuntime  # of that session
     declaration: Declaration
     agree: Agree
+    evolution: Evolution
     clock: Clock
     probe: Probe
 
 
 class SparkRun:
-    """The ``number``-th run of an attempt, over the given objects."""
+    """The ``number``-th run of an attempt, over the given objects.
+
+    ``added``: the columns that earlier batches, or an earlier run of the attempt, added for new fields.
+    """
 
     def __init__(
         self,
@@ -138,10 +143,12 @@ class SparkRun:
         number: int,
         objects: Sequence[ObjectRef],
         cuts: Cuts | None = None,
+        added: Mapping[str, str] | None = None,
         places: Mapping[bytes, bytes] | None = None,
     ) -> None:
         """``places``: the ranges that replays read, by object id."""
         self._context = context
+        self._added = added or {}
         self._attempt_id = attempt_id
         self._declaration = context.declaration
         self._files = run_files(attempt_id, number)
@@ -157,7 +164,7 @@ class SparkRun:
         self._context.probe(Step.PLANNED)
         with self._stopwatch.stage("read and write"):
             frame = self._transformed(read(self._context.spark, self._plan))
-            self._agreement = self._context.agree(_columns(frame, self._declaration.partition_by))
+            self._agreement = self._agree(_columns(frame, self._declaration.partition_by))
             self._written = write(
                 frame, self._declaration.table, self._files, partition_by=self._declaration.partition_by
             )
@@ -165,6 +172,16 @@ class SparkRun:
         with self._stopwatch.stage("drain"):
             summary = self._drained(summarise(self._plan))
         return summary if self._context.runtime.is_local else reread_on_driver(summary, self._plan)
+
+    def new_columns(self, summary: Summary) -> Mapping[str, str]:
+        """Return columns for the fields that the objects have and the run did not read. Empty unless they are added."""
+        if self._plan.options.evolve != "add" or not summary.readings.unknown:
+            return {}
+        table = self._context.evolution.table()
+        new = new_columns(summary.readings, self._plan.options, table, added_before=len(self._added))
+        if new:
+            self._context.probe(Step.COLUMNS_FOUND)
+        return new
 
     def misread(self) -> Cuts:
         """After a failed run, return new cuts for objects that were cut inside a record, a possible cause.
@@ -211,6 +228,7 @@ class SparkRun:
             reasons=self.by_object(summary.readings.reasons),
             place=self._declaration.read.place,
             agree_again=self._agree_again,
+            added_columns=self._added,
         )
         if result.processed:
             save(self._declaration.table, self._recorded(result, summary, agreement.schema))
@@ -219,8 +237,11 @@ class SparkRun:
 
     def _agree_again(self) -> tuple[int, str | None]:
         assert self._agreement is not None, "read_and_write comes first"
-        now = self._context.agree(self._agreement.schema)
+        now = self._agree(self._agreement.schema)
         return now.schema_id, now.new_schema
+
+    def _agree(self, columns: pa.Schema) -> SchemaAgreement:
+        return agreed(self._context.agree, self._context.evolution, columns, added=self._added)
 
     def _recorded(self, result: RunResult, summary: Summary, columns: pa.Schema) -> RecordedBatch:
         """Return the record from which a lost ledger can be rebuilt."""
@@ -252,7 +273,7 @@ class SparkRun:
             objects,
             attempt_id=attempt_id,
             run=number,
-            options=self._declaration.read,
+            options=with_added(self._declaration.read, self._added),
             cores=self._context.runtime.tasks_at_once(),
             source=self._declaration.source,
             aws=self._declaration.aws,
@@ -317,7 +338,12 @@ class SparkRun:
         readings = summary.readings
         columns = (readings.objects.tolist(), readings.rows.tolist(), readings.lines_quarantined.tolist())
         return [
-            ObjectResult(object_id=self._plan.objects[index].object_id, rows=rows, lines_quarantined=lines_quarantined)
+            ObjectResult(
+                object_id=self._plan.objects[index].object_id,
+                rows=rows,
+                lines_quarantined=lines_quarantined,
+                unknown=unknown_counts(readings.unknown.get(index)),
+            )
             for index, rows, lines_quarantined in zip(*columns, strict=True)
         ]
 

@@ -4,13 +4,14 @@ The ledger keeps the table's schema and its number. A run is checked against bot
 number has changed meanwhile.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
-from penstock.errors import UsageError
+from penstock.errors import SchemaMoved, TableError, UsageError
 from penstock.ledger import Ledger
+from penstock.pipeline.spark.source.ddl import RESCUED
 from penstock.sinks import schema as encoding
 from penstock.sinks.parquet import check_partition_types
 from penstock.sinks.sink import Sink
@@ -31,17 +32,50 @@ Agree = Callable[[pa.Schema], SchemaAgreement]
 def agreement(ledger: Ledger, sink: Sink, pipeline: str, wanted: pa.Schema) -> SchemaAgreement:
     """Compare ``wanted`` with the table as committed batches will make it.
 
+    Columns that batches added for new fields may be missing: a batch that did not meet them has no values for them.
     Raises `TableError` naming the first difference.
     """
     row = ledger.ensure_pipeline(pipeline)
     existing = _existing(sink, row.table_schema)
     if existing is None:
         return SchemaAgreement(schema=wanted, schema_id=row.schema_id, new_schema=encoding.encode(wanted))
-    merged = encoding.merge(existing, wanted, table=sink.uri)
+    optional = {*row.added_columns, RESCUED.name}
+    merged = encoding.merge(existing, wanted, table=sink.uri, optional=optional)
     unchanged = row.table_schema is not None and merged.equals(existing)
     return SchemaAgreement(
         schema=wanted, schema_id=row.schema_id, new_schema=None if unchanged else encoding.encode(merged)
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evolution:
+    """The columns of a pipeline's objects and table as they are now."""
+
+    ledger: Ledger
+    sink: Sink
+    pipeline: str
+
+    def added(self) -> Mapping[str, str]:
+        """Return the columns that batches added for new fields: types by name."""
+        return self.ledger.ensure_pipeline(self.pipeline).added_columns
+
+    def table(self) -> pa.Schema | None:
+        """Return the table's columns, those of batches that are not published yet included; None if it has none."""
+        return _existing(self.sink, self.ledger.ensure_pipeline(self.pipeline).table_schema)
+
+
+def agreed(agree: Agree, evolution: Evolution, columns: pa.Schema, *, added: Mapping[str, str]) -> SchemaAgreement:
+    """Compare the columns of a run with the table; ``added`` are those of new fields that it reads.
+
+    Raises `SchemaMoved` if they do not fit because another batch added columns meanwhile, so that the run is repeated
+    with these, else `TableError` naming the first difference.
+    """
+    try:
+        return agree(columns)
+    except TableError as error:
+        if evolution.added().items() - added.items():
+            raise SchemaMoved(f"another batch added columns since this one began: {error}") from error
+        raise
 
 
 def check_partitions(columns: pa.Schema, partition_by: Sequence[str]) -> None:

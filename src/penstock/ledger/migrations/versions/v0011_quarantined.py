@@ -6,7 +6,7 @@ from sqlalchemy.dialects import mysql
 from penstock.ledger.migrations.tools import create_index, create_table, drop_table
 
 revision = "0011"
-down_revision = "0009"
+down_revision = "0010"
 branch_labels = None
 depends_on = None
 

@@ -11,8 +11,8 @@ as in Spark. Arrow's casts want one spelling for the whole column and refuse the
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -57,6 +57,14 @@ class BadLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A field of the objects that no column takes."""
+
+    rows: Positions  # those that have it, ascending, by their place in the decoded rows
+    kind: pa.DataType | None = None  # of a column for its values; None: none can take them, or it was not asked for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Decoded:
     """Rows and bad lines of one block, or of one unit of an object.
 
@@ -66,6 +74,7 @@ class Decoded:
     rows: pa.Table
     starts: Positions
     bad: tuple[BadLine, ...]
+    unknown: Mapping[str, Finding] = field(default_factory=dict)  # by name; a field of a struct is a.b
 
     def moved(self, move: Callable[[Positions], Positions]) -> "Decoded":
         """Return the same with other positions."""

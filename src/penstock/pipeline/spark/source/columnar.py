@@ -15,7 +15,7 @@ from penstock.errors import Interrupted, ObjectCorrupt, PenstockError
 from penstock.objects.store import ObjectReader
 from penstock.pipeline.spark.source.blocks import Decoded
 from penstock.pipeline.spark.source.ddl import parse_ddl
-from penstock.pipeline.spark.source.fit import Fitter, names_read
+from penstock.pipeline.spark.source.fit import Fitter, names_read, unknown_of
 from penstock.pipeline.spark.source.options import ReadOptions
 from penstock.pipeline.spark.source.plan import Piece
 
@@ -47,6 +47,8 @@ class ColumnarFormat:
     def __init__(self, options: ReadOptions) -> None:
         self._declared = parse_ddl(options.schema_ddl)
         self._name = options.format
+        self._rescues = options.rescues
+        self._adds = options.evolve == "add"
 
     def read(self, reader: ObjectReader, piece: Piece) -> Iterator[Decoded]:
         """Yield the rows of the units that begin in the piece, verified. Raises the store's `ObjectError`."""
@@ -62,8 +64,9 @@ class ColumnarFormat:
 
     def _parts(self, content: "Content", piece: Piece, *, uri: str) -> Iterator[Decoded]:
         file = OPENERS[self._name](content)
-        names = names_read(file.schema.names, self._declared, uri=uri)
-        fitter = Fitter(names, self._declared)
+        names = names_read(file.schema.names, self._declared, uri=uri, all_of_them=self._rescues)
+        unknown = unknown_of(file.schema, self._declared, typed=self._adds)
+        fitter = Fitter(names, self._declared, unknown=unknown, rescues=self._rescues)
         owned = _owned(file.units, piece, content.size_bytes)
         left = sum(owned)
         first = 0

@@ -15,6 +15,7 @@ from penstock.errors import UsageError
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 TIMESTAMP_NTZ = pa.timestamp("us")
 OBJECT, OFFSET, ROW = pa.field("_object", pa.string()), pa.field("_offset", pa.int64()), pa.field("_row", pa.int64())
+RESCUED = pa.field("_rescued", pa.string())  # JSON: what no column takes
 PROVENANCE = (OBJECT, OFFSET, ROW)  # the columns that the reader may add: the object, and a position in it
 
 _PLAIN = {

@@ -16,9 +16,9 @@ from penstock.objects.store import ObjectReader
 from penstock.pipeline.spark.source.blocks import Decoded
 from penstock.pipeline.spark.source.contents import whole
 from penstock.pipeline.spark.source.ddl import parse_ddl
-from penstock.pipeline.spark.source.jsonl import JsonlDecoder
 from penstock.pipeline.spark.source.options import ReadOptions
 from penstock.pipeline.spark.source.plan import Piece
+from penstock.pipeline.spark.source.rescue import open_jsonl
 
 _WHITESPACE = " \t\n\r"
 _ONE_LINE = str.maketrans("\n\r", "  ")  # outside of strings, where JSON allows no line break
@@ -31,7 +31,7 @@ class JsonDocuments:
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
-        self._decoder = JsonlDecoder(parse_ddl(options.schema_ddl))
+        self._decoder = open_jsonl(parse_ddl(options.schema_ddl), options)
 
     def read(self, reader: ObjectReader, piece: Piece) -> Iterator[Decoded]:  # noqa: ARG002 # an object is one piece
         """Yield the values of the object, verified. Raises the store's `ObjectError`."""

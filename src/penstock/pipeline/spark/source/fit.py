@@ -21,8 +21,8 @@ fit is a bad row. Arrow converts whole columns; only a column that it refuses is
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,8 +30,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import ObjectUnreadable
-from penstock.pipeline.spark.source.blocks import BadLine, Decoded, Flags, to_moments
-from penstock.pipeline.spark.source.ddl import TIMESTAMP, TIMESTAMP_NTZ
+from penstock.pipeline.spark.source.blocks import BadLine, Decoded, Finding, Flags, to_moments
+from penstock.pipeline.spark.source.ddl import RESCUED, TIMESTAMP, TIMESTAMP_NTZ
+from penstock.pipeline.spark.source.exact_json import exact_json
 from penstock.pipeline.spark.source.explain import (
     Misfit,
     Refusal,
@@ -68,13 +69,16 @@ class Fitted:
     refused: Flags | None = None
 
 
-def names_read(found: Sequence[str], declared: pa.Schema, *, uri: str) -> list[str]:
+def names_read(found: Sequence[str], declared: pa.Schema, *, uri: str, all_of_them: bool = False) -> list[str]:
     """Return the names of an object's columns that are declared, as the object spells them.
 
-    Raises `ObjectUnreadable` if there is none, because all rows would be made up of nulls, or if one is there twice.
+    ``all_of_them``: the others follow. Raises `ObjectUnreadable` if there is none, because all rows would be made up of
+    nulls, or if one is there twice.
     """
     counts = Counter(found)
     names = [found[place] for place in places_of(declared.names, found) if place is not None]
+    if all_of_them:
+        names = list(dict.fromkeys([*names, *found]))
     if not names:
         shown = ", ".join(repr(name) for name in found[:_NAMES_SHOWN])
         raise ObjectUnreadable(f"{uri} has no column of the schema, it has {shown[:200] or 'none at all'}")
@@ -85,17 +89,36 @@ def names_read(found: Sequence[str], declared: pa.Schema, *, uri: str) -> list[s
 
 
 class Fitter:
-    """Fits the rows of objects with the columns ``found`` to the declared ones; missing ones are null."""
+    """Fits the rows of objects with the columns ``found`` to the declared ones; missing ones are null.
 
-    def __init__(self, found: Sequence[str], declared: pa.Schema) -> None:
+    With ``rescues``, a row with a value that does not fit is a good one: the value is null, and in the column
+    ``_rescued`` with those of columns that are not declared. ``unknown``: findings for all rows, by name.
+    """
+
+    def __init__(
+        self,
+        found: Sequence[str],
+        declared: pa.Schema,
+        *,
+        unknown: Mapping[str, pa.DataType | None] | None = None,
+        rescues: bool = False,
+    ) -> None:
         self._declared = declared
         self._places = places_of(declared.names, found)
+        self._unknown = unknown or {}
+        self._rescues = rescues
 
     def fit(self, rows: pa.Table, first: int) -> Decoded:
         """Return the rows that fit, numbered from ``first``, and the others as bad ones."""
+        decoded = self._fitted(rows, first)
+        every = np.arange(decoded.rows.num_rows, dtype=np.int64)
+        return replace(decoded, unknown={name: Finding(rows=every, kind=kind) for name, kind in self._unknown.items()})
+
+    def _fitted(self, rows: pa.Table, first: int) -> Decoded:
         count = rows.num_rows
         columns: list[pa.Array] = []
         misfits: dict[int, Refusal] = {}  # by row; for the first column that does not fit
+        rescued = _Rescued(rows) if self._rescues else None
         for field, place in zip(self._declared, self._places, strict=True):
             if place is None:
                 columns.append(pa.nulls(count, field.type))
@@ -103,11 +126,19 @@ class Fitter:
             values = rows.column(place).combine_chunks()
             fitted = fit(values, field.type)
             columns.append(fitted.values)
-            for row in () if fitted.refused is None else np.flatnonzero(fitted.refused).tolist():
+            refused = [] if fitted.refused is None else np.flatnonzero(fitted.refused).tolist()
+            if rescued is not None and not pa.types.is_string(field.type):
+                rescued.add(place, refused)
+                refused = []
+            for row in refused:
                 if row not in misfits:
                     misfit = _misfit(values.slice(row, 1), field.type)
                     misfits[row] = misfit.within(field_step(field.name)).refusal
+            if rescued is not None and any(name.startswith(f"{rows.column_names[place]}.") for name in self._unknown):
+                rescued.add(place, np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False)).tolist())
         table = pa.Table.from_arrays(columns, schema=self._declared)
+        if rescued is not None:
+            table = table.append_column(RESCUED, rescued.texts({place for place in self._places if place is not None}))
         numbers = np.arange(first, first + count, dtype=np.int64)
         if not misfits:
             return Decoded(rows=table, starts=numbers, bad=())
@@ -126,6 +157,61 @@ class Fitter:
                 for row in sorted(misfits)
             ),
         )
+
+
+class _Rescued:
+    """The values of some rows that no column takes."""
+
+    def __init__(self, rows: pa.Table) -> None:
+        self._rows = rows
+        self._values: dict[int, dict[str, Any]] = {}  # by row
+
+    def add(self, place: int, rows: Iterable[int]) -> None:
+        """Add the values of one column in these rows."""
+        name, column = self._rows.column_names[place], self._rows.column(place)
+        for row in rows:
+            self._values.setdefault(row, {})[name] = _python(column[row])
+
+    def texts(self, taken: Collection[int]) -> pa.Array:
+        """Return the column, with the values of all columns other than those at these places."""
+        for place in range(self._rows.num_columns):
+            if place not in taken:
+                valid = self._rows.column(place).combine_chunks().is_valid().to_numpy(zero_copy_only=False)
+                self.add(place, np.flatnonzero(valid).tolist())
+        texts: list[str | None] = [None] * self._rows.num_rows
+        for row, values in self._values.items():
+            texts[row] = exact_json(values)
+        return pa.array(texts, RESCUED.type)
+
+
+def unknown_of(found: pa.Schema, declared: pa.Schema, *, typed: bool) -> dict[str, pa.DataType | None]:
+    """Return the columns of an object that are not declared, and the fields of structs as a.b.
+
+    ``typed``: with the types of columns for them, which fields of structs lack.
+    """
+    places = places_of(declared.names, found.names)
+    unknown: dict[str, pa.DataType | None] = {
+        found.names[place]: storable(found.field(place).type) if typed else None
+        for place in range(len(found))
+        if place not in places
+    }
+    for field, place in zip(declared, places, strict=True):
+        if place is not None:
+            unknown |= dict.fromkeys(_unknown_inside(found.field(place), field.type), None)
+    return unknown
+
+
+def _unknown_inside(found: pa.Field, declared: pa.DataType) -> Iterator[str]:
+    kind = found.type
+    if _is_list(kind) and pa.types.is_list(declared):
+        yield from _unknown_inside(pa.field(found.name, kind.value_type), declared.value_type)
+    elif pa.types.is_struct(kind) and pa.types.is_struct(declared):
+        names = [field.name for field in kind]
+        places = places_of([field.name for field in declared], names)
+        yield from (f"{found.name}.{name}" for place, name in enumerate(names) if place not in places)
+        for field, place in zip(declared, places, strict=True):
+            if place is not None:
+                yield from (f"{found.name}.{path}" for path in _unknown_inside(kind.field(place), field.type))
 
 
 def places_of(wanted: Sequence[str], names: Sequence[str]) -> list[int | None]:

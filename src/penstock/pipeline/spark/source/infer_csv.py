@@ -16,7 +16,7 @@ text, since NA may also be a name.
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 
@@ -79,6 +79,14 @@ def infer_csv(
     notes += [f"{name!r}: left out, since no column can have this name" for name in left_out]
     fields = [pa.field(column.name, column.type()) for column in columns.values()]
     return fields, notes, replace(dialect.csv, null_marks=(*dialect.csv.null_marks, *marks))
+
+
+def column_type(texts: Iterable[str], csv: CsvOptions) -> pa.DataType:
+    """Return the narrowest type that holds these values of one column."""
+    column = _Column(name="")
+    for text in texts:
+        column.add(Field(text, False), csv)
+    return column.type()
 
 
 @dataclass(slots=True)

@@ -37,6 +37,7 @@ from penstock.pipeline.spark.source.blocks import (
 from penstock.pipeline.spark.source.jsonl_lines import BLANKS, Classifier
 
 _OPEN, _CLOSE = b"{}"
+_UNEXPECTED = "unexpected field"
 _FINE_FRACTION = re.compile(rb"\.[0-9]{7}")  # possibly of a second
 
 
@@ -54,8 +55,11 @@ class JsonlDecoder:
         self._maps = any(_holds_map(field.type) for field in schema)  # then every line has to be mended
         self._decimals = DecimalGuard(field.type for field in schema)
         self._classifier = Classifier(schema)
+        # True if a line of the last block may have a field without a column. Written by the thread that decodes.
+        self.met_unknown = False
 
     def decode(self, block: bytes, *, plain: bool = False) -> Decoded:  # noqa: ARG002 # only CSV uses it
+        self.met_unknown = False
         lines = Lines.of(block)
         if self._maps:
             return repair(self, block, lines, np.zeros(len(lines.starts), dtype=np.bool_))
@@ -95,17 +99,31 @@ class JsonlDecoder:
 
     def _parse(self, block: bytes, rows: int, options: pj.ParseOptions, *, verified: bool) -> pa.Table | Exception:
         try:
-            table = pj.read_json(
-                pa.BufferReader(block),
-                read_options=pj.ReadOptions(use_threads=False, block_size=len(block) + 1),
-                parse_options=options,
-            )
+            table = self._read(block, options)
             if table.num_rows != rows:
                 return ValueError("not one object")
             self._refuse_overflow(table, verified=verified)
             return self._cast(table)
         except pa.ArrowException as refused:
             return refused
+
+    def _read(self, block: bytes, options: pj.ParseOptions) -> pa.Table:
+        """Return the declared fields. Others are refused at first, and ignored in a block that has some.
+
+        So a block without them costs nothing more: Arrow stops at the first one (measured).
+        """
+        read_options = pj.ReadOptions(use_threads=False, block_size=len(block) + 1)
+        if not self.met_unknown:
+            strict = pj.ParseOptions(
+                explicit_schema=options.explicit_schema, unexpected_field_behavior="error", newlines_in_values=False
+            )
+            try:
+                return pj.read_json(pa.BufferReader(block), read_options=read_options, parse_options=strict)
+            except pa.ArrowInvalid as refused:
+                if _UNEXPECTED not in str(refused):
+                    raise
+                self.met_unknown = True
+        return pj.read_json(pa.BufferReader(block), read_options=read_options, parse_options=options)
 
     def _refuse_overflow(self, table: pa.Table, *, verified: bool) -> None:
         for index in self._checked:

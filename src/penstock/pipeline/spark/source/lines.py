@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from penstock.objects.store import ObjectReader
 from penstock.pipeline.spark.source.blocks import Decoder
 from penstock.pipeline.spark.source.contents import BadRecord, LineChunk, Quotes
-from penstock.pipeline.spark.source.csv import CsvDecoder
-from penstock.pipeline.spark.source.csv_records import holds_joined, layout_of, read_parts
+from penstock.pipeline.spark.source.csv_records import header_names, holds_joined, layout_of, read_parts
 from penstock.pipeline.spark.source.ddl import parse_ddl
-from penstock.pipeline.spark.source.jsonl import JsonlDecoder
 from penstock.pipeline.spark.source.options import ReadOptions
 from penstock.pipeline.spark.source.plan import Piece
+from penstock.pipeline.spark.source.rescue import open_csv, open_jsonl
 from penstock.pipeline.spark.source.text import TextDecoder
 
 _KEPT_MAX = 64
@@ -58,9 +57,11 @@ class LinesReader:
     def _make(self, header: bytes, joined: bool, uri: str) -> Decoder:
         match self._options.format:
             case "csv":
-                layout = layout_of(header, self._schema, self._options.csv, uri)
-                return CsvDecoder(self._schema, self._options.csv, layout, joined=joined)
+                csv = self._options.csv
+                layout = layout_of(header, self._schema, csv, uri)
+                names = header_names(header, csv, uri) if csv.header else ()
+                return open_csv(self._schema, self._options, layout, names, joined=joined)
             case "text":
                 return TextDecoder(self._schema)
             case _:
-                return JsonlDecoder(self._schema)
+                return open_jsonl(self._schema, self._options)

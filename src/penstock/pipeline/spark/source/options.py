@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.errors import UsageError
-from penstock.pipeline.spark.source.ddl import OBJECT, format_ddl, parse_ddl
+from penstock.pipeline.spark.source.ddl import OBJECT, RESCUED, format_ddl, parse_ddl
 from penstock.pipeline.spark.source.formats import OWN_FORMAT, format_of, unknown_format
 
 _MIB = 1 << 20
@@ -16,6 +16,7 @@ _TEXT_DDL = "value STRING"
 BINARY_DDL = "path STRING, length BIGINT, content BINARY"
 _FIXED_DDL = {"text": _TEXT_DDL, "binary": BINARY_DDL}
 _TAB = r"\t"  # as typed on a command line
+EVOLUTIONS = ("none", "rescue", "add", "fail")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +53,18 @@ class ReadOptions:
     line_bytes_max: int = 128 * _MIB
     whole_bytes_max: int = 1 << 30  # of an object that is one unit, such as a JSON document
     block_bytes: int = 8 * _MIB  # decoded at once
+    evolve: str = "none"  # what happens to fields without a column: one of EVOLUTIONS
+
+    @property
+    def rescues(self) -> bool:
+        """Return True if values that no column takes are kept in the column _rescued."""
+        return self.evolve in ("rescue", "add")
 
     @property
     def columns(self) -> pa.Schema:
         """Return the columns of the rows that the reader yields."""
-        declared = parse_ddl(self.schema_ddl)
-        return pa.schema([*declared, OBJECT, format_of(self.format).position]) if self.provenance else declared
+        declared = [*parse_ddl(self.schema_ddl), *([RESCUED] if self.rescues else [])]
+        return pa.schema([*declared, OBJECT, format_of(self.format).position] if self.provenance else declared)
 
     @property
     def place(self) -> str:
@@ -86,10 +93,29 @@ def checked(options: ReadOptions) -> ReadOptions:
         _check_text(schema)
     if options.format in ("jsonl", "json"):
         _check_json(schema)
+    _check_evolve(options, schema)
     if options.format == "csv":
         _check_flat(schema)
         options = replace(options, csv=checked_csv(options.csv))
     return replace(options, schema_ddl=format_ddl(schema))
+
+
+def check_evolution(evolve: str) -> None:
+    """Raise `UsageError` if there is no such choice."""
+    if evolve not in EVOLUTIONS:
+        raise UsageError(f"--evolve {evolve!r} is unknown: write one of {', '.join(EVOLUTIONS)}.")
+
+
+def _check_evolve(options: ReadOptions, schema: pa.Schema) -> None:
+    check_evolution(options.evolve)
+    if options.evolve != "none" and options.format in _FIXED_DDL:
+        raise UsageError(
+            f"The format {options.format} has no other fields than its columns: leave out evolve={options.evolve!r}."
+        )
+    if options.rescues and any(field.name.lower() == RESCUED.name for field in schema):
+        raise UsageError(
+            f"The schema has a column {RESCUED.name}, which evolve={options.evolve!r} adds: name yours otherwise."
+        )
 
 
 def _check_text(schema: pa.Schema) -> None:

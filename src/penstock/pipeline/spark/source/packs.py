@@ -4,17 +4,18 @@ Small objects decoded one by one take three times as long (measured). A pack hol
 that are decoded already; each row and bad line keeps its object and its position there.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.pipeline.spark.source.blocks import BadLine, Decoded, Decoder, Positions
+from penstock.pipeline.spark.source.blocks import BadLine, Decoded, Decoder, Finding, Positions
 from penstock.pipeline.spark.source.contents import BOM, LineChunk
-from penstock.pipeline.spark.source.ddl import OBJECT
+from penstock.pipeline.spark.source.ddl import OBJECT, type_text
 from penstock.pipeline.spark.source.lines import Undecoded
+from penstock.pipeline.spark.source.unknown import UnknownField, wider_kind
 
 _URI_BYTES_MAX = 64 << 20  # of the _object column in one batch: URIs may be longer than lines
 
@@ -29,6 +30,16 @@ class Released:
     owners: Positions  # ascending
     positions: Positions
     bad: Sequence[tuple[int, int, BadLine]]  # owner and position
+    unknown: Mapping[str, Finding] = field(default_factory=dict)  # fields without a column, by name
+
+    def unknown_fields(self) -> Iterator[tuple[int, str, UnknownField]]:
+        """Yield the fields without a column of each owner."""
+        for name, finding in self.unknown.items():
+            owners, first, counts = np.unique(self.owners[finding.rows], return_index=True, return_counts=True)
+            ddl = "" if finding.kind is None else type_text(finding.kind)
+            positions = self.positions[finding.rows[first]]
+            for owner, position, count in zip(owners.tolist(), positions.tolist(), counts.tolist(), strict=True):
+                yield owner, name, UnknownField(rows=count, first=position, ddl=ddl)
 
     def with_provenance(self, uris: Sequence[str], position: pa.Field) -> Iterator[pa.RecordBatch]:
         """Yield the rows with their object, of which ``uris`` has one per part, and their position."""
@@ -67,7 +78,13 @@ def _decoded(parts: Sequence[Undecoded]) -> Released:
     decoded = parts[0].decoder.decode(block, plain=all(chunk.plain for chunk in chunks))
     origin = _Origin.of(chunks)
     owners, positions = origin.locate(decoded.starts)
-    return Released(rows=decoded.rows, owners=owners, positions=positions, bad=origin.bad_lines(decoded.bad))
+    return Released(
+        rows=decoded.rows,
+        owners=owners,
+        positions=positions,
+        bad=origin.bad_lines(decoded.bad),
+        unknown=decoded.unknown,
+    )
 
 
 def _joined(parts: Sequence[Decoded]) -> Released:
@@ -77,7 +94,21 @@ def _joined(parts: Sequence[Decoded]) -> Released:
         owners=np.repeat(np.arange(len(parts)), [part.rows.num_rows for part in parts]),
         positions=np.concatenate([part.starts for part in parts]),
         bad=[(owner, bad.start, bad) for owner, part in enumerate(parts) for bad in part.bad],
+        unknown=_joined_unknown(parts),
     )
+
+
+def _joined_unknown(parts: Sequence[Decoded]) -> Mapping[str, Finding]:
+    found: dict[str, Finding] = {}
+    first = 0
+    for part in parts:
+        for name, finding in part.unknown.items():
+            rows, kind = finding.rows + first, finding.kind
+            if (known := found.get(name)) is not None:
+                rows, kind = np.concatenate([known.rows, rows]), wider_kind(known.kind, kind)
+            found[name] = Finding(rows=rows, kind=kind)
+        first += part.rows.num_rows
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

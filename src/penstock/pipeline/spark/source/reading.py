@@ -34,6 +34,7 @@ from penstock.pipeline.spark.source.report import (
     PieceReading,
     ReadingId,
 )
+from penstock.pipeline.spark.source.unknown import UnknownCount
 from penstock.storage.files import Files
 
 _SAMPLE_CHARS_MAX = 300
@@ -98,6 +99,7 @@ class _PieceCounts:
     failure: ObjectFailure | None = None
     samples: list[tuple[int, str]] = field(default_factory=list)  # offset and reason of the first bad lines
     quotes: Quotes | None = None  # set once the piece was read to its end
+    unknown: UnknownCount = field(default_factory=UnknownCount)
 
 
 class _PartitionScan:
@@ -136,6 +138,7 @@ class _PartitionScan:
                 failure=counts.failure,
                 broken_midway=counts.failure is not None and counts.parts > 0,
                 quotes=counts.quotes,
+                unknown=counts.unknown.result(),
             )
             for (_, piece), counts in zip(self._task.pieces, self._tallies, strict=True)
         )
@@ -175,6 +178,8 @@ class _PartitionScan:
             self._refuse(pack[owner][0], position, bad.raw, bad.reason, bad.detail)
         for owner, rows in enumerate(np.bincount(placed.owners, minlength=len(pack)).tolist()):
             self._tallies[pack[owner][0]].rows += rows
+        for owner, name, found in placed.unknown_fields():
+            self._tallies[pack[owner][0]].unknown.add(name, found)
         if self._task.options.provenance:
             yield from placed.with_provenance([self._uris[index] for index, _ in pack], self._position)
         else:

@@ -37,7 +37,10 @@ from penstock.errors import (
 from penstock.messaging.failure import FailureDetails
 from penstock.messaging.wording import counted, worded
 from penstock.pipeline.spark.source.contents import Quotes
+from penstock.pipeline.spark.source.ddl import ROW
+from penstock.pipeline.spark.source.formats import format_of
 from penstock.pipeline.spark.source.plan import Numbers, Piece, PieceColumns, ReadPlan
+from penstock.pipeline.spark.source.unknown import NO_UNKNOWN, UnknownField, UnknownFields, shown
 from penstock.sinks.manifest import DataFile
 from penstock.storage.files import Files
 
@@ -57,7 +60,7 @@ _SCHEMA = pa.schema(
         ("ends_open", pa.bool_()),
         ("ends_open_if_open", pa.bool_()),
         ("closes_at", pa.int64()),
-        ("details", pa.string()),  # JSON; null for a piece without failure and bad lines
+        ("details", pa.string()),  # JSON; null for a piece without failure, bad lines and unknown fields
     ]
 )
 _HEADER = b"penstock"  # the key of the header in the schema's metadata
@@ -77,6 +80,7 @@ class FailureKind(StrEnum):
     TOO_LARGE = "too_large"  # permanent: another attempt would find the same size
     QUARANTINE_RATIO = "quarantine_ratio"  # too many of its lines are bad
     DISAGREED = "disagreed"  # two readings in one run returned different results
+    UNKNOWN_FIELD = "unknown_field"  # permanent: it has a field without a column, and that is not allowed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +117,7 @@ class PieceReading:
     failure: ObjectFailure | None = None
     broken_midway: bool = False  # it failed after some of its lines had been released
     quotes: Quotes | None = None  # for CSV pieces read to their end
+    unknown: UnknownFields = NO_UNKNOWN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +159,13 @@ class LoadedReport:
             failure=_loaded_failure(failure) if failure else None,
             broken_midway=values["broken_midway"],
             quotes=None if values["ends_open"] is None else Quotes(**{name: values[name] for name in _QUOTES}),
+            unknown=_unknown(details),
         )
+
+    def with_details(self) -> npt.NDArray[np.bool_]:
+        """Return a flag per piece, set if it has details."""
+        flags: npt.NDArray[np.bool_] = self._batch.column("details").is_valid().to_numpy(zero_copy_only=False)
+        return flags
 
     def details(self, positions: Numbers) -> Iterator[tuple[int, Mapping[str, Any]]]:
         """Yield the object index and details of pieces that have some."""
@@ -164,6 +175,14 @@ class LoadedReport:
 
 def _samples(stored: Iterable[Sequence[Any]]) -> list[tuple[int, str]]:
     return [(offset, reason) for offset, reason in stored]
+
+
+def _unknown(details: Mapping[str, Any]) -> UnknownFields:
+    stored = details.get("unknown")
+    if stored is None:
+        return NO_UNKNOWN
+    fields = {name: UnknownField(rows=rows, first=first, ddl=ddl) for name, rows, first, ddl in stored["fields"]}
+    return UnknownFields(fields=fields, others=stored["others"])
 
 
 def _encoded(report: PartitionReport) -> bytes:
@@ -202,13 +221,16 @@ def _loaded_failure(values: Mapping[str, Any]) -> ObjectFailure:
 
 
 def _details(reading: PieceReading) -> str | None:
-    if reading.failure is None and not reading.reasons and not reading.samples:
+    if reading.failure is None and not reading.reasons and not reading.samples and not reading.unknown:
         return None
-    details = {
+    details: dict[str, Any] = {
         "reasons": reading.reasons,
         "samples": reading.samples,
         "failure": None if reading.failure is None else asdict(reading.failure),
     }
+    if reading.unknown:
+        fields = [(name, one.rows, one.first, one.ddl) for name, one in reading.unknown.fields.items()]
+        details["unknown"] = {"fields": fields, "others": reading.unknown.others}
     return json.dumps(details, separators=(",", ":"))
 
 
@@ -271,6 +293,7 @@ class ObjectReading:
     reasons: Mapping[str, int]  # lines_quarantined by `penstock.events.QuarantineReason`
     samples: Sequence[tuple[int, str]]  # offset and reason of the first of these lines
     bytes: int  # of the object as stored
+    unknown: UnknownFields = NO_UNKNOWN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -283,6 +306,7 @@ class ObjectReadings(Mapping[int, ObjectReading]):
     bytes: Numbers
     reasons: Mapping[int, Mapping[str, int]]  # of the objects with bad lines
     samples: Mapping[int, Sequence[tuple[int, str]]]  # the same
+    unknown: Mapping[int, UnknownFields] = field(default_factory=dict)  # of the objects with some
 
     @staticmethod
     def of(readings: Mapping[int, ObjectReading]) -> "ObjectReadings":
@@ -299,6 +323,7 @@ class ObjectReadings(Mapping[int, ObjectReading]):
             bytes=column(reading.bytes for _, reading in ordered),
             reasons={index: reading.reasons for index, reading in ordered if reading.reasons},
             samples={index: reading.samples for index, reading in ordered if reading.samples},
+            unknown={index: reading.unknown for index, reading in ordered if reading.unknown},
         )
 
     def joined(self, other: "ObjectReadings") -> "ObjectReadings":
@@ -315,6 +340,7 @@ class ObjectReadings(Mapping[int, ObjectReading]):
             bytes=column(self.bytes, other.bytes),
             reasons={**self.reasons, **other.reasons},
             samples={**self.samples, **other.samples},
+            unknown={**self.unknown, **other.unknown},
         )
 
     def __getitem__(self, index: int) -> ObjectReading:
@@ -327,6 +353,7 @@ class ObjectReadings(Mapping[int, ObjectReading]):
             reasons=self.reasons.get(index, {}),
             samples=self.samples.get(index, []),
             bytes=int(self.bytes[at]),
+            unknown=self.unknown.get(index, NO_UNKNOWN),
         )
 
     def __iter__(self) -> Iterator[int]:
@@ -384,6 +411,9 @@ def summarise(plan: ReadPlan) -> Summary:
     looked_at = _looked_at(
         chosen, [*unknown, *leaked], count=len(plan.objects), ratio_max=plan.options.quarantine_ratio_max
     )
+    if plan.options.evolve == "fail":
+        for report in chosen:
+            looked_at[report.objects[report.with_details()]] = True
     readings: dict[int, ObjectReading] = {}
     failures: dict[int, ObjectFailure] = {}
     recut: dict[int, Sequence[int]] = {}
@@ -398,6 +428,8 @@ def summarise(plan: ReadPlan) -> Summary:
             readings[index] = _sum(pieces)
             if index not in plan.places:  # a replay reads bad lines only
                 failure = _ratio_failure(readings[index], plan.options.quarantine_ratio_max)
+            if failure is None and plan.options.evolve == "fail":
+                failure = _unknown_failure(readings[index], plan, index)
         if failure is not None:
             failures[index] = failure
         if failure is not None and any(_let_out(piece) for piece in pieces):
@@ -477,9 +509,9 @@ def _plain(reports: Sequence[LoadedReport], looked_at: npt.NDArray[np.bool_]) ->
     at = [np.flatnonzero(~looked_at[report.objects]) for report in reports]
     if not at:
         return NO_READINGS
-    with_bad_lines = dict(
+    detailed = dict(
         chain.from_iterable(
-            report.details(positions[report.lines_quarantined[positions] > 0])
+            report.details(positions[report.with_details()[positions]])
             for report, positions in zip(reports, at, strict=True)
         )
     )
@@ -492,8 +524,11 @@ def _plain(reports: Sequence[LoadedReport], looked_at: npt.NDArray[np.bool_]) ->
         rows=column([report.rows for report in reports]),
         lines_quarantined=column([report.lines_quarantined for report in reports]),
         bytes=column([report.stops - report.starts for report in reports]),
-        reasons={index: details["reasons"] for index, details in with_bad_lines.items()},
-        samples={index: sorted(_samples(details["samples"])) for index, details in with_bad_lines.items()},
+        reasons={index: details["reasons"] for index, details in detailed.items() if details["reasons"]},
+        samples={
+            index: sorted(_samples(details["samples"])) for index, details in detailed.items() if details["samples"]
+        },
+        unknown={index: _unknown(details) for index, details in detailed.items() if "unknown" in details},
     )
 
 
@@ -574,6 +609,7 @@ def _sum(pieces: Sequence[PieceReading]) -> ObjectReading:
         reasons=dict(reasons),
         samples=sorted(sample for piece in pieces for sample in piece.samples)[:SAMPLES_MAX],
         bytes=sum(piece.piece.stop - piece.piece.start for piece in pieces),
+        unknown=UnknownFields.sum(piece.unknown for piece in pieces),
     )
 
 
@@ -585,3 +621,17 @@ def _ratio_failure(reading: ObjectReading, ratio_max: float) -> ObjectFailure | 
     of = f"{reading.lines_quarantined:,} of its {counted(lines, 'line')}"
     reason = f"{of} {are} bad, more than the limit of {ratio_max:.0%}"
     return ObjectFailure(kind=FailureKind.QUARANTINE_RATIO, reason=reason)
+
+
+def _unknown_failure(reading: ObjectReading, plan: ReadPlan, index: int) -> ObjectFailure | None:
+    if not reading.unknown:
+        return None
+    name, found = min(reading.unknown.fields.items(), key=lambda item: item[1].first)
+    more = len(reading.unknown.fields) - 1
+    others = f" (and {counted(more, 'other')})" if more else ""
+    place = "row" if format_of(plan.options.format).position is ROW else "line at byte"
+    reason = (
+        f"{plan.objects[index].uri} has the field {shown(name)!r}{others}, first in the {place} {found.first}, and no "
+        'column takes it: add a column to the schema, or keep such fields with evolve "rescue" or "add" (--evolve)'
+    )
+    return ObjectFailure(kind=FailureKind.UNKNOWN_FIELD, reason=reason)

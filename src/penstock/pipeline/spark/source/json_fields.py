@@ -1,0 +1,331 @@
+"""Find the fields of JSON lines that no column takes, and cut lines into their fields.
+
+Arrow finds them in windows of lines that it can read: it infers the types of other fields, and those tell their names
+(eight times faster than Python, measured). Arrow's columns have a place for each row and name, so with objects whose
+keys are ids it takes long and much memory: the first window of a block is small, and once one has many fields, later
+lines are read by Python. So are those of a window that Arrow refuses, such as one with a field of two types.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.json as pj
+
+from penstock.pipeline.spark.source.blocks import Flags, Lines, Positions, text_type
+from penstock.pipeline.spark.source.ddl import TIMESTAMP
+from penstock.pipeline.spark.source.exact_json import Constant, Number, exact_json
+from penstock.pipeline.spark.source.fit import wider
+from penstock.pipeline.spark.source.spellings import is_moment
+
+_WINDOW_BYTES = 256 << 10
+_WINDOW_ROWS_FIRST, _WINDOW_ROWS_MAX, _WINDOW_GROWTH = 32, 512, 4
+_WIDE = 300  # fields of a window, from which on Arrow is slower than Python
+_WHITESPACE = " \t\r\n"
+_DEPTH_MAX = 16
+_EXACT_MAX = 1 << 53  # beyond this, a double cannot represent all whole numbers
+_DIGITS_MAX = 38
+_CONSTANTS = re.compile(r'"(?:[^"\\]|\\.)*"|[+-]?(?:NaN|INF|Inf(?:inity)?)')
+UNCUT = "\udfffuncut"  # in place of a name: the line cannot be cut into fields
+
+Names: TypeAlias = Mapping[str, Any]  # declared names of an object: those inside each; None: the field is taken whole
+
+
+_SCANNER = json.JSONDecoder(parse_int=Number, parse_float=Number, parse_constant=Constant)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One field of a JSON object, as written."""
+
+    name: str
+    key: str  # the name in quotes
+    text: str
+    value: Any  # numbers are text
+
+
+def names_of(fields: Iterable[pa.Field]) -> Names:
+    """Return the names of declared fields, and of those inside them."""
+    return {field.name: _inner(field.type) for field in fields}
+
+
+def members(line: str) -> list[Member]:
+    """Return the fields of one JSON object. Raises `ValueError` if it cannot be cut."""
+    try:
+        return _members(line)
+    except ValueError:
+        return _members(_with_quoted_constants(line))
+
+
+def _members(line: str) -> list[Member]:
+    at = _blank_end(line, 0)
+    if not line.startswith("{", at):
+        raise ValueError("not a JSON object")
+    at = _blank_end(line, at + 1)
+    found: list[Member] = []
+    try:
+        while not line.startswith("}", at):
+            if found:
+                at = _blank_end(line, _behind(line, at, ","))
+            begin = at
+            _behind(line, begin, '"')
+            name, at = _SCANNER.raw_decode(line, begin)
+            key = line[begin:at]
+            begin = _blank_end(line, _behind(line, _blank_end(line, at), ":"))
+            value, at = _SCANNER.raw_decode(line, begin)
+            found.append(Member(name, key, line[begin:at], value))
+            at = _blank_end(line, at)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    return found
+
+
+def is_unknown(member: Member, names: Names) -> bool:
+    """Return True if the field has a value that its column does not hold, or has no column."""
+    if member.value is None:
+        return False
+    if member.name not in names:
+        return True
+    inner = names[member.name]
+    return inner is not None and any(True for _ in _inside(member.value, inner))
+
+
+def as_object(kept: Iterable[Member]) -> str | None:
+    """Return the fields as the text of a JSON object; None if there are none."""
+    texts = [f"{member.key}:{_exact(member)}" for member in kept]
+    return "{" + ",".join(texts) + "}" if texts else None
+
+
+def kind_of(values: Iterable[Any]) -> pa.DataType | None:
+    """Return the type of a column for values of `members`; None if there is none, as for objects without fields."""
+    kinds = [kind for value in values if value is not None and (kind := _kind(value, 0)) is not None]
+    if not kinds:
+        return None
+    found = kinds[0].kind
+    for kind in kinds[1:]:
+        found = wider(found, kind.kind)
+    if any(kind.is_large for kind in kinds) and pa.types.is_floating(found):
+        return pa.string()  # a double would round them
+    return found
+
+
+class UnknownFinder:
+    """Finds the fields of JSON lines that no column takes, under one schema."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.names = names_of(schema)
+        self._declared = schema
+        self._is_wide = False  # keys may be ids; written by the thread that decodes
+        reading = [pa.field(field.name, text_type(field.type, moments=True)) for field in schema]
+        self._options = pj.ParseOptions(
+            explicit_schema=pa.schema(reading), unexpected_field_behavior="infer", newlines_in_values=False
+        )
+
+    def find(self, block: bytes, starts: Positions) -> dict[str, Positions]:
+        """Return the rows that have each field, by the field's path. Row i is the line that begins at ``starts[i]``."""
+        lines = Lines.of(block)
+        kept = np.searchsorted(lines.starts, starts)
+        ends = lines.ends[kept]
+        found: dict[str, list[Positions]] = {}
+        low, rows_max = 0, _WINDOW_ROWS_FIRST
+        while low < len(starts):
+            high = int(np.searchsorted(ends, starts[low] + _WINDOW_BYTES))
+            high = max(low + 1, min(high, low + rows_max))
+            rows_max = min(rows_max * _WINDOW_GROWTH, _WINDOW_ROWS_MAX)
+            if kept[high - 1] - kept[low] == high - 1 - low:
+                window = block[int(starts[low]) : int(ends[high - 1]) + 1]
+            else:
+                pairs = zip(starts[low:high].tolist(), ends[low:high].tolist(), strict=True)
+                window = b"".join(block[start : end + 1] for start, end in pairs)
+            for name, rows in self._window(window, high - low):
+                found.setdefault(name, []).append(rows + low)
+            low = high
+        return {name: np.concatenate(rows) for name, rows in found.items()}
+
+    def _window(self, window: bytes, rows: int) -> Iterable[tuple[str, Positions]]:
+        if self._is_wide:
+            return self._line_by_line(window)
+        try:
+            table = pj.read_json(
+                pa.BufferReader(window),
+                read_options=pj.ReadOptions(use_threads=False, block_size=len(window) + 1),
+                parse_options=self._options,
+            )
+            self._is_wide = _width(table.schema) > _WIDE
+            if table.num_rows == rows:
+                columns = [(field.name, table.column(field.name).combine_chunks()) for field in table.schema]
+                return list(_extra_fields(columns, self._declared))
+        except (pa.ArrowException, KeyError, UnicodeDecodeError):  # a field of two types; a name given twice
+            pass
+        return self._line_by_line(window)
+
+    def _line_by_line(self, window: bytes) -> Iterable[tuple[str, Positions]]:
+        found: dict[str, list[int]] = {}
+        for row, line in enumerate(window.split(b"\n")[:-1]):
+            for name in dict.fromkeys(_unknown(_decoded(line.decode()), self.names)):
+                found.setdefault(name, []).append(row)
+        return [(name, np.array(rows, dtype=np.int64)) for name, rows in found.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    kind: pa.DataType
+    is_large: bool = False  # a whole number that a double may round
+
+
+def _decoded(line: str) -> Mapping[str, Any]:
+    """Return the fields of a line that Arrow has read; one field without a name if Python cannot read it."""
+    try:
+        found: Mapping[str, Any] = _SCANNER.decode(line)
+        return found
+    except RecursionError:
+        return {UNCUT: True}
+    except ValueError:
+        quoted = _with_quoted_constants(line)
+    return _decoded(quoted) if quoted != line else {UNCUT: True}
+
+
+def _with_quoted_constants(line: str) -> str:
+    """Return the line with spellings that only Arrow reads, such as -Inf, in quotes."""
+    return _CONSTANTS.sub(lambda found: found[0] if found[0].startswith('"') else f'"{found[0]}"', line)
+
+
+def _exact(member: Member) -> str:
+    # Python's parser accepts constants, and a reader of the rescued text may not
+    has_constants = "NaN" in member.text or "Infinity" in member.text
+    return exact_json(member.value) if has_constants else member.text
+
+
+def _inner(kind: pa.DataType) -> Names | None:
+    if pa.types.is_list(kind):
+        return _inner(kind.value_type)
+    return names_of(kind) if pa.types.is_struct(kind) else None
+
+
+def _unknown(value: Mapping[str, Any], names: Names) -> Iterator[str]:
+    """Yield the paths of fields with a value that have no declared field; a path may be there more than once."""
+    for name, item in value.items():
+        if item is None:
+            continue
+        if name not in names:
+            yield name
+        elif (inner := names[name]) is not None:
+            yield from (f"{name}.{path}" for path in _inside(item, inner))
+
+
+def _inside(value: Any, names: Names) -> Iterator[str]:
+    if isinstance(value, list):
+        for item in value:
+            yield from _inside(item, names)
+    elif isinstance(value, dict):
+        yield from _unknown(value, names)
+
+
+def _width(fields: Iterable[pa.Field]) -> int:
+    """Return the number of fields, with those inside them."""
+    return sum(1 + _width_inside(field.type) for field in fields)
+
+
+def _width_inside(kind: pa.DataType) -> int:
+    if pa.types.is_list(kind):
+        return _width_inside(kind.value_type)
+    return _width(kind) if pa.types.is_struct(kind) else 0
+
+
+def _extra_fields(
+    columns: Iterable[tuple[str, pa.Array]], declared: Iterable[pa.Field], prefix: str = ""
+) -> Iterator[tuple[str, Positions]]:
+    """Yield the paths of undeclared fields, with the rows that have a value there."""
+    known = {field.name: field.type for field in declared}
+    for name, array in columns:
+        if name not in known:
+            rows = np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False))
+            if len(rows):
+                yield prefix + name, rows
+        else:
+            yield from _extra_inside(array, known[name], f"{prefix}{name}.")
+
+
+def _extra_inside(array: pa.Array, declared: pa.DataType, prefix: str) -> Iterator[tuple[str, Positions]]:
+    if pa.types.is_list(declared) and pa.types.is_list(array.type):
+        offsets = array.offsets.to_numpy()
+        items = array.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
+        begins = offsets - offsets[0]
+        for path, rows in _extra_inside(items, declared.value_type, prefix):
+            yield path, np.unique(np.searchsorted(begins, rows, side="right") - 1)
+    elif pa.types.is_struct(declared) and pa.types.is_struct(array.type):
+        valid: Flags = array.is_valid().to_numpy(zero_copy_only=False)
+        children = [(field.name, array.field(index)) for index, field in enumerate(array.type)]
+        for path, rows in _extra_fields(children, declared, prefix):
+            kept = rows[valid[rows]]
+            if len(kept):
+                yield path, kept
+
+
+def _kind(value: Any, depth: int) -> _Kind | None:
+    match value:
+        case None:
+            return None
+        case bool():
+            return _Kind(pa.bool_())
+        case Constant():
+            return _Kind(pa.float64())
+        case Number():
+            return _number_kind(value)
+        case str():
+            return _Kind(TIMESTAMP if len(value) > len("2024-05-06") and is_moment(value) else pa.string())
+        case _ if depth > _DEPTH_MAX:
+            return _Kind(pa.string())
+        case list():
+            item = _kind_of_all(value, depth + 1)
+            return None if item is None else _Kind(pa.list_(pa.field("element", item)))
+        case _:
+            return _object_kind(value, depth)
+
+
+def _number_kind(text: str) -> _Kind:
+    if not text.removeprefix("-").isdigit():
+        return _Kind(pa.float64()) if math.isfinite(float(text)) else _Kind(pa.string())
+    if len(text) > _DIGITS_MAX:
+        return _Kind(pa.string())
+    number = int(text)
+    if not -(1 << 63) <= number < 1 << 63:
+        return _Kind(pa.decimal128(_DIGITS_MAX, 0), True)
+    return _Kind(pa.int64(), abs(number) > _EXACT_MAX)
+
+
+def _object_kind(value: Mapping[str, Any], depth: int) -> _Kind | None:
+    fields = {name: kind.kind for name, item in value.items() if (kind := _kind(item, depth + 1)) is not None}
+    folded = {name.lower() for name in fields}
+    if not fields or len(folded) < len(fields) or not all(map(_is_storable, fields)):
+        return None
+    return _Kind(pa.struct(fields.items()))
+
+
+def _kind_of_all(values: Iterable[Any], depth: int) -> pa.DataType | None:
+    found: pa.DataType | None = None
+    for value in values:
+        if (kind := _kind(value, depth)) is not None:
+            found = kind.kind if found is None else wider(found, kind.kind)
+    return found
+
+
+def _is_storable(name: str) -> bool:
+    return name.isascii() or not any(0xD800 <= ord(character) <= 0xDFFF for character in name)
+
+
+def _behind(line: str, at: int, mark: str) -> int:
+    if not line.startswith(mark, at):
+        raise ValueError(f"no {mark} at character {at}")
+    return at + 1
+
+
+def _blank_end(line: str, at: int) -> int:
+    while at < len(line) and line[at] in _WHITESPACE:
+        at += 1
+    return at
