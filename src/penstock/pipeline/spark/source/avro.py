@@ -27,7 +27,7 @@ from penstock.pipeline.spark.source.avro_schema import AvroField, AvroType, Unsu
 from penstock.pipeline.spark.source.avro_values import VARINT_BYTES_MAX, Damage
 from penstock.pipeline.spark.source.blocks import Decoded, Positions
 from penstock.pipeline.spark.source.ddl import parse_ddl
-from penstock.pipeline.spark.source.fit import Fitter, names_read
+from penstock.pipeline.spark.source.fit import Fitter
 from penstock.pipeline.spark.source.options import ReadOptions
 from penstock.pipeline.spark.source.plan import Piece
 
@@ -56,7 +56,7 @@ class AvroFormat:
     """Reads the declared columns of Avro objects. Used by one thread."""
 
     def __init__(self, options: ReadOptions) -> None:
-        self._declared = parse_ddl(options.schema_ddl)
+        self._options = options
         self._block_bytes_max = options.line_bytes_max
         self._inflated_bytes_max = options.inflated_bytes_max  # of a piece
         self._known: OrderedDict[bytes, _Columns] = OrderedDict()  # by schema text
@@ -86,7 +86,7 @@ class AvroFormat:
             yield block
 
     def _columns(self, schema_text: bytes, uri: str) -> "_Columns":
-        found = self._known.pop(schema_text, None) or _Columns(parse_schema(schema_text), self._declared, uri)
+        found = self._known.pop(schema_text, None) or _Columns(parse_schema(schema_text), self._options, uri)
         self._known[schema_text] = found
         if len(self._known) > _SCHEMAS_KEPT_MAX:
             self._known.popitem(last=False)
@@ -98,7 +98,11 @@ def schema_of(reader: ObjectReader) -> pa.Schema:
     with _explained(reader):
         found = parse_schema(_header(_Content(reader, _HEADER_READ_BYTES)).schema_text)
     reader.verify()
-    return pa.schema([pa.field(field.name, arrow_type(field.type)) for field in found.fields])
+    return _arrow_schema(found.fields, [field.name for field in found.fields])
+
+
+def _arrow_schema(fields: Sequence[AvroField], names: Sequence[str]) -> pa.Schema:
+    return pa.schema([pa.field(name, arrow_type(field.type)) for field, name in zip(fields, names, strict=True)])
 
 
 @contextmanager
@@ -115,14 +119,12 @@ def _explained(reader: ObjectReader) -> Iterator[None]:
 
 
 class _Columns:
-    """The declared columns of objects with one schema."""
+    """The columns that are read of objects with one schema."""
 
-    def __init__(self, schema: AvroType, declared: pa.Schema, uri: str) -> None:
-        found = _aliased(schema.fields, declared.names)
-        names = names_read(found, declared, uri=uri)
-        self._decoder = AvroDecoder(schema, [found.index(name) for name in names])
-        self._names = names
-        self._fitter = Fitter(names, declared)
+    def __init__(self, schema: AvroType, options: ReadOptions, uri: str) -> None:
+        found = _arrow_schema(schema.fields, _aliased(schema.fields, parse_ddl(options.schema_ddl).names))
+        self._fitter = Fitter.of(found, options, uri=uri)
+        self._decoder = AvroDecoder(schema, [found.names.index(name) for name in self._fitter.names])
 
     def decoded(self, blocks: Sequence[Block], room: list[int]) -> Iterator[Decoded]:
         """Yield the rows of blocks. Raises `Damage`."""
@@ -136,7 +138,7 @@ class _Columns:
     def _fitted(self, table: pa.Table, blocks: Sequence[Block], numbers: Positions, places: Positions) -> Decoded:
         begins = np.array([block.begin for block in blocks], dtype=np.int64)
         positions = (begins[numbers] << ROW_BITS) + places
-        return self._fitter.fit(table.rename_columns(self._names), 0).moved(lambda rows: positions[rows])
+        return self._fitter.fit(table.rename_columns(self._fitter.names), 0).moved(lambda rows: positions[rows])
 
 
 def _aliased(fields: Sequence[AvroField], declared: Sequence[str]) -> list[str]:

@@ -14,8 +14,7 @@ import pyarrow as pa
 from penstock.errors import Interrupted, ObjectCorrupt, PenstockError
 from penstock.objects.store import ObjectReader
 from penstock.pipeline.spark.source.blocks import Decoded
-from penstock.pipeline.spark.source.ddl import parse_ddl
-from penstock.pipeline.spark.source.fit import Fitter, names_read, unknown_of
+from penstock.pipeline.spark.source.fit import Fitter
 from penstock.pipeline.spark.source.options import ReadOptions
 from penstock.pipeline.spark.source.plan import Piece
 
@@ -45,10 +44,8 @@ class ColumnarFormat:
     """Reads the declared columns of Parquet or ORC objects."""
 
     def __init__(self, options: ReadOptions) -> None:
-        self._declared = parse_ddl(options.schema_ddl)
+        self._options = options
         self._name = options.format
-        self._rescues = options.rescues
-        self._adds = options.evolve == "add"
 
     def read(self, reader: ObjectReader, piece: Piece) -> Iterator[Decoded]:
         """Yield the rows of the units that begin in the piece, verified. Raises the store's `ObjectError`."""
@@ -64,9 +61,7 @@ class ColumnarFormat:
 
     def _parts(self, content: "Content", piece: Piece, *, uri: str) -> Iterator[Decoded]:
         file = OPENERS[self._name](content)
-        names = names_read(file.schema.names, self._declared, uri=uri, all_of_them=self._rescues)
-        unknown = unknown_of(file.schema, self._declared, typed=self._adds)
-        fitter = Fitter(names, self._declared, unknown=unknown, rescues=self._rescues)
+        fitter = Fitter.of(file.schema, self._options, uri=uri)
         owned = _owned(file.units, piece, content.size_bytes)
         left = sum(owned)
         first = 0
@@ -77,8 +72,8 @@ class ColumnarFormat:
                 first += unit.count()
                 continue
             left -= 1
-            for rows in unit.read(names):
-                yield fitter.fit(rows.select(names), first)
+            for rows in unit.read(fitter.names):
+                yield fitter.fit(rows.select(fitter.names), first)
                 first += rows.num_rows
 
 

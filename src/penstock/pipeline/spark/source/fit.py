@@ -31,7 +31,7 @@ import pyarrow.compute as pc
 
 from penstock.errors import ObjectUnreadable
 from penstock.pipeline.spark.source.blocks import BadLine, Decoded, Finding, Flags, to_moments
-from penstock.pipeline.spark.source.ddl import RESCUED, TIMESTAMP, TIMESTAMP_NTZ
+from penstock.pipeline.spark.source.ddl import RESCUED, TIMESTAMP, TIMESTAMP_NTZ, parse_ddl
 from penstock.pipeline.spark.source.exact_json import exact_json
 from penstock.pipeline.spark.source.explain import (
     Misfit,
@@ -42,6 +42,7 @@ from penstock.pipeline.spark.source.explain import (
     not_of_type,
     not_utf8,
 )
+from penstock.pipeline.spark.source.options import ReadOptions
 from penstock.pipeline.spark.source.spellings import decimal_check
 
 _DIGITS_MAX = 38
@@ -103,10 +104,19 @@ class Fitter:
         unknown: Mapping[str, pa.DataType | None] | None = None,
         rescues: bool = False,
     ) -> None:
+        self.names = found  # of the columns that `fit` takes
         self._declared = declared
         self._places = places_of(declared.names, found)
         self._unknown = unknown or {}
         self._rescues = rescues
+
+    @classmethod
+    def of(cls, found: pa.Schema, options: ReadOptions, *, uri: str) -> "Fitter":
+        """Return the fitter of objects with these columns. Raises `ObjectUnreadable` if none of them is declared."""
+        declared = parse_ddl(options.schema_ddl)
+        names = names_read(found.names, declared, uri=uri, all_of_them=options.rescues)
+        unknown = unknown_of(found, declared, typed=options.evolve == "add")
+        return cls(names, declared, unknown=unknown, rescues=options.rescues)
 
     def fit(self, rows: pa.Table, first: int) -> Decoded:
         """Return the rows that fit, numbered from ``first``, and the others as bad ones."""

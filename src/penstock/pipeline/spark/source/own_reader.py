@@ -34,8 +34,7 @@ from penstock.messaging.failure import failure_of, location_of
 from penstock.objects.reference import ObjectRef
 from penstock.objects.store import ObjectReader
 from penstock.pipeline.spark.source.blocks import Decoded
-from penstock.pipeline.spark.source.ddl import parse_ddl
-from penstock.pipeline.spark.source.fit import Fitter, names_read
+from penstock.pipeline.spark.source.fit import Fitter
 from penstock.pipeline.spark.source.options import ReadOptions
 from penstock.pipeline.spark.source.plan import Piece
 
@@ -143,7 +142,7 @@ class OwnReader:
     """Reads objects with the function that the options name. Used by one thread."""
 
     def __init__(self, options: ReadOptions) -> None:
-        self._declared = parse_ddl(options.schema_ddl)
+        self._options = options
         self._name = options.reader
         self._function = _imported(options.reader)
         self._bytes_max = options.whole_bytes_max
@@ -154,9 +153,8 @@ class OwnReader:
         try:
             first = 0
             for batch in self._batches(obj):
-                names = names_read(batch.schema.names, self._declared, uri=obj.uri)
-                fitter = Fitter(names, self._declared)
-                rows = pa.Table.from_batches([batch]).select(names)
+                fitter = Fitter.of(batch.schema, self._options, uri=obj.uri)
+                rows = pa.Table.from_batches([batch]).select(fitter.names)
                 for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
                     part = rows.slice(start, _ROWS_AT_ONCE)
                     reader.verify()
