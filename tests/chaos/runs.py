@@ -153,7 +153,7 @@ class Case:
 
     def command(self, *arguments: str, code: int = 0, **settings: object) -> Ended:
         """Run any command and check its exit code."""
-        return self._start(arguments, **settings).end().expect(code)
+        return self._start(arguments, before_exec=None, **settings).end().expect(code)
 
     def show(self, path: Path) -> dict[str, Any]:
         """Return the newest version from `penstock objects show`."""

@@ -8,6 +8,7 @@ from tests.property.source_run import Case, Found, any_pieces, read, whole
 
 from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions
 from penstock.pipeline.spark.source.places import ranges_of
+from penstock.pipeline.spark.source.plan import Piece
 
 JSON_LINES = st.sampled_from(
     [b'{"id": 1, "v": 2}', b'{"id": 1, "v": "x"}', b'{"id": "x"}', b'{"id": 3, "v": 1.5}', b"junk", b"", b"\xff{}"]
@@ -30,11 +31,11 @@ def check(draw: st.DataObject, objects: list[bytes], first: ReadOptions, then: R
     """Replay the bad lines of a first reading, and compare with a reading of everything under the same options."""
     stored = [gzip.compress(each, mtime=0) if suffix else each for each in objects]
 
-    def pieces() -> list[list[object]]:
-        return whole(stored) if suffix else draw.draw(any_pieces(stored))  # type: ignore[return-value]
+    def pieces() -> list[list[Piece]]:
+        return whole(stored) if suffix else draw.draw(any_pieces(stored))
 
     def case(options: ReadOptions, places: dict[int, bytes]) -> Case:
-        return Case(stored, pieces(), options, suffix=suffix, places=places)  # type: ignore[arg-type]
+        return Case(stored, pieces(), options, suffix=suffix, places=places)
 
     before = read(case(first, {}))
     bad: dict[str, list[tuple[int, int]]] = {ref.uri: [] for ref in before.plan.objects}

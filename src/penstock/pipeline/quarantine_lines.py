@@ -6,7 +6,7 @@ one.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -32,10 +32,10 @@ class QuarantineLines:
         self._quarantine = quarantine
         self._pipeline = pipeline
 
-    def of(self, row: QuarantineRow) -> Iterator[pa.RecordBatch]:
+    def of(self, row: QuarantineRow) -> Generator[pa.RecordBatch, None, None]:
         """Yield the lines of one object that an attempt quarantined, with the columns of the quarantine table.
 
-        Raises `UsageError` if the table no longer tells them from those of other versions.
+        Close the generator. Raises `UsageError` if the table no longer tells them from those of other versions.
         """
         found = 0
         for batch in self._batches(row.attempt_id, [row.bad.uri]):

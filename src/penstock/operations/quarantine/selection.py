@@ -1,7 +1,7 @@
 """Select objects with bad lines, with the state of their replays, and read the lines themselves."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 
@@ -109,9 +109,7 @@ def lines_of(seen: ScopeView, row: QuarantineRow, *, limit: int) -> Sequence[Map
 
     sink = open_sink(where.quarantine, scheme=where.scheme, pipeline=row.pipeline, partition_by=None)
     found: list[Mapping[str, object]] = []
-    with ExitStack() as stack:
-        batches = QuarantineLines(seen.ledger, sink, pipeline=row.pipeline).of(row)
-        stack.callback(batches.close)
+    with closing(QuarantineLines(seen.ledger, sink, pipeline=row.pipeline).of(row)) as batches:
         for batch in batches:
             found += batch.slice(0, limit - len(found)).to_pylist()
             if len(found) >= limit:

@@ -69,7 +69,8 @@ class ReadOptions:
     @property
     def place(self) -> str:
         """Return the name of the column with a row's place in its object: its byte offset, or its number."""
-        return format_of(self.format).position.name
+        name: str = format_of(self.format).position.name
+        return name
 
 
 def as_text(options: ReadOptions) -> str:
