@@ -124,7 +124,10 @@ DIFFERENT: Mapping[str, Sequence[Case]] = {
     'CSV: `""` in a string column': [*cases("csv", "string", '""')],
     "CSV: a quote in a quoted field": [*cases("csv", "string", '"a""b" "a\\"b"')],
     "CSV: blanks around numbers and dates": [*cases("csv", "bigint", "␣1 1␣")],
-    "CSV: Java's spellings of numbers": [*cases("csv", "double", "1d 1.5f 0x1p3"), *cases("csv", "bigint", "\N{ARABIC-INDIC DIGIT ONE}")],
+    "CSV: Java's spellings of numbers": [
+        *cases("csv", "double", "1d 1.5f 0x1p3"),
+        *cases("csv", "bigint", "\N{ARABIC-INDIC DIGIT ONE}"),
+    ],
 }
 
 
