@@ -80,6 +80,14 @@ class ArrivalOptions:
             "--queue", metavar="QUEUE", help="Take the objects of this queue's notifications (SQS: name, URL or ARN)."
         ),
     ] = None
+    include: Annotated[
+        list[str] | None,
+        typer.Option("--include", metavar="PATTERN", help="Only files that match, such as '*.csv'; repeatable."),
+    ] = None
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option("--exclude", metavar="PATTERN", help="Not the files that match, such as 'tmp/'; repeatable."),
+    ] = None
     settle: Annotated[
         float,
         typer.Option("--settle", metavar="SECONDS", min=0.1, help="With --watch: how long a file must be stable."),
@@ -134,7 +142,9 @@ class LimitOptions:
 
 @grouped_options
 def ingest(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="The folder to read, or s3://BUCKET/PREFIX.")],
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="A folder, a file, s3://BUCKET/PREFIX, or a pattern.")
+    ],
     table: Annotated[
         str, typer.Argument(metavar="TABLE", help="The folder or s3:// prefix of the Delta table; created if missing.")
     ],
@@ -154,7 +164,7 @@ def ingest(
 ) -> None:
     """Load files into a table exactly once.
 
-    Every file of SOURCE goes into TABLE, on Spark. Run it again at any time: rows in the table stay as they are, new
+    Every file of SOURCE goes into TABLE, on Spark. A pattern such as 'logs/2026-*/**/*.csv' needs quotes. Run it again at any time: rows in the table stay as they are, new
     and changed files are added, and an interrupted run is finished. Exit code 3: an object failed for good. 75: stopped
     before everything was done. With --watch it runs until it is stopped, and exits with 0 if all stable files are done.
     Queue and ledger are files beside the table (for a table in S3 in a directory of this host), whatever the settings
@@ -204,6 +214,8 @@ def _request(
         header=not format_.no_header,
         watch=arrival.watch,
         queue=arrival.queue,
+        include=tuple(arrival.include or ()),
+        exclude=tuple(arrival.exclude or ()),
         settle_seconds=arrival.settle,
         cleanup=cleanup_of(cleaning.cleanup, after=cleaning.cleanup_after, target=cleaning.cleanup_to),
         schema=format_.schema,
@@ -282,7 +294,9 @@ def _remarks(report: "IngestReport", options: str) -> list[str]:
         remarks.append(f"Stopped with {left} left; run the same command again to continue.")
     if report.files_ignored:
         kinds = [
-            _tables(report.folders_excluded, Path.cwd()) if reason == "excluded" else f"{number:,} {reason}"
+            _tables(report.folders_excluded, Path.cwd())
+            if reason == "excluded"
+            else f"{number:,} {reason.replace('_', ' ')}"
             for reason, number in report.files_ignored.items()
         ]
         remarks.append(f"Left out: {', '.join(kinds)}.")

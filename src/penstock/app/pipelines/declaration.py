@@ -1,7 +1,7 @@
 """The declaration of a pipeline: checked as far as possible without Spark, and then frozen."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from penstock.errors import UsageError
 from penstock.handlers.durations import Duration, Size, bytes_of, seconds_of
 from penstock.messaging.declarations import checks_class_options
 from penstock.messaging.schema import Queue
+from penstock.objects.selection import checked_patterns
 from penstock.sinks.declaration import SinkDeclaration
 from penstock.sinks.registry import SINKS
 from penstock.storage.address import check_address
@@ -34,13 +35,16 @@ class ObjectSource:
     """The objects of a pipeline: where they are, which queue has their notifications, and their format.
 
     Args:
-        folder: A local folder or s3://BUCKET/PREFIX; nothing outside it is read.
+        folder: A local folder or file, s3://BUCKET/PREFIX, or a pattern of either such as logs/2026-*/**/*.csv; nothing
+            else is read.
         queue: The queue with notifications from S3, the watcher, `App.announce` or `Pipeline.run`.
         format: jsonl, json (documents), csv or text, each also compressed with gzip, bzip2 or zstd; parquet, orc or
             binary.
         schema: Spark DDL, such as "id long, ts timestamp"; not needed for text and binary.
         delimiter: CSV only: the field separator.
         header: CSV only: the first line has the column names.
+        include: Patterns, such as *.csv, of which an object below the folder has to match one.
+        exclude: Patterns of objects that are left out.
         cleanup: One of `from penstock import cleanup`, applied to objects whose rows are published. Default: keep them.
 
     Raises:
@@ -53,6 +57,8 @@ class ObjectSource:
     schema: str | None = field(default=None, kw_only=True)
     delimiter: str | None = field(default=None, kw_only=True)
     header: bool = field(default=True, kw_only=True)
+    include: Sequence[str] = field(default=(), kw_only=True)
+    exclude: Sequence[str] = field(default=(), kw_only=True)
     cleanup: Cleanup = field(default_factory=Keep, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -67,6 +73,8 @@ class ObjectSource:
             raise UsageError(
                 f"The source {self.folder} has the format {self.format}; delimiter and header are only for csv."
             )
+        checked_patterns(self.include, "include")
+        checked_patterns(self.exclude, "exclude")
         check_fits(self.cleanup, self.folder)
 
 

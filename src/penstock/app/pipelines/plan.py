@@ -12,8 +12,9 @@ from penstock.app.context import PipelineTools
 from penstock.app.paths import TablePaths, declared_table_paths
 from penstock.app.pipelines.declaration import ObjectSource, PipelineDeclaration
 from penstock.app.pipelines.published import PublishNotifier
+from penstock.app.pipelines.sources import declared_source
 from penstock.app.service import ServiceContext, busy_seconds_max
-from penstock.app.sources import SourceLocation, source_of
+from penstock.app.sources import SourceLocation
 from penstock.app.spark import SESSION_END_SECONDS
 from penstock.app.tables import Tables
 from penstock.config import Settings
@@ -21,6 +22,7 @@ from penstock.ledger import Ledger
 from penstock.messaging.broker import Broker
 from penstock.messaging.handler import ServiceWatch, Unwatched
 from penstock.objects.notification import parse_others
+from penstock.objects.selection import Selection
 from penstock.pipeline.attempt import AttemptSettings, PipelineRuntime
 from penstock.pipeline.batch import PipelineHandler
 from penstock.pipeline.engine import CheckedEngine
@@ -83,6 +85,7 @@ class PipelineBlueprint:
 
     declaration: Declaration
     buckets: frozenset[str]  # it accepts the notifications of these
+    selection: Selection  # and processes these objects
     numbers: BatchLimits
     worker: str
     ledger: Ledger
@@ -171,7 +174,7 @@ class PipelineBlueprint:
             engine=engine,
             # A bounded run notices a dead engine at its next batch; without another batch it is done.
             check_engine=engine.check if self.faults_max is None else None,
-            parse=partial(parse_others, buckets_allowed=self.buckets, own=self._own()),
+            parse=partial(parse_others, buckets_allowed=self.buckets, own=self._own(), selection=self.selection),
             publish=self.publish,
             publish_jobs=self.publish_jobs,
             streak=FailureStreak(faults_max=self.faults_max),
@@ -221,7 +224,7 @@ def plan_of(declaration: PipelineDeclaration, context: ServiceContext, *, faults
     Raises `UserError` for a problem that a person has to fix, such as a missing folder or an invalid schema.
     """
     where = declared_table_paths(declaration.name, declaration.sink.address, context.settings)
-    source = source_of(declaration.source.folder, where)
+    source = declared_source(declaration.source, where)
     read = read_options(declaration, default_ratio=context.settings.objects_max_quarantine_ratio)
     ledger = context.ledger()
     ledger.ensure_pipeline(where.pipeline)
@@ -241,6 +244,7 @@ def plan_of(declaration: PipelineDeclaration, context: ServiceContext, *, faults
             partition_by=declaration.sink.partition_by,
         ),
         buckets=source.buckets,
+        selection=source.selection,
         numbers=_numbers(declaration, context),
         worker=context.worker,
         ledger=ledger,

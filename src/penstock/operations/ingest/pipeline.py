@@ -29,9 +29,9 @@ from penstock.pipeline.spark.declaration import Declaration, Transform
 from penstock.pipeline.spark.runtime import GivenSpark
 from penstock.pipeline.spark.session import has_session
 from penstock.pipeline.spark.source.datasource import canonical_ddl
-from penstock.pipeline.spark.source.formats import format_of
+from penstock.pipeline.spark.source.formats import KNOWN_SUFFIXES, follows_from_names, format_of
 from penstock.pipeline.spark.source.infer import infer_format, infer_schema
-from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions, as_text, checked, from_text
+from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions, as_text, checked, from_text, is_by_names
 from penstock.worker.consumer import Consumer, Gates
 from penstock.worker.worker import Worker
 
@@ -57,6 +57,8 @@ class IngestRequest:
     settle_seconds: float = SETTLE_SECONDS  # quiet period of a file before it is ingested, when watching
     cleanup: Cleanup = field(default_factory=Keep)  # applied to objects whose rows are published
     queue: str | None = None  # at the configured broker, with notifications of the source; None: scan the source
+    include: tuple[str, ...] = ()  # patterns; see `penstock.objects.selection`
+    exclude: tuple[str, ...] = ()
     settings: Settings = field(default_factory=Settings)
 
     def read(self, format_name: str) -> ReadOptions:
@@ -180,13 +182,27 @@ class IngestPipeline:
         """Return True if the format or the schema is unknown without a sample."""
         return self._known_reading() is None
 
+    def judging_names(self, sample: Sequence[ObjectRef]) -> "IngestPipeline":
+        """Return this pipeline without objects whose names end as those of no format, if the format follows from names.
+
+        It does if no format was given and the name of an object in the sample tells one, or one did at the first run.
+        """
+        if self.request.format is not None:
+            return self
+        row = self.state.ledger.ensure_pipeline(self.where.pipeline)
+        remembered = row.source_options
+        if not (is_by_names(remembered) if remembered is not None else follows_from_names(sample)):
+            return self
+        selection = replace(self.source.selection, suffixes=KNOWN_SUFFIXES)
+        return replace(self, source=replace(self.source, selection=selection))
+
     def _find_reading(self, sample: Sequence[ObjectRef]) -> ReadOptions:
         """Return how objects are read: as given, else as remembered, else infer, report and remember it."""
         known = self._known_reading()
         if known is not None:
             return known
         request, ledger, pipeline = self.request, self.state.ledger, self.where.pipeline
-        format_name = request.format or infer_format(sample, self.source.store, source=self.source.address)
+        format_name = request.format or infer_format(sample, self.source.store, source=str(self.source))
         _check_csv(request, format_name)
         known = self._known_reading(format_name)
         if known is not None:
@@ -194,7 +210,8 @@ class IngestPipeline:
         given = request.read(format_name)
         inferred = infer_schema(sample, self.source.store, given, delimiter_given=request.delimiter is not None)
         self.tools.bus.emit(SchemaInferred(pipeline=pipeline, schema=inferred.ddl, notes=inferred.notes))
-        ledger.remember_source_schema(pipeline, inferred.ddl, as_text(inferred.options))
+        by_names = bool(self.source.selection.suffixes)
+        ledger.remember_source_schema(pipeline, inferred.ddl, as_text(inferred.options, by_names=by_names))
         remembered = self._known_reading()
         assert remembered is not None, "it was remembered just now"
         return remembered
@@ -234,6 +251,7 @@ class IngestPipeline:
         return PipelineBlueprint(
             declaration=declaration,
             buckets=self.source.buckets,
+            selection=self.source.selection,
             numbers=BatchLimits.of(settings, self.state.broker),
             worker=self.state.worker,
             ledger=self.state.ledger,

@@ -58,9 +58,18 @@ class ReadOptions:
         return pa.schema([*declared, OBJECT, format_of(self.format).position]) if self.provenance else declared
 
 
-def as_text(options: ReadOptions) -> str:
-    """Return the format and dialect as JSON, to be remembered with an inferred schema."""
-    return json.dumps({"format": options.format, "csv": asdict(options.csv)}, separators=(",", ":"))
+def as_text(options: ReadOptions, *, by_names: bool = False) -> str:
+    """Return the format and dialect as JSON, to be remembered with an inferred schema.
+
+    ``by_names``: the format follows from the names of objects, see `formats.KNOWN_SUFFIXES`.
+    """
+    remembered = {"format": options.format, "csv": asdict(options.csv), "by_names": by_names}
+    return json.dumps(remembered, separators=(",", ":"))
+
+
+def is_by_names(text: str) -> bool:
+    """Return True if the format in a text of `as_text` follows from the names of objects."""
+    return bool(json.loads(text).get("by_names"))
 
 
 def from_text(text: str) -> ReadOptions:
