@@ -26,6 +26,7 @@ from penstock.storage.address import S3Address
 from penstock.storage.aws import Aws
 
 PREFIXES_MAX = 20
+_ALL = Selection()
 
 
 class LeftOut(StrEnum):
@@ -48,8 +49,8 @@ class ReconcileScope:
 
     bucket: str
     below: str  # prefix of the source's keys
-    selection: Selection  # the objects of the source
     before: float  # epoch seconds: only objects modified earlier are missing
+    selection: Selection = _ALL  # the objects of the source
     excluded: Sequence[str] = ()
     is_local: bool = False  # True: the scanner has already left out files that are no objects
 
