@@ -45,6 +45,12 @@ class FormatOptions:
         str | None,
         typer.Option("--schema", metavar="DDL", help="The columns, such as 'id long, v double'; default: inferred."),
     ] = None
+    partitions: Annotated[
+        str | None,
+        typer.Option(
+            "--partitions", metavar="DDL", help="Columns from paths such as day=2026-01-02/: 'day date, region string'."
+        ),
+    ] = None
     transform: Annotated[
         str | None,
         typer.Option("--transform", metavar="MODULE:FUNCTION", help="A PySpark function from DataFrame to DataFrame."),
@@ -220,6 +226,7 @@ def _request(
         settle_seconds=arrival.settle,
         cleanup=cleanup_of(cleaning.cleanup, after=cleaning.cleanup_after, target=cleaning.cleanup_to),
         schema=format_.schema,
+        partitions=format_.partitions,
         transform=format_.transform,
         state=state,
         provenance=not format_.no_provenance,

@@ -1,7 +1,7 @@
 """The declaration of a pipeline: checked as far as possible without Spark, and then frozen."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -45,6 +45,7 @@ class ObjectSource:
         header: CSV only: the first line has the column names.
         include: Patterns, such as *.csv, of which an object below the folder has to match one.
         exclude: Patterns of objects that are left out.
+        partitions: Columns from paths such as day=2026-01-02/, with their types: {"day": "DATE"}.
         cleanup: One of `from penstock import cleanup`, applied to objects whose rows are published. Default: keep them.
 
     Raises:
@@ -59,6 +60,7 @@ class ObjectSource:
     header: bool = field(default=True, kw_only=True)
     include: Sequence[str] = field(default=(), kw_only=True)
     exclude: Sequence[str] = field(default=(), kw_only=True)
+    partitions: Mapping[str, str] = field(default_factory=dict, kw_only=True)
     cleanup: Cleanup = field(default_factory=Keep, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -72,6 +74,11 @@ class ObjectSource:
         if self.format != "csv" and (self.delimiter is not None or not self.header):
             raise UsageError(
                 f"The source {self.folder} has the format {self.format}; delimiter and header are only for csv."
+            )
+        if not isinstance(self.partitions, Mapping):
+            raise UsageError(
+                f"The source {self.folder} has partitions={self.partitions!r}; write names and types, such as "
+                "{'day': 'DATE'}."
             )
         checked_patterns(self.include, "include")
         checked_patterns(self.exclude, "exclude")

@@ -35,7 +35,7 @@ from penstock.pipeline.spark.requirements import FOR_S3
 from penstock.pipeline.spark.runtime import Session
 from penstock.pipeline.spark.session import runtime_of
 from penstock.pipeline.spark.shared_folders import prove_shared
-from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions, checked
+from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions, checked, partitions_ddl
 from penstock.pipeline.spark.stopping import cancelled_at_stop
 from penstock.pipeline.spark.table_schema import agreement, check_partitions
 from penstock.storage.address import S3Address, s3_address
@@ -272,6 +272,7 @@ def read_options(declaration: PipelineDeclaration, *, default_ratio: float) -> R
             schema_ddl=source.schema or "",
             format=source.format,
             csv=_csv(source),
+            partitions_ddl=partitions_ddl(source.partitions),
             provenance=declaration.provenance,
             quarantine_ratio_max=default_ratio if ratio is None else ratio,
         )

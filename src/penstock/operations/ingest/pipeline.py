@@ -29,9 +29,18 @@ from penstock.pipeline.spark.declaration import Declaration, Transform
 from penstock.pipeline.spark.runtime import GivenSpark
 from penstock.pipeline.spark.session import has_session
 from penstock.pipeline.spark.source.datasource import canonical_ddl
+from penstock.pipeline.spark.source.ddl import parse_ddl
 from penstock.pipeline.spark.source.formats import KNOWN_SUFFIXES, follows_from_names, format_of
 from penstock.pipeline.spark.source.infer import infer_format, infer_schema
-from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions, as_text, checked, from_text, is_by_names
+from penstock.pipeline.spark.source.options import (
+    CsvOptions,
+    ReadOptions,
+    as_text,
+    checked,
+    checked_partitions,
+    from_text,
+    is_by_names,
+)
 from penstock.worker.consumer import Consumer, Gates
 from penstock.worker.worker import Worker
 
@@ -49,6 +58,7 @@ class IngestRequest:
     delimiter: str | None = None  # CSV only; None: as detected, a comma beside a given schema
     header: bool = True  # CSV only
     schema: str | None = None  # Spark DDL; None: remembered or inferred
+    partitions: str | None = None  # Spark DDL of columns from paths; None: as remembered
     transform: str | None = None  # "module:function"
     state: str | None = None
     provenance: bool = True
@@ -70,6 +80,7 @@ class IngestRequest:
             schema_ddl=self.schema or "",
             format=format_name,
             csv=csv,
+            partitions_ddl=self.partitions or "",
             provenance=self.provenance,
             quarantine_ratio_max=self.settings.objects_max_quarantine_ratio,
         )
@@ -230,6 +241,8 @@ class IngestPipeline:
         read = request.read(format_name)
         if remembered is not None and remembered.format == format_name:
             read = replace(read, csv=_with_given(remembered.csv, request))
+        if remembered is not None and request.partitions is None:
+            read = replace(read, partitions_ddl=remembered.partitions_ddl)
         ddl = canonical_ddl(request.schema) if request.schema is not None else row.source_schema
         if ddl is None and not format_of(format_name).has_own_schema:
             return None
@@ -307,8 +320,9 @@ def check(request: IngestRequest, source: SourceLocation) -> Transform | None:
         any_schema = "" if format_of(request.format).has_own_schema else _ANY_SCHEMA
         read = request.read(request.format)
         checked(replace(read, schema_ddl=read.schema_ddl or any_schema))
-    elif request.schema is not None:
-        canonical_ddl(request.schema)
+    else:
+        columns = parse_ddl(request.schema).names if request.schema is not None else ()
+        checked_partitions(request.partitions or "", columns)
     return _load_transform(request.transform) if request.transform is not None else None
 
 

@@ -1,6 +1,7 @@
 """How to read the objects of a source. Checked once, on the driver."""
 
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -41,6 +42,7 @@ class ReadOptions:
     schema_ddl: str = ""
     format: str = "jsonl"
     csv: CsvOptions = CsvOptions()
+    partitions_ddl: str = ""  # columns from the paths of objects; see path_partitions.py
     provenance: bool = True  # rows carry _object, and _offset or _row
     quarantine_ratio_max: float = 1.0  # fraction of an object's lines; an object above it fails
     object_bytes_max: int = 1 << 40  # of one object as stored; a larger one fails for good at once
@@ -54,16 +56,19 @@ class ReadOptions:
     @property
     def columns(self) -> pa.Schema:
         """Return the columns of the rows that the reader yields."""
-        declared = parse_ddl(self.schema_ddl)
+        in_paths = parse_ddl(self.partitions_ddl) if self.partitions_ddl else ()
+        declared = pa.schema([*parse_ddl(self.schema_ddl), *in_paths])
         return pa.schema([*declared, OBJECT, format_of(self.format).position]) if self.provenance else declared
 
 
 def as_text(options: ReadOptions, *, by_names: bool = False) -> str:
-    """Return the format and dialect as JSON, to be remembered with an inferred schema.
+    """Return format, dialect and path partitions as JSON, to be remembered with an inferred schema.
 
     ``by_names``: the format follows from the names of objects, see `formats.KNOWN_SUFFIXES`.
     """
     remembered = {"format": options.format, "csv": asdict(options.csv), "by_names": by_names}
+    if options.partitions_ddl:
+        remembered["partitions"] = options.partitions_ddl
     return json.dumps(remembered, separators=(",", ":"))
 
 
@@ -75,7 +80,8 @@ def is_by_names(text: str) -> bool:
 def from_text(text: str) -> ReadOptions:
     """Return the options of `as_text`, with defaults for all others."""
     stored: dict[str, Any] = json.loads(text)
-    return ReadOptions(format=stored["format"], csv=CsvOptions(**stored["csv"]))
+    csv = CsvOptions(**stored["csv"])
+    return ReadOptions(format=stored["format"], csv=csv, partitions_ddl=stored.get("partitions", ""))
 
 
 def checked(options: ReadOptions) -> ReadOptions:
@@ -89,7 +95,34 @@ def checked(options: ReadOptions) -> ReadOptions:
     if options.format == "csv":
         _check_flat(schema)
         options = replace(options, csv=checked_csv(options.csv))
-    return replace(options, schema_ddl=format_ddl(schema))
+    partitions = checked_partitions(options.partitions_ddl, schema.names)
+    return replace(options, schema_ddl=format_ddl(schema), partitions_ddl=partitions)
+
+
+def partitions_ddl(partitions: Mapping[str, str]) -> str:
+    """Return a declaration by name and type as schema text."""
+    return ", ".join(f"`{name.replace('`', '``')}` {kind}" for name, kind in partitions.items())
+
+
+def checked_partitions(ddl: str, columns: Iterable[str]) -> str:
+    """Return schema text in canonical form.
+
+    Raises `UsageError` if it is invalid, or names one of the columns that are read from the objects.
+    """
+    if not ddl:
+        return ""
+    schema = parse_ddl(ddl)
+    known = {name.lower() for name in columns}
+    for field in schema:
+        if pa.types.is_nested(field.type) or pa.types.is_binary(field.type):
+            kind = format_ddl(pa.schema([field]))
+            raise UsageError(f"The partition {kind} cannot be read from a path: declare a type with one simple value.")
+        if field.name.lower() in known:
+            raise UsageError(
+                f"The partition {field.name} is also a column of the schema: its values come from the path, so leave "
+                "it out of the schema."
+            )
+    return format_ddl(schema)
 
 
 def _check_text(schema: pa.Schema) -> None:

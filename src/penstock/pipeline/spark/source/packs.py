@@ -30,17 +30,28 @@ class Released:
     positions: Positions
     bad: Sequence[tuple[int, int, BadLine]]  # owner and position
 
-    def with_provenance(self, uris: Sequence[str], position: pa.Field) -> Iterator[pa.RecordBatch]:
-        """Yield the rows with their object, of which ``uris`` has one per part, and their position."""
+    def batches(
+        self, uris: Sequence[str], *, in_paths: pa.Table | None, position: pa.Field | None
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows, with the columns from paths, and with their object and their position in it.
+
+        ``uris`` and ``in_paths`` have a value per part, ``position`` is the column of that name; None: without these.
+        """
         names = [uri.encode() for uri in uris]
-        rows_max = max(1, _URI_BYTES_MAX // max(len(name) for name in names))
-        schema = pa.schema([*self.rows.schema, OBJECT, position])
+        rows_max = max(1, _URI_BYTES_MAX // max(len(name) for name in names))  # a value from a path is no longer
         at = 0
         for batch in self.rows.combine_chunks().to_batches(max_chunksize=rows_max):
             span = slice(at, at + batch.num_rows)
-            counts = np.bincount(self.owners[span], minlength=len(names))
-            columns = [*batch.columns, _repeated(names, counts), pa.array(self.positions[span])]
-            yield pa.RecordBatch.from_arrays(columns, schema=schema)
+            columns, fields = list(batch.columns), list(self.rows.schema)
+            if in_paths is not None:
+                owners = pa.array(self.owners[span])
+                columns += [column.combine_chunks().take(owners) for column in in_paths.columns]
+                fields += in_paths.schema
+            if position is not None:
+                counts = np.bincount(self.owners[span], minlength=len(names))
+                columns += [_repeated(names, counts), pa.array(self.positions[span])]
+                fields += [OBJECT, position]
+            yield pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
             at += batch.num_rows
 
 
