@@ -20,6 +20,7 @@ from penstock.app.scope import ScopeRequest, find_scope
 from penstock.config import Settings
 from penstock.events import Bus
 from penstock.messaging.clock import SystemClock
+from penstock.messaging.steps import no_probe
 from penstock.operations.ingest.ingest import IngestReport, ingest
 from penstock.operations.ingest.pipeline import IngestRequest
 from penstock.worker.shutdown import StopSignal
@@ -53,7 +54,7 @@ def rows(table: Path) -> list[tuple[str, str, str | None]]:
 def reconciled(request: IngestRequest, spark: SparkSession, settings: Settings) -> ReconcileReport:
     scope = find_scope(ScopeRequest(table=request.table), here=Path.cwd())
     scope = replace(scope, settings=scope.settings.model_copy(update=settings.model_dump(exclude_unset=True)))
-    tools = PipelineTools(stop=StopSignal(), clock=SystemClock(), bus=Bus())
+    tools = PipelineTools(stop=StopSignal(), clock=SystemClock(), bus=Bus(), probe=no_probe)
     with target_of_table(scope, request.source, include=request.include, exclude=request.exclude) as target:
         return reconcile(target, ReconcileRequest(older_than_seconds=0, dry_run=True), spark=spark, tools=tools)
 

@@ -68,6 +68,25 @@ class FormatOptions:
             "--delimiter", metavar="CHARACTER", help=r"CSV: the delimiter, such as ; or \t; default: detected."
         ),
     ] = None
+    null: Annotated[
+        list[str] | None,
+        typer.Option("--null", metavar="TEXT", help="CSV: a text without quotes that means NULL; repeatable."),
+    ] = None
+    quote: Annotated[
+        str | None, typer.Option("--quote", metavar="CHARACTER", help="CSV: the quote; '' for none; default: \".")
+    ] = None
+    escape: Annotated[
+        str | None,
+        typer.Option("--escape", metavar="CHARACTER", help="CSV: escapes quotes inside quotes; default: detected."),
+    ] = None
+    comment: Annotated[
+        str | None,
+        typer.Option("--comment", metavar="CHARACTER", help="CSV: skip lines that begin so; default: detected."),
+    ] = None
+    skip_lines: Annotated[
+        int | None,
+        typer.Option("--skip-lines", metavar="NUMBER", min=0, help="CSV: lines before the header; default: detected."),
+    ] = None
     no_header: Annotated[
         bool, typer.Option("--no-header", help="CSV: the first line is data; columns are in schema order.")
     ] = False
@@ -219,6 +238,11 @@ def _request(
         format=format_.format_,
         delimiter=format_.delimiter,
         header=not format_.no_header,
+        nulls=tuple(format_.null or ()),
+        quote=format_.quote,
+        escape=format_.escape,
+        comment=format_.comment,
+        skip_lines=format_.skip_lines,
         watch=arrival.watch,
         queue=arrival.queue,
         include=tuple(arrival.include or ()),

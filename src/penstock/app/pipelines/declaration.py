@@ -26,6 +26,15 @@ PUBLISHED_SUFFIX = "-published"
 ATTEMPTS_LIMIT = 100  # same limits as the settings of these names
 OBJECTS_LIMIT = 100_000
 OWN_SCHEMA = ("text", "binary")  # formats whose columns need not be declared
+_CSV_OPTIONS: dict[str, Any] = {
+    "delimiter": None,
+    "header": True,
+    "null": (),
+    "quote": None,
+    "escape": None,
+    "comment": None,
+    "skip_lines": None,
+}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
@@ -43,6 +52,11 @@ class ObjectSource:
         schema: Spark DDL, such as "id long, ts timestamp"; not needed for text and binary.
         delimiter: CSV only: the field separator.
         header: CSV only: the first line has the column names.
+        null: CSV only: texts without quotes that mean NULL, such as ["NA"].
+        quote: CSV only: the quote; "" for none.
+        escape: CSV only: the character that escapes quotes inside quotes, such as Spark's backslash.
+        comment: CSV only: lines that begin with this character are skipped.
+        skip_lines: CSV only: lines before the header.
         include: Patterns, such as *.csv, of which an object below the folder has to match one.
         exclude: Patterns of objects that are left out.
         partitions: Columns from paths such as day=2026-01-02/, with their types: {"day": "DATE"}.
@@ -58,6 +72,11 @@ class ObjectSource:
     schema: str | None = field(default=None, kw_only=True)
     delimiter: str | None = field(default=None, kw_only=True)
     header: bool = field(default=True, kw_only=True)
+    null: Sequence[str] = field(default=(), kw_only=True)
+    quote: str | None = field(default=None, kw_only=True)
+    escape: str | None = field(default=None, kw_only=True)
+    comment: str | None = field(default=None, kw_only=True)
+    skip_lines: int | None = field(default=None, kw_only=True)
     include: Sequence[str] = field(default=(), kw_only=True)
     exclude: Sequence[str] = field(default=(), kw_only=True)
     partitions: Mapping[str, str] = field(default_factory=dict, kw_only=True)
@@ -71,10 +90,13 @@ class ObjectSource:
             raise UsageError(
                 f"The source {self.folder} has no schema; declare one, such as schema='id long, ts timestamp'."
             )
-        if self.format != "csv" and (self.delimiter is not None or not self.header):
+        said = [name for name, default in _CSV_OPTIONS.items() if getattr(self, name) != default]
+        if self.format != "csv" and said:
             raise UsageError(
-                f"The source {self.folder} has the format {self.format}; delimiter and header are only for csv."
+                f"The source {self.folder} has the format {self.format}; only csv has {' and '.join(said)}."
             )
+        if isinstance(self.null, str):
+            raise UsageError(f"The source {self.folder} has null={self.null!r}; write a list of texts, such as ['NA'].")
         if not isinstance(self.partitions, Mapping):
             raise UsageError(
                 f"The source {self.folder} has partitions={self.partitions!r}; write names and types, such as "

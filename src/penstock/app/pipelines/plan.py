@@ -35,7 +35,7 @@ from penstock.pipeline.spark.requirements import FOR_S3
 from penstock.pipeline.spark.runtime import Session
 from penstock.pipeline.spark.session import runtime_of
 from penstock.pipeline.spark.shared_folders import prove_shared
-from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions, checked, partitions_ddl
+from penstock.pipeline.spark.source.options import CsvOptions, GivenCsv, ReadOptions, checked, partitions_ddl
 from penstock.pipeline.spark.stopping import cancelled_at_stop
 from penstock.pipeline.spark.table_schema import agreement, check_partitions
 from penstock.storage.address import S3Address, s3_address
@@ -280,8 +280,16 @@ def read_options(declaration: PipelineDeclaration, *, default_ratio: float) -> R
 
 
 def _csv(source: ObjectSource) -> CsvOptions:
-    default = CsvOptions(header=source.header)
-    return default if source.delimiter is None else replace(default, delimiter=source.delimiter)
+    given = GivenCsv(
+        header=source.header,
+        delimiter=source.delimiter,
+        nulls=tuple(source.null),
+        quote=source.quote,
+        escape=source.escape,
+        comment=source.comment,
+        skip_lines=source.skip_lines,
+    )
+    return given.over(CsvOptions())
 
 
 def _numbers(declaration: PipelineDeclaration, context: ServiceContext) -> BatchLimits:

@@ -34,6 +34,7 @@ from penstock.pipeline.spark.source.formats import KNOWN_SUFFIXES, follows_from_
 from penstock.pipeline.spark.source.infer import infer_format, infer_schema
 from penstock.pipeline.spark.source.options import (
     CsvOptions,
+    GivenCsv,
     ReadOptions,
     as_text,
     checked,
@@ -45,6 +46,15 @@ from penstock.worker.consumer import Consumer, Gates
 from penstock.worker.worker import Worker
 
 NO_SESSION_YET = "SESSION_OR_CONTEXT_NOT_EXISTS"  # PySpark's error class
+_CSV_FLAGS = {
+    "header": "--no-header",
+    "delimiter": "--delimiter",
+    "nulls": "--null",
+    "quote": "--quote",
+    "escape": "--escape",
+    "comment": "--comment",
+    "skip_lines": "--skip-lines",
+}
 _ANY_SCHEMA = "value STRING"  # to check the other options while the schema is unknown
 
 
@@ -57,6 +67,11 @@ class IngestRequest:
     format: str | None = None  # None: as the names of the objects tell
     delimiter: str | None = None  # CSV only; None: as detected, a comma beside a given schema
     header: bool = True  # CSV only
+    nulls: tuple[str, ...] = ()  # CSV only: texts that mean NULL
+    quote: str | None = None  # CSV only; None, as for the next three: as detected
+    escape: str | None = None
+    comment: str | None = None
+    skip_lines: int | None = None
     schema: str | None = None  # Spark DDL; None: remembered or inferred
     partitions: str | None = None  # Spark DDL of columns from paths; None: as remembered
     transform: str | None = None  # "module:function"
@@ -71,15 +86,25 @@ class IngestRequest:
     exclude: tuple[str, ...] = ()
     settings: Settings = field(default_factory=Settings)
 
+    @property
+    def csv(self) -> GivenCsv:
+        """What is given of the CSV dialect."""
+        return GivenCsv(
+            header=self.header,
+            delimiter=self.delimiter,
+            nulls=self.nulls,
+            quote=self.quote,
+            escape=self.escape,
+            comment=self.comment,
+            skip_lines=self.skip_lines,
+        )
+
     def read(self, format_name: str) -> ReadOptions:
         """Return how files are read; the schema is empty if none was given."""
-        csv = CsvOptions(header=self.header)
-        if self.delimiter is not None:
-            csv = replace(csv, delimiter=self.delimiter)
         return ReadOptions(
             schema_ddl=self.schema or "",
             format=format_name,
-            csv=csv,
+            csv=self.csv.over(CsvOptions()),
             partitions_ddl=self.partitions or "",
             provenance=self.provenance,
             quarantine_ratio_max=self.settings.objects_max_quarantine_ratio,
@@ -240,7 +265,7 @@ class IngestPipeline:
             return None
         read = request.read(format_name)
         if remembered is not None and remembered.format == format_name:
-            read = replace(read, csv=_with_given(remembered.csv, request))
+            read = replace(read, csv=request.csv.over(remembered.csv))
         if remembered is not None and request.partitions is None:
             read = replace(read, partitions_ddl=remembered.partitions_ddl)
         ddl = canonical_ddl(request.schema) if request.schema is not None else row.source_schema
@@ -327,15 +352,9 @@ def check(request: IngestRequest, source: SourceLocation) -> Transform | None:
 
 
 def _check_csv(request: IngestRequest, format_name: str) -> None:
-    if format_name != "csv" and (request.delimiter is not None or not request.header):
-        raise UsageError(f"--delimiter and --no-header are for --format csv, and the format is {format_name}.")
-
-
-def _with_given(csv: CsvOptions, request: IngestRequest) -> CsvOptions:
-    """Return a remembered dialect, changed as the request wants."""
-    if request.delimiter is not None:
-        csv = replace(csv, delimiter=request.delimiter)
-    return csv if request.header else replace(csv, header=False, unnamed_first=False)
+    if format_name != "csv" and request.csv.names:
+        flags = " and ".join(_CSV_FLAGS[name] for name in request.csv.names)
+        raise UsageError(f"{flags}: for --format csv, and the format is {format_name}.")
 
 
 def _announcing(request: IngestRequest) -> Settings:

@@ -50,7 +50,7 @@ class LineChunk:
     out; then ``offset`` is 3 and ``marked`` is set, but the first line still counts as beginning at 0. ``header`` is
     the line with the object's column names, if it has one (see csv_records.py). ``plain``: every CSV line opens and
     closes its quotes regularly and needs no second check. ``joined``: one CSV record of several lines, see
-    `csv_records.join`.
+    `csv_records.join`. ``original``: the lines as the object has them, if escapes were removed from ``lines``.
     """
 
     lines: bytes
@@ -59,6 +59,7 @@ class LineChunk:
     header: bytes = b""
     plain: bool = False
     joined: bool = False
+    original: bytes | None = None
 
 
 def read_lines(reader: ObjectReader, piece: Piece, options: ReadOptions) -> Iterator[LineChunk]:

@@ -29,6 +29,7 @@ from penstock.events.objects import QuarantineReason
 from penstock.objects.store import ObjectReader
 from penstock.pipeline.spark.source.blocks import NEWLINE, RETURN, Flags, Lines
 from penstock.pipeline.spark.source.contents import BOM, BadRecord, LineChunk, Quotes, read_lines, read_on
+from penstock.pipeline.spark.source.csv_escapes import has_escape, is_escaped, rewritten_line, without_escapes
 from penstock.pipeline.spark.source.csv_lines import Layout, Misquoted, is_blank, split
 from penstock.pipeline.spark.source.inflate import codec_of
 from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions
@@ -150,7 +151,10 @@ class Records:
         if self._csv.quote.encode() not in lines:
             return ()
         found = Lines.of(lines)
-        odd = oddly_quoted(np.frombuffer(lines, dtype=np.uint8), found, self._csv)
+        data = np.frombuffer(lines, dtype=np.uint8)
+        odd = oddly_quoted(data, found, self._csv)
+        if has_escape(self._csv):
+            odd[np.searchsorted(found.ends, np.flatnonzero(data == ord(self._csv.escape)))] = True
         starts: list[int] = found.starts[odd].tolist() if odd.any() else []
         return starts
 
@@ -194,7 +198,16 @@ def read_parts(reader: ObjectReader, piece: Piece, options: ReadOptions) -> Iter
         record_bytes_max=options.line_bytes_max,
         uri=reader.ref.uri,
     )
-    return records.cut(parts, lambda offset: iter(()) if compressed else read_on(reader, offset, options))
+    whole = records.cut(parts, lambda offset: iter(()) if compressed else read_on(reader, offset, options))
+    return _without_escapes(whole, options.csv) if has_escape(options.csv) else whole
+
+
+def _without_escapes(parts: Iterator[CsvPart], csv: CsvOptions) -> Iterator[CsvPart]:
+    for part in parts:
+        if isinstance(part, LineChunk):
+            yield from without_escapes(part, csv)
+        else:
+            yield part
 
 
 def layout_of(header: bytes, schema: pa.Schema, csv: CsvOptions, uri: str) -> Layout:
@@ -329,6 +342,7 @@ class _Quoting:
 
     def __init__(self, csv: CsvOptions) -> None:
         self.quote = csv.quote.encode()
+        self._escape = csv.escape.encode() if has_escape(csv) else b""
         self._comment = csv.comment.encode()
         self._opening = (csv.delimiter + csv.quote).encode()
 
@@ -360,10 +374,14 @@ class _Quoting:
         return -1
 
     def _closing(self, lines: bytes, at: int, end: int) -> int:
+        begin = at
         while (at := lines.find(self.quote, at, end)) >= 0:
-            if not lines.startswith(self.quote, at + 1):
+            if self._escape and is_escaped(lines, at, begin, self._escape):
+                at += 1
+            elif not lines.startswith(self.quote, at + 1):
                 return at
-            at += 2
+            else:
+                at += 2
         return -1
 
 
@@ -430,7 +448,8 @@ class _Preamble:
             if self._to_skip:
                 self._to_skip -= 1
             elif not is_blank(line, self._csv):
-                self.header = line.removesuffix(b"\r")
+                header = line.removesuffix(b"\r")
+                self.header = rewritten_line(header, self._csv) if has_escape(self._csv) else header
                 break
         return start
 

@@ -25,14 +25,44 @@ class CsvOptions:
     header: bool = True  # the first non-blank line names the columns; without a header they are in declared order
     delimiter: str = ","
     quote: str = '"'  # "": nothing is quoted
+    # in quotes, this before a quote or itself makes that a character; see csv_escapes.py. "": doubled quotes only
+    escape: str = ""
     null_text: str = ""  # unquoted text that means NULL, in addition to the empty field
+    nulls: tuple[str, ...] = ()  # more such texts
     null_marks: tuple[str, ...] = ()  # further ones in columns other than strings, such as NA
     comment: str = ""  # lines that begin with this character are skipped
     skip_lines: int = 0  # before the header or the first row
     unnamed_first: bool = False  # the header lacks a name for the first column, as R writes row names
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "null_marks", tuple(self.null_marks))  # JSON has lists
+        for name in ("null_marks", "nulls"):  # JSON has lists
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenCsv:
+    """What a person says about a dialect; None, and no null texts: nothing."""
+
+    header: bool = True
+    delimiter: str | None = None
+    nulls: tuple[str, ...] = ()
+    quote: str | None = None
+    escape: str | None = None
+    comment: str | None = None
+    skip_lines: int | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the fields that say something."""
+        default = GivenCsv()
+        return tuple(name for name in asdict(default) if getattr(self, name) != getattr(default, name))
+
+    def over(self, csv: CsvOptions) -> CsvOptions:
+        """Return a dialect with what was said in place of what it has."""
+        said = {name: getattr(self, name) for name in self.names}
+        if "header" in said:
+            said["unnamed_first"] = False
+        return replace(csv, **said)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,4 +189,19 @@ def checked_csv(csv: CsvOptions) -> CsvOptions:
         raise UsageError(f"The delimiter {csv.delimiter!r} is not one ASCII character within a line, such as ';'.")
     if len(csv.quote) > 1 or not csv.quote.isascii() or csv.quote in ("\r", "\n", "\0", delimiter):
         raise UsageError(f"The quote {csv.quote!r} is neither one ASCII character besides the delimiter nor empty.")
+    if len(csv.escape) > 1 or not csv.escape.isascii() or csv.escape in ("\r", "\n", "\0", delimiter):
+        raise UsageError(f"The escape {csv.escape!r} is not one ASCII character besides the delimiter, such as '\\'.")
+    if (
+        len(csv.comment) > 1
+        or not csv.comment.isascii()
+        or csv.comment in ("\r", "\n", "\0", delimiter, csv.quote or "\n")
+    ):
+        raise UsageError(
+            f"The comment {csv.comment!r} is not one ASCII character besides delimiter and quote, such as '#'."
+        )
+    if csv.skip_lines < 0:
+        raise UsageError(f"The number of lines to skip is {csv.skip_lines}; it has to be 0 or more.")
+    for text in csv.nulls:
+        if not isinstance(text, str) or any(character in text for character in "\r\n\0"):
+            raise UsageError(f"The null text {text!r} is not text within a line, such as 'NA'.")
     return replace(csv, delimiter=delimiter)

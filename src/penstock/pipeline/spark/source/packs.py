@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from penstock.pipeline.spark.source.blocks import BadLine, Decoded, Decoder, Positions
 from penstock.pipeline.spark.source.contents import BOM, LineChunk
+from penstock.pipeline.spark.source.csv_records import parted
 from penstock.pipeline.spark.source.ddl import OBJECT
 from penstock.pipeline.spark.source.lines import Undecoded
 
@@ -118,9 +119,20 @@ class _Origin:
         """Return bad lines of the block with their chunk and offset in the object."""
         owners, offsets = self.locate(np.array([bad.start for bad in found], dtype=np.int64))
         return [
-            (owner, offset, replace(bad, raw=BOM + bad.raw) if self.chunks[owner].marked and offset == 0 else bad)
+            (owner, offset, replace(bad, raw=self._raw(bad, self.chunks[owner], offset)))
             for bad, owner, offset in zip(found, owners.tolist(), offsets.tolist(), strict=True)
         ]
+
+    @staticmethod
+    def _raw(bad: BadLine, chunk: LineChunk, offset: int) -> bytes:
+        """Return the line as the object has it."""
+        is_marked = chunk.marked and offset == 0
+        raw = bad.raw
+        if chunk.original is not None:
+            start = 0 if is_marked else offset - chunk.offset
+            line = chunk.original[start : chunk.original.index(b"\n", start)].removesuffix(b"\r")
+            raw = parted(line) if chunk.joined else line
+        return BOM + raw if is_marked else raw
 
 
 def _repeated(names: Sequence[bytes], counts: npt.NDArray[np.int64]) -> pa.StringArray:
