@@ -199,7 +199,7 @@ def _until_done(work: IngestPipeline, spark: GivenSpark | None) -> tuple[Pending
 def _watch(work: IngestPipeline, spark: GivenSpark | None) -> tuple[PendingObjects, _IngestScan]:
     """Ingest the current objects of the folder, and new objects until a stop."""
     tools, source, folder = work.tools, str(work.source), work.source.address
-    work = work.judging_names(_first_objects(work))
+    work = work.judging_names(_first_objects(work) if work.needs_sample() else ())
     pending = _pending(work, ())
     watcher = Watcher(
         Path(folder),
