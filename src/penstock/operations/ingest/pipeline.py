@@ -354,7 +354,7 @@ def check(request: IngestRequest, source: SourceLocation) -> Transform | None:
 def _check_csv(request: IngestRequest, format_name: str) -> None:
     if format_name != "csv" and request.csv.names:
         flags = " and ".join(_CSV_FLAGS[name] for name in request.csv.names)
-        raise UsageError(f"{flags}: for --format csv, and the format is {format_name}.")
+        raise UsageError(f"The format is {format_name}, and only --format csv has {flags}.")
 
 
 def _announcing(request: IngestRequest) -> Settings:
