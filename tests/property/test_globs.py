@@ -63,7 +63,7 @@ def test_wildcards_leave_out_underscores_only_in_addition(pattern: str, key: str
 
 
 @given(PATTERNS, KEYS)
-def test_what_matches_has_the_literal_prefix_and_lies_in_folders_that_are_walked(pattern: str, key: str) -> None:
+def test_matches_have_the_literal_prefix_and_lie_in_folders_that_are_walked(pattern: str, key: str) -> None:
     if compiled(pattern).fullmatch(key):
         assert key.startswith(literal_prefix(pattern))
         folders = key.split("/")[:-1]
@@ -87,7 +87,7 @@ def test_every_text_is_a_pattern(pattern: str, key: str) -> None:
 
 
 @given(PATTERNS, KEYS, st.booleans())
-def test_a_walk_that_skips_folders_finds_what_a_listing_finds(pattern: str, key: str, underscored: bool) -> None:
+def test_a_walk_that_skips_folders_finds_as_much_as_a_listing(pattern: str, key: str, underscored: bool) -> None:
     selection = Selection(below="s/", pattern=pattern, skips_underscored=underscored, exclude=("b*",))
     if selection.left_out(f"s/{key}", 1) is None:
         folders = key.split("/")[:-1]

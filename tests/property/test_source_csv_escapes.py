@@ -148,7 +148,7 @@ def test_an_edge_case_at_every_cut(cut: int) -> None:
 
 @given(st.lists(st.text('ab\\",\né '), min_size=2, max_size=4))
 @example(["\\", '"'])
-def test_what_spark_writes_is_read(values: list[str]) -> None:
+def test_values_that_spark_writes_are_read(values: list[str]) -> None:
     def written(value: str) -> str:
         return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
 

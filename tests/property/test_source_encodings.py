@@ -73,7 +73,7 @@ def test_it_has_the_rows_of_the_same_text_in_utf8(
         (codecs.BOM_UTF32_LE + "id\n1\n".encode("utf-32-le"), "UTF-32, which is not read"),
     ],
 )
-def test_what_is_no_utf16_fails(data: bytes, reason: str) -> None:
+def test_objects_that_are_no_utf16_fail(data: bytes, reason: str) -> None:
     found = read(Case(contents=[data], partitions=whole([data]), options=OPTIONS))
     assert reason in found.failures[0]
 

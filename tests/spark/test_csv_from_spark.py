@@ -33,7 +33,7 @@ def rows(table: Path) -> dict[int, tuple[str | None, str | None]]:
 
 
 @pytest.mark.parametrize("given", [False, True])
-def test_what_spark_writes_by_default_is_read_back(tmp_path: Path, spark: SparkSession, *, given: bool) -> None:
+def test_values_that_spark_writes_by_default_are_read_back(tmp_path: Path, spark: SparkSession, *, given: bool) -> None:
     values = [*ODD, *(value.strip(" \n") or "y" for value in VALUES)]
     data = [(number, value, f"{number}") for number, value in enumerate(values)]
     frame = spark.createDataFrame(data, "id long, text string, more string").coalesce(1)

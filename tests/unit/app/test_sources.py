@@ -71,7 +71,7 @@ def test_a_part_is_judged_by_both(landing: Path) -> None:
     assert names == ["a.csv", "b.csv", "odd [1]*.csv", "f.csv", "d.csv"]
 
 
-def test_what_does_not_exist_is_refused(landing: Path) -> None:
+def test_a_missing_folder_or_file_is_refused(landing: Path) -> None:
     with pytest.raises(UsageError, match="does not exist; give a folder or file to read"):
         local(landing / "none")
     with pytest.raises(UsageError, match=r"in which .* would look, does not exist"):

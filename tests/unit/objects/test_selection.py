@@ -69,7 +69,7 @@ def test_a_notification_of_another_object_is_ignored() -> None:
 
 
 @pytest.mark.parametrize(("selection", "expected"), CASES)
-def test_a_walk_finds_what_is_selected(tmp_path: Path, selection: Selection, expected: set[int]) -> None:
+def test_a_walk_finds_the_selected_files(tmp_path: Path, selection: Selection, expected: set[int]) -> None:
     for key in KEYS:
         file = tmp_path / key
         file.parent.mkdir(parents=True, exist_ok=True)

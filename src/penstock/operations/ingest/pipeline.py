@@ -88,7 +88,7 @@ class IngestRequest:
 
     @property
     def csv(self) -> GivenCsv:
-        """What is given of the CSV dialect."""
+        """The CSV dialect as far as it is given."""
         return GivenCsv(
             header=self.header,
             delimiter=self.delimiter,

@@ -1,4 +1,4 @@
-"""What the names and paths of objects say: the format, and columns that are not those of the objects."""
+"""Names and paths of objects: the format, and columns that are not those of the objects."""
 
 import codecs
 
@@ -48,7 +48,7 @@ def test_the_dialect_of_utf16_is_found() -> None:
     assert (found.options.csv.delimiter, found.options.csv.escape) == (";", "\\")
 
 
-def test_what_a_person_says_goes_first() -> None:
+def test_given_options_go_first() -> None:
     detected = CsvOptions(delimiter=";", escape="\\", unnamed_first=True, null_marks=("NA",))
     assert GivenCsv().over(detected) == detected
     given = GivenCsv(header=False, escape='"', nulls=("-",))

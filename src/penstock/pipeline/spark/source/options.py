@@ -41,7 +41,7 @@ class CsvOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenCsv:
-    """What a person says about a dialect; None, and no null texts: nothing."""
+    """The part of a dialect that a person gave. None, and no null texts: not given."""
 
     header: bool = True
     delimiter: str | None = None
