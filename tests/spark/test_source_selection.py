@@ -53,7 +53,8 @@ def rows(table: Path) -> list[tuple[str, str, str | None]]:
 
 def reconciled(request: IngestRequest, spark: SparkSession, settings: Settings) -> ReconcileReport:
     scope = find_scope(ScopeRequest(table=request.table), here=Path.cwd())
-    scope = replace(scope, settings=scope.settings.model_copy(update=settings.model_dump(exclude_unset=True)))
+    assert scope.table is not None
+    scope = replace(scope, table=replace(scope.table, aws=settings.aws))
     tools = PipelineTools(stop=StopSignal(), clock=SystemClock(), bus=Bus(), probe=no_probe)
     with target_of_table(scope, request.source, include=request.include, exclude=request.exclude) as target:
         return reconcile(target, ReconcileRequest(older_than_seconds=0, dry_run=True), spark=spark, tools=tools)
@@ -103,9 +104,7 @@ def test_objects_in_s3(tmp_path: Path, spark: SparkSession, moto: AwsServer) -> 
     moto.client("s3").create_bucket(Bucket="selected")
     for name, content in FILES.items():
         moto.client("s3").put_object(Bucket="selected", Key=f"in/{name}", Body=content)
-    settings = Settings.model_construct(
-        _fields_set={"aws_endpoint_url", "aws_region"}, aws_endpoint_url=moto.url, aws_region=moto.aws.region
-    )
+    settings = Settings.model_construct(aws_endpoint_url=moto.url, aws_region=moto.aws.region)
     request = IngestRequest(
         source="s3a://selected/in/day=2026-*/**/*.csv*",
         table=str(tmp_path / "table"),
