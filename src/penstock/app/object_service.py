@@ -12,6 +12,7 @@ from penstock.events import Bus
 from penstock.messaging.clock import Clock
 from penstock.messaging.declarations import check_annotations
 from penstock.messaging.steps import Probe
+from penstock.objects.globs import cut
 from penstock.objects.notification import parse_others
 from penstock.storage.address import check_address
 from penstock.worker.consumer import Consumer, Gates
@@ -42,7 +43,7 @@ class ObjectService:
     @property
     def reader(self) -> SourceReader:
         """The source and its cleanup."""
-        return SourceReader(name=self.name, source=self.source, cleanup=self.source_cleanup)
+        return SourceReader(name=self.name, source=cut(self.source).folder, cleanup=self.source_cleanup)
 
     def open(self, context: ServiceContext, *, weight: int) -> OpenedService:
         from penstock.app.cleanup_runner import moved_to  # loads the ledger, so not with the declaration
@@ -56,7 +57,12 @@ class ObjectService:
         tools = ObjectHandlerRuntime(
             ledger=context.ledger(),
             store=source.store,
-            parse=partial(parse_others, buckets_allowed=source.buckets, own=moved_to(self.source_cleanup)),
+            parse=partial(
+                parse_others,
+                buckets_allowed=source.buckets,
+                own=moved_to(self.source_cleanup),
+                selection=source.selection,
+            ),
             worker=context.worker,
             lease_seconds=context.settings.worker_lease,
             bus=context.bus,

@@ -32,11 +32,13 @@ def _existing(scan: ReconcileScan, spark: Session) -> Any:
     source = scan.target.source
     if source.is_local:
         prove_readable(spark, source.address)
-        return folder_frame(spark, source.address, excluded=[str(files) for files in scan.target.own if files.is_local])
+        excluded = [str(files) for files in scan.target.own if files.is_local]
+        return folder_frame(spark, source.address, excluded=excluded, selection=source.selection)
     require_packages(spark, FOR_S3, purpose="a reconcile with S3", extra="aws")
     address = s3_address(source.address)
     if scan.inventory is None:
-        return listing_frame(spark, address, source.aws, all_versions=scan.all_versions)
+        prefix = source.selection.listed
+        return listing_frame(spark, address, source.aws, prefix=prefix, all_versions=scan.all_versions)
     return inventory_frame(spark, scan.inventory, address, all_versions=scan.all_versions)
 
 

@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.app.brokers import open_broker
 from penstock.app.naming import object_names
 from penstock.app.object_service import ObjectService
-from penstock.app.paths import declared_table_paths
+from penstock.app.paths import TablePaths, declared_table_paths
 from penstock.app.pipelines.service import PipelineService
+from penstock.app.pipelines.sources import declared_source
 from penstock.app.scope import scope_ledger
 from penstock.app.sources import SourceLocation, source_at, source_of
 from penstock.errors import UsageError
@@ -71,11 +72,13 @@ def targets_in(app: "App", services: "Sequence[Service]") -> Sequence[ReconcileT
 
 
 @contextmanager
-def target_of_table(scope: "Scope", source: str) -> Iterator[ReconcileTarget]:
-    """Yield the target of an ingest's table that is fed from this source."""
+def target_of_table(
+    scope: "Scope", source: str, *, include: Sequence[str] = (), exclude: Sequence[str] = ()
+) -> Iterator[ReconcileTarget]:
+    """Yield the target of an ingest's table that is fed from this source, with the filters of the ingest."""
     where = scope.table
     assert where is not None, "the scope is a table's"
-    found = source_of(source, where)
+    found = source_of(source, where, include=include, exclude=exclude)
     with ExitStack() as stack:
         ledger = scope_ledger(scope)
         stack.callback(ledger.close)
@@ -83,7 +86,7 @@ def target_of_table(scope: "Scope", source: str) -> Iterator[ReconcileTarget]:
         stack.callback(broker.close)
         yield ReconcileTarget(
             pipeline=where.pipeline,
-            source=found,
+            source=_as_ingested(found, ledger, where),
             own=where.own,
             queue=where.queue(found),
             ledger=ledger,
@@ -107,7 +110,7 @@ class ReconcileScan:
     @property
     def source(self) -> str:
         """The source or inventory that is read, for people."""
-        return self.target.source.address if self.inventory is None else self.inventory.uri
+        return str(self.target.source) if self.inventory is None else self.inventory.uri
 
     def missing_alone(
         self, *, seen_at: float, stopped: Callable[[], bool], on_listed: Callable[[int], None]
@@ -116,10 +119,16 @@ class ReconcileScan:
         target, source, scope = self.target, self.target.source, self.scope()
         if source.is_local:
             own = [str(files) for files in target.own if files.is_local]
-            listing = folder_listing(source.address, excluded=own)
+            listing = folder_listing(source.address, excluded=own, selection=source.selection)
         else:
             address = s3_address(source.address)
-            listing = s3_listing(address, source.aws, excluded=scope.excluded, all_versions=self.all_versions)
+            listing = s3_listing(
+                address,
+                source.aws,
+                excluded=scope.excluded,
+                selection=source.selection,
+                all_versions=self.all_versions,
+            )
         return find_missing_alone(
             listing, target.ledger, target.pipeline, scope, seen_at=seen_at, stopped=stopped, on_listed=on_listed
         )
@@ -129,11 +138,14 @@ class ReconcileScan:
         source = self.target.source
         if source.is_local:
             below = f"{source.address.rstrip('/')}/"
-            return ReconcileScope(bucket=LOCAL_BUCKET, below=below, before=self.as_of, is_local=True)
+            return ReconcileScope(
+                bucket=LOCAL_BUCKET, below=below, selection=source.selection, before=self.as_of, is_local=True
+            )
         address = s3_address(source.address)
         return ReconcileScope(
             bucket=address.bucket,
             below=address.folder,
+            selection=source.selection,
             before=self.as_of,
             excluded=_own_prefixes(self.target, address.bucket),
         )
@@ -158,6 +170,17 @@ def scan_of(
     return ReconcileScan(target=target, inventory=found, all_versions=all_versions, as_of=as_of, seen_at=seen_at)
 
 
+def _as_ingested(source: SourceLocation, ledger: Ledger, where: TablePaths) -> SourceLocation:
+    """Return the source without the objects that the table's ingest skips, since their names tell no format."""
+    from penstock.pipeline.spark.source.formats import KNOWN_SUFFIXES  # loads Arrow
+    from penstock.pipeline.spark.source.options import is_by_names
+
+    row = ledger.pipeline(where.pipeline)
+    if row is None or row.source_options is None or not is_by_names(row.source_options):
+        return source
+    return replace(source, selection=replace(source.selection, suffixes=KNOWN_SUFFIXES))
+
+
 def _has_objects(service: Any) -> bool:
     return isinstance(service, PipelineService | ObjectService)
 
@@ -167,7 +190,7 @@ def _target_of(app: "App", service: Any) -> ReconcileTarget:
     if isinstance(service, PipelineService):
         declared = service.pipeline.declaration
         where = declared_table_paths(declared.name, declared.sink.address, app.settings)
-        source, own = source_of(declared.source.folder, where), where.own
+        source, own = declared_source(declared.source, where), where.own
     else:
         source = source_at(service.source, app.settings.aws)
     app.ledger.ensure_pipeline(service.name)

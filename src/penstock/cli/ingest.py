@@ -45,6 +45,12 @@ class FormatOptions:
         str | None,
         typer.Option("--schema", metavar="DDL", help="The columns, such as 'id long, v double'; default: inferred."),
     ] = None
+    partitions: Annotated[
+        str | None,
+        typer.Option(
+            "--partitions", metavar="DDL", help="Columns from paths such as day=2026-01-02/: 'day date, region string'."
+        ),
+    ] = None
     transform: Annotated[
         str | None,
         typer.Option("--transform", metavar="MODULE:FUNCTION", help="A PySpark function from DataFrame to DataFrame."),
@@ -70,6 +76,25 @@ class FormatOptions:
             "--delimiter", metavar="CHARACTER", help=r"CSV: the delimiter, such as ; or \t; default: detected."
         ),
     ] = None
+    null: Annotated[
+        list[str] | None,
+        typer.Option("--null", metavar="TEXT", help="CSV: a text without quotes that means NULL; repeatable."),
+    ] = None
+    quote: Annotated[
+        str | None, typer.Option("--quote", metavar="CHARACTER", help="CSV: the quote; '' for none; default: \".")
+    ] = None
+    escape: Annotated[
+        str | None,
+        typer.Option("--escape", metavar="CHARACTER", help="CSV: escapes quotes inside quotes; default: detected."),
+    ] = None
+    comment: Annotated[
+        str | None,
+        typer.Option("--comment", metavar="CHARACTER", help="CSV: skip lines that begin so; default: detected."),
+    ] = None
+    skip_lines: Annotated[
+        int | None,
+        typer.Option("--skip-lines", metavar="NUMBER", min=0, help="CSV: lines before the header; default: detected."),
+    ] = None
     no_header: Annotated[
         bool, typer.Option("--no-header", help="CSV: the first line is data; columns are in schema order.")
     ] = False
@@ -87,6 +112,14 @@ class ArrivalOptions:
         typer.Option(
             "--queue", metavar="QUEUE", help="Take the objects of this queue's notifications (SQS: name, URL or ARN)."
         ),
+    ] = None
+    include: Annotated[
+        list[str] | None,
+        typer.Option("--include", metavar="PATTERN", help="Only files that match, such as '*.csv'; repeatable."),
+    ] = None
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option("--exclude", metavar="PATTERN", help="Not the files that match, such as 'tmp/'; repeatable."),
     ] = None
     settle: Annotated[
         float,
@@ -142,7 +175,9 @@ class LimitOptions:
 
 @grouped_options
 def ingest(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="The folder to read, or s3://BUCKET/PREFIX.")],
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="A folder, a file, s3://BUCKET/PREFIX, or a pattern.")
+    ],
     table: Annotated[
         str, typer.Argument(metavar="TABLE", help="The folder or s3:// prefix of the Delta table; created if missing.")
     ],
@@ -162,8 +197,9 @@ def ingest(
 ) -> None:
     """Load files into a table exactly once.
 
-    Every file of SOURCE goes into TABLE, on Spark. Run it again at any time: rows in the table stay as they are, new
-    and changed files are added, and an interrupted run is finished. Exit code 3: an object failed for good. 75: stopped
+    Every file of SOURCE goes into TABLE, on Spark. A pattern such as 'logs/2026-*/**/*.csv' needs quotes. Run it again
+    at any time: rows in the table stay as they are, new and changed files are added, and an interrupted run is
+    finished. Exit code 3: an object failed for good. 75: stopped
     before everything was done. With --watch it runs until it is stopped, and exits with 0 if all stable files are done.
     Queue and ledger are files beside the table (for a table in S3 in a directory of this host), whatever the settings
     broker and ledger say.
@@ -210,11 +246,19 @@ def _request(
         format=format_.format_,
         delimiter=format_.delimiter,
         header=not format_.no_header,
+        nulls=tuple(format_.null or ()),
+        quote=format_.quote,
+        escape=format_.escape,
+        comment=format_.comment,
+        skip_lines=format_.skip_lines,
         watch=arrival.watch,
         queue=arrival.queue,
+        include=tuple(arrival.include or ()),
+        exclude=tuple(arrival.exclude or ()),
         settle_seconds=arrival.settle,
         cleanup=cleanup_of(cleaning.cleanup, after=cleaning.cleanup_after, target=cleaning.cleanup_to),
         schema=format_.schema,
+        partitions=format_.partitions,
         transform=format_.transform,
         state=state,
         provenance=not format_.no_provenance,
@@ -297,7 +341,9 @@ def _remarks(report: "IngestReport", options: str) -> list[str]:
         remarks.append(f"Stopped with {left} left; run the same command again to continue.")
     if report.files_ignored:
         kinds = [
-            _tables(report.folders_excluded, Path.cwd()) if reason == "excluded" else f"{number:,} {reason}"
+            _tables(report.folders_excluded, Path.cwd())
+            if reason == "excluded"
+            else f"{number:,} {reason.replace('_', ' ')}"
             for reason, number in report.files_ignored.items()
         ]
         remarks.append(f"Left out: {', '.join(kinds)}.")

@@ -1,7 +1,7 @@
 """`penstock reconcile`: find objects that were never processed and send their notifications again."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,6 +32,7 @@ from penstock.messaging.wording import counted
 from penstock.pipeline.extra import require_spark
 
 if TYPE_CHECKING:
+    from penstock.app.scope import Scope
     from penstock.pipeline.spark.runtime import GivenSpark
     from penstock.worker.shutdown import StopSignal
 
@@ -49,6 +50,14 @@ def reconcile(
     ] = None,
     source: Annotated[
         str | None, typer.Option("--source", metavar="SOURCE", help="With --table: the source it was ingested from.")
+    ] = None,
+    include: Annotated[
+        list[str] | None,
+        typer.Option("--include", metavar="PATTERN", help="With --source: as given to ingest; repeatable."),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option("--exclude", metavar="PATTERN", help="With --source: as given to ingest; repeatable."),
     ] = None,
     state: StateFolder = None,
     listing: Annotated[
@@ -92,7 +101,10 @@ def reconcile(
     app, pipeline = app_and_pipeline(app, pipeline)
     app_name = app or app_option if table is not None else app_if_any(app, app_option)
     flags = {"spark_master": master, "spark_session": spark_session}
-    named = _named(app_name, pipeline, table, source, state=state, flags=flags)
+    if source is None and (include or exclude):
+        raise UsageError("--include and --exclude are for --source; an app's pipeline has them in its ObjectSource.")
+    fed_by = _FedBy(source=source, include=include or (), exclude=exclude or ())
+    named = _named(app_name, pipeline, table, fed_by, state=state, flags=flags)
     with stoppable() as stop, named as (target, settings, telemetry, given):
         request = ReconcileRequest(
             inventory=inventory,
@@ -149,21 +161,33 @@ def _remarks(report: ReconcileReport) -> Iterator[str]:
         yield f"Could not be checked: {problem}"
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _FedBy:
+    """The source of a table, as its ingest was given it."""
+
+    source: str | None
+    include: Sequence[str]
+    exclude: Sequence[str]
+
+    def target(self, scope: "Scope") -> "AbstractContextManager[ReconcileTarget]":
+        return target_of_table(scope, self.source or "", include=self.include, exclude=self.exclude)
+
+
 def _named(
     app_name: str | None,
     pipeline: str | None,
     table: str | None,
-    source: str | None,
+    fed_by: "_FedBy",
     *,
     state: str | None,
     flags: Mapping[str, str | None],
 ) -> "AbstractContextManager[_Opened]":
     """Return a context that opens the app or the table of the command line. Raises `UsageError` if it names neither."""
     if table is not None:
-        if app_name is not None or source is None:
+        if app_name is not None or fed_by.source is None:
             raise UsageError("A table made by ingest is named by --table FOLDER --source SOURCE, and an app is not.")
-        return _of_table(table, source, state=state, flags=flags)
-    if app_name is None or pipeline is None or source is not None:
+        return _of_table(table, fed_by, state=state, flags=flags)
+    if app_name is None or pipeline is None or fed_by.source is not None:
         raise UsageError(
             "Name an app and a pipeline, as in `penstock reconcile shop:app clicks`; or --table and --source."
         )
@@ -171,11 +195,13 @@ def _named(
 
 
 @contextmanager
-def _of_table(table: str, source: str, *, state: str | None, flags: Mapping[str, str | None]) -> "Iterator[_Opened]":
+def _of_table(
+    table: str, fed_by: "_FedBy", *, state: str | None, flags: Mapping[str, str | None]
+) -> "Iterator[_Opened]":
     scope = ScopeOptions(table=table, state=state).scope()
     here = load_settings(**flags).model_copy(update={"data_dir": scope.settings.data_dir})
     telemetry = open_reports(here, worker=worker_id(), process="reconcile", emit=_Progress(silent=is_logged(here)))
-    with telemetry.running(), target_of_table(scope, source) as target:
+    with telemetry.running(), fed_by.target(scope) as target:
         yield target, here, telemetry, None
 
 

@@ -12,9 +12,9 @@ are commented with the stores that need them.
 `announce` writes a notification in the format of S3's own, so that one parser reads both. It is used for local files
 and for objects in S3 that S3 did not send a notification for.
 
-`parse_others` drops the files that Penstock itself writes. A bucket that sends notifications for all of its objects
-also sends them for a table in it: plans, logs and Parquet. If these were processed, each batch would trigger the next
-one. Listings leave them out too.
+`parse_others` drops the files that Penstock itself writes, and the objects that are none of the source's. A bucket that
+sends notifications for all of its objects also sends them for a table in it: plans, logs and Parquet. If these were
+processed, each batch would trigger the next one. Listings leave them out too.
 """
 
 import json
@@ -34,6 +34,7 @@ from penstock.messaging import schema
 from penstock.messaging.schema import show
 from penstock.messaging.wording import counted
 from penstock.objects.reference import LOCAL_BUCKET, ObjectRef, encode_key, key_bytes_max, uri_of
+from penstock.objects.selection import Selection
 from penstock.storage.address import S3Address
 
 SIZE_BYTES_MAX = 2**63 - 1
@@ -474,19 +475,29 @@ def _dumped(ref: ObjectRef) -> bytes:
     return json.dumps({"Records": [record]}, separators=(",", ":")).encode()
 
 
-def parse_others(body: bytes, *, buckets_allowed: frozenset[str] | None, own: Sequence[S3Address]) -> Notification:
-    """Parse like `parse`, but ignore objects below our ``own`` locations."""
+def parse_others(
+    body: bytes,
+    *,
+    buckets_allowed: frozenset[str] | None,
+    own: Sequence[S3Address],
+    selection: Selection | None = None,
+) -> Notification:
+    """Parse like `parse`, but ignore objects below our ``own`` locations, and those that a source leaves out."""
     found = parse(body, buckets_allowed=buckets_allowed)
-    if not own:
-        return found
-    ours = {ref.object_id for ref in found.objects if any(place.contains(ref.bucket, ref.key) for place in own)}
-    if not ours:
+    left_out = {ref.object_id for ref in found.objects if _is_left_out(ref, own, selection)}
+    if not left_out:
         return found
     return replace(
         found,
-        objects=tuple(ref for ref in found.objects if ref.object_id not in ours),
+        objects=tuple(ref for ref in found.objects if ref.object_id not in left_out),
         ignored=(
             *found.ignored,
-            *(Ignored(event="ObjectCreated", uri=ref.uri) for ref in found.objects if ref.object_id in ours),
+            *(Ignored(event="ObjectCreated", uri=ref.uri) for ref in found.objects if ref.object_id in left_out),
         ),
     )
+
+
+def _is_left_out(ref: ObjectRef, own: Sequence[S3Address], selection: Selection | None) -> bool:
+    if any(place.contains(ref.bucket, ref.key) for place in own):
+        return True
+    return selection is not None and selection.left_out(ref.key, ref.size_bytes) is not None

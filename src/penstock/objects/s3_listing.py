@@ -20,7 +20,8 @@ from typing import Any, NoReturn
 
 from penstock.errors import ConfigurationError, TemporaryError, UsageError
 from penstock.objects.reference import ObjectRef
-from penstock.objects.scanner import CHUNK_OBJECTS, TABLE_FOLDERS, ScanCounts, ScanReport, SkipReason
+from penstock.objects.scanner import CHUNK_OBJECTS, TABLE_FOLDERS, ScanCounts, ScanReport
+from penstock.objects.selection import Selection, SkipReason
 from penstock.storage.address import S3Address
 from penstock.storage.aws import Aws
 from penstock.storage.s3 import RefusalKind, code_of, fault_of, is_identity, is_of_s3, requester, service_client
@@ -48,8 +49,14 @@ Peek = Callable[[str, str], str | None]
 """``peek(beginning, after)``: the first key that begins so and comes behind ``after``; None where there is none."""
 
 
-def s3_spans(address: S3Address, aws: Aws, *, parts: int, whole_keys_max: int = PAGE_KEYS) -> Sequence[Span]:
-    """Return about ``parts`` spans of the keys below a prefix; one for few keys. Raises the errors of boto3."""
+def s3_spans(
+    address: S3Address, aws: Aws, *, prefix: str | None = None, parts: int, whole_keys_max: int = PAGE_KEYS
+) -> Sequence[Span]:
+    """Return about ``parts`` spans of the keys below an address, or of those with a longer prefix; one for few keys.
+
+    Raises the errors of boto3.
+    """
+    below = address.folder if prefix is None else prefix
 
     def listed(beginning: str, after: str, keys_max: int) -> Any:
         return service_client(aws).list_objects_v2(
@@ -60,9 +67,9 @@ def s3_spans(address: S3Address, aws: Aws, *, parts: int, whole_keys_max: int = 
         found = listed(beginning, after, 1).get("Contents", ())
         return str(found[0]["Key"]) if found else None
 
-    if not listed(address.folder, "", whole_keys_max).get("IsTruncated"):
+    if not listed(below, "", whole_keys_max).get("IsTruncated"):
         return [WHOLE]
-    return spans(peek, address.folder, parts=parts)
+    return spans(peek, below, parts=parts)
 
 
 def spans(peek: Peek, below: str, *, parts: int, probes_max: int = PROBES_MAX) -> Sequence[Span]:
@@ -161,11 +168,14 @@ class S3Pages:
         address: S3Address,
         aws: Aws,
         *,
+        prefix: str | None = None,
         page_keys: int = PAGE_KEYS,
         span: Span = WHOLE,
         all_versions: bool = False,
     ) -> None:
+        """``prefix``: list only keys that begin so, which are below the address."""
         self._address = address
+        self._prefix = address.folder if prefix is None else prefix
         self._aws = aws
         self._page_keys = page_keys
         self._span = span
@@ -175,7 +185,8 @@ class S3Pages:
 
     def __iter__(self) -> Iterator[Page]:
         operation = self._operation()
-        if self._address.prefix and not self._span.after:  # the object of exactly that name sorts first
+        is_whole = self._prefix == self.below
+        if is_whole and self._address.prefix and not self._span.after:  # the object of exactly that name sorts first
             found = self._request(operation, Prefix=self._address.prefix, MaxKeys=self._named_max, **_RESTORED)
             named = [entry for entry in self._present(operation, found) if entry["Key"] == self._address.prefix]
             yield Page(entries=named, last_key=None)
@@ -200,7 +211,7 @@ class S3Pages:
 
     def _operation(self) -> str:
         try:
-            self._client().list_object_versions(**self._arguments(Prefix=self.below, MaxKeys=1))
+            self._client().list_object_versions(**self._arguments(Prefix=self._prefix, MaxKeys=1))
         except Exception as error:
             if not _may_retry_otherwise(error):
                 self._refuse(error)
@@ -223,7 +234,7 @@ class S3Pages:
             )
 
     def _paged(self, operation: str) -> Iterator[Mapping[str, Any]]:
-        parameters = self._arguments(Prefix=self.below, MaxKeys=self._page_keys, **_RESTORED)
+        parameters = self._arguments(Prefix=self._prefix, MaxKeys=self._page_keys, **_RESTORED)
         if self._span.after:
             parameters[_AFTER[operation]] = self._span.after
         pages = iter(self._client().get_paginator(operation).paginate(**parameters))
@@ -293,12 +304,14 @@ class S3Listing:
         *,
         aws: Aws,
         excluded: Sequence[S3Address] = (),
+        selection: Selection | None = None,
         chunk_objects: int = CHUNK_OBJECTS,
         page_keys: int = PAGE_KEYS,
     ) -> None:
         """``excluded`` prefixes need not exist. Sends no request yet."""
         self._bucket = address.bucket
-        self._pages = S3Pages(address, aws, page_keys=page_keys)
+        self._selection = selection or Selection(below=address.folder)
+        self._pages = S3Pages(address, aws, prefix=self._selection.listed, page_keys=page_keys)
         self._excluded = tuple(excluded)
         self._chunk_objects = chunk_objects
         self._counts = ScanCounts()
@@ -318,7 +331,7 @@ class S3Listing:
         return self._counts.report()
 
     def _objects(self) -> Iterator[ObjectRef]:
-        judge = PageFilter(self._pages, self._excluded)
+        judge = PageFilter(self._pages, self._excluded, self._selection)
         for page in self._pages:
             judge.learn(page)
             for entry in page.entries:
@@ -340,9 +353,10 @@ class S3Listing:
 class PageFilter:
     """A filter for the objects to process in a listing. Pages must be learned in order."""
 
-    def __init__(self, pages: S3Pages, excluded: Sequence[S3Address]) -> None:
+    def __init__(self, pages: S3Pages, excluded: Sequence[S3Address], selection: Selection) -> None:
         self._pages = pages
         self._excluded = excluded
+        self._selection = selection
         self._tables = _TablePrefixes(pages)
 
     def learn(self, page: Page) -> None:
@@ -354,10 +368,7 @@ class PageFilter:
         bucket = self._pages.bucket
         if any(there.contains(bucket, key) for there in self._excluded) or self._tables.containing(key) is not None:
             return SkipReason.EXCLUDED
-        if key.endswith("/") and size_bytes == 0:
-            return SkipReason.FOLDER_MARKER
-        parts = key.removeprefix(self._pages.below).split("/")
-        return SkipReason.HIDDEN if any(_is_hidden(part) for part in parts) else None
+        return self._selection.left_out(key, size_bytes)
 
     def excluding(self, key: str) -> str:
         """Return the address of the table or excluded prefix that contains an excluded key."""
@@ -428,7 +439,3 @@ def is_archived(entry: Entry) -> bool:
 
 def _own_folders(folder: str) -> tuple[str, ...]:
     return tuple(f"{folder}{own}/" for own in TABLE_FOLDERS)
-
-
-def _is_hidden(part: str) -> bool:
-    return part.startswith(".") and part not in (".", "..")  # ordinary names in S3

@@ -1,7 +1,8 @@
 """Walk a folder and yield the objects in it as references, without opening any file.
 
 The order is always the same, and chunks are bounded. Hidden and excluded entries and anything but regular files are
-left out. A report counts everything that was left out or could not be read.
+left out; of the others, selection.py decides by their real paths. A report counts everything that was left out or could
+not be read.
 
 Links to files are followed to the real path, which must be within the store's roots; a file reached under two names is
 one object. Links to folders are not followed, so there are no loops.
@@ -13,29 +14,17 @@ import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from itertools import islice
 from types import MappingProxyType
 
 from penstock.errors import TemporaryError, UsageError
 from penstock.objects.local_store import AnyPath, LocalStore, reference
-from penstock.objects.reference import ObjectRef
+from penstock.objects.reference import ObjectRef, decode_key, encode_key
+from penstock.objects.selection import Selection, SkipReason
 
 CHUNK_OBJECTS = 500
 TABLE_FOLDERS = ("_delta_log", "_penstock")  # a folder that holds one is a table and no source, by any program
 PROBLEMS_MAX = 100  # kept as text; further ones are only counted
-
-
-class SkipReason(StrEnum):
-    """Why an entry is not an object to process."""
-
-    HIDDEN = "hidden"  # the name starts with a dot
-    EXCLUDED = "excluded"  # a table, or an excluded folder
-    SPECIAL = "special_file"  # FIFO, socket, device
-    LINK_TO_SCANNED = "link_to_scanned"  # the target is found under its own name
-    LINK_BROKEN = "link_broken"  # the target is missing, or the link is circular
-    VANISHED = "vanished"  # deleted between listing and reading its status
-    FOLDER_MARKER = "folder_marker"  # S3: an empty object whose key ends in a slash, as consoles create for a folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +77,7 @@ class ScanCounts:
         )
 
 
+_ALL = Selection(in_s3=False)
 _LEADS_NOWHERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 _TABLE_FOLDERS = tuple(b"/" + os.fsencode(name) for name in TABLE_FOLDERS)
 
@@ -141,9 +131,11 @@ class Scanner:
         *,
         store: LocalStore,
         excluded: Iterable[AnyPath] = (),
+        selection: Selection = _ALL,
         chunk_objects: int = CHUNK_OBJECTS,
     ) -> None:
         """``excluded`` folders need not exist. Raises `UsageError` if ``folder`` cannot be listed."""
+        self._selection = selection
         self._folder = os.path.realpath(os.fsencode(folder))
         self._store = store
         self._excluded = frozenset(os.path.realpath(os.fsencode(path)) for path in excluded)
@@ -219,7 +211,9 @@ class Scanner:
     def _list(self, folder: bytes) -> Sequence[os.DirEntry[bytes]]:
         try:
             with os.scandir(folder) as entries:
-                return sorted(entries, key=lambda entry: entry.name)
+                found = sorted(entries, key=lambda entry: entry.name)
+            only = self._selection.one_name  # its neighbours are not left out but none of the source's
+            return found if only is None else [entry for entry in found if entry.name == encode_key(only)]
         except FileNotFoundError as error:
             if folder == self._folder:  # an empty walk would mean that the source is empty
                 raise TemporaryError(
@@ -237,20 +231,21 @@ class Scanner:
             if entry.name.startswith(b"."):
                 return SkipReason.HIDDEN
             if entry.is_file(follow_symlinks=False):
-                return reference(entry.path, entry.stat(follow_symlinks=False))
+                return self._selected(reference(entry.path, entry.stat(follow_symlinks=False)))
             if entry.is_symlink():
                 return self._follow(entry.path)
             if not entry.is_dir(follow_symlinks=False):
                 return SkipReason.SPECIAL
-            return (
-                _ExcludedFolder(entry.path)
-                if entry.path in self._excluded or _is_table(entry.path)
-                else _FolderToWalk(entry.path)
-            )
+            if entry.path in self._excluded or _is_table(entry.path):
+                return _ExcludedFolder(entry.path)
+            return self._selection.leaves_out_folder(decode_key(entry.path)) or _FolderToWalk(entry.path)
         except FileNotFoundError:
             return SkipReason.VANISHED
         except OSError as error:
             return _problem(entry.path, error)
+
+    def _selected(self, ref: ObjectRef) -> ObjectRef | SkipReason:
+        return self._selection.left_out(ref.key, ref.size_bytes) or ref
 
     def _follow(self, link: bytes) -> ObjectRef | SkipReason | _Problem | _ExcludedFolder:
         try:
@@ -269,7 +264,7 @@ class Scanner:
         if not self._store.contains(target):
             return _Problem(f"{_show(link)}: points outside the folders that may be read, to {_show(target)}")
         self._linked.add(target)
-        return reference(target, status)
+        return self._selected(reference(target, status))
 
     def _excluding(self, target: bytes) -> bytes | None:
         """Return the excluded folder that is the target or contains it."""

@@ -19,6 +19,7 @@ from penstock.messaging.clock import Clock
 from penstock.objects.local_store import LocalStore, modified_at
 from penstock.objects.reference import ObjectRef
 from penstock.objects.scanner import Scanner, ScanReport
+from penstock.objects.selection import Selection
 
 SETTLE_SECONDS = 2.0
 RESCAN_SECONDS = 300.0
@@ -26,6 +27,7 @@ RETRY_SECONDS = 10.0  # before notifications are tried again after a failure
 VANISHED_SECONDS = 1.0  # between two checks for a folder that has disappeared
 TICK_SECONDS = 0.5
 PENDING_MAX = 100_000  # files waiting to become stable; the next walk finds any further ones
+_ALL = Selection(in_s3=False)
 _GROUPED_MS = 400  # notifications in quick succession are combined, for up to this long
 
 Changes = Callable[[bytes, threading.Event], Iterable[Collection[bytes]]]  # (folder, ended) -> changed names
@@ -48,6 +50,7 @@ class Watcher:
         *,
         store: LocalStore,
         excluded: Collection[Path],
+        selection: Selection = _ALL,
         clock: Clock,
         warn: Callable[[str], None],
         settle_seconds: float = SETTLE_SECONDS,
@@ -58,12 +61,14 @@ class Watcher:
 
         Args:
             excluded: Folders to skip.
+            selection: The files of the source.
             warn: Called with a sentence for people if the folder disappears or notifications fail.
             changes: Replaces the notifications of the operating system.
         """
         self._folder = folder
         self._store = store
         self._excluded = tuple(excluded)
+        self._selection = selection
         self._clock = clock
         self._warn = warn
         self._settle_seconds = settle_seconds
@@ -164,7 +169,7 @@ class Watcher:
     def _scanner(self) -> Scanner | None:
         """Return a scanner, or None if the folder has just disappeared."""
         try:
-            return Scanner(self._folder, store=self._store, excluded=self._excluded)
+            return Scanner(self._folder, store=self._store, excluded=self._excluded, selection=self._selection)
         except UsageError as error:
             self._warn_once(str(error))
             return None

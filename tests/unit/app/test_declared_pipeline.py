@@ -66,7 +66,7 @@ def test_a_pipeline_has_one_queue_for_its_published_batches() -> None:
         (lambda: ObjectSource("", queue="q", schema="id long"), "no address"),
         (lambda: ObjectSource("in", queue="", schema="id long"), "no queue"),
         (lambda: ObjectSource("in", queue="q"), "no schema"),
-        (lambda: ObjectSource("in", queue="q", schema="id long", delimiter=";"), "are only for csv"),
+        (lambda: ObjectSource("in", queue="q", schema="id long", delimiter=";"), "only csv has delimiter"),
         (lambda: DeltaSink("t", partition_by="day"), "list of columns"),
         (lambda: DeltaSink("t", partition_by=["day", "day"]), "more than once"),
         (lambda: declare(App(), max_batch_bytes="lots"), "not a size"),

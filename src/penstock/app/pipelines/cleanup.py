@@ -4,7 +4,7 @@ from penstock.app.cleanup import Keep
 from penstock.app.cleanup_runner import source_cleanup
 from penstock.app.paths import declared_table_paths
 from penstock.app.pipelines.declaration import PipelineDeclaration
-from penstock.app.sources import source_of
+from penstock.app.pipelines.sources import declared_source
 from penstock.config import Settings
 from penstock.events import Bus
 from penstock.ledger import Ledger
@@ -35,7 +35,7 @@ def pipeline_cleanup(
     tables = Tables(where, ledger, partition_by=None, bus=bus, probe=probe)
     return source_cleanup(
         declaration.source.cleanup,
-        source=source_of(declaration.source.folder, where),
+        source=declared_source(declaration.source, where),
         pipeline=where.pipeline,
         own=where.own,
         shown_to=tables.shown_to if although_missing else tables.retained_to,

@@ -1,7 +1,7 @@
 """The declaration of a pipeline: checked as far as possible without Spark, and then frozen."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -12,6 +12,7 @@ from penstock.errors import UsageError
 from penstock.handlers.durations import Duration, Size, bytes_of, seconds_of
 from penstock.messaging.declarations import checks_class_options
 from penstock.messaging.schema import Queue
+from penstock.objects.selection import checked_patterns
 from penstock.sinks.declaration import SinkDeclaration
 from penstock.sinks.registry import SINKS
 from penstock.storage.address import check_address
@@ -29,6 +30,15 @@ DEFAULT_FORMAT = "jsonl"
 OWN_SCHEMA = ("text", "binary")  # formats whose columns need not be declared
 Evolve = Literal["none", "rescue", "add", "fail"]
 EVOLUTIONS: tuple[Evolve, ...] = get_args(Evolve)
+_CSV_OPTIONS: dict[str, Any] = {
+    "delimiter": None,
+    "header": True,
+    "null": (),
+    "quote": None,
+    "escape": None,
+    "comment": None,
+    "skip_lines": None,
+}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
@@ -38,13 +48,22 @@ class ObjectSource:
     """The objects of a pipeline: where they are, which queue has their notifications, and their format.
 
     Args:
-        folder: A local folder or s3://BUCKET/PREFIX; nothing outside it is read.
+        folder: A local folder or file, s3://BUCKET/PREFIX, or a pattern of either such as logs/2026-*/**/*.csv; nothing
+            else is read.
         queue: The queue with notifications from S3, the watcher, `App.announce` or `Pipeline.run`.
         format: jsonl, json (documents), csv or text, each also compressed with gzip, bzip2 or zstd; parquet, orc, avro
             or binary.
         schema: Spark DDL, such as "id long, ts timestamp"; not needed for text and binary.
         delimiter: CSV only: the field separator.
         header: CSV only: the first line has the column names.
+        null: CSV only: texts without quotes that mean NULL, such as ["NA"].
+        quote: CSV only: the quote; "" for none.
+        escape: CSV only: the character that escapes quotes inside quotes, such as Spark's backslash.
+        comment: CSV only: lines that begin with this character are skipped.
+        skip_lines: CSV only: lines before the header.
+        include: Patterns, such as *.csv, of which an object below the folder has to match one.
+        exclude: Patterns of objects that are left out.
+        partitions: Columns from paths such as day=2026-01-02/, with their types: {"day": "DATE"}.
         reader: In place of a format: a function that takes a `SourceObject` and yields `pyarrow.RecordBatch`. It is at
             the top level of a module that Spark's executors can import.
         evolve: What happens to fields that no column takes. "none": they are counted. "rescue": they, and values of the
@@ -62,6 +81,14 @@ class ObjectSource:
     schema: str | None = field(default=None, kw_only=True)
     delimiter: str | None = field(default=None, kw_only=True)
     header: bool = field(default=True, kw_only=True)
+    null: Sequence[str] = field(default=(), kw_only=True)
+    quote: str | None = field(default=None, kw_only=True)
+    escape: str | None = field(default=None, kw_only=True)
+    comment: str | None = field(default=None, kw_only=True)
+    skip_lines: int | None = field(default=None, kw_only=True)
+    include: Sequence[str] = field(default=(), kw_only=True)
+    exclude: Sequence[str] = field(default=(), kw_only=True)
+    partitions: Mapping[str, str] = field(default_factory=dict, kw_only=True)
     reader: "ReaderFunction | None" = field(default=None, kw_only=True)
     evolve: Evolve = field(default="none", kw_only=True)
     cleanup: Cleanup = field(default_factory=Keep, kw_only=True)
@@ -74,9 +101,10 @@ class ObjectSource:
             raise UsageError(
                 f"The source {self.folder} has no schema; declare one, such as schema='id long, ts timestamp'."
             )
-        if self.format != "csv" and (self.delimiter is not None or not self.header):
+        said = [name for name, default in _CSV_OPTIONS.items() if getattr(self, name) != default]
+        if self.format != "csv" and said:
             raise UsageError(
-                f"The source {self.folder} has the format {self.format}; delimiter and header are only for csv."
+                f"The source {self.folder} has the format {self.format}; only csv has {' and '.join(said)}."
             )
         if self.reader is not None:
             if self.format != DEFAULT_FORMAT:
@@ -93,6 +121,15 @@ class ObjectSource:
                 f"The source {self.folder} has the format {self.format}, whose files have no other fields; leave out "
                 "evolve."
             )
+        if isinstance(self.null, str):
+            raise UsageError(f"The source {self.folder} has null={self.null!r}; write a list of texts, such as ['NA'].")
+        if not isinstance(self.partitions, Mapping):
+            raise UsageError(
+                f"The source {self.folder} has partitions={self.partitions!r}; write names and types, such as "
+                "{'day': 'DATE'}."
+            )
+        checked_patterns(self.include, "include")
+        checked_patterns(self.exclude, "exclude")
         check_fits(self.cleanup, self.folder)
 
 

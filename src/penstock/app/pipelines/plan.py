@@ -12,8 +12,9 @@ from penstock.app.context import PipelineTools
 from penstock.app.paths import TablePaths, declared_table_paths
 from penstock.app.pipelines.declaration import ObjectSource, PipelineDeclaration, reader_name
 from penstock.app.pipelines.published import PublishNotifier
+from penstock.app.pipelines.sources import declared_source
 from penstock.app.service import ServiceContext, busy_seconds_max
-from penstock.app.sources import SourceLocation, source_of
+from penstock.app.sources import SourceLocation
 from penstock.app.spark import SESSION_END_SECONDS
 from penstock.app.tables import Tables
 from penstock.config import Settings
@@ -21,6 +22,7 @@ from penstock.ledger import Ledger
 from penstock.messaging.broker import Broker
 from penstock.messaging.handler import ServiceWatch, Unwatched
 from penstock.objects.notification import parse_others
+from penstock.objects.selection import Selection
 from penstock.pipeline.attempt import AttemptSettings, PipelineRuntime
 from penstock.pipeline.batch import PipelineHandler
 from penstock.pipeline.engine import CheckedEngine
@@ -34,7 +36,7 @@ from penstock.pipeline.spark.runtime import Session
 from penstock.pipeline.spark.session import runtime_of
 from penstock.pipeline.spark.shared_folders import prove_shared
 from penstock.pipeline.spark.source.formats import OWN_FORMAT
-from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions, checked
+from penstock.pipeline.spark.source.options import CsvOptions, GivenCsv, ReadOptions, checked, partitions_ddl
 from penstock.pipeline.spark.stopping import cancelled_at_stop
 from penstock.pipeline.spark.table_schema import Evolution, agreement, check_partitions
 from penstock.storage.address import S3Address, s3_address
@@ -84,6 +86,7 @@ class PipelineBlueprint:
 
     declaration: Declaration
     buckets: frozenset[str]  # it accepts the notifications of these
+    selection: Selection  # and processes these objects
     numbers: BatchLimits
     worker: str
     ledger: Ledger
@@ -174,7 +177,7 @@ class PipelineBlueprint:
             engine=engine,
             # A bounded run notices a dead engine at its next batch; without another batch it is done.
             check_engine=engine.check if self.faults_max is None else None,
-            parse=partial(parse_others, buckets_allowed=self.buckets, own=self._own()),
+            parse=partial(parse_others, buckets_allowed=self.buckets, own=self._own(), selection=self.selection),
             publish=self.publish,
             publish_jobs=self.publish_jobs,
             streak=FailureStreak(faults_max=self.faults_max),
@@ -224,7 +227,7 @@ def plan_of(declaration: PipelineDeclaration, context: ServiceContext, *, faults
     Raises `UserError` for a problem that a person has to fix, such as a missing folder or an invalid schema.
     """
     where = declared_table_paths(declaration.name, declaration.sink.address, context.settings)
-    source = source_of(declaration.source.folder, where)
+    source = declared_source(declaration.source, where)
     read = read_options(declaration, default_ratio=context.settings.objects_max_quarantine_ratio)
     ledger = context.ledger()
     ledger.ensure_pipeline(where.pipeline)
@@ -244,6 +247,7 @@ def plan_of(declaration: PipelineDeclaration, context: ServiceContext, *, faults
             partition_by=declaration.sink.partition_by,
         ),
         buckets=source.buckets,
+        selection=source.selection,
         numbers=_numbers(declaration, context),
         worker=context.worker,
         ledger=ledger,
@@ -272,6 +276,7 @@ def read_options(declaration: PipelineDeclaration, *, default_ratio: float) -> R
             format=source.format if source.reader is None else OWN_FORMAT,
             reader="" if source.reader is None else reader_name(source.reader),
             csv=_csv(source),
+            partitions_ddl=partitions_ddl(source.partitions),
             provenance=declaration.provenance,
             quarantine_ratio_max=default_ratio if ratio is None else ratio,
             evolve=source.evolve,
@@ -280,8 +285,16 @@ def read_options(declaration: PipelineDeclaration, *, default_ratio: float) -> R
 
 
 def _csv(source: ObjectSource) -> CsvOptions:
-    default = CsvOptions(header=source.header)
-    return default if source.delimiter is None else replace(default, delimiter=source.delimiter)
+    given = GivenCsv(
+        header=source.header,
+        delimiter=source.delimiter,
+        nulls=tuple(source.null),
+        quote=source.quote,
+        escape=source.escape,
+        comment=source.comment,
+        skip_lines=source.skip_lines,
+    )
+    return given.over(CsvOptions())
 
 
 def _numbers(declaration: PipelineDeclaration, context: ServiceContext) -> BatchLimits:

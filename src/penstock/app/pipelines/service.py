@@ -1,10 +1,12 @@
 """A declared pipeline as a service: one line of a worker, on the worker's Spark session."""
 
 from dataclasses import dataclass
+from os import fspath
 
 from penstock.app.cleanup import SourceReader
 from penstock.app.pipelines.pipeline import Pipeline
 from penstock.app.service import OpenedService, ServiceContext
+from penstock.objects.globs import cut
 from penstock.pipeline.extra import require_spark
 from penstock.sinks.registry import split_address
 
@@ -28,7 +30,8 @@ class PipelineService:
         """The source, its cleanup and the table."""
         source, sink = self.pipeline.declaration.source, self.pipeline.declaration.sink
         _, table = split_address(sink.address)
-        return SourceReader(name=self.name, source=source.folder, cleanup=source.cleanup, table=table)
+        folder = cut(fspath(source.folder)).folder  # of a pattern the part before its first wildcard
+        return SourceReader(name=self.name, source=folder, cleanup=source.cleanup, table=table)
 
     def open(self, context: ServiceContext, *, weight: int) -> OpenedService:
         require_spark(self.pipeline.declaration.sink.scheme)

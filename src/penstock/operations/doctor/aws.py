@@ -20,6 +20,7 @@ from penstock.config import Settings
 from penstock.errors import ConfigurationError, UsageError
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.wording import worded
+from penstock.objects.globs import cut
 from penstock.objects.s3_facts import SourceFacts, check_identity, inspect_source, put_notices_again, try_table
 from penstock.operations.doctor import s3, sqs
 from penstock.operations.doctor.findings import Finding, FindingLevel, guarded
@@ -149,7 +150,7 @@ def _of(service: "Service", settings: Settings) -> ServedQueue:
             attempts, source = declared.max_attempts or settings.objects_max_attempts, str(declared.source.folder)
     where: S3Address | None = None
     with suppress(UsageError):
-        where = s3_address(source) if is_s3(source) else None
+        where = s3_address(cut(source).folder) if is_s3(source) else None
     return ServedQueue(queue=service.queue_name, attempts_max=attempts, source=where)
 
 

@@ -11,8 +11,8 @@ from tempfile import TemporaryDirectory, mkstemp
 from typing import TYPE_CHECKING
 
 from penstock.app.loading import load_app
+from penstock.app.pipelines.sources import declared_source
 from penstock.app.scope import find_scope
-from penstock.app.sources import source_of
 from penstock.app.spark import Spark
 from penstock.config import Settings, load_settings
 from penstock.errors import PenstockError
@@ -98,9 +98,9 @@ def pipeline_locations(request: "ScopeRequest") -> Sequence[PipelineLocations]:
         return []
     if request.app is None:
         return [PipelineLocations(paths=paths) for paths in scope.tables.values()]
-    sources = {one.name: str(one.declaration.source.folder) for one in load_app(request.app).pipelines}
+    sources = {one.name: one.declaration.source for one in load_app(request.app).pipelines}
     return [
-        PipelineLocations(paths=paths, source=source_of(sources[name], paths).address)
+        PipelineLocations(paths=paths, source=declared_source(sources[name], paths).address)
         for name, paths in scope.tables.items()
     ]
 

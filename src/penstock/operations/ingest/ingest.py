@@ -31,6 +31,7 @@ from penstock.messaging.tracing import NO_TRACING
 from penstock.objects.local_store import LocalStore
 from penstock.objects.reference import ObjectRef
 from penstock.objects.scanner import ScanReport
+from penstock.objects.selection import SkipReason
 from penstock.objects.watcher import Watcher
 from penstock.operations.ingest.pipeline import IngestPipeline, IngestRequest, check, queue_of, shared_settings
 from penstock.pipeline.spark.runtime import GivenSpark
@@ -119,7 +120,7 @@ def _ingested(
     began_at = tools.clock.monotonic()
     where = table_paths(request.table, request.state, aws=request.settings.aws)
     check_format(where)
-    source = source_of(request.source, where)
+    source = source_of(request.source, where, include=request.include, exclude=request.exclude)
     transform = check(request, source)
     shared = shared_settings(request)
     _check_tables(where)  # before the data directory is created: a folder with one counts as a table from then on
@@ -183,6 +184,9 @@ def _until_done(work: IngestPipeline, spark: GivenSpark | None) -> tuple[Pending
         if stop.requested:
             complete = False
             break
+    work = work.judging_names(objects)
+    found = len(objects)
+    objects = [ref for ref in objects if work.source.selection.left_out(ref.key, ref.size_bytes) is None]
     pending = _pending(work, objects)
     work.tools.bus.emit(pending.scanned(str(work.source)))
 
@@ -193,17 +197,22 @@ def _until_done(work: IngestPipeline, spark: GivenSpark | None) -> tuple[Pending
     if pending.has_work() and not stop.requested:
         pending.begin()
         work.serve(sample=objects, until=until, spark=spark)
-    return pending, _IngestScan(report=scanner.report(), complete=complete)
+    report = scanner.report()
+    if found > len(objects):
+        report = replace(report, ignored={**report.ignored, SkipReason.OTHER_SUFFIX: found - len(objects)})
+    return pending, _IngestScan(report=report, complete=complete)
 
 
 def _watch(work: IngestPipeline, spark: GivenSpark | None) -> tuple[PendingObjects, _IngestScan]:
     """Ingest the current objects of the folder, and new objects until a stop."""
-    tools, source = work.tools, str(work.source)
+    tools, source, folder = work.tools, str(work.source), work.source.address
+    work = work.judging_names(_first_objects(work) if work.needs_sample() else ())
     pending = _pending(work, ())
     watcher = Watcher(
-        Path(source),
-        store=LocalStore(source),
+        Path(folder),
+        store=LocalStore(folder),
         excluded=[Path(str(own)) for own in work.where.own if own.is_local],
+        selection=work.source.selection,
         clock=tools.clock,
         warn=lambda sentence: tools.bus.emit(WatchDegraded(source=source, reason=sentence)),
         settle_seconds=work.request.settle_seconds,
@@ -225,7 +234,9 @@ def _watch(work: IngestPipeline, spark: GivenSpark | None) -> tuple[PendingObjec
 def _fed(work: IngestPipeline, spark: GivenSpark | None) -> tuple[PendingObjects, _IngestScan]:
     """Ingest the objects that a queue announces: the current messages or, when watching, all future ones too."""
     pending = _pending(work, ())
-    sample = next(iter(work.source.scan(own=work.where.own).chunks()), ()) if work.needs_sample() else ()
+    sample = _first_objects(work) if work.needs_sample() else ()
+    work = work.judging_names(sample)
+    sample = [ref for ref in sample if work.source.selection.left_out(ref.key, ref.size_bytes) is None]
 
     def until() -> bool:
         if work.request.watch:
@@ -236,6 +247,10 @@ def _fed(work: IngestPipeline, spark: GivenSpark | None) -> tuple[PendingObjects
     if not until() and not work.tools.stop.requested:
         work.serve(sample=sample, until=until, spark=spark)
     return pending, _IngestScan(report=None, complete=work.request.watch or not pending.messages())
+
+
+def _first_objects(work: IngestPipeline) -> Sequence[ObjectRef]:
+    return next(iter(work.source.scan(own=work.where.own).chunks()), ())
 
 
 def _pending(work: IngestPipeline, objects: Sequence[ObjectRef]) -> PendingObjects:

@@ -29,13 +29,33 @@ from penstock.pipeline.spark.declaration import Declaration, Transform
 from penstock.pipeline.spark.runtime import GivenSpark
 from penstock.pipeline.spark.session import has_session
 from penstock.pipeline.spark.source.datasource import canonical_ddl
-from penstock.pipeline.spark.source.formats import format_of
+from penstock.pipeline.spark.source.ddl import parse_ddl
+from penstock.pipeline.spark.source.formats import KNOWN_SUFFIXES, follows_from_names, format_of
 from penstock.pipeline.spark.source.infer import infer_format, infer_schema
-from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions, as_text, check_evolution, checked, from_text
+from penstock.pipeline.spark.source.options import (
+    CsvOptions,
+    GivenCsv,
+    ReadOptions,
+    as_text,
+    check_evolution,
+    checked,
+    checked_partitions,
+    from_text,
+    is_by_names,
+)
 from penstock.worker.consumer import Consumer, Gates
 from penstock.worker.worker import Worker
 
 NO_SESSION_YET = "SESSION_OR_CONTEXT_NOT_EXISTS"  # PySpark's error class
+_CSV_FLAGS = {
+    "header": "--no-header",
+    "delimiter": "--delimiter",
+    "nulls": "--null",
+    "quote": "--quote",
+    "escape": "--escape",
+    "comment": "--comment",
+    "skip_lines": "--skip-lines",
+}
 _ANY_SCHEMA = "value STRING"  # to check the other options while the schema is unknown
 
 
@@ -48,7 +68,13 @@ class IngestRequest:
     format: str | None = None  # None: as the names of the objects tell
     delimiter: str | None = None  # CSV only; None: as detected, a comma beside a given schema
     header: bool = True  # CSV only
+    nulls: tuple[str, ...] = ()  # CSV only: texts that mean NULL
+    quote: str | None = None  # CSV only; None, as for the next three: as detected
+    escape: str | None = None
+    comment: str | None = None
+    skip_lines: int | None = None
     schema: str | None = None  # Spark DDL; None: remembered or inferred
+    partitions: str | None = None  # Spark DDL of columns from paths; None: as remembered
     transform: str | None = None  # "module:function"
     state: str | None = None
     provenance: bool = True
@@ -58,17 +84,30 @@ class IngestRequest:
     settle_seconds: float = SETTLE_SECONDS  # quiet period of a file before it is ingested, when watching
     cleanup: Cleanup = field(default_factory=Keep)  # applied to objects whose rows are published
     queue: str | None = None  # at the configured broker, with notifications of the source; None: scan the source
+    include: tuple[str, ...] = ()  # patterns; see `penstock.objects.selection`
+    exclude: tuple[str, ...] = ()
     settings: Settings = field(default_factory=Settings)
+
+    @property
+    def csv(self) -> GivenCsv:
+        """The CSV dialect as far as it is given."""
+        return GivenCsv(
+            header=self.header,
+            delimiter=self.delimiter,
+            nulls=self.nulls,
+            quote=self.quote,
+            escape=self.escape,
+            comment=self.comment,
+            skip_lines=self.skip_lines,
+        )
 
     def read(self, format_name: str) -> ReadOptions:
         """Return how files are read; the schema is empty if none was given."""
-        csv = CsvOptions(header=self.header)
-        if self.delimiter is not None:
-            csv = replace(csv, delimiter=self.delimiter)
         return ReadOptions(
             schema_ddl=self.schema or "",
             format=format_name,
-            csv=csv,
+            csv=self.csv.over(CsvOptions()),
+            partitions_ddl=self.partitions or "",
             provenance=self.provenance,
             quarantine_ratio_max=self.settings.objects_max_quarantine_ratio,
             evolve=self.evolve,
@@ -182,13 +221,27 @@ class IngestPipeline:
         """Return True if the format or the schema is unknown without a sample."""
         return self._known_reading() is None
 
+    def judging_names(self, sample: Sequence[ObjectRef]) -> "IngestPipeline":
+        """Return this pipeline without objects whose names end as those of no format, if the format follows from names.
+
+        It does if no format was given and the name of an object in the sample tells one, or one did at the first run.
+        """
+        if self.request.format is not None:
+            return self
+        row = self.state.ledger.ensure_pipeline(self.where.pipeline)
+        remembered = row.source_options
+        if not (is_by_names(remembered) if remembered is not None else follows_from_names(sample)):
+            return self
+        selection = replace(self.source.selection, suffixes=KNOWN_SUFFIXES)
+        return replace(self, source=replace(self.source, selection=selection))
+
     def _find_reading(self, sample: Sequence[ObjectRef]) -> ReadOptions:
         """Return how objects are read: as given, else as remembered, else infer, report and remember it."""
         known = self._known_reading()
         if known is not None:
             return known
         request, ledger, pipeline = self.request, self.state.ledger, self.where.pipeline
-        format_name = request.format or infer_format(sample, self.source.store, source=self.source.address)
+        format_name = request.format or infer_format(sample, self.source.store, source=str(self.source))
         _check_csv(request, format_name)
         known = self._known_reading(format_name)
         if known is not None:
@@ -196,7 +249,8 @@ class IngestPipeline:
         given = request.read(format_name)
         inferred = infer_schema(sample, self.source.store, given, delimiter_given=request.delimiter is not None)
         self.tools.bus.emit(SchemaInferred(pipeline=pipeline, schema=inferred.ddl, notes=inferred.notes))
-        ledger.remember_source_schema(pipeline, inferred.ddl, as_text(inferred.options))
+        by_names = bool(self.source.selection.suffixes)
+        ledger.remember_source_schema(pipeline, inferred.ddl, as_text(inferred.options, by_names=by_names))
         remembered = self._known_reading()
         assert remembered is not None, "it was remembered just now"
         return remembered
@@ -214,7 +268,9 @@ class IngestPipeline:
             return None
         read = request.read(format_name)
         if remembered is not None and remembered.format == format_name:
-            read = replace(read, csv=_with_given(remembered.csv, request))
+            read = replace(read, csv=request.csv.over(remembered.csv))
+        if remembered is not None and request.partitions is None:
+            read = replace(read, partitions_ddl=remembered.partitions_ddl)
         ddl = canonical_ddl(request.schema) if request.schema is not None else row.source_schema
         if ddl is None and not format_of(format_name).has_own_schema:
             return None
@@ -236,6 +292,7 @@ class IngestPipeline:
         return PipelineBlueprint(
             declaration=declaration,
             buckets=self.source.buckets,
+            selection=self.source.selection,
             numbers=BatchLimits.of(settings, self.state.broker),
             worker=self.state.worker,
             ledger=self.state.ledger,
@@ -291,22 +348,17 @@ def check(request: IngestRequest, source: SourceLocation) -> Transform | None:
         any_schema = "" if format_of(request.format).has_own_schema else _ANY_SCHEMA
         read = request.read(request.format)
         checked(replace(read, schema_ddl=read.schema_ddl or any_schema))
-    elif request.schema is not None:
-        canonical_ddl(request.schema)
+    else:
+        columns = parse_ddl(request.schema).names if request.schema is not None else ()
+        checked_partitions(request.partitions or "", columns)
     check_evolution(request.evolve)
     return _load_transform(request.transform) if request.transform is not None else None
 
 
 def _check_csv(request: IngestRequest, format_name: str) -> None:
-    if format_name != "csv" and (request.delimiter is not None or not request.header):
-        raise UsageError(f"--delimiter and --no-header are for --format csv, and the format is {format_name}.")
-
-
-def _with_given(csv: CsvOptions, request: IngestRequest) -> CsvOptions:
-    """Return a remembered dialect, changed as the request wants."""
-    if request.delimiter is not None:
-        csv = replace(csv, delimiter=request.delimiter)
-    return csv if request.header else replace(csv, header=False, unnamed_first=False)
+    if format_name != "csv" and request.csv.names:
+        flags = " and ".join(_CSV_FLAGS[name] for name in request.csv.names)
+        raise UsageError(f"The format is {format_name}, and only --format csv has {flags}.")
 
 
 def _announcing(request: IngestRequest) -> Settings:

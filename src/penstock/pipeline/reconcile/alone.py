@@ -20,11 +20,13 @@ from penstock.objects.local_store import LocalStore, modified_at
 from penstock.objects.notification import URL
 from penstock.objects.reference import S3_KEY_BYTES_MAX, ObjectRef, uri_of
 from penstock.objects.s3_listing import PageFilter, S3Pages, is_archived, reference
-from penstock.objects.scanner import CHUNK_OBJECTS, PROBLEMS_MAX, Scanner, SkipReason
+from penstock.objects.scanner import CHUNK_OBJECTS, PROBLEMS_MAX, Scanner
+from penstock.objects.selection import Selection
 from penstock.storage.address import S3Address
 from penstock.storage.aws import Aws
 
 PREFIXES_MAX = 20
+_ALL = Selection()
 
 
 class LeftOut(StrEnum):
@@ -34,6 +36,9 @@ class LeftOut(StrEnum):
     EXCLUDED = "excluded"  # a table's file, or below a location that Penstock writes to
     FOLDER_MARKER = "folder_marker"  # empty, and its name ends in a slash
     HIDDEN = "hidden"  # a part of its path begins with a dot
+    NOT_SELECTED = "not_selected"  # the last three as in `penstock.objects.selection`
+    UNDERSCORE = "underscore"
+    OTHER_SUFFIX = "other_suffix"
     ARCHIVED = "archived"  # in a storage class that must be restored before reading
     UNNAMEABLE = "unnameable"  # no notification can name its key
 
@@ -45,6 +50,7 @@ class ReconcileScope:
     bucket: str
     below: str  # prefix of the source's keys
     before: float  # epoch seconds: only objects modified earlier are missing
+    selection: Selection = _ALL  # the objects of the source
     excluded: Sequence[str] = ()
     is_local: bool = False  # True: the scanner has already left out files that are no objects
 
@@ -59,11 +65,6 @@ class MissingPrefix:
 
 SPOOL_BYTES = 8 * 1024 * 1024  # missing objects kept in memory before the spool moves to disk
 FOLDERS_MAX = 10_000  # counted; above twice this number, the folders with the fewest missing objects are dropped
-_REASONS = {
-    SkipReason.EXCLUDED: LeftOut.EXCLUDED,
-    SkipReason.FOLDER_MARKER: LeftOut.FOLDER_MARKER,
-    SkipReason.HIDDEN: LeftOut.HIDDEN,
-}
 
 
 class ExistingObject(NamedTuple):
@@ -174,19 +175,22 @@ def find_missing_alone(
     return missing
 
 
-def folder_listing(folder: str, *, excluded: Sequence[str]) -> Listing:
+def folder_listing(folder: str, *, excluded: Sequence[str], selection: Selection) -> Listing:
     """List a local folder. Raise `UsageError` if it cannot be listed."""
-    scanner = Scanner(folder, store=LocalStore(folder), excluded=excluded)
+    scanner = Scanner(folder, store=LocalStore(folder), excluded=excluded, selection=selection)
     pages = ([ExistingObject(ref, modified_at(ref)) for ref in chunk] for chunk in scanner.chunks())
     return Listing(pages, lambda: scanner.report().problems)
 
 
-def s3_listing(address: S3Address, aws: Aws, *, excluded: Sequence[str], all_versions: bool) -> Listing:
+def s3_listing(
+    address: S3Address, aws: Aws, *, excluded: Sequence[str], selection: Selection, all_versions: bool
+) -> Listing:
     """List the objects below an S3 prefix, in key order."""
 
     def pages() -> Iterator[Sequence[ExistingObject]]:
-        found = S3Pages(address, aws, all_versions=all_versions)
-        judge = PageFilter(found, [S3Address(bucket=address.bucket, prefix=prefix) for prefix in excluded])
+        found = S3Pages(address, aws, prefix=selection.listed, all_versions=all_versions)
+        own = [S3Address(bucket=address.bucket, prefix=prefix) for prefix in excluded]
+        judge = PageFilter(found, own, selection)
         for page in found:
             judge.learn(page)
             yield [_listed(address.bucket, entry, judge) for entry in page.entries]
@@ -197,5 +201,5 @@ def s3_listing(address: S3Address, aws: Aws, *, excluded: Sequence[str], all_ver
 def _listed(bucket: str, entry: Mapping[str, object], judge: PageFilter) -> ExistingObject:
     ref, modified_at = reference(bucket, entry), entry["LastModified"].timestamp()  # type: ignore[attr-defined]
     reason = judge.left_out(ref.key, ref.size_bytes)
-    left_out = _REASONS[reason] if reason is not None else LeftOut.ARCHIVED if is_archived(entry) else None
+    left_out = LeftOut(reason.value) if reason is not None else LeftOut.ARCHIVED if is_archived(entry) else None
     return ExistingObject(ref, modified_at, left_out)

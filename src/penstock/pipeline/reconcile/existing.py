@@ -18,6 +18,7 @@ from penstock.objects.local_store import LocalStore, modified_at
 from penstock.objects.reference import ObjectRef
 from penstock.objects.s3_listing import Entry, S3Pages, Span, is_archived, reference, s3_spans
 from penstock.objects.scanner import Scanner
+from penstock.objects.selection import Selection
 from penstock.pipeline.spark.arrow_writer import arrow_schema
 from penstock.pipeline.spark.session import runtime_of
 from penstock.storage.address import S3Address
@@ -76,21 +77,25 @@ def object_id(bucket: str) -> Column:
     return F.unhex(F.substring(digest, 1, _ID_HEX_CHARS))
 
 
-def folder_frame(spark: SparkSession, folder: str, *, excluded: Sequence[str]) -> DataFrame:
-    """Return the files of a local folder as rows of `EXISTING`. Raise `UsageError` if it cannot be listed."""
-    task = _FolderTask(folder=folder, excluded=tuple(excluded))
+def folder_frame(spark: SparkSession, folder: str, *, excluded: Sequence[str], selection: Selection) -> DataFrame:
+    """Return the source's files in a local folder as rows of `EXISTING`. Raise `UsageError` if it cannot be listed."""
+    task = _FolderTask(folder=folder, excluded=tuple(excluded), selection=selection)
     task.scanner()
     return spark.range(0, 1, 1, 1).mapInArrow(task.rows, EXISTING)
 
 
-def listing_frame(spark: SparkSession, address: S3Address, aws: Aws, *, all_versions: bool) -> DataFrame:
-    """Return the objects below an S3 prefix as rows of `EXISTING`: the current ones, or all versions.
+def listing_frame(spark: SparkSession, address: S3Address, aws: Aws, *, prefix: str, all_versions: bool) -> DataFrame:
+    """Return the objects below an S3 address as rows of `EXISTING`: the current ones, or all versions.
 
+    ``prefix``: only those whose keys begin so, see `S3Pages`.
     Raises `UsageError`, `ConfigurationError` and `TemporaryError` if the prefix cannot be listed.
     """
-    next(iter(S3Pages(address, aws, page_keys=1)), None)  # check access before tasks start, for a clear error
-    spans = s3_spans(address, aws, parts=max(SPANS_MIN, SPANS_A_CORE * runtime_of(spark).tasks_at_once()))
-    task = _ListingTask(address=address, aws=aws, spans=spans, all_versions=all_versions)
+    next(
+        iter(S3Pages(address, aws, prefix=prefix, page_keys=1)), None
+    )  # check access before tasks start, for a clear error
+    parts = max(SPANS_MIN, SPANS_A_CORE * runtime_of(spark).tasks_at_once())
+    spans = s3_spans(address, aws, prefix=prefix, parts=parts)
+    task = _ListingTask(address=address, prefix=prefix, aws=aws, spans=spans, all_versions=all_versions)
     return spark.range(0, len(spans), 1, len(spans)).mapInArrow(task.rows, EXISTING)
 
 
@@ -100,9 +105,10 @@ class _FolderTask:
 
     folder: str
     excluded: Sequence[str]
+    selection: Selection
 
     def scanner(self) -> Scanner:
-        return Scanner(self.folder, store=LocalStore(self.folder), excluded=self.excluded)
+        return Scanner(self.folder, store=LocalStore(self.folder), excluded=self.excluded, selection=self.selection)
 
     def rows(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:
@@ -126,6 +132,7 @@ class _ListingTask:
     """A task that is sent to the executors."""
 
     address: S3Address
+    prefix: str
     aws: Aws
     spans: Sequence[Span]
     all_versions: bool
@@ -136,7 +143,8 @@ class _ListingTask:
                 yield from batches(self._existing(self.spans[number]))
 
     def _existing(self, span: Span) -> Iterator[Existing]:
-        for page in S3Pages(self.address, self.aws, span=span, all_versions=self.all_versions):
+        pages = S3Pages(self.address, self.aws, prefix=self.prefix, span=span, all_versions=self.all_versions)
+        for page in pages:
             for entry in page.entries:
                 yield _existing_object(self.address.bucket, entry)
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - PySpark's own documentation names it so
-from pyspark.sql.types import BinaryType, StructField, StructType
+from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from penstock.events import BatchProgressed, Bus, Event, ReconcileProgressed
 from penstock.ledger import Ledger
@@ -23,6 +23,7 @@ from penstock.ledger.known_ids import ID_BYTES, IDS_END, known_ids_at
 from penstock.objects.notification import URL
 from penstock.objects.reference import S3_KEY_BYTES_MAX, ObjectRef, decode_key, encode_key, uri_of
 from penstock.objects.scanner import CHUNK_OBJECTS, PROBLEMS_MAX, TABLE_FOLDERS
+from penstock.objects.selection import Selection
 from penstock.pipeline.reconcile.alone import PREFIXES_MAX, LeftOut, MissingPrefix, ReconcileScope
 from penstock.pipeline.reconcile.existing import object_id
 from penstock.pipeline.spark.faults import SPARK_ERRORS, explain
@@ -39,9 +40,9 @@ _ARROW = pa.schema([pa.field(KNOWN_ID, pa.binary(), nullable=False)])
 
 _EXTRAS = {"pymysql": "mysql", "psycopg": "postgresql"}  # pip extras of the ledger's drivers
 _TABLE = rf"^((?:[^/]*/)*?)(?:{'|'.join(TABLE_FOLDERS)})/"
-_HIDDEN = r"(?:^|/)\.(?!\.?(?:/|\z))"  # begins with a dot, except "." and "..", which are ordinary names in S3
 _FIRST_FOLDER = r"^[^/]*/"
 _PROBLEM = "problem"
+_SKIPPED = "skipped"
 
 POOL = "penstock-reconcile"  # a scheduler pool, so that pipelines' batches do not wait behind these jobs
 
@@ -140,6 +141,8 @@ def find_missing(existing: DataFrame, known: DataFrame, scope: ReconcileScope) -
         observation, F.count_if(F.col("problem").isNull()).alias("listed")
     )
     unknown = identified.join(known, F.col("object_id") == F.col(KNOWN_ID), "left_anti").dropDuplicates(["object_id"])
+    if not scope.is_local:  # there the scanner left out the others
+        unknown = unknown.withColumn(_SKIPPED, _skipped(scope.selection))
     kept = unknown.persist(StorageLevel.DISK_ONLY)
     try:
         kept.count()
@@ -230,17 +233,25 @@ def _left_out(scope: ReconcileScope, tables: Sequence[str]) -> Column:
         named = key.isin(list(scope.excluded)) if scope.excluded else F.lit(False)
         excluded = named | F.exists(below, lambda prefix: F.startswith(key, prefix))
         found = found.when(excluded, F.lit(LeftOut.EXCLUDED.value))
-    marker = key.endswith("/") & (F.col("size_bytes") == 0)
     unnameable = (
         (F.octet_length("key") > S3_KEY_BYTES_MAX) | key.rlike(f"^{URL.pattern}") | F.contains(key, F.lit("\0"))
     )
     found = (
-        found.when(marker, F.lit(LeftOut.FOLDER_MARKER.value))
-        .when(_relative(scope).rlike(_HIDDEN), F.lit(LeftOut.HIDDEN.value))
+        found.when(F.col(_SKIPPED).isNotNull(), F.col(_SKIPPED))
         .when(unnameable, F.lit(LeftOut.UNNAMEABLE.value))
         .when(F.col("is_archived"), F.lit(LeftOut.ARCHIVED.value))
     )
     return F.coalesce(found, young)
+
+
+def _skipped(selection: Selection) -> Column:
+    """Return why a source leaves out the object of a row, as text."""
+
+    def reason(key: bytes | None, size_bytes: int | None) -> str | None:
+        found = None if key is None else selection.left_out(decode_key(bytes(key)), size_bytes or 0)
+        return None if found is None else found.value
+
+    return F.udf(reason, StringType())("key", "size_bytes")
 
 
 def _relative(scope: ReconcileScope) -> Column:

@@ -136,3 +136,27 @@ def test_an_escaped_tab_is_a_tab() -> None:
 def test_text_needs_no_schema_and_accepts_a_column_name() -> None:
     assert checked(ReadOptions(format="text")).schema_ddl == "value STRING"
     assert checked(ReadOptions(format="text", schema_ddl="line string")).schema_ddl == "line STRING"
+
+
+@pytest.mark.parametrize(
+    ("csv", "words"),
+    [
+        (CsvOptions(escape="\\\\"), "escape"),
+        (CsvOptions(escape=","), "escape"),
+        (CsvOptions(comment="//"), "comment"),
+        (CsvOptions(comment='"'), "comment"),
+        (CsvOptions(skip_lines=-1), "lines to skip"),
+        (CsvOptions(nulls=("a\nb",)), "null text"),
+    ],
+)
+def test_an_invalid_dialect_is_refused_in_one_sentence(csv: CsvOptions, words: str) -> None:
+    with pytest.raises(UsageError, match=words) as refused:
+        checked(ReadOptions(schema_ddl="s string", format="csv", csv=csv))
+    assert str(refused.value).count(". ") == 0
+
+
+def test_null_texts_mean_null_in_every_column_unless_quoted() -> None:
+    csv = CsvOptions(header=False, nulls=("NA", "-"))
+    decoder = CsvDecoder(parse_ddl("s string, n long"), csv, Layout(fields=2, indexes=(0, 1)))
+    rows = decoder.decode(b'NA,1\n"NA",-\n-,"NA"\nx,2\n').rows.to_pylist()
+    assert rows == [{"s": None, "n": 1}, {"s": "NA", "n": None}, {"s": None, "n": None}, {"s": "x", "n": 2}]

@@ -23,7 +23,8 @@ def with_added(options: ReadOptions, added: Mapping[str, str]) -> ReadOptions:
     if not added or format_of(options.format).has_own_schema:
         return options
     declared = parse_ddl(options.schema_ddl)
-    known = {name.lower() for name in declared.names}
+    in_paths = parse_ddl(options.partitions_ddl).names if options.partitions_ddl else []
+    known = {name.lower() for name in (*declared.names, *in_paths)}
     more = [_field(name, kind) for name, kind in added.items() if name.lower() not in known]
     if options.rescues:
         more = [field for field in more if field.name.lower() != RESCUED.name]
@@ -70,17 +71,8 @@ def new_columns(
 
 
 def _can_be_read(options: ReadOptions, name: str, kind: str) -> bool:
-    """Return True if the format reads columns of the type; JSON has no maps, and CSV no structs."""
-    field = _field(name, kind)
-    if options.format in ("jsonl", "json"):
-        return not _holds_map(field.type)
-    return options.format != "csv" or not pa.types.is_nested(field.type)
-
-
-def _holds_map(kind: pa.DataType) -> bool:
-    if pa.types.is_map(kind):
-        return True
-    return pa.types.is_nested(kind) and any(_holds_map(kind.field(index).type) for index in range(kind.num_fields))
+    """Return True if the format reads columns of the type: CSV has single values only."""
+    return options.format != "csv" or not pa.types.is_nested(_field(name, kind).type)
 
 
 def _field(name: str, kind: str) -> pa.Field:

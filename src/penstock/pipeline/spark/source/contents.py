@@ -3,10 +3,15 @@
 A chunk is released only once it is verified as far as promised. A plain object or piece that fits a block is read and
 verified first, and so is a compressed object that inflates to no more than the limit. Larger ones stream and are
 verified at their end.
+
+An object that begins with a byte order mark of UTF-16 is read as UTF-8, whole with its first piece. Offsets in it are
+those of its text in UTF-8.
 """
 
+import codecs
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from penstock.errors import ObjectCorrupt, ObjectUnreadable
 from penstock.events.objects import QuarantineReason
@@ -16,6 +21,8 @@ from penstock.pipeline.spark.source.options import ReadOptions
 from penstock.pipeline.spark.source.plan import Piece
 
 BOM = b"\xef\xbb\xbf"
+_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_UTF32 = (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)
 _SEARCH_BYTES = 64 << 10  # per read while searching for a newline
 _ZIP_SUFFIX = b".zip"
 _ZIP_MAGICS = (b"PK\x03\x04", b"PK\x05\x06")  # an archive; an empty archive
@@ -50,7 +57,7 @@ class LineChunk:
     out; then ``offset`` is 3 and ``marked`` is set, but the first line still counts as beginning at 0. ``header`` is
     the line with the object's column names, if it has one (see csv_records.py). ``plain``: every CSV line opens and
     closes its quotes regularly and needs no second check. ``joined``: one CSV record of several lines, see
-    `csv_records.join`.
+    `csv_records.join`. ``original``: the lines as the object has them, if escapes were removed from ``lines``.
     """
 
     lines: bytes
@@ -59,6 +66,7 @@ class LineChunk:
     header: bytes = b""
     plain: bool = False
     joined: bool = False
+    original: bytes | None = None
 
 
 def read_lines(reader: ObjectReader, piece: Piece, options: ReadOptions) -> Iterator[LineChunk]:
@@ -76,13 +84,25 @@ def read_lines(reader: ObjectReader, piece: Piece, options: ReadOptions) -> Iter
         )
         held_bytes_max, start = options.inflated_bytes_verified_max, 0
     else:
+        stop = piece.stop
+        if (piece.start, stop) != (0, reader.ref.size_bytes) and is_utf16(reader):
+            if piece.start or not stop:
+                return iter(())
+            stop = reader.ref.size_bytes
         start = first_line(reader, piece)
-        chunks = _piece_chunks(reader, start, piece.stop, options.block_bytes)
+        chunks = _piece_chunks(reader, start, stop, options.block_bytes)
         held_bytes_max = options.block_bytes
         if start == 0:
             chunks = _undisguised(chunks, uri)
     verified = _verified(reader, chunks, held_bytes_max)
+    if start == 0:
+        verified = _as_utf8(verified, uri)
     return _whole_lines(verified, start, options.line_bytes_max, uri)
+
+
+def is_utf16(reader: ObjectReader) -> bool:
+    """Return True if a plain object begins with a byte order mark of UTF-16."""
+    return reader.pread(0, len(_UTF16[0])) in _UTF16
 
 
 def whole(reader: ObjectReader, options: ReadOptions, *, inflated: bool = True) -> bytes:
@@ -162,6 +182,33 @@ def _undisguised(chunks: Iterator[bytes], uri: str) -> Iterator[bytes]:
         if number == 0 and chunk.startswith(_GZIP_MAGIC):
             raise ObjectUnreadable(f"{uri} is gzip and not named so: give it a name that ends in .gz")
         yield chunk
+
+
+def _as_utf8(chunks: Iterator[bytes], uri: str) -> Iterator[bytes]:
+    """Yield the chunks of a whole object, as UTF-8 if it begins with a byte order mark of UTF-16."""
+    beginning = b""
+    for chunk in chunks:
+        beginning += chunk
+        if len(beginning) >= len(_UTF32[0]):
+            break
+    if beginning.startswith(_UTF32):
+        raise ObjectUnreadable(f"{uri} is UTF-32, which is not read: convert it to UTF-8")
+    if not beginning.startswith(_UTF16):
+        if beginning:
+            yield beginning
+        yield from chunks
+        return
+    decoder = codecs.getincrementaldecoder("utf-16")()
+    at = 0
+    try:
+        for chunk in chain((beginning,), chunks):
+            yield decoder.decode(chunk).encode()
+            at += len(chunk)
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError as error:
+        raise ObjectUnreadable(
+            f"{uri} is not UTF-16 as its first bytes say, after byte {at}: {error.reason}"
+        ) from error
 
 
 def _corrupt_if_verified(reader: ObjectReader, chunks: Iterator[bytes]) -> Iterator[bytes]:

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from penstock.pipeline.spark.source.csv_escapes import BACKSLASH, detected_escape, has_escape
 from penstock.pipeline.spark.source.csv_lines import is_number
 from penstock.pipeline.spark.source.options import CsvOptions
 
@@ -43,6 +44,9 @@ def detect(sample: str, given: CsvOptions, *, delimiter_given: bool) -> FoundDia
         csv = replace(csv, comment=_COMMENT)
         notes.append(f"lines that begin with {_COMMENT} are comments")
     choices = [csv.delimiter] if delimiter_given else DELIMITERS
+    if not csv.escape and detected_escape(text, csv, choices):
+        csv = replace(csv, escape=BACKSLASH)
+        notes.append(f"{BACKSLASH} escapes quotes")
     shapes = [
         (delimiter, _shape(_records(text, dialect), dialect))
         for delimiter in choices
@@ -146,6 +150,7 @@ def _records(text: str, csv: CsvOptions) -> list[_Record]:
         lines[csv.skip_lines :],
         delimiter=csv.delimiter,
         quotechar=csv.quote or None,
+        escapechar=csv.escape if has_escape(csv) else None,
         quoting=csv_module.QUOTE_MINIMAL if csv.quote else csv_module.QUOTE_NONE,
     )
     records: list[_Record] = []

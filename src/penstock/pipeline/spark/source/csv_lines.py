@@ -199,7 +199,7 @@ def is_special(text: str) -> bool:
 
 def null_texts(csv: CsvOptions, *, in_strings: bool = True) -> list[str]:
     """Return the texts that mean NULL, for columns of strings or for all others."""
-    texts = ["", csv.null_text] if csv.null_text else [""]
+    texts = ["", csv.null_text, *csv.nulls] if csv.null_text else ["", *csv.nulls]
     return texts if in_strings else [*texts, *csv.null_marks]
 
 

@@ -10,12 +10,13 @@ Only the object's first byte is known to begin a record. A piece in the middle o
 begin inside quotes, and also computes how it would end if it did (`Quotes`). The driver checks the pieces of each
 object in order; if an assumption was wrong, it has the object read again, cut at record boundaries (`Summary.recut`).
 
-Headers: the first non-blank line names the columns of all lines after it. A piece that does not begin at the object's
+Headers: the first non-blank record names the columns of all lines after it. A piece that does not begin at the object's
 first byte reads the header separately. Names are compared without case and surrounding blanks. A column that the header
 does not name is NULL, and a name that is not a column is ignored. A header that names no column at all makes the object
 unreadable: its rows would be made up.
 """
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import count
@@ -28,7 +29,8 @@ from penstock.errors import ObjectUnreadable
 from penstock.events.objects import QuarantineReason
 from penstock.objects.store import ObjectReader
 from penstock.pipeline.spark.source.blocks import NEWLINE, RETURN, Flags, Lines
-from penstock.pipeline.spark.source.contents import BOM, BadRecord, LineChunk, Quotes, read_lines, read_on
+from penstock.pipeline.spark.source.contents import BOM, BadRecord, LineChunk, Quotes, is_utf16, read_lines, read_on
+from penstock.pipeline.spark.source.csv_escapes import has_escape, is_escaped, rewritten_line, without_escapes
 from penstock.pipeline.spark.source.csv_lines import Layout, Misquoted, is_blank, split
 from penstock.pipeline.spark.source.inflate import codec_of
 from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions
@@ -39,6 +41,7 @@ _NEVER_CLOSED = "a quote that is not closed before the end of the object"
 _HEADER_BYTES_MAX = 1 << 20  # including the blank lines before it
 _FIRST_READ_BYTES = 16 << 10
 _NAMES_SHOWN = 5
+_BREAKS = re.compile(r"\s*[\r\n]+\s*")
 
 
 # Stand for line breaks inside a joined record.
@@ -150,7 +153,10 @@ class Records:
         if self._csv.quote.encode() not in lines:
             return ()
         found = Lines.of(lines)
-        odd = oddly_quoted(np.frombuffer(lines, dtype=np.uint8), found, self._csv)
+        data = np.frombuffer(lines, dtype=np.uint8)
+        odd = oddly_quoted(data, found, self._csv)
+        if has_escape(self._csv):
+            odd[np.searchsorted(found.ends, np.flatnonzero(data == ord(self._csv.escape)))] = True
         starts: list[int] = found.starts[odd].tolist() if odd.any() else []
         return starts
 
@@ -194,7 +200,23 @@ def read_parts(reader: ObjectReader, piece: Piece, options: ReadOptions) -> Iter
         record_bytes_max=options.line_bytes_max,
         uri=reader.ref.uri,
     )
-    return records.cut(parts, lambda offset: iter(()) if compressed else read_on(reader, offset, options))
+    whole = records.cut(parts, lambda offset: _rest(reader, offset, options))
+    return _without_escapes(whole, options.csv) if has_escape(options.csv) else whole
+
+
+def _rest(reader: ObjectReader, offset: int, options: ReadOptions) -> Iterator[LineChunk]:
+    """Return the lines behind a piece; none for an object that is one piece, whose offsets are not its bytes'."""
+    if codec_of(reader.ref) is not None or is_utf16(reader):
+        return iter(())
+    return read_on(reader, offset, options)
+
+
+def _without_escapes(parts: Iterator[CsvPart], csv: CsvOptions) -> Iterator[CsvPart]:
+    for part in parts:
+        if isinstance(part, LineChunk):
+            yield from without_escapes(part, csv)
+        else:
+            yield part
 
 
 def layout_of(header: bytes, schema: pa.Schema, csv: CsvOptions, uri: str) -> Layout:
@@ -215,12 +237,12 @@ def layout_of(header: bytes, schema: pa.Schema, csv: CsvOptions, uri: str) -> La
 
 
 def header_names(header: bytes, csv: CsvOptions, uri: str) -> list[str]:
-    """Return the names of the columns, without surrounding blanks. Raises `ObjectUnreadable`.
+    """Return the names of the columns, without surrounding blanks, a blank for line breaks. Raises `ObjectUnreadable`.
 
     A column without a name is called as Spark does, such as _c0; of equal names, the second is NAME_2 and so on.
     """
     try:
-        found = [field.text.strip() for field in split(header.decode(), csv)]
+        found = [_BREAKS.sub(" ", field.text.strip()) for field in split(header.decode(), csv)]
     except UnicodeDecodeError as error:
         raise ObjectUnreadable(f"{uri} has a header that is not UTF-8, at byte {error.start}") from error
     except Misquoted as error:
@@ -329,6 +351,7 @@ class _Quoting:
 
     def __init__(self, csv: CsvOptions) -> None:
         self.quote = csv.quote.encode()
+        self._escape = csv.escape.encode() if has_escape(csv) else b""
         self._comment = csv.comment.encode()
         self._opening = (csv.delimiter + csv.quote).encode()
 
@@ -360,10 +383,14 @@ class _Quoting:
         return -1
 
     def _closing(self, lines: bytes, at: int, end: int) -> int:
+        begin = at
         while (at := lines.find(self.quote, at, end)) >= 0:
-            if not lines.startswith(self.quote, at + 1):
+            if self._escape and is_escaped(lines, at, begin, self._escape):
+                at += 1
+            elif not lines.startswith(self.quote, at + 1):
                 return at
-            at += 2
+            else:
+                at += 2
         return -1
 
 
@@ -372,7 +399,7 @@ def _without_preamble(reader: ObjectReader, piece: Piece, options: ReadOptions) 
     csv = options.csv
     if not csv.header and not csv.skip_lines:
         return read_lines(reader, piece, options)
-    if piece.start == 0 or codec_of(reader.ref) is not None:
+    if piece.start == 0 or codec_of(reader.ref) is not None or is_utf16(reader):
         return _behind_preamble(read_lines(reader, piece, options), csv, reader.ref.uri)
     header, end = _preamble_apart(reader, csv)
     rest = Piece(object=piece.object, start=min(max(piece.start, end), piece.stop), stop=piece.stop)
@@ -392,6 +419,9 @@ def _behind_preamble(parts: Iterator[LineChunk], csv: CsvOptions, uri: str) -> I
         header = preamble.header
         yield LineChunk(lines=part.lines[end:], offset=part.offset + end, header=header)
         yield from (replace(later, header=header) for later in parts)
+        return
+    if preamble.is_open:
+        raise ObjectUnreadable(f"{uri} has a header with a quote that is not closed")
 
 
 def _preamble_apart(reader: ObjectReader, csv: CsvOptions) -> tuple[bytes, int]:
@@ -412,27 +442,48 @@ def _preamble_apart(reader: ObjectReader, csv: CsvOptions) -> tuple[bytes, int]:
 
 
 class _Preamble:
-    """The lines before the data: skipped ones, then the header, which is the first line that is not blank."""
+    """The lines before the data: skipped ones, then the header, which is the first record that is not blank."""
 
     def __init__(self, csv: CsvOptions) -> None:
         self._csv = csv
+        self._quoting = _Quoting(csv) if csv.quote else None
         self._to_skip = csv.skip_lines
+        self._begun = b""  # lines of a header whose quotes are open
         self.header = b""
+
+    @property
+    def is_open(self) -> bool:
+        """True if a quote of the header is not closed so far."""
+        return bool(self._begun)
 
     def end(self, lines: bytes) -> int | None:
         """Return where the data begins in these lines, which continue those given before; None if it does not."""
+        if self._begun:
+            return self._header_end(lines, 0, 0)
         start = 0
         while self._to_skip or self._csv.header:
             newline = lines.find(b"\n", start)
             if newline < 0:
                 return None
-            line, start = lines[start:newline], newline + 1
+            begin, start = start, newline + 1
             if self._to_skip:
                 self._to_skip -= 1
-            elif not is_blank(line, self._csv):
-                self.header = line.removesuffix(b"\r")
-                break
+            elif not is_blank(lines[begin:newline], self._csv):
+                return self._header_end(lines, begin, start)
         return start
+
+    def _header_end(self, lines: bytes, begin: int, end: int) -> int | None:
+        """Return the end of the header, whose first line ends at ``end`` if it begins in these lines."""
+        quoting = self._quoting
+        if quoting is not None and (self._begun or quoting.ends_open(lines, begin, end, within=False)):
+            end = quoting.closing_line_end(lines, end)
+            if end < 0:
+                self._begun += lines[begin:]
+                return None
+        header = (self._begun + lines[begin:end]).removesuffix(b"\n").removesuffix(b"\r")
+        self._begun = b""
+        self.header = rewritten_line(header, self._csv) if has_escape(self._csv) else header
+        return end
 
 
 def _no_header(uri: str) -> ObjectUnreadable:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from penstock.errors import UsageError
 from penstock.objects.reference import ObjectRef
 from penstock.pipeline.spark.source.ddl import OFFSET, ROW
-from penstock.pipeline.spark.source.inflate import plain_name
+from penstock.pipeline.spark.source.inflate import CODECS, plain_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +42,14 @@ FORMATS: Mapping[str, Format] = {
     OWN_FORMAT: Format(suffixes=(), position=ROW, is_inflated=False, can_be_cut=False, inflation=6, can_be_named=False),
 }
 DEFAULT_FORMAT = "jsonl"
+_ZIP = b".zip"  # is not read, and fails with a reason
+# in lower case: how the names of objects end that are read when formats follow from names
+KNOWN_SUFFIXES = tuple(
+    (plain + packed).decode()
+    for kind in FORMATS.values()
+    for plain in kind.suffixes
+    for packed in (b"", _ZIP, *(suffix for codec in CODECS for suffix in codec.suffixes))
+)
 
 
 def format_by_names(objects: Iterable[ObjectRef], *, source: str) -> str:
@@ -58,6 +66,11 @@ def format_by_names(objects: Iterable[ObjectRef], *, source: str) -> str:
             f"({other}): ingest each from a folder of its own, or name the format of all (--format)."
         )
     return next(iter(found), DEFAULT_FORMAT)
+
+
+def follows_from_names(objects: Iterable[ObjectRef]) -> bool:
+    """Return True if an object's name tells its format."""
+    return any(_by_name(ref.key_bytes) is not None for ref in objects)
 
 
 def _by_name(key: bytes) -> str | None:

@@ -20,7 +20,7 @@ from penstock.objects.store import ObjectReader, ObjectStore
 from penstock.pipeline.spark.source import avro
 from penstock.pipeline.spark.source.columnar import OPENERS, schema_of
 from penstock.pipeline.spark.source.contents import beginning
-from penstock.pipeline.spark.source.ddl import TIMESTAMP, format_ddl, may_be_column, type_text
+from penstock.pipeline.spark.source.ddl import TIMESTAMP, format_ddl, may_be_column, parse_ddl, type_text
 from penstock.pipeline.spark.source.documents import document_lines, looks_like_document
 from penstock.pipeline.spark.source.fit import storable, wider
 from penstock.pipeline.spark.source.formats import DEFAULT_FORMAT, format_by_names, format_of
@@ -105,6 +105,11 @@ def infer_schema(
             f"No object of the sample ({objects[0].uri if objects else 'it is empty'}, ...) can be read as "
             f"{options.format} with a column: give the schema (--schema), or look at the files."
         )
+    if options.partitions_ddl:
+        in_paths = {field.name.lower() for field in parse_ddl(options.partitions_ddl)}
+        shadowed = [column.name for column in columns if column.name.lower() in in_paths]
+        notes = [*(f"{name}: from the path, not from the objects" for name in shadowed), *notes]
+        columns = [column for column in columns if column.name not in shadowed]
     ddl = format_ddl(pa.schema(columns))
     return Inferred(options=replace(options, csv=csv, schema_ddl=ddl), notes=tuple(notes[:_NOTES_MAX]))
 

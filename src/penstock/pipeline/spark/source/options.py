@@ -1,7 +1,7 @@
 """How to read the objects of a source. Checked once, on the driver."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -26,14 +26,44 @@ class CsvOptions:
     header: bool = True  # the first non-blank line names the columns; without a header they are in declared order
     delimiter: str = ","
     quote: str = '"'  # "": nothing is quoted
+    # in quotes, this before a quote or itself makes that a character; see csv_escapes.py. "": doubled quotes only
+    escape: str = ""
     null_text: str = ""  # unquoted text that means NULL, in addition to the empty field
+    nulls: tuple[str, ...] = ()  # more such texts
     null_marks: tuple[str, ...] = ()  # further ones in columns other than strings, such as NA
     comment: str = ""  # lines that begin with this character are skipped
     skip_lines: int = 0  # before the header or the first row
     unnamed_first: bool = False  # the header lacks a name for the first column, as R writes row names
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "null_marks", tuple(self.null_marks))  # JSON has lists
+        for name in ("null_marks", "nulls"):  # JSON has lists
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenCsv:
+    """The part of a dialect that a person gave. None, and no null texts: not given."""
+
+    header: bool = True
+    delimiter: str | None = None
+    nulls: tuple[str, ...] = ()
+    quote: str | None = None
+    escape: str | None = None
+    comment: str | None = None
+    skip_lines: int | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the fields that say something."""
+        default = GivenCsv()
+        return tuple(name for name in asdict(default) if getattr(self, name) != getattr(default, name))
+
+    def over(self, csv: CsvOptions) -> CsvOptions:
+        """Return a dialect with what was said in place of what it has."""
+        said = {name: getattr(self, name) for name in self.names}
+        if "header" in said:
+            said["unnamed_first"] = False
+        return replace(csv, **said)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +74,7 @@ class ReadOptions:
     format: str = "jsonl"
     reader: str = ""  # module:function, for the format that a function reads
     csv: CsvOptions = CsvOptions()
+    partitions_ddl: str = ""  # columns from the paths of objects; see path_partitions.py
     provenance: bool = True  # rows carry _object, and _offset or _row
     quarantine_ratio_max: float = 1.0  # fraction of an object's lines; an object above it fails
     object_bytes_max: int = 1 << 40  # of one object as stored; a larger one fails for good at once
@@ -63,7 +94,8 @@ class ReadOptions:
     @property
     def columns(self) -> pa.Schema:
         """Return the columns of the rows that the reader yields."""
-        declared = [*parse_ddl(self.schema_ddl), *([RESCUED] if self.rescues else [])]
+        in_paths = parse_ddl(self.partitions_ddl) if self.partitions_ddl else ()
+        declared = [*parse_ddl(self.schema_ddl), *([RESCUED] if self.rescues else []), *in_paths]
         return pa.schema([*declared, OBJECT, format_of(self.format).position] if self.provenance else declared)
 
     @property
@@ -73,15 +105,27 @@ class ReadOptions:
         return name
 
 
-def as_text(options: ReadOptions) -> str:
-    """Return the format and dialect as JSON, to be remembered with an inferred schema."""
-    return json.dumps({"format": options.format, "csv": asdict(options.csv)}, separators=(",", ":"))
+def as_text(options: ReadOptions, *, by_names: bool = False) -> str:
+    """Return format, dialect and path partitions as JSON, to be remembered with an inferred schema.
+
+    ``by_names``: the format follows from the names of objects, see `formats.KNOWN_SUFFIXES`.
+    """
+    remembered = {"format": options.format, "csv": asdict(options.csv), "by_names": by_names}
+    if options.partitions_ddl:
+        remembered["partitions"] = options.partitions_ddl
+    return json.dumps(remembered, separators=(",", ":"))
+
+
+def is_by_names(text: str) -> bool:
+    """Return True if the format in a text of `as_text` follows from the names of objects."""
+    return bool(json.loads(text).get("by_names"))
 
 
 def from_text(text: str) -> ReadOptions:
     """Return the options of `as_text`, with defaults for all others."""
     stored: dict[str, Any] = json.loads(text)
-    return ReadOptions(format=stored["format"], csv=CsvOptions(**stored["csv"]))
+    csv = CsvOptions(**stored["csv"])
+    return ReadOptions(format=stored["format"], csv=csv, partitions_ddl=stored.get("partitions", ""))
 
 
 def checked(options: ReadOptions) -> ReadOptions:
@@ -98,7 +142,34 @@ def checked(options: ReadOptions) -> ReadOptions:
     if options.format == "csv":
         _check_flat(schema)
         options = replace(options, csv=checked_csv(options.csv))
-    return replace(options, schema_ddl=format_ddl(schema))
+    partitions = checked_partitions(options.partitions_ddl, schema.names)
+    return replace(options, schema_ddl=format_ddl(schema), partitions_ddl=partitions)
+
+
+def partitions_ddl(partitions: Mapping[str, str]) -> str:
+    """Return a declaration by name and type as schema text."""
+    return ", ".join(f"`{name.replace('`', '``')}` {kind}" for name, kind in partitions.items())
+
+
+def checked_partitions(ddl: str, columns: Iterable[str]) -> str:
+    """Return schema text in canonical form.
+
+    Raises `UsageError` if it is invalid, or names one of the columns that are read from the objects.
+    """
+    if not ddl:
+        return ""
+    schema = parse_ddl(ddl)
+    known = {name.lower() for name in columns}
+    for field in schema:
+        if pa.types.is_nested(field.type) or pa.types.is_binary(field.type):
+            kind = format_ddl(pa.schema([field]))
+            raise UsageError(f"The partition {kind} cannot be read from a path: declare a type with one simple value.")
+        if field.name.lower() in known:
+            raise UsageError(
+                f"The partition {field.name} is also a column of the schema: its values come from the path, so leave "
+                "it out of the schema."
+            )
+    return format_ddl(schema)
 
 
 def check_evolution(evolve: str) -> None:
@@ -113,7 +184,8 @@ def _check_evolve(options: ReadOptions, schema: pa.Schema) -> None:
         raise UsageError(
             f"The format {options.format} has no other fields than its columns: leave out evolve={options.evolve!r}."
         )
-    if options.rescues and any(field.name.lower() == RESCUED.name for field in schema):
+    in_paths = parse_ddl(options.partitions_ddl) if options.partitions_ddl else ()
+    if options.rescues and any(field.name.lower() == RESCUED.name for field in (*schema, *in_paths)):
         raise UsageError(
             f"The schema has a column {RESCUED.name}, which evolve={options.evolve!r} adds: name yours otherwise."
         )
@@ -159,4 +231,19 @@ def checked_csv(csv: CsvOptions) -> CsvOptions:
         raise UsageError(f"The delimiter {csv.delimiter!r} is not one ASCII character within a line, such as ';'.")
     if len(csv.quote) > 1 or not csv.quote.isascii() or csv.quote in ("\r", "\n", "\0", delimiter):
         raise UsageError(f"The quote {csv.quote!r} is neither one ASCII character besides the delimiter nor empty.")
+    if len(csv.escape) > 1 or not csv.escape.isascii() or csv.escape in ("\r", "\n", "\0", delimiter):
+        raise UsageError(f"The escape {csv.escape!r} is not one ASCII character besides the delimiter, such as '\\'.")
+    if (
+        len(csv.comment) > 1
+        or not csv.comment.isascii()
+        or csv.comment in ("\r", "\n", "\0", delimiter, csv.quote or "\n")
+    ):
+        raise UsageError(
+            f"The comment {csv.comment!r} is not one ASCII character besides delimiter and quote, such as '#'."
+        )
+    if csv.skip_lines < 0:
+        raise UsageError(f"The number of lines to skip is {csv.skip_lines}; it has to be 0 or more.")
+    for text in csv.nulls:
+        if not isinstance(text, str) or any(character in text for character in "\r\n\0"):
+            raise UsageError(f"The null text {text!r} is not text within a line, such as 'NA'.")
     return replace(csv, delimiter=delimiter)

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from penstock.pipeline.spark.source.blocks import BadLine, Decoded, Decoder, Finding, Positions
 from penstock.pipeline.spark.source.contents import BOM, LineChunk
+from penstock.pipeline.spark.source.csv_records import parted
 from penstock.pipeline.spark.source.ddl import OBJECT, type_text
 from penstock.pipeline.spark.source.lines import Undecoded
 from penstock.pipeline.spark.source.unknown import UnknownField, wider_kind
@@ -41,17 +42,28 @@ class Released:
             for owner, position, count in zip(owners.tolist(), positions.tolist(), counts.tolist(), strict=True):
                 yield owner, name, UnknownField(rows=count, first=position, ddl=ddl)
 
-    def with_provenance(self, uris: Sequence[str], position: pa.Field) -> Iterator[pa.RecordBatch]:
-        """Yield the rows with their object, of which ``uris`` has one per part, and their position."""
+    def batches(
+        self, uris: Sequence[str], *, in_paths: pa.Table | None, position: pa.Field | None
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows, with the columns from paths, and with their object and their position in it.
+
+        ``uris`` and ``in_paths`` have a value per part, ``position`` is the column of that name; None: without these.
+        """
         names = [uri.encode() for uri in uris]
-        rows_max = max(1, _URI_BYTES_MAX // max(len(name) for name in names))
-        schema = pa.schema([*self.rows.schema, OBJECT, position])
+        rows_max = max(1, _URI_BYTES_MAX // max(len(name) for name in names))  # a value from a path is no longer
         at = 0
         for batch in self.rows.combine_chunks().to_batches(max_chunksize=rows_max):
             span = slice(at, at + batch.num_rows)
-            counts = np.bincount(self.owners[span], minlength=len(names))
-            columns = [*batch.columns, _repeated(names, counts), pa.array(self.positions[span])]
-            yield pa.RecordBatch.from_arrays(columns, schema=schema)
+            columns, fields = list(batch.columns), list(self.rows.schema)
+            if in_paths is not None:
+                owners = pa.array(self.owners[span])
+                columns += [column.combine_chunks().take(owners) for column in in_paths.columns]
+                fields += in_paths.schema
+            if position is not None:
+                counts = np.bincount(self.owners[span], minlength=len(names))
+                columns += [_repeated(names, counts), pa.array(self.positions[span])]
+                fields += [OBJECT, position]
+            yield pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
             at += batch.num_rows
 
 
@@ -138,9 +150,20 @@ class _Origin:
         """Return bad lines of the block with their chunk and offset in the object."""
         owners, offsets = self.locate(np.array([bad.start for bad in found], dtype=np.int64))
         return [
-            (owner, offset, replace(bad, raw=BOM + bad.raw) if self.chunks[owner].marked and offset == 0 else bad)
+            (owner, offset, replace(bad, raw=self._raw(bad, self.chunks[owner], offset)))
             for bad, owner, offset in zip(found, owners.tolist(), offsets.tolist(), strict=True)
         ]
+
+    @staticmethod
+    def _raw(bad: BadLine, chunk: LineChunk, offset: int) -> bytes:
+        """Return the line as the object has it."""
+        is_marked = chunk.marked and offset == 0
+        raw = bad.raw
+        if chunk.original is not None:
+            start = 0 if is_marked else offset - chunk.offset
+            line = chunk.original[start : chunk.original.index(b"\n", start)].removesuffix(b"\r")
+            raw = parted(line) if chunk.joined else line
+        return BOM + raw if is_marked else raw
 
 
 def _repeated(names: Sequence[bytes], counts: npt.NDArray[np.int64]) -> pa.StringArray:

@@ -22,6 +22,7 @@ from penstock.pipeline.spark.source.contents import BadRecord, Quotes
 from penstock.pipeline.spark.source.formats import format_of
 from penstock.pipeline.spark.source.options import ReadOptions
 from penstock.pipeline.spark.source.packs import Part, Released, decoder_of, release, size_bytes
+from penstock.pipeline.spark.source.path_partitions import PathPartitions
 from penstock.pipeline.spark.source.places import are_within
 from penstock.pipeline.spark.source.plan import Piece, ReadPlan, SavedPlan
 from penstock.pipeline.spark.source.quarantine import QuarantineFile
@@ -113,6 +114,8 @@ class _PartitionScan:
         self._position = format_of(task.options.format).position
         self._tallies = [_PieceCounts() for _ in task.pieces]
         self._uris = [ref.uri for ref, _ in task.pieces]
+        self._paths = PathPartitions(task.options.partitions_ddl)
+        self._in_paths: dict[int, pa.Table] = {}  # by piece; only if there are such columns
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         pack: list[tuple[int, Part]] = []
@@ -147,10 +150,20 @@ class _PartitionScan:
         """Yield the parts of all pieces in turn; a failing object ends early, and the others continue."""
         for counts, (ref, _) in zip(self._tallies, self._task.pieces, strict=True):
             counts.failure = _too_large(ref, self._task.options.object_bytes_max)
+        self._read_paths()
         opened = [index for index, counts in enumerate(self._tallies) if counts.failure is None]
         with ahead(self._store, [self._task.pieces[index][0] for index in opened]) as store:
             for index in opened:
                 yield from self._parts_of(index, store)
+
+    def _read_paths(self) -> None:
+        if not self._task.options.partitions_ddl:
+            return
+        for index, (ref, _) in enumerate(self._task.pieces):
+            try:
+                self._in_paths[index] = self._paths.values(ref)
+            except ObjectError as error:
+                self._tallies[index].failure = ObjectFailure.of(error)
 
     def _parts_of(self, index: int, store: ObjectStore) -> Iterator[tuple[int, Part]]:
         ref, piece = self._task.pieces[index]
@@ -180,8 +193,11 @@ class _PartitionScan:
             self._tallies[pack[owner][0]].rows += rows
         for owner, name, found in placed.unknown_fields():
             self._tallies[pack[owner][0]].unknown.add(name, found)
-        if self._task.options.provenance:
-            yield from placed.with_provenance([self._uris[index] for index, _ in pack], self._position)
+        in_paths = pa.concat_tables([self._in_paths[index] for index, _ in pack]) if self._in_paths else None
+        position = self._position if self._task.options.provenance else None
+        uris = [self._uris[index] for index, _ in pack]
+        if in_paths is not None or position is not None:
+            yield from placed.batches(uris, in_paths=in_paths, position=position)
         else:
             yield from placed.rows.combine_chunks().to_batches()
 
