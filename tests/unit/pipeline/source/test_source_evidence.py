@@ -57,8 +57,8 @@ def test_the_value_that_made_a_column_of_numbers_text_is_named_with_object_and_l
         (
             "1;2;99999999999999999999",
             (
-                'v is DECIMAL(38,0) since "99999999999999999999" in a, line 4, which is out of range; 2 of 3 values are '
-                "BIGINT"
+                'v is DECIMAL(38,0) since "99999999999999999999" in a, line 4, which is out of range; 2 of 3 values '
+                "are BIGINT"
             ),
         ),
         ("1.5;2.5;1e999", 'v is STRING since "1e999" in a, line 4, which is out of range; 2 of 3 values are DOUBLE'),
@@ -70,8 +70,8 @@ def test_the_value_that_made_a_column_of_numbers_text_is_named_with_object_and_l
         (
             "2024-05-06;2024-05-07;2024-05-07T10:00",
             (
-                'v is TIMESTAMP since "2024-05-07T10:00" in a, line 4, which is written in another way; 2 of 3 values are '
-                "DATE"
+                'v is TIMESTAMP since "2024-05-07T10:00" in a, line 4, which is written in another way; 2 of 3 values '
+                "are DATE"
             ),
         ),
         ("true;false;1", 'v is STRING since "1" in a, line 4; 2 of 3 values are BOOLEAN'),

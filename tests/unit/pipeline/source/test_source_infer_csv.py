@@ -37,8 +37,8 @@ def test_names_come_from_the_header_and_types_from_the_values(tmp_path: Path) ->
     )
     assert found.notes == (
         (
-            "headers differ: only a has v, ts, zip, b, s and 3 more; only b.gz has more; where a column is missing, it is "
-            "null"
+            "headers differ: only a has v, ts, zip, b, s and 3 more; only b.gz has more; where a column is missing, it "
+            "is null"
         ),
     )
 

@@ -96,17 +96,23 @@ class ColumnEvidence:
 
     def sentence(self, source: str) -> str:
         """Return the explanation for a person. ``source``: the address that those of objects are shortened by."""
-        where, most = self.where(source), f"{self.frequent:,} of {self.values:,}"
+        if self.refused:
+            return f"{self.column}: {self.reason(source)}"
+        return f"{self.column} is {self.type}{' ' if self.cause is not None else ': '}{self.reason(source)}"
+
+    def reason(self, source: str) -> str:
+        """Return the explanation without the column's name and type."""
+        where = self.where(source)
+        most = f"{self.frequent:,} of {self.values:,}" if self.frequent < self.values else f"all {self.values:,}"
         common = f"{most} {'objects have it as' if self.of_objects else 'values are'} {self.frequent_type}"
         shown = f"it is {self.value} in {where}" if self.of_objects else f"{self.value} in {where}"
+        if not self.values:
+            return "no value in the sample"
         if self.cause is None:
-            return f"{self.column} is {self.type}: {common}" + (f", such as {shown}" if self.object else "")
+            return f"{common}, such as {self.value} in {where}" if not self.of_objects else f"{common}, first {where}"
         if self.refused:
-            return (
-                f"{self.column}: {shown} is not {self.type}, as {most} values are; lines with such values go to "
-                "quarantine"
-            )
-        return f"{self.column} is {self.type} since {shown}{_REMARKS.get(self.cause, '')}; {common}"
+            return f"{shown} is not {self.type}, as {most} values are; lines with such values go to quarantine"
+        return f"since {shown}{_REMARKS.get(self.cause, '')}; {common}"
 
     def where(self, source: str) -> str:
         """Return the place of the deciding value: the object and, if it has one, the line or row."""
@@ -179,8 +185,9 @@ def evidence_of(
 
 
 def cut(text: str) -> str:
-    """Return the beginning of a value."""
-    return text if len(text) <= TEXT_MAX else f"{text[:TEXT_MAX]}..."
+    """Return the beginning of a value, as valid Unicode."""
+    begun = text if len(text) <= TEXT_MAX else f"{text[:TEXT_MAX]}..."
+    return begun.encode("utf-8", errors="backslashreplace").decode()
 
 
 def quoted(text: str) -> str:
