@@ -241,9 +241,9 @@ def test_a_schema_is_inferred_again_once_the_files_are_repaired(penstock: Call, 
         (
             ["--column", "age bigint"],
             (
-                "The column age is STRING in the table {table} and would become BIGINT, which it cannot hold: keep STRING, "
-                "or give --transform if a transform casts it to STRING, or ingest into another table (penstock ingest "
-                "--schema)."
+                "The column age is STRING in the table {table} and would become BIGINT, which it cannot hold: keep "
+                "STRING, or give --transform if a transform casts it to STRING, or ingest into another table "
+                "(penstock ingest --schema)."
             ),
         ),
         (["id bigint"], "The table {table} has a column age (STRING), and the schema would lack it: keep it"),
