@@ -64,11 +64,10 @@ class Tally:
     counts: Counter[str] = field(default_factory=Counter)
     firsts: dict[str, Example] = field(default_factory=dict)
 
-    def add(self, kind: str, example: Callable[[], Example]) -> None:
-        """Count a value; ``example`` is called for the first one of its kind."""
+    def count(self, kind: str) -> bool:
+        """Count a value; return True if it is the first of its kind, which the caller puts into ``firsts``."""
         self.counts[kind] += 1
-        if kind not in self.firsts:
-            self.firsts[kind] = example()
+        return kind not in self.firsts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

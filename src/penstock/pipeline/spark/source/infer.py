@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -244,7 +244,9 @@ def _from_footers(
                 continue
             folded = one.name.lower()
             known, kind = columns.get(folded), storable(one.type)
-            tallies.setdefault(folded, Tally()).add(type_text(kind), partial(Example, text=type_text(kind), ref=ref))
+            tally, own = tallies.setdefault(folded, Tally()), type_text(kind)
+            if tally.count(own):
+                tally.firsts[own] = Example(text=own, ref=ref)
             if known is not None:
                 kind = wider(known.type, kind)
             columns[folded] = pa.field(known.name if known is not None else one.name, kind)
@@ -289,21 +291,24 @@ class _Votes:
 
 
 def _vote(votes: _Votes, value: Any, place: _Place, *, depth: int) -> None:
+    if value is None:
+        return
     kind = _kind(value) if depth <= _DEPTH_MAX else "text"
-    if kind == "null":
-        return
-    votes.tally.add(kind, lambda: _example(value, place))
-    if depth > _DEPTH_MAX:
-        return
-    if kind == "list":
+    if votes.tally.count(kind):
+        votes.tally.firsts[kind] = _example(value, place)
+    if kind == "object" and depth <= _DEPTH_MAX:
+        fields = votes.fields
+        for name, item in value.items():
+            if name in fields:
+                _vote(fields[name], item, place, depth=depth + 1)
+            elif may_be_column(name, depth=depth):
+                fields[name] = _Votes()
+                _vote(fields[name], item, place, depth=depth + 1)
+    elif kind == "list":
         votes.element = votes.element or _Votes()
         for item in value:
             _vote(votes.element, item, place, depth=depth + 1)
-    elif kind == "object":
-        for name, item in value.items():
-            if may_be_column(name, depth=depth):
-                _vote(votes.fields.setdefault(name, _Votes()), item, place, depth=depth + 1)
-    elif kind == "text" and len(votes.texts) < _TEXTS_KEPT:
+    elif kind == "text" and len(votes.texts) < _TEXTS_KEPT and isinstance(value, str):
         votes.texts.add(value)
 
 
@@ -314,8 +319,6 @@ def _example(value: Any, place: _Place) -> Example:
 
 def _kind(value: Any) -> str:
     match value:
-        case None:
-            return "null"
         case bool():
             return "boolean"
         case int():

@@ -89,17 +89,21 @@ def infer_csv(
     columns: dict[str, _Column] = {}
     left_out: dict[str, None] = {}
     headers = _Headers(source)
+    names: Sequence[str] = ()
+    found: list[_Column | None] = []
+    nulls = frozenset(null_texts(dialect.csv))
     for ref in sample:
         try:
             for record in _records(ref, store, options, objects=len(sample)):
-                if record.fields is None:  # the header
-                    headers.add(ref, record.names)
-                    for name in record.names:
-                        _column(columns, left_out, name)
+                if record.names is not names:
+                    names = record.names
+                    found = [_column(columns, left_out, name) for name in names]
+                if record.fields is None:
+                    headers.add(ref, names)
                     continue
-                for name, text in zip(record.names, record.fields, strict=True):
-                    if (column := _column(columns, left_out, name)) is not None:
-                        column.add(text, dialect.csv, ref, record.offset)
+                for column, value in zip(found, record.fields, strict=True):
+                    if column is not None and value.text not in nulls:
+                        column.add(value, ref, record.offset)
         except ObjectError:
             continue  # the read itself will fail on it and report it
     marks = sorted({mark for column in columns.values() for mark in column.marks()})
@@ -123,11 +127,10 @@ class _Column:
     tally: Tally = field(default_factory=Tally)
     texts: set[str] = field(default_factory=set)
 
-    def add(self, value: Field, csv: CsvOptions, ref: ObjectRef, offset: int) -> None:
-        if value.text in null_texts(csv):
-            return
+    def add(self, value: Field, ref: ObjectRef, offset: int) -> None:
         kind = _kind(value)
-        self.tally.add(kind, lambda: Example(text=quoted(cut(value.text)), ref=ref, offset=offset))
+        if self.tally.count(kind):
+            self.tally.firsts[kind] = Example(text=quoted(cut(value.text)), ref=ref, offset=offset)
         if kind == "text" and len(self.texts) <= _TEXTS_KEPT:
             self.texts.add(value.text)
 
