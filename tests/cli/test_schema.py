@@ -135,7 +135,9 @@ def test_a_given_schema_is_remembered_with_its_dialect(penstock: Call, people: P
     assert 'csv, delimiter ",", no header' in penstock("admin", "schema", "show").out
 
 
-def test_objects_that_differ_from_what_is_remembered_are_listed_with_the_reason(penstock: Call, people: Path) -> None:
+def test_objects_that_differ_from_the_remembered_schema_are_listed_with_the_reason(
+    penstock: Call, people: Path
+) -> None:
     (people / "2.csv").unlink()
     penstock("ingest", "people", "clicks")
     result = penstock("admin", "schema", "diff")
@@ -250,7 +252,7 @@ def test_a_schema_is_inferred_again_once_the_files_are_repaired(penstock: Call, 
         (["ID bigint, age string"], "The column ID would be written to the table {table}, which spells it id"),
     ],
 )
-def test_what_the_table_cannot_hold_is_refused(
+def test_a_type_that_the_table_cannot_hold_is_refused(
     penstock: Call, people: Path, change: Sequence[str], expected: str
 ) -> None:
     penstock("ingest", "people", "clicks")
@@ -279,7 +281,10 @@ def test_a_new_column_fits_every_table(penstock: Call, people: Path) -> None:
         (["set", "o struct<a int>"], "The format csv has no place for a list or struct"),
         (["set", "--format", "avrox"], "The format 'avrox' is unknown"),
         (["set", "--delimiter", ";;"], "The delimiter ';;' is not one ASCII character"),
-        (["set", "--format", "jsonl", "--no-header"], "are for the format csv, and the format is jsonl"),
+        (
+            ["set", "--format", "jsonl", "--no-header"],
+            "The options of the dialect are for the format csv, and the format is jsonl",
+        ),
         (["diff", "people", "--schema", "id int"], "SOURCE and --schema are two things to compare with"),
         (["diff", "nowhere"], "does not exist; give the folder to read"),
         (["diff", "--schema", "id"], "ends where the type of 'id' should follow"),

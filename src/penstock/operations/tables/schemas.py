@@ -47,7 +47,7 @@ SET = "schema set"  # the action's name in the audit log
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceSchema:
-    """What the ledger remembers of one pipeline's source; ``remembered`` None: nothing."""
+    """The remembered schema of one pipeline; ``remembered`` None: nothing is."""
 
     pipeline: str
     remembered: Remembered | None
@@ -202,7 +202,7 @@ def _read(known: Remembered, wanted: SchemaChange) -> ReadOptions:
     if name is None:
         raise UsageError("The format of the objects is not remembered: give it (--format), such as --format csv.")
     if wanted.csv and name != "csv":
-        raise UsageError(f"Delimiter, header, quote and the like are for the format csv, and the format is {name}.")
+        raise UsageError(f"The options of the dialect are for the format csv, and the format is {name}.")
     same = known.read is not None and known.read.format == name
     csv = known.read.csv if known.read is not None and same else CsvOptions()
     return ReadOptions(format=name, csv=replace(csv, **wanted.csv))  # type: ignore[arg-type] # checked by `SchemaChange`

@@ -188,7 +188,7 @@ def test_files_whose_own_schemas_differ_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["parquet", "orc"])
-def test_an_empty_object_tells_nothing_and_is_named(tmp_path: Path, form: str) -> None:
+def test_an_empty_object_is_left_out_and_named(tmp_path: Path, form: str) -> None:
     table = pa.table({"v": [1]})
     if form == "parquet":
         pq.write_table(table, tmp_path / "b")

@@ -46,7 +46,7 @@ def read_back(one: Remembered) -> Remembered:
         (b"line\n", "text"),
     ],
 )
-def test_what_is_stored_is_read_back(tmp_path: Path, data: bytes, form: str) -> None:
+def test_stored_schemas_are_read_back(tmp_path: Path, data: bytes, form: str) -> None:
     one = remembered(tmp_path, data, form)
     again = read_back(one)
     text = one.text()
@@ -65,7 +65,7 @@ def test_earlier_versions_read_the_dialect_beside_the_origin(tmp_path: Path) -> 
     assert (from_text(text).format, from_text(text).csv.delimiter) == ("csv", ";")
 
 
-def test_what_earlier_versions_stored_has_no_origin() -> None:
+def test_schemas_of_earlier_versions_have_no_origin() -> None:
     assert remembered_of(None, None) is None
     assert remembered_of("id BIGINT", None) == Remembered(ddl="id BIGINT", read=None, origin=None)
     found = remembered_of("id BIGINT", as_text(ReadOptions(format="csv")))

@@ -76,7 +76,7 @@ def detect(sample: str, given: CsvOptions, *, delimiter_given: bool) -> FoundDia
 def difference(one: FoundDialect, other: FoundDialect) -> tuple[str, str] | None:
     """Return the first thing about which the dialects of two objects differ, as a phrase for each; None if none.
 
-    Of an object whose dialect is not clear, such as one with a single line, nothing is known.
+    An object whose dialect is not clear, such as one with a single line, differs from none.
     """
     if not (one.is_clear and other.is_clear):
         return None

@@ -16,7 +16,7 @@ from penstock.sinks import schema as table_schemas
 
 
 class Against(StrEnum):
-    """What a remembered schema is compared with."""
+    """The other side of a comparison."""
 
     OBJECTS = "objects"  # what inference says about the present ones
     GIVEN = "given"  # a schema on the command line

@@ -311,25 +311,25 @@ def _beginning(ref: ObjectRef, store: ObjectStore, plain: ReadOptions, size_byte
     return b"\n".join(lines).decode(errors="replace")
 
 
-class _Record(NamedTuple):
+class _SampledRecord(NamedTuple):
     names: Sequence[str]
     fields: Sequence[Field] | None  # None: it is the header
     offset: int  # of its first line
 
 
-def _records(ref: ObjectRef, store: ObjectStore, options: ReadOptions, *, objects: int) -> Iterator[_Record]:
+def _records(ref: ObjectRef, store: ObjectStore, options: ReadOptions, *, objects: int) -> Iterator[_SampledRecord]:
     """Yield the header, if there is one, and the records of the sample that have as many fields."""
     csv = options.csv
     names: list[str] = []
     for chunk in sample_chunks(ref, store, options, objects=objects):
         if csv.header and not names:
             names = header_names(chunk.header, csv, ref.uri)
-            yield _Record(names, None, 0)
+            yield _SampledRecord(names, None, 0)
         for offset, found in _rows(chunk, csv):
             if not csv.header:
                 names = names or [f"_c{number}" for number in range(len(found))]  # as Spark names them
             if len(found) == len(names):
-                yield _Record(names, found, offset)
+                yield _SampledRecord(names, found, offset)
 
 
 def _rows(chunk: LineChunk, csv: CsvOptions) -> Iterator[tuple[int, list[Field]]]:

@@ -30,7 +30,7 @@ class How(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnOrigin:
-    """Where one column came from. ``at``: epoch seconds."""
+    """The origin of one column. ``at``: epoch seconds."""
 
     how: How
     at: float
@@ -40,7 +40,7 @@ class ColumnOrigin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where a remembered schema came from."""
+    """The origin of a remembered schema."""
 
     how: How  # of the last change
     at: float  # epoch seconds
@@ -63,7 +63,7 @@ class RememberedColumn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remembered:
-    """What the ledger remembers of a pipeline's source. ``origin`` None: recorded by an earlier version."""
+    """A schema and dialect that a ledger remembers. ``origin`` None: recorded by an earlier version."""
 
     ddl: str
     read: ReadOptions | None  # format and dialect; None: not remembered
