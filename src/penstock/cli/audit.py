@@ -1,4 +1,4 @@
-"""`penstock admin audit`: list manual changes of dead letters and objects, with user and time."""
+"""`penstock admin audit`: list manual changes of dead letters, objects and schemas, with user and time."""
 
 import dataclasses
 import json
@@ -21,10 +21,11 @@ def audit(
     limit: Annotated[int, typer.Option("--limit", min=1, max=100_000, help="Maximum number, newest first.")] = 100,
     json_: Json = False,
 ) -> None:
-    """List manual changes of dead letters and objects.
+    """List manual changes of dead letters, objects and schemas.
 
     Replays, moves, purges, exports and imports of dead letters, retries of failed objects, replays and dismissals of
-    bad lines; the newest first. An entry without an outcome is still in progress, or was killed.
+    bad lines, and changes of remembered schemas; the newest first. An entry without an outcome is still in progress,
+    or was killed.
     """
     rows: list[AuditRow] = []
     for scope in where.scopes():
@@ -49,5 +50,5 @@ def audit(
             )
             for row in rows
         ],
-        empty="Nothing was done to dead letters or failed objects yet.",
+        empty="Nothing was done to dead letters, failed objects or schemas yet.",
     )

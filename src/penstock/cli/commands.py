@@ -70,6 +70,11 @@ ADMIN_COMMANDS = (
     LazyCommand(
         name="workers", target="penstock.cli.workers:app", help="List, drain and stop the workers on this host."
     ),
+    LazyCommand(
+        name="schema",
+        target="penstock.cli.schema:app",
+        help="Show, compare and change the schema that an ingest remembers.",
+    ),
     LazyCommand(name="batches", target="penstock.cli.batches:app", help="List committed batches, and show one."),
     LazyCommand(
         name="publish", target="penstock.cli.tables:publish", help="Make committed batches visible in their table."
@@ -115,7 +120,7 @@ ADMIN_COMMANDS = (
     LazyCommand(
         name="audit",
         target="penstock.cli.audit:audit",
-        help="List manual changes of dead letters and objects.",
+        help="List manual changes of dead letters, objects and schemas.",
     ),
     LazyCommand(
         name="demo",

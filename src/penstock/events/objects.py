@@ -50,7 +50,7 @@ class SchemaInferred(Event):
 
     pipeline: str
     schema: str
-    notes: tuple[str, ...]  # columns with conflicting values
+    notes: tuple[str, ...]  # sentences about what may surprise, such as the value that made a column text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

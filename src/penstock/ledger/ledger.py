@@ -126,9 +126,12 @@ class Ledger:
         """Record the schema of the source, and how it is read, unless a schema is recorded; return what is recorded."""
         return self._pipelines.remember_source_schema(pipeline, ddl, options)
 
-    def declare_source_schema(self, pipeline: str, ddl: str) -> None:
-        """Record the schema of the source, replacing an earlier one."""
-        self._pipelines.declare_source_schema(pipeline, ddl)
+    def replace_source_schema(self, seen: PipelineRow, ddl: str, options: str | None) -> bool:
+        """Replace the recorded schema of the source, and how it is read.
+
+        Returns False, and changes nothing, if another process has changed them since the row ``seen`` was read.
+        """
+        return self._pipelines.replace_source_schema(seen, ddl, options)
 
     # Claims
 

@@ -25,8 +25,10 @@ _ALL = (
     .order_by(pipelines.c.id)
 )
 _ONE = _ALL.where(pipelines.c.id == bindparam("in_pipeline"))
-_DECLARE = update(pipelines).values(source_schema=bindparam("ddl")).where(pipelines.c.id == bindparam("in_pipeline"))
-_REMEMBER = _DECLARE.values(source_options=bindparam("options")).where(pipelines.c.source_schema.is_(None))
+_is_one = pipelines.c.id == bindparam("in_pipeline")
+_LOCKED = select(pipelines.c.source_schema, pipelines.c.source_options).where(_is_one).with_for_update()
+_REPLACE = update(pipelines).values(source_schema=bindparam("ddl"), source_options=bindparam("options")).where(_is_one)
+_REMEMBER = _REPLACE.where(pipelines.c.source_schema.is_(None))
 
 
 class Pipelines:
@@ -58,14 +60,17 @@ class Pipelines:
         with self._database.reading() as connection:
             return [pipeline_row(row) for row in connection.execute(_ALL)]
 
-    def declare_source_schema(self, pipeline: str, ddl: str) -> None:
-        """Replace the recorded schema."""
+    def replace_source_schema(self, seen: PipelineRow, ddl: str, options: str | None) -> bool:
+        """Replace schema and options unless they are no longer those of ``seen``; return True if replaced."""
 
-        def declare(connection: Connection) -> None:
-            connection.execute(self._add, {"id": pipeline})
-            connection.execute(_DECLARE, {"in_pipeline": pipeline, "ddl": ddl})
+        def replace(connection: Connection) -> bool:
+            recorded = connection.execute(_LOCKED, {"in_pipeline": seen.id}).one_or_none()
+            if recorded is None or tuple(recorded) != (seen.source_schema, seen.source_options):
+                return False
+            connection.execute(_REPLACE, {"in_pipeline": seen.id, "ddl": ddl, "options": options})
+            return True
 
-        self._database.transact(declare)
+        return self._database.transact(replace)
 
     def remember_source_schema(self, pipeline: str, ddl: str, options: str | None) -> PipelineRow:
         """Record schema and options unless a schema is recorded; return the row with the recorded ones."""

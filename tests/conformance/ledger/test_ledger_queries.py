@@ -43,6 +43,28 @@ def test_the_first_source_schema_is_kept(harness: LedgerHarness) -> None:
     assert row.source_schema == "id long"
 
 
+def test_a_source_schema_is_replaced_only_as_it_was_seen(harness: LedgerHarness) -> None:
+    ledger = harness.ledger
+    new = ledger.ensure_pipeline(PIPELINE)
+    assert ledger.replace_source_schema(new, "id long", None)
+    assert not ledger.replace_source_schema(new, "id string", "{}"), "another process was faster"
+    seen = ledger.ensure_pipeline(PIPELINE)
+    assert (seen.source_schema, seen.source_options) == ("id long", None)
+    assert ledger.replace_source_schema(seen, "`ID` string", '{"format":"csv","origin":"é"}')
+    assert not ledger.replace_source_schema(seen, "id int", None)
+    changed = ledger.ensure_pipeline(PIPELINE)
+    assert (changed.source_schema, changed.source_options) == ("`ID` string", '{"format":"csv","origin":"é"}')
+    assert ledger.replace_source_schema(changed, "`ID` string", None), "the same schema, another dialect"
+    assert not ledger.replace_source_schema(changed, "`ID` string", None)
+    assert ledger.remember_source_schema(PIPELINE, "id date").source_schema == "`ID` string"
+
+
+def test_the_schema_of_an_unknown_pipeline_is_not_replaced(harness: LedgerHarness) -> None:
+    seen = harness.ledger.ensure_pipeline(PIPELINE)
+    assert not harness.ledger.replace_source_schema(replace(seen, id="new"), "id long", None)
+    assert harness.ledger.pipeline("new") is None
+
+
 def test_batches_are_listed_in_order_and_in_pages(harness: LedgerHarness) -> None:
     for name in "abcde":
         harness.process(name)

@@ -22,7 +22,7 @@ def test_a_schema_recorded_without_a_format_is_used_with_the_format_that_the_nam
     found: list[ReadOptions] = []
 
     def serve(pipeline: IngestPipeline, *, sample: object, **_: object) -> None:
-        pipeline.state.ledger.declare_source_schema(pipeline.where.pipeline, "id INT")  # as --schema does
+        pipeline.state.ledger.remember_source_schema(pipeline.where.pipeline, "id INT")  # as earlier versions did
         found.append(pipeline._find_reading(sample))  # type: ignore[arg-type]
 
     monkeypatch.setattr(IngestPipeline, "serve", serve)

@@ -23,6 +23,7 @@ from penstock.config import Settings
 from penstock.errors import TemporaryError, UsageError
 from penstock.events import SchemaInferred
 from penstock.handlers.outage import OutageWatch
+from penstock.ledger.records import PipelineRow
 from penstock.objects.reference import ObjectRef
 from penstock.objects.watcher import SETTLE_SECONDS
 from penstock.pipeline.spark.declaration import Declaration, Transform
@@ -43,6 +44,7 @@ from penstock.pipeline.spark.source.options import (
     from_text,
     is_by_names,
 )
+from penstock.pipeline.spark.source.remembered import NOTHING, How, inferred_now, remembered_of
 from penstock.worker.consumer import Consumer, Gates
 from penstock.worker.worker import Worker
 
@@ -137,7 +139,9 @@ class IngestPipeline:
         Format and schema that are not given are inferred from ``sample``. ``spark``: as for
         `penstock.operations.ingest.ingest`.
         """
-        blueprint = self._blueprint(self._find_reading(sample))
+        read = self._find_reading(sample)
+        seen = self.state.ledger.ensure_pipeline(self.where.pipeline)
+        blueprint = self._blueprint(read)
         blueprint.check_columns()
         tools, state, settings = self.tools, self.state, self.request.settings
         own = Spark(
@@ -163,8 +167,17 @@ class IngestPipeline:
                     ).run(tools.stop, until)
         finally:
             own.close()
-        if self.request.schema is not None:  # it worked, so it replaces the remembered schema
-            state.ledger.declare_source_schema(self.where.pipeline, blueprint.declaration.read.schema_ddl)
+        if self.request.schema is not None:  # it worked, so it is remembered, unless a person changed that meanwhile
+            self._remember_given(blueprint.declaration.read, seen)
+
+    def _remember_given(self, read: ReadOptions, seen: PipelineRow) -> None:
+        before = remembered_of(seen.source_schema, seen.source_options) or NOTHING
+        if before.read is not None and (before.ddl, as_text(before.read)) == (read.schema_ddl, as_text(read)):
+            return
+        now = before.changed(
+            read.schema_ddl, read, how=How.GIVEN, at=self.tools.clock.now(), source=self.source.address
+        )
+        self.state.ledger.replace_source_schema(seen, now.ddl, now.text())
 
     def _consumer(self, served: PipelineBlueprint, own: Spark) -> Consumer | None:
         """Return the consumer, with Spark started, which may take a while; None if that was stopped."""
@@ -247,10 +260,20 @@ class IngestPipeline:
         if known is not None:
             return known
         given = request.read(format_name)
-        inferred = infer_schema(sample, self.source.store, given, delimiter_given=request.delimiter is not None)
-        self.tools.bus.emit(SchemaInferred(pipeline=pipeline, schema=inferred.ddl, notes=inferred.notes))
-        by_names = bool(self.source.selection.suffixes)
-        ledger.remember_source_schema(pipeline, inferred.ddl, as_text(inferred.options, by_names=by_names))
+        source = self.source.address
+        inferred = infer_schema(
+            sample, self.source.store, given, delimiter_given=request.delimiter is not None, source=source
+        )
+        self.tools.bus.emit(SchemaInferred(pipeline=pipeline, schema=inferred.ddl, notes=inferred.sentences()))
+        dialect = How.INFERRED if given.csv == CsvOptions() else How.GIVEN
+        found = inferred_now(
+            inferred,
+            at=self.tools.clock.now(),
+            source=source,
+            dialect=dialect,
+            by_names=bool(self.source.selection.suffixes),
+        )
+        ledger.remember_source_schema(pipeline, found.ddl, found.text())
         remembered = self._known_reading()
         assert remembered is not None, "it was remembered just now"
         return remembered

@@ -36,7 +36,7 @@ def agreement(ledger: Ledger, sink: Sink, pipeline: str, wanted: pa.Schema) -> S
     Raises `TableError` naming the first difference.
     """
     row = ledger.ensure_pipeline(pipeline)
-    existing = _existing(sink, row.table_schema)
+    existing = table_columns(sink, row.table_schema)
     if existing is None:
         return SchemaAgreement(schema=wanted, schema_id=row.schema_id, new_schema=encoding.encode(wanted))
     optional = {*row.added_columns, RESCUED.name}
@@ -61,7 +61,7 @@ class Evolution:
 
     def table(self) -> pa.Schema | None:
         """Return the table's columns, those of batches that are not published yet included; None if it has none."""
-        return _existing(self.sink, self.ledger.ensure_pipeline(self.pipeline).table_schema)
+        return table_columns(self.sink, self.ledger.ensure_pipeline(self.pipeline).table_schema)
 
 
 def agreed(agree: Agree, evolution: Evolution, columns: pa.Schema, *, added: Mapping[str, str]) -> SchemaAgreement:
@@ -89,8 +89,11 @@ def check_partitions(columns: pa.Schema, partition_by: Sequence[str]) -> None:
     check_partition_types(columns, partition_by)
 
 
-def _existing(sink: Sink, committed: str | None) -> pa.Schema | None:
-    """Return the table's schema; the ledger's goes first, because a committed batch may not be published yet."""
+def table_columns(sink: Sink, committed: str | None) -> pa.Schema | None:
+    """Return the table's schema, None if there is no table.
+
+    The ledger's goes first, because a committed batch may not be published yet.
+    """
     if committed is not None:
         return encoding.decode(committed)
     table = sink.load()

@@ -19,7 +19,11 @@ def inferred(folder: Path, files: dict[str, bytes], csv: CsvOptions | None = Non
     objects = [store.describe(folder / name) for name in sorted(files)]
     given = csv or CsvOptions()
     return infer_schema(
-        objects, store, ReadOptions(format=form, csv=given), delimiter_given=given.delimiter != CsvOptions().delimiter
+        objects,
+        store,
+        ReadOptions(format=form, csv=given),
+        delimiter_given=given.delimiter != CsvOptions().delimiter,
+        source=str(folder),
     )
 
 
@@ -31,7 +35,12 @@ def test_names_come_from_the_header_and_types_from_the_values(tmp_path: Path) ->
         "id BIGINT, v DOUBLE, ts TIMESTAMP, zip STRING, b BOOLEAN, s STRING, none STRING, day DATE, "
         "large DECIMAL(38,0), more STRING"
     )
-    assert found.notes == ()
+    assert found.notes == (
+        (
+            "headers differ: only a has v, ts, zip, b, s and 3 more; only b.gz has more; where a column is missing, it "
+            "is null"
+        ),
+    )
 
 
 @pytest.mark.parametrize(

@@ -319,14 +319,6 @@ def test_a_schema_is_inferred_from_the_lines(tmp_path: Path) -> None:
     )
 
 
-def test_one_bad_line_does_not_change_the_type_of_a_column(tmp_path: Path) -> None:
-    good = b'{"status": 200, "o": {"n": 1.5}}\n' * 9
-    plan = plan_of(tmp_path, {"a": good + b'{"status": "two hundred", "o": {"n": 1}}\n'})
-    inferred = infer_schema(plan.objects, LocalStore(plan.source))
-    assert inferred.ddl == "status BIGINT, o STRUCT<n: DOUBLE>"
-    assert inferred.notes == ("status: 9 numbers, 1 text in the sample; lines with the latter are quarantined",)
-
-
 def test_rounding_of_whole_numbers_is_noted(tmp_path: Path) -> None:
     plan = plan_of(
         tmp_path, {"a": b'{"large": 9007199254740993, "beside": 9007199254740993}\n{"beside": 1.5, "Large": 1}\n'}

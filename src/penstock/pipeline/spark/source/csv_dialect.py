@@ -10,11 +10,12 @@ import csv as csv_module
 import io
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from penstock.messaging.wording import counted
 from penstock.pipeline.spark.source.csv_escapes import BACKSLASH, detected_escape, has_escape
 from penstock.pipeline.spark.source.csv_lines import is_number
 from penstock.pipeline.spark.source.options import CsvOptions
@@ -34,6 +35,7 @@ class FoundDialect:
 
     csv: CsvOptions
     notes: tuple[str, ...] = ()
+    is_clear: bool = False  # there are several records, and most have the same number of fields, more than one
 
 
 def detect(sample: str, given: CsvOptions, *, delimiter_given: bool) -> FoundDialect:
@@ -61,6 +63,7 @@ def detect(sample: str, given: CsvOptions, *, delimiter_given: bool) -> FoundDia
         notes.append(f"the delimiter is {_NAMES[delimiter]}")
     if shape.share < _SHARE_MIN or not (shape.fields > 1 or shape.is_one_column):
         return FoundDialect(csv=csv, notes=tuple(notes))
+    is_clear = shape.fields > 1 and shape.records > 1
     if not csv.skip_lines and 0 < shape.first_line <= _SKIPPED_MAX:
         csv = replace(csv, skip_lines=shape.first_line)
         lines = "line is" if shape.first_line == 1 else f"{shape.first_line} lines are"
@@ -71,13 +74,38 @@ def detect(sample: str, given: CsvOptions, *, delimiter_given: bool) -> FoundDia
     elif csv.header and shape.is_data:
         csv = replace(csv, header=False)
         notes.append("there is no header: the first line has only numbers")
-    return FoundDialect(csv=csv, notes=tuple(notes))
+    return FoundDialect(csv=csv, notes=tuple(notes), is_clear=is_clear)
+
+
+def difference(one: FoundDialect, other: FoundDialect) -> tuple[str, str] | None:
+    """Return the first thing about which the dialects of two objects differ, as a phrase for each; None if none.
+
+    An object whose dialect is not clear, such as one with a single line, differs from none.
+    """
+    if not (one.is_clear and other.is_clear):
+        return None
+    for phrase in _PHRASES:
+        phrases = phrase(one.csv), phrase(other.csv)
+        if phrases[0] != phrases[1]:
+            return phrases
+    return None
+
+
+_PHRASES: Sequence[Callable[[CsvOptions], str]] = (
+    lambda csv: f"is separated by {_NAMES.get(csv.delimiter, repr(csv.delimiter))}",
+    lambda csv: "has a header" if csv.header else "has no header",
+    lambda csv: f"has {counted(csv.skip_lines, 'line')} before the data",
+    lambda csv: (
+        "has a header without a name for the first column" if csv.unnamed_first else "has a name for each column"
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RecordShape:
     """The records of a sample under one delimiter."""
 
+    records: int
     fields: int  # of most records
     share: float  # of the records that have so many
     first_line: int  # of the header, or of the first record without one; 0 if only blank lines and comments precede it
@@ -99,7 +127,15 @@ class _RecordShape:
 
 
 _NO_RECORDS = _RecordShape(
-    fields=0, share=0.0, first_line=0, begins_narrow=False, unnamed_first=False, is_data=False, quotes=0, delimiters=0
+    records=0,
+    fields=0,
+    share=0.0,
+    first_line=0,
+    begins_narrow=False,
+    unnamed_first=False,
+    is_data=False,
+    quotes=0,
+    delimiters=0,
 )
 
 
@@ -116,6 +152,7 @@ def _shape(records: Sequence["_Record"], csv: CsvOptions) -> _RecordShape:
     is_short = is_short and (fields > 2 or any(map(_is_number, records[first].fields)))
     first -= is_short
     return _RecordShape(
+        records=len(records),
         fields=fields,
         share=(found + is_short) / (len(records) - first),
         first_line=records[first].line if first else 0,

@@ -187,8 +187,8 @@ class _PartitionScan:
     def _release(self, pack: Sequence[tuple[int, Part]]) -> Iterator[pa.RecordBatch]:
         """Decode a pack of parts, keep its bad lines, and yield its rows."""
         placed = self._asked_for(release([part for _, part in pack]), [index for index, _ in pack])
-        for owner, position, bad in placed.bad:
-            self._refuse(pack[owner][0], position, bad.raw, bad.reason, bad.detail)
+        for owner, at, bad in placed.bad:
+            self._refuse(pack[owner][0], at, bad.raw, bad.reason, bad.detail)
         for owner, rows in enumerate(np.bincount(placed.owners, minlength=len(pack)).tolist()):
             self._tallies[pack[owner][0]].rows += rows
         for owner, name, found in placed.unknown_fields():

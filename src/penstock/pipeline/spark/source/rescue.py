@@ -237,7 +237,7 @@ class _CsvForm:
         for name in unknown:
             texts = [text for text in rows.column(name).to_pylist()[::step] if text is not None]
             if texts:
-                found[name] = column_type(texts, self._csv)
+                found[name] = column_type(texts)
         return found
 
     def rescued(self, block: bytes, starts: Positions, rows: Positions, misfits: Misfits) -> list[str | None]:

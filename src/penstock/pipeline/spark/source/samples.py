@@ -46,5 +46,21 @@ def sample_chunks(ref: ObjectRef, store: ObjectStore, options: ReadOptions, *, o
 
 def sample_lines(ref: ObjectRef, store: ObjectStore, options: ReadOptions, *, objects: int) -> Iterator[bytes]:
     """Yield the lines of `sample_chunks` without their newline."""
+    for _, line in sample_lines_at(ref, store, options, objects=objects):
+        yield line
+
+
+def sample_lines_at(
+    ref: ObjectRef, store: ObjectStore, options: ReadOptions, *, objects: int
+) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of `sample_chunks` without their newline, each with its offset in the (inflated) object."""
     for chunk in sample_chunks(ref, store, options, objects=objects):
-        yield from chunk.lines.split(b"\n")[:-1]
+        yield from lines_at(chunk)
+
+
+def lines_at(chunk: LineChunk) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of a chunk without their newline, each with its offset in the object."""
+    at = chunk.offset
+    for line in chunk.lines.split(b"\n")[:-1]:
+        yield at, line
+        at += len(line) + 1

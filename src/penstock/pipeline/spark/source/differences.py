@@ -1,0 +1,204 @@
+"""Compare a remembered schema and dialect with what objects have now, with a given schema, and with the table."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.errors import TableError, UsageError
+from penstock.pipeline.spark.source.ddl import PROVENANCE, format_ddl, parse_ddl, type_text
+from penstock.pipeline.spark.source.evidence import ColumnEvidence
+from penstock.pipeline.spark.source.options import ReadOptions, checked
+from penstock.pipeline.spark.source.remembered import Remembered, RememberedColumn
+from penstock.sinks import schema as table_schemas
+
+
+class Against(StrEnum):
+    """The other side of a comparison."""
+
+    OBJECTS = "objects"  # what inference says about the present ones
+    GIVEN = "given"  # a schema on the command line
+    TABLE = "table"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One difference, with its reason."""
+
+    against: Against
+    name: str  # of the column, or of the option of the dialect
+    is_column: bool
+    remembered: str | None  # None: the column is not remembered
+    found: str | None  # None: the column is not there
+    reason: str
+    object: str | None = None  # address of the one that shows it
+    line: int | None = None
+    row: int | None = None
+
+
+def differences(remembered: Remembered, other: Remembered, against: Against, *, source: str) -> Sequence[Difference]:
+    """Return the differences of dialect and columns. ``source``: the address that those of objects are shortened by."""
+    return [
+        *_dialects(remembered, other, against),
+        *_columns(remembered, other, against, source=source),
+    ]
+
+
+def table_differences(remembered: Remembered, table: pa.Schema) -> Sequence[Difference]:
+    """Return the differences between remembered columns and those of the table, apart from those that readers add."""
+    return [
+        Difference(against=Against.TABLE, name=name, is_column=True, remembered=read, found=there, reason=reason)
+        for name, read, there, reason in _beside_table(remembered.ddl, table)
+    ]
+
+
+def check_table(ddl: str, table: pa.Schema, *, uri: str) -> None:
+    """Raise `UsageError` if rows with these columns could not be added to the table."""
+    for name, read, there, _ in _beside_table(ddl, table):
+        if read is None:
+            raise UsageError(
+                f"The table {uri} has a column {name} ({there}), and the schema would lack it: keep it in the schema, "
+                "or give --transform if a transform adds it, or ingest into another table (penstock ingest --schema)."
+            )
+        if there is not None:
+            raise UsageError(
+                f"The column {name} is {there} in the table {uri} and would become {read}, which it cannot hold: keep "
+                f"{there}, or give --transform if a transform casts it to {there}, or ingest into another table "
+                "(penstock ingest --schema)."
+            )
+    try:
+        table_schemas.additions(table, parse_ddl(ddl), table=uri)
+    except TableError as error:
+        raise UsageError(str(error)) from error
+
+
+def replaced_columns(ddl: str, changes: Sequence[str]) -> str:
+    """Return a schema with columns, each given as DDL, in place of those of the same name, or behind the others.
+
+    Raises `UsageError` for text that is no column.
+    """
+    columns = {field.name.lower(): field for field in (parse_ddl(ddl) if ddl else ())}
+    for change in changes:
+        for field in parse_ddl(change):
+            known = columns.get(field.name.lower())
+            columns[field.name.lower()] = field if known is None else known.with_type(field.type)
+    return format_ddl(pa.schema(list(columns.values())))
+
+
+def checked_reading(read: ReadOptions, ddl: str) -> ReadOptions:
+    """Return the options with this schema in canonical text. Raises `UsageError` if they do not go together."""
+    return checked(ReadOptions(schema_ddl=ddl, format=read.format, csv=read.csv))
+
+
+def dialect_of(read: ReadOptions | None) -> Mapping[str, Any]:
+    """Return the format and, for CSV, the dialect, by name; empty if they are not remembered."""
+    if read is None:
+        return {}
+    csv = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(read.csv).items()}
+    return {"format": read.format, **(csv if read.format == "csv" else {})}
+
+
+def _dialects(remembered: Remembered, other: Remembered, against: Against) -> Iterator[Difference]:
+    before, now = dialect_of(remembered.read), dialect_of(other.read)
+    first = other.origin.objects[0] if other.origin is not None and other.origin.objects else None
+    reason = "as the first object of the sample has it" if against is Against.OBJECTS else "as given"
+    for name, value in now.items():
+        if name in before and before[name] != value:
+            yield Difference(
+                against=against,
+                name=name,
+                is_column=False,
+                remembered=_shown(before[name]),
+                found=_shown(value),
+                reason=reason,
+                object=first,
+            )
+
+
+def _shown(value: Any) -> str:
+    match value:
+        case bool():
+            return "yes" if value else "no"
+        case list():
+            return ", ".join(map(str, value)) or "none"
+        case str() if value.isalnum():
+            return value
+        case str():
+            return f'"{value}"'
+        case _:
+            return str(value)
+
+
+def _columns(remembered: Remembered, other: Remembered, against: Against, *, source: str) -> Iterator[Difference]:
+    before = {column.name.lower(): column for column in remembered.columns}
+    now = {column.name.lower(): column for column in other.columns}
+    for folded, column in now.items():
+        known = before.get(folded)
+        if known is not None and known.type == column.type:
+            continue
+        evidence = _evidence(column, other)
+        yield Difference(
+            against=against,
+            name=column.name,
+            is_column=True,
+            remembered=None if known is None else known.type,
+            found=column.type,
+            reason=_reason(evidence, against, source=source, is_new=known is None),
+            object=(evidence.object or None) if evidence is not None else None,
+            line=evidence.line if evidence is not None else None,
+            row=evidence.row if evidence is not None else None,
+        )
+    for folded, column in before.items():
+        if folded not in now:
+            lacks = "no object of the sample has it" if against is Against.OBJECTS else "the given schema lacks it"
+            yield Difference(
+                against=against,
+                name=column.name,
+                is_column=True,
+                remembered=column.type,
+                found=None,
+                reason=f"{lacks}; rows get NULL" if against is Against.OBJECTS else lacks,
+            )
+
+
+def _evidence(column: RememberedColumn, other: Remembered) -> ColumnEvidence | None:
+    """Return the evidence that explains a column, or a field inside it if that is what is explained."""
+    inside = other.origin.details if other.origin is not None else ()
+    nested = next((one for one in inside if one.column.lower().startswith(f"{column.name.lower()}.")), None)
+    own = column.origin.evidence if column.origin is not None else None
+    return nested if nested is not None and (own is None or own.cause is None) else own
+
+
+def _reason(evidence: ColumnEvidence | None, against: Against, *, source: str, is_new: bool) -> str:
+    if against is Against.GIVEN:
+        return "as given"
+    found = evidence.sentence(source) if evidence is not None else "no value in the sample"
+    return f"not remembered, so not read; {found}" if is_new else found
+
+
+def _beside_table(ddl: str, table: pa.Schema) -> Iterator[tuple[str, str | None, str | None, str]]:
+    """Yield name, remembered type, type in the table, and reason for each column that differs.
+
+    The first two kinds make an ingest without a transform fail.
+    """
+    read = {field.name.lower(): field for field in (parse_ddl(ddl) if ddl else ())}
+    there = {field.name.lower(): field for field in table_schemas.canonical(table)}
+    added = {field.name for field in PROVENANCE}
+    for folded, field in there.items():
+        if folded in added:
+            continue
+        kind, wanted = type_text(field.type), read.get(folded)
+        if wanted is None:
+            yield field.name, None, kind, "only the table has it: an ingest is refused unless a transform adds it"
+        elif not table_schemas.same_type(wanted.type, field.type):
+            yield (
+                field.name,
+                type_text(wanted.type),
+                kind,
+                "the table has another type: an ingest is refused unless a transform casts it",
+            )
+    for folded, field in read.items():
+        if folded not in there:
+            yield field.name, type_text(field.type), None, "the table gets it with the next batch"
