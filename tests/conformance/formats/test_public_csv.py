@@ -160,9 +160,7 @@ class Reference:
     def of(file: PublicFile, dialect: CsvOptions) -> "Reference":
         data = bz2.decompress(file.data) if file.is_compressed else file.data
         lines = io.StringIO(data.decode(), newline="")
-        header, *records = [
-            record for record in csv.reader(lines, delimiter=dialect.delimiter) if record
-        ]
+        header, *records = [record for record in csv.reader(lines, delimiter=dialect.delimiter) if record]
         if dialect.unnamed_first:
             header.insert(0, "")
         names = [name.strip() or f"_c{number}" for number, name in enumerate(header)]
@@ -171,6 +169,7 @@ class Reference:
             text = io.StringIO()
             csv.writer(text).writerows(regular)
             data, dialect = text.getvalue().encode(), CsvOptions()
+
         def by_pandas(**how: Any) -> pd.DataFrame:
             return pd.read_csv(
                 io.BytesIO(data),
@@ -227,9 +226,7 @@ _CONVERTED: Mapping[pa.DataType, Callable[[Texts], npt.NDArray[Any]]] = {
     pa.bool_(): lambda texts: np.array([{"true": True, "false": False}[text.lower()] for text in texts]),
     pa.decimal128(38, 0): lambda texts: np.array([Decimal(text) for text in texts], dtype=object),
     pa.date32(): lambda texts: texts.astype("datetime64[D]").astype(np.int32),
-    pa.timestamp("us", tz="UTC"): lambda texts: (
-        pd.to_datetime(texts, utc=True, format="ISO8601").as_unit("us").asi8
-    ),
+    pa.timestamp("us", tz="UTC"): lambda texts: pd.to_datetime(texts, utc=True, format="ISO8601").as_unit("us").asi8,
 }
 
 
