@@ -1,4 +1,4 @@
-"""spark.read reads the cases of the suites for JSON and CSV; each disagreement has a reason in the table of differences."""
+"""The cases of JSON and CSV, read by spark.read; the table of differences has a reason for each disagreement."""
 
 from collections import defaultdict
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """Cases of JSON: our outcome as a line and as a document, and that of spark.read.json for both.
 
-Written anew after the ideas of JSONTestSuite (https://github.com/nst/JSONTestSuite, MIT licence): text that every parser
-must accept, text that every parser must refuse, and text that it may accept. No file is copied. Most cases are the value
-of a field that no column reads, so that the outcome depends on the syntax alone.
+Written anew after the ideas of JSONTestSuite (https://github.com/nst/JSONTestSuite, MIT licence): text that every
+parser must accept, text that every parser must refuse, and text that it may accept. No file is copied. Most cases are
+the value of a field that no column reads, so that the outcome depends on the syntax alone.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,10 +1,9 @@
 """Our rows and bad lines for each case of CSV."""
 
+import pytest
 from tests.conformance.formats.csv_cases import CSV_CASES, CsvCase, shown
 from tests.conformance.formats.differences import DIFFERENCES
 from tests.conformance.formats.outcomes import read_each
-
-import pytest
 
 from penstock.pipeline.spark.source.options import ReadOptions
 

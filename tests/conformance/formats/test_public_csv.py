@@ -10,7 +10,7 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from itertools import pairwise
 from typing import Any
@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 from tests.conformance.formats.public_csv import PublicFile, public_files
 from tests.property.source_run import Case, Found, MemoryStore, read
@@ -76,7 +75,7 @@ def check(capsys: pytest.CaptureFixture[str], files: Iterable[PublicFile]) -> No
     for file in files:
         compare(file, totals)
     with capsys.disabled():
-        print(f"\nPublic CSV: {totals}")
+        print(f"\nPublic CSV: {totals}")  # noqa: T201 # the figures
     assert totals.files > 100
     assert not totals.faults, "\n".join(totals.faults)
 
@@ -127,8 +126,6 @@ def infer(file: PublicFile) -> ReadOptions:
 
 def expected_dialect(file: PublicFile, found: ReadOptions) -> CsvOptions:
     """Return the dialect of a file; which null marks its columns have is checked cell by cell."""
-    from dataclasses import replace
-
     return replace(DIALECTS.get(file.name, CsvOptions()), null_marks=found.csv.null_marks)
 
 
