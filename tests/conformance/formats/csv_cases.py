@@ -198,7 +198,7 @@ CSV_CASES = (
     ),
     CsvCase(
         name="other spellings of NaN and infinity",
-        data=b"n\nnan\n+Inf\ninf\n"inf"\n-NaN\n",
+        data=b"n\nnan\n+Inf\ninf\nINFINITY\n-NaN\n",
         ddl="n DOUBLE",
         rows=(("nan",), ("inf",), ("inf",), ("inf",), ("nan",)),
     ),
