@@ -109,13 +109,14 @@ def _refused() -> Iterator[JsonCase]:
     yield from _cases(MALFORMED, FAILED, _values("", "[" * 100_000, '[{"":' * 30_000))
     objects = """
         {"k":1,} {"k":1,,} {"k":1,,"l":2} {,} {"k"} {"k":} {"k"::1} {"k",1} {"k";1} {:1} {k:1} {1:1} {8e999:1} {null:1}
-        {"k":1,"l"} {"k":1 {"k":"v {"k": {"k" {"k { {, {[ {] {}} {"k":/*no*/1} {"k":1}/**/ {"k":1}# {["k"]:1} {🦀}
+        {"k":1,"l"} {"k":1 {"k":"v {"k": {"k" {"k { {, {[ {] {"k":/*no*/1} {"k":1}/**/ {"k":1}# {["k"]:1} {🦀}
         {"k":truth}
     """
     yield from _cases(MALFORMED, FAILED, _values(objects, '{"k" 1}', '{"k":1 2}', '{"k":1 // no'))
     yield from _cases(INVALID_UTF8, FAILED, _values("", b'{"\xb9":1,}'))
-    single_quotes = [*_values("'single' {'k':1} {'k'"), b"{'id':1}", b"{'id:1}"]
-    yield from _cases(MALFORMED, FAILED, single_quotes)
+    single_quotes = [*_values("'single' {'k':1}"), b"{'id':1}"]
+    yield from _cases(MALFORMED, FAILED, single_quotes, spark_line=ROW, spark_document=ROW, because="single quotes")
+    yield from _cases(MALFORMED, FAILED, [*_values("{'k'"), b"{'id:1}"])
     lines = """
         nul aå * { } [ ] {] 1] " {id:1} ({"id":1}) [{"id":1} [{"id":1},]
     """
@@ -125,40 +126,63 @@ def _refused() -> Iterator[JsonCase]:
         {"id":1}, {"id":1}} {"id":1}] {"id":1}# {"id":1}// {"id":1}/**/ {"id":1}/ {"id":1},{"id":2}
     """
     trailing = [b'{"id":1} x', b'{"id":1}\0', b'{"id":1}\f', *(line.encode() for line in after.split())]
-    yield from _cases(MALFORMED, FAILED, trailing)
+    trailing += _values("{}}")
+    yield from _cases(MALFORMED, FAILED, trailing, spark_line=ROW, spark_document=ROW, because="text after a value")
     yield from _cases(INVALID_UTF8, FAILED, [b'\xef\xbb{"id":1}', b"\xe9"])
     yield from _cases(MALFORMED, FAILED, [b'{"id":1,"v":"two\nlines"}'])
 
 
 def _left_open() -> Iterator[JsonCase]:
     """Yield what a parser may accept, and what is no row although it is JSON."""
+    both_rows = {"spark_line": ROW, "spark_document": ROW}
     yield from _cases(ROW, ROW, _values("NaN Infinity -Infinity"))
-    yield from _cases(ROW, FAILED, _values("Inf -Inf -NaN"))
-    yield from _cases(MALFORMED, FAILED, _values("+Infinity +NaN INF -INF +INF"))
-    yield from _cases(MALFORMED, MALFORMED, _values("8e999 -8e999", f"6.5e+00{'9' * 60}"))
+    spelled = "spellings of NaN and infinity"
+    yield from _cases(
+        ROW, FAILED, _values("Inf -Inf -NaN"), spark_line=CORRUPT, spark_document=CORRUPT, because=spelled
+    )
+    yield from _cases(MALFORMED, FAILED, _values("+Infinity -INF +INF"), **both_rows, because=spelled)
+    yield from _cases(MALFORMED, FAILED, _values("+NaN INF"))
+    too_large = _values("8e999 -8e999", f"6.5e+00{'9' * 60}")
+    yield from _cases(MALFORMED, MALFORMED, too_large, **both_rows, because="numbers beyond a double")
     lone_surrogates = r"""
         "\ud83e" "\udd80" "\ud83e\u0041" "\udd80\ud83e" "\ud83e\n" "\ud83e\ud83e\n" "\ud83ex"
     """
-    yield from _cases(MALFORMED, MALFORMED, _values(lone_surrogates))
+    yield from _cases(MALFORMED, MALFORMED, _values(lone_surrogates), **both_rows, because="half a surrogate pair")
     no_text = [
-        *(b"\xff", b"caf\xe9", b"\x80", b"\xe2\x82", b"\xc0\xaf", b"\xed\xa0\x80", b"\xf4\x90\x80\x80"),
-        b"\xfc\x80\x80\x80\x80\xaf",
+        b'"\xff"',
+        b'"caf\xe9"',
+        b'"\x80"',
+        b'"\xe2\x82"',
+        b'"\xfc\x80\x80\x80\x80\xaf"',
+        b'"\\u\xe5"',
+        b'"\\\xe5"',
     ]
-    yield from _cases(INVALID_UTF8, FAILED, _values("", *(b'"%b"' % text for text in no_text)))
-    yield from _cases(INVALID_UTF8, FAILED, _values("", b'"\\u\xe5"', b'"\\\xe5"'))
-    yield from _cases(NOTHING, NOTHING, [b"", b"   ", b"\xef\xbb\xbf"])
+    yield from _cases(INVALID_UTF8, FAILED, _values("", *no_text))
+    no_character = _values("", b'"\xc0\xaf"', b'"\xed\xa0\x80"', b'"\xf4\x90\x80\x80"')
+    yield from _cases(INVALID_UTF8, FAILED, no_character, **both_rows, because="bytes that are not UTF-8")
+    utf16 = ['{"id":1}'.encode("utf-16-le"), '{"id":1}'.encode("utf-16-be")]
+    yield from _cases(MALFORMED, FAILED, utf16, **both_rows, because="UTF-16")
+    yield from _cases(INVALID_UTF8, ROW, ['{"id":1}'.encode("utf-16")], **both_rows, because="UTF-16")
+    yield from _cases(NOTHING, NOTHING, [b"", b"   "])
+    yield from _cases(
+        NOTHING, NOTHING, [b"\xef\xbb\xbf"], spark_document=CORRUPT, because="a byte order mark and no more"
+    )
     yield from _cases(ROW, ROW, [b'\xef\xbb\xbf{"id":1}'])
-    yield from _cases(MALFORMED, MALFORMED, [b'{"id":1,"id":2}'])
+    yield from _cases(MALFORMED, MALFORMED, [b'{"id":1,"id":2}'], **both_rows, because="a field given twice")
     yield from _cases(MALFORMED, MALFORMED, [b"[1]", b"7", b"-0.5", b'"a"', b'""', b"true", b"null"])
-    yield from _cases(MALFORMED, ROW, [b'[{"id":1}]', b'{\n  "id": 1\n}'])
-    yield from _cases(MALFORMED, TWO_ROWS, [b'[{"id":1},{"id":2}]'])
-    yield from _cases(MALFORMED, TWO_ROWS, [b'[{"id":1}][{"id":2}]', b'{"id":1}{"id":2}', b'{"id":1} {"id":2}'])
-    yield from _cases(MALFORMED, "row, malformed", [b'{"id":1} "x"'])
-    yield from _cases(MALFORMED, NOTHING, [b"[]", b"[][]"])
-    yield from _cases("row, malformed", TWO_ROWS, [b'[\n  {"id": 1},\n  {"id": 2}\n]'])
-    yield from _cases(TWO_ROWS, TWO_ROWS, [b'{"id":1}\n\n{"id":2}'])
-    yield from _cases(INVALID_UTF8, ROW, ['{"id":1}'.encode("utf-16")])
-    yield from _cases(MALFORMED, FAILED, ['{"id":1}'.encode("utf-16-le"), '{"id":1}'.encode("utf-16-be")])
+    yield from _cases(MALFORMED, ROW, [b'{\n  "id": 1\n}'])
+    arrays = "arrays in JSON lines"
+    yield from _cases(MALFORMED, ROW, [b'[{"id":1}]'], spark_line=ROW, because=arrays)
+    yield from _cases(MALFORMED, TWO_ROWS, [b'[{"id":1},{"id":2}]'], spark_line=TWO_ROWS, because=arrays)
+    yield from _cases(MALFORMED, NOTHING, [b"[]", b"[][]"], spark_line=NOTHING, because=arrays)
+    pretty = [b'[\n  {"id": 1},\n  {"id": 2}\n]']
+    yield from _cases("row, malformed", TWO_ROWS, pretty, spark_line="2 rows, corrupt", because="text after a value")
+    several = [b'[{"id":1}][{"id":2}]', b'{"id":1}{"id":2}', b'{"id":1} {"id":2}']
+    yield from _cases(MALFORMED, TWO_ROWS, several, **both_rows, because="several values in a row")
+    yield from _cases(
+        TWO_ROWS, TWO_ROWS, [b'{"id":1}\n\n{"id":2}'], spark_document=ROW, because="several values in a row"
+    )
+    yield from _cases(MALFORMED, "row, malformed", [b'{"id":1} "x"'], **both_rows, because="several values in a row")
 
 
 ACCEPTED = tuple(_accepted())
