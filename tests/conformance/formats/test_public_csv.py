@@ -151,17 +151,16 @@ class Reference:
     def of(file: PublicFile) -> "Reference":
         data = bz2.decompress(file.data) if file.is_compressed else file.data
         dialect = DIALECTS.get(file.name, CsvOptions())
-        lines = io.StringIO(data.decode(), newline="")
+        lines = io.StringIO(data.decode(errors="surrogateescape"), newline="")
         header, *records = [record for record in csv.reader(lines, delimiter=dialect.delimiter) if record]
         widths = Counter(map(len, records))
-        if widths.most_common(1)[0][0] == len(header) + 1:  # row names of R
+        if widths[len(header) + 1] > len(records) / 2:  # row names of R
             header.insert(0, "")
             dialect = replace(dialect, unnamed_first=True)
-        if len(widths) > 1:  # pandas cannot read the file whole
+        regular = [record for record in records if len(record) == len(header) and is_utf8(record)]
+        if len(regular) < len(records):  # pandas cannot read the file whole
             text = io.StringIO()
-            csv.writer(text, delimiter=dialect.delimiter).writerows(
-                [header, *(record for record in records if len(record) == len(header))]
-            )
+            csv.writer(text, delimiter=dialect.delimiter).writerows([header, *regular])
             data = text.getvalue().encode()
 
         def by_pandas(**how: Any) -> pd.DataFrame:
@@ -177,6 +176,14 @@ class Reference:
             cells=by_pandas(dtype=str, keep_default_na=False),
             inferred=by_pandas(low_memory=False),
         )
+
+
+def is_utf8(record: Sequence[str]) -> bool:
+    try:
+        "".join(record).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def column_names(header: Sequence[str]) -> list[str]:
