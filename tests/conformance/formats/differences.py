@@ -58,4 +58,59 @@ DIFFERENCES: Mapping[str, Difference] = {
     "arrays in JSON lines": Difference(
         ours="bad line; the format json reads it", spark="a row for each object", reason="one line is one row"
     ),
+    "empty strings in quotes": Difference(
+        ours='"" is an empty string, and a text for NULL in quotes is itself, in columns of strings',
+        spark="NULL",
+        reason="quotes are how writers tell the two apart",
+    ),
+    "CRLF in quotes": Difference(ours="kept", spark="a newline", reason="a value is stored as it is"),
+    "lines of blanks": Difference(
+        ours="skipped", spark="with multiLine a corrupt record, else skipped", reason="they hold no record"
+    ),
+    "columns by name": Difference(
+        ours="a header names the columns: any order, missing ones are NULL, unknown ones ignored",
+        spark="by place, and a record with another number of fields is corrupt",
+        reason="files of one source differ in the order of columns",
+    ),
+    "blanks around numbers": Difference(
+        ours="ignored around numbers and dates", spark="a corrupt record", reason="files aligned by hand are common"
+    ),
+    "blanks around times": Difference(
+        ours="bad line", spark="ignored", reason="a time is read as one in JSON, by the same rule"
+    ),
+    "spellings of whole numbers": Difference(
+        ours="digits 0 to 9, with or without a minus",
+        spark="also a plus, and the digits of other scripts",
+        reason="loud",
+    ),
+    "Java's spellings of numbers": Difference(
+        ours="bad line", spark="1.5d and 2f are numbers, 0x1p3 is 8", reason="more likely names than numbers"
+    ),
+    "digits beyond a decimal's places": Difference(ours="bad line", spark="rounded", reason=_LOSS),
+    "thousands separators": Difference(
+        ours="bad line", spark="commas in decimals are dropped", reason="1,5 would become 15"
+    ),
+    "spellings of booleans": Difference(
+        ours="true, True, TRUE and the same of false", spark="any letter case", reason="loud"
+    ),
+    "short dates and times": Difference(
+        ours="bad line",
+        spark="2024 and 2024-05 are the first day, 2024-5-6 and 7:8:9 are read, a time alone is one of today",
+        reason="a number such as 2024 is not a day, and today is not in the file",
+    ),
+    "times in a column of dates": Difference(ours="bad line", spark="the date", reason=_LOSS),
+    "names of zones": Difference(
+        ours="Z and offsets", spark="also names such as Europe/Berlin", reason="their rules change with each release"
+    ),
+    "text after a closing quote": Difference(
+        ours="bad line, also if a backslash precedes the quote",
+        spark="the field with its quotes; without escape='\"', a backslash escapes a quote",
+        reason="where the field ends is a guess",
+    ),
+    "a quote that is never closed": Difference(
+        ours="one bad record, to the end of the file", spark="a row with all of it as text", reason="it is not a value"
+    ),
+    "carriage returns alone": Difference(
+        ours="no line end; in a field without quotes a bad line", spark="a line end, or text", reason="see RFC 4180"
+    ),
 }

@@ -3,6 +3,7 @@
 import pytest
 from tests.conformance.formats.csv_cases import CSV_CASES, CsvCase, shown
 from tests.conformance.formats.differences import DIFFERENCES
+from tests.conformance.formats.json_cases import JSON_CASES
 from tests.conformance.formats.outcomes import read_each
 
 from penstock.pipeline.spark.source.options import ReadOptions
@@ -21,3 +22,7 @@ def test_each_disagreement_with_spark_has_a_reason_and_nothing_else_has_one() ->
         assert (case.spark is not None) == bool(case.because), case.name
         assert case.spark != (case.rows, len(case.bad)) or case.fails, f"{case.name} agrees"
         assert not case.because or case.because in DIFFERENCES, case.name
+
+
+def test_each_difference_has_a_case() -> None:
+    assert {case.because for case in (*JSON_CASES, *CSV_CASES)} == {"", *DIFFERENCES}
