@@ -3,11 +3,13 @@
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 from hypothesis import strategies as st
 
@@ -80,16 +82,22 @@ class Case:
 
 @dataclass
 class Found:
-    """The result of a run. ``rows``: (uri, offset, values); ``bad``: (uri, offset, raw, reason)."""
+    """The result of a run. ``bad``: (uri, offset, raw, reason)."""
 
     plan: ReadPlan
-    rows: list[tuple[str, int, dict[str, Any]]]
+    table: pa.Table  # all rows
     bad: list[tuple[str, int, bytes, str]]
     failures: dict[int, str]
     details: list[str]
     counts: dict[int, tuple[int, int]]
     rows_by_partition: list[int]
     readings: ObjectReadings
+
+    @cached_property
+    def rows(self) -> list[tuple[str, int, dict[str, Any]]]:
+        """Return the rows as (uri, offset, values)."""
+        position = format_of(self.plan.options.format).position.name
+        return [(row.pop("_object"), row.pop(position), row) for row in self.table.to_pylist()]
 
 
 def read(case: Case) -> Found:
@@ -132,16 +140,12 @@ def _read(case: Case) -> Found | Mapping[int, Sequence[int]]:
             work=LocalFiles(Path(folder, "work")),
             places=case.places,
         )
-        rows: list[tuple[str, int, dict[str, Any]]] = []
-        position = format_of(case.options.format).position.name
-        rows_by_partition: list[int] = []
+        tables: list[pa.Table] = []
         for number in range(len(case.partitions)):
-            before = len(rows)
             task = partition_task(plan, number)
-            for batch in read_partition(task, store, ReadingId(plan.reports, number)):
-                batch.validate(full=True)
-                rows.extend((row.pop("_object"), row.pop(position), row) for row in batch.to_pylist())
-            rows_by_partition.append(len(rows) - before)
+            batches = list(read_partition(task, store, ReadingId(plan.reports, number)))
+            tables.append(pa.Table.from_batches(batches, schema=plan.options.columns))
+            tables[-1].validate(full=True)
         summary = summarise(plan)
         if summary.recut:
             return summary.recut
@@ -153,12 +157,12 @@ def _read(case: Case) -> Found | Mapping[int, Sequence[int]]:
     assert summary.missing == ()
     return Found(
         plan=plan,
-        rows=rows,
+        table=pa.concat_tables(tables),
         bad=[(row["object"], row["offset"], row["raw"], row["reason"]) for row in bad],
         details=[row["detail"] for row in bad],
         failures={number: failure.reason for number, failure in (*summary.failures.items(), *summary.exclude.items())},
         counts={number: (reading.rows, reading.lines_quarantined) for number, reading in summary.readings.items()},
-        rows_by_partition=rows_by_partition,
+        rows_by_partition=[table.num_rows for table in tables],
         readings=summary.readings,
     )
 
