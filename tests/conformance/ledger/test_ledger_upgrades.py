@@ -17,7 +17,7 @@ from tests.conformance.ledger.ledger_harness import (
 
 from penstock.ledger import Ledger
 from penstock.ledger.dialects import DatabaseNow
-from penstock.ledger.migrate import downgrade
+from penstock.ledger.migrate import downgrade, newest_revision
 from penstock.ledger.records import AttemptFailure, ObjectState, WorkBegun, WorkDone, WorkOwner
 from penstock.ledger.schema import metadata, objects, works
 
@@ -97,7 +97,7 @@ def test_objects_that_0007_found_missing_or_replaced_are_restored_by_later_notif
     shared_url: str, failure: AttemptFailure
 ) -> None:
     """Their rows have the time at which they ended, and not that of the check."""
-    old = of_revision(shared_url, "0008")
+    old = of_revision(shared_url, newest_revision())
     for name in ("e", "f"):
         old.fail(failure, candidate(name), name)
     with old.ledger.database.writing() as connection:
