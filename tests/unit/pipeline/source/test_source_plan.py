@@ -100,8 +100,8 @@ def test_a_plan_with_any_names_survives_being_stored(tmp_path: Path) -> None:
 
 
 def test_format_and_schema_are_checked() -> None:
-    with pytest.raises(UsageError, match="format 'avro' is unknown"):
-        plan_of([], options=ReadOptions(schema_ddl="id long", format="avro"))
+    with pytest.raises(UsageError, match="format 'xml' is unknown"):
+        plan_of([], options=ReadOptions(schema_ddl="id long", format="xml"))
     with pytest.raises(UsageError, match="unknown type"):
         plan_of([], options=ReadOptions(schema_ddl="id lung"))
     assert plan_of([]).options.schema_ddl == "id BIGINT"
