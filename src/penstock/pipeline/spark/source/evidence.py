@@ -159,6 +159,7 @@ def evidence_of(
         by_type[labels[kind]] += count
     frequent = max(by_type, key=lambda name: (by_type[name], name == type_text), default=type_text)
     others = [kind for kind in tally.firsts if labels[kind] != frequent]
+    decisive: str | None
     if refused:
         decisive = max(refused, key=lambda kind: tally.counts[kind])
     elif frequent == type_text or not others:
