@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from penstock.app.backends import ledger_exists
 from penstock.app.paths import TablePaths
 from penstock.app.scope import Scope, scope_ledger
@@ -115,8 +117,7 @@ def compare(scope: Scope, *, source: str | None, schema: str | None, clock: Cloc
                 f"No schema is remembered for {where.pipeline}: its first ingest infers and remembers one; until then "
                 "`penstock admin schema set` can."
             )
-        sink = open_sink(where.table, pipeline=where.pipeline, partition_by=None, scheme=where.scheme)
-        table = table_columns(sink, row.table_schema)
+        table = _table(where, row)
         now = (clock or SystemClock()).now()
         if schema is not None:
             other = _given(remembered, schema, at=now)
@@ -155,8 +156,7 @@ def change(scope: Scope, wanted: SchemaChange, *, clock: Clock | None = None) ->
             read = checked_reading(_read(known, wanted), replaced_columns(base, wanted.columns))
             after = known.changed(read.schema_ddl, read, how=How.SET, at=now, source="")
         if not wanted.has_transform:
-            sink = open_sink(where.table, pipeline=where.pipeline, partition_by=None, scheme=where.scheme)
-            table = table_columns(sink, row.table_schema)
+            table = _table(where, row)
             if table is not None:
                 check_table(after.ddl, table, uri=str(where.table))
         against = Against.OBJECTS if wanted.infer else Against.GIVEN
@@ -191,6 +191,16 @@ def _one(scope: Scope) -> "Iterator[tuple[Ledger, TablePaths]]":
         yield ledger, where
     finally:
         ledger.close()
+
+
+def _table(where: TablePaths, row: PipelineRow) -> pa.Schema | None:
+    """Return the table's columns without those that batches added for new fields; None if there is no table.
+
+    The added ones need not be remembered: they are read in any case.
+    """
+    sink = open_sink(where.table, pipeline=where.pipeline, partition_by=None, scheme=where.scheme)
+    found = table_columns(sink, row.table_schema)
+    return None if found is None else pa.schema([field for field in found if field.name not in row.added_columns])
 
 
 def _remembered(row: PipelineRow) -> Remembered | None:

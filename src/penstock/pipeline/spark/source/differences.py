@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.errors import TableError, UsageError
-from penstock.pipeline.spark.source.ddl import PROVENANCE, format_ddl, parse_ddl, type_text
+from penstock.pipeline.spark.source.ddl import PROVENANCE, RESCUED, format_ddl, parse_ddl, type_text
 from penstock.pipeline.spark.source.evidence import ColumnEvidence
 from penstock.pipeline.spark.source.options import ReadOptions, checked
 from penstock.pipeline.spark.source.remembered import Remembered, RememberedColumn
@@ -185,7 +185,7 @@ def _beside_table(ddl: str, table: pa.Schema) -> Iterator[tuple[str, str | None,
     """
     read = {field.name.lower(): field for field in (parse_ddl(ddl) if ddl else ())}
     there = {field.name.lower(): field for field in table_schemas.canonical(table)}
-    added = {field.name for field in PROVENANCE}
+    added = {field.name for field in (*PROVENANCE, RESCUED)}
     for folded, field in there.items():
         if folded in added:
             continue
