@@ -197,12 +197,11 @@ def ingest(
 ) -> None:
     """Load files into a table exactly once.
 
-    Every file of SOURCE goes into TABLE, on Spark. A pattern such as 'logs/2026-*/**/*.csv' needs quotes. Run it again
-    at any time: rows in the table stay as they are, new and changed files are added, and an interrupted run is
-    finished. Exit code 3: an object failed for good. 75: stopped
-    before everything was done. With --watch it runs until it is stopped, and exits with 0 if all stable files are done.
-    Queue and ledger are files beside the table (for a table in S3 in a directory of this host), whatever the settings
-    broker and ledger say.
+    Every file of SOURCE goes into TABLE, on Spark. Write a pattern in quotes. Run it again at any time: rows in the
+    table stay as they are, new and changed files are added, and an interrupted run is finished. Exit code 3: an object
+    failed for good. 75: stopped before everything was done. With --watch it runs until it is stopped, and exits with 0
+    if all stable files are done. Queue and ledger are files beside the table (for a table in S3 in a directory of this
+    host), whatever the settings broker and ledger say.
 
     With --queue nothing is listed: it takes the objects that this queue announces, until the queue is empty or, with
     --watch, until it is stopped. The queue is in SQS unless the setting broker names another; the ledger is that of the
