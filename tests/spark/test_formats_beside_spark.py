@@ -87,9 +87,10 @@ def spark_csv(spark: SparkSession, folder: Path) -> dict[str, list[Row]]:
 
 def by_file(frame: DataFrame) -> dict[str, list[Row]]:
     """Return the rows of each file, in order, with a flag for corrupt ones, whose text may be no Unicode."""
-    frame = frame.withColumn("_corrupt_record", frame["_corrupt_record"].isNotNull())
+    *names, corrupt = frame.columns
+    frame = frame.select(*names, frame[corrupt].isNotNull().alias(corrupt), "_metadata.file_name")
     rows: dict[str, list[Row]] = defaultdict(list)
-    for row in frame.select("*", "_metadata.file_name").toArrow().to_pylist():
+    for row in frame.toArrow().to_pylist():
         rows[row.pop("file_name").replace("%20", " ")].append(row)
     return rows
 
