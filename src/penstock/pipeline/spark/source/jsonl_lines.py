@@ -7,7 +7,7 @@ line or value        result
 ===================  ==============================================================================================
 only blanks          skipped: no row, not quarantined
 not UTF-8            "invalid UTF-8"
-not one JSON object  "malformed": no JSON, null, a list, two objects, half an object; a declared field given twice
+not one JSON object  "malformed": no JSON, null, a list, two objects, half of one; a declared field given twice
 field missing, null  null
 field undeclared     ignored, whatever is in it, as long as the line is JSON
 integers             a JSON number without fraction and exponent, within the type's range
@@ -15,7 +15,7 @@ float, double        any JSON number within the type's range; NaN, Infinity, Inf
 decimal(p, s)        a number, or one in a string, that p digits, s of them after the point, hold exactly
 boolean              true or false
 string               a JSON string, without half a surrogate pair ("malformed"); any other value as its source text
-timestamp            "2024-05-06T07:08:09.123456+02:00": T or a blank; six digits of the fraction are kept; without a zone
+timestamp            "2024-05-06T07:08:09.123456+02:00": T or a blank; six digits of the fraction are kept; with no zone
                      it is UTC; the time may end after day, hour or minute; numbers of one digit, UTC or GMT as the
                      zone, and blanks are read too. timestamp_ntz takes the same, as UTC
 date                 "2024-05-06", "2024-5-6"
