@@ -15,13 +15,14 @@ badly quoted         "malformed": no closing quote on the line, or text after it
 another number of    "malformed". The header sets the number; without a header, the schema
 fields
 empty, or null text  NULL. A quoted one is NULL only in columns other than strings: there "" is an empty string
-integers             digits, optionally with a minus; hexadecimal ones are refused
+integers             digits, optionally with a sign; hexadecimal ones are refused
 float, double        a decimal number within the type's range; NaN, Inf and Infinity in any case
 decimal(p, s)        a number that p digits, s of them after the point, hold exactly
-boolean              true or false; True, TRUE, False, FALSE
+boolean              true or false, in any case
 string               the field as it is, including blanks and text that a spreadsheet would run as a formula
 timestamp            as in JSON lines (jsonl_lines.py)
-date                 "2024-05-06"
+date                 "2024-05-06", "2024-5-6"
+binary               the bytes of the field
 any other value      "wrong type"
 ===================  ==============================================================================================
 

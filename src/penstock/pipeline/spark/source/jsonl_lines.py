@@ -7,26 +7,26 @@ line or value        result
 ===================  ==============================================================================================
 only blanks          skipped: no row, not quarantined
 not UTF-8            "invalid UTF-8"
-not one JSON object  "malformed": no JSON, null, a list, two objects, half an object, a lone surrogate; an exponent
-                     beyond 308 in a number that no column reads; a declared field given twice
+not one JSON object  "malformed": no JSON, null, a list, two objects, half of one; a declared field given twice
 field missing, null  null
-field undeclared     ignored, as long as the line is JSON
+field undeclared     ignored, whatever is in it, as long as the line is JSON
 integers             a JSON number without fraction and exponent, within the type's range
-float, double        any JSON number within the type's range, and NaN, Infinity, Inf and these with a minus
+float, double        any JSON number within the type's range; NaN, Infinity, Inf, INF, also with a sign or in quotes
 decimal(p, s)        a number, or one in a string, that p digits, s of them after the point, hold exactly
 boolean              true or false
-string               a JSON string; numbers are not converted to text
-timestamp            "2024-05-06T07:08:09.123456+02:00": T or a blank, at most nine digits of fraction, of which six are
-                     kept; without a zone it is UTC; the time may end after day, hour or minute. timestamp_ntz takes the
-                     same, as UTC
-date                 "2024-05-06"
-array, struct        an array, an object, by these same rules
+string               a JSON string, without half a surrogate pair ("malformed"); any other value as its source text
+timestamp            "2024-05-06T07:08:09.123456+02:00": T or a blank; six digits of the fraction are kept; with no zone
+                     it is UTC; the time may end after day, hour or minute; numbers of one digit, UTC or GMT as the
+                     zone, and blanks are read too. timestamp_ntz takes the same, as UTC
+date                 "2024-05-06", "2024-5-6"
+binary               a string of base64
+array, struct, map   an array, an object, an object, by these same rules; [] is an empty struct or map
 any other value      "wrong type"
 ===================  ==============================================================================================
 
-Arrow's JSON reader decides and makes every value (see jsonl.py). The classifier here explains why a line was refused
-and finds refused lines among many quickly. It must never refuse a line that Arrow accepts under the guards; when
-unsure, it accepts and leaves the decision to Arrow.
+Arrow's JSON reader makes every value, from the line or from an equal one in its own spelling (json_values.py). The
+classifier here explains why a line was refused, and finds refused lines among many quickly. It must never refuse a line
+that Arrow accepts under the guards.
 """
 
 import json
