@@ -28,6 +28,7 @@ SINCE_0001 = {
     "archived_objects",
     "progress",
     "reconciliations",
+    "quarantined",
     "replays",
     "audit",
     "owners",

@@ -113,6 +113,6 @@ def test_a_record_of_more_objects_than_a_slice_is_one_document(table: LocalFiles
     assert load(table, RECORD.attempt_id) == none
 
 
-def test_a_record_tells_the_kind_of_places_if_it_is_not_the_usual_one(table: LocalFiles) -> None:
+def test_a_record_has_the_kind_of_places_if_it_is_not_the_usual_one(table: LocalFiles) -> None:
     save(table, by_row := replace(RECORD, place="_row"))
     assert load(table, RECORD.attempt_id) == by_row
