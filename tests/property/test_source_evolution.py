@@ -6,6 +6,7 @@
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -26,7 +27,7 @@ from tests.property.evolution_walks import (
     unknown_counts,
     walks,
 )
-from tests.property.source_run import Case, Found, read, whole
+from tests.property.source_run import Case, read, whole
 
 from penstock.pipeline.spark.source.added import new_columns, with_added
 from penstock.pipeline.spark.source.contents import LineChunk
@@ -121,8 +122,19 @@ def test_a_type_of_the_table_goes_before_the_inferred_one() -> None:
     assert new_columns(found.readings, options, table, added_before=0) == {"x": "DOUBLE", "z": "BOOLEAN"}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """The result of reading one object. ``rows``: (uri, position, values); ``bad``: (uri, position, raw, reason)."""
+
+    rows: list[tuple[str, int, dict[str, Any]]]
+    bad: list[tuple[str, int, bytes, str]]
+    failures: Mapping[int, str]
+    readings: ObjectReadings
+
+
 def _read(data: bytes, options: ReadOptions) -> Found:
-    return read(Case(contents=[data], partitions=whole([data]), options=options))
+    found = read(Case(contents=[data], partitions=whole([data]), options=options))
+    return Found(rows=found.rows, bad=found.bad, failures=found.failures, readings=found.readings)
 
 
 def _decode(data: bytes, options: ReadOptions) -> Found:
@@ -142,12 +154,9 @@ def _decode(data: bytes, options: ReadOptions) -> Found:
         unknown=count.result(),
     )
     return Found(
-        plan=None,  # type: ignore[arg-type] # there is none
         rows=[("", at, row) for at, row in rows],
         bad=[("", at, bad.raw, bad.reason.value) for _, at, bad in placed.bad],
         failures={},
-        counts={},
-        rows_by_partition=[],
         readings=ObjectReadings.of({0: reading}),
     )
 

@@ -4,6 +4,7 @@ import bz2
 import gzip
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -90,7 +91,7 @@ CODECS: dict[str, Callable[[bytes], bytes]] = {
 FORMATS: dict[str, tuple[ReadOptions, Reference, dict[str, bytes]]] = {
     "jsonl": (
         ReadOptions(schema_ddl=test_source_reading.DDL),
-        test_source_reading.reference,
+        partial(test_source_reading.reference, ddl=test_source_reading.DDL),
         test_source_reading.TRAPS,
     ),
     "csv": (

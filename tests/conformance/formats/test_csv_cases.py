@@ -25,4 +25,4 @@ def test_each_disagreement_with_spark_has_a_reason_and_nothing_else_has_one() ->
 
 
 def test_each_difference_has_a_case() -> None:
-    assert {case.because for case in (*JSON_CASES, *CSV_CASES)} == {"", *DIFFERENCES}
+    assert {*(case.because for case in JSON_CASES), *(case.because for case in CSV_CASES)} == {"", *DIFFERENCES}

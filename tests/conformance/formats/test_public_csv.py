@@ -220,9 +220,9 @@ def differing(texts: Texts, values: pa.Array) -> Flags:
     expected, found = _CONVERTED[kind](stripped), values
     if pa.types.is_floating(kind):
         numbers = found.to_numpy(zero_copy_only=False)
-        return ~((expected == numbers) | (np.isnan(expected) & np.isnan(numbers)))
+        return np.asarray(~((expected == numbers) | (np.isnan(expected) & np.isnan(numbers))), dtype=np.bool_)
     if pa.types.is_decimal(kind):
-        return np.array(found.to_pylist(), dtype=object) != expected
+        return np.asarray(np.array(found.to_pylist(), dtype=object) != expected, dtype=np.bool_)
     if pa.types.is_temporal(kind):
         found = found.cast(pa.int32() if pa.types.is_date(kind) else pa.int64())
     return np.asarray(found.to_numpy(zero_copy_only=False) != expected, dtype=np.bool_)

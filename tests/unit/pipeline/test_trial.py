@@ -23,8 +23,8 @@ def test_a_job_that_a_cancel_does_not_end_is_given_up(monkeypatch: pytest.Monkey
     monkeypatch.setattr(trial, "runtime_of", lambda _: SimpleNamespace(tagged=tagged, cancel=cancels.append))
     monkeypatch.setattr(trial, "CANCEL_AGAIN_SECONDS", 0.01)
     monkeypatch.setattr(trial, "GIVE_UP_SECONDS", 0.05)
-    spark: Any = SimpleNamespace(range=lambda *_: SimpleNamespace(mapInArrow=lambda *_: waiting))
     waiting = SimpleNamespace(collect=released.wait)
+    spark: Any = SimpleNamespace(range=lambda *_: SimpleNamespace(mapInArrow=lambda *_: waiting))
     try:
         assert not trial.cancel_by_tag(spark)
         assert cancels

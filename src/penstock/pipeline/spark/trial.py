@@ -77,9 +77,11 @@ def cancel_by_tag(spark: SparkSession) -> bool:
     thread = threading.Thread(target=run, name="penstock-doctor-job", daemon=True)
     give_up_at = time.monotonic() + GIVE_UP_SECONDS
     thread.start()
-    while not ended.wait(CANCEL_AGAIN_SECONDS) and time.monotonic() < give_up_at:
+    while not ended.wait(CANCEL_AGAIN_SECONDS):
         with suppress(*SPARK_ERRORS):
             runtime.cancel(tag)
+        if time.monotonic() >= give_up_at:
+            break
     return cancelled.is_set()
 
 

@@ -56,7 +56,7 @@ def test_names_come_from_the_header_and_types_from_the_values(tmp_path: Path) ->
         ("9" * 39, "STRING"),
         ("007 8", "STRING"),
         ("00.5 8", "STRING"),
-        ("+5 8", "DOUBLE"),
+        ("+5 8", "BIGINT"),
         ("true FALSE", "BOOLEAN"),
         ("true 1", "STRING"),
         ("yes no", "STRING"),

@@ -114,7 +114,7 @@ def parse_schema(text: bytes) -> AvroType:
     except (ValueError, RecursionError) as error:
         raise Unsupported("has a schema that is not JSON") from error
     try:
-        found = _Parser().parse(schema, "", 0)
+        found = _SchemaParser().parse(schema, "", 0)
     except RecursionError as error:
         raise Unsupported("has a schema that is nested too deeply") from error
     if found.kind != "record":
@@ -171,7 +171,7 @@ def member_name(number: int) -> str:
     return f"member{number}"
 
 
-class _Parser:
+class _SchemaParser:
     """One parse of one schema."""
 
     def __init__(self) -> None:

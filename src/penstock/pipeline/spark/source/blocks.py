@@ -57,7 +57,7 @@ class BadLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class UnknownRows:
     """A field of the objects that no column takes."""
 
     rows: Positions  # those that have it, ascending, by their place in the decoded rows
@@ -74,7 +74,7 @@ class Decoded:
     rows: pa.Table
     starts: Positions
     bad: tuple[BadLine, ...]
-    unknown: Mapping[str, Finding] = field(default_factory=dict)  # by name; a field of a struct is a.b
+    unknown: Mapping[str, UnknownRows] = field(default_factory=dict)  # by name; a field of a struct is a.b
 
     def moved(self, move: Callable[[Positions], Positions]) -> "Decoded":
         """Return the same with other positions."""

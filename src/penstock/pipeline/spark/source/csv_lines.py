@@ -112,11 +112,11 @@ def split(line: str, csv: CsvOptions) -> list[Field]:
         at += 1
 
 
-class _Column(NamedTuple):
+class _CheckedColumn(NamedTuple):
     """A declared column with its place, the check of its fields, and the spelling for Arrow of those that fail it."""
 
     field: pa.Field
-    index: int
+    place: int
     check: Callable[[str], bool]
     respelling: Callable[[str], str]
 
@@ -129,7 +129,7 @@ class CsvClassifier:
         self._fields = layout.fields
         self._nulls = {in_strings: null_texts(csv, in_strings=in_strings) for in_strings in (True, False)}
         self._columns = [
-            _Column(field, index, _check(field.type), _respelling(field.type))
+            _CheckedColumn(field, index, _check(field.type), _respelling(field.type))
             for field, index in zip(schema, layout.indexes, strict=True)
             if index is not None
         ]
@@ -162,15 +162,15 @@ class CsvClassifier:
         edited = {}
         for column in self._columns:
             if not self._is_read(column, found):
-                edited[column.index] = found[column.index]._replace(text=_respelled(column, found[column.index].text))
+                edited[column.place] = found[column.place]._replace(text=_respelled(column, found[column.place].text))
         if not edited:
             return line
         fields = (edited.get(index, field) for index, field in enumerate(found))
         return self._csv.delimiter.join(map(self._written, fields)).encode()
 
-    def _is_read(self, column: "_Column", found: Sequence[Field]) -> bool:
+    def _is_read(self, column: "_CheckedColumn", found: Sequence[Field]) -> bool:
         """Return True if Arrow reads the field as it is."""
-        text, quoted = found[column.index]
+        text, quoted = found[column.place]
         is_string = pa.types.is_string(column.field.type)
         return (text in self._nulls[is_string] and not (quoted and is_string)) or column.check(text)
 
@@ -179,7 +179,7 @@ class CsvClassifier:
         return f"{quote}{field.text.replace(quote, quote * 2)}{quote}" if field.quoted else field.text
 
 
-def _respelled(column: _Column, text: str) -> str:
+def _respelled(column: _CheckedColumn, text: str) -> str:
     """Return the field as Arrow reads it. Raises `Refused` if it is not of the column's type."""
     spelling = column.respelling(text)
     if not column.check(spelling):

@@ -80,7 +80,6 @@ class ColumnEvidence:
     frequent_type: str  # of most of the values
     frequent: int  # number of these
     cause: Cause | None  # None: the column's type is that of most values
-    refused: bool = False  # the deciding value does not fit, and lines with such values go to quarantine
     of_objects: bool = False  # what is counted are objects, and ``value`` is the type that one has
     value: str = ""  # the deciding one, as in the file
     object: str = ""  # its address
@@ -91,12 +90,10 @@ class ColumnEvidence:
     @property
     def is_lossless(self) -> bool:
         """True if the wider type shows each value as a number or time, so that a reader hardly notices."""
-        return not self.refused and self.type in ("DOUBLE", "TIMESTAMP", "BIGINT")
+        return self.type in ("DOUBLE", "TIMESTAMP", "BIGINT")
 
     def sentence(self, source: str) -> str:
         """Return the explanation for a person. ``source``: the address that those of objects are shortened by."""
-        if self.refused:
-            return f"{self.column}: {self.reason(source)}"
         return f"{self.column} is {self.type}{' ' if self.cause is not None else ': '}{self.reason(source)}"
 
     def reason(self, source: str) -> str:
@@ -109,8 +106,6 @@ class ColumnEvidence:
             return "no value in the sample"
         if self.cause is None:
             return f"{common}, such as {self.value} in {where}" if not self.of_objects else f"{common}, first {where}"
-        if self.refused:
-            return f"{shown} is not {self.type}, as {most} values are; lines with such values go to quarantine"
         return f"since {shown}{_REMARKS.get(self.cause, '')}; {common}"
 
     def where(self, source: str) -> str:
@@ -140,7 +135,6 @@ def evidence_of(
     *,
     labels: Mapping[str, str],
     cause: Callable[[str, Example], Cause],
-    refused: Sequence[str] = (),
     of_objects: bool = False,
 ) -> ColumnEvidence:
     """Return the evidence for the type of a column.
@@ -151,7 +145,6 @@ def evidence_of(
         tally: Its values.
         labels: The type of each kind of value.
         cause: Returns why a value of a kind does not fit the most frequent type.
-        refused: The kinds that do not fit the type.
         of_objects: The values are the types that objects have.
     """
     by_type: Counter[str] = Counter()
@@ -159,10 +152,7 @@ def evidence_of(
         by_type[labels[kind]] += count
     frequent = max(by_type, key=lambda name: (by_type[name], name == type_text), default=type_text)
     others = [kind for kind in tally.firsts if labels[kind] != frequent]
-    decisive: str | None
-    if refused:
-        decisive = max(refused, key=lambda kind: tally.counts[kind])
-    elif frequent == type_text or not others:
+    if frequent == type_text or not others:
         decisive = next((kind for kind in tally.firsts if labels[kind] == frequent), None)
     else:
         decisive = next((kind for kind in others if labels[kind] == type_text), others[0])
@@ -174,8 +164,7 @@ def evidence_of(
         values=sum(by_type.values()),
         frequent_type=frequent,
         frequent=by_type[frequent],
-        cause=cause(str(decisive), found) if found is not None and (is_wider or refused) else None,
-        refused=bool(refused),
+        cause=cause(str(decisive), found) if found is not None and is_wider else None,
         of_objects=of_objects,
         value=found.text if found is not None else "",
         object=found.ref.uri if found is not None else "",

@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import ObjectUnreadable
-from penstock.pipeline.spark.source.blocks import BadLine, Decoded, Finding, Flags, to_moments
+from penstock.pipeline.spark.source.blocks import BadLine, Decoded, Flags, UnknownRows, to_moments
 from penstock.pipeline.spark.source.ddl import RESCUED, TIMESTAMP, TIMESTAMP_NTZ, parse_ddl
 from penstock.pipeline.spark.source.exact_json import exact_json
 from penstock.pipeline.spark.source.explain import (
@@ -122,7 +122,8 @@ class Fitter:
         """Return the rows that fit, numbered from ``first``, and the others as bad ones."""
         decoded = self._fitted(rows, first)
         every = np.arange(decoded.rows.num_rows, dtype=np.int64)
-        return replace(decoded, unknown={name: Finding(rows=every, kind=kind) for name, kind in self._unknown.items()})
+        unknown = {name: UnknownRows(rows=every, kind=kind) for name, kind in self._unknown.items()}
+        return replace(decoded, unknown=unknown)
 
     def _fitted(self, rows: pa.Table, first: int) -> Decoded:
         count = rows.num_rows

@@ -10,7 +10,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -48,7 +47,6 @@ Sample = Mapping[str, Any]
 
 _TIME_LIKE = re.compile(r"\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}")
 _MOMENTS = Classifier(pa.schema([("value", TIMESTAMP)]))
-_TEXTS = Classifier(pa.schema([("value", pa.string())]))
 _TEXTS_KEPT = 2
 _BEGINNING_BYTES = 64 << 10
 _DEPTH_MAX = 16
@@ -352,13 +350,6 @@ def _is_time(text: str) -> bool:
     return _MOMENTS.reason(json.dumps({"value": text}).encode()) is None
 
 
-@cache
-def string_columns_take(family: str) -> bool:
-    """Return True if the reader stores values of a family in a column of strings, by its own rule."""
-    samples = {"text": '"x"', "numbers": "1.5", "booleans": "true", "objects": '{"a": 1}', "lists": "[1]"}
-    return _TEXTS.reason(f'{{"value": {samples[family]}}}'.encode()) is None
-
-
 class _Settling:
     """Decide the type at each position, and collect the reasons."""
 
@@ -367,19 +358,21 @@ class _Settling:
         self.evidence: list[ColumnEvidence] = []
 
     def settled(self, votes: _Votes, path: tuple[str, ...]) -> pa.DataType | None:
-        """Return the type to declare; None for an object without a field, or a list of such objects."""
+        """Return the type to declare; None for an object without a field, or a list of such objects.
+
+        It is a string if the values are of several kinds, since a string column takes any value.
+        """
         counts = {family: sum(votes.kinds[kind] for kind in kinds) for family, kinds in _FAMILIES}
         found = [family for family, count in counts.items() if count]
         if not found or not path:
             return self._settled_object(votes, path) if found else pa.string()
-        family = max(counts, key=lambda name: counts[name])
-        if len(found) > 1 and all(map(string_columns_take, found)):
+        if len(found) > 1:
             self._explain(votes, path, pa.string())
             return pa.string()
         position = len(self.evidence)  # before those of fields inside
-        kind = self._settled_family(family, votes, path)
+        kind = self._settled_family(found[0], votes, path)
         if kind is not None and (len(path) == 1 or len(votes.kinds) > 1):
-            self._explain(votes, path, kind, refused=[other for other in found if other != family], at=position)
+            self._explain(votes, path, kind, at=position)
         return kind
 
     def _settled_family(self, family: str, votes: _Votes, path: tuple[str, ...]) -> pa.DataType | None:
@@ -419,15 +412,7 @@ class _Settling:
                 fields[name.lower()] = pa.field(name, kind)
         return pa.struct(list(fields.values())) if fields else None
 
-    def _explain(
-        self,
-        votes: _Votes,
-        path: tuple[str, ...],
-        kind: pa.DataType,
-        *,
-        refused: Sequence[str] = (),
-        at: int | None = None,
-    ) -> None:
+    def _explain(self, votes: _Votes, path: tuple[str, ...], kind: pa.DataType, *, at: int | None = None) -> None:
         """Keep the evidence for a column, and for a field inside it if its values disagree."""
         labels = _LABELS | ({"list": type_text(kind)} if pa.types.is_list(kind) else {})
         labels |= {"object": type_text(kind)} if pa.types.is_struct(kind) else {}
@@ -437,7 +422,6 @@ class _Settling:
             votes.tally,
             labels=labels,
             cause=lambda found, example: _cause(votes, found, example),
-            refused=[found for family in refused for found in dict(_FAMILIES)[family] if votes.kinds[found]],
         )
         self.evidence.insert(len(self.evidence) if at is None else at, evidence)
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.pipeline.spark.source.blocks import BadLine, Decoded, Decoder, Finding, Positions
+from penstock.pipeline.spark.source.blocks import BadLine, Decoded, Decoder, Positions, UnknownRows
 from penstock.pipeline.spark.source.contents import BOM, LineChunk
 from penstock.pipeline.spark.source.csv_records import parted
 from penstock.pipeline.spark.source.ddl import OBJECT, type_text
@@ -31,7 +31,7 @@ class Released:
     owners: Positions  # ascending
     positions: Positions
     bad: Sequence[tuple[int, int, BadLine]]  # owner and position
-    unknown: Mapping[str, Finding] = field(default_factory=dict)  # fields without a column, by name
+    unknown: Mapping[str, UnknownRows] = field(default_factory=dict)  # fields without a column, by name
 
     def unknown_fields(self) -> Iterator[tuple[int, str, UnknownField]]:
         """Yield the fields without a column of each owner."""
@@ -110,15 +110,15 @@ def _joined(parts: Sequence[Decoded]) -> Released:
     )
 
 
-def _joined_unknown(parts: Sequence[Decoded]) -> Mapping[str, Finding]:
-    found: dict[str, Finding] = {}
+def _joined_unknown(parts: Sequence[Decoded]) -> Mapping[str, UnknownRows]:
+    found: dict[str, UnknownRows] = {}
     first = 0
     for part in parts:
         for name, finding in part.unknown.items():
             rows, kind = finding.rows + first, finding.kind
             if (known := found.get(name)) is not None:
                 rows, kind = np.concatenate([known.rows, rows]), wider_kind(known.kind, kind)
-            found[name] = Finding(rows=rows, kind=kind)
+            found[name] = UnknownRows(rows=rows, kind=kind)
         first += part.rows.num_rows
     return found
 

@@ -7,7 +7,7 @@ does not affect the others.
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -211,11 +211,16 @@ class _PartitionScan:
             if ranges is not None:
                 own = placed.owners == owner
                 keep[own] = are_within(placed.positions[own], ranges)
+        left = np.cumsum(keep) - 1  # the places of the rows that stay
         return Released(
             rows=placed.rows.filter(pa.array(keep)),
             owners=placed.owners[keep],
             positions=placed.positions[keep],
             bad=[one for one in placed.bad if self._is_asked_for(pieces[one[0]], one[1])],
+            unknown={
+                name: replace(finding, rows=left[finding.rows[keep[finding.rows]]])
+                for name, finding in placed.unknown.items()
+            },
         )
 
     def _is_asked_for(self, index: int, position: int) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.events.objects import QuarantineReason
-from penstock.pipeline.spark.source.blocks import BadLine, Decoded, Decoder, Finding, Positions
+from penstock.pipeline.spark.source.blocks import BadLine, Decoded, Decoder, Positions, UnknownRows
 from penstock.pipeline.spark.source.csv import CsvDecoder
 from penstock.pipeline.spark.source.csv_lines import Layout
 from penstock.pipeline.spark.source.ddl import RESCUED
@@ -94,8 +94,8 @@ class OpenLines:
             return decoded
         unknown = self._form.unknown(block, decoded.starts)
         kinds = self._form.kinds(block, decoded.starts, unknown) if self._adds else {}
-        findings = {name: Finding(rows=rows, kind=kinds.get(name)) for name, rows in unknown.items() if name != UNCUT}
-        return replace(decoded, unknown=findings)
+        found = {name: UnknownRows(rows=rows, kind=kinds.get(name)) for name, rows in unknown.items() if name != UNCUT}
+        return replace(decoded, unknown=found)
 
     def _with_misfits(self, block: bytes, decoded: Decoded, misfits: dict[int, frozenset[str]]) -> Decoded:
         """Return the same with a row for each line whose only fault are values of the wrong type."""
