@@ -40,7 +40,7 @@ def kind_of(steps: Sequence[Step], leaf: pa.DataType) -> pa.DataType:
 
 def value_of(steps: Sequence[Step], leaf: Any, *, maps: type) -> Any:
     # before it in a list are values with null in its place: pyarrow 26 writes ORC wrongly for a null struct in a list
-    good = None
+    good: Any = None
     for sort, at in reversed(steps):
         if sort == "field":
             leaf, good = {at: leaf}, {at: good}

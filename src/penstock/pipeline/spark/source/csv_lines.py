@@ -116,7 +116,7 @@ class _Column(NamedTuple):
     """A declared column with its place, the check of its fields, and the spelling for Arrow of those that fail it."""
 
     field: pa.Field
-    index: int
+    place: int
     check: Callable[[str], bool]
     respelling: Callable[[str], str]
 
@@ -162,7 +162,7 @@ class CsvClassifier:
         edited = {}
         for column in self._columns:
             if not self._is_read(column, found):
-                edited[column.index] = found[column.index]._replace(text=_respelled(column, found[column.index].text))
+                edited[column.place] = found[column.place]._replace(text=_respelled(column, found[column.place].text))
         if not edited:
             return line
         fields = (edited.get(index, field) for index, field in enumerate(found))
@@ -170,7 +170,7 @@ class CsvClassifier:
 
     def _is_read(self, column: "_Column", found: Sequence[Field]) -> bool:
         """Return True if Arrow reads the field as it is."""
-        text, quoted = found[column.index]
+        text, quoted = found[column.place]
         is_string = pa.types.is_string(column.field.type)
         return (text in self._nulls[is_string] and not (quoted and is_string)) or column.check(text)
 
