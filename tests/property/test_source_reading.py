@@ -40,7 +40,7 @@ DDLS = st.sampled_from([DDL, DDL_WITH_MAP])
 # -- the reference ---------------------------------------------------------------------------------------------------
 
 
-def reference(data: bytes, ddl: str) -> Expected:
+def reference(data: bytes, ddl: str = DDL) -> Expected:
     fields = {name: FIELDS[name] for name in parse_ddl(ddl).names}
     expected = Expected()
     at = 0

@@ -185,9 +185,11 @@ def _comparable(value: Any) -> Any:
     if isinstance(value, float):
         return repr(value)
     if isinstance(value, dict):
-        return [(name, _comparable(item)) for name, item in value.items()]
+        return sorted((name, _comparable(item)) for name, item in value.items())  # Spark's maps have another order
     if isinstance(value, tuple) and hasattr(value, "asDict"):
         return _comparable(value.asDict())
+    if isinstance(value, list) and value and all(type(item) is tuple for item in value):
+        return _comparable(dict(value))  # a map, as Arrow returns it
     if isinstance(value, list):
         return [_comparable(item) for item in value]
     return value

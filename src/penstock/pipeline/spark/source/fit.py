@@ -364,7 +364,8 @@ def _misfit_of_map(entries: pa.Array, kind: pa.DataType) -> Misfit:
 
 
 def _first_refused(values: pa.Array, kind: pa.DataType) -> int:
-    return int(np.argmax(fit(values, kind).refused))
+    refused = fit(values, kind).refused
+    return 0 if refused is None else int(np.argmax(refused))
 
 
 def _python(value: pa.Scalar) -> Any:
