@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from penstock.errors import UsageError
 from penstock.objects.globs import UNDERSCORED, compiled, has_wildcard, literal_prefix, may_begin, unescaped
@@ -104,7 +105,7 @@ class Selection:
         return by_pattern or _matches(self.include, relative, plain=True)
 
 
-def checked_patterns(patterns: Sequence[str], option: str) -> tuple[str, ...]:
+def checked_patterns(patterns: Sequence[Any], option: str) -> tuple[str, ...]:
     """Return include or exclude patterns. Raises `UsageError` for one that matches nothing."""
     if isinstance(patterns, str):
         raise UsageError(f"{option} is {patterns!r}; write a list of patterns, such as ['*.csv'].")

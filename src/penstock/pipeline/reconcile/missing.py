@@ -251,7 +251,8 @@ def _skipped(selection: Selection) -> Column:
         found = None if key is None else selection.left_out(decode_key(bytes(key)), size_bytes or 0)
         return None if found is None else found.value
 
-    return F.udf(reason, StringType())("key", "size_bytes")
+    # without Arrow, which would need pandas
+    return F.udf(reason, StringType(), useArrow=False)("key", "size_bytes")
 
 
 def _relative(scope: ReconcileScope) -> Column:

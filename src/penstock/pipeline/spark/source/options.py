@@ -1,7 +1,7 @@
 """How to read the objects of a source. Checked once, on the driver."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -243,7 +243,8 @@ def checked_csv(csv: CsvOptions) -> CsvOptions:
         )
     if csv.skip_lines < 0:
         raise UsageError(f"The number of lines to skip is {csv.skip_lines}; it has to be 0 or more.")
-    for text in csv.nulls:
+    nulls: Sequence[Any] = csv.nulls
+    for text in nulls:
         if not isinstance(text, str) or any(character in text for character in "\r\n\0"):
             raise UsageError(f"The null text {text!r} is not text within a line, such as 'NA'.")
     return replace(csv, delimiter=delimiter)
