@@ -34,7 +34,7 @@ def test_members_are_as_written(line: str) -> None:
 
 
 @pytest.mark.parametrize("line", ["", "[1]", '{"a":}', '{"a" 1}', '{"a":1,}', '{"a":1 "b":2}', "{{", '{"a":' * 9_000])
-def test_what_is_no_object_cannot_be_cut(line: str) -> None:
+def test_other_values_than_objects_cannot_be_cut(line: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         members(line)
 

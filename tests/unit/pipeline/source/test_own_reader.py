@@ -97,7 +97,7 @@ def test_rows_are_numbered_over_all_batches_and_empty_batches_are_none() -> None
     assert found.failures == {}
 
 
-def test_what_the_function_raises_fails_the_object_alone_with_the_line_of_its_code() -> None:
+def test_an_exception_of_the_function_fails_the_object_alone_with_the_line_of_its_code() -> None:
     found = found_by("lines", b"1\n2\n", b"1\nx\n", b"3\n")
     assert sorted(row["id"] for uri, _, row in found.rows if not uri.endswith("k1")) == [1, 2, 3]
     assert list(found.failures) == [1]

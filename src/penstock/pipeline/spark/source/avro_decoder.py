@@ -40,7 +40,7 @@ _STEPS = [1 + byte // 2 if byte < _NOT_WIDE and not byte & 1 else 0 for byte in 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scanned:
-    """What a scan has noted of some rows."""
+    """The notes of a scan about some rows."""
 
     data: Bytes
     notes: Sequence[Positions]

@@ -13,7 +13,6 @@ string column
 object, for a map        a list of its names and values (see `blocks.text_type`)
 [], for a struct         {}
 "NaN", INF, +Infinity    NaN, Infinity, -Infinity
-and the like
 other spellings of       the one of jsonl_lines.py
 times, such as 2024-5-6
 =======================  =====================================================================================

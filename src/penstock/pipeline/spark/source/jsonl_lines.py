@@ -9,7 +9,7 @@ only blanks          skipped: no row, not quarantined
 not UTF-8            "invalid UTF-8"
 not one JSON object  "malformed": no JSON, null, a list, two objects, half of one; a declared field given twice
 field missing, null  null
-field undeclared     ignored, whatever is in it, as long as the line is JSON
+field undeclared     ignored, whatever it holds, as long as the line is JSON
 integers             a JSON number without fraction and exponent, within the type's range
 float, double        any JSON number within the type's range; NaN, Infinity, Inf, INF, also with a sign or in quotes
 decimal(p, s)        a number, or one in a string, that p digits, s of them after the point, hold exactly

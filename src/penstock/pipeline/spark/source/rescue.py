@@ -39,7 +39,7 @@ Misfits = Mapping[int, frozenset[str]]  # columns whose value does not fit, by t
 
 
 class OpenForm(Protocol):
-    """What one format of lines knows of the fields without a column."""
+    """The knowledge of one format of lines about fields without a column."""
 
     def may_be_open(self) -> bool:
         """Return True if the lines decoded last may have fields without a column."""
