@@ -15,7 +15,7 @@ from penstock.objects.notification import parse
 from penstock.objects.reference import ObjectRef
 from penstock.objects.s3_listing import S3Listing
 from penstock.objects.s3_store import S3Store
-from penstock.objects.scanner import SkipReason
+from penstock.objects.selection import SkipReason
 from penstock.storage.address import S3Address, s3_address
 
 BUCKET = "landing"

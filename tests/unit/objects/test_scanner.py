@@ -9,7 +9,8 @@ import pytest
 from penstock.errors import UsageError
 from penstock.objects.local_store import LocalStore
 from penstock.objects.reference import ObjectRef
-from penstock.objects.scanner import PROBLEMS_MAX, Scanner, ScanReport, SkipReason
+from penstock.objects.scanner import PROBLEMS_MAX, Scanner, ScanReport
+from penstock.objects.selection import SkipReason
 
 
 @pytest.fixture
