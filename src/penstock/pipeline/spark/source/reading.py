@@ -194,10 +194,10 @@ class _PartitionScan:
         for owner, name, found in placed.unknown_fields():
             self._tallies[pack[owner][0]].unknown.add(name, found)
         in_paths = pa.concat_tables([self._in_paths[index] for index, _ in pack]) if self._in_paths else None
-        position = self._position if self._task.options.provenance else None
+        column = self._position if self._task.options.provenance else None
         uris = [self._uris[index] for index, _ in pack]
-        if in_paths is not None or position is not None:
-            yield from placed.batches(uris, in_paths=in_paths, position=position)
+        if in_paths is not None or column is not None:
+            yield from placed.batches(uris, in_paths=in_paths, position=column)
         else:
             yield from placed.rows.combine_chunks().to_batches()
 
