@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
 from penstock.app.backends import ledger_exists
 from penstock.app.paths import TablePaths
 from penstock.app.scope import Scope, scope_ledger
@@ -37,8 +35,9 @@ from penstock.pipeline.spark.source.remembered import (
     inferred_now,
     remembered_of,
 )
-from penstock.pipeline.spark.table_schema import table_columns
+from penstock.pipeline.spark.table_schema import columns_not_added
 from penstock.sinks.registry import open_sink
+from penstock.sinks.sink import Sink
 from penstock.storage.address import LOCAL, S3
 
 if TYPE_CHECKING:
@@ -117,7 +116,7 @@ def compare(scope: Scope, *, source: str | None, schema: str | None, clock: Cloc
                 f"No schema is remembered for {where.pipeline}: its first ingest infers and remembers one; until then "
                 "`penstock admin schema set` can."
             )
-        table = _table(where, row)
+        table = columns_not_added(_sink(where), row)
         now = (clock or SystemClock()).now()
         if schema is not None:
             other = _given(remembered, schema, at=now)
@@ -156,7 +155,7 @@ def change(scope: Scope, wanted: SchemaChange, *, clock: Clock | None = None) ->
             read = checked_reading(_read(known, wanted), replaced_columns(base, wanted.columns))
             after = known.changed(read.schema_ddl, read, how=How.SET, at=now, source="")
         if not wanted.has_transform:
-            table = _table(where, row)
+            table = columns_not_added(_sink(where), row)
             if table is not None:
                 check_table(after.ddl, table, uri=str(where.table))
         against = Against.OBJECTS if wanted.infer else Against.GIVEN
@@ -193,14 +192,8 @@ def _one(scope: Scope) -> "Iterator[tuple[Ledger, TablePaths]]":
         ledger.close()
 
 
-def _table(where: TablePaths, row: PipelineRow) -> pa.Schema | None:
-    """Return the table's columns without those that batches added for new fields; None if there is no table.
-
-    The added ones need not be remembered: they are read in any case.
-    """
-    sink = open_sink(where.table, pipeline=where.pipeline, partition_by=None, scheme=where.scheme)
-    found = table_columns(sink, row.table_schema)
-    return None if found is None else pa.schema([field for field in found if field.name not in row.added_columns])
+def _sink(where: TablePaths) -> Sink:
+    return open_sink(where.table, pipeline=where.pipeline, partition_by=None, scheme=where.scheme)
 
 
 def _remembered(row: PipelineRow) -> Remembered | None:

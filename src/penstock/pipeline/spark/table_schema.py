@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from penstock.errors import SchemaMoved, TableError, UsageError
 from penstock.ledger import Ledger
+from penstock.ledger.records import PipelineRow
 from penstock.pipeline.spark.source.ddl import RESCUED
 from penstock.sinks import schema as encoding
 from penstock.sinks.parquet import check_partition_types
@@ -98,3 +99,9 @@ def table_columns(sink: Sink, committed: str | None) -> pa.Schema | None:
         return encoding.decode(committed)
     table = sink.load()
     return table.schema if table is not None else None
+
+
+def columns_not_added(sink: Sink, row: PipelineRow) -> pa.Schema | None:
+    """Return the table's schema without the columns that batches added for new fields; None if there is no table."""
+    found = table_columns(sink, row.table_schema)
+    return None if found is None else pa.schema([field for field in found if field.name not in row.added_columns])
