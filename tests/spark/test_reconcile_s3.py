@@ -272,7 +272,7 @@ def test_a_listing_finds_exactly_the_lost_objects(
 ) -> None:
     monkeypatch.setattr(
         "penstock.pipeline.reconcile.existing.s3_spans",
-        lambda address, aws, *, parts: s3_spans(address, aws, parts=5, whole_keys_max=1),
+        lambda address, aws, *, prefix, parts: s3_spans(address, aws, prefix=prefix, parts=5, whole_keys_max=1),
     )
     if versions:
         scene.keep_versions()

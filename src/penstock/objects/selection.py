@@ -84,7 +84,7 @@ class Selection:
 
     def _judged(self, relative: str, size_bytes: int) -> SkipReason | None:
         if self.in_s3:
-            if relative.endswith("/") and size_bytes == 0:
+            if (not relative or relative.endswith("/")) and size_bytes == 0:  # "": the marker of the prefix itself
                 return SkipReason.FOLDER_MARKER
             if _HIDDEN.search(relative):
                 return SkipReason.HIDDEN

@@ -56,6 +56,7 @@ def test_a_reason_is_given() -> None:
     assert reasons["in/README.md"] is SkipReason.NOT_SELECTED
     assert reasons["in/_temporary/0/a.csv"] is SkipReason.UNDERSCORE
     assert selection.left_out("in/2026/", 0) is SkipReason.FOLDER_MARKER
+    assert selection.left_out("in/", 0) is SkipReason.FOLDER_MARKER
     assert selection.left_out("elsewhere/a.md", 1) is None, "the store refuses it, with a reason"
 
 
