@@ -31,6 +31,7 @@ _STRATEGIES: dict[Any, st.SearchStrategy[Any]] = {
     tuple[str, ...]: st.lists(ANY_TEXT, max_size=3).map(tuple),
     tuple[tuple[int, str], ...]: st.lists(st.tuples(_INTEGERS, ANY_TEXT), max_size=3).map(tuple),
     Mapping[str, int]: st.dictionaries(ANY_TEXT, _INTEGERS, max_size=3),
+    Mapping[str, str]: st.dictionaries(ANY_TEXT, ANY_TEXT, max_size=3),
     BaseException | None: st.none() | ANY_TEXT.map(ValueError),
     Settlement: _SETTLEMENTS,
     tuple[Settlement, ...]: st.lists(_SETTLEMENTS, max_size=3).map(tuple),
