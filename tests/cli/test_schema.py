@@ -286,7 +286,7 @@ def test_a_new_column_fits_every_table(penstock: Call, people: Path) -> None:
             "The options of the dialect are for the format csv, and the format is jsonl",
         ),
         (["diff", "people", "--schema", "id int"], "SOURCE and --schema are two things to compare with"),
-        (["diff", "nowhere"], "does not exist; give the folder to read"),
+        (["diff", "nowhere"], "does not exist; give a folder or file to read"),
         (["diff", "--schema", "id"], "ends where the type of 'id' should follow"),
         (["show", "--ddl", "--json"], "--ddl and --json are two formats"),
     ],
