@@ -167,6 +167,8 @@ def holds(column: Any, value: Any, *, csv: bool = False) -> bool:
     match column:
         case bool():
             return value is column
+        case float() if not math.isfinite(column):  # written in quotes, as Spark reads it
+            return value in ("NaN", "INF", "+INF", "-INF", "Infinity", "+Infinity", "-Infinity")
         case int() | float() | Decimal():
             return not isinstance(value, bool | str | list | dict) and _same_number(column, value)
         case datetime():
@@ -175,6 +177,8 @@ def holds(column: Any, value: Any, *, csv: bool = False) -> bool:
             return column == value or (not isinstance(value, str) and _is_text_of(column, value))
         case list():
             return isinstance(value, list) and len(value) == len(column) and all(map(_holds_or_null, column, value))
+        case dict() if value == []:  # an empty struct
+            return all(item is None for item in column.values())
         case dict():
             return isinstance(value, dict) and all(
                 item is None or holds(column.get(name), item) for name, item in value.items()
@@ -209,7 +213,7 @@ def _same_number(column: float | Decimal, value: int | Decimal) -> bool:
 
 def _is_text_of(column: str, value: Any) -> bool:
     try:
-        return bool(json.loads(column, parse_float=Decimal) == value)
+        return bool(_without_nulls(json.loads(column, parse_float=Decimal)) == _without_nulls(value))
     except ValueError:
         return False
 
