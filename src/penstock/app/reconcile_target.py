@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.app.brokers import open_broker
@@ -178,7 +178,7 @@ def _as_ingested(source: SourceLocation, ledger: Ledger, where: TablePaths) -> S
     row = ledger.pipeline(where.pipeline)
     if row is None or row.source_options is None or not is_by_names(row.source_options):
         return source
-    return replace(source, selection=replace(source.selection, suffixes=KNOWN_SUFFIXES))
+    return source.ending_in(KNOWN_SUFFIXES)
 
 
 def _has_objects(service: Any) -> bool:

@@ -67,6 +67,10 @@ class SourceLocation:
         name = self.name or self.address
         return f"{name} ({'; '.join(filters)})" if filters else name
 
+    def ending_in(self, suffixes: tuple[str, ...]) -> "SourceLocation":
+        """Return the same without objects whose names have none of these suffixes."""
+        return replace(self, selection=replace(self.selection, suffixes=suffixes))
+
     @property
     def is_local(self) -> bool:
         """True for a folder on this host."""

@@ -4,7 +4,7 @@ The rows are written in the transaction that commits the attempt, so that there 
 quarantine, and none for an attempt that does not count. The same transaction closes the rows whose lines it replayed.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -65,7 +65,7 @@ _REOPEN = (
 _WARNING = select(
     func.count().label("objects"), func.coalesce(func.sum(quarantined.c.lines_quarantined), 0).label("lines")
 ).where(_of_pipeline, quarantined.c.state == QuarantineState.OPEN.value, quarantined.c.warns == 1)
-_OF_REPLAY = select(quarantined).where(_of_pipeline, quarantined.c.replay_id == bindparam("of_replay"))
+_OF_REPLAYS = select(quarantined).where(_of_pipeline, _replayed_by)
 
 
 def record_quarantined(connection: Connection, outcome: BatchOutcome) -> None:
@@ -133,11 +133,14 @@ class Quarantines:
         )
         return self._read(statement.order_by(quarantined.c.recorded_at, quarantined.c.attempt_id))
 
-    def of_replay(self, pipeline: str, replay_id: bytes) -> QuarantineRow | None:
-        """Return the bad lines that the object with this id replays, or None."""
+    def of_replays(self, pipeline: str, replay_ids: Sequence[bytes]) -> Mapping[bytes, QuarantineRow]:
+        """Return the bad lines that each object with one of these ids replays; those that replay none are left out."""
+        found: dict[bytes, QuarantineRow] = {}
         with self._database.reading() as connection:
-            found = connection.execute(_OF_REPLAY, {"in_pipeline": pipeline, "of_replay": replay_id}).first()
-        return None if found is None else _quarantine_row(found)
+            for ids in slices(replay_ids):
+                rows = connection.execute(_OF_REPLAYS, {"in_pipeline": pipeline, "replays": list(ids)})
+                found |= {row.replay_id: _quarantine_row(row) for row in rows}
+        return found
 
     def dismiss(self, pipeline: str, object_ids: Sequence[bytes]) -> int:
         """Close the open rows of these objects; return their number. Their lines stay in the quarantine table."""

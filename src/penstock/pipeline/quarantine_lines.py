@@ -51,8 +51,9 @@ class QuarantineLines:
         """
         refused: dict[bytes, str] = {}
         by_attempt: defaultdict[str, list[QuarantineRow]] = defaultdict(list)
+        known = self._ledger.quarantines.of_replays(self._pipeline, [ref.object_id for ref in replays])
         for ref in replays:
-            row = self._ledger.quarantines.of_replay(self._pipeline, ref.object_id)
+            row = known.get(ref.object_id)
             if row is None:
                 refused[ref.object_id] = (
                     f"the ledger knows no bad lines of {ref.uri} in the attempt {replayed_attempt(ref)}"

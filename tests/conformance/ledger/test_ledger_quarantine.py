@@ -106,7 +106,8 @@ def test_a_commit_that_is_repeated_records_its_rows_once(harness: LedgerHarness)
 def test_a_replay_ends_the_warning_of_its_source(harness: LedgerHarness) -> None:
     commit(harness, bad_lines("a", rows=1, lines=4), bad_lines("b", rows=1, lines=2), names=("a", "b"))
     assert harness.ledger.quarantines.warning(PIPELINE) == QuarantineWarning(objects=2, lines=6)
-    assert harness.ledger.quarantines.of_replay(PIPELINE, object_id_of("replay of a")) == rows(harness)[0]
+    replay, other = object_id_of("replay of a"), object_id_of("no replay")
+    assert harness.ledger.quarantines.of_replays(PIPELINE, [replay, other]) == {replay: rows(harness)[0]}
     commit(harness, names=["replay of a"], replays=["replay of a"])
     a, b = rows(harness)
     assert (a.state, b.state) == (QuarantineState.REPLAYED, QuarantineState.OPEN)

@@ -245,8 +245,7 @@ class IngestPipeline:
         remembered = row.source_options
         if not (is_by_names(remembered) if remembered is not None else follows_from_names(sample)):
             return self
-        selection = replace(self.source.selection, suffixes=KNOWN_SUFFIXES)
-        return replace(self, source=replace(self.source, selection=selection))
+        return replace(self, source=self.source.ending_in(KNOWN_SUFFIXES))
 
     def _find_reading(self, sample: Sequence[ObjectRef]) -> ReadOptions:
         """Return how objects are read: as given, else as remembered, else infer, report and remember it."""

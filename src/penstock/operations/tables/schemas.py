@@ -228,7 +228,7 @@ def _inferred(remembered: Remembered, where: TablePaths, address: str, *, at: fl
         )
     source = source_of(address, where)
     if remembered.by_names:
-        source = replace(source, selection=replace(source.selection, suffixes=KNOWN_SUFFIXES))
+        source = source.ending_in(KNOWN_SUFFIXES)
     chunks = source.scan(own=where.own).chunks()
     objects = list(islice((ref for chunk in chunks for ref in chunk), OBJECTS_MAX))
     if not objects:

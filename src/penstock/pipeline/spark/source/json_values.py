@@ -6,7 +6,7 @@ a line that it refuses is walked along the schema, and spelled as Arrow wants it
 =======================  =====================================================================================
 value                    edit
 =======================  =====================================================================================
-in a field that no       null, whatever it was
+in a field that no       null, under an empty name
 column wants
 not a string, for a      its source text, as a string
 string column
