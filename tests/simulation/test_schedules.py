@@ -20,6 +20,7 @@ CHUNKS, CHUNK = 49, 400  # the other schedules, in chunks that can be distribute
 SHORT = 1  # number of chunks that a plain run includes; the others run with make test-slow
 HONEST = Sabotage()
 UPKEEP = {  # these steps have their own kill tests
+    Step.COLUMNS_FOUND,
     Step.COMPACTED,
     Step.COMPACTION_COMMITTED,
     Step.LEFTOVER_MARKED,
