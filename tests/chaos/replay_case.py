@@ -126,14 +126,13 @@ class ReplayCase:
             aside=aside,
             added={**(added or {}), "BOOK": str(self.book)},
             app=APP,
-            # SQS knows no holders: messages of a killed process become visible when the lease ends. The other brokers
-            # detect a dead process on this host. A lease that ends on a busy machine costs a message its only attempt.
-            worker_lease=10 if aside is not None else 30,
+            worker_lease=60,  # a lease that ends on a busy machine costs a message its only attempt
             worker_stop_timeout=12,
             dead_letters_max_replays=REPLAYS_MAX,
             dead_letters_replay_base=0.2,
         )
         self._bodies = bodies
+        self._knows_no_holders = aside is not None
         self._chance = random.Random(seed)
         self._replayer: subprocess.Popen[bytes] | None = None
         self._failures: dict[str, int] = {}  # lives that each one of `jobs` needs, by its id
@@ -189,7 +188,13 @@ class ReplayCase:
         self._fleet.broker.send("once-dlq", [_dead_letter("once", once)])
 
     def _start_replayer(self, *, kill_at: str | None = None) -> None:
-        environment = {**self._fleet.environment, **({"PENSTOCK_KILL_AT": kill_at} if kill_at else {})}
+        environment = {
+            **self._fleet.environment,
+            # SQS knows no holders: messages of a killed replayer become visible when its lease ends. The other brokers
+            # detect a dead process on this host.
+            "PENSTOCK_WORKER_LEASE": "10" if self._knows_no_holders else "30",
+            **({"PENSTOCK_KILL_AT": kill_at} if kill_at else {}),
+        }
         self._started_at.append(time.time())
         with self._log.open("wb") as log:
             self._replayer = ForkedPopen(

@@ -26,7 +26,7 @@ from tests.services.spark_events import SparkEvents, logged_to
 
 from penstock.messaging.steps import Step
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.spark
 
 OBJECTS = 200  # several partitions
 ROUNDS = 3  # of the long test, on each kind of storage

@@ -48,7 +48,7 @@ from tests.services.spark_events import SparkEvents, logged_to
 from penstock.messaging.steps import Step
 from penstock.pipeline.spark.requirements import FOR_S3, REQUIRED
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.spark
 
 SEED = 20261125
 MOMENTS = 8

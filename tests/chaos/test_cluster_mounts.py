@@ -19,7 +19,7 @@ from tests.chaos.test_cluster import CONF, OBJECTS, prepared, settings
 from tests.services.one_session import OneSession
 from tests.services.spark_cluster import SparkCluster
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.spark
 
 CANNOT_WORK = 78
 FAULT_PERSISTS = 75

@@ -173,7 +173,6 @@ def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Scene:
     return OPENERS[getattr(request, "param", "sqlite")](request, tmp_path)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("scene", "step"), EXPORTS, indirect=["scene"])
 def test_a_killed_export_that_removes_loses_no_dead_letter(scene: Scene, step: Step) -> None:
     export = ("dead", "export", "--queue", "orders", "--remove", "--to")
@@ -200,7 +199,6 @@ def test_a_killed_export_that_removes_loses_no_dead_letter(scene: Scene, step: S
     assert Counter(scene.bodies_in_queue()) == Counter(dead_letters), "each once, from however many files"
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("one_more", [False, True], ids=["alone", "with one more meanwhile"])
 @pytest.mark.parametrize("step", STEPS)
 def test_a_killed_archive_of_expiring_dead_letters_loses_none(scene: Scene, step: Step, one_more: bool) -> None:

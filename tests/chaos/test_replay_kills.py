@@ -91,7 +91,6 @@ def on_sqs(request: pytest.FixtureRequest, folder: Path) -> ReplayCase:
 OPENERS = {"sqlite": on_sqlite, "redis": on_redis, "sqs": on_sqs}
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("broker", BROKERS)
 def test_a_replayer_killed_at_each_step_loses_nothing(open_case: OpenCase, broker: str) -> None:
     check(run(open_case(broker), [*STEPS, AT_RANDOM, AT_RANDOM]), broker)

@@ -17,7 +17,7 @@ from tests.chaos.test_stop import (
     shut_gate,
 )
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.spark
 
 HELD = (*ONE_BATCH, "--transform", "transforms:held")
 

@@ -2,12 +2,9 @@
 
 import signal
 
-import pytest
 from tests.chaos import transforms
 from tests.chaos.oracle import check_done, query, truth
 from tests.chaos.runs import Case, write_objects
-
-pytestmark = pytest.mark.timeout(400)
 
 OBJECTS = 20
 LEASE_SECONDS = 6

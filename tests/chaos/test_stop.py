@@ -8,8 +8,6 @@ from tests.chaos import transforms
 from tests.chaos.oracle import attempts, check_done, check_meanwhile, messages, messages_held, objects, truth
 from tests.chaos.runs import STOPPED, Case, Running, write_objects
 
-pytestmark = pytest.mark.timeout(400)
-
 OBJECTS = 40
 ONE_BATCH = ("--max-batch-objects", str(OBJECTS))
 STOP_TIMEOUT_SECONDS = 12.0  # far less than the gate holds a run

@@ -1,13 +1,10 @@
 """Two ingests of one folder at once, with one ledger: each object is ingested once, even if one of them is killed."""
 
-import pytest
 from tests.chaos import transforms
 from tests.chaos.oracle import check_done, query, truth
 from tests.chaos.runs import KILLED, Case, write_objects
 
 from penstock.messaging.steps import Step
-
-pytestmark = pytest.mark.timeout(400)
 
 OPTIONS = ("--max-batch-objects", "10")
 

@@ -19,7 +19,7 @@ from penstock.cli.worker_process import banner
 from penstock.events import WorkerStarted
 
 SRC = Path(__file__).parents[2] / "src"
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 180.0
 SHOP = """
 from penstock import App
 

@@ -30,7 +30,7 @@ from penstock.messaging.settlement import Ack
 
 USAGE, FOUND_PROBLEMS, TEMPORARY, INTERRUPTED = 2, 3, 75, 130
 QUEUES = (QUEUE, "other")
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 180.0
 BROKERS = ("sqlite", "redis", "sqs")
 
 

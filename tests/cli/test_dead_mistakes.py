@@ -20,7 +20,7 @@ from penstock.messaging.message import Outgoing
 
 FAILED, USAGE, TEMPORARY = 1, 2, 75
 MAILS_DLQ = "graves"  # the DLQ of mails
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 180.0
 
 
 @pytest.fixture

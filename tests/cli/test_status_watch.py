@@ -34,7 +34,7 @@ from penstock.operations.status.watch import StatusFrame, StatusWatch
 
 SRC = Path(__file__).parents[2] / "src"
 USAGE = 2
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 180.0
 
 StartWatch = Callable[..., subprocess.Popen[str]]
 

@@ -29,7 +29,7 @@ from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import Ack, Release
 
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 180.0
 LEASE = 600.0
 MESSAGES = 2_000
 SOURCE = Path(__file__).parents[2] / "src"

@@ -11,7 +11,7 @@ from penstock.messaging.broker import Broker, Listening, ReceiveRequest, TurnRes
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
 
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 180.0
 
 
 @pytest.fixture

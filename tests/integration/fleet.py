@@ -85,7 +85,7 @@ async def looped(body, ctx):
     note("end", body, ctx)
 '''
 QUEUES = ("plain", "stubborn", "once", "looped")
-DEADLINE_SECONDS = 120.0  # an upper bound; on an idle machine, conditions become true at once
+DEADLINE_SECONDS = 240.0  # an upper bound; on an idle machine, conditions become true at once
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from penstock.errors import PenstockError
 
-DEADLINE_SECONDS = 60
+DEADLINE_SECONDS = 180
 
 
 class Copy:

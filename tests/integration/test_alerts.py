@@ -18,7 +18,7 @@ from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import DeadLetter
 
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 180.0
 APP = """
 from penstock import App, Reject
 

@@ -17,7 +17,7 @@ from penstock.ledger import Ledger
 from penstock.messaging.message import Message
 from penstock.worker.shutdown import StopSignal
 
-DEADLINE_SECONDS = 30.0
+DEADLINE_SECONDS = 180.0
 TIMEOUT_SECONDS = 3.0
 FILLERS = 40  # more than the default executor has threads
 

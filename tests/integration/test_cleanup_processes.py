@@ -19,8 +19,6 @@ from penstock.objects.notification import parse_others
 from penstock.objects.reference import ObjectRef
 from penstock.storage.address import s3_address
 
-pytestmark = pytest.mark.timeout(300)
-
 KILL_AT = (f"{Step.CLEANING.value}:2", Step.SET_ASIDE.value, f"{Step.CLEANED.value}:2")
 AT_ONCE = ("plain delete", "versioned delete")  # S3 deletes in one request: there is no step in between
 NAMES = [f"eu/{number}.jsonl" for number in range(6)]

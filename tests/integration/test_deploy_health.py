@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "deploy/docker"
 TEXT = (DOCKER / "Dockerfile").read_text(encoding="utf-8")
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 180.0
 
 
 def free_port() -> int:

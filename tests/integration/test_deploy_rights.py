@@ -42,7 +42,7 @@ from penstock.monitoring.metrics.meters import Meters
 from penstock.storage.local import LocalFiles
 from penstock.worker.shutdown import StopSignal
 
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 180.0
 TERRAFORM = Path(__file__).parents[2] / "deploy/terraform"
 QUEUES = {"source": "q", "dlq": "q-dlq", "dead": "q-dead"}
 TIERS = (

@@ -22,7 +22,7 @@ from penstock.monitoring.errors.services.chat import TITLE_CHARS_MAX, TRACEBACK_
 from penstock.monitoring.errors.services.service import ReportRejected
 
 SECRET = "hunter2"
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 180.0
 
 
 @pytest.fixture

@@ -131,7 +131,7 @@ def released_messages(fleet: Fleet) -> set[str]:
     ("lease", "seconds"),
     [
         pytest.param(5, 9, id="9s-on-5s"),
-        pytest.param(10, 90, id="90s-on-10s", marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
+        pytest.param(10, 90, id="90s-on-10s", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("queue", ["stubborn", "looped"])

@@ -28,7 +28,7 @@ from penstock.worker.settings import WorkerSettings
 from penstock.worker.shutdown import StopSignal
 from penstock.worker.worker import Worker
 
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 180.0
 STUCK_SECONDS = 0.3
 APP = """
 import re

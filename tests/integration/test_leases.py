@@ -19,7 +19,6 @@ NEEDS: Mapping[str, Callable[[], None]] = {
 }
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("part", NEEDS)
 def test_no_message_is_lost_while_its_handler_is_alive(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     NEEDS[part]()

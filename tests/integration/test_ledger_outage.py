@@ -28,7 +28,7 @@ from penstock.messaging.message import Message
 from penstock.messaging.settlement import Ack, DeadLetter
 from penstock.worker.shutdown import StopSignal
 
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 180.0
 RECEIVES_MAX = 5
 PINGS = 3 * RECEIVES_MAX  # failing ones: as many receives would dead-letter every message
 MESSAGES = 12

@@ -11,7 +11,7 @@ from penstock.app.metering import open_metering
 from penstock.config import Settings, load_settings
 from penstock.events import Event, MessagesReceived, MetricsExportFailed
 
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 180.0
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from penstock.app.registry import Workers
 from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.messaging.message import Outgoing
 
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 180.0
 FAILED = 1
 APP = """
 import threading

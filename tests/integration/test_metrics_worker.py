@@ -17,7 +17,7 @@ from penstock.app.registry import WorkerRecord, Workers
 from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.messaging.message import Outgoing
 
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 180.0
 CONFIGURATION = 78
 APP = """
 import threading

@@ -12,7 +12,7 @@ import pytest
 from tests.cli.process import SRC, Process
 from tests.integration.otlp_collector import Collector, values
 
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 180.0
 APP = """
 from opentelemetry import trace
 from penstock import App, Queue

@@ -26,7 +26,7 @@ from penstock.worker.shutdown import StopSignal
 
 FAILURES = 5
 CALL_TIMEOUT_SECONDS = 0.3
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 180.0
 
 
 class EventLog:

@@ -18,7 +18,7 @@ from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
 
 __all__ = ["scene"]
 
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 180.0
 TURNS = 200
 DELETE, SEND, CHANGE = "DeleteMessageBatch", "SendMessageBatch", "ChangeMessageVisibilityBatch"
 

@@ -95,13 +95,13 @@ def test_messages_of_a_killed_worker_are_redelivered_after_their_lease(
     successor.ready()
     fleet.send("plain", *bodies("plain", count, seconds=0.5))
     fleet.send("once", *bodies("once", count, seconds=0.1), *bodies("once", count, seconds=0.1))
-    wait_for(
-        lambda: messages(fleet, "end", victim.pid) and held_by(fleet, victim.pid),
-        "the victim has processed and holds messages",
-    )
+    wait_for(lambda: messages(fleet, "end", victim.pid), "the victim has processed messages")
+    fleet.send("stubborn", *({"id": f"stubborn-{number}", "gated": True} for number in range(count)))
+    wait_for(lambda: held_by(fleet, victim.pid), "the victim holds messages")
     victim.kill()
+    successor.go_on()
     done, held = recorded(fleet), held_by(fleet, victim.pid)
-    wait_for(lambda: len(fleet.ended()) == 2 * count, "all are done")
+    wait_for(lambda: len(fleet.ended()) == 3 * count, "all are done")
     wait_for(fleet.empty, "all are acked")
     assert fleet.dead() == 0
     assert {id for id in done if ends(fleet)[id] != 1} == set(), "recorded work was done again"

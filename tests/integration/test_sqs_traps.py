@@ -25,7 +25,7 @@ from penstock.storage.aws import Aws
 
 __all__ = ["scene"]
 
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 180.0
 
 
 # --- the connection breaks

@@ -28,7 +28,7 @@ from penstock.objects.reference import ObjectRef
 from penstock.storage import s3
 from penstock.worker.shutdown import StopSignal
 
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 180.0
 RECEIVES_MAX = 5
 PINGS = 3 * RECEIVES_MAX  # failing ones: as many receives would dead-letter every message
 MESSAGES = 12

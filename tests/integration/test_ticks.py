@@ -26,7 +26,7 @@ from penstock.messaging.clock import SystemClock
 from penstock.storage.aws import Aws
 from penstock.worker.shutdown import StopSignal
 
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 180.0
 TICKS = 4
 
 

@@ -18,7 +18,7 @@ from penstock import App, Message, Queue
 from penstock.errors import ConfigurationError, UsageError
 
 WAITS_SECONDS = 0.3  # long enough to see that a call waits
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 180.0
 
 
 class Order(BaseModel):

@@ -24,7 +24,7 @@ from penstock.messaging.message import Outgoing
 from penstock.worker.shutdown import StopSignal
 
 QUEUE, HANDLER, BUCKET = "arrivals", "load", "landing"
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 180.0
 
 
 @dataclass

@@ -8,8 +8,6 @@ from penstock import App, ObjectSource
 from penstock.sinks.registry import SINKS
 from penstock.testing import run_pipeline
 
-pytestmark = pytest.mark.timeout(400)
-
 
 def test_a_pipeline_writes_publishes_and_reads_a_table_in_a_registered_format(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch

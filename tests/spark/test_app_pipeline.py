@@ -29,8 +29,6 @@ from penstock.sinks.delta.sink import DeltaTableSink
 from penstock.storage.local import LocalFiles
 from penstock.worker.shutdown import StopSignal
 
-pytestmark = pytest.mark.timeout(400)
-
 PATIENCE_SECONDS = 120.0
 SCHEMA = "id long, v double, ts timestamp, place string"
 

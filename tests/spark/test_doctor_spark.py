@@ -19,8 +19,6 @@ from tests.spark.executors import settings
 
 from penstock.operations.doctor.checks import STARTING_SPARK
 
-pytestmark = pytest.mark.timeout(600)
-
 APP = """
 from penstock import App, DeltaSink, ObjectSource
 

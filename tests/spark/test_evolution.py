@@ -20,8 +20,6 @@ from penstock.operations.ingest.ingest import IngestReport, ingest
 from penstock.operations.ingest.pipeline import IngestRequest
 from penstock.worker.shutdown import StopSignal
 
-pytestmark = pytest.mark.timeout(400)
-
 PATIENCE_SECONDS = 120.0
 DDL = "id bigint, v double, s string, at timestamp"
 

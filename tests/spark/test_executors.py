@@ -23,8 +23,6 @@ from tests.spark.executors import settings
 from penstock.operations.spark.pack import PYTHON_VARIABLE, PackRequest, pack
 from penstock.pipeline.spark.requirements import REQUIRED
 
-pytestmark = pytest.mark.timeout(600)
-
 CANNOT_WORK = 78
 STOPPED = 75  # before all objects were done
 LATE_SECONDS = 60.0  # a stop timeout of 10 s, on a busy machine

@@ -46,8 +46,6 @@ from penstock.cli.main import main
 from penstock.messaging.steps import Step
 from penstock.operations.ingest import ingest as ingest_module
 
-pytestmark = pytest.mark.timeout(400)
-
 MAX_ATTEMPTS = 4
 
 

@@ -22,8 +22,6 @@ from penstock.objects.local_store import LocalStore
 from penstock.objects.notification import announce
 from penstock.pipeline.spark.java import find_java
 
-pytestmark = pytest.mark.timeout(600)
-
 PATIENCE_SECONDS = 240.0
 STOP_TIMEOUT_SECONDS = 10.0
 APP = """

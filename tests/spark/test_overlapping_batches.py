@@ -16,8 +16,6 @@ from tests.spark.test_app_pipeline import PATIENCE_SECONDS, Shop, row, rows_of_t
 from penstock.app.pipelines.running import RunReport
 from penstock.events import BatchClaimed, BatchCommitted, Event, RunFailed
 
-pytestmark = pytest.mark.timeout(400)
-
 POISON = "poison"
 
 

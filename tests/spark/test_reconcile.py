@@ -44,8 +44,6 @@ from penstock.objects.scanner import Scanner
 from penstock.pipeline.reconcile.missing import known_frame
 from penstock.worker.shutdown import StopSignal
 
-pytestmark = pytest.mark.timeout(400)
-
 QUEUE = "clicks-events"
 SCHEMA = "id long"
 LEDGERS = ("sqlite", "mariadb", "postgresql")

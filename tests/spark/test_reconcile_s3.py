@@ -34,8 +34,6 @@ from penstock.objects.s3_listing import S3Listing, s3_spans
 from penstock.storage.address import s3_address
 from penstock.worker.shutdown import StopSignal
 
-pytestmark = pytest.mark.timeout(400)
-
 BUCKET, INVENTORIES, QUEUE = "landing", "inventories", "clicks-events"
 FORMATS = ("CSV", "ORC", "Parquet")
 NOW = ReconcileRequest(older_than_seconds=-5.0)  # moto's stamps are of this second

@@ -21,8 +21,6 @@ from penstock.operations.ingest.ingest import IngestReport, ingest
 from penstock.operations.ingest.pipeline import IngestRequest
 from penstock.worker.shutdown import StopSignal
 
-pytestmark = pytest.mark.timeout(400)
-
 LAKE = "lake"
 PATIENCE_SECONDS = 120.0
 SCHEMA = "id long, day string"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.spark
 
 # Spark's own stop takes longer than its time limit, so its calls reach a JVM that has ended.
 SLOW_STOP = """

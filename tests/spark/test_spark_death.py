@@ -21,8 +21,6 @@ from penstock.messaging.message import Outgoing
 from penstock.objects.local_store import LocalStore
 from penstock.objects.notification import announce
 
-pytestmark = pytest.mark.timeout(600)
-
 PATIENCE_SECONDS = 240.0
 TEMPORARY_FAILURE = 75
 APP = """

@@ -4,7 +4,6 @@ import json
 import threading
 from pathlib import Path
 
-import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
@@ -12,8 +11,6 @@ from penstock.events import BatchCommitted, Event, SourceScanned, WatchDegraded,
 from penstock.operations.ingest.ingest import IngestReport, ingest
 from penstock.operations.ingest.pipeline import IngestRequest
 from penstock.worker.shutdown import StopSignal
-
-pytestmark = pytest.mark.timeout(400)
 
 PATIENCE_SECONDS = 120.0
 SETTLE_SECONDS = 2.5  # longer than any pause of a writer in these tests

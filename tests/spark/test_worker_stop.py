@@ -10,12 +10,9 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-import pytest
 from tests.chaos import transforms
 
 from penstock.brokers.sqlite.broker import SqliteBroker
-
-pytestmark = pytest.mark.timeout(400)
 
 OBJECTS = 6  # two batches
 PATIENCE_SECONDS = 240.0

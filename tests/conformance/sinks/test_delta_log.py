@@ -16,7 +16,7 @@ from penstock.errors import PublishConflict, PublishHalted, TableError, Temporar
 from penstock.sinks.manifest import attempt_token
 from penstock.sinks.sink import Position, Sink
 
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 180.0
 LATE = f"01K0{'9' * 22}"  # an attempt that has no other file
 LONG_AGO = (datetime.now(tz=UTC) - timedelta(days=90)).timestamp()
 

@@ -16,7 +16,7 @@ from penstock.sinks.sink import Sink
 
 ROUNDS = 30
 THREADS = 4
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 180.0
 TRIES_MAX = 50
 
 
