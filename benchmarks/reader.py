@@ -1,13 +1,16 @@
 """Our source against Spark's own readers, both to Parquet with provenance, in one run on one machine.
 
-    python benchmarks/reader.py [--big-mb 500] [--small 5000] [--rounds 3] [--only big|small] [--format jsonl|csv|text]
+    python benchmarks/reader.py [--big-mb 500] [--small 5000] [--rounds 3] [--only big|small] [--format FORMAT]
 
-Creates data in a temporary folder: JSON lines of 190 bytes, the same as CSV (140 bytes), and the JSON lines as text.
-Rounds alternate after one that warms both sides up. Prints the median of each side and the ratio (above 1: ours is
-faster).
+Creates data in a temporary folder: JSON lines of 190 bytes, the same as CSV (140 bytes), the JSON lines as text, and
+rows of the same columns as Parquet (snappy), ORC (uncompressed) and Avro (deflate). Rounds alternate after one that
+warms both sides up. Prints the median of each side and the ratio (above 1: ours is faster).
+
+PySpark has no reader of Avro without a package from Maven. Its side reads a table STORED AS AVRO, which Hive decodes.
 """
 
 import argparse
+import io
 import json
 import os
 import random
@@ -20,6 +23,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+import fastavro
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow import orc
 from pyspark.sql import SparkSession
 
 from penstock.objects.local_store import LocalStore
@@ -31,7 +40,8 @@ from penstock.pipeline.spark.source.report import summarise
 from penstock.storage.aws import Aws
 from penstock.storage.local import LocalFiles
 
-FORMATS = ("jsonl", "csv", "text")
+LINES = ("jsonl", "csv", "text")
+COLUMNAR = ("parquet", "orc", "avro")
 DDL = "id bigint, v double, ts timestamp, user string, path string, agent string"
 _LINES_KNOWN = 20_000  # different lines; the files repeat them in another order
 
@@ -65,8 +75,68 @@ def _quoted(text: str) -> str:
     return f'"{text}"' if ";" in text else text  # a third of the lines has a quoted field
 
 
+def make_rows(count: int, seed: int) -> pa.Table:
+    """Return rows like those of `make_lines`, none of which repeats."""
+    rng = np.random.default_rng(seed)
+    agents = [
+        "Mozilla/5.0 (X11; Linux x86_64) Gecko/20100101",
+        "curl/8.5.0",
+        "python-requests/2.32 (bot; +https://x.y)",
+    ]
+
+    def joined(head: str, below: int, tail: str = "") -> pa.Array:
+        numbers = pa.array(rng.integers(0, below, count)).cast(pa.string())
+        return pc.binary_join_element_wise(head, numbers, tail, "")
+
+    return pa.table(
+        {
+            "id": rng.integers(0, 1 << 40, count),
+            "v": rng.random(count) * 1000,
+            "ts": pa.array(1_700_000_000_000 + rng.integers(0, 1 << 34, count), pa.timestamp("ms", tz="UTC")),
+            "user": joined("user-", 10**8),
+            "path": joined("/items/", 10**9, "/view"),
+            "agent": pa.array(agents).take(pa.array(rng.integers(0, len(agents), count))),
+        }
+    )
+
+
+def written(rows: pa.Table, form: str) -> bytes:
+    """Return a file of rows."""
+    data = io.BytesIO()
+    match form:
+        case "parquet":
+            pq.write_table(rows, data)
+        case "orc":
+            orc.write_table(rows, data)
+        case _:
+            kinds = {"id": "long", "v": "double", "ts": {"type": "long", "logicalType": "timestamp-millis"}}
+            fields = [{"name": name, "type": kinds.get(name, "string")} for name in rows.column_names]
+            batches = (row for batch in rows.to_batches(max_chunksize=50_000) for row in batch.to_pylist())
+            fastavro.writer(data, {"type": "record", "name": "Row", "fields": fields}, batches, codec="deflate")
+    return data.getvalue()
+
+
+def make_columnar_files(folder: Path, form: str, count: int, size_bytes: int) -> None:
+    """Write files of rows, each about that large."""
+    folder.mkdir(parents=True)
+    row_bytes = len(written(make_rows(20_000, 0), form)) / 20_000
+    per_file = max(1, round(size_bytes / row_bytes))
+    if count < 10:  # large files differ in their names alone
+        data = written(make_rows(per_file, 1), form)
+        for number in range(count):
+            (folder / f"part-{number:05}.{form}").write_bytes(data)
+        return
+    rows = make_rows(per_file * count, 1)
+    for number in range(count):
+        data = written(rows.slice(number * per_file, per_file), form)
+        (folder / f"part-{number:05}.{form}").write_bytes(data)
+
+
 def make_files(folder: Path, form: str, count: int, size_bytes: int) -> None:
-    """Write files of whole lines, each about that large."""
+    """Write files of whole lines or rows, each about that large."""
+    if form in COLUMNAR:
+        make_columnar_files(folder, form, count, size_bytes)
+        return
     folder.mkdir(parents=True)
     block = b"".join(make_csv_lines(1) if form == "csv" else make_lines(1))
     head = b"id,v,ts,user,path,agent\n" if form == "csv" else b""
@@ -88,6 +158,14 @@ def read_native(form: str, spark: SparkSession, source: Path, target: Path) -> N
             rows = spark.read.schema(DDL).option("header", True).csv(str(source))
         case "text":
             rows = spark.read.text(str(source))
+        case "parquet" | "orc":
+            rows = spark.read.schema(DDL).format(form).load(str(source))
+        case "avro":
+            spark.sql("DROP TABLE IF EXISTS bench_avro")
+            spark.sql(f"CREATE EXTERNAL TABLE bench_avro ({DDL}) STORED AS AVRO LOCATION '{source}'")
+            rows = spark.table("bench_avro").selectExpr("*", "input_file_name() AS file_path")
+            rows.write.mode("overwrite").parquet(str(target))
+            return
         case _:
             rows = spark.read.schema(DDL).json(str(source))
     rows.select("*", "_metadata.file_path").write.mode("overwrite").parquet(str(target))
@@ -121,7 +199,7 @@ def measure(name: str, form: str, spark: SparkSession, source: Path, rounds: int
     """Alternate the two, print the median of each and the ratio."""
     total_mb = sum(path.stat().st_size for path in source.iterdir()) / 1e6
     count = sum(1 for _ in source.iterdir())
-    native = f"spark.read.{form.removesuffix('l')}"
+    native = "Hive's Avro" if form == "avro" else f"spark.read.{form.removesuffix('l')}"
     sides: dict[str, Callable[[SparkSession, Path, Path], None]] = {
         native: partial(read_native, form),
         "penstock": partial(read_ours, form),
@@ -149,9 +227,10 @@ def main() -> None:
     parser.add_argument("--small", type=int, default=5_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", choices=["big", "small"])
-    parser.add_argument("--format", choices=FORMATS)
+    parser.add_argument("--format", choices=(*LINES, *COLUMNAR))
     arguments = parser.parse_args()
     os.environ["PYSPARK_PYTHON"] = sys.executable  # executors need the same modules
+    folder = tempfile.TemporaryDirectory(prefix="penstock-bench-")
     spark = (
         SparkSession.builder.master("local[2]")
         .config("spark.ui.enabled", "false")
@@ -159,21 +238,25 @@ def main() -> None:
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.driver.memory", "4g")
         .config("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+        .config("spark.sql.warehouse.dir", f"{folder.name}/warehouse")
+        .config("spark.hadoop.javax.jdo.option.ConnectionURL", f"jdbc:derby:{folder.name}/metastore;create=true")
+        .config("spark.driver.extraJavaOptions", f"-Dderby.stream.error.file={folder.name}/derby.log")
+        .enableHiveSupport()
         .getOrCreate()
     )
-    spark.sparkContext.setLogLevel("ERROR")
+    spark.sparkContext.setLogLevel("FATAL")
     datasource.register(spark)
     print(f"pyspark {spark.version}, {os.cpu_count()} cores", flush=True)
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
-        for form in [arguments.format] if arguments.format else FORMATS:
-            small, big = (Path(folder) / form / size / "in" for size in ("small", "big"))
+    with folder:
+        for form in [arguments.format] if arguments.format else (*LINES, *COLUMNAR):
+            small, big = (Path(folder.name) / form / size / "in" for size in ("small", "big"))
             if arguments.only != "big":
                 make_files(small, form, arguments.small, 10_000)
                 measure("small", form, spark, small, arguments.rounds)
             if arguments.only != "small":
                 make_files(big, form, 2, arguments.big_mb * 1_000_000)
                 measure("big", form, spark, big, arguments.rounds)
-            shutil.rmtree(Path(folder) / form)
+            shutil.rmtree(Path(folder.name) / form)
     spark.stop()
 
 
