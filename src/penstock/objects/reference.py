@@ -73,3 +73,44 @@ class ObjectRef:
     def uri(self) -> str:
         """The address for people, logs and the ``_object`` column; see `uri_of`."""
         return uri_of(self.bucket, self.key)
+
+
+class ObjectFacts:
+    """The facts of one version of one object, for a user's function: what its reference says."""
+
+    _ref: ObjectRef
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.uri!r})"
+
+    @property
+    def uri(self) -> str:
+        """The object's address for people and logs. Always valid Unicode."""
+        return self._ref.uri
+
+    @property
+    def bucket(self) -> str:
+        return self._ref.bucket
+
+    @property
+    def key(self) -> str:
+        """The exact key, neither decoded nor cleaned: do not use it as a path. Bytes of file names that are not UTF-8
+        appear as surrogate escapes."""
+        return self._ref.key
+
+    @property
+    def key_bytes(self) -> bytes:
+        return self._ref.key_bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """The size as stored."""
+        return self._ref.size_bytes
+
+    @property
+    def version_id(self) -> str | None:
+        return self._ref.version_id
+
+    @property
+    def etag(self) -> str | None:
+        return self._ref.etag

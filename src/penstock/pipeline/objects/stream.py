@@ -18,7 +18,7 @@ from typing import IO, NamedTuple
 from penstock.errors import ObjectError, ObjectUnreadable, TemporaryError, UserError
 from penstock.events import QuarantineReason
 from penstock.ledger.records import OriginalMessage
-from penstock.objects.reference import ObjectRef
+from penstock.objects.reference import ObjectFacts, ObjectRef
 from penstock.objects.store import ObjectReader, ObjectStore
 from penstock.pipeline.objects.declaration import ObjectHandlerDeclaration
 from penstock.pipeline.spark.source.inflate import codec_of, inflate
@@ -119,7 +119,7 @@ class ContentFault:
     lasting: bool
 
 
-class IncomingObject:
+class IncomingObject(ObjectFacts):
     """One version of one object, passed to a handler's function and closed when it returns. Not thread-safe."""
 
     def __init__(
@@ -145,42 +145,7 @@ class IncomingObject:
         self._quarantine = Quarantine()
         self.fault: ContentFault | None = None  # the first one
 
-    def __repr__(self) -> str:
-        return f"IncomingObject({self.uri!r})"
-
     # Identity
-
-    @property
-    def uri(self) -> str:
-        """The object's address for people and logs. Always valid Unicode."""
-        return self._ref.uri
-
-    @property
-    def bucket(self) -> str:
-        return self._ref.bucket
-
-    @property
-    def key(self) -> str:
-        """The exact key, neither decoded nor cleaned: do not use it as a path. Bytes of file names that are not UTF-8
-        appear as surrogate escapes."""
-        return self._ref.key
-
-    @property
-    def key_bytes(self) -> bytes:
-        return self._ref.key_bytes
-
-    @property
-    def size_bytes(self) -> int:
-        """The size as stored."""
-        return self._ref.size_bytes
-
-    @property
-    def version_id(self) -> str | None:
-        return self._ref.version_id
-
-    @property
-    def etag(self) -> str | None:
-        return self._ref.etag
 
     @property
     def object_id(self) -> bytes:

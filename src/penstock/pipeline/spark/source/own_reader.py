@@ -31,7 +31,7 @@ from penstock.errors import (
     TemporaryError,
 )
 from penstock.messaging.failure import failure_of, location_of
-from penstock.objects.reference import ObjectRef
+from penstock.objects.reference import ObjectFacts, ObjectRef
 from penstock.objects.store import ObjectReader
 from penstock.pipeline.spark.source.blocks import Decoded
 from penstock.pipeline.spark.source.fit import Fitter
@@ -47,7 +47,7 @@ _NAME_BYTES_MAX = 100  # of a file
 ReaderFunction = Callable[["SourceObject"], Iterable[pa.RecordBatch]]
 
 
-class SourceObject:
+class SourceObject(ObjectFacts):
     """One version of one object, passed to the function of `ObjectSource(reader=...)`.
 
     Valid until the function's iterator ends. Not thread-safe.
@@ -55,39 +55,10 @@ class SourceObject:
 
     def __init__(self, reader: ObjectReader, *, bytes_max: int) -> None:
         self._reader = reader
+        self._ref = reader.ref
         self._bytes_max = bytes_max
         self._open = ExitStack()  # files and folders, until `close`
         self.fault: PenstockError | None = None  # the first error in reading the object
-
-    def __repr__(self) -> str:
-        return f"SourceObject({self.uri!r})"
-
-    @property
-    def uri(self) -> str:
-        """The object's address for people and logs. Always valid Unicode."""
-        return self._ref.uri
-
-    @property
-    def bucket(self) -> str:
-        return self._ref.bucket
-
-    @property
-    def key(self) -> str:
-        """The exact key, neither decoded nor cleaned: do not use it as a path."""
-        return self._ref.key
-
-    @property
-    def size_bytes(self) -> int:
-        """The size as stored."""
-        return self._ref.size_bytes
-
-    @property
-    def version_id(self) -> str | None:
-        return self._ref.version_id
-
-    @property
-    def etag(self) -> str | None:
-        return self._ref.etag
 
     def open(self) -> IO[bytes]:
         """Return the stored bytes as a seekable binary file, not inflated, which reads ranges as they are needed.
@@ -121,10 +92,6 @@ class SourceObject:
     def close(self) -> None:
         """Close its files and delete its copies. A second call does nothing."""
         self._open.close()
-
-    @property
-    def _ref(self) -> ObjectRef:
-        return self._reader.ref
 
     def _range(self, offset: int, length_bytes: int) -> bytes:
         try:
