@@ -65,6 +65,7 @@ def check_nothing_committed(case: Case) -> None:
     assert not read_table(case.table).rows
 
 
+@pytest.mark.slow
 def test_a_table_that_the_hosts_do_not_share_is_refused(case: Case, apart: Path) -> None:
     case.table = apart / "table"
     ended = case.ingest(code=CANNOT_WORK)
@@ -84,7 +85,7 @@ def test_a_source_that_the_hosts_do_not_share_is_refused(case: Case, apart: Path
     assert not attempts(case.table), "something was claimed"
 
 
-@pytest.mark.parametrize("folder", ["table/data", "in"])
+@pytest.mark.parametrize("folder", [pytest.param("table/data", marks=pytest.mark.slow), "in"])
 def test_a_disk_mounted_after_the_sharing_check_loses_nothing(
     case: Case, cluster: SparkCluster, monkeypatch: pytest.MonkeyPatch, folder: str
 ) -> None:

@@ -80,7 +80,14 @@ def test_the_steps_of_a_page_work_without_spark(tmp_path: Path, parts: tuple[Par
 
 @pytest.mark.spark
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("parts", WITH_SPARK.values(), ids=WITH_SPARK)
+@pytest.mark.parametrize(
+    "parts",
+    [
+        # the README has the same commands
+        pytest.param(parts, id=name, marks=() if name == "readme" else pytest.mark.slow)
+        for name, parts in WITH_SPARK.items()
+    ],
+)
 def test_the_steps_of_a_page_work(tmp_path: Path, parts: tuple[Part, ...]) -> None:
     follow_and_check(parts, tmp_path)
 

@@ -269,6 +269,7 @@ def test_an_ingest_reads_from_s3_and_writes_to_s3(place: Path, server: ConnectSe
     assert sorted(table.column("id").to_pylist()) == EVERY_ID
 
 
+@pytest.mark.slow
 def test_a_failing_transform_is_one_sentence_with_the_users_line(place: Path, server: ConnectServer) -> None:
     code, _, err = ingest(place, "in", "table", "--master", server.url, "--transform", "transforms:failing")
     last = err.strip().splitlines()[-1]
@@ -282,6 +283,7 @@ def test_a_failing_transform_is_one_sentence_with_the_users_line(place: Path, se
     assert "org.apache.spark" not in err
 
 
+@pytest.mark.slow
 def test_a_transform_that_cannot_be_planned_is_one_sentence(place: Path, server: ConnectServer) -> None:
     code, _, err = ingest(place, "in", "table", "--master", server.url, "--transform", "transforms:unplannable")
     assert code == 1
@@ -314,6 +316,7 @@ def test_sessions_of_our_own_leave_the_environment_as_it_was(place: Path, server
     assert out.splitlines() == ["rows 3", "rows 4"]
 
 
+@pytest.mark.slow
 def test_temporary_views_of_two_batches_in_flight_stay_apart(place: Path, server: ConnectServer) -> None:
     sessions_before = ended_sessions(server)
     words = ["in", "table", "--master", server.url, "--transform", "transforms:by_view", "--max-batch-objects", "1"]
@@ -354,6 +357,7 @@ def test_a_server_that_cannot_be_reached_is_one_sentence_without_the_token(place
     assert "RETRIES_EXCEEDED" not in err
 
 
+@pytest.mark.slow
 def test_the_loss_of_the_server_ends_the_ingest_and_a_new_server_finishes_it(
     place: Path, server: ConnectServer
 ) -> None:

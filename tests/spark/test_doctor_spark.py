@@ -149,6 +149,7 @@ def test_a_master_that_does_not_exist_is_one_failure(tmp_path: Path) -> None:
     assert found["spark session"][0]["found"].startswith("Spark did not start: ")
 
 
+@pytest.mark.slow
 def test_spark_on_this_host_needs_no_sharing(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     app_in(tmp_path, (str(tmp_path / "in"), str(tmp_path / "table")))

@@ -147,6 +147,7 @@ def test_without_the_packages_for_s3_nothing_is_claimed_and_with_them_every_line
         assert done.stdout.split() == [str(len(case.truth().good))], done.stderr
 
 
+@pytest.mark.slow
 def test_a_packed_archive_is_all_that_executors_need(tmp_path: Path, cluster: SparkCluster) -> None:
     packed = pack(PackRequest(output=tmp_path / "packed.tar.gz"))
     bare = bare_python(tmp_path / "bare", [])

@@ -31,7 +31,7 @@ def penstock(*arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("suffix", ["", pytest.param(".gz", marks=pytest.mark.slow)])
 def test_bad_lines_are_replayed_once_with_the_schema_that_reads_them(
     tmp_path: Path, spark: SparkSession, suffix: str
 ) -> None:

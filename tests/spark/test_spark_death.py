@@ -170,7 +170,7 @@ def readiness(address: str) -> tuple[int, str]:
     ("kind", "busy"),
     [
         pytest.param("worker", True, id="a worker in a run"),
-        pytest.param("ingest", False, id="an idle ingest"),
+        pytest.param("ingest", False, id="an idle ingest", marks=pytest.mark.slow),
         pytest.param("worker", False, id="an idle worker", marks=pytest.mark.slow),
         pytest.param("ingest", True, id="an ingest in a run", marks=pytest.mark.slow),
     ],

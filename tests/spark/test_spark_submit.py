@@ -59,6 +59,7 @@ def test_a_program_without_a_session_gets_that_of_spark_submit_which_is_stopped_
     assert ids(folder / "app" / "table") == EVERY_ID
 
 
+@pytest.mark.slow
 def test_the_exit_code_of_a_failed_run_is_that_of_spark_submit(folder: Path) -> None:
     (folder / "bad.py").write_text(BAD_TRANSFORM)
     ended = run(folder, SCRIPT, *INGEST, "--transform", "bad:transform")
@@ -66,7 +67,13 @@ def test_the_exit_code_of_a_failed_run_is_that_of_spark_submit(folder: Path) -> 
     assert "Spark cannot plan what the transform returned" in ended.out  # Spark merges Python's standard error into it
 
 
-@pytest.mark.parametrize(("finishes", "rows"), [(True, 10), (False, 0)], ids=["the batch finishes", "it is cancelled"])
+@pytest.mark.parametrize(
+    ("finishes", "rows"),
+    [
+        pytest.param(True, 10, id="the batch finishes", marks=pytest.mark.slow),
+        pytest.param(False, 0, id="it is cancelled"),
+    ],
+)
 def test_sigterm_stops_a_run_within_its_budget(finishes: bool, rows: int, folder: Path) -> None:
     (folder / "slow.py").write_text(SLOW_TRANSFORM)
     (folder / "penstock.toml").write_text("[objects]\nbatches_in_flight = 1\n")

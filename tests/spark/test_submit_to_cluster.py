@@ -68,6 +68,7 @@ def test_a_session_of_the_program_still_works_after_runs_and_has_its_settings(fo
     assert ids(folder / "app-0" / "table") == ids(folder / "app-1" / "table") == EVERY_ID
 
 
+@pytest.mark.slow
 def test_a_session_of_penstock_on_a_cluster_follows_spark_defaults(tmp_path: Path, cluster: SparkCluster) -> None:
     """Only the master, the name and the settings that tables need are Penstock's."""
     defaults = {

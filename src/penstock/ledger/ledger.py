@@ -277,8 +277,14 @@ class Ledger:
 
     @property
     def secret_url(self) -> str:
-        """The database's URL with its password, for processes that open it themselves. Never show or log it."""
-        return self.database.engine.url.render_as_string(hide_password=False)
+        """The database's URL with its password, for processes that open it themselves. Never show or log it.
+
+        A file's path is absolute: the other process may work in another folder.
+        """
+        url = self.database.engine.url
+        if self.is_local and not self.is_in_this_process:
+            url = url.set(database=str(Path(url.database or "").absolute()))
+        return url.render_as_string(hide_password=False)
 
     @property
     def driver(self) -> str:

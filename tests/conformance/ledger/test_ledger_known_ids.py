@@ -2,6 +2,8 @@
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ from tests.conformance.ledger.ledger_harness import (
 )
 
 from penstock.errors import TemporaryError
-from penstock.ledger import known_ids
+from penstock.ledger import Ledger, known_ids
 from penstock.ledger.known_ids import ID_BYTES, IDS_END, KnownIds, known_ids_at
 from penstock.ledger.pipelines import ReconcileResult
 from penstock.ledger.records import AttemptFailure
@@ -133,6 +135,14 @@ def test_another_process_reads_known_ids_by_the_url(shared_harness: LedgerHarnes
     shared_harness.process("a", "b")
     url = shared_harness.ledger.secret_url
     assert sorted(known(known_ids_at(url, PIPELINE, 0, IDS_END, seen_at=NOW))) == ids("a", "b")
+
+
+def test_the_url_for_other_processes_has_an_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with closing(Ledger.open("sqlite:///a?b.db")) as ledger:
+        url = ledger.secret_url
+    monkeypatch.chdir("/")
+    assert known(known_ids_at(url, PIPELINE, 0, IDS_END, seen_at=NOW)) == []
 
 
 def test_the_latest_reconciliation_is_recorded(harness: LedgerHarness) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from pyspark import SparkContext
 
 from penstock.errors import ConfigurationError
 from penstock.pipeline.spark.classic import (
@@ -165,8 +166,10 @@ def test_spark_conf_wins_over_the_clusters_defaults_and_these_over_the_environme
 
 @pytest.mark.parametrize("with_filter", [False, True], ids=["the first start", "after a session"])
 def test_a_start_that_fails_leaves_loggers_and_environment_as_they_were(
-    tmp_path: Path, request: pytest.FixtureRequest, with_filter: bool
+    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, with_filter: bool
 ) -> None:
+    for name in ("_active_spark_context", "_gateway", "_jvm"):  # of a session that tests of this process share
+        monkeypatch.setattr(SparkContext, name, None)
     root = logging.getLogger()
     if with_filter:  # as an earlier session of the process leaves it
         root.addFilter(_not_of_py4j)
