@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from pyarrow import orc
 
 from penstock import SourceObject
+from penstock.pipeline.spark.source.report import FailureKind
 
 Row = Mapping[str, Any]
 Placed = list[tuple[int, dict[str, Any]]]  # rows with their place in the file
@@ -46,6 +47,7 @@ class Fails:
     """The file fails and gives no row. ``reason`` is a pattern for what follows its name."""
 
     reason: str
+    kind: FailureKind = FailureKind.CORRUPT  # at its first attempt, since another one would read the same bytes
 
 
 @dataclass(frozen=True)
@@ -276,11 +278,13 @@ def _last(beginning: bytes) -> Callable[[bytes], int]:
     return lambda content: content.rindex(beginning)
 
 
-_XML = "cannot be read by tests.conformance.formats.cell_formats:read_xml at cell_formats.py:[0-9]+: ParseError: "
-
-
 def _fails(format_name: str, reason: str) -> Fails:
     return Fails(f"cannot be read as {format_name}: {reason}")
+
+
+def _raised(error: str) -> Fails:
+    place = "tests.conformance.formats.cell_formats:read_xml at cell_formats.py:[0-9]+"
+    return Fails(f"cannot be read by {place}: ParseError: {error}", FailureKind.UNREADABLE)
 
 
 def _compressed(format_name: str) -> Fails:
@@ -383,11 +387,11 @@ FORMATS = {
         reader="tests.conformance.formats.cell_formats:read_xml",
         write=_write_xml,
         read=_read_xml,
-        compressed=Fails(f"{_XML}.*"),
+        compressed=_raised(".*"),
         is_cut=False,
         last_record=_last(b"<row "),
-        cut_off=Fails(f"{_XML}.*"),
-        overwritten=Fails(f"{_XML}not well-formed.*"),
-        ends_before_it=Fails(f"{_XML}no element found.*"),
+        cut_off=_raised(".*"),
+        overwritten=_raised("not well-formed.*"),
+        ends_before_it=_raised("no element found.*"),
     ),
 }

@@ -33,6 +33,7 @@ from penstock.pipeline.spark.source import plan
 from penstock.pipeline.spark.source.added import new_columns, with_added
 from penstock.pipeline.spark.source.options import ReadOptions, checked
 from penstock.pipeline.spark.source.plan import PieceColumns, make_plan
+from penstock.pipeline.spark.source.report import FailureKind
 from penstock.storage.aws import Aws
 from penstock.storage.local import LocalFiles
 
@@ -90,7 +91,8 @@ def check_compressed(kind: CellFormat, compress: Callable[[bytes], bytes], codec
         check_rows(kind, contents, found)
         assert pieces_in(found) == [1, 1, 1]
         check_failed(truncated, 0, Fails(f"is a truncated {codec}: it ends after [0-9]+ inflated bytes"))
-        check_failed(unnamed, 0, Fails(rf"is {codec} and not named so: give it a name that ends in \{suffix}"))
+        reason = rf"is {codec} and not named so: give it a name that ends in \{suffix}"
+        check_failed(unnamed, 0, Fails(reason, FailureKind.UNREADABLE))
 
 
 @every_format
@@ -152,7 +154,7 @@ def test_empty(kind: CellFormat) -> None:
     found = read_all(kind, [b""])
     match kind.format:
         case "reader":
-            check_failed(found, 0, Fails(r".*ParseError: no element found.*"))
+            check_failed(found, 0, Fails(".*ParseError: no element found.*", FailureKind.UNREADABLE))
         case "binary":
             check_rows(kind, [b""], found)
         case _:
@@ -229,7 +231,8 @@ def test_unknown_field(kind: CellFormat) -> None:
     assert rows_in(strict, 0) == expected(kind, contents[0], "")
     first, _ = kind.read(contents[1])[0]
     place = f"line at byte {first}" if kind.format in ("jsonl", "csv") else f"row {first}"
-    check_failed(strict, 1, Fails(f"has the field 'more', first in the {place}, and no column takes it: add a .*"))
+    reason = f"has the field 'more', first in the {place}, and no column takes it: add a column to the schema, or .*"
+    check_failed(strict, 1, Fails(reason, FailureKind.UNKNOWN_FIELD))
 
 
 @every_format
@@ -314,6 +317,7 @@ def check_failed(found: Found, number: int, fails: Fails) -> None:
     """Check that an object failed with the reason, and gives neither rows nor counts."""
     uri = found.plan.objects[number].uri
     assert re.fullmatch(f"{re.escape(uri)} {fails.reason}", found.failures[number])
+    assert found.kinds[number] is fails.kind
     assert number not in found.counts
 
 

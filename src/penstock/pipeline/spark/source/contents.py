@@ -113,14 +113,14 @@ def whole(reader: ObjectReader, options: ReadOptions, *, inflated: bool = True) 
         raise ObjectUnreadable(f"{ref.uri} has {ref.size_bytes} bytes, more than the {size_bytes_max} read at once")
     if codec is None:
         data = reader.pread(0, ref.size_bytes)
-        if inflated:
-            _check_undisguised(data, ref.uri)
     else:
         chunks = inflate(
             reader.read, codec, piece_bytes=options.block_bytes, total_bytes_max=size_bytes_max, uri=ref.uri
         )
         data = b"".join(_corrupt_if_verified(reader, chunks))
     reader.verify()
+    if codec is None and inflated:
+        _check_undisguised(data, ref.uri)
     return data
 
 
