@@ -223,9 +223,10 @@ def _read_orc(content: bytes) -> Placed:
 
 
 def _read_avro(content: bytes) -> Placed:
+    blocks: Any = fastavro.block_reader(io.BytesIO(content))
     return [
         ((block.offset << _AVRO_POSITION_BITS) + number, _typed(row))
-        for block in fastavro.block_reader(io.BytesIO(content))
+        for block in blocks
         for number, row in enumerate(block)
     ]
 
