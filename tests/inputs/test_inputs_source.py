@@ -169,8 +169,20 @@ def test_row_30_corrupt_and_truncated_objects_are_named(tmp_path: Path, suffix: 
         assert words in refused(tmp_path / str(number), f"1.jsonl.{suffix}", bytes(damaged))
 
 
-def test_row_30_gzip_without_its_suffix_is_named(tmp_path: Path) -> None:
-    assert "is gzip and not named so" in refused(tmp_path, "1.jsonl", gzip.compress(LINE))
+@pytest.mark.parametrize("suffix", SQUEEZES)
+@pytest.mark.parametrize("data", [LINE, b""], ids=["a line", "no byte"])
+def test_row_30_a_compressed_object_without_its_suffix_is_named(tmp_path: Path, suffix: str, data: bytes) -> None:
+    assert f"not named so: give it a name that ends in .{suffix[:3]}" in refused(
+        tmp_path, "1.jsonl", SQUEEZES[suffix](data)
+    )
+
+
+@pytest.mark.parametrize("line", [b"BZh9 is how bzip2 begins", b"(\xc2\xb5/\xc3\xbd", b"\x1f\x8b"])
+def test_row_30_a_line_that_only_resembles_a_compressed_object_is_a_line(tmp_path: Path, line: bytes) -> None:
+    options = ReadOptions(schema_ddl="value string", format="text")
+    rows, summary = read(plan_of(tmp_path, {"1.txt": line + b"\nlast\n"}, options))
+    assert not summary.failures
+    assert len(rows) + summary.lines_quarantined == 2
 
 
 @pytest.mark.parametrize("options", [JSONL, replace(JSONL, format="csv", schema_ddl="id bigint")], ids=["jsonl", "csv"])

@@ -18,7 +18,7 @@ from penstock.pipeline.spark.source.formats import format_of
 from penstock.pipeline.spark.source.options import ReadOptions
 from penstock.pipeline.spark.source.plan import Piece, ReadPlan
 from penstock.pipeline.spark.source.reading import partition_task, read_partition
-from penstock.pipeline.spark.source.report import ObjectReadings, ReadingId, summarise
+from penstock.pipeline.spark.source.report import FailureKind, ObjectReadings, ReadingId, summarise
 from penstock.storage.aws import Aws
 from penstock.storage.local import LocalFiles
 
@@ -88,6 +88,7 @@ class Found:
     table: pa.Table  # all rows
     bad: list[tuple[str, int, bytes, str]]
     failures: dict[int, str]
+    kinds: dict[int, FailureKind]  # of the failures
     details: list[str]
     counts: dict[int, tuple[int, int]]
     rows_by_partition: list[int]
@@ -155,12 +156,14 @@ def _read(case: Case) -> Found | Mapping[int, Sequence[int]]:
             for row in pq.read_table(Path(folder, "quarantine", file.path)).to_pylist()
         ]
     assert summary.missing == ()
+    failures = {**summary.failures, **summary.exclude}
     return Found(
         plan=plan,
         table=pa.concat_tables(tables),
         bad=[(row["object"], row["offset"], row["raw"], row["reason"]) for row in bad],
         details=[row["detail"] for row in bad],
-        failures={number: failure.reason for number, failure in (*summary.failures.items(), *summary.exclude.items())},
+        failures={number: failure.reason for number, failure in failures.items()},
+        kinds={number: failure.kind for number, failure in failures.items()},
         counts={number: (reading.rows, reading.lines_quarantined) for number, reading in summary.readings.items()},
         rows_by_partition=[table.num_rows for table in tables],
         readings=summary.readings,

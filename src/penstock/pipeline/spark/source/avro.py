@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from penstock.errors import ObjectCorrupt, ObjectUnreadable
+from penstock.errors import ObjectUnreadable
 from penstock.objects.store import ObjectReader
 from penstock.pipeline.spark.source.avro_codecs import CODECS, TooLarge
 from penstock.pipeline.spark.source.avro_decoder import (
@@ -26,6 +26,7 @@ from penstock.pipeline.spark.source.avro_decoder import (
 from penstock.pipeline.spark.source.avro_schema import AvroField, AvroType, Unsupported, arrow_type, parse_schema
 from penstock.pipeline.spark.source.avro_values import VARINT_BYTES_MAX, Damage
 from penstock.pipeline.spark.source.blocks import Decoded, Positions
+from penstock.pipeline.spark.source.contents import damaged
 from penstock.pipeline.spark.source.ddl import parse_ddl
 from penstock.pipeline.spark.source.fit import Fitter
 from penstock.pipeline.spark.source.options import ReadOptions
@@ -111,8 +112,7 @@ def _explained(reader: ObjectReader) -> Iterator[None]:
     try:
         yield
     except Damage as error:
-        reader.verify()
-        raise ObjectCorrupt(f"{reader.ref.uri} cannot be read as avro: {error}") from error
+        raise damaged(reader, "avro", str(error)) from error
     except Unsupported as error:
         reader.verify()
         raise ObjectUnreadable(f"{reader.ref.uri} {error}") from error

@@ -11,9 +11,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.errors import Interrupted, ObjectCorrupt, PenstockError
+from penstock.errors import Interrupted, PenstockError
 from penstock.objects.store import ObjectReader
 from penstock.pipeline.spark.source.blocks import Decoded
+from penstock.pipeline.spark.source.contents import damaged
 from penstock.pipeline.spark.source.fit import Fitter
 from penstock.pipeline.spark.source.options import ReadOptions
 from penstock.pipeline.spark.source.plan import Piece
@@ -100,13 +101,11 @@ class Content(io.RawIOBase):
     def explained(self, error: Exception, *, format_name: str) -> BaseException:
         """Return the store's error if it caused this error of Arrow, else that the object is corrupt.
 
-        Raises `ObjectSuperseded` if the bytes read were not of this version.
+        Raises the store's `ObjectError`, such as `ObjectSuperseded` if the bytes read were not of this version.
         """
         if self._failure is not None:
             return self._failure
-        self._reader.verify()
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        return ObjectCorrupt(f"{self._reader.ref.uri} cannot be read as {format_name}: {reason}")
+        return damaged(self._reader, format_name, (str(error).splitlines() or [type(error).__name__])[0])
 
     @property
     def file(self) -> Any:

@@ -16,7 +16,7 @@ from itertools import chain
 from penstock.errors import ObjectCorrupt, ObjectUnreadable
 from penstock.events.objects import QuarantineReason
 from penstock.objects.store import ObjectReader
-from penstock.pipeline.spark.source.inflate import CODECS, codec_of, inflate
+from penstock.pipeline.spark.source.inflate import CODECS, codec_begun, codec_of, inflate
 from penstock.pipeline.spark.source.options import ReadOptions
 from penstock.pipeline.spark.source.plan import Piece
 
@@ -24,9 +24,9 @@ BOM = b"\xef\xbb\xbf"
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _UTF32 = (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)
 _SEARCH_BYTES = 64 << 10  # per read while searching for a newline
+_BEGINNING_BYTES = 16  # tells what an object is
 _ZIP_SUFFIX = b".zip"
 _ZIP_MAGICS = (b"PK\x03\x04", b"PK\x05\x06")  # an archive; an empty archive
-_GZIP_MAGIC = b"\x1f\x8b\x08"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +119,8 @@ def whole(reader: ObjectReader, options: ReadOptions, *, inflated: bool = True) 
         )
         data = b"".join(_corrupt_if_verified(reader, chunks))
     reader.verify()
+    if codec is None and inflated:
+        _check_undisguised(data, ref.uri)
     return data
 
 
@@ -137,6 +139,22 @@ def read_on(reader: ObjectReader, offset: int, options: ReadOptions) -> Iterator
     for part in _whole_lines(chunks, offset, options.line_bytes_max, reader.ref.uri):
         reader.verify()
         yield part
+
+
+def damaged(reader: ObjectReader, format_name: str, reason: str) -> ObjectCorrupt:
+    """Return the error for an object that is not of its format, which is one that is not inflated.
+
+    The error names an object that is compressed as a whole. Raises the store's `ObjectError`.
+    """
+    uri = reader.ref.uri
+    codec = codec_begun(reader.pread(0, _BEGINNING_BYTES))
+    reader.verify()
+    if codec is None:
+        return ObjectCorrupt(f"{uri} cannot be read as {format_name}: {reason}")
+    return ObjectCorrupt(
+        f"{uri} is compressed with {codec.name} as a whole, and {format_name} is not read so: decompress it "
+        f"({format_name} compresses its own data)"
+    )
 
 
 def first_line(reader: ObjectReader, piece: Piece) -> int:
@@ -175,13 +193,21 @@ def _piece_chunks(reader: ObjectReader, start: int, stop: int, block_bytes: int)
 
 
 def _undisguised(chunks: Iterator[bytes], uri: str) -> Iterator[bytes]:
-    """Yield the chunks of an object named as plain lines; raise if it begins like an archive or a compressed object."""
+    """Yield the chunks of an object named as plain lines. Raises `ObjectUnreadable` as `_check_undisguised` does."""
     for number, chunk in enumerate(chunks):
-        if number == 0 and chunk.startswith(_ZIP_MAGICS):
-            raise _zipped(uri)
-        if number == 0 and chunk.startswith(_GZIP_MAGIC):
-            raise ObjectUnreadable(f"{uri} is gzip and not named so: give it a name that ends in .gz")
+        if number == 0:
+            _check_undisguised(chunk, uri)
         yield chunk
+
+
+def _check_undisguised(beginning: bytes, uri: str) -> None:
+    """Raise `ObjectUnreadable` if an object named as plain text begins like an archive or a compressed object."""
+    if beginning.startswith(_ZIP_MAGICS):
+        raise _zipped(uri)
+    codec = codec_begun(beginning)
+    if codec is not None:
+        suffix = codec.suffixes[0].decode()
+        raise ObjectUnreadable(f"{uri} is {codec.name} and not named so: give it a name that ends in {suffix}")
 
 
 def _as_utf8(chunks: Iterator[bytes], uri: str) -> Iterator[bytes]:

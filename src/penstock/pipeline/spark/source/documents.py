@@ -124,4 +124,4 @@ def _decoded_text(data: bytes, uri: str) -> str:
     try:
         return data.decode(encoding)
     except UnicodeDecodeError as error:
-        raise ObjectUnreadable(f"{uri} is not {name}, at byte {error.start}") from error
+        raise ObjectCorrupt(f"{uri} is not {name}, at byte {error.start}") from error

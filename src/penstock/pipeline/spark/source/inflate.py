@@ -12,6 +12,7 @@ call.
 """
 
 import bz2
+import re
 import zlib
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
@@ -118,6 +119,12 @@ def codec_of(ref: ObjectRef) -> CompressionCodec | None:
     return next((codec for codec in CODECS if name.endswith(codec.suffixes)), None)
 
 
+def codec_begun(data: bytes) -> CompressionCodec | None:
+    """Return the codec that ``data`` begins like, whatever the object's name. No text and no other format begins so."""
+    found = _BEGINNINGS.match(data)
+    return found and next(codec for codec in CODECS if codec.name == found.lastgroup)
+
+
 def plain_name(key: bytes) -> bytes:
     """Return a name in lower case without the suffix of a codec."""
     name = key.lower()
@@ -190,7 +197,10 @@ CODECS = (
     CompressionCodec(name="zstd", suffixes=(b".zst", b".zstd"), magics=MAGICS, begin=ZstdFrame),
 )
 
-
+# of a gzip member that is deflated, a Zstandard frame, and a bzip2 stream with its first block or its end
+_BEGINNINGS = re.compile(
+    rb"(?P<gzip>\x1f\x8b\x08)|(?P<zstd>\x28\xb5\x2f\xfd)|(?P<bzip2>BZh[1-9](?:1AY&SY|\x17rE8P\x90))"
+)
 _SUFFIXES = tuple(suffix for codec in CODECS for suffix in codec.suffixes)
 _SUFFIX_LENGTH_MAX = max(map(len, _SUFFIXES))
 

@@ -592,7 +592,9 @@ def _by_object(
 
 
 def _failure(pieces: Sequence[PieceReading]) -> ObjectFailure | None:
-    return next((piece.failure for piece in pieces if piece.failure is not None), None)
+    """Return the failure of the first piece in the object that failed: its beginning tells best what it is."""
+    failed = [piece for piece in pieces if piece.failure is not None]
+    return min(failed, key=lambda piece: piece.piece.start).failure if failed else None
 
 
 def _let_out(piece: PieceReading) -> bool:
