@@ -85,7 +85,7 @@ def blocks(draw: st.DrawFn) -> list[bytes]:
 
 
 SPELLED = (
-    [b'{"id":1,"s":{"z":1},"s.z":2}\n'] * 2,  # two fields with one path
+    [b'{"s":{"z":1}}\n{"s":{"z":1},"s.z":2}\n{"s.z":2}\n'] * 2,  # two fields with one path
     [b'{"x":null}\n', b'{"x":1}\n', b'{"x":"a"}\n{"x":1}\n', b'{"x":{"p":[]}}\n', b'{"x":{"p":[{"q":1}]}}\n'],
     [b'{"id":1,"x":1}\n', b'{"id":2,"x":1,"x":null}\n', b'{"id":3,"x":1e400}\n{"id":4,"x":"\\ud800"}\n'],
     [b'{"s":{"a":1,"z":0}}\n', b'{"s":{"t":"2024-05-06T07:08:09.123456789Z","z":2}}\n', b'{"s":{"z":[1,"x"]}}\n'],

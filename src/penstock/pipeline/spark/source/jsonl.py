@@ -98,16 +98,21 @@ class JsonlDecoder:
     def _whole(self, block: bytes, lines: Lines) -> pa.Table | Exception:
         """Parse a guarded block: with the fields that the finder knows, or else without others than the declared."""
         rows = len(lines.starts)
-        if self._finder is None:
+        if (finder := self._finder) is None:
             return self.parse(block, rows, verified=False)
-        parsed = self._parse(block, rows, self._read_all, verified=False)
-        if isinstance(parsed, pa.Table) or not (self._finder.knows_some or _UNEXPECTED in str(parsed)):
+
+        def read(block: bytes, reading: pa.Schema) -> pa.Table:
+            table, self.unknown = finder.read(block, reading)
+            return table
+
+        parsed = self._parse(block, rows, read, verified=False)
+        if isinstance(parsed, pa.Table) or not (finder.knows_some or _UNEXPECTED in str(parsed)):
             return parsed
-        if self._finder.learns(block, lines.starts):
-            parsed = self._parse(block, rows, self._read_all, verified=False)
+        if finder.learns(block, lines.starts):
+            parsed = self._parse(block, rows, read, verified=False)
             if isinstance(parsed, pa.Table):
                 return parsed
-        self._finder.note_refusal()
+        finder.note_refusal()
         self.unknown = None
         return self.parse(block, rows, verified=False)
 
@@ -138,10 +143,6 @@ class JsonlDecoder:
             return self._cast(table)
         except pa.ArrowException as refused:
             return refused
-
-    def _read_all(self, block: bytes, reading: pa.Schema) -> pa.Table:
-        table, self.unknown = self._finder.read(block, reading)
-        return table
 
     def _read(self, block: bytes, reading: pa.Schema) -> pa.Table:
         """Return the declared fields. Others are refused at first, and ignored in a block that has some.

@@ -267,8 +267,9 @@ def _taken(column: pa.Array, places: Positions) -> pa.Array:
 
 def _without(row: int, rows: Positions) -> Positions:
     """Return the rows as they are after one of them is removed."""
-    kept = rows[rows != row]
-    return kept - (kept > row)
+    others = rows[rows != row]
+    kept: Positions = others - (others > row)
+    return kept
 
 
 def _merged(decoded: Decoded, rows: pa.Table, misfits: Misfits) -> Decoded:
