@@ -110,9 +110,9 @@ def mapping(convert: Any) -> Any:
     return convert_all
 
 
-def parsed(convert: Any) -> Any:
+def parsed(convert: Any, parse_int: Any = int) -> Any:
     """Return the converter of source text for one of a parsed value."""
-    return lambda source: convert(json.loads(source, parse_float=Decimal, parse_constant=float))
+    return lambda source: convert(json.loads(source, parse_int=parse_int, parse_float=Decimal, parse_constant=float))
 
 
 def string(source: str) -> str:
@@ -186,8 +186,9 @@ CONSTANTS = ("NaN", "INF", "-INF", "+INF", "Infinity", "-Infinity", "+Infinity")
 FIELDS: dict[str, Any] = {
     "id": parsed(integer(64)),
     "t": parsed(integer(8)),
-    "v": parsed(floating(1.7976931348623157e308)),
-    "f": parsed(floating(3.4028235677973362e38)),
+    # a decimal keeps the sign of -0
+    "v": parsed(floating(1.7976931348623157e308), parse_int=Decimal),
+    "f": parsed(floating(3.4028235677973362e38), parse_int=Decimal),
     "s": string,
     "b": parsed(boolean),
     "ts": parsed(moment),

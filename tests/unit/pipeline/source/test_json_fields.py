@@ -98,6 +98,17 @@ def test_bad_lines_between_do_not_shift_the_rows() -> None:
     assert decoded.rows.column("id").take(pa.array(decoded.unknown["x"].rows)).to_pylist() == [2, 4]
 
 
+@pytest.mark.parametrize("evolve", ["rescue", "add"])
+def test_a_line_that_cannot_be_cut_does_not_shift_the_rows(evolve: str) -> None:
+    deep = "[" * 5_000 + "]" * 5_000
+    lines = ['{"id":1,"x":1}', f'{{"id":2,"x":{deep}}}', '{"id":3}', '{"id":4,"x":1}']
+    decoder = open_jsonl(parse_ddl("id bigint"), ReadOptions(evolve=evolve))
+    decoded = decoder.decode("".join(f"{line}\n" for line in lines).encode())
+    assert decoded.rows.column("id").to_pylist() == [1, 3, 4]
+    assert decoded.unknown["x"].rows.tolist() == [0, 2]
+    assert decoded.rows.column("_rescued").to_pylist() == ['{"x":1}', None, '{"x":1}']
+
+
 def test_keys_that_are_ids_are_found_without_a_column_for_each() -> None:
     block = b"".join(b'{"id":%d,"u":{"k%d":1,"k%d":2}}\n' % (n, n, n + 7) for n in range(4_000))
     finder = UnknownFinder(parse_ddl("id bigint"))

@@ -1,23 +1,29 @@
 """Find the fields of JSON lines that no column takes, and cut lines into their fields.
 
-Arrow finds them in windows of lines that it can read: it infers the types of other fields, and those tell their names
-(eight times faster than Python, measured). Arrow's columns have a place for each row and name, so with objects whose
-keys are ids it takes long and much memory: the first window of a block is small, and once one has many fields, later
-lines are read by Python. So are those of a window that Arrow refuses, such as one with a field of two types.
+`UnknownFinder` remembers the fields without a column that it has seen, with a type that takes their values. So Arrow
+reads a whole block once, strictly, and the validity of its columns says which rows have which field. A block with
+another field, or with a value of another type, is searched instead: in windows of lines, Arrow infers the types of such
+fields, and those are remembered.
+
+Arrow's columns have a place for each row and name, so with objects whose keys are ids it takes long and much memory:
+the first windows are small, and once one has many fields, no field is remembered and later lines are read by Python. So
+are those of a window that Arrow refuses, such as one with a field of two types.
 """
 
 import json
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.json as pj
 
-from penstock.pipeline.spark.source.blocks import Flags, Lines, Positions, text_type
+from penstock.pipeline.spark.source.blocks import Flags, Lines, Positions, cast_texts, text_type
 from penstock.pipeline.spark.source.ddl import TIMESTAMP
 from penstock.pipeline.spark.source.exact_json import Constant, Number, exact_json
 from penstock.pipeline.spark.source.fit import wider
@@ -25,22 +31,32 @@ from penstock.pipeline.spark.source.spellings import is_moment
 
 _WINDOW_BYTES = 256 << 10
 _WINDOW_ROWS_FIRST, _WINDOW_ROWS_MAX, _WINDOW_GROWTH = 32, 512, 4
-_WIDE = 300  # fields of a window, from which on Arrow is slower than Python
+_WIDE = 300  # fields, from which on Arrow is slower than Python
+_LEARNED_ROWS = 160  # the first two windows of a block
+_REFUSALS_MAX = 3
+_NOTHING = pa.struct([])
 _WHITESPACE = " \t\r\n"
 _DEPTH_MAX = 16
 _EXACT_MAX = 1 << 53  # beyond this, a double cannot represent all whole numbers
 _DIGITS_MAX = 38
 _CONSTANTS = re.compile(r'"(?:[^"\\]|\\.)*"|[+-]?(?:NaN|INF|Inf(?:inity)?)')
+_LITERALS = {"true": True, "false": False, "null": None}
+# a member whose strings have no escapes and whose value has no others inside
+_USUAL = re.compile(
+    r"""(?P<key>"[^"\\\x00-\x1f]*")[ \t\r\n]*:[ \t\r\n]*"""
+    r"""(?P<text>"[^"\\\x00-\x1f]*"|true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)"""
+    r"""[ \t\r\n]*(?=[,}])"""
+)
 UNCUT = "\udfffuncut"  # in place of a name: the line cannot be cut into fields
 
 Names: TypeAlias = Mapping[str, Any]  # declared names of an object: those inside each; None: the field is taken whole
 
 
+_PLAIN = json.JSONDecoder()  # faster, but it refuses whole numbers of many digits
 _SCANNER = json.JSONDecoder(parse_int=Number, parse_float=Number, parse_constant=Constant)
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(NamedTuple):  # made faster than a frozen dataclass
     """One field of a JSON object, as written."""
 
     name: str
@@ -72,6 +88,10 @@ def _members(line: str) -> list[Member]:
         while not line.startswith("}", at):
             if found:
                 at = _blank_end(line, _behind(line, at, ","))
+            if (match := _USUAL.match(line, at)) is not None:
+                found.append(_usual_member(match))
+                at = match.end()
+                continue
             begin = at
             _behind(line, begin, '"')
             name, at = _SCANNER.raw_decode(line, begin)
@@ -83,6 +103,12 @@ def _members(line: str) -> list[Member]:
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     return found
+
+
+def _usual_member(match: re.Match[str]) -> Member:
+    key, text = match["key"], match["text"]
+    value: Any = text[1:-1] if text[0] == '"' else _LITERALS[text] if text in _LITERALS else Number(text)
+    return Member(key[1:-1], key, text, value)
 
 
 def is_unknown(member: Member, names: Names) -> bool:
@@ -115,16 +141,47 @@ def kind_of(values: Iterable[Any]) -> pa.DataType | None:
 
 
 class UnknownFinder:
-    """Finds the fields of JSON lines that no column takes, under one schema."""
+    """Finds the fields of JSON lines that no column takes, under one schema. Used by the thread that decodes."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self.names = names_of(schema)
         self._declared = schema
-        self._is_wide = False  # keys may be ids; written by the thread that decodes
-        reading = [pa.field(field.name, text_type(field.type, moments=True)) for field in schema]
-        self._options = pj.ParseOptions(
-            explicit_schema=pa.schema(reading), unexpected_field_behavior="infer", newlines_in_values=False
-        )
+        self._reading = pa.schema([field.with_type(text_type(field.type, moments=True)) for field in schema])
+        self._seen = _NOTHING  # the fields of all objects, in types that take their values
+        self._is_wide = False  # keys may be ids
+        self._refusals = 0  # blocks refused one after the other
+
+    @property
+    def knows_some(self) -> bool:
+        """Return True if fields are remembered that the schema lacks."""
+        return not self._widened(self._reading).equals(self._reading)
+
+    def read(self, block: bytes, reading: pa.Schema) -> tuple[pa.Table, dict[str, Positions]]:
+        """Return the declared fields of a whole block, and the rows that have each other one.
+
+        Raises `ArrowInvalid`, also if a field, or the type of one, is not remembered.
+        """
+        table = read_json(block, self._widened(reading), unexpected="error")
+        columns = [column.chunk(0) for column in table.columns]
+        declared = [cast_texts(column, field.type) for column, field in zip(columns, reading, strict=False)]
+        found = _by_path(_extra_fields(zip(table.column_names, columns, strict=True), self._declared))
+        if found:
+            self._refusals = 0
+        return pa.Table.from_arrays(declared, schema=reading), found
+
+    def learns(self, block: bytes, starts: Positions) -> bool:
+        """Return True if the first lines of a refused block have fields or types that are not remembered."""
+        if self._is_wide or self._refusals >= _REFUSALS_MAX:
+            return False
+        before = self._seen
+        self.find(block, starts[:_LEARNED_ROWS])
+        return not self._seen.equals(before)
+
+    def note_refusal(self) -> None:
+        """Forget all fields once `read` is refused for block after block."""
+        self._refusals += 1
+        if self._refusals >= _REFUSALS_MAX:
+            self._seen = _NOTHING
 
     def find(self, block: bytes, starts: Positions) -> dict[str, Positions]:
         """Return the rows that have each field, by the field's path. Row i is the line that begins at ``starts[i]``."""
@@ -142,40 +199,64 @@ class UnknownFinder:
             else:
                 pairs = zip(starts[low:high].tolist(), ends[low:high].tolist(), strict=True)
                 window = b"".join(block[start : end + 1] for start, end in pairs)
-            for name, rows in self._window(window, high - low):
+            for name, rows in self._window(window, high - low).items():
                 found.setdefault(name, []).append(rows + low)
             low = high
         return {name: np.concatenate(rows) for name, rows in found.items()}
 
-    def _window(self, window: bytes, rows: int) -> Iterable[tuple[str, Positions]]:
+    def _window(self, window: bytes, rows: int) -> dict[str, Positions]:
         if self._is_wide:
             return self._line_by_line(window)
         try:
-            table = pj.read_json(
-                pa.BufferReader(window),
-                read_options=pj.ReadOptions(use_threads=False, block_size=len(window) + 1),
-                parse_options=self._options,
-            )
-            self._is_wide = _width(table.schema) > _WIDE
-            if table.num_rows == rows:
-                columns = [(field.name, table.column(field.name).combine_chunks()) for field in table.schema]
-                return list(_extra_fields(columns, self._declared))
-        except (pa.ArrowException, KeyError, UnicodeDecodeError):  # a field of two types; a name given twice
-            pass
-        return self._line_by_line(window)
+            table = read_json(window, self._reading, unexpected="infer")
+        except pa.ArrowException:  # a field of two types; a name given twice
+            return self._line_by_line(window)
+        self._remember(table.schema)
+        if table.num_rows != rows:
+            return self._line_by_line(window)
+        columns = [column.chunk(0) for column in table.columns]
+        return _by_path(_extra_fields(zip(table.column_names, columns, strict=True), self._declared))
 
-    def _line_by_line(self, window: bytes) -> Iterable[tuple[str, Positions]]:
-        found: dict[str, list[int]] = {}
-        for row, line in enumerate(window.split(b"\n")[:-1]):
-            for name in dict.fromkeys(_unknown(_decoded(line.decode()), self.names)):
-                found.setdefault(name, []).append(row)
-        return [(name, np.array(rows, dtype=np.int64)) for name, rows in found.items()]
+    def _remember(self, found: pa.Schema) -> None:
+        if self._refusals < _REFUSALS_MAX:
+            self._seen = _joined(self._seen, _loose(pa.struct(list(found))))
+        if _width(found) > _WIDE or _width(self._seen) > _WIDE:
+            self._is_wide, self._seen = True, _NOTHING
+
+    def _widened(self, reading: pa.Schema) -> pa.Schema:
+        return pa.schema(list(_widened(pa.struct(list(reading)), self._seen)))
+
+    def _line_by_line(self, window: bytes) -> dict[str, Positions]:
+        found: defaultdict[str, list[int]] = defaultdict(list)
+        for row, fields in enumerate(_decoded_lines(window.decode())):
+            for path in _unknown(fields, self.names):
+                found[path].append(row)
+        return {path: np.unique(np.array(rows, dtype=np.int64)) for path, rows in found.items()}
+
+
+def read_json(block: bytes, schema: pa.Schema, *, unexpected: str) -> pa.Table:
+    """Read at least one line of JSON under a schema, as one chunk. ``unexpected`` is the treatment of other fields."""
+    return pj.read_json(
+        pa.BufferReader(block),
+        read_options=pj.ReadOptions(use_threads=False, block_size=len(block) + 1),
+        parse_options=pj.ParseOptions(
+            explicit_schema=schema, unexpected_field_behavior=unexpected, newlines_in_values=False
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
     kind: pa.DataType
     is_large: bool = False  # a whole number that a double may round
+
+
+def _decoded_lines(text: str) -> list[Mapping[str, Any]]:
+    """Return the fields of each line, all read as one array unless that takes care."""
+    with suppress(ValueError, RecursionError):
+        found: list[Mapping[str, Any]] = _PLAIN.decode("[" + text.removesuffix("\n").replace("\n", ",") + "]")
+        return found
+    return [_decoded(line) for line in text.split("\n")[:-1]]
 
 
 def _decoded(line: str) -> Mapping[str, Any]:
@@ -226,6 +307,46 @@ def _inside(value: Any, names: Names) -> Iterator[str]:
         yield from _unknown(value, names)
 
 
+def _loose(kind: pa.DataType, depth: int = 0) -> pa.DataType:
+    """Return a type that also takes most other values of the same kind; none for those nested deeply."""
+    if depth > _DEPTH_MAX:
+        return pa.null()
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_loose(field.type, depth + 1)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(_loose(kind.value_type, depth + 1))
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return pa.float64()
+    return kind if pa.types.is_boolean(kind) or pa.types.is_null(kind) else pa.string()
+
+
+def _joined(known: pa.DataType, seen: pa.DataType) -> pa.DataType:
+    """Return the type that takes the values of both; if there is none, the one seen last."""
+    if pa.types.is_null(seen):
+        return known
+    if pa.types.is_struct(known) and pa.types.is_struct(seen):
+        fields = {field.name: field.type for field in known}
+        fields |= {field.name: _joined(fields.get(field.name, pa.null()), field.type) for field in seen}
+        return pa.struct(fields.items())
+    if pa.types.is_list(known) and pa.types.is_list(seen):
+        return pa.list_(_joined(known.value_type, seen.value_type))
+    return seen
+
+
+def _widened(declared: pa.DataType, seen: pa.DataType) -> pa.DataType:
+    """Return a declared type with the fields that only the seen one has, behind its own."""
+    if pa.types.is_struct(declared) and pa.types.is_struct(seen):
+        more = {field.name: field for field in seen}
+        own = [
+            field if (one := more.pop(field.name, None)) is None else field.with_type(_widened(field.type, one.type))
+            for field in declared
+        ]
+        return pa.struct([*own, *more.values()])
+    if pa.types.is_list(declared) and pa.types.is_list(seen):
+        return pa.list_(declared.value_field.with_type(_widened(declared.value_type, seen.value_type)))
+    return declared
+
+
 def _width(fields: Iterable[pa.Field]) -> int:
     """Return the number of fields, with those inside them."""
     return sum(1 + _width_inside(field.type) for field in fields)
@@ -235,6 +356,14 @@ def _width_inside(kind: pa.DataType) -> int:
     if pa.types.is_list(kind):
         return _width_inside(kind.value_type)
     return _width(kind) if pa.types.is_struct(kind) else 0
+
+
+def _by_path(found: Iterable[tuple[str, Positions]]) -> dict[str, Positions]:
+    """Return the rows by path. A field of a struct and another one whose name is that path share it."""
+    rows_of: dict[str, Positions] = {}
+    for path, rows in found:
+        rows_of[path] = np.union1d(rows_of[path], rows) if path in rows_of else rows
+    return rows_of
 
 
 def _extra_fields(

@@ -10,16 +10,15 @@ if
 - Arrow returns exactly one row per non-blank line. No line yields less than one, so none yielded two;
 - no number overflowed its type, and none has an exponent or many digits if a column is a decimal.
 
-jsonl_lines.py defines the meaning of a line.
+jsonl_lines.py defines the meaning of a line, json_fields.py finds the fields that no column takes.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.json as pj
 
 from penstock.events.objects import QuarantineReason
 from penstock.pipeline.spark.source.blocks import (
@@ -28,12 +27,14 @@ from penstock.pipeline.spark.source.blocks import (
     Decoded,
     Flags,
     Lines,
+    Positions,
     cast_texts,
     holds_moments,
     is_utf8,
     repair,
     text_type,
 )
+from penstock.pipeline.spark.source.json_fields import UnknownFinder, read_json
 from penstock.pipeline.spark.source.jsonl_lines import BLANKS, Classifier
 
 _OPEN, _CLOSE = b"{}"
@@ -42,31 +43,33 @@ _FINE_FRACTION = re.compile(rb"\.[0-9]{7}")  # possibly of a second
 
 
 class JsonlDecoder:
-    """A `Decoder` and `LineFormat` for JSON lines."""
+    """A `Decoder` and `LineFormat` for JSON lines. Without a finder, fields without a column are not counted."""
 
     filler = b" "
 
-    def __init__(self, schema: pa.Schema) -> None:
+    def __init__(self, schema: pa.Schema, finder: UnknownFinder | None = None) -> None:
         self.schema = schema
-        self._options = _parse_options(schema, moments=False)
+        self._finder = finder
+        self._reading = _reading(schema, moments=False)
         moments = any(holds_moments(field.type) for field in schema)
-        self._fine_options = _parse_options(schema, moments=True) if moments else None
+        self._fine_reading = _reading(schema, moments=True) if moments else None
         self._checked = [index for index, field in enumerate(schema) if _may_overflow(field.type)]
         self._maps = any(_holds_map(field.type) for field in schema)  # then every line has to be mended
         self._decimals = DecimalGuard(field.type for field in schema)
         self._classifier = Classifier(schema)
-        # True if a line of the last block may have a field without a column. Written by the thread that decodes.
-        self.met_unknown = False
+        # The rows of the last block that have each field without a column; None: there may be some, which have to be
+        # searched. Written by the thread that decodes.
+        self.unknown: Mapping[str, Positions] | None = {}
 
     def decode(self, block: bytes, *, plain: bool = False) -> Decoded:  # noqa: ARG002 # only CSV uses it
-        self.met_unknown = False
+        self.unknown = {}
         lines = Lines.of(block)
         if self._maps:
             return repair(self, block, lines, np.zeros(len(lines.starts), dtype=np.bool_))
         shaped = _shaped(block, lines)
         self._decimals.distrust(block, lines, shaped)
         if shaped.all() and is_utf8(block):
-            table = self.parse(block, len(lines.starts), verified=False)
+            table = self._whole(block, lines)
             if isinstance(table, pa.Table):
                 return Decoded(rows=table, starts=lines.starts, bad=())
         return repair(self, block, lines, shaped)
@@ -81,12 +84,7 @@ class JsonlDecoder:
         return self._classifier.mended(line)
 
     def parse(self, block: bytes, rows: int, *, verified: bool) -> pa.Table | Exception:
-        if rows == 0:
-            return self.schema.empty_table()
-        parsed = self._parse(block, rows, self._options, verified=verified)
-        if isinstance(parsed, Exception) and self._fine_options is not None and _FINE_FRACTION.search(block):
-            return self._parse(block, rows, self._fine_options, verified=verified)
-        return parsed
+        return self._parse(block, rows, self._read, verified=verified)
 
     def explain(self, refused: Exception) -> tuple[QuarantineReason, str]:
         """Classify Arrow's error for one line. "changed from" marks a declared field with another kind of value."""
@@ -97,9 +95,48 @@ class JsonlDecoder:
             return QuarantineReason.WRONG_TYPE, text.removeprefix("JSON parse error: ").removesuffix(" in row 0")
         return QuarantineReason.MALFORMED, text
 
-    def _parse(self, block: bytes, rows: int, options: pj.ParseOptions, *, verified: bool) -> pa.Table | Exception:
+    def _whole(self, block: bytes, lines: Lines) -> pa.Table | Exception:
+        """Parse a guarded block: with the fields that the finder knows, or else without others than the declared."""
+        rows = len(lines.starts)
+        if (finder := self._finder) is None:
+            return self.parse(block, rows, verified=False)
+
+        def read(block: bytes, reading: pa.Schema) -> pa.Table:
+            table, self.unknown = finder.read(block, reading)
+            return table
+
+        parsed = self._parse(block, rows, read, verified=False)
+        if isinstance(parsed, pa.Table) or not (finder.knows_some or _UNEXPECTED in str(parsed)):
+            return parsed
+        if finder.learns(block, lines.starts):
+            parsed = self._parse(block, rows, read, verified=False)
+            if isinstance(parsed, pa.Table):
+                return parsed
+        finder.note_refusal()
+        self.unknown = None
+        return self.parse(block, rows, verified=False)
+
+    def _parse(
+        self, block: bytes, rows: int, read: Callable[[bytes, pa.Schema], pa.Table], *, verified: bool
+    ) -> pa.Table | Exception:
+        if rows == 0:
+            return self.schema.empty_table()
+        parsed = self._typed(block, rows, self._reading, read, verified=verified)
+        if isinstance(parsed, Exception) and self._fine_reading is not None and _FINE_FRACTION.search(block):
+            return self._typed(block, rows, self._fine_reading, read, verified=verified)
+        return parsed
+
+    def _typed(
+        self,
+        block: bytes,
+        rows: int,
+        reading: pa.Schema,
+        read: Callable[[bytes, pa.Schema], pa.Table],
+        *,
+        verified: bool,
+    ) -> pa.Table | Exception:
         try:
-            table = self._read(block, options)
+            table = read(block, reading)
             if table.num_rows != rows:
                 return ValueError("not one object")
             self._refuse_overflow(table, verified=verified)
@@ -107,23 +144,19 @@ class JsonlDecoder:
         except pa.ArrowException as refused:
             return refused
 
-    def _read(self, block: bytes, options: pj.ParseOptions) -> pa.Table:
+    def _read(self, block: bytes, reading: pa.Schema) -> pa.Table:
         """Return the declared fields. Others are refused at first, and ignored in a block that has some.
 
         So a block without them costs nothing more: Arrow stops at the first one (measured).
         """
-        read_options = pj.ReadOptions(use_threads=False, block_size=len(block) + 1)
-        if not self.met_unknown:
-            strict = pj.ParseOptions(
-                explicit_schema=options.explicit_schema, unexpected_field_behavior="error", newlines_in_values=False
-            )
+        if self._finder is not None and self.unknown is not None:
             try:
-                return pj.read_json(pa.BufferReader(block), read_options=read_options, parse_options=strict)
+                return read_json(block, reading, unexpected="error")
             except pa.ArrowInvalid as refused:
                 if _UNEXPECTED not in str(refused):
                     raise
-                self.met_unknown = True
-        return pj.read_json(pa.BufferReader(block), read_options=read_options, parse_options=options)
+                self.unknown = None
+        return read_json(block, reading, unexpected="ignore")
 
     def _refuse_overflow(self, table: pa.Table, *, verified: bool) -> None:
         for index in self._checked:
@@ -138,21 +171,18 @@ class JsonlDecoder:
 
     def _cast(self, table: pa.Table) -> pa.Table:
         columns = [
-            column if column.type == field.type else cast_texts(column.combine_chunks(), field.type)
+            column if column.type == field.type else cast_texts(column.chunk(0), field.type)
             for column, field in zip(table.columns, self.schema, strict=True)
         ]
         return pa.Table.from_arrays(columns, schema=self.schema)
 
 
-def _parse_options(schema: pa.Schema, *, moments: bool) -> pj.ParseOptions:
-    """Return options that read dates as strings, because Arrow's reader takes them for numbers (measured).
+def _reading(schema: pa.Schema, *, moments: bool) -> pa.Schema:
+    """Return the schema to read with: dates as strings, because Arrow's reader takes them for numbers (measured).
 
     With ``moments``, timestamps are read as strings as well.
     """
-    reading = [pa.field(field.name, text_type(field.type, moments=moments)) for field in schema]
-    return pj.ParseOptions(
-        explicit_schema=pa.schema(reading), unexpected_field_behavior="ignore", newlines_in_values=False
-    )
+    return pa.schema([pa.field(field.name, text_type(field.type, moments=moments)) for field in schema])
 
 
 def _shaped(block: bytes, lines: Lines) -> Flags:

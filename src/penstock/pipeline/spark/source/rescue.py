@@ -41,8 +41,8 @@ Misfits = Mapping[int, frozenset[str]]  # columns whose value does not fit, by t
 class OpenForm(Protocol):
     """The knowledge of one format of lines about fields without a column."""
 
-    def may_be_open(self) -> bool:
-        """Return True if the lines decoded last may have fields without a column."""
+    def found(self) -> Mapping[str, Positions] | None:
+        """Return the rows, of those decoded last, that have each field without a column; None: search them."""
         ...
 
     def single(self, field: pa.Field) -> Decoder:
@@ -83,16 +83,15 @@ class OpenLines:
 
     def decode(self, block: bytes, *, plain: bool = False) -> Decoded:
         decoded = self._inner.decode(block, plain=plain)
-        is_open = self._form.may_be_open()
+        unknown = self._form.found()
         misfits: dict[int, frozenset[str]] = {}
         if self._rescues and any(bad.reason is QuarantineReason.WRONG_TYPE for bad in decoded.bad):
             decoded = self._with_misfits(block, decoded, misfits)
-            is_open = True
+            unknown = None
+        if unknown is None:
+            unknown = self._form.unknown(block, decoded.starts) if decoded.rows.num_rows else {}
         if self._rescues:
-            decoded = self._with_rescued(block, decoded, misfits, is_open=is_open)
-        if not is_open or not decoded.rows.num_rows:
-            return decoded
-        unknown = self._form.unknown(block, decoded.starts)
+            decoded, unknown = self._with_rescued(block, decoded, unknown, misfits)
         kinds = self._form.kinds(block, decoded.starts, unknown) if self._adds else {}
         found = {name: UnknownRows(rows=rows, kind=kinds.get(name)) for name, rows in unknown.items() if name != UNCUT}
         return replace(decoded, unknown=found)
@@ -124,30 +123,31 @@ class OpenLines:
             self._singles = [self._form.single(field) for field in self._schema]
         return self._singles
 
-    def _with_rescued(self, block: bytes, decoded: Decoded, misfits: Misfits, *, is_open: bool) -> Decoded:
+    def _with_rescued(
+        self, block: bytes, decoded: Decoded, unknown: Mapping[str, Positions], misfits: Misfits
+    ) -> tuple[Decoded, Mapping[str, Positions]]:
         """Return the same with the column of rescued values. Lines that cannot be cut become bad lines."""
-        count = decoded.rows.num_rows
-        if not is_open or not count:
-            return replace(decoded, rows=decoded.rows.append_column(RESCUED, pa.nulls(count, RESCUED.type)))
         while True:
-            unknown = self._form.unknown(block, decoded.starts)
             wrong = np.flatnonzero(np.isin(decoded.starts, np.array(list(misfits), dtype=np.int64)))
             touched = np.unique(np.concatenate([wrong, *unknown.values()]))
             try:
-                texts = self._form.rescued(block, decoded.starts, touched, misfits)
+                texts = self._form.rescued(block, decoded.starts, touched, misfits) if len(touched) else []
             except UncutLine as uncut:
+                row = int(np.searchsorted(decoded.starts, uncut.start))
+                unknown = {name: _without(row, rows) for name, rows in unknown.items() if rows.tolist() != [row]}
                 decoded = _refused(block, decoded, uncut)
                 continue
             places = np.full(decoded.rows.num_rows, -1, dtype=np.int64)
             places[touched] = np.arange(len(touched))
             column = _taken(pa.array(texts, RESCUED.type), places)
-            return replace(decoded, rows=decoded.rows.append_column(RESCUED, column))
+            return replace(decoded, rows=decoded.rows.append_column(RESCUED, column)), unknown
 
 
 def open_jsonl(schema: pa.Schema, options: ReadOptions) -> Decoder:
     """Return a decoder of JSON lines."""
-    inner = JsonlDecoder(schema)
-    return OpenLines(inner, _JsonForm(inner, schema), schema, evolve=options.evolve)
+    finder = UnknownFinder(schema)
+    inner = JsonlDecoder(schema, finder)
+    return OpenLines(inner, _JsonForm(inner, finder), schema, evolve=options.evolve)
 
 
 def open_csv(schema: pa.Schema, options: ReadOptions, layout: Layout, names: Sequence[str], *, joined: bool) -> Decoder:
@@ -159,12 +159,12 @@ def open_csv(schema: pa.Schema, options: ReadOptions, layout: Layout, names: Seq
 class _JsonForm:
     """An `OpenForm` for JSON lines."""
 
-    def __init__(self, inner: JsonlDecoder, schema: pa.Schema) -> None:
+    def __init__(self, inner: JsonlDecoder, finder: UnknownFinder) -> None:
         self._inner = inner
-        self._finder = UnknownFinder(schema)
+        self._finder = finder
 
-    def may_be_open(self) -> bool:
-        return self._inner.met_unknown
+    def found(self) -> Mapping[str, Positions] | None:
+        return self._inner.unknown
 
     def single(self, field: pa.Field) -> Decoder:
         return JsonlDecoder(pa.schema([field]))
@@ -220,8 +220,8 @@ class _CsvForm:
             name: names[index] if names and index is not None else name for name, index in self._indexes.items()
         }
 
-    def may_be_open(self) -> bool:
-        return bool(self._unknown)
+    def found(self) -> Mapping[str, Positions] | None:
+        return None if self._unknown else {}
 
     def single(self, field: pa.Field) -> Decoder:
         return self._decoder(pa.schema([field]), (self._indexes[field.name],))
@@ -263,6 +263,13 @@ class _CsvForm:
 def _taken(column: pa.Array, places: Positions) -> pa.Array:
     """Return the values at these places; -1 is null."""
     return column.take(pa.array(places, mask=places < 0))
+
+
+def _without(row: int, rows: Positions) -> Positions:
+    """Return the rows as they are after one of them is removed."""
+    others = rows[rows != row]
+    kept: Positions = others - (others > row)
+    return kept
 
 
 def _merged(decoded: Decoded, rows: pa.Table, misfits: Misfits) -> Decoded:
