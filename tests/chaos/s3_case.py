@@ -5,13 +5,12 @@ also has the ledger.
 """
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
-from tests.chaos.oracle import Place, Truth, Values, truth
+from tests.chaos.oracle import Truth
 from tests.chaos.runs import LEASE_SECONDS as HOST_LEASE_SECONDS
-from tests.chaos.runs import ON_SPARK, Case, write_objects
+from tests.chaos.runs import ON_SPARK, Case
 from tests.services.aws_server import AwsServer
 from tests.services.s3_scene import Announced, Way
 
@@ -49,7 +48,7 @@ class S3Case(Case):
         return self._remote, f"s3://{LAKE}/table", "--data-dir", str(self.table / "_penstock"), *queue
 
     def add_objects(self, numbers: range) -> None:
-        self.upload(write_objects(self.source, numbers))
+        self.upload(self.content.write(self.source, numbers))
 
     def upload(self, paths: list[Path]) -> None:
         for path in paths:
@@ -57,14 +56,7 @@ class S3Case(Case):
 
     def truth(self) -> Truth:
         """Return the lines of the folder's files, under their names in S3."""
-        local = self.source.resolve().as_uri()
-
-        def renamed(place: Place) -> Place:
-            return place[0].replace(local, self._remote), place[1]
-
-        found = truth(self.source)
-        good: dict[Place, Values] = {renamed(place): values for place, values in found.good.items()}
-        return replace(found, good=good, bad={renamed(place): raw for place, raw in found.bad.items()})
+        return self.content.truth(self.source, at=self._remote)
 
     def mirror(self) -> Path:
         """Download both tables and the work folder, and return the path for the oracle."""
