@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from tests.chaos.oracle import Truth
 from tests.chaos.runs import LEASE_SECONDS as HOST_LEASE_SECONDS
-from tests.chaos.runs import ON_SPARK, Case
+from tests.chaos.runs import ON_SPARK, Case, Content
 from tests.services.aws_server import AwsServer
 from tests.services.s3_scene import Announced, Way
 
@@ -30,13 +30,15 @@ class S3Case(Case):
         module: str = ON_SPARK,
         by_queue: bool = True,
         way: Way = "sqs",
+        content: Content | None = None,
         **settings: object,
     ) -> None:
         """Without ``by_queue``, ingests list the bucket. ``settings`` are as for every case."""
         # With listings, the queue is a file of this host, and a killed process is detected at once. So the lease can
         # be long enough for a busy machine.
         lease_seconds = LEASE_SECONDS if by_queue else HOST_LEASE_SECONDS
-        super().__init__(folder, module=module, aws_endpoint_url=server.url, worker_lease=lease_seconds, **settings)
+        settings = {"aws_endpoint_url": server.url, "worker_lease": lease_seconds, **settings}
+        super().__init__(folder, module=module, content=content, **settings)
         self._by_queue = by_queue
         self._landing = Announced(server, way)
         self._s3, self._sqs = server.client("s3"), server.client("sqs")
