@@ -27,7 +27,7 @@ from tests.spark import readers
 
 ROWS = 10
 BAD_AT = ROWS // 2
-IN_SEVERAL_TASKS = 130  # objects, of two megabytes of estimated cost for each 32
+IN_SEVERAL_TASKS = 70  # objects: the plan makes a task of about 64 small ones
 TEXTS = ("plain", 'a "quoted" word', "two\nlines", "comma, semicolon; bar|", "é 🐍")
 NOT_UTF8 = b"\xff\xfe no text"
 AVRO_BITS = 23  # of a position, for the row in its block, as documented
