@@ -12,6 +12,7 @@ from pathlib import Path
 from xdist.scheduler import LoadScopeScheduling
 
 LANES = {
+    "tests/spark/test_cluster_formats.py": "Spark cluster",
     "tests/spark/test_doctor_spark.py": "Spark cluster",
     "tests/spark/test_executors.py": "Spark cluster",
     "tests/spark/test_submit_to_cluster.py": "Spark cluster",

@@ -29,11 +29,13 @@ SHOWN = 5  # how many places a failure names
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Truth:
-    """The lines in the files of a folder."""
+    """The lines in the files of a folder, or the rows of a format without lines."""
 
     good: Mapping[Place, Values]
     bad: Mapping[Place, bytes]
     unreadable: Sequence[str]  # URIs
+    columns: Collection[str] = tuple(COLUMNS)  # of the table's rows
+    position: str = "_offset"  # the column with a row's place in its object
 
     def objects(self) -> int:
         return len({uri for uri, _ in [*self.good, *self.bad]})
@@ -44,17 +46,19 @@ class Truth:
             good={**older.good, **self.good},
             bad={**older.bad, **self.bad},
             unreadable=[*older.unreadable, *self.unreadable],
+            columns=self.columns,
+            position=self.position,
         )
 
 
-def truth(folder: Path, *, without: Sequence[Path] = ()) -> Truth:
-    """Read every file; ``without`` are files that no ingest could read."""
+def truth(folder: Path, *, without: Sequence[Path] = (), at: str | None = None) -> Truth:
+    """Read every file; ``without`` are files that no ingest could read. ``at``: see `uri_of`."""
     good: dict[Place, Values] = {}
     bad: dict[Place, bytes] = {}
     unreadable: list[str] = []
     left_out = set(without)
     for path in sorted(folder.rglob("*.jsonl*")):
-        uri = path.resolve().as_uri()
+        uri = uri_of(path, folder, at=at)
         content = None if path in left_out else _content(path)
         if content is None:
             unreadable.append(uri)
@@ -66,6 +70,11 @@ def truth(folder: Path, *, without: Sequence[Path] = ()) -> Truth:
             else:
                 good[uri, offset] = values
     return Truth(good=good, bad=bad, unreadable=unreadable)
+
+
+def uri_of(path: Path, folder: Path, *, at: str | None = None) -> str:
+    """Return the URI of a file in a folder; ``at``: the address to which the folder was uploaded."""
+    return path.resolve().as_uri() if at is None else f"{at}/{path.relative_to(folder).as_posix()}"
 
 
 def _content(path: Path) -> bytes | None:
@@ -106,9 +115,9 @@ class Seen:
     files: Sequence[str]  # paths below the table's root
 
 
-def read_table(table: Path) -> Seen:
+def read_table(table: Path, *, columns: Collection[str] = tuple(COLUMNS), position: str = "_offset") -> Seen:
     """Return the place and values of each row, without columns of a transform. Empty if there is no table."""
-    return _read(table, ("_object", "_offset"), COLUMNS)
+    return _read(table, ("_object", position), columns)
 
 
 def read_quarantine(table: Path) -> Seen:
@@ -160,7 +169,7 @@ class Found:
 
 def check_meanwhile(truth: Truth, table: Path, *, ledger: str | None = None) -> Found:
     """Check the state after any kill: no row twice, none invented, none uncommitted."""
-    seen, quarantine = read_table(table), read_quarantine(table)
+    seen, quarantine = _seen(truth, table), read_quarantine(table)
     _check_rows(truth.good, seen.rows)
     _check_rows({place: {"raw": raw} for place, raw in truth.bad.items()}, quarantine.rows)
     committed = {attempt_id for attempt_id, state in _attempts(table, ledger) if state == "committed"}
@@ -172,7 +181,7 @@ def check_meanwhile(truth: Truth, table: Path, *, ledger: str | None = None) -> 
 def check_done(truth: Truth, table: Path, *, ledger: str | None = None) -> None:
     """Check the state after a successful ingest: every line once, nothing open, no leftovers."""
     found = check_meanwhile(truth, table, ledger=ledger)
-    seen = {place for place, _ in read_table(table).rows}
+    seen = {place for place, _ in _seen(truth, table).rows}
     missing = sorted(set(truth.good) - seen)
     assert not missing, f"{len(missing)} good lines are lost: {missing[:SHOWN]}"
     assert found.quarantined == len(truth.bad), "bad lines are missing in the quarantine table"
@@ -182,6 +191,10 @@ def check_done(truth: Truth, table: Path, *, ledger: str | None = None) -> None:
     assert waiting == 0, f"{waiting} messages are left in the queue"
     orphans = abandoned_folders(table, ledger=ledger)
     assert not orphans, f"files of abandoned attempts are left: {orphans[:SHOWN]}"
+
+
+def _seen(truth: Truth, table: Path) -> Seen:
+    return read_table(table, columns=truth.columns, position=truth.position)
 
 
 def _check_rows(expected: Mapping[Place, Values], rows: Sequence[tuple[Place, Values]]) -> None:

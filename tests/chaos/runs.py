@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tests.chaos.oracle import Truth, truth
 from tests.services.forked_process import ForkedPopen
@@ -107,12 +107,44 @@ class Running:
         return Ended(code=code, out=self._out.read_text(), err=self.log(), seconds=time.monotonic() - self.began_at)
 
 
+class Content(Protocol):
+    """The objects of a source, and the command that ingests them."""
+
+    def write(self, folder: Path, numbers: range) -> list[Path]:
+        """Write the objects of these numbers."""
+        ...
+
+    def truth(self, folder: Path, *, at: str | None = None) -> Truth:
+        """Return the rows of the objects in a folder. ``at``: see `tests.chaos.oracle.uri_of`."""
+        ...
+
+    def command(self, arguments: Sequence[str]) -> Sequence[str]:
+        """Return the command. ``arguments`` are source, table and options."""
+        ...
+
+
+class JsonLines:
+    """The `Content` of most tests."""
+
+    def write(self, folder: Path, numbers: range) -> list[Path]:
+        return write_objects(folder, numbers)
+
+    def truth(self, folder: Path, *, at: str | None = None) -> Truth:
+        return truth(folder, at=at)
+
+    def command(self, arguments: Sequence[str]) -> Sequence[str]:
+        return "ingest", *arguments, "--schema", SCHEMA, "--json"
+
+
 class Case:
     """A folder to read, a table to write, and all processes that use them."""
 
-    def __init__(self, folder: Path, *, module: str = ON_SPARK, **settings: object) -> None:
+    def __init__(
+        self, folder: Path, *, module: str = ON_SPARK, content: Content | None = None, **settings: object
+    ) -> None:
         """``module`` is the module that processes run: `ON_SPARK` or `IN_PROCESS`. ``settings`` apply to each."""
         self.module = module
+        self.content = JsonLines() if content is None else content
         self.folder = folder
         self.source = folder / "in"
         self.table = folder / "table"
@@ -123,11 +155,11 @@ class Case:
 
     def add_objects(self, numbers: range) -> None:
         """Add the objects of these numbers to the source."""
-        write_objects(self.source, numbers)
+        self.content.write(self.source, numbers)
 
     def truth(self) -> Truth:
         """Return the lines of the source."""
-        return truth(self.source)
+        return self.content.truth(self.source)
 
     def mirror(self) -> Path:
         """Return a local copy of the table for the oracle."""
@@ -140,7 +172,7 @@ class Case:
 
     def start(self, *options: str, before_exec: Callable[[], None] | None = None, **settings: object) -> Running:
         """Start `penstock ingest` with these options, and settings by their names."""
-        arguments = ["ingest", *self.arguments, "--schema", SCHEMA, "--json", *options]
+        arguments = [*self.content.command(self.arguments), *options]
         return self._start(arguments, before_exec=before_exec, **settings)
 
     def ingest(
@@ -163,7 +195,7 @@ class Case:
 
     def _called_in(self, session: OneSession, *options: str, **settings: object) -> Ended:
         began_at = time.monotonic()
-        arguments = ["ingest", *self.arguments, "--schema", SCHEMA, "--json", *options]
+        arguments = [*self.content.command(self.arguments), *options]
         called = session.call(arguments, folder=self.folder, environment=environment(**self._settings | settings))
         return Ended(code=called.code, out=called.out, err=called.err, seconds=time.monotonic() - began_at)
 

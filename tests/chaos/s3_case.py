@@ -5,13 +5,12 @@ also has the ledger.
 """
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
-from tests.chaos.oracle import Place, Truth, Values, truth
+from tests.chaos.oracle import Truth
 from tests.chaos.runs import LEASE_SECONDS as HOST_LEASE_SECONDS
-from tests.chaos.runs import ON_SPARK, Case, write_objects
+from tests.chaos.runs import ON_SPARK, Case, Content
 from tests.services.aws_server import AwsServer
 from tests.services.s3_scene import Announced, Way
 
@@ -31,13 +30,15 @@ class S3Case(Case):
         module: str = ON_SPARK,
         by_queue: bool = True,
         way: Way = "sqs",
+        content: Content | None = None,
         **settings: object,
     ) -> None:
         """Without ``by_queue``, ingests list the bucket. ``settings`` are as for every case."""
         # With listings, the queue is a file of this host, and a killed process is detected at once. So the lease can
         # be long enough for a busy machine.
         lease_seconds = LEASE_SECONDS if by_queue else HOST_LEASE_SECONDS
-        super().__init__(folder, module=module, aws_endpoint_url=server.url, worker_lease=lease_seconds, **settings)
+        settings = {"aws_endpoint_url": server.url, "worker_lease": lease_seconds, **settings}
+        super().__init__(folder, module=module, content=content, **settings)
         self._by_queue = by_queue
         self._landing = Announced(server, way)
         self._s3, self._sqs = server.client("s3"), server.client("sqs")
@@ -49,7 +50,7 @@ class S3Case(Case):
         return self._remote, f"s3://{LAKE}/table", "--data-dir", str(self.table / "_penstock"), *queue
 
     def add_objects(self, numbers: range) -> None:
-        self.upload(write_objects(self.source, numbers))
+        self.upload(self.content.write(self.source, numbers))
 
     def upload(self, paths: list[Path]) -> None:
         for path in paths:
@@ -57,14 +58,7 @@ class S3Case(Case):
 
     def truth(self) -> Truth:
         """Return the lines of the folder's files, under their names in S3."""
-        local = self.source.resolve().as_uri()
-
-        def renamed(place: Place) -> Place:
-            return place[0].replace(local, self._remote), place[1]
-
-        found = truth(self.source)
-        good: dict[Place, Values] = {renamed(place): values for place, values in found.good.items()}
-        return replace(found, good=good, bad={renamed(place): raw for place, raw in found.bad.items()})
+        return self.content.truth(self.source, at=self._remote)
 
     def mirror(self) -> Path:
         """Download both tables and the work folder, and return the path for the oracle."""

@@ -1,8 +1,9 @@
 """`penstock` commands, one after the other, in a process with one Spark session.
 
 For tests whose subject is the work on a cluster: the start of a driver and its executors takes longer than their work.
-A command finds the session instead of starting one, and leaves it running. Its setting `spark.conf` chooses only the
-Python of Spark's workers. All else is the command's own.
+A command finds the session instead of starting one, and leaves it running. The session is classic, or one of Spark
+Connect if the master is the address of a server. The setting `spark.conf` of a command chooses only the Python of
+classic Spark's workers. All else is the command's own.
 """
 
 import json
@@ -23,6 +24,7 @@ from unittest.mock import patch
 ROOT = Path(__file__).parents[2]
 STOP_SECONDS = 60.0
 IDLE_SECONDS = 60.0
+CONNECT_SCHEME = "sc://"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,39 +88,55 @@ _sessions: list[Any] = []
 
 
 def _session(folder: Path, master: str, conf: Mapping[str, str]) -> Any:
+    if not _sessions:
+        opened = _connected if master.startswith(CONNECT_SCHEME) else _started
+        _sessions.append(opened(folder, master, conf))
+    return _sessions[0]
+
+
+def _started(folder: Path, master: str, conf: Mapping[str, str]) -> Any:
     from penstock.pipeline.spark.classic import SessionSettings, start_session
     from penstock.pipeline.spark.java import find_java
 
-    if not _sessions:
-        settings = SessionSettings(
-            master=master,
-            java_home=find_java(os.environ).home,
-            scratch=folder / "scratch",
-            log=folder / "spark.log",
-            driver_memory="1g",
-            extra_conf=conf,
-        )
-        _sessions.append(start_session(settings))
-    return _sessions[0]
+    settings = SessionSettings(
+        master=master,
+        java_home=find_java(os.environ).home,
+        scratch=folder / "scratch",
+        log=folder / "spark.log",
+        driver_memory="1g",
+        extra_conf=conf,
+    )
+    return start_session(settings)
+
+
+def _connected(_: Path, address: str, conf: Mapping[str, str]) -> Any:
+    from penstock.pipeline.spark.connect import open_session
+
+    return open_session(address, conf)
 
 
 def _called(
     session: Any, scratch: Path, arguments: Sequence[str], folder: str, environment: Mapping[str, str]
 ) -> Mapping[str, Any]:
     from penstock.cli import main
-    from penstock.pipeline.spark import classic
+    from penstock.pipeline.spark import classic, connect
 
-    conf = json.loads(environment.get("PENSTOCK_SPARK_CONF", "{}"))
-    _wait_until_idle(session)
-    session.sparkContext.pythonExec = conf.get("spark.pyspark.python", sys.executable)
+    if environment["PENSTOCK_SPARK_MASTER"].startswith(CONNECT_SCHEME):
+        kept = {connect.MODE: os.environ[connect.MODE]}
+    else:
+        conf, kept = json.loads(environment.get("PENSTOCK_SPARK_CONF", "{}")), {}
+        _wait_until_idle(session)
+        session.sparkContext.pythonExec = conf.get("spark.pyspark.python", sys.executable)
     out, err = scratch / "call.out", scratch / "call.err"
     with (
         _streams(out, err),
         _in_folder(folder),
-        patch.dict(os.environ, environment, clear=True),
+        patch.dict(os.environ, {**environment, **kept}, clear=True),
         patch.object(sys, "argv", ["penstock", *arguments]),
         patch.object(classic, "start_session", lambda _: session),
         patch.object(classic, "end_session", lambda *_, **__: None),
+        patch.object(connect, "open_session", lambda *_: session),
+        patch.object(connect, "end_session", lambda *_, **__: None),
         patch.object(main, "ignore_handled_signals", lambda: None),
         patch.object(main, "leave", sys.exit),
         patch("penstock.cli.exits.leave_within", lambda *_: None),

@@ -1,13 +1,18 @@
-"""One Spark session for all tests of this folder."""
+"""One Spark session for all tests of this folder, and what tests on a cluster share."""
 
+import json
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 from tests.services.bare_python import bare_python, site_packages
+from tests.services.one_session import OneSession
+from tests.services.spark_cluster import SparkCluster
+from tests.spark.executors import settings
 
 from penstock.pipeline.spark.java import find_java
 from penstock.pipeline.spark.requirements import FOR_S3, REQUIRED
@@ -48,3 +53,13 @@ def executor_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     older.parent.mkdir()
     older.write_text(OLDER_PENSTOCK)
     return program
+
+
+@pytest.fixture(scope="module")
+def cluster_session(
+    tmp_path_factory: pytest.TempPathFactory, cluster: SparkCluster, executor_python: Path
+) -> Iterator[OneSession]:
+    """Return one session on the cluster for the commands of a file. It occupies all executors."""
+    conf = json.loads(settings(cluster, executor_python)["spark_conf"])
+    with closing(OneSession(tmp_path_factory.mktemp("session"), master=cluster.url, conf=conf)) as made:
+        yield made

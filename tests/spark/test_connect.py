@@ -12,14 +12,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from deltalake import DeltaTable
+from tests.chaos.format_objects import FORMATS, check_read_once_from_s3
+from tests.chaos.s3_case import S3Case
 from tests.services.aws_server import NO_ACCOUNT, REGION, AwsServer
 from tests.services.bare_python import bare_python
 from tests.services.connect_server import ConnectServer
+from tests.services.one_session import OneSession
 from tests.services.ports import free_port
 
 pytestmark = pytest.mark.timeout(900)
@@ -249,6 +253,7 @@ def test_an_ingest_ships_penstock_reports_progress_and_ends_its_session(place: P
     assert (code, report["listed"], report["missing"]) == (0, 2, 0), err
 
 
+@pytest.mark.slow
 def test_an_ingest_reads_from_s3_and_writes_to_s3(place: Path, server: ConnectServer, moto: AwsServer) -> None:
     s3 = moto.client("s3")
     s3.create_bucket(Bucket="shop")
@@ -267,6 +272,27 @@ def test_an_ingest_reads_from_s3_and_writes_to_s3(place: Path, server: ConnectSe
     }
     table = DeltaTable("s3://shop/table", storage_options=options).to_pyarrow_table(columns=["id"])
     assert sorted(table.column("id").to_pylist()) == EVERY_ID
+
+
+@pytest.fixture(scope="module")
+def session(server: ConnectServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OneSession]:
+    with closing(OneSession(tmp_path_factory.mktemp("session"), master=server.url, conf={})) as made:
+        yield made
+
+
+# The readers are those of classic Spark, which reads every format on a cluster (test_cluster_formats.py).
+QUICK_FORMATS = ("jsonl", "parquet")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK_FORMATS else pytest.mark.slow) for name in FORMATS]
+)
+def test_objects_of_every_format_in_s3_are_read_once_into_a_table_in_s3(
+    tmp_path: Path, server: ConnectServer, session: OneSession, moto: AwsServer, name: str
+) -> None:
+    case = S3Case(tmp_path, moto, by_queue=False, content=FORMATS[name], spark_master=server.url)
+    case.session = session
+    check_read_once_from_s3(case)
 
 
 @pytest.mark.slow

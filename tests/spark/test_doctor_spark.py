@@ -4,8 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import closing
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +27,6 @@ for number, (source, table) in enumerate({places!r}):
     app.pipeline(f"pipeline-{{number}}", source=where, sink=DeltaSink(table))
 """
 LAKE = "lake"
-
-
-@pytest.fixture(scope="module")
-def session(
-    tmp_path_factory: pytest.TempPathFactory, cluster: SparkCluster, executor_python: Path
-) -> Iterator[OneSession]:
-    conf = json.loads(settings(cluster, executor_python)["spark_conf"])
-    with closing(OneSession(tmp_path_factory.mktemp("session"), master=cluster.url, conf=conf)) as made:
-        yield made
 
 
 def findings(
@@ -76,13 +66,13 @@ def levels(found: Mapping[str, Any]) -> dict[str, set[str]]:
 
 
 def test_a_cluster_that_fits_has_one_finding_for_each_need(
-    tmp_path: Path, cluster: SparkCluster, session: OneSession, executor_python: Path, moto: AwsServer
+    tmp_path: Path, cluster: SparkCluster, cluster_session: OneSession, executor_python: Path, moto: AwsServer
 ) -> None:
     moto.client("s3").create_bucket(Bucket=LAKE)
     (tmp_path / "in").mkdir()
     app_in(tmp_path, (str(tmp_path / "in"), f"s3://{LAKE}/clicks"))
     given = settings(cluster, executor_python) | {"aws_endpoint_url": moto.url, "aws_region": moto.aws.region}
-    found = findings(tmp_path, "--app", "lake_app:app", code=0, session=session, **given)
+    found = findings(tmp_path, "--app", "lake_app:app", code=0, session=cluster_session, **given)
     needs = [
         "spark session",
         "workers",
@@ -109,13 +99,18 @@ def test_a_cluster_that_fits_has_one_finding_for_each_need(
 
 
 def test_folders_that_hosts_do_not_share_and_a_bucket_that_tasks_cannot_list_are_failures(
-    tmp_path: Path, cluster: SparkCluster, session: OneSession, executor_python: Path, apart: Path, moto: AwsServer
+    tmp_path: Path,
+    cluster: SparkCluster,
+    cluster_session: OneSession,
+    executor_python: Path,
+    apart: Path,
+    moto: AwsServer,
 ) -> None:
     (apart / "in").mkdir(exist_ok=True)
     app_in(tmp_path, (str(apart / "in"), "s3://nowhere/clicks"))
     given = settings(cluster, executor_python) | {"aws_endpoint_url": moto.url, "aws_region": moto.aws.region}
     try:
-        found = findings(tmp_path, "--app", "lake_app:app", code=3, session=session, **given)
+        found = findings(tmp_path, "--app", "lake_app:app", code=3, session=cluster_session, **given)
     finally:
         shutil.rmtree(apart / "in")
     assert f"do not share the folder {apart}/in: the host spark-host-" in found["shared folders"][0]["found"]
@@ -124,11 +119,11 @@ def test_folders_that_hosts_do_not_share_and_a_bucket_that_tasks_cannot_list_are
 
 
 def test_executors_without_packages_are_a_failure_for_each_host_and_end_the_checks(
-    tmp_path: Path, cluster: SparkCluster, session: OneSession
+    tmp_path: Path, cluster: SparkCluster, cluster_session: OneSession
 ) -> None:
     app_in(tmp_path, ("s3://nowhere/in", str(tmp_path / "table")))
     given = settings(cluster, bare_python(tmp_path / "python", ["pyarrow", "numpy"]))
-    found = findings(tmp_path, "--app", "lake_app:app", code=3, session=session, **given)
+    found = findings(tmp_path, "--app", "lake_app:app", code=3, session=cluster_session, **given)
     assert levels(found) == {"spark session": {"ok"}, "workers": {"ok"}, "packages": {"failed"}}
     assert [one["found"].split(" ", 3)[3] for one in found["packages"]] == [
         "lacks zstandard and lacks boto3, obstore"
@@ -136,9 +131,11 @@ def test_executors_without_packages_are_a_failure_for_each_host_and_end_the_chec
     assert "`penstock admin spark pack --extra aws` writes an archive" in found["packages"][0]["hint"]
 
 
-def test_a_program_that_no_host_has_is_one_failure(tmp_path: Path, cluster: SparkCluster, session: OneSession) -> None:
+def test_a_program_that_no_host_has_is_one_failure(
+    tmp_path: Path, cluster: SparkCluster, cluster_session: OneSession
+) -> None:
     given = settings(cluster, tmp_path / "nowhere" / "python3")
-    found = findings(tmp_path, code=3, session=session, **given)
+    found = findings(tmp_path, code=3, session=cluster_session, **given)
     assert levels(found) == {"spark session": {"ok"}, "workers": {"failed"}}
     assert f"the program {tmp_path}/nowhere/python3 cannot be started" in found["workers"][0]["found"]
 
