@@ -10,7 +10,7 @@ import pytest
 
 from penstock.pipeline.spark.java import find_java
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).parents[2]
 
