@@ -18,7 +18,7 @@ COMMANDS = "CLUSTER_COMMANDS"  # the commands of `meanwhile`, as JSON
 FAULTS = "CLUSTER_FAULTS"  # a folder in which each fault leaves a file of its name and host, so that it happens once
 TASK, EXECUTOR, WORKER, STRAGGLER = "task", "executor", "worker", "straggler"
 PARTITIONS = 4
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 300.0
 
 _both = threading.Barrier(2)
 

@@ -21,7 +21,7 @@ from penstock.pipeline.spark.java import find_java
 
 SPARK_HOME = Path(pyspark.__file__).parent
 SCRIPT = Path(penstock.__file__).parent / "__main__.py"  # as `penstock --script` prints it
-PATIENCE_SECONDS = 240.0
+PATIENCE_SECONDS = 400.0
 ROOT = Path(__file__).parents[2]
 INGEST = ("ingest", "in", "table", "--schema", "id long")
 EVERY_ID = sorted(list(range(10)) * 3)  # of `objects`

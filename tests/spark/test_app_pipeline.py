@@ -29,7 +29,7 @@ from penstock.sinks.delta.sink import DeltaTableSink
 from penstock.storage.local import LocalFiles
 from penstock.worker.shutdown import StopSignal
 
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 400.0
 SCHEMA = "id long, v double, ts timestamp, place string"
 
 

@@ -20,7 +20,7 @@ from penstock.operations.ingest.ingest import IngestReport, ingest
 from penstock.operations.ingest.pipeline import IngestRequest
 from penstock.worker.shutdown import StopSignal
 
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 400.0
 DDL = "id bigint, v double, s string, at timestamp"
 
 

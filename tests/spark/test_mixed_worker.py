@@ -22,7 +22,7 @@ from penstock.objects.local_store import LocalStore
 from penstock.objects.notification import announce
 from penstock.pipeline.spark.java import find_java
 
-PATIENCE_SECONDS = 240.0
+PATIENCE_SECONDS = 400.0
 STOP_TIMEOUT_SECONDS = 10.0
 APP = """
 from penstock import App, DeltaSink, ObjectSource

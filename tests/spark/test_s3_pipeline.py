@@ -22,7 +22,7 @@ from penstock.operations.ingest.pipeline import IngestRequest
 from penstock.worker.shutdown import StopSignal
 
 LAKE = "lake"
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 400.0
 SCHEMA = "id long, day string"
 ODD_KEYS = (
     "../../etc/passwd",

@@ -21,7 +21,7 @@ from penstock.messaging.message import Outgoing
 from penstock.objects.local_store import LocalStore
 from penstock.objects.notification import announce
 
-PATIENCE_SECONDS = 240.0
+PATIENCE_SECONDS = 400.0
 TEMPORARY_FAILURE = 75
 APP = """
 import time

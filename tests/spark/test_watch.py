@@ -12,7 +12,7 @@ from penstock.operations.ingest.ingest import IngestReport, ingest
 from penstock.operations.ingest.pipeline import IngestRequest
 from penstock.worker.shutdown import StopSignal
 
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 400.0
 SETTLE_SECONDS = 2.5  # longer than any pause of a writer in these tests
 LINES = 30
 

@@ -20,7 +20,7 @@ from penstock.operations.ingest.ingest import ingest
 from penstock.operations.ingest.pipeline import IngestRequest
 from penstock.worker.shutdown import StopSignal
 
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 400.0
 PINGS = 15  # failed ones: if each were a receive, every message would be dead-lettered
 QUEUE = "landed"
 

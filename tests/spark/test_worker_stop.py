@@ -15,7 +15,7 @@ from tests.chaos import transforms
 from penstock.brokers.sqlite.broker import SqliteBroker
 
 OBJECTS = 6  # two batches
-PATIENCE_SECONDS = 240.0
+PATIENCE_SECONDS = 400.0
 STOP_TIMEOUT_SECONDS = 20.0
 LATE_SECONDS = 60.0  # allowance for a busy machine
 APP = """
