@@ -12,7 +12,7 @@ from penstock.ledger.records import UnknownCounts
 from penstock.pipeline.spark.source.ddl import RESCUED, format_ddl, may_be_column, parse_ddl, type_text
 from penstock.pipeline.spark.source.formats import format_of
 from penstock.pipeline.spark.source.options import ReadOptions
-from penstock.pipeline.spark.source.report import ObjectReadings
+from penstock.pipeline.spark.source.summary import ObjectReadings
 from penstock.pipeline.spark.source.unknown import UnknownCount, UnknownFields, shown
 
 ADDED_MAX = 500  # columns of one pipeline; of further fields the values are rescued, since names may be ids
