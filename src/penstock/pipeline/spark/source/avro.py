@@ -28,7 +28,7 @@ from penstock.pipeline.spark.source.avro_values import VARINT_BYTES_MAX, Damage
 from penstock.pipeline.spark.source.blocks import Decoded, Positions
 from penstock.pipeline.spark.source.contents import damaged
 from penstock.pipeline.spark.source.ddl import parse_ddl
-from penstock.pipeline.spark.source.fit import Fitter
+from penstock.pipeline.spark.source.fit_rows import Fitter
 from penstock.pipeline.spark.source.options import ReadOptions
 from penstock.pipeline.spark.source.plan import Piece
 

@@ -20,6 +20,7 @@ from penstock.messaging.wording import counted, worded
 from penstock.objects.reference import ObjectRef
 from penstock.objects.store import ObjectReader, ObjectStore
 from penstock.pipeline.spark.source import avro
+from penstock.pipeline.spark.source.column_types import storable, wider
 from penstock.pipeline.spark.source.columnar import OPENERS, schema_of
 from penstock.pipeline.spark.source.contents import beginning
 from penstock.pipeline.spark.source.ddl import TIMESTAMP, format_ddl, may_be_column, parse_ddl, type_text
@@ -35,7 +36,6 @@ from penstock.pipeline.spark.source.evidence import (
     short_uri,
     with_lines,
 )
-from penstock.pipeline.spark.source.fit import storable, wider
 from penstock.pipeline.spark.source.formats import DEFAULT_FORMAT, format_by_names, format_of
 from penstock.pipeline.spark.source.infer_csv import NULL_MARKS, infer_csv
 from penstock.pipeline.spark.source.jsonl_lines import Classifier

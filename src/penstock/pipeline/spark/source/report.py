@@ -154,11 +154,11 @@ class LoadedReport:
             rows=values["rows"],
             lines_quarantined=values["lines_quarantined"],
             reasons=details.get("reasons", {}),
-            samples=samples_of(details),
+            samples=samples_in(details),
             failure=_loaded_failure(failure) if failure else None,
             broken_midway=values["broken_midway"],
             quotes=None if values["ends_open"] is None else Quotes(**{name: values[name] for name in _QUOTES}),
-            unknown=unknown_of(details),
+            unknown=unknown_in(details),
         )
 
     def with_details(self) -> npt.NDArray[np.bool_]:
@@ -172,12 +172,12 @@ class LoadedReport:
         yield from zip(self.objects[positions].tolist(), map(json.loads, texts), strict=True)
 
 
-def samples_of(details: Mapping[str, Any]) -> list[tuple[int, str]]:
+def samples_in(details: Mapping[str, Any]) -> list[tuple[int, str]]:
     """Return offset and reason of some bad lines of a piece with these details."""
     return [(offset, reason) for offset, reason in details.get("samples", ())]
 
 
-def unknown_of(details: Mapping[str, Any]) -> UnknownFields:
+def unknown_in(details: Mapping[str, Any]) -> UnknownFields:
     """Return the unknown fields of a piece with these details."""
     stored = details.get("unknown")
     if stored is None:

@@ -24,8 +24,8 @@ from penstock.pipeline.spark.source.report import (
     PartitionReadings,
     PieceReading,
     load_readings,
-    samples_of,
-    unknown_of,
+    samples_in,
+    unknown_in,
 )
 from penstock.pipeline.spark.source.unknown import NO_UNKNOWN, UnknownFields, shown
 from penstock.sinks.manifest import DataFile
@@ -248,8 +248,8 @@ def _plain(reports: Sequence[LoadedReport], looked_at: npt.NDArray[np.bool_]) ->
         lines_quarantined=column([report.lines_quarantined for report in reports]),
         bytes=column([report.stops - report.starts for report in reports]),
         reasons={index: details["reasons"] for index, details in detailed.items() if details["reasons"]},
-        samples={index: sorted(samples_of(details)) for index, details in detailed.items() if details["samples"]},
-        unknown={index: unknown_of(details) for index, details in detailed.items() if "unknown" in details},
+        samples={index: sorted(samples_in(details)) for index, details in detailed.items() if details["samples"]},
+        unknown={index: unknown_in(details) for index, details in detailed.items() if "unknown" in details},
     )
 
 

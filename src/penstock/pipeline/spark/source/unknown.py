@@ -10,8 +10,8 @@ from functools import reduce
 
 import pyarrow as pa
 
+from penstock.pipeline.spark.source.column_types import wider
 from penstock.pipeline.spark.source.ddl import parse_ddl, type_text
-from penstock.pipeline.spark.source.fit import wider
 
 NAMES_MAX = 50  # per object; the most frequent ones
 _NAMES_HELD_MAX = 1_000  # per piece, while it is read: keys may be ids
