@@ -1,6 +1,6 @@
 """Infer the schema of a source without a declared one from a bounded sample. The caller logs and stores it.
 
-Objects with a schema of their own tell it. For JSON, the kinds of values are counted per field. The type is one
+Objects of some formats have a schema of their own. For JSON, the kinds of values are counted per field. The type is one
 that holds all of them if there is one, else that of the majority. infer_csv.py has the rules for CSV, evidence.py the
 explanations.
 """
@@ -104,7 +104,7 @@ class Inferred:
 
 
 def infer_format(objects: Sequence[ObjectRef], store: ObjectStore, *, source: str) -> str:
-    """Return the format that the names of objects tell; for JSON, look into the first one that is not empty.
+    """Return the format by the names of objects; for JSON, look into the first one that is not empty.
 
     Raises `UsageError` if names tell several formats.
     """

@@ -27,7 +27,7 @@ from penstock.pipeline.spark.source.report import (
     samples_in,
     unknown_in,
 )
-from penstock.pipeline.spark.source.unknown import NO_UNKNOWN, UnknownFields, shown
+from penstock.pipeline.spark.source.unknown import NO_UNKNOWN, UnknownFields, name_shown
 from penstock.sinks.manifest import DataFile
 
 
@@ -354,7 +354,8 @@ def _unknown_failure(reading: ObjectReading, plan: ReadPlan, index: int) -> Obje
     others = f" (and {counted(more, 'other')})" if more else ""
     place = "row" if format_of(plan.options.format).position is ROW else "line at byte"
     reason = (
-        f"{plan.objects[index].uri} has the field {shown(name)!r}{others}, first in the {place} {found.first}, and no "
-        'column takes it: add a column to the schema, or keep such fields with evolve "rescue" or "add" (--evolve)'
+        f"{plan.objects[index].uri} has the field {name_shown(name)!r}{others}, first in the {place} {found.first}, "
+        'and no column takes it: add a column to the schema, or keep such fields with evolve "rescue" or "add" '
+        "(--evolve)"
     )
     return ObjectFailure(kind=FailureKind.UNKNOWN_FIELD, reason=reason)

@@ -93,7 +93,7 @@ def _wider_ddl(one: str, other: str) -> str:
     return type_text(reduce(wider, kinds))
 
 
-def shown(name: str) -> str:
+def name_shown(name: str) -> str:
     """Return a name of bounded length, as it is stored and shown."""
     text = name.encode("utf-8", errors="backslashreplace").decode()
     return text if len(text) <= NAME_CHARS_MAX else text[:NAME_CHARS_MAX] + "..."
