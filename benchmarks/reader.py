@@ -36,7 +36,7 @@ from penstock.objects.reference import ObjectRef
 from penstock.pipeline.spark.source import datasource
 from penstock.pipeline.spark.source.options import ReadOptions
 from penstock.pipeline.spark.source.plan import make_plan
-from penstock.pipeline.spark.source.report import summarise
+from penstock.pipeline.spark.source.summary import summarise
 from penstock.storage.aws import Aws
 from penstock.storage.local import LocalFiles
 

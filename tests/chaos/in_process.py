@@ -31,7 +31,8 @@ from penstock.pipeline.spark.engine import replay_places
 from penstock.pipeline.spark.source.added import new_columns, unknown_counts, with_added
 from penstock.pipeline.spark.source.plan import ReadPlan, make_plan
 from penstock.pipeline.spark.source.reading import partition_task, read_partition
-from penstock.pipeline.spark.source.report import ReadingId, Summary, summarise
+from penstock.pipeline.spark.source.report import ReadingId
+from penstock.pipeline.spark.source.summary import Summary, summarise
 from penstock.pipeline.spark.table_schema import Agree, Evolution, SchemaAgreement, agreed, agreement
 from penstock.sinks.manifest import encode
 from penstock.sinks.parquet import WrittenFile, list_files

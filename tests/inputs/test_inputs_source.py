@@ -22,7 +22,8 @@ from penstock.pipeline.spark.engine import read_failure
 from penstock.pipeline.spark.source.options import ReadOptions
 from penstock.pipeline.spark.source.plan import Piece, ReadPlan, make_plan
 from penstock.pipeline.spark.source.reading import partition_task, read_partition
-from penstock.pipeline.spark.source.report import ReadingId, Summary, summarise
+from penstock.pipeline.spark.source.report import ReadingId
+from penstock.pipeline.spark.source.summary import Summary, summarise
 from penstock.storage.aws import Aws
 from penstock.storage.local import LocalFiles
 

@@ -18,7 +18,8 @@ from penstock.pipeline.spark.source.formats import format_of
 from penstock.pipeline.spark.source.options import ReadOptions
 from penstock.pipeline.spark.source.plan import Piece, ReadPlan
 from penstock.pipeline.spark.source.reading import partition_task, read_partition
-from penstock.pipeline.spark.source.report import FailureKind, ObjectReadings, ReadingId, summarise
+from penstock.pipeline.spark.source.report import FailureKind, ReadingId
+from penstock.pipeline.spark.source.summary import ObjectReadings, summarise
 from penstock.storage.aws import Aws
 from penstock.storage.local import LocalFiles
 

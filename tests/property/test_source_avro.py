@@ -25,8 +25,8 @@ from penstock.errors import ObjectUnreadable
 from penstock.objects.reference import ObjectRef
 from penstock.pipeline.spark.source import avro, avro_decoder
 from penstock.pipeline.spark.source.avro import ROW_BITS, schema_of
+from penstock.pipeline.spark.source.column_types import storable
 from penstock.pipeline.spark.source.ddl import format_ddl
-from penstock.pipeline.spark.source.fit import storable
 from penstock.pipeline.spark.source.options import ReadOptions
 
 SYNC = bytes(range(16))

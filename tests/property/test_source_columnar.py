@@ -16,7 +16,7 @@ from tests.property.source_run import Case, MemoryReader, any_pieces, halves, re
 from penstock.errors import Interrupted, ObjectGone, TemporaryError
 from penstock.objects.reference import ObjectRef
 from penstock.pipeline.spark.source import columnar
-from penstock.pipeline.spark.source.fit import storable
+from penstock.pipeline.spark.source.column_types import storable
 from penstock.pipeline.spark.source.options import ReadOptions
 from penstock.pipeline.spark.source.plan import Piece
 

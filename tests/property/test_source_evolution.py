@@ -35,8 +35,8 @@ from penstock.pipeline.spark.source.ddl import parse_ddl
 from penstock.pipeline.spark.source.lines import Undecoded
 from penstock.pipeline.spark.source.options import ReadOptions
 from penstock.pipeline.spark.source.packs import release
-from penstock.pipeline.spark.source.report import ObjectReading, ObjectReadings
 from penstock.pipeline.spark.source.rescue import open_jsonl
+from penstock.pipeline.spark.source.summary import ObjectReading, ObjectReadings
 from penstock.pipeline.spark.source.unknown import UnknownCount
 
 WALKS = int(os.environ.get("PENSTOCK_WALKS", "60"))

@@ -20,12 +20,11 @@ from penstock.pipeline.spark.source.report import (
     SAMPLES_MAX,
     FailureKind,
     ObjectFailure,
-    ObjectReading,
     PartitionReport,
     PieceReading,
     ReadingId,
-    summarise,
 )
+from penstock.pipeline.spark.source.summary import ObjectReading, summarise
 from penstock.sinks.manifest import DataFile
 from penstock.storage.aws import Aws
 from penstock.storage.local import LocalFiles

@@ -21,7 +21,7 @@ from penstock.pipeline.spark.source import datasource
 from penstock.pipeline.spark.source.ddl import parse_ddl
 from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions
 from penstock.pipeline.spark.source.plan import Piece, ReadPlan, make_plan
-from penstock.pipeline.spark.source.report import summarise
+from penstock.pipeline.spark.source.summary import summarise
 from penstock.storage.aws import Aws
 from penstock.storage.local import LocalFiles
 

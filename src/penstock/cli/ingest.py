@@ -31,7 +31,7 @@ NAMED_MAX = 3  # excluded folders named in a report
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormatOptions:
-    """How files are read and rows are written."""
+    """The options for reading files and writing rows."""
 
     format_: Annotated[
         str | None,
@@ -89,7 +89,7 @@ class FormatOptions:
     ] = None
     comment: Annotated[
         str | None,
-        typer.Option("--comment", metavar="CHARACTER", help="CSV: skip lines that begin so; default: detected."),
+        typer.Option("--comment", metavar="CHARACTER", help="CSV: skip lines that begin with it; default: detected."),
     ] = None
     skip_lines: Annotated[
         int | None,

@@ -1,7 +1,7 @@
 """`penstock reconcile`: find objects that were never processed and send their notifications again."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,7 +20,7 @@ from penstock.app.spark import app_spark
 from penstock.app.telemetry import Telemetry, is_logged, open_reports
 from penstock.cli.apps import AppArgument, AppOption, PipelineArgument, app_and_pipeline, app_if_any
 from penstock.cli.exits import CHECK_FOUND_PROBLEMS, stoppable, stopped_code
-from penstock.cli.options import Master, SparkSession, duration
+from penstock.cli.options import Master, SparkSession, duration, grouped_options
 from penstock.cli.output import Json, moment, print_json, printable, talk
 from penstock.cli.progress import ProgressPace, event_lines
 from penstock.cli.where import ScopeOptions, StateFolder
@@ -41,24 +41,36 @@ if TYPE_CHECKING:
 PREFIXES_SHOWN = 5
 
 
-def reconcile(
-    app: AppArgument = None,
-    pipeline: PipelineArgument = None,
-    app_option: AppOption = None,
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class IngestedTable:
+    """A table made by ingest, and its source as the ingest was given it."""
+
     table: Annotated[
         str | None, typer.Option("--table", metavar="FOLDER", help="A table made by ingest, instead of an app.")
-    ] = None,
+    ] = None
     source: Annotated[
         str | None, typer.Option("--source", metavar="SOURCE", help="With --table: the source it was ingested from.")
-    ] = None,
+    ] = None
     include: Annotated[
         list[str] | None,
         typer.Option("--include", metavar="PATTERN", help="With --source: as given to ingest; repeatable."),
-    ] = None,
+    ] = None
     exclude: Annotated[
         list[str] | None,
         typer.Option("--exclude", metavar="PATTERN", help="With --source: as given to ingest; repeatable."),
-    ] = None,
+    ] = None
+
+    def target(self, scope: "Scope") -> "AbstractContextManager[ReconcileTarget]":
+        """Return a context that opens the target. ``scope``: that of the table."""
+        return target_of_table(scope, self.source or "", include=self.include or (), exclude=self.exclude or ())
+
+
+@grouped_options
+def reconcile(
+    ingested: IngestedTable,
+    app: AppArgument = None,
+    pipeline: PipelineArgument = None,
+    app_option: AppOption = None,
     state: StateFolder = None,
     listing: Annotated[
         bool, typer.Option("--listing", help="List the source, in parallel by key ranges; the default.")
@@ -99,12 +111,11 @@ def reconcile(
     if listing and inventory is not None:
         raise UsageError("Give --listing or --inventory, not both.")
     app, pipeline = app_and_pipeline(app, pipeline)
-    app_name = app or app_option if table is not None else app_if_any(app, app_option)
+    app_name = app or app_option if ingested.table is not None else app_if_any(app, app_option)
     flags = {"spark_master": master, "spark_session": spark_session}
-    if source is None and (include or exclude):
+    if ingested.source is None and (ingested.include or ingested.exclude):
         raise UsageError("--include and --exclude are for --source; an app's pipeline has them in its ObjectSource.")
-    fed_by = _FedBy(source=source, include=include or (), exclude=exclude or ())
-    named = _named(app_name, pipeline, table, fed_by, state=state, flags=flags)
+    named = _named(app_name, pipeline, ingested, state=state, flags=flags)
     with stoppable() as stop, named as (target, settings, telemetry, given):
         request = ReconcileRequest(
             inventory=inventory,
@@ -161,33 +172,20 @@ def _remarks(report: ReconcileReport) -> Iterator[str]:
         yield f"Could not be checked: {problem}"
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _FedBy:
-    """The source of a table, as its ingest was given it."""
-
-    source: str | None
-    include: Sequence[str]
-    exclude: Sequence[str]
-
-    def target(self, scope: "Scope") -> "AbstractContextManager[ReconcileTarget]":
-        return target_of_table(scope, self.source or "", include=self.include, exclude=self.exclude)
-
-
 def _named(
     app_name: str | None,
     pipeline: str | None,
-    table: str | None,
-    fed_by: "_FedBy",
+    ingested: IngestedTable,
     *,
     state: str | None,
     flags: Mapping[str, str | None],
 ) -> "AbstractContextManager[_Opened]":
     """Return a context that opens the app or the table of the command line. Raises `UsageError` if it names neither."""
-    if table is not None:
-        if app_name is not None or fed_by.source is None:
+    if ingested.table is not None:
+        if app_name is not None or ingested.source is None:
             raise UsageError("A table made by ingest is named by --table FOLDER --source SOURCE, and an app is not.")
-        return _of_table(table, fed_by, state=state, flags=flags)
-    if app_name is None or pipeline is None or fed_by.source is not None:
+        return _of_table(ingested, state=state, flags=flags)
+    if app_name is None or pipeline is None or ingested.source is not None:
         raise UsageError(
             "Name an app and a pipeline, as in `penstock reconcile shop:app clicks`; or --table and --source."
         )
@@ -195,13 +193,11 @@ def _named(
 
 
 @contextmanager
-def _of_table(
-    table: str, fed_by: "_FedBy", *, state: str | None, flags: Mapping[str, str | None]
-) -> "Iterator[_Opened]":
-    scope = ScopeOptions(table=table, state=state).scope()
+def _of_table(ingested: IngestedTable, *, state: str | None, flags: Mapping[str, str | None]) -> "Iterator[_Opened]":
+    scope = ScopeOptions(table=ingested.table, state=state).scope()
     here = load_settings(**flags).model_copy(update={"data_dir": scope.settings.data_dir})
     telemetry = open_reports(here, worker=worker_id(), process="reconcile", emit=_Progress(silent=is_logged(here)))
-    with telemetry.running(), fed_by.target(scope) as target:
+    with telemetry.running(), ingested.target(scope) as target:
         yield target, here, telemetry, None
 
 

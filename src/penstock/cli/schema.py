@@ -249,7 +249,7 @@ class DialectOptions:
         str | None, typer.Option("--quote", metavar="CHARACTER", help="CSV: the quote; empty: nothing is quoted.")
     ] = None
     comment: Annotated[
-        str | None, typer.Option("--comment", metavar="CHARACTER", help="CSV: lines that begin so are skipped.")
+        str | None, typer.Option("--comment", metavar="CHARACTER", help="CSV: skip lines that begin with it.")
     ] = None
     skip_lines: Annotated[
         int | None, typer.Option("--skip-lines", min=0, max=1_000, help="CSV: lines before the header or first row.")

@@ -173,7 +173,7 @@ class S3Pages:
         span: Span = WHOLE,
         all_versions: bool = False,
     ) -> None:
-        """``prefix``: list only keys that begin so, which are below the address."""
+        """``prefix``: list only keys that begin with it, which are below the address."""
         self._address = address
         self._prefix = address.folder if prefix is None else prefix
         self._aws = aws

@@ -61,7 +61,7 @@ class QuarantineLines:
             elif row.bad.place != place:
                 refused[ref.object_id] = (
                     f"the bad lines of {ref.uri} were found by {row.bad.place}, and the pipeline's format now places "
-                    f"lines by {place}: read it with the format of then"
+                    f"lines by {place}: declare the format of that attempt to read them again"
                 )
             else:
                 by_attempt[row.attempt_id].append(row)

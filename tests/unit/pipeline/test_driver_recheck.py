@@ -11,7 +11,8 @@ from penstock.objects.local_store import LocalStore
 from penstock.pipeline.spark.run import reread_on_driver
 from penstock.pipeline.spark.source.options import ReadOptions
 from penstock.pipeline.spark.source.plan import ReadPlan
-from penstock.pipeline.spark.source.report import NO_READINGS, FailureKind, ObjectFailure, Summary
+from penstock.pipeline.spark.source.report import FailureKind, ObjectFailure
+from penstock.pipeline.spark.source.summary import NO_READINGS, Summary
 from penstock.storage.aws import Aws
 from penstock.storage.local import LocalFiles
 

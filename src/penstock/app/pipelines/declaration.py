@@ -101,10 +101,10 @@ class ObjectSource:
             raise UsageError(
                 f"The source {self.folder} has no schema; declare one, such as schema='id long, ts timestamp'."
             )
-        said = [name for name, default in _CSV_OPTIONS.items() if getattr(self, name) != default]
-        if self.format != "csv" and said:
+        csv_only = [name for name, default in _CSV_OPTIONS.items() if getattr(self, name) != default]
+        if self.format != "csv" and csv_only:
             raise UsageError(
-                f"The source {self.folder} has the format {self.format}; only csv has {' and '.join(said)}."
+                f"The source {self.folder} has the format {self.format}; only csv has {' and '.join(csv_only)}."
             )
         if self.reader is not None:
             if self.format != DEFAULT_FORMAT:

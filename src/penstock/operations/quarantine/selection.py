@@ -102,7 +102,7 @@ def lines_of(seen: ScopeView, row: QuarantineRow, *, limit: int) -> Sequence[Map
     where = seen.scope.tables.get(row.pipeline)
     if where is None:
         raise UsageError(
-            "The folder of the pipeline's table stands in the app's code: give --app, such as --app shop:app."
+            "Only the app's code names the folder of the pipeline's table: give --app, such as --app shop:app."
         )
     require_quarantine(where.scheme)
     from penstock.pipeline.quarantine_lines import QuarantineLines  # loads Arrow

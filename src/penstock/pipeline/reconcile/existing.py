@@ -87,7 +87,7 @@ def folder_frame(spark: SparkSession, folder: str, *, excluded: Sequence[str], s
 def listing_frame(spark: SparkSession, address: S3Address, aws: Aws, *, prefix: str, all_versions: bool) -> DataFrame:
     """Return the objects below an S3 address as rows of `EXISTING`: the current ones, or all versions.
 
-    ``prefix``: only those whose keys begin so, see `S3Pages`.
+    ``prefix``: only those whose keys begin with it, see `S3Pages`.
     Raises `UsageError`, `ConfigurationError` and `TemporaryError` if the prefix cannot be listed.
     """
     next(

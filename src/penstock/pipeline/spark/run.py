@@ -38,7 +38,8 @@ from penstock.pipeline.spark.shared_folders import prove_shared
 from penstock.pipeline.spark.source.added import new_columns, unknown_counts, with_added
 from penstock.pipeline.spark.source.datasource import drain, read
 from penstock.pipeline.spark.source.plan import ReadPlan, make_plan
-from penstock.pipeline.spark.source.report import REFUSALS, FailureKind, ObjectFailure, Summary, summarise
+from penstock.pipeline.spark.source.report import REFUSALS, FailureKind, ObjectFailure
+from penstock.pipeline.spark.source.summary import Summary, summarise
 from penstock.pipeline.spark.table_schema import Agree, Evolution, SchemaAgreement, agreed, check_partitions
 from penstock.sinks.manifest import DataFile, encode
 from penstock.sinks.parquet import WrittenFile, list_files

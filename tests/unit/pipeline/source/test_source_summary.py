@@ -17,7 +17,8 @@ from penstock.pipeline.spark.source.infer import infer_schema
 from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions
 from penstock.pipeline.spark.source.plan import Piece, ReadPlan
 from penstock.pipeline.spark.source.reading import partition_task, read_partition
-from penstock.pipeline.spark.source.report import FailureKind, ReadingId, summarise
+from penstock.pipeline.spark.source.report import FailureKind, ReadingId
+from penstock.pipeline.spark.source.summary import summarise
 from penstock.storage.aws import Aws
 from penstock.storage.local import LocalFiles
 

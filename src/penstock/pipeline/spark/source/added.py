@@ -12,8 +12,8 @@ from penstock.ledger.records import UnknownCounts
 from penstock.pipeline.spark.source.ddl import RESCUED, format_ddl, may_be_column, parse_ddl, type_text
 from penstock.pipeline.spark.source.formats import format_of
 from penstock.pipeline.spark.source.options import ReadOptions
-from penstock.pipeline.spark.source.report import ObjectReadings
-from penstock.pipeline.spark.source.unknown import UnknownCount, UnknownFields, shown
+from penstock.pipeline.spark.source.summary import ObjectReadings
+from penstock.pipeline.spark.source.unknown import UnknownCount, UnknownFields, name_shown
 
 ADDED_MAX = 500  # columns of one pipeline; of further fields the values are rescued, since names may be ids
 
@@ -35,7 +35,7 @@ def unknown_counts(unknown: UnknownFields | None) -> UnknownCounts | None:
     """Return the unknown fields of an object as the ledger stores them; None if there are none."""
     if not unknown:
         return None
-    fields = {shown(name): found.rows for name, found in unknown.fields.items()}
+    fields = {name_shown(name): found.rows for name, found in unknown.fields.items()}
     return UnknownCounts(fields=fields, others=unknown.others)
 
 

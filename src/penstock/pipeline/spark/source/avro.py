@@ -28,7 +28,7 @@ from penstock.pipeline.spark.source.avro_values import VARINT_BYTES_MAX, Damage
 from penstock.pipeline.spark.source.blocks import Decoded, Positions
 from penstock.pipeline.spark.source.contents import damaged
 from penstock.pipeline.spark.source.ddl import parse_ddl
-from penstock.pipeline.spark.source.fit import Fitter
+from penstock.pipeline.spark.source.fit_rows import Fitter
 from penstock.pipeline.spark.source.options import ReadOptions
 from penstock.pipeline.spark.source.plan import Piece
 
@@ -119,7 +119,7 @@ def _explained(reader: ObjectReader) -> Iterator[None]:
 
 
 class _Columns:
-    """The columns that are read of objects with one schema."""
+    """The columns that are read from objects with one schema."""
 
     def __init__(self, schema: AvroType, options: ReadOptions, uri: str) -> None:
         found = _arrow_schema(schema.fields, _aliased(schema.fields, parse_ddl(options.schema_ddl).names))
@@ -159,7 +159,7 @@ class _Content:
     """The bytes of an object, read in larger ranges than they are asked for."""
 
     def __init__(self, reader: ObjectReader, stop: int) -> None:
-        """``stop``: little is read beyond it."""
+        """``stop``: read ahead up to it."""
         self.size_bytes = reader.ref.size_bytes
         self._reader = reader
         self._stop = stop
@@ -191,7 +191,7 @@ def _header(content: _Content) -> _Header:
 
 
 def _parsed_header(data: bytes) -> _Header:
-    """Return the header at the beginning of an object. Raises `IndexError` if it goes on behind the data."""
+    """Return the header at the beginning of an object. Raises `IndexError` if the data ends within it."""
     if not data.startswith(_MAGIC):
         raise Damage("it does not begin as Avro does")
     values: dict[bytes, bytes] = {}
@@ -250,7 +250,7 @@ def _blocks(content: _Content, header: _Header, piece: Piece, bytes_max: int) ->
 
 
 def _first_block(content: _Content, header: _Header, piece: Piece, bytes_max: int) -> int:
-    """Return where the first block begins that does so at or behind the piece's start."""
+    """Return the offset of the first block at or behind the piece's start; the object's size if there is none."""
     if piece.start <= header.size_bytes:
         return header.size_bytes
     if len(set(header.sync)) < _WEAK_SYNC:
@@ -292,7 +292,7 @@ def _stored_blocks(content: _Content, header: _Header, at: int, bytes_max: int) 
 
 
 def _grouped(blocks: Iterator[Block]) -> Iterator[list[Block]]:
-    """Put small blocks together: a table has a cost of its own."""
+    """Group small blocks, because each table that is made has a cost of its own."""
     group: list[Block] = []
     size_bytes = rows = 0
     for block in blocks:

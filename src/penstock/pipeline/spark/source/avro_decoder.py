@@ -77,7 +77,8 @@ class AvroDecoder:
     def decode(self, blocks: Sequence[Block], room: list[int]) -> "Decoding":
         """Begin to decode blocks, of which there is at least one, together.
 
-        ``room``: how many more items without bytes may come. Raises `Damage` if there are more.
+        ``room``: one number, of further items without bytes that are allowed; it is counted down. Raises `Damage` if
+        there are more.
         """
         if self._rows_are_empty:
             take_room(room, sum(block.rows for block in blocks))

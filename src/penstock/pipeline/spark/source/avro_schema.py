@@ -1,4 +1,4 @@
-"""Parse the schemas of Avro objects, and tell the Arrow types of their values.
+"""Parse the schemas of Avro objects, and find the Arrow types of their values.
 
 A name is resolved as the specification says (Avro 1.12, "Names"): with its namespace, else in the enclosing one. An
 unknown or invalid logical type is ignored. Columns have no place for a type that contains itself, so it is refused, and

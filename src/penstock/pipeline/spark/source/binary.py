@@ -8,7 +8,7 @@ from penstock.objects.store import ObjectReader
 from penstock.pipeline.spark.source.blocks import Decoded
 from penstock.pipeline.spark.source.contents import whole
 from penstock.pipeline.spark.source.ddl import parse_ddl
-from penstock.pipeline.spark.source.fit import Fitter, names_read
+from penstock.pipeline.spark.source.fit_rows import Fitter, names_read
 from penstock.pipeline.spark.source.options import BINARY_DDL, ReadOptions
 from penstock.pipeline.spark.source.plan import Piece
 

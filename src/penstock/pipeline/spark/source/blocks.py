@@ -96,7 +96,7 @@ class Refused(Exception):
 
 
 class Decoder(Protocol):
-    """A decoder of blocks of one format into typed rows under one schema. Holds no state between blocks."""
+    """A decoder of blocks of one format into typed rows under one schema. No block's rows depend on another block."""
 
     def decode(self, block: bytes, *, plain: bool = False) -> Decoded:
         """Decode lines that each end with a newline, including the last. ``plain``: see `contents.LineChunk`."""

@@ -15,7 +15,7 @@ from penstock.errors import Interrupted, PenstockError
 from penstock.objects.store import ObjectReader
 from penstock.pipeline.spark.source.blocks import Decoded
 from penstock.pipeline.spark.source.contents import damaged
-from penstock.pipeline.spark.source.fit import Fitter
+from penstock.pipeline.spark.source.fit_rows import Fitter
 from penstock.pipeline.spark.source.options import ReadOptions
 from penstock.pipeline.spark.source.plan import Piece
 

@@ -41,7 +41,7 @@ class BadRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quotes:
-    """How the lines that begin in a piece leave the quotes. The driver evaluates it (see csv_records.py)."""
+    """The state of quotes behind the lines that begin in a piece. The driver evaluates it (see csv_records.py)."""
 
     ends_open: bool  # a record that begins in the piece continues after its last line
     ends_open_if_open: bool  # the same, if the piece begins inside quotes

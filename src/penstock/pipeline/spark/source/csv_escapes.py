@@ -1,7 +1,7 @@
 r"""CSV with an escape character, as Spark writes it: `"a \"quoted\" word"`.
 
-Inside quotes, the escape character before a quote or before itself makes that a character; before any other one it is a
-character itself, and outside of quotes always. Two quotes are one character too, as without an escape.
+Inside quotes, the escape character makes a quote or an escape character behind it literal. Everywhere else it is a
+character like any other. A doubled quote is one quote too, as without an escape.
 
 Records are rewritten as RFC 4180 has them before they are decoded, so that one rule splits all lines into fields.
 `\"` becomes `""`, which is as long; `\\` becomes `\`, and a chunk ends with such a line, so that the lines of a chunk

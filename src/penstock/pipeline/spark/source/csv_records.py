@@ -237,7 +237,7 @@ def layout_of(header: bytes, schema: pa.Schema, csv: CsvOptions, uri: str) -> La
 
 
 def header_names(header: bytes, csv: CsvOptions, uri: str) -> list[str]:
-    """Return the names of the columns, without surrounding blanks, a blank for line breaks. Raises `ObjectUnreadable`.
+    """Return the columns' names, stripped, and with a blank for each line break. Raises `ObjectUnreadable`.
 
     A column without a name is called as Spark does, such as _c0; of equal names, the second is NAME_2 and so on.
     """

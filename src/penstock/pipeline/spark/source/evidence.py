@@ -89,7 +89,7 @@ class ColumnEvidence:
 
     @property
     def is_lossless(self) -> bool:
-        """True if the wider type shows each value as a number or time, so that a reader hardly notices."""
+        """True if the wider type has each value as a number or time, not as text."""
         return self.type in ("DOUBLE", "TIMESTAMP", "BIGINT")
 
     def sentence(self, source: str) -> str:
@@ -180,7 +180,7 @@ def cut(text: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """Return a text as people see that it is one."""
+    """Return a text in quotes, which show that it is one."""
     return f'"{text}"'
 
 
@@ -190,7 +190,7 @@ def looks_like_date(text: str) -> bool:
 
 
 def short_uri(uri: str, source: str) -> str:
-    """Return an object's address below its source, as it is called from there."""
+    """Return an object's address relative to its source; the whole address if it is elsewhere."""
     for root in (source.rstrip("/"), f"file://{source.rstrip('/')}"):
         if source and uri.startswith(f"{root}/"):
             return uri.removeprefix(f"{root}/")

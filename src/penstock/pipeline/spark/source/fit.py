@@ -20,44 +20,23 @@ fit is a bad row. Arrow converts whole columns; only a column that it refuses is
 """
 
 import json
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.errors import ObjectUnreadable
-from penstock.pipeline.spark.source.blocks import BadLine, Decoded, Flags, UnknownRows, to_moments
-from penstock.pipeline.spark.source.ddl import RESCUED, TIMESTAMP, TIMESTAMP_NTZ, parse_ddl
-from penstock.pipeline.spark.source.exact_json import exact_json
-from penstock.pipeline.spark.source.explain import (
-    Misfit,
-    Refusal,
-    field_step,
-    item_step,
-    key_step,
-    not_of_type,
-    not_utf8,
-)
-from penstock.pipeline.spark.source.options import ReadOptions
+from penstock.pipeline.spark.source.blocks import Flags, to_moments
+from penstock.pipeline.spark.source.column_types import is_list, is_number
+from penstock.pipeline.spark.source.ddl import TIMESTAMP_NTZ
+from penstock.pipeline.spark.source.explain import Misfit, field_step, item_step, key_step, not_of_type, not_utf8
 from penstock.pipeline.spark.source.spellings import decimal_check
 
 _DIGITS_MAX = 38
 _DIGITS_WIDEST = 76
 _DIGITS_TRUSTED = 19  # behind the point
-_DIGITS_OF_INTEGERS = {8: 3, 16: 5, 32: 10, 64: 19}
-_STORED_AS = {
-    **{kind: kind for kind in (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.bool_())},
-    pa.uint8(): pa.int16(),
-    pa.uint16(): pa.int32(),
-    pa.uint32(): pa.int64(),
-    pa.uint64(): pa.decimal128(20, 0),
-    pa.float16(): pa.float32(),
-}
-_NAMES_SHOWN = 5
 _NARROWING = 8  # parts into which a refused column is cut
 _JUDGED_ALONE_MAX = 8  # values; fewer are tried one by one
 
@@ -68,161 +47,6 @@ class Fitted:
 
     values: pa.Array
     refused: Flags | None = None
-
-
-def names_read(found: Sequence[str], declared: pa.Schema, *, uri: str, all_of_them: bool = False) -> list[str]:
-    """Return the names of an object's columns that are declared, as the object spells them.
-
-    ``all_of_them``: the others follow. Raises `ObjectUnreadable` if there is none, because all rows would be made up of
-    nulls, or if one is there twice.
-    """
-    counts = Counter(found)
-    names = [found[place] for place in places_of(declared.names, found) if place is not None]
-    if all_of_them:
-        names = list(dict.fromkeys([*names, *found]))
-    if not names:
-        shown = ", ".join(repr(name) for name in found[:_NAMES_SHOWN])
-        raise ObjectUnreadable(f"{uri} has no column of the schema, it has {shown[:200] or 'none at all'}")
-    twice = next((name for name in names if counts[name] > 1), None)
-    if twice is not None:
-        raise ObjectUnreadable(f"{uri} has {counts[twice]} columns called {twice!r}: rename all but one")
-    return names
-
-
-class Fitter:
-    """Fits the rows of objects with the columns ``found`` to the declared ones; missing ones are null.
-
-    With ``rescues``, a row with a value that does not fit is a good one: the value is null, and in the column
-    ``_rescued`` with those of columns that are not declared. ``unknown``: findings for all rows, by name.
-    """
-
-    def __init__(
-        self,
-        found: Sequence[str],
-        declared: pa.Schema,
-        *,
-        unknown: Mapping[str, pa.DataType | None] | None = None,
-        rescues: bool = False,
-    ) -> None:
-        self.names = found  # of the columns that `fit` takes
-        self._declared = declared
-        self._places = places_of(declared.names, found)
-        self._unknown = unknown or {}
-        self._rescues = rescues
-
-    @classmethod
-    def of(cls, found: pa.Schema, options: ReadOptions, *, uri: str) -> "Fitter":
-        """Return the fitter of objects with these columns. Raises `ObjectUnreadable` if none of them is declared."""
-        declared = parse_ddl(options.schema_ddl)
-        names = names_read(found.names, declared, uri=uri, all_of_them=options.rescues)
-        unknown = unknown_of(found, declared, typed=options.evolve == "add")
-        return cls(names, declared, unknown=unknown, rescues=options.rescues)
-
-    def fit(self, rows: pa.Table, first: int) -> Decoded:
-        """Return the rows that fit, numbered from ``first``, and the others as bad ones."""
-        decoded = self._fitted(rows, first)
-        every = np.arange(decoded.rows.num_rows, dtype=np.int64)
-        unknown = {name: UnknownRows(rows=every, kind=kind) for name, kind in self._unknown.items()}
-        return replace(decoded, unknown=unknown)
-
-    def _fitted(self, rows: pa.Table, first: int) -> Decoded:
-        count = rows.num_rows
-        columns: list[pa.Array] = []
-        misfits: dict[int, Refusal] = {}  # by row; for the first column that does not fit
-        rescued = _Rescued(rows) if self._rescues else None
-        for field, place in zip(self._declared, self._places, strict=True):
-            if place is None:
-                columns.append(pa.nulls(count, field.type))
-                continue
-            values = rows.column(place).combine_chunks()
-            fitted = fit(values, field.type)
-            columns.append(fitted.values)
-            refused = [] if fitted.refused is None else np.flatnonzero(fitted.refused).tolist()
-            if rescued is not None and not pa.types.is_string(field.type):
-                rescued.add(place, refused)
-                refused = []
-            for row in refused:
-                if row not in misfits:
-                    misfit = _misfit(values.slice(row, 1), field.type)
-                    misfits[row] = misfit.within(field_step(field.name)).refusal
-            if rescued is not None and any(name.startswith(f"{rows.column_names[place]}.") for name in self._unknown):
-                rescued.add(place, np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False)).tolist())
-        table = pa.Table.from_arrays(columns, schema=self._declared)
-        if rescued is not None:
-            table = table.append_column(RESCUED, rescued.texts({place for place in self._places if place is not None}))
-        numbers = np.arange(first, first + count, dtype=np.int64)
-        if not misfits:
-            return Decoded(rows=table, starts=numbers, bad=())
-        kept = np.ones(count, dtype=np.bool_)
-        kept[list(misfits)] = False
-        return Decoded(
-            rows=table.filter(pa.array(kept)),
-            starts=numbers[kept],
-            bad=tuple(
-                BadLine(
-                    start=first + row,
-                    raw=as_json({name: _python(rows.column(name)[row]) for name in rows.column_names}).encode(),
-                    reason=misfits[row][0],
-                    detail=misfits[row][1],
-                )
-                for row in sorted(misfits)
-            ),
-        )
-
-
-class _Rescued:
-    """The values of some rows that no column takes."""
-
-    def __init__(self, rows: pa.Table) -> None:
-        self._rows = rows
-        self._values: dict[int, dict[str, Any]] = {}  # by row
-
-    def add(self, place: int, rows: Iterable[int]) -> None:
-        """Add the values of one column in these rows."""
-        name, column = self._rows.column_names[place], self._rows.column(place)
-        for row in rows:
-            self._values.setdefault(row, {})[name] = _python(column[row])
-
-    def texts(self, taken: Collection[int]) -> pa.Array:
-        """Return the column, with the values of all columns other than those at these places."""
-        for place in range(self._rows.num_columns):
-            if place not in taken:
-                valid = self._rows.column(place).combine_chunks().is_valid().to_numpy(zero_copy_only=False)
-                self.add(place, np.flatnonzero(valid).tolist())
-        texts: list[str | None] = [None] * self._rows.num_rows
-        for row, values in self._values.items():
-            texts[row] = exact_json(values)
-        return pa.array(texts, RESCUED.type)
-
-
-def unknown_of(found: pa.Schema, declared: pa.Schema, *, typed: bool) -> dict[str, pa.DataType | None]:
-    """Return the columns of an object that are not declared, and the fields of structs as a.b.
-
-    ``typed``: with the types of columns for them, which fields of structs lack.
-    """
-    places = places_of(declared.names, found.names)
-    unknown: dict[str, pa.DataType | None] = {
-        found.names[place]: storable(found.field(place).type) if typed else None
-        for place in range(len(found))
-        if place not in places
-    }
-    for field, place in zip(declared, places, strict=True):
-        if place is not None:
-            unknown |= dict.fromkeys(_unknown_inside(found.field(place), field.type), None)
-    return unknown
-
-
-def _unknown_inside(found: pa.Field, declared: pa.DataType) -> Iterator[str]:
-    kind = found.type
-    if _is_list(kind) and pa.types.is_list(declared):
-        yield from _unknown_inside(pa.field(found.name, kind.value_type), declared.value_type)
-    elif pa.types.is_struct(kind) and pa.types.is_struct(declared):
-        names = [field.name for field in kind]
-        places = places_of([field.name for field in declared], names)
-        yield from (f"{found.name}.{name}" for place, name in enumerate(names) if place not in places)
-        for field, place in zip(declared, places, strict=True):
-            if place is not None:
-                yield from (f"{found.name}.{path}" for path in _unknown_inside(kind.field(place), field.type))
 
 
 def places_of(wanted: Sequence[str], names: Sequence[str]) -> list[int | None]:
@@ -252,76 +76,6 @@ def fit(values: pa.Array, kind: pa.DataType) -> Fitted:
     return _narrowed(values, kind, convert)
 
 
-def storable(kind: pa.DataType) -> pa.DataType:
-    """Return the declared type that holds all values of a type that objects may have; string if there is no other."""
-    types = pa.types
-    if types.is_dictionary(kind):
-        return storable(kind.value_type)
-    if isinstance(kind, pa.BaseExtensionType):
-        return storable(kind.storage_type)
-    if _is_list(kind):
-        return pa.list_(pa.field("element", storable(kind.value_type)))
-    if types.is_map(kind):
-        return pa.map_(storable(kind.key_type), storable(kind.item_type))
-    if types.is_struct(kind):
-        if len({field.name.lower() for field in kind}) < max(1, kind.num_fields):
-            return pa.string()  # no field, or one twice
-        return pa.struct([field.with_type(storable(field.type)).with_nullable(True) for field in kind])
-    if types.is_timestamp(kind):
-        return TIMESTAMP_NTZ if kind.tz is None else TIMESTAMP
-    if types.is_date(kind):
-        return pa.date32()
-    if types.is_decimal(kind):
-        fits = kind.precision <= _DIGITS_MAX and 0 <= kind.scale <= kind.precision
-        return pa.decimal128(kind.precision, kind.scale) if fits else pa.string()
-    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
-        return pa.binary()
-    return _STORED_AS.get(kind, pa.string())
-
-
-def wider(one: pa.DataType, other: pa.DataType) -> pa.DataType:
-    """Return the narrowest declared type for the values of both; string if there is no other.
-
-    Beside fractions of a float, whole numbers and decimals become double, which may round them.
-    """
-    types = pa.types
-    if one == other:
-        return one
-    if types.is_integer(one) and types.is_integer(other):
-        return max(one, other, key=lambda kind: kind.bit_width)
-    if types.is_floating(one) or types.is_floating(other):
-        return pa.float64() if _is_number(one) and _is_number(other) else pa.string()
-    decimals = [_as_decimal(kind) for kind in (one, other) if types.is_decimal(kind) or types.is_integer(kind)]
-    if len(decimals) == 2:
-        scale = max(kind.scale for kind in decimals)
-        precision = max(kind.precision - kind.scale for kind in decimals) + scale
-        return pa.decimal128(precision, scale) if precision <= _DIGITS_MAX else pa.string()
-    moments = [kind for kind in (one, other) if types.is_timestamp(kind) or types.is_date(kind)]
-    if len(moments) == 2:
-        return TIMESTAMP if TIMESTAMP in moments else TIMESTAMP_NTZ
-    if types.is_list(one) and types.is_list(other):
-        return pa.list_(pa.field("element", wider(one.value_type, other.value_type)))
-    if types.is_struct(one) and types.is_struct(other):
-        return _wider_struct(one, other)
-    return pa.string()
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
-
-
-def _as_decimal(kind: pa.DataType) -> pa.DataType:
-    return kind if pa.types.is_decimal(kind) else pa.decimal128(_DIGITS_OF_INTEGERS[kind.bit_width], 0)
-
-
-def _wider_struct(one: pa.DataType, other: pa.DataType) -> pa.DataType:
-    fields = {field.name.lower(): field for field in one}
-    for field in other:
-        known = fields.get(field.name.lower())
-        fields[field.name.lower()] = field if known is None else known.with_type(wider(known.type, field.type))
-    return pa.struct(list(fields.values()))
-
-
 def as_json(value: Any) -> str:
     """Return a value as JSON text for a person or a string column; what JSON lacks (bytes, times) as text."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_as_text)
@@ -331,7 +85,7 @@ def _as_text(value: Any) -> str:
     return value.decode("utf-8", errors="backslashreplace") if isinstance(value, bytes) else str(value)
 
 
-def _misfit(values: pa.Array, kind: pa.DataType) -> Misfit:
+def misfit_of(values: pa.Array, kind: pa.DataType) -> Misfit:
     """Return the fault of a value that does not fit, which is the only one in the array: of its first part at fault."""
     values = _plain(values)
     if pa.types.is_struct(kind) and pa.types.is_struct(values.type):
@@ -339,10 +93,10 @@ def _misfit(values: pa.Array, kind: pa.DataType) -> Misfit:
     if pa.types.is_list(kind) and pa.types.is_list(values.type):
         items = _contents(values)[1]
         index = _first_refused(items, kind.value_type)
-        return _misfit(items.slice(index, 1), kind.value_type).within(item_step(index))
+        return misfit_of(items.slice(index, 1), kind.value_type).within(item_step(index))
     if pa.types.is_map(kind) and pa.types.is_map(values.type):
         return _misfit_of_map(_contents(values)[1], kind)
-    found = as_json(_python(values[0]))
+    found = as_json(as_python(values[0]))
     return not_utf8(found) if pa.types.is_string(kind) else not_of_type(found, kind)
 
 
@@ -351,16 +105,16 @@ def _misfit_of_struct(values: pa.Array, kind: pa.DataType) -> Misfit:
     for field, place in zip(kind, places, strict=True):
         inner = None if place is None else values.field(place)
         if inner is not None and fit(inner, field.type).refused is not None:
-            return _misfit(inner, field.type).within(field_step(field.name))
-    return not_of_type(as_json(_python(values[0])), kind)
+            return misfit_of(inner, field.type).within(field_step(field.name))
+    return not_of_type(as_json(as_python(values[0])), kind)
 
 
 def _misfit_of_map(entries: pa.Array, kind: pa.DataType) -> Misfit:
     keys, items = entries.field(0), entries.field(1)
     if fit(keys, kind.key_type).refused is not None:
-        return _misfit(keys.slice(_first_refused(keys, kind.key_type), 1), kind.key_type)
+        return misfit_of(keys.slice(_first_refused(keys, kind.key_type), 1), kind.key_type)
     index = _first_refused(items, kind.item_type)
-    return _misfit(items.slice(index, 1), kind.item_type).within(key_step(str(_python(keys[index]))))
+    return misfit_of(items.slice(index, 1), kind.item_type).within(key_step(str(as_python(keys[index]))))
 
 
 def _first_refused(values: pa.Array, kind: pa.DataType) -> int:
@@ -368,7 +122,7 @@ def _first_refused(values: pa.Array, kind: pa.DataType) -> int:
     return 0 if refused is None else int(np.argmax(refused))
 
 
-def _python(value: pa.Scalar) -> Any:
+def as_python(value: pa.Scalar) -> Any:
     """Return the value for `as_json`, whatever a damaged object holds."""
     kind = value.type
     try:
@@ -378,11 +132,11 @@ def _python(value: pa.Scalar) -> Any:
     except (ValueError, OverflowError, KeyError):  # a time or a zone that Python lacks, or a name given twice
         pass
     if pa.types.is_struct(kind):
-        return [[kind.field(index).name, _python(value[index])] for index in range(kind.num_fields)]
+        return [[kind.field(index).name, as_python(value[index])] for index in range(kind.num_fields)]
     if pa.types.is_map(kind):
-        return [[_python(entry[0]), _python(entry[1])] for entry in value.values]
+        return [[as_python(entry[0]), as_python(entry[1])] for entry in value.values]
     if pa.types.is_nested(kind):
-        return [_python(item) for item in value.values]
+        return [as_python(item) for item in value.values]
     if pa.types.is_timestamp(kind):
         value = value.cast(pa.timestamp(kind.unit))
     try:
@@ -404,15 +158,9 @@ def _plain(values: pa.Array) -> pa.Array:
         return values.cast(pa.binary())
     if pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         return values.cast(pa.list_(kind.value_field))
-    if _is_list(kind) and not pa.types.is_list(kind):
+    if is_list(kind) and not pa.types.is_list(kind):
         return _list_of_views(values)
     return values
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    types = pa.types
-    has_offsets = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-    return bool(has_offsets or types.is_list_view(kind) or types.is_large_list_view(kind))
 
 
 def _list_of_views(values: pa.Array) -> pa.Array:
@@ -435,7 +183,7 @@ def _conversion(found: pa.DataType, kind: pa.DataType) -> Convert | None:
         return _to_text
     if types.is_binary(kind):
         return (lambda values: values.cast(kind)) if types.is_string(found) or types.is_binary(found) else None
-    number = _is_number(found)
+    number = is_number(found)
     if types.is_integer(kind):
         return (lambda values: _whole(values, kind)) if number else None
     if types.is_floating(kind):
@@ -540,7 +288,7 @@ def _pythons(values: pa.Array) -> list[Any]:
         raise
     except (ValueError, OverflowError, KeyError):
         values.validate(full=True)
-        return [_python(value) for value in values]
+        return [as_python(value) for value in values]
 
 
 def _narrowed(values: pa.Array, kind: pa.DataType, convert: Convert) -> Fitted:

@@ -1,6 +1,6 @@
 """Infer the schema of a source without a declared one from a bounded sample. The caller logs and stores it.
 
-Objects with a schema of their own tell it. For JSON, the kinds of values are counted per field. The type is one
+Objects of some formats have a schema of their own. For JSON, the kinds of values are counted per field. The type is one
 that holds all of them if there is one, else that of the majority. infer_csv.py has the rules for CSV, evidence.py the
 explanations.
 """
@@ -20,6 +20,7 @@ from penstock.messaging.wording import counted, worded
 from penstock.objects.reference import ObjectRef
 from penstock.objects.store import ObjectReader, ObjectStore
 from penstock.pipeline.spark.source import avro
+from penstock.pipeline.spark.source.column_types import storable, wider
 from penstock.pipeline.spark.source.columnar import OPENERS, schema_of
 from penstock.pipeline.spark.source.contents import beginning
 from penstock.pipeline.spark.source.ddl import TIMESTAMP, format_ddl, may_be_column, parse_ddl, type_text
@@ -35,7 +36,6 @@ from penstock.pipeline.spark.source.evidence import (
     short_uri,
     with_lines,
 )
-from penstock.pipeline.spark.source.fit import storable, wider
 from penstock.pipeline.spark.source.formats import DEFAULT_FORMAT, format_by_names, format_of
 from penstock.pipeline.spark.source.infer_csv import NULL_MARKS, infer_csv
 from penstock.pipeline.spark.source.jsonl_lines import Classifier
@@ -104,7 +104,7 @@ class Inferred:
 
 
 def infer_format(objects: Sequence[ObjectRef], store: ObjectStore, *, source: str) -> str:
-    """Return the format that the names of objects tell; for JSON, look into the first one that is not empty.
+    """Return the format by the names of objects; for JSON, look into the first one that is not empty.
 
     Raises `UsageError` if names tell several formats.
     """

@@ -25,6 +25,7 @@ import pyarrow as pa
 from penstock.errors import ObjectError
 from penstock.objects.reference import ObjectRef
 from penstock.objects.store import ObjectStore
+from penstock.pipeline.spark.source.column_types import wider
 from penstock.pipeline.spark.source.contents import LineChunk
 from penstock.pipeline.spark.source.csv_dialect import FoundDialect, detect, difference
 from penstock.pipeline.spark.source.csv_lines import (
@@ -53,7 +54,6 @@ from penstock.pipeline.spark.source.evidence import (
     quoted,
     short_uri,
 )
-from penstock.pipeline.spark.source.fit import wider
 from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions, checked_csv
 from penstock.pipeline.spark.source.samples import lines_at, sample_chunks, sample_lines
 from penstock.pipeline.spark.source.spellings import is_date, is_moment

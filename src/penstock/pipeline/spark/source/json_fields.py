@@ -24,9 +24,9 @@ import pyarrow as pa
 import pyarrow.json as pj
 
 from penstock.pipeline.spark.source.blocks import Flags, Lines, Positions, cast_texts, text_type
+from penstock.pipeline.spark.source.column_types import wider
 from penstock.pipeline.spark.source.ddl import TIMESTAMP
 from penstock.pipeline.spark.source.exact_json import Constant, Number, exact_json
-from penstock.pipeline.spark.source.fit import wider
 from penstock.pipeline.spark.source.spellings import is_moment
 
 _WINDOW_BYTES = 256 << 10

@@ -26,7 +26,7 @@ class CsvOptions:
     header: bool = True  # the first non-blank line names the columns; without a header they are in declared order
     delimiter: str = ","
     quote: str = '"'  # "": nothing is quoted
-    # in quotes, this before a quote or itself makes that a character; see csv_escapes.py. "": doubled quotes only
+    # in quotes, it makes a quote or itself behind it literal; see csv_escapes.py. "": doubled quotes only
     escape: str = ""
     null_text: str = ""  # unquoted text that means NULL, in addition to the empty field
     nulls: tuple[str, ...] = ()  # more such texts
@@ -54,21 +54,21 @@ class GivenCsv:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the fields that say something."""
+        """The names of the fields that were given."""
         default = GivenCsv()
         return tuple(name for name in asdict(default) if getattr(self, name) != getattr(default, name))
 
     def over(self, csv: CsvOptions) -> CsvOptions:
-        """Return a dialect with what was said in place of what it has."""
-        said = {name: getattr(self, name) for name in self.names}
-        if "header" in said:
-            said["unnamed_first"] = False
-        return replace(csv, **said)
+        """Return a dialect with the given fields in place of its own."""
+        given = {name: getattr(self, name) for name in self.names}
+        if "header" in given:
+            given["unnamed_first"] = False
+        return replace(csv, **given)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """How to read the objects of a source. ``schema_ddl`` is canonical once the plan is made; text needs none."""
+    """Options for reading the objects of a source. ``schema_ddl`` is canonical once the plan is made; none for text."""
 
     schema_ddl: str = ""
     format: str = "jsonl"

@@ -34,7 +34,7 @@ from penstock.messaging.failure import failure_of, location_of
 from penstock.objects.reference import ObjectFacts, ObjectRef
 from penstock.objects.store import ObjectReader
 from penstock.pipeline.spark.source.blocks import Decoded
-from penstock.pipeline.spark.source.fit import Fitter
+from penstock.pipeline.spark.source.fit_rows import Fitter
 from penstock.pipeline.spark.source.options import ReadOptions
 from penstock.pipeline.spark.source.plan import Piece
 

@@ -21,7 +21,7 @@ _ORIGIN = "origin"
 
 
 class How(StrEnum):
-    """How a schema or column came to be remembered."""
+    """The way in which a schema or column got its present form."""
 
     INFERRED = "inferred"
     GIVEN = "given"  # with --schema, to an ingest that then worked
@@ -47,7 +47,7 @@ class Origin:
     source: str = ""  # address of the objects; empty: unknown
     objects: tuple[str, ...] = ()  # addresses of the sample
     notes: tuple[str, ...] = ()  # of the inference
-    dialect: How = How.GIVEN  # how format and dialect came to be
+    dialect: How = How.GIVEN  # of format and dialect
     columns: Mapping[str, ColumnOrigin]  # by name in lower case
     details: tuple[ColumnEvidence, ...] = ()  # of fields inside columns
 
@@ -140,7 +140,7 @@ def remembered_of(ddl: str | None, text: str | None) -> Remembered | None:
 def inferred_now(
     found: Inferred, *, at: float, source: str, dialect: How = How.INFERRED, by_names: bool = False
 ) -> Remembered:
-    """Return an inference as it is remembered. ``dialect``: how the format's options came to be."""
+    """Return an inference as it is remembered. ``dialect``: the origin of the format's options."""
     columns = {field.name.lower(): type_text(field.type) for field in parse_ddl(found.ddl)}
     evidence = {one.column.lower(): one for one in found.evidence[:COLUMNS_KEPT_MAX]}
     return Remembered(

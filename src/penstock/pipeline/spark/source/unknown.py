@@ -10,8 +10,8 @@ from functools import reduce
 
 import pyarrow as pa
 
+from penstock.pipeline.spark.source.column_types import wider
 from penstock.pipeline.spark.source.ddl import parse_ddl, type_text
-from penstock.pipeline.spark.source.fit import wider
 
 NAMES_MAX = 50  # per object; the most frequent ones
 _NAMES_HELD_MAX = 1_000  # per piece, while it is read: keys may be ids
@@ -93,7 +93,7 @@ def _wider_ddl(one: str, other: str) -> str:
     return type_text(reduce(wider, kinds))
 
 
-def shown(name: str) -> str:
+def name_shown(name: str) -> str:
     """Return a name of bounded length, as it is stored and shown."""
     text = name.encode("utf-8", errors="backslashreplace").decode()
     return text if len(text) <= NAME_CHARS_MAX else text[:NAME_CHARS_MAX] + "..."
