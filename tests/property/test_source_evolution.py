@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -121,6 +122,60 @@ def test_a_type_of_the_table_goes_before_the_inferred_one() -> None:
     found = _read(b'{"x":1,"Y":1,"z":true}\n', options)
     table = parse_ddl("id bigint, x double, y bigint")
     assert new_columns(found.readings, options, table, added_before=0) == {"x": "DOUBLE", "z": "BOOLEAN"}
+
+
+def _nested_lists(levels: int) -> pa.Array:
+    values = pa.array([1])
+    for _ in range(levels):
+        values = pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), values)
+    return values
+
+
+@pytest.mark.parametrize(
+    ("values", "columns"),
+    [
+        (pa.StructArray.from_arrays([pa.array([1])], names=[""]), {"x": "STRING"}),
+        (pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], names=["a`b", ""]), {"x": "STRING"}),
+        (_nested_lists(32), {"x": f"{'ARRAY<' * 32}BIGINT{'>' * 32}"}),
+        (_nested_lists(40), {"x": f"{'ARRAY<' * 32}STRING{'>' * 32}"}),
+    ],
+    ids=["field without a name", "one of two fields", "as deep as columns are", "deeper"],
+)
+def test_types_of_parquet_that_no_schema_can_name_become_strings(values: pa.Array, columns: dict[str, str]) -> None:
+    data = pa.BufferOutputStream()
+    pq.write_table(pa.table({"id": [1], "x": values}), data)
+    options = ReadOptions(schema_ddl="id bigint", format="parquet", evolve="add")
+    content = bytes(data.getvalue())
+    new = new_columns(_read(content, options).readings, options, None, added_before=0)
+    assert new == columns
+    ((_, _, row),) = _read(content, with_added(options, new)).rows
+    assert row["x"] is not None
+    assert row["_rescued"] is None
+
+
+def test_a_struct_with_a_field_without_a_name_is_rescued() -> None:
+    lines = b'{"id":1,"x":{"":1},"y":[{"":2}]}\n'
+    options = ReadOptions(schema_ddl="id bigint", evolve="add")
+    found = _read(lines, options)
+    assert new_columns(found.readings, options, None, added_before=0) == {}
+    assert found.rows[0][2]["_rescued"] == '{"x":{"":1},"y":[{"":2}]}'
+
+
+@pytest.mark.parametrize("evolve", ["none", "rescue"])
+def test_text_inside_a_struct_that_is_not_utf8_costs_none_of_its_other_values(evolve: str) -> None:
+    offsets, texts = pa.py_buffer(np.array([0, 1, 2], np.int32)), pa.py_buffer(b"\xffa")
+    inner = pa.StructArray.from_arrays(
+        [pa.array([7, 8]), pa.Array.from_buffers(pa.string(), 2, [None, offsets, texts])], names=["a", "b"]
+    )
+    data = pa.BufferOutputStream()
+    pq.write_table(pa.table({"id": [1, 2], "s": inner, "x": inner}), data)
+    ddl = "id bigint, s struct<a: int, b: string>"
+    found = _read(bytes(data.getvalue()), ReadOptions(schema_ddl=ddl, format="parquet", evolve=evolve))
+    kept = found.bad[0][2].decode() if evolve == "none" else found.rows[0][2]["_rescued"]
+    fields = json.loads(kept)
+    assert fields["s"] == [["a", 7], ["b", "\\xff"]]
+    if evolve == "rescue":
+        assert fields["x"] == fields["s"]
 
 
 @dataclass(frozen=True, kw_only=True)

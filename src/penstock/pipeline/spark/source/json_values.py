@@ -386,7 +386,7 @@ def _text(line: Line, at: int) -> int:
 
 def _as_python_spells(token: re.Match[str]) -> str:
     """Return a string as it is, and any other token as a number of the same length."""
-    return token[0] if token[0].startswith('"') else "NaN".rjust(len(token[0]))
+    return token[0] if token[0].startswith('"') else "1" * len(token[0])
 
 
 def _value(walk: Walk, line: Line, at: int) -> int:
