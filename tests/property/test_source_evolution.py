@@ -124,6 +124,59 @@ def test_a_type_of_the_table_goes_before_the_inferred_one() -> None:
     assert new_columns(found.readings, options, table, added_before=0) == {"x": "DOUBLE", "z": "BOOLEAN"}
 
 
+@pytest.mark.parametrize("evolve", ["none", "rescue"])
+@pytest.mark.parametrize("format_name", ["jsonl", "parquet"])
+def test_fields_in_the_values_of_maps_are_counted_by_path(format_name: str, evolve: str) -> None:
+    data = b'{"id":1,"m":{"k":{"a":1,"b":2},"b":{"a":1}}}\n{"m":{"k":null}}\n{"m":{"k":{"a":2,"b":null}}}\n'
+    if format_name == "parquet":
+        inner = pa.struct([("a", pa.int64()), ("b", pa.int64())])
+        rows = [[("k", {"a": 1, "b": 2}), ("b", {"a": 1, "b": None})], [("k", None)], None]
+        buffer = pa.BufferOutputStream()
+        pq.write_table(pa.table({"m": pa.array(rows, pa.map_(pa.string(), inner))}), buffer)
+        data = bytes(buffer.getvalue())
+    options = ReadOptions(schema_ddl="id bigint, m map<string, struct<a: bigint>>", format=format_name, evolve=evolve)
+    found = _read(data, options)
+    assert not found.bad
+    counted = {name: one.rows for name, one in found.readings[0].unknown.fields.items()}
+    assert counted == {"m.b": 3 if format_name == "parquet" else 1}
+    assert found.rows[0][2]["m"] == [("k", {"a": 1}), ("b", {"a": 1})]
+    if evolve == "rescue":
+        kept = {
+            "jsonl": {"k": {"a": 1, "b": 2}, "b": {"a": 1}},
+            "parquet": [["k", {"a": 1, "b": 2}], ["b", {"a": 1, "b": None}]],
+        }
+        assert json.loads(found.rows[0][2]["_rescued"]) == {"m": kept[format_name]}
+
+
+@pytest.mark.parametrize("line", ['{"x":1,"x":null}', '{"s":{"a":1,"z":2,"z":null}}', '{"x":null,"x":1,"x":null}'])
+def test_a_value_whose_name_is_given_again_with_null_is_kept(line: str) -> None:
+    options = ReadOptions(schema_ddl="id bigint, s struct<a: int>", evolve="rescue")
+    found = _read(f"{line}\n".encode(), options)
+    assert found.rows[0][2]["_rescued"] == line.replace('"x":null,', "").replace(',"x":null', "")
+    assert [one.rows for one in found.readings[0].unknown.fields.values()] == [1]
+
+
+NO_TYPE = {
+    "jsonl": ([b'{"id":1,"x":[]}\n', b'{"id":2,"x":[5]}\n', b'{"id":3,"x":{}}\n'], "ARRAY<BIGINT>"),
+    "json": ([b'[{"id":1,"x":[]}]', b'{"id":2,"x":[5]}', b'{"id":3,"x":{}}'], "ARRAY<BIGINT>"),
+    "csv": ([b"id,x\n1,\n", b"id,x\n1,5\n", b"x,id\n,3\n"], "BIGINT"),
+}
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("format_name", NO_TYPE)
+def test_values_without_a_type_leave_the_column_to_the_others_however_objects_are_spread(
+    format_name: str, *, together: bool
+) -> None:
+    contents, kind = NO_TYPE[format_name]
+    (pieces,) = whole(contents)
+    options = ReadOptions(schema_ddl="id bigint", format=format_name, evolve="add")
+    found = read(
+        Case(contents=contents, partitions=[pieces] if together else [[one] for one in pieces], options=options)
+    )
+    assert new_columns(found.readings, options, None, added_before=0) == {"x": kind}
+
+
 def _nested_lists(levels: int) -> pa.Array:
     values = pa.array([1])
     for _ in range(levels):

@@ -66,7 +66,8 @@ _PLAIN_NAME = re.compile(r"\S(?:.*\S)?")
 def may_be_column(name: str, *, depth: int = 0) -> bool:
     """Return True if a column, or a field of a struct at ``depth``, can have this name.
 
-    It cannot be empty or have half a surrogate pair, and a column neither blanks at an end nor the name of one the reader adds.
+    It cannot be empty or have half a surrogate pair, and a column neither blanks at an end nor the name of one that the
+    reader adds.
     """
     if not name.isascii() and any(0xD800 <= ord(character) <= 0xDFFF for character in name):
         return False

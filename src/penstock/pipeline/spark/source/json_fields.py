@@ -56,8 +56,21 @@ UNCUT = "\udfffuncut"  # in place of a name: the line cannot be cut into fields
 Names: TypeAlias = Mapping[str, Any]  # declared names of an object: those inside each; None: the field is taken whole
 
 
-_PLAIN = json.JSONDecoder()  # faster, but it refuses whole numbers of many digits
-_SCANNER = json.JSONDecoder(parse_int=Number, parse_float=Number, parse_constant=Constant)
+class _Entries(dict[str, Any]):
+    """The names inside the values of a map, whose keys are no names."""
+
+
+def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the fields of an object; of a name given twice, the last value that is not null."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        found |= {name: value for name, value in pairs if value is not None}
+    return found
+
+
+# faster, but it refuses whole numbers of many digits
+_PLAIN = json.JSONDecoder(object_pairs_hook=_fields)
+_SCANNER = json.JSONDecoder(parse_int=Number, parse_float=Number, parse_constant=Constant, object_pairs_hook=_fields)
 
 
 class Member(NamedTuple):  # made faster than a frozen dataclass
@@ -308,6 +321,9 @@ def _exact(member: Member) -> str:
 def _inner(kind: pa.DataType) -> Names | None:
     if pa.types.is_list(kind):
         return _inner(kind.value_type)
+    if pa.types.is_map(kind):
+        inner = _inner(kind.item_type)
+        return None if inner is None else _Entries(inner=inner)
     return names_of(kind) if pa.types.is_struct(kind) else None
 
 
@@ -326,6 +342,8 @@ def _inside(value: Any, names: Names) -> Iterator[str]:
     if isinstance(value, list):
         for item in value:
             yield from _inside(item, names)
+    elif isinstance(value, dict) and isinstance(names, _Entries):
+        yield from _inside(list(value.values()), names["inner"])
     elif isinstance(value, dict):
         yield from _unknown(value, names)
 
