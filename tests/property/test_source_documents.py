@@ -146,7 +146,7 @@ def test_constants_are_those_of_lines(constant: str) -> None:
 
 
 @pytest.mark.parametrize("text", ['[{"d":1Inf}]', '[{"x":[Inf2]}]', '[{"x":-+INF}]', "[{Inf:1}]", '[{"x":nullINF}]'])
-def test_what_only_resembles_a_constant_is_not_json(text: str) -> None:
+def test_text_that_only_resembles_a_constant_is_not_json(text: str) -> None:
     options = ReadOptions(schema_ddl="d double", format="json")
     found = read(Case(contents=[text.encode()], partitions=whole([text.encode()]), options=options))
     assert "is not JSON" in found.failures[0]

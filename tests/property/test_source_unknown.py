@@ -181,3 +181,13 @@ def _paths(value: Any, names: Mapping[str, Any]) -> Iterator[str]:
             for one in item if isinstance(item, list) else [item]:
                 if isinstance(one, dict):
                     yield from (f"{name}.{path}" for path in _paths(one, names[name]))
+
+
+@pytest.mark.parametrize("constant", ["-Inf", "+INF", "-INF", "-NaN", "+Infinity", "[-Inf]", '{"a":-Inf}'])
+def test_a_constant_in_a_field_without_a_column_is_read_alone_and_beside_a_bad_line(constant: str) -> None:
+    line = f'{{"id":1,"x":{constant}}}\n'.encode()
+    decoder = open_jsonl(parse_ddl(DDL), ReadOptions(schema_ddl=DDL))
+    for block in (line, b"nope\n" + line, line + b'{"id":"x"}\n' + line):
+        decoded = decoder.decode(block)
+        assert decoded.rows.column("id").to_pylist() == [1] * block.count(line)
+        assert decoded.unknown["x"].rows.tolist() == list(range(block.count(line)))

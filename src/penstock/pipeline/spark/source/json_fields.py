@@ -56,7 +56,7 @@ UNCUT = "\udfffuncut"  # in place of a name: the line cannot be cut into fields
 Names: TypeAlias = Mapping[str, Any]  # declared names of an object: those inside each; None: the field is taken whole
 
 
-class _Entries(dict[str, Any]):
+class _MapNames(dict[str, Any]):
     """The names inside the values of a map, whose keys are no names."""
 
 
@@ -284,7 +284,7 @@ def _shallow(window: bytes) -> bytes:
     is_deep = depths - np.repeat([0, *depths[ends[:-1]]], sizes) > _NESTING_MAX
     begins = is_deep & ~np.concatenate([[False], is_deep[:-1]])
     closes = ~is_deep & np.concatenate([[False], is_deep[:-1]])
-    return np.where(begins, np.uint8(ord("0")), data)[begins | ~(is_deep | closes)].tobytes()
+    return bytes(np.where(begins, np.uint8(ord("0")), data)[begins | ~(is_deep | closes)])
 
 
 def _decoded_lines(text: str) -> list[Mapping[str, Any]]:
@@ -323,7 +323,7 @@ def _inner(kind: pa.DataType) -> Names | None:
         return _inner(kind.value_type)
     if pa.types.is_map(kind):
         inner = _inner(kind.item_type)
-        return None if inner is None else _Entries(inner=inner)
+        return None if inner is None else _MapNames(inner=inner)
     return names_of(kind) if pa.types.is_struct(kind) else None
 
 
@@ -342,7 +342,7 @@ def _inside(value: Any, names: Names) -> Iterator[str]:
     if isinstance(value, list):
         for item in value:
             yield from _inside(item, names)
-    elif isinstance(value, dict) and isinstance(names, _Entries):
+    elif isinstance(value, dict) and isinstance(names, _MapNames):
         yield from _inside(list(value.values()), names["inner"])
     elif isinstance(value, dict):
         yield from _unknown(value, names)
