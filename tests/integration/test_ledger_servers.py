@@ -30,7 +30,7 @@ def letter(each, ctx):
         os.write(JOURNAL, (json.dumps({**line, "at": time.time()}) + "\\n").encode())
 """
 AT_ONCE = 20  # of each kind
-LEASE_SECONDS = 3  # the shortest possible: after a lost response, workers wait for it to expire
+LEASE_SECONDS = 10  # a worker is never halted for so long; after a lost response, others wait for its end
 DONE_SECONDS = 180.0  # on a busy machine; it takes a few
 EXIT_SECONDS = 60.0
 STOP_TIMEOUT_SECONDS = 10.0

@@ -128,3 +128,25 @@ def test_a_number_of_very_many_digits_concerns_its_own_row_only() -> None:
     assert ([row["id"] for *_, row in found.rows], [at for _, at, *_ in found.bad]) == ([2], [0])
     assert not looks_like_document(b'{"id": %s}\n{"id": 1}\n' % digits)
     assert not looks_like_document(b'{"id": %s' % (b"[" * 60_000))
+
+
+@pytest.mark.parametrize("constant", ["NaN", "-NaN", "Inf", "-Inf", "INF", "+INF", "-INF", "Infinity", "+Infinity"])
+def test_constants_are_those_of_lines(constant: str) -> None:
+    values = [f'{{"d":{constant},"x":["Inf\\"",[{constant}]]}}', f'{{"d":1,"x":{constant}}}']
+    contents = {"json": "[" + ",\n".join(values) + "]", "jsonl": "".join(f"{value}\n" for value in values)}
+    found = {}
+    for format_name, text in contents.items():
+        options = ReadOptions(schema_ddl="d double", format=format_name, evolve="rescue")
+        case = Case(contents=[text.encode()], partitions=whole([text.encode()]), options=options)
+        result = read(case)
+        assert not result.failures
+        assert not result.bad
+        found[format_name] = repr([row for _, _, row in result.rows])
+    assert found["json"] == found["jsonl"]
+
+
+@pytest.mark.parametrize("text", ['[{"d":1Inf}]', '[{"x":[Inf2]}]', '[{"x":-+INF}]', "[{Inf:1}]", '[{"x":nullINF}]'])
+def test_text_that_only_resembles_a_constant_is_not_json(text: str) -> None:
+    options = ReadOptions(schema_ddl="d double", format="json")
+    found = read(Case(contents=[text.encode()], partitions=whole([text.encode()]), options=options))
+    assert "is not JSON" in found.failures[0]

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -121,6 +122,113 @@ def test_a_type_of_the_table_goes_before_the_inferred_one() -> None:
     found = _read(b'{"x":1,"Y":1,"z":true}\n', options)
     table = parse_ddl("id bigint, x double, y bigint")
     assert new_columns(found.readings, options, table, added_before=0) == {"x": "DOUBLE", "z": "BOOLEAN"}
+
+
+@pytest.mark.parametrize("evolve", ["none", "rescue"])
+@pytest.mark.parametrize("format_name", ["jsonl", "parquet"])
+def test_fields_in_the_values_of_maps_are_counted_by_path(format_name: str, evolve: str) -> None:
+    data = b'{"id":1,"m":{"k":{"a":1,"b":2},"b":{"a":1}}}\n{"m":{"k":null}}\n{"m":{"k":{"a":2,"b":null}}}\n'
+    if format_name == "parquet":
+        inner = pa.struct([("a", pa.int64()), ("b", pa.int64())])
+        rows = [[("k", {"a": 1, "b": 2}), ("b", {"a": 1, "b": None})], [("k", None)], None]
+        buffer = pa.BufferOutputStream()
+        pq.write_table(pa.table({"m": pa.array(rows, pa.map_(pa.string(), inner))}), buffer)
+        data = bytes(buffer.getvalue())
+    options = ReadOptions(schema_ddl="id bigint, m map<string, struct<a: bigint>>", format=format_name, evolve=evolve)
+    found = _read(data, options)
+    assert not found.bad
+    counted = {name: one.rows for name, one in found.readings[0].unknown.fields.items()}
+    assert counted == {"m.b": 3 if format_name == "parquet" else 1}
+    assert found.rows[0][2]["m"] == [("k", {"a": 1}), ("b", {"a": 1})]
+    if evolve == "rescue":
+        kept = {
+            "jsonl": {"k": {"a": 1, "b": 2}, "b": {"a": 1}},
+            "parquet": [["k", {"a": 1, "b": 2}], ["b", {"a": 1, "b": None}]],
+        }
+        assert json.loads(found.rows[0][2]["_rescued"]) == {"m": kept[format_name]}
+
+
+@pytest.mark.parametrize("line", ['{"x":1,"x":null}', '{"s":{"a":1,"z":2,"z":null}}', '{"x":null,"x":1,"x":null}'])
+def test_a_value_whose_name_is_given_again_with_null_is_kept(line: str) -> None:
+    options = ReadOptions(schema_ddl="id bigint, s struct<a: int>", evolve="rescue")
+    found = _read(f"{line}\n".encode(), options)
+    assert found.rows[0][2]["_rescued"] == line.replace('"x":null,', "").replace(',"x":null', "")
+    assert [one.rows for one in found.readings[0].unknown.fields.values()] == [1]
+
+
+NO_TYPE = {
+    "jsonl": ([b'{"id":1,"x":[]}\n', b'{"id":2,"x":[5]}\n', b'{"id":3,"x":{}}\n'], "ARRAY<BIGINT>"),
+    "json": ([b'[{"id":1,"x":[]}]', b'{"id":2,"x":[5]}', b'{"id":3,"x":{}}'], "ARRAY<BIGINT>"),
+    "csv": ([b"id,x\n1,\n", b"id,x\n1,5\n", b"x,id\n,3\n"], "BIGINT"),
+}
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("format_name", NO_TYPE)
+def test_values_without_a_type_leave_the_column_to_the_others_however_objects_are_spread(
+    format_name: str, *, together: bool
+) -> None:
+    contents, kind = NO_TYPE[format_name]
+    (pieces,) = whole(contents)
+    options = ReadOptions(schema_ddl="id bigint", format=format_name, evolve="add")
+    found = read(
+        Case(contents=contents, partitions=[pieces] if together else [[one] for one in pieces], options=options)
+    )
+    assert new_columns(found.readings, options, None, added_before=0) == {"x": kind}
+
+
+def _nested_lists(levels: int) -> pa.Array:
+    values = pa.array([1])
+    for _ in range(levels):
+        values = pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), values)
+    return values
+
+
+@pytest.mark.parametrize(
+    ("values", "columns"),
+    [
+        (pa.StructArray.from_arrays([pa.array([1])], names=[""]), {"x": "STRING"}),
+        (pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], names=["a`b", ""]), {"x": "STRING"}),
+        (_nested_lists(32), {"x": f"{'ARRAY<' * 32}BIGINT{'>' * 32}"}),
+        (_nested_lists(40), {"x": f"{'ARRAY<' * 32}STRING{'>' * 32}"}),
+    ],
+    ids=["field without a name", "one of two fields", "as deep as columns are", "deeper"],
+)
+def test_types_of_parquet_that_no_schema_can_name_become_strings(values: pa.Array, columns: dict[str, str]) -> None:
+    data = pa.BufferOutputStream()
+    pq.write_table(pa.table({"id": [1], "x": values}), data)
+    options = ReadOptions(schema_ddl="id bigint", format="parquet", evolve="add")
+    content = bytes(data.getvalue())
+    new = new_columns(_read(content, options).readings, options, None, added_before=0)
+    assert new == columns
+    ((_, _, row),) = _read(content, with_added(options, new)).rows
+    assert row["x"] is not None
+    assert row["_rescued"] is None
+
+
+def test_a_struct_with_a_field_without_a_name_is_rescued() -> None:
+    lines = b'{"id":1,"x":{"":1},"y":[{"":2}]}\n'
+    options = ReadOptions(schema_ddl="id bigint", evolve="add")
+    found = _read(lines, options)
+    assert new_columns(found.readings, options, None, added_before=0) == {}
+    assert found.rows[0][2]["_rescued"] == '{"x":{"":1},"y":[{"":2}]}'
+
+
+@pytest.mark.parametrize("evolve", ["none", "rescue"])
+def test_text_inside_a_struct_that_is_not_utf8_costs_none_of_its_other_values(evolve: str) -> None:
+    offsets, texts = pa.py_buffer(np.array([0, 1, 2], np.int32)), pa.py_buffer(b"\xffa")
+    inner = pa.StructArray.from_arrays(
+        [pa.array([7, 8]), pa.Array.from_buffers(pa.string(), 2, [None, offsets, texts])], names=["a", "b"]
+    )
+    data = pa.BufferOutputStream()
+    pq.write_table(pa.table({"id": [1, 2], "s": inner, "x": inner}), data)
+    ddl = "id bigint, s struct<a: int, b: string>"
+    found = _read(bytes(data.getvalue()), ReadOptions(schema_ddl=ddl, format="parquet", evolve=evolve))
+    kept = found.bad[0][2].decode() if evolve == "none" else found.rows[0][2]["_rescued"]
+    fields = json.loads(kept)
+    assert fields["s"] == [["a", 7], ["b", "\\xff"]]
+    if evolve == "rescue":
+        assert fields["x"] == fields["s"]
 
 
 @dataclass(frozen=True, kw_only=True)

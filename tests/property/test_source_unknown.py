@@ -6,7 +6,7 @@ reads every line with Python's parser.
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -131,6 +131,37 @@ def test_a_change_far_into_a_later_block_is_counted(change: str) -> None:
         assert {path: found.rows.tolist() for path, found in decoded.unknown.items()} == _counted(block, decoded.starts)
 
 
+NESTED = {
+    "lists": lambda depth: "[" * depth + "1" + "]" * depth,
+    "objects": lambda depth: '{"a":' * depth + "1" + "}" * depth,
+    "behind brackets in a string": lambda depth: '["]]}\\"[{",' + "[" * depth + "NaN" + "]" * depth + "]",
+}
+
+
+@pytest.mark.parametrize("evolve", ["none", "rescue", "add"])
+@pytest.mark.parametrize("depth", [63, 65, 600, 100_000])
+@pytest.mark.parametrize("nested", NESTED.values(), ids=NESTED)
+def test_a_field_that_is_nested_deeply_is_counted_or_in_quarantine(
+    nested: Callable[[int], str], depth: int, evolve: str
+) -> None:
+    lines = ['{"id":1,"w":1}', f'{{"id":2,"u":{nested(depth)},"z":2}}', f'{{"s":{{"z":{nested(depth)}}},"w":[1]}}']
+    decoder = open_jsonl(parse_ddl(DDL), ReadOptions(schema_ddl=DDL, evolve=evolve))
+    decoded = decoder.decode("".join(f"{line}\n" for line in lines).encode())
+    if evolve != "none" and depth > 1_000:  # Python cannot cut them
+        assert [bad.raw.decode() for bad in decoded.bad] == lines[1:]
+        assert {path: found.rows.tolist() for path, found in decoded.unknown.items()} == {"w": [0]}
+        return
+    assert {path: found.rows.tolist() for path, found in decoded.unknown.items()} == {
+        "w": [0, 2],
+        "u": [1],
+        "z": [1],
+        "s.z": [2],
+    }
+    if evolve != "none":
+        kept = decoded.rows.column("_rescued")[1].as_py()
+        assert kept == f'{{"u":{nested(depth)},"z":2}}'.replace("NaN", '"NaN"')
+
+
 def _counted(block: bytes, starts: Any) -> dict[str, list[int]]:
     """Return the rows that have each field without a column."""
     found: defaultdict[str, list[int]] = defaultdict(list)
@@ -150,3 +181,13 @@ def _paths(value: Any, names: Mapping[str, Any]) -> Iterator[str]:
             for one in item if isinstance(item, list) else [item]:
                 if isinstance(one, dict):
                     yield from (f"{name}.{path}" for path in _paths(one, names[name]))
+
+
+@pytest.mark.parametrize("constant", ["-Inf", "+INF", "-INF", "-NaN", "+Infinity", "[-Inf]", '{"a":-Inf}'])
+def test_a_constant_in_a_field_without_a_column_is_read_alone_and_beside_a_bad_line(constant: str) -> None:
+    line = f'{{"id":1,"x":{constant}}}\n'.encode()
+    decoder = open_jsonl(parse_ddl(DDL), ReadOptions(schema_ddl=DDL))
+    for block in (line, b"nope\n" + line, line + b'{"id":"x"}\n' + line):
+        decoded = decoder.decode(block)
+        assert decoded.rows.column("id").to_pylist() == [1] * block.count(line)
+        assert decoded.unknown["x"].rows.tolist() == list(range(block.count(line)))

@@ -2,7 +2,7 @@
 
 import pyarrow as pa
 
-from penstock.pipeline.spark.source.ddl import TIMESTAMP, TIMESTAMP_NTZ
+from penstock.pipeline.spark.source.ddl import DEPTH_MAX, TIMESTAMP, TIMESTAMP_NTZ, may_be_column
 
 _DIGITS_MAX = 38
 _DIGITS_OF_INTEGERS = {8: 3, 16: 5, 32: 10, 64: 19}
@@ -16,21 +16,24 @@ _STORED_AS = {
 }
 
 
-def storable(kind: pa.DataType) -> pa.DataType:
+def storable(kind: pa.DataType, depth: int = 0) -> pa.DataType:
     """Return the declared type that holds all values of a type that objects may have; string if there is no other."""
     types = pa.types
     if types.is_dictionary(kind):
-        return storable(kind.value_type)
+        return storable(kind.value_type, depth)
     if isinstance(kind, pa.BaseExtensionType):
-        return storable(kind.storage_type)
+        return storable(kind.storage_type, depth)
+    if types.is_nested(kind) and depth >= DEPTH_MAX:
+        return pa.string()
     if is_list(kind):
-        return pa.list_(pa.field("element", storable(kind.value_type)))
+        return pa.list_(pa.field("element", storable(kind.value_type, depth + 1)))
     if types.is_map(kind):
-        return pa.map_(storable(kind.key_type), storable(kind.item_type))
+        return pa.map_(storable(kind.key_type, depth + 1), storable(kind.item_type, depth + 1))
     if types.is_struct(kind):
-        if len({field.name.lower() for field in kind}) < max(1, kind.num_fields):
-            return pa.string()  # no field, or one twice
-        return pa.struct([field.with_type(storable(field.type)).with_nullable(True) for field in kind])
+        names = {field.name.lower() for field in kind}
+        if len(names) < max(1, kind.num_fields) or not all(may_be_column(name, depth=1) for name in names):
+            return pa.string()  # no field, one twice, or one without a name
+        return pa.struct([field.with_type(storable(field.type, depth + 1)).with_nullable(True) for field in kind])
     if types.is_timestamp(kind):
         return TIMESTAMP_NTZ if kind.tz is None else TIMESTAMP
     if types.is_date(kind):

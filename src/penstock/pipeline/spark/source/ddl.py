@@ -59,19 +59,20 @@ _NAMES = (
 _TOKEN = re.compile(
     r"""\s*(?:(?P<word>\w+)|`(?P<quoted>(?:[^`]|``)+)`|(?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?P<mark>[<>(),:]))""",
 )
-_DEPTH_MAX = 32
+DEPTH_MAX = 32  # of a type
 _PLAIN_NAME = re.compile(r"\S(?:.*\S)?")
 
 
 def may_be_column(name: str, *, depth: int = 0) -> bool:
     """Return True if a column, or a field of a struct at ``depth``, can have this name.
 
-    It cannot have half a surrogate pair, and a column neither blanks at an end nor the name of one the reader adds.
+    It cannot be empty or have half a surrogate pair, and a column neither blanks at an end nor the name of one that the
+    reader adds.
     """
     if not name.isascii() and any(0xD800 <= ord(character) <= 0xDFFF for character in name):
         return False
     if depth:
-        return True
+        return bool(name)
     return bool(_PLAIN_NAME.fullmatch(name)) and name.lower() not in {field.name for field in PROVENANCE}
 
 
@@ -190,8 +191,8 @@ class _Parser:
             raise self._unexpected("the comment's text", back=1)
 
     def _type(self, column: str, depth: int) -> pa.DataType:
-        if depth > _DEPTH_MAX:
-            raise UsageError(f"The type of {column!r} is nested deeper than {_DEPTH_MAX} levels.")
+        if depth > DEPTH_MAX:
+            raise UsageError(f"The type of {column!r} is nested deeper than {DEPTH_MAX} levels.")
         kind, value = self._next(f"the type of {column!r}")
         name = value.lower()
         if kind != "word":

@@ -16,6 +16,7 @@ from penstock.objects.store import ObjectReader
 from penstock.pipeline.spark.source.blocks import Decoded
 from penstock.pipeline.spark.source.contents import whole
 from penstock.pipeline.spark.source.ddl import parse_ddl
+from penstock.pipeline.spark.source.json_values import as_python_reads
 from penstock.pipeline.spark.source.options import ReadOptions
 from penstock.pipeline.spark.source.plan import Piece
 from penstock.pipeline.spark.source.rescue import open_jsonl
@@ -58,7 +59,7 @@ def document_lines(reader: ObjectReader, options: ReadOptions) -> Iterator[bytes
     uri = reader.ref.uri
     text = _decoded_text(whole(reader, options), uri)
     try:
-        for start, stop in _spans(text):
+        for start, stop in _spans(as_python_reads(text)):
             yield text[start:stop].translate(_ONE_LINE).encode("utf-8", errors="surrogatepass") + b"\n"
     except json.JSONDecodeError as error:
         raise ObjectCorrupt(

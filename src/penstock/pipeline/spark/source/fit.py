@@ -128,7 +128,8 @@ def as_python(value: pa.Scalar) -> Any:
     try:
         return value.as_py()
     except UnicodeDecodeError:
-        return value.cast(pa.binary()).as_py() if pa.types.is_string(kind) else "not UTF-8"
+        if not pa.types.is_nested(kind):
+            return value.cast(pa.binary()).as_py() if pa.types.is_string(kind) else "not UTF-8"
     except (ValueError, OverflowError, KeyError):  # a time or a zone that Python lacks, or a name given twice
         pass
     if pa.types.is_struct(kind):

@@ -171,6 +171,8 @@ def _undeclared_inside(found: pa.Field, declared: pa.DataType) -> Iterator[str]:
     kind = found.type
     if is_list(kind) and pa.types.is_list(declared):
         yield from _undeclared_inside(pa.field(found.name, kind.value_type), declared.value_type)
+    elif pa.types.is_map(kind) and pa.types.is_map(declared):
+        yield from _undeclared_inside(pa.field(found.name, kind.item_type), declared.item_type)
     elif pa.types.is_struct(kind) and pa.types.is_struct(declared):
         names = [field.name for field in kind]
         places = places_of([field.name for field in declared], names)

@@ -23,10 +23,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.json as pj
 
-from penstock.pipeline.spark.source.blocks import Flags, Lines, Positions, cast_texts, text_type
+from penstock.pipeline.spark.source.blocks import NEWLINE, Flags, Lines, Positions, cast_texts, text_type
 from penstock.pipeline.spark.source.column_types import wider
-from penstock.pipeline.spark.source.ddl import TIMESTAMP
-from penstock.pipeline.spark.source.exact_json import Constant, Number, exact_json
+from penstock.pipeline.spark.source.ddl import TIMESTAMP, may_be_column
+from penstock.pipeline.spark.source.exact_json import Constant, Number
 from penstock.pipeline.spark.source.spellings import is_moment
 
 _WINDOW_BYTES = 256 << 10
@@ -37,6 +37,10 @@ _REFUSALS_MAX = 3
 _NOTHING = pa.struct([])
 _WHITESPACE = " \t\r\n"
 _DEPTH_MAX = 16
+_NESTING_MAX = 64  # deeper than declared types are; Arrow's types of a few hundred levels overflow stacks
+_QUOTE, _OPEN, _CLOSE = b'"{}'
+_CURLY = 0x20  # the bit that tells { from [, and } from ]
+_ESCAPE = re.compile(rb"\\.")
 _EXACT_MAX = 1 << 53  # beyond this, a double cannot represent all whole numbers
 _DIGITS_MAX = 38
 _CONSTANTS = re.compile(r'"(?:[^"\\]|\\.)*"|[+-]?(?:NaN|INF|Inf(?:inity)?)')
@@ -52,8 +56,21 @@ UNCUT = "\udfffuncut"  # in place of a name: the line cannot be cut into fields
 Names: TypeAlias = Mapping[str, Any]  # declared names of an object: those inside each; None: the field is taken whole
 
 
-_PLAIN = json.JSONDecoder()  # faster, but it refuses whole numbers of many digits
-_SCANNER = json.JSONDecoder(parse_int=Number, parse_float=Number, parse_constant=Constant)
+class _MapNames(dict[str, Any]):
+    """The names inside the values of a map, whose keys are no names."""
+
+
+def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the fields of an object; of a name given twice, the last value that is not null."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        found |= {name: value for name, value in pairs if value is not None}
+    return found
+
+
+# faster, but it refuses whole numbers of many digits
+_PLAIN = json.JSONDecoder(object_pairs_hook=_fields)
+_SCANNER = json.JSONDecoder(parse_int=Number, parse_float=Number, parse_constant=Constant, object_pairs_hook=_fields)
 
 
 class Member(NamedTuple):  # made faster than a frozen dataclass
@@ -199,7 +216,7 @@ class UnknownFinder:
             else:
                 pairs = zip(starts[low:high].tolist(), ends[low:high].tolist(), strict=True)
                 window = b"".join(block[start : end + 1] for start, end in pairs)
-            for name, rows in self._window(window, high - low).items():
+            for name, rows in self._window(_shallow(window), high - low).items():
                 found.setdefault(name, []).append(rows + low)
             low = high
         return {name: np.concatenate(rows) for name, rows in found.items()}
@@ -251,6 +268,25 @@ class _Kind:
     is_large: bool = False  # a whole number that a double may round
 
 
+def _shallow(window: bytes) -> bytes:
+    """Return the lines with a 0 in place of each value that is nested too deeply, since types of it end processes."""
+    data = np.frombuffer(window, dtype=np.uint8)
+    ends = np.flatnonzero(data == NEWLINE)
+    opens = np.flatnonzero(data | _CURLY == _OPEN)
+    if not (np.diff(np.searchsorted(opens, ends), prepend=0) > _NESTING_MAX).any():
+        return window
+    plain = np.frombuffer(_ESCAPE.sub(b"__", window) if b"\\" in window else window, dtype=np.uint8)
+    sizes = np.diff(ends, prepend=-1)
+    quotes = np.cumsum(plain == _QUOTE, dtype=np.int32)
+    is_outside = (quotes - np.repeat([0, *quotes[ends[:-1]]], sizes)) % 2 == 0
+    steps = (plain | _CURLY == _OPEN).astype(np.int8) - (plain | _CURLY == _CLOSE)
+    depths = np.cumsum(steps * is_outside, dtype=np.int32)
+    is_deep = depths - np.repeat([0, *depths[ends[:-1]]], sizes) > _NESTING_MAX
+    begins = is_deep & ~np.concatenate([[False], is_deep[:-1]])
+    closes = ~is_deep & np.concatenate([[False], is_deep[:-1]])
+    return bytes(np.where(begins, np.uint8(ord("0")), data)[begins | ~(is_deep | closes)])
+
+
 def _decoded_lines(text: str) -> list[Mapping[str, Any]]:
     """Return the fields of each line, all read as one array unless that takes care."""
     with suppress(ValueError, RecursionError):
@@ -279,12 +315,15 @@ def _with_quoted_constants(line: str) -> str:
 def _exact(member: Member) -> str:
     # Python's parser accepts constants, and a reader of the rescued text may not
     has_constants = "NaN" in member.text or "Infinity" in member.text
-    return exact_json(member.value) if has_constants else member.text
+    return _with_quoted_constants(member.text) if has_constants else member.text
 
 
 def _inner(kind: pa.DataType) -> Names | None:
     if pa.types.is_list(kind):
         return _inner(kind.value_type)
+    if pa.types.is_map(kind):
+        inner = _inner(kind.item_type)
+        return None if inner is None else _MapNames(inner=inner)
     return names_of(kind) if pa.types.is_struct(kind) else None
 
 
@@ -303,6 +342,8 @@ def _inside(value: Any, names: Names) -> Iterator[str]:
     if isinstance(value, list):
         for item in value:
             yield from _inside(item, names)
+    elif isinstance(value, dict) and isinstance(names, _MapNames):
+        yield from _inside(list(value.values()), names["inner"])
     elif isinstance(value, dict):
         yield from _unknown(value, names)
 
@@ -431,7 +472,7 @@ def _number_kind(text: str) -> _Kind:
 def _object_kind(value: Mapping[str, Any], depth: int) -> _Kind | None:
     fields = {name: kind.kind for name, item in value.items() if (kind := _kind(item, depth + 1)) is not None}
     folded = {name.lower() for name in fields}
-    if not fields or len(folded) < len(fields) or not all(map(_is_storable, fields)):
+    if not fields or len(folded) < len(fields) or not all(may_be_column(name, depth=1) for name in fields):
         return None
     return _Kind(pa.struct(fields.items()))
 
@@ -442,10 +483,6 @@ def _kind_of_all(values: Iterable[Any], depth: int) -> pa.DataType | None:
         if (kind := _kind(value, depth)) is not None:
             found = kind.kind if found is None else wider(found, kind.kind)
     return found
-
-
-def _is_storable(name: str) -> bool:
-    return name.isascii() or not any(0xD800 <= ord(character) <= 0xDFFF for character in name)
 
 
 def _behind(line: str, at: int, mark: str) -> int:

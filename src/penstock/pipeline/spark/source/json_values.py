@@ -53,7 +53,7 @@ _STRING = re.compile(r'"[^"\\\x00-\x1f]*"')
 _AFTER = re.compile(r"[ \t\n\r]*([,\]}])[ \t\n\r]*")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?P<real>(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)")
 _LENIENT = re.compile(r"-NaN|[+-]?(?:INF|Inf(?!inity))|\+Infinity")  # numbers, but not for Python's parser
-_TOKEN = re.compile(rf'"(?:[^"\\]|\\.)*"|{_LENIENT.pattern}')
+_TOKEN = re.compile(rf'"[^"\\]*(?:\\.[^"\\]*)*"|(?<![\w.+-])(?:{_LENIENT.pattern})(?![\w.+-])')
 _CONSTANT = re.compile(r"(?:-?NaN|[+-]?INF|[+-]?Infinity|-?Inf)(?![A-Za-z0-9_])")
 _QUOTED_CONSTANT = re.compile(r'"(NaN|[+-]?INF|[+-]?Infinity)"')
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -98,7 +98,7 @@ class Line:
         except json.JSONDecodeError as error:
             if not _LENIENT.match(self.text, error.pos):
                 raise
-        return _PLAIN.raw_decode(_TOKEN.sub(_as_python_spells, self.text), at)[1]
+        return _PLAIN.raw_decode(as_python_reads(self.text), at)[1]
 
     def string(self, at: int) -> tuple[str, int]:
         """Return the text of a string that begins with a quote at the place, and its end. Raises `JSONDecodeError`."""
@@ -384,9 +384,16 @@ def _text(line: Line, at: int) -> int:
     return stop
 
 
+def as_python_reads(text: str) -> str:
+    """Return JSON of the same length in which Python's parser finds the same values, also at constants such as -Inf."""
+    if "Inf" in text or "INF" in text or "-NaN" in text:
+        return _TOKEN.sub(_as_python_spells, text)
+    return text
+
+
 def _as_python_spells(token: re.Match[str]) -> str:
     """Return a string as it is, and any other token as a number of the same length."""
-    return token[0] if token[0].startswith('"') else "NaN".rjust(len(token[0]))
+    return token[0] if token[0].startswith('"') else "1" * len(token[0])
 
 
 def _value(walk: Walk, line: Line, at: int) -> int:

@@ -24,7 +24,7 @@ class UnknownField:
 
     rows: int
     first: int  # position of the first row that has it
-    ddl: str = ""  # type of a column for its values; empty: none can take them, or it was not asked for
+    ddl: str = ""  # type of a column for its values; empty: they have none, as [], or it was not asked for
 
     def joined(self, other: "UnknownField") -> "UnknownField":
         """Return the sum of two parts of an object."""
@@ -82,13 +82,15 @@ NO_UNKNOWN = UnknownFields()
 
 
 def wider_kind(one: pa.DataType | None, other: pa.DataType | None) -> pa.DataType | None:
-    """Return the type of a column for the values of both; None if one of them has none."""
-    return None if one is None or other is None else wider(one, other)
+    """Return the type of a column for the values of both; one without a type, such as [], fits every column or none."""
+    if one is None or other is None:
+        return other if one is None else one
+    return wider(one, other)
 
 
 def _wider_ddl(one: str, other: str) -> str:
     if one == other or not (one and other):
-        return one if one == other else ""
+        return one or other
     kinds = [parse_ddl(f"value {ddl}").field(0).type for ddl in (one, other)]
     return type_text(reduce(wider, kinds))
 
