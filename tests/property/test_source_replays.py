@@ -2,6 +2,7 @@
 
 import gzip
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.property.source_run import Case, Found, any_pieces, read, whole
@@ -53,7 +54,10 @@ def check(draw: st.DataObject, objects: list[bytes], first: ReadOptions, then: R
     for number, ref in enumerate(replayed.plan.objects):
         rows = sum(uri == ref.uri for uri, *_ in replayed.rows)
         lines = sum(uri == ref.uri for uri, *_ in replayed.bad)
-        assert replayed.counts[number] == (rows, lines)
+        if bad[ref.uri] and not rows + lines:  # the lines are no records under these options
+            assert "has no record that begins where its bad lines do" in replayed.failures[number]
+        else:
+            assert replayed.counts[number] == (rows, lines)
     if then.format == "jsonl":
         read_again = {(uri, offset) for uri, offset, *_ in (*replayed.rows, *replayed.bad)}
         assert read_again == {(uri, offset) for uri, offset, *_ in before.bad}, "each bad line is read again"
@@ -76,6 +80,25 @@ def test_bad_csv_records_are_read_again_and_no_others(
     first = ReadOptions(schema_ddl="a bigint, b bigint", format="csv", csv=CsvOptions(header=False))
     csv = CsvOptions(header=False, delimiter=delimiter, quote=quote)
     check(draw, objects, first, ReadOptions(schema_ddl="a string, b string", format="csv", csv=csv), suffix=suffix)
+
+
+@pytest.mark.parametrize(
+    ("content", "csv"),
+    [
+        pytest.param(b"1,'a\nb,c'\n3,c\n", CsvOptions(header=False, quote="'"), id="within another record"),
+        pytest.param(b"1,a\nb,c\n3,c\n", CsvOptions(header=False, comment="b"), id="a comment"),
+    ],
+)
+def test_a_replay_whose_lines_are_no_records_fails(content: bytes, csv: CsvOptions) -> None:
+    options = ReadOptions(schema_ddl="id bigint, name string", format="csv", csv=csv)
+    found = read(
+        Case([content], whole([content]), options, places={0: ranges_of([(content.index(b"b,c"), 3)], place="_offset")})
+    )
+    assert found.rows == found.bad == []
+    assert found.failures[0].endswith(
+        "k0 has no record that begins where its bad lines do, under the pipeline's present options: correct the quote, "
+        "comment or other options and replay the lines again, or dismiss them"
+    )
 
 
 @given(st.data(), contents(JSON_LINES))

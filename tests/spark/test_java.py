@@ -54,7 +54,7 @@ def bare_environ(tmp_path: Path) -> dict[str, str]:
 
 def run_spark(environ: dict[str, str], folder: Path) -> dict[str, object]:
     command = [sys.executable, "-c", START_AND_RUN, str(folder / "table")]
-    ran = subprocess.run(command, env=environ, cwd=folder, capture_output=True, text=True, check=False, timeout=240)
+    ran = subprocess.run(command, env=environ, cwd=folder, capture_output=True, text=True, check=False, timeout=600)
     assert ran.returncode == 0, ran.stderr[-4000:]
     answer = json.loads(ran.stdout.splitlines()[-1])
     assert isinstance(answer, dict)

@@ -63,6 +63,7 @@ def test_other_failures_are_counted_despite_refusals() -> None:
     [
         (FailureKind.CORRUPT, AttemptFailure.DEAD),
         (FailureKind.TOO_LARGE, AttemptFailure.DEAD),
+        (FailureKind.REPLAYED_NOTHING, AttemptFailure.DEAD),
         (FailureKind.UNREADABLE, AttemptFailure.RETRY),
         (FailureKind.REFUSED, AttemptFailure.RETRY),
         (FailureKind.DISAGREED, AttemptFailure.RETRY),

@@ -255,7 +255,7 @@ def read_failure(failure: ObjectFailure) -> ReadFailure:
             return ReadFailure(failure=AttemptFailure.DELETED, reason=failure.reason)
         case FailureKind.SUPERSEDED:
             return ReadFailure(failure=AttemptFailure.SUPERSEDED, reason=failure.reason)
-        case FailureKind.TOO_LARGE | FailureKind.CORRUPT | FailureKind.UNKNOWN_FIELD:
+        case FailureKind.TOO_LARGE | FailureKind.CORRUPT | FailureKind.UNKNOWN_FIELD | FailureKind.REPLAYED_NOTHING:
             return ReadFailure(failure=AttemptFailure.DEAD, reason=failure.reason, raised=failure.raised)
         case FailureKind.HOST:
             return ReadFailure(failure=AttemptFailure.RETRY, reason=failure.reason, uncounted=True)

@@ -74,6 +74,7 @@ class FailureKind(StrEnum):
     QUARANTINE_RATIO = "quarantine_ratio"  # too many of its lines are bad
     DISAGREED = "disagreed"  # two readings in one run returned different results
     UNKNOWN_FIELD = "unknown_field"  # permanent: it has a field without a column, and that is not allowed
+    REPLAYED_NOTHING = "replayed_nothing"  # permanent: no record begins at the lines of a replay
 
 
 # Failures that may be limited to one host.

@@ -158,6 +158,7 @@ def summarise(plan: ReadPlan) -> Summary:
     looked_at = _looked_at(
         chosen, [*unknown, *leaked], count=len(plan.objects), ratio_max=plan.options.quarantine_ratio_max
     )
+    looked_at[list(plan.places)] = True
     if plan.options.evolve == "fail":
         for report in chosen:
             looked_at[report.objects[report.with_details()]] = True
@@ -173,7 +174,9 @@ def summarise(plan: ReadPlan) -> Summary:
         failure = _failure(pieces)
         if failure is None and index not in unknown:
             readings[index] = _sum(pieces)
-            if index not in plan.places:  # a replay reads bad lines only
+            if index in plan.places:
+                failure = _replay_failure(readings[index], plan, index)
+            else:
                 failure = _ratio_failure(readings[index], plan.options.quarantine_ratio_max)
             if failure is None and plan.options.evolve == "fail":
                 failure = _unknown_failure(readings[index], plan, index)
@@ -344,6 +347,17 @@ def _ratio_failure(reading: ObjectReading, ratio_max: float) -> ObjectFailure | 
     of = f"{reading.lines_quarantined:,} of its {counted(lines, 'line')}"
     reason = f"{of} {are} bad, more than the limit of {ratio_max:.0%}"
     return ObjectFailure(kind=FailureKind.QUARANTINE_RATIO, reason=reason)
+
+
+def _replay_failure(reading: ObjectReading, plan: ReadPlan, index: int) -> ObjectFailure | None:
+    """Return a failure for a replay that read nothing: its lines would count as replayed, and be in no table."""
+    if not plan.places[index] or reading.rows + reading.lines_quarantined:
+        return None
+    reason = (
+        f"{plan.objects[index].uri} has no record that begins where its bad lines do, under the pipeline's present "
+        "options: correct the quote, comment or other options and replay the lines again, or dismiss them"
+    )
+    return ObjectFailure(kind=FailureKind.REPLAYED_NOTHING, reason=reason)
 
 
 def _unknown_failure(reading: ObjectReading, plan: ReadPlan, index: int) -> ObjectFailure | None:
