@@ -135,11 +135,10 @@ def _refused() -> Iterator[JsonCase]:
 def _left_open() -> Iterator[JsonCase]:
     """Yield what a parser may accept, and what is no row although it is JSON."""
     both_rows = {"spark_line": ROW, "spark_document": ROW}
-    yield from _cases(ROW, ROW, _values("NaN Infinity -Infinity"))
-    spelled = "spellings of NaN and infinity"
-    yield from _cases(ROW, FAILED, _values("Inf INF"), spark_line=CORRUPT, spark_document=CORRUPT, because=spelled)
-    yield from _cases(MALFORMED, FAILED, _values("+Infinity -INF +INF"), **both_rows, because=spelled)
-    yield from _cases(MALFORMED, FAILED, _values("-Inf -NaN"))
+    yield from _cases(ROW, ROW, _values("NaN Infinity -Infinity +Infinity -INF +INF"))
+    more = _values("Inf INF -Inf -NaN")
+    corrupt = {"spark_line": CORRUPT, "spark_document": CORRUPT}
+    yield from _cases(ROW, ROW, more, **corrupt, because="spellings of NaN and infinity")
     yield from _cases(MALFORMED, FAILED, _values("+NaN"))
     too_large = _values("8e999 -8e999", f"6.5e+00{'9' * 60}")
     yield from _cases(ROW, ROW, too_large)
