@@ -32,7 +32,13 @@ KILLS: Mapping[str, Sequence[Step]] = {
 }
 
 
-@pytest.mark.parametrize("name", FORMATS)
+# One of each way of reading; other kill tests have lines of JSON.
+QUICK = ("json", "csv", "avro", "a function")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in FORMATS]
+)
 def test_kills_around_a_run_lose_and_double_no_row(tmp_path: Path, name: str) -> None:
     case = Case(tmp_path, module=IN_PROCESS, content=FORMATS[name], objects_max_batch_objects=BATCH_OBJECTS)
     with closing(case):

@@ -434,4 +434,4 @@ def _outcome(
 
 
 TestLedgerStates = LedgerMachine.TestCase
-TestLedgerStates.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestLedgerStates.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -16,7 +16,12 @@ from tests.spark.executors import settings
 pytestmark = pytest.mark.spark
 
 
-@pytest.mark.parametrize("name", FORMATS)
+QUICK = ("json", "csv", "parquet", "avro", "a function")  # one of each way of reading
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in FORMATS]
+)
 def test_objects_in_s3_are_read_once_into_a_table_in_s3(
     tmp_path: Path,
     cluster: SparkCluster,

@@ -318,6 +318,7 @@ def test_a_transform_that_cannot_be_planned_is_one_sentence(place: Path, server:
     assert "org.apache.spark" not in err
 
 
+@pytest.mark.slow
 def test_a_given_session_is_neither_changed_nor_stopped(place: Path, server: ConnectServer) -> None:
     (place / "given.py").write_text(GIVEN)
     sessions_before = ended_sessions(server)
