@@ -166,9 +166,19 @@ def _counted(block: bytes, starts: Any) -> dict[str, list[int]]:
     """Return the rows that have each field without a column."""
     found: defaultdict[str, list[int]] = defaultdict(list)
     for row, start in enumerate(starts.tolist()):
-        for path in set(_paths(json.loads(block[start : block.index(b"\n", start)], parse_int=str), NAMES)):
+        line = block[start : block.index(b"\n", start)]
+        for path in set(_paths(json.loads(line, parse_int=str, object_pairs_hook=_fields), NAMES)):
             found[path].append(row)
     return dict(found)
+
+
+def _fields(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the fields of an object; a null does not replace a value of the same name."""
+    fields: dict[str, Any] = {}
+    for name, value in pairs:
+        if value is not None or name not in fields:
+            fields[name] = value
+    return fields
 
 
 def _paths(value: Any, names: Mapping[str, Any]) -> Iterator[str]:
