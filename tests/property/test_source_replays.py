@@ -94,7 +94,7 @@ def test_a_replay_whose_lines_are_no_records_fails(content: bytes, csv: CsvOptio
     found = read(
         Case([content], whole([content]), options, places={0: ranges_of([(content.index(b"b,c"), 3)], place="_offset")})
     )
-    assert found.rows == found.bad == []
+    assert (found.rows, found.bad) == ([], [])
     assert found.failures[0].endswith(
         "k0 has no record that begins where its bad lines do, under the pipeline's present options: correct the quote, "
         "comment or other options and replay the lines again, or dismiss them"
