@@ -64,8 +64,9 @@ class Case:
         return not (stats.visible or stats.in_flight or stats.delayed)
 
     @property
-    def keys(self) -> list[str]:
-        return [order.key for order in self.seen]
+    def keys(self) -> set[str]:
+        assert len({order.key for order in self.seen}) == len(self.seen), "an order was taken twice"
+        return {order.key for order in self.seen}
 
     @property
     def reasons(self) -> list[str]:
@@ -113,7 +114,7 @@ BAD = {
 @pytest.mark.parametrize(("body", "reason"), BAD.values(), ids=BAD)
 def test_a_bad_message_is_dead_lettered_on_its_first_attempt(case: Case, body: bytes, reason: str) -> None:
     case.work(body)
-    assert case.keys == ["before", "after"]
+    assert case.keys == {"before", "after"}
     (found,) = case.reasons
     assert reason in found
 
@@ -124,7 +125,7 @@ def test_row_23_an_unknown_version_waits_and_is_dead_lettered_in_the_end(case: C
     impatient.handler(patient, newer_wait=0.2)(case.take)
     impatient.send(Queue("orders", Order, schema=2), Order(key="new"))
     serve(impatient, stop=StopSignal(), until=case._done, resident=False)
-    assert case.keys == []
+    assert case.keys == set()
     (reason,) = case.reasons
     assert "version 2" in reason
     assert "no newer worker" in reason
@@ -153,17 +154,17 @@ ODD = {
 def test_an_odd_value_arrives_literally(case: Case, key: str) -> None:
     case.app.send(ORDERS, Order(key=key))
     case.work()
-    assert case.keys == [key, "before", "after"]
+    assert case.keys == {key, "before", "after"}
     assert case.reasons == []
 
 
 def test_row_48_unknown_fields_are_left_to_the_model(case: Case) -> None:
     case.work(b'{"key": "a", "added_later": [1, 2]}')
-    assert case.keys == ["before", "a", "after"]
+    assert case.keys == {"before", "a", "after"}
 
 
 def test_row_62_a_forged_replay_counter_changes_nothing(case: Case) -> None:
     for forged in ("many", "-1", "9" * 40):
         case.app.send(ORDERS, Order(key=forged), attributes={"sqs-dlq-replay-nb": forged})
     case.work()
-    assert case.keys == ["many", "-1", "9" * 40, "before", "after"]
+    assert case.keys == {"many", "-1", "9" * 40, "before", "after"}
