@@ -53,6 +53,7 @@ _STRING = re.compile(r'"[^"\\\x00-\x1f]*"')
 _AFTER = re.compile(r"[ \t\n\r]*([,\]}])[ \t\n\r]*")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?P<real>(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)")
 _LENIENT = re.compile(r"-NaN|[+-]?(?:INF|Inf(?!inity))|\+Infinity")  # numbers, but not for Python's parser
+_LENIENT_VALUE = re.compile(rf"[:\[,][ \t\r\n]*(?:{_LENIENT.pattern})[ \t\r\n]*[,\]}}]")  # or in a string
 _TOKEN = re.compile(rf'"[^"\\]*(?:\\.[^"\\]*)*"|(?<![\w.+-])(?:{_LENIENT.pattern})(?![\w.+-])')
 _CONSTANT = re.compile(r"(?:-?NaN|[+-]?INF|[+-]?Infinity|-?Inf)(?![A-Za-z0-9_])")
 _QUOTED_CONSTANT = re.compile(r'"(NaN|[+-]?INF|[+-]?Infinity)"')
@@ -385,10 +386,11 @@ def _text(line: Line, at: int) -> int:
 
 
 def as_python_reads(text: str) -> str:
-    """Return JSON of the same length in which Python's parser finds the same values, also at constants such as -Inf."""
-    if "Inf" in text or "INF" in text or "-NaN" in text:
-        return _TOKEN.sub(_as_python_spells, text)
-    return text
+    """Return text that Python's parser accepts, with each value at its place: numbers stand for constants such as -Inf.
+
+    Only text with something like such a constant is searched, because the search takes as long as the parser.
+    """
+    return _TOKEN.sub(_as_python_spells, text) if _LENIENT_VALUE.search(text) else text
 
 
 def _as_python_spells(token: re.Match[str]) -> str:
