@@ -73,6 +73,15 @@ class Tables:
         published = (self._rows_published, self._quarantine_published)
         return min(0 if last is None else last.visible_to for last in published)
 
+    @property
+    def published_versions(self) -> tuple[int | None, int | None]:
+        """The versions of rows and quarantine that this process's last publish saw; None: no table yet."""
+        rows, quarantine = self._rows_published, self._quarantine_published
+        return (
+            None if rows is None else rows.table_version,
+            None if quarantine is None else quarantine.table_version,
+        )
+
     def version(self) -> int | None:
         """Return the rows table's version; None if there is no table yet."""
         table = self.rows.load()

@@ -67,6 +67,14 @@ class FormatOptions:
         str | None,
         typer.Option("--partition-by", metavar="COLUMNS", help="Columns to partition by, separated by commas."),
     ] = None
+    register: Annotated[
+        str | None,
+        typer.Option(
+            "--register",
+            metavar="ENTRY",
+            help="Register the table in a catalog: glue:DATABASE.TABLE or unity:CATALOG.SCHEMA.TABLE.",
+        ),
+    ] = None
     no_provenance: Annotated[
         bool, typer.Option("--no-provenance", help="Omit the columns _object and _offset (or _row).")
     ] = False
@@ -261,6 +269,7 @@ def _request(
         transform=format_.transform,
         state=state,
         provenance=not format_.no_provenance,
+        register=format_.register,
         evolve=format_.evolve,
         partition_by=_columns(format_.partition_by) if format_.partition_by is not None else (),
         settings=_settings(arrival, limits),
@@ -347,7 +356,7 @@ def _remarks(report: "IngestReport", options: str) -> list[str]:
         ]
         remarks.append(f"Left out: {', '.join(kinds)}.")
     remarks += [f"Could not be checked: {problem}" for problem in report.problems]
-    return remarks + warning_of(report, options)
+    return remarks + list(report.unregistered) + warning_of(report, options)
 
 
 def _tables(folders: Sequence[str], here: Path) -> str:

@@ -103,7 +103,7 @@ def _remarks(report: "RunReport", options: str) -> list[str]:
     if report.messages_left:
         remarks.append(f"Left in the queue: {counted(report.messages_left, 'message')}.")
     remarks += [f"Could not be checked: {problem}" for problem in report.problems]
-    return remarks + warning_of(report, options)
+    return remarks + list(report.unregistered) + warning_of(report, options)
 
 
 def named(app: "App", name: str, app_name: str) -> "Pipeline":

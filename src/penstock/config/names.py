@@ -12,7 +12,7 @@ SECTIONS: Mapping[str, str] = MappingProxyType(
     {
         "worker": "Workers: which queues they serve, how much at once, and how they stop.",
         "objects": "Object handlers and pipelines: batches, retries, reconcile, archive.",
-        "tables": "Tables of pipelines: compaction.",
+        "tables": "Tables of pipelines: compaction, catalogs.",
         "dead_letters": "Dead letters: automatic replay, archive.",
         "spark": "Spark.",
         "aws": "AWS: SQS and S3.",

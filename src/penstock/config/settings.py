@@ -19,6 +19,7 @@ from datetime import timedelta
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic.fields import FieldInfo
@@ -99,6 +100,14 @@ def _session(value: str) -> str:
     if value not in ("auto", "own", "current") and not re.fullmatch(r"[^:\s]+:[^:\s]+", value):
         raise ValueError("it should be auto, own, current or MODULE:FUNCTION")
     return value
+
+
+def _unity_url(url: str | None) -> str | None:
+    """Return a URL. Raises `ValueError` for any but http and https, and for one with a password."""
+    parts = urlsplit(url or "")
+    if url is not None and (parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None):
+        raise ValueError("it should be a URL such as https://example.cloud.databricks.com, without a password")
+    return url
 
 
 def _jobs(text: str) -> str:
@@ -269,6 +278,12 @@ class Settings(BaseSettings):
 
     tables_compact_every: Annotated[float | None, Seconds(least=60), ADVANCED] = Field(
         None, description="How often workers merge the small files of each table. Unset: never."
+    )
+    tables_unity_url: Annotated[str | None, AfterValidator(_unity_url), ADVANCED] = Field(
+        None, description="The address of the Unity Catalog in which tables are registered, or of its workspace."
+    )
+    tables_unity_token: Annotated[str | None, ADVANCED] = Field(
+        None, description="The access token for the Unity Catalog."
     )
 
     dead_letters_replay: Annotated[bool, STARTER] = Field(

@@ -23,6 +23,8 @@ from penstock.events.batches import (
     SparkAwaited,
     SparkStarted,
     TableCompacted,
+    TableNotRegistered,
+    TableRegistered,
 )
 from penstock.events.bus import (
     Bus,
@@ -213,6 +215,8 @@ __all__ = [
     "StoreAvailable",
     "StoreUnavailable",
     "TableCompacted",
+    "TableNotRegistered",
+    "TableRegistered",
     "TaskProtected",
     "TaskProtectionFailed",
     "ThreadLeftBehind",

@@ -164,6 +164,26 @@ class GarbageCollected(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TableRegistered(Event):
+    """The entry of a table in a data catalog was created or updated."""
+
+    pipeline: str
+    sink: str
+    entry: str  # glue:DATABASE.TABLE
+    change: str  # created or updated
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableNotRegistered(Event):
+    """A table could not be registered in a data catalog. Its rows are published; it is tried again later."""
+
+    pipeline: str
+    sink: str
+    entry: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TableCompacted(Event):
     """Small files of a table were merged."""
 

@@ -6,6 +6,7 @@ from os import PathLike, fspath
 from typing import ClassVar
 
 from penstock.errors import UsageError
+from penstock.sinks.catalogs.name import CatalogName
 from penstock.sinks.registry import address_in, named_scheme, split_address
 from penstock.storage.address import check_address
 
@@ -40,6 +41,11 @@ class SinkDeclaration:
         twice = [name for name in self.partition_by if self.partition_by.count(name) > 1]
         if twice:
             raise UsageError(f"The table {self.table} is partitioned by {twice[0]} more than once.")
+
+    @property
+    def catalog_entry(self) -> CatalogName | None:
+        """The name under which a data catalog is to list the table; None: it is registered nowhere."""
+        return None
 
     @property
     def address(self) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from penstock.app.catalogs import TableRegistration
 from penstock.app.cleanup_runner import moved_to
 from penstock.app.context import PipelineTools
 from penstock.app.paths import TablePaths, declared_table_paths
@@ -93,6 +94,7 @@ class PipelineBlueprint:
     tables: Tables
     publish: Callable[[], object]  # publishes both tables and sends the notifications
     publish_jobs: Mapping[str, Callable[[], object]]  # the same per table: neither waits for the other
+    registration: TableRegistration  # of the tables in a data catalog
     faults_max: int | None  # consecutive infrastructure faults; None: unlimited
     tools: PipelineTools
     ledger_watch: ServiceWatch = field(default_factory=Unwatched)
@@ -179,7 +181,7 @@ class PipelineBlueprint:
             check_engine=engine.check if self.faults_max is None else None,
             parse=partial(parse_others, buckets_allowed=self.buckets, own=self._own(), selection=self.selection),
             publish=self.publish,
-            publish_jobs=self.publish_jobs,
+            publish_jobs={**self.publish_jobs, **self.registration.jobs},
             streak=FailureStreak(faults_max=self.faults_max),
             bus=self.tools.bus,
             clock=self.tools.clock,
@@ -254,6 +256,14 @@ def plan_of(declaration: PipelineDeclaration, context: ServiceContext, *, faults
         tables=tables,
         publish=partial(_publish, tables.publish, notify),
         publish_jobs={name: partial(_publish, job, notify) for name, job in tables.publish_jobs.items()},
+        registration=TableRegistration(
+            tables,
+            declaration.sink.catalog_entry,
+            context.settings,
+            pipeline=where.pipeline,
+            bus=context.bus,
+            clock=context.clock,
+        ),
         faults_max=faults_max,
         tools=PipelineTools(
             stop=context.stop, clock=context.clock, bus=context.bus, probe=context.probe, tracing=context.tracing

@@ -109,6 +109,7 @@ class RunReport:
     problems: tuple[str, ...]  # entries below ``source`` that could not be read
     unknown_fields: dict[str, int] = field(default_factory=dict)  # fields without a column: the rows that have each
     unknown_objects: int = 0  # objects with such fields
+    unregistered: tuple[str, ...] = ()  # the reasons why tables are not registered in their data catalog
 
 
 def run(
@@ -179,11 +180,13 @@ def run(
                 if cleanup_runner is not None and not available_now:
                     stack.enter_context(cleanup_runner.beside())
                 worker.run(stop, completion.advance if available_now else completion.advance_endlessly)
+        unregistered = plan.blueprint.registration.register(at_once=True)
         plan.blueprint.tables.sweep()
         if available_now and cleanup_runner is not None:
             cleanup_runner.once(objects_max=None)
         seconds = clock.monotonic() - began_at
-        return completion.report(counts, stopped=available_now and stop.requested, seconds=seconds)
+        stopped = available_now and stop.requested
+        return completion.report(counts, stopped=stopped, seconds=seconds, unregistered=unregistered)
 
 
 def _cleanup_runner(declaration: PipelineDeclaration, context: ServiceContext) -> CleanupRunner | None:
@@ -266,7 +269,7 @@ class _RunCompletion:
             self._pending.advance()
         return False
 
-    def report(self, counts: RunCounts, *, stopped: bool, seconds: float) -> RunReport:
+    def report(self, counts: RunCounts, *, stopped: bool, seconds: float, unregistered: tuple[str, ...]) -> RunReport:
         """Return the report. ``stopped``: the run was asked to stop before it was done."""
         tables, where = self._plan.blueprint.tables, self._plan.where
         left = self._drain_check.messages()
@@ -296,6 +299,7 @@ class _RunCompletion:
             warned_lines=warning.lines,
             stopped=stopped and (left > 0 or unfinished > 0 or tables.unpublished() > 0),
             problems=() if scanned is None else tuple(scanned.problems),
+            unregistered=unregistered,
         )
 
 

@@ -146,6 +146,18 @@ BATCH_ROWS: Rows = {
         msg="Small files of the table were merged.",
         fields=same("pipeline", "sink", "table_version", "files_before", "files_after", "bytes_before", "bytes_after"),
     ),
+    events.TableRegistered: LogRow(
+        name="table.registered",
+        level="info",
+        msg="The table has an entry in the data catalog.",
+        fields=same("pipeline", "sink", "entry", "change"),
+    ),
+    events.TableNotRegistered: LogRow(
+        name="table.not_registered",
+        level="warning",
+        msg="The table could not be registered in the data catalog. Its rows are published; it is tried again later.",
+        fields=with_error("pipeline", "sink", "entry"),
+    ),
     events.RunFailed: LogRow(
         name="run.failed",
         level="error",

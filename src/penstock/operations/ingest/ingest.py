@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from penstock.app.catalogs import TableRegistration
 from penstock.app.collector import rare_collections
 from penstock.app.context import PipelineTools
 from penstock.app.kill import killing_probe
@@ -37,6 +38,7 @@ from penstock.operations.ingest.pipeline import IngestPipeline, IngestRequest, c
 from penstock.pipeline.spark.runtime import GivenSpark
 from penstock.pipeline.spark.source.added import with_added
 from penstock.pipeline.spark.source.options import ReadOptions
+from penstock.sinks.catalogs.name import catalog_name
 from penstock.sinks.registry import open_sink
 from penstock.worker.shutdown import StopSignal
 
@@ -79,6 +81,7 @@ class IngestReport:
     problems: tuple[str, ...]  # entries that could not be read
     unknown_fields: dict[str, int] = field(default_factory=dict)  # fields without a column: the rows that have each
     unknown_objects: int = 0  # objects with such fields
+    unregistered: tuple[str, ...] = ()  # the reasons why tables are not registered in their data catalog
     # The fields in `NOT_IN_JSON`:
     folders_excluded: tuple[str, ...] = ()  # tables, and folders with a data directory
     objects_changed: int = 0  # of those processed in this run: files that the ledger also has in another version
@@ -122,6 +125,7 @@ def _ingested(
     check_format(where)
     source = source_of(request.source, where, include=request.include, exclude=request.exclude)
     transform = check(request, source)
+    entry = None if request.register is None else catalog_name(request.register, table=where.table.uri)
     shared = shared_settings(request)
     _check_tables(where)  # before the data directory is created: a folder with one counts as a table from then on
     with (
@@ -135,6 +139,14 @@ def _ingested(
         record_format(where)
         state.ledger.ensure_pipeline(where.pipeline)
         tables = Tables(where, state.ledger, partition_by=request.partition_by, bus=tools.bus, probe=tools.probe)
+        registration = TableRegistration(
+            tables,
+            entry,
+            request.settings,
+            pipeline=where.pipeline,
+            bus=tools.bus,
+            clock=tools.clock,
+        )
         tables.publish()  # batches that an earlier process committed but did not publish
         work = IngestPipeline(
             request=request,
@@ -143,6 +155,7 @@ def _ingested(
             where=where,
             state=state,
             tables=tables,
+            registration=registration,
             tools=tools,
         )
         if request.watch:
@@ -151,11 +164,12 @@ def _ingested(
         cleanup_runner = work.cleanup_runner()
         with cleanup_runner.beside() if cleanup_runner is not None and request.watch else nullcontext():
             pending, scan = how(work, spark)
+        unregistered = registration.register(at_once=True)
         tables.sweep()
         if cleanup_runner is not None and not request.watch:
             cleanup_runner.once(objects_max=None)  # everything due; nothing after a stop
         seconds = tools.clock.monotonic() - began_at
-        return _report(work, pending, scan, counts, seconds=seconds)
+        return _report(work, pending, scan, counts, seconds=seconds, unregistered=unregistered)
 
 
 def _check_tables(where: TablePaths) -> None:
@@ -266,7 +280,13 @@ def _pending(work: IngestPipeline, objects: Sequence[ObjectRef]) -> PendingObjec
 
 
 def _report(
-    work: IngestPipeline, pending: PendingObjects, scan: _IngestScan, counts: RunCounts, *, seconds: float
+    work: IngestPipeline,
+    pending: PendingObjects,
+    scan: _IngestScan,
+    counts: RunCounts,
+    *,
+    seconds: float,
+    unregistered: tuple[str, ...],
 ) -> IngestReport:
     where, tables, ledger = work.where, work.tables, work.state.ledger
     states = pending.states()
@@ -310,6 +330,7 @@ def _report(
         schema=_schema(pipeline),
         stopped=work.tools.stop.requested and (bool(unfinished) or not scan.complete or tables.unpublished() > 0),
         problems=() if scan.report is None else tuple(scan.report.problems),
+        unregistered=unregistered,
         folders_excluded=() if scan.report is None else tuple(scan.report.excluded),
         objects_changed=ledger.other_versions(where.pipeline, processed) if other_versions else 0,
     )

@@ -8,6 +8,7 @@ from functools import partial
 
 from penstock.app.backends import has_local_ledger, require_shared_ledger
 from penstock.app.brokers import SQS_ADDRESS, check_queues, open_broker
+from penstock.app.catalogs import TableRegistration
 from penstock.app.cleanup import Cleanup, Keep, check_fits
 from penstock.app.cleanup_runner import CleanupRunner, moved_to, source_cleanup
 from penstock.app.context import PipelineTools
@@ -82,6 +83,7 @@ class IngestRequest:
     provenance: bool = True
     evolve: str = "none"  # what happens to fields without a column
     partition_by: tuple[str, ...] = ()
+    register: str | None = None  # the table's entry in a data catalog
     watch: bool = False  # keep running and ingest new objects
     settle_seconds: float = SETTLE_SECONDS  # quiet period of a file before it is ingested, when watching
     cleanup: Cleanup = field(default_factory=Keep)  # applied to objects whose rows are published
@@ -126,6 +128,7 @@ class IngestPipeline:
     where: TablePaths
     state: StateFolder
     tables: Tables
+    registration: TableRegistration
     tools: PipelineTools
 
     @property
@@ -321,6 +324,7 @@ class IngestPipeline:
             tables=self.tables,
             publish=self.tables.publish,
             publish_jobs=self.tables.publish_jobs,
+            registration=self.registration,
             faults_max=None if self.request.watch else FAULTS_MAX,
             tools=self.tools,
             moved_to=moved_to(self.request.cleanup),
