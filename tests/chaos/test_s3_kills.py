@@ -17,7 +17,7 @@ from tests.services.plugin import StartAws
 
 from penstock.messaging.steps import Step
 
-pytestmark = pytest.mark.timeout(1_800)
+pytestmark = pytest.mark.timeout(3_600)
 
 OBJECTS = 40
 OPTIONS = ("--max-batch-objects", "20")  # two batches

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession, functions
+from tests.services.unity_stub import UnityStub, served
 
 from penstock import App, DeltaSink, ObjectSource
 from penstock.config import Settings
@@ -39,6 +40,34 @@ def test_run_pipeline_returns_rows_quarantine_and_report_and_leaves_the_declared
     assert [(line["raw"], line["reason"]) for line in result.quarantined] == [(bytearray(b"no JSON"), "malformed")]
     assert (result.report.objects_processed, result.report.objects_dead) == (2, 0)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_registers_its_tables_in_the_declared_catalog(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "landing").mkdir()
+    (tmp_path / "landing" / "a.jsonl").write_text('{"id": 1}\nno JSON\n')
+    stub = UnityStub()
+    with served(stub) as url:
+        settings = Settings(data_dir=str(tmp_path / "state"), tables_unity_url=url, tables_unity_token=stub.token)
+        with App(settings=settings, ledger=f"sqlite:///{tmp_path}/state/ledger.db") as app:
+            clicks = app.pipeline(
+                "clicks",
+                source=ObjectSource(tmp_path / "landing", queue="clicks", schema="id long"),
+                sink=DeltaSink(tmp_path / "clicks", register="unity:main.web.clicks"),
+                max_wait=0.1,
+            )
+            report = clicks.run(spark, source=tmp_path / "landing")
+    assert report.unregistered == ()
+    assert {name: table["storage_location"] for name, table in stub.tables.items()} == {
+        "main.web.clicks": (tmp_path / "clicks").as_uri(),
+        "main.web.clicks_quarantine": (tmp_path / "clicks_quarantine").as_uri(),
+    }
+
+
+def test_a_test_registers_no_table(spark: SparkSession, tmp_path: Path) -> None:
+    app = App()
+    sink = DeltaSink("s3://lake/lines", register="glue:web.lines")
+    lines = app.pipeline("lines", source=ObjectSource(tmp_path, queue="lines", format="text"), sink=sink)
+    assert run_pipeline(lines, {"a.txt": "x"}, spark=spark).report.unregistered == ()
 
 
 def test_a_file_name_outside_the_source_is_refused(spark: SparkSession, tmp_path: Path) -> None:

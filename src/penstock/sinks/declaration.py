@@ -1,9 +1,9 @@
 """The declaration of a pipeline's table: its address and partition columns. Needs no library of the format."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import PathLike, fspath
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from penstock.errors import UsageError
 from penstock.sinks.catalogs.name import CatalogName
@@ -41,6 +41,10 @@ class SinkDeclaration:
         twice = [name for name in self.partition_by if self.partition_by.count(name) > 1]
         if twice:
             raise UsageError(f"The table {self.table} is partitioned by {twice[0]} more than once.")
+
+    def for_test(self, table: str) -> Self:
+        """Return the same declaration for another table, which is registered nowhere."""
+        return replace(self, table=table)
 
     @property
     def catalog_entry(self) -> CatalogName | None:

@@ -63,7 +63,7 @@ def _run(pipeline: Pipeline, files: Mapping[str, bytes | str], spark: "Session",
         replace(
             declaration,
             source=replace(declaration.source, folder=str(source)),
-            sink=replace(declaration.sink, table=str(folder / "table")),
+            sink=declaration.sink.for_test(str(folder / "table")),
         )
     )
     settings = Settings.model_construct(data_dir=str(folder / "state"), objects_retry_base=ATTEMPT_SECONDS)

@@ -1,6 +1,6 @@
 """The declaration of a Delta table. Imports no deltalake."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from penstock.messaging.declarations import checks_class_options
 from penstock.sinks.catalogs.name import CatalogName, catalog_name
@@ -29,6 +29,10 @@ class DeltaSink(SinkDeclaration):
         SinkDeclaration.__post_init__(self)
         if self.register is not None:
             catalog_name(self.register, table=self.address)
+
+    def for_test(self, table: str) -> "DeltaSink":
+        """Return the same declaration for another table, which is registered nowhere."""
+        return replace(self, table=table, register=None)
 
     @property
     def catalog_entry(self) -> CatalogName | None:
