@@ -2,7 +2,7 @@
 
 The oracle is the handlers' journal and the list of accepted messages of the sender, which is not behind the proxy.
 Nothing is lost. No message is started a second time unless server or network failed for longer than a lease. The effect
-of a key run_fault once.
+of a key happens once.
 """
 
 import random
