@@ -7,10 +7,10 @@ from datetime import date, datetime
 from decimal import Decimal
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import duckdb
-import duckdb_extension_delta
+import duckdb_extension_delta  # type: ignore[import-untyped]  # it has one file, and no types
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -49,14 +49,12 @@ class Comparison:
             return found is None
         if found is None:
             return False
-        result: bool = {
-            "is not null": lambda: True,
-            "==": lambda: found == self.value,
-            "<": lambda: found < self.value,
-            ">=": lambda: found >= self.value,
-            "is in": lambda: found in self.value,
-        }[self.op]()
-        return result
+        match self.op:
+            case "is not null":
+                return True
+            case "is in":
+                return found in self.value
+        return bool(_compared(found, self.op, self.value))
 
     def sql(self, dialect: "Dialect") -> str:
         if self.op in ("is null", "is not null"):
@@ -85,7 +83,8 @@ class Comparison:
                 return column.is_not_null()
             case "is in":
                 return column.is_in(pl.from_arrow(pa.array(self.value, self.type_)).implode())  # type: ignore[union-attr]  # an array is a Series
-        return _compared(column, self.op, pl.lit(self.value, dtype=pl.Series(pa.array([], self.type_)).dtype))
+        value = pl.lit(self.value, dtype=pl.Series(pa.array([], self.type_)).dtype)
+        return cast("pl.Expr", _compared(column, self.op, value))
 
     def daft(self) -> Any:
         import daft
@@ -110,16 +109,16 @@ class Filter:
     second: Comparison | None = None
 
     def holds(self, row: Mapping[str, Any]) -> bool:
-        return self._joined(lambda one: one.holds(row), lambda a, b: a and b, lambda a, b: a or b)
+        return bool(self._joined(lambda one: one.holds(row), lambda a, b: a and b, lambda a, b: a or b))
 
     def sql(self, dialect: "Dialect") -> str:
-        return self._joined(lambda one: one.sql(dialect), "{} and {}".format, "{} or {}".format)
+        return str(self._joined(lambda one: one.sql(dialect), "{} and {}".format, "{} or {}".format))
 
     def arrow(self) -> pc.Expression:
         return self._joined(Comparison.arrow, lambda a, b: a & b, lambda a, b: a | b)
 
     def polars(self) -> pl.Expr:
-        return self._joined(Comparison.polars, lambda a, b: a & b, lambda a, b: a | b)
+        return cast("pl.Expr", self._joined(Comparison.polars, lambda a, b: a & b, lambda a, b: a | b))
 
     def daft(self) -> Any:
         return self._joined(Comparison.daft, lambda a, b: a & b, lambda a, b: a | b)

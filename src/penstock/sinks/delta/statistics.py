@@ -71,12 +71,11 @@ def logged(
     for name, number in (nulls or {}).items():
         if isinstance(number, int):
             found["nullCount"][name] = number
-    for name in (least or {}).keys() & (greatest or {}).keys():
-        if least[name] is not None and greatest[name] is not None and name in schema.names:
-            type_ = schema.field(name).type
-            if not types.is_nested(type_):
-                low, high = bounds(type_, _raw(least[name]), _raw(greatest[name]))
-                found["minValues"][name], found["maxValues"][name] = low, high
+    for field in schema:
+        low, high = (one.get(field.name) if one else None for one in (least, greatest))
+        if low is not None and high is not None and not types.is_nested(field.type):
+            low, high = bounds(field.type, _raw(low), _raw(high))
+            found["minValues"][field.name], found["maxValues"][field.name] = low, high
     return found
 
 
