@@ -121,7 +121,10 @@ def partition_values(folders: Sequence[str], partition_by: Sequence[str]) -> dic
 
 
 class FooterNote:
-    """The facts that Arrow's statistics of a file lack, for `statistics`. Used by the one thread that writes the file."""
+    """The facts that Arrow's statistics of a file lack, for `statistics`.
+
+    Used by the one thread that writes the file.
+    """
 
     def __init__(self, schema: pa.Schema) -> None:
         self._without_nan = {field.name for field in schema if types.is_floating(field.type)}
