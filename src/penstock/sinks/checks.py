@@ -41,6 +41,11 @@ def check_free(root: Files, *, kind: str) -> None:
         )
 
 
+def is_own(path: str) -> bool:
+    """Return True for the path of a data file that Penstock wrote, relative to its table's root."""
+    return path.startswith(tuple(_OWN_FOLDERS))
+
+
 def make_ready(root: Files) -> None:
     """Create a local folder; S3 needs none."""
     if root.is_local:

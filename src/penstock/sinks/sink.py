@@ -10,7 +10,7 @@ protocols only; `penstock.sinks.registry` opens the sink of a table.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -107,6 +107,7 @@ class LoggedFile:
     rows: int
     modified_at: float  # epoch seconds
     partition_values: Mapping[str, str | None]  # as in the log
+    statistics: Mapping[str, Any] = field(default_factory=dict)  # as those of a `DataFile`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,7 @@ from penstock.pipeline.maintenance.gc import is_attempt_id
 from penstock.pipeline.maintenance.interruption import PassEnded, interruptible
 from penstock.pipeline.publish import wait_after_conflict
 from penstock.sinks.manifest import DataFile
-from penstock.sinks.parquet import WrittenFile, list_files
+from penstock.sinks.parquet import FooterNote, WrittenFile, list_files
 from penstock.sinks.schema import same_type
 from penstock.sinks.sink import LoggedFile, TableHistory, TableSink, TableSnapshot
 from penstock.storage.files import FileInfo, Files
@@ -368,22 +368,29 @@ def _write(root: Files, merged: _MergeGroup, path: str, expected: pa.Schema) -> 
     rows = 0
     try:
         with root.open_output(path) as output, pq.ParquetWriter(output, expected, compression="zstd") as writer:
-            pending: list[pa.RecordBatch] = []
-            for file in merged.files:
-                for batch in _batches(root, file.path, expected):
-                    pending.append(batch)
-                    rows += batch.num_rows
-                    if sum(one.nbytes for one in pending) >= ROW_GROUP_BYTES:
-                        writer.write_table(pa.Table.from_batches(pending, expected))
-                        pending = []
-            if pending:
-                writer.write_table(pa.Table.from_batches(pending, expected))
+            note = FooterNote(expected)
+            for group in _row_groups(batch for file in merged.files for batch in _batches(root, file.path, expected)):
+                writer.write_table(group)
+                note.add(group)
+                rows += group.num_rows
+            note.write(writer)
     except _OtherColumns:
         return None
     info = root.stat(path)
     if info is None:
         raise TemporaryError(f"{root}/{path} was written and is not there")
     return WrittenFile(path=path, rows=rows, size_bytes=info.size_bytes)
+
+
+def _row_groups(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    pending: list[pa.RecordBatch] = []
+    for batch in batches:
+        pending.append(batch)
+        if sum(one.nbytes for one in pending) >= ROW_GROUP_BYTES:
+            yield pa.Table.from_batches(pending)
+            pending = []
+    if pending:
+        yield pa.Table.from_batches(pending)
 
 
 class _OtherColumns(Exception):

@@ -7,8 +7,12 @@ by default), which leaves a checkpoint and no history.
 Replacement: swap files for others with the same rows, as the next version of a snapshot or not at all. deltalake's
 `optimize.compact` is unsafe beside other writers: of two concurrent ones both succeed, even without retries, and every
 row is duplicated (measured with 1.6). It also writes bounds for some columns only, with which the library's filtered
-reads lose rows (see `penstock.sinks.delta.sink`). The tables that Penstock writes to (`penstock.sinks.delta.features`)
-need no more than Delta's protocol version 1: a file of JSON lines, created only if its number is free.
+reads lose rows (see `penstock.sinks.delta.statistics`). The tables that Penstock writes to
+(`penstock.sinks.delta.features`) need no more than Delta's protocol version 1: a file of JSON lines, created only if
+its number is free.
+
+Restating: a commit may add a file again that the table has, with other statistics. It has ``dataChange`` false and
+removes nothing, as Databricks' ``ANALYZE TABLE ... COMPUTE DELTA STATISTICS`` does. It is no addition in the history.
 """
 
 import json
@@ -18,7 +22,10 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, unquote
 
+import pyarrow as pa
+
 from penstock.errors import PublishConflict, TableError, TemporaryError
+from penstock.sinks.delta import statistics
 from penstock.sinks.delta.folder import LOG_FOLDER
 from penstock.sinks.manifest import DataFile
 from penstock.sinks.sink import LoggedFile
@@ -69,14 +76,42 @@ def commit_at(root: Files, version: int) -> LogCommit | None:
 
 
 def replace_files(
-    root: Files, *, version: int, removed: Sequence[LoggedFile], added: Sequence[DataFile], now: float, engine: str
+    root: Files,
+    *,
+    version: int,
+    removed: Sequence[LoggedFile],
+    added: Sequence[DataFile],
+    indexed: Sequence[pa.Field],
+    now: float,
+    engine: str,
 ) -> int:
     """Commit the next version after ``version`` and return its number. ``engine`` must be unique to this commit.
 
-    Raises `PublishConflict` if another writer committed that version, or the outcome is unknown.
+    ``indexed`` are the `indexed_columns` of that version. Raises `PublishConflict` if another writer committed that
+    version, or the outcome is unknown.
     """
+    time_ms = int(now * 1000)
+    actions = [
+        *({"remove": _remove(file, time_ms)} for file in removed),
+        *({"add": _add(quote(file.path), file, indexed)} for file in added),
+    ]
+    return _write(root, version, actions, operation="OPTIMIZE", time_ms=time_ms, engine=engine)
+
+
+def restate_files(
+    root: Files, *, version: int, files: Sequence[LoggedFile], indexed: Sequence[pa.Field], now: float, engine: str
+) -> int:
+    """Commit other statistics of files that ``version`` has, as `replace_files` does."""
+    actions = [{"add": _add(file.logged_path, file, indexed)} for file in files]
+    return _write(root, version, actions, operation="COMPUTE STATS", time_ms=int(now * 1000), engine=engine)
+
+
+def _write(
+    root: Files, version: int, actions: Sequence[Mapping[str, Any]], *, operation: str, time_ms: int, engine: str
+) -> int:
+    """Create the commit after ``version``."""
     path = f"{LOG_FOLDER}/{version + 1:020}.json"
-    text = _text(removed=removed, added=added, now=now, engine=engine, read_version=version)
+    text = _text(_commit_info(operation, version, time_ms=time_ms, engine=engine), *actions)
     try:
         # equal text: our own write succeeded, its reply was lost, and it was retried
         if root.write_new(path, text) or root.read(path) == text:
@@ -91,6 +126,7 @@ def replace_files(
 def _commit(version: int, text: bytes) -> LogCommit:
     transactions: dict[str, int] = {}
     added: list[DataFile] = []
+    moved: list[DataFile] = []  # without a change of data
     removed: list[str] = []
     merged: list[str] = []
     committed_at: float | None = None
@@ -100,7 +136,8 @@ def _commit(version: int, text: bytes) -> LogCommit:
         if "txn" in action:
             transactions[action["txn"]["appId"]] = action["txn"]["version"]
         elif "add" in action:
-            added.append(_data_file(action["add"]))
+            add = action["add"]
+            (added if add.get("dataChange", True) else moved).append(_data_file(add))
         elif "remove" in action:
             remove = action["remove"]
             (removed if remove.get("dataChange", True) else merged).append(unquote(remove["path"]))
@@ -112,7 +149,7 @@ def _commit(version: int, text: bytes) -> LogCommit:
         version=version,
         committed_at=committed_at,
         transactions=transactions,
-        added=added,
+        added=[*added, *moved] if removed or merged else added,
         removed=removed,
         merged=merged,
         operation=operation,
@@ -138,25 +175,23 @@ def _is_ours(root: Files, path: str, text: bytes) -> bool:
         return False
 
 
-def _text(
-    *, removed: Sequence[LoggedFile], added: Sequence[DataFile], now: float, engine: str, read_version: int
-) -> bytes:
-    time_ms = int(now * 1000)
-    actions: list[Mapping[str, Any]] = [
-        {
-            "commitInfo": {
-                "timestamp": time_ms,
-                "operation": "OPTIMIZE",
-                "operationParameters": {},
-                "readVersion": read_version,
-                "isBlindAppend": False,
-                "engineInfo": engine,
-            }
+def _text(*actions: Mapping[str, Any]) -> bytes:
+    """Return the lines of a commit. Characters are not escaped: see `penstock.sinks.delta.statistics`."""
+    lines = (json.dumps(action, separators=(",", ":"), ensure_ascii=False) for action in actions)
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def _commit_info(operation: str, version: int, *, time_ms: int, engine: str) -> Mapping[str, Any]:
+    return {
+        "commitInfo": {
+            "timestamp": time_ms,
+            "operation": operation,
+            "operationParameters": {},
+            "readVersion": version,
+            "isBlindAppend": False,
+            "engineInfo": engine,
         }
-    ]
-    actions += [{"remove": _remove(file, time_ms)} for file in removed]
-    actions += [{"add": _add(file)} for file in added]
-    return b"".join(json.dumps(action, separators=(",", ":")).encode() + b"\n" for action in actions)
+    }
 
 
 def _remove(file: LoggedFile, time_ms: int) -> Mapping[str, Any]:
@@ -170,13 +205,12 @@ def _remove(file: LoggedFile, time_ms: int) -> Mapping[str, Any]:
     }
 
 
-def _add(file: DataFile) -> Mapping[str, Any]:
-    stats = {"numRecords": file.rows, "nullCount": file.statistics.get("nullCount", {})}
+def _add(logged_path: str, file: DataFile | LoggedFile, indexed: Sequence[pa.Field]) -> Mapping[str, Any]:
     return {
-        "path": quote(file.path),
+        "path": logged_path,
         "partitionValues": dict(file.partition_values),
         "size": file.size_bytes,
         "modificationTime": int(file.modified_at * 1000),
         "dataChange": False,
-        "stats": json.dumps(stats, separators=(",", ":")),
+        "stats": statistics.encode(file.rows, file.statistics, indexed),
     }
