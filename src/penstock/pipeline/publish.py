@@ -3,12 +3,17 @@
 Publishing keeps no state, and any number of processes may publish concurrently. Correctness rests on the table: its
 position is read from a snapshot, and files are committed on exactly that snapshot or not at all. So after a conflict,
 or a commit whose outcome is unknown, nothing needs repair: load the table again.
+
+A writer that puts without a condition may replace a commit afterwards. When nothing is left to publish, a
+`penstock.pipeline.overwritten.CommitWatch` checks the log for that, and lost batches are published again.
 """
 
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import cast
 
 import pyarrow as pa
 
@@ -19,16 +24,17 @@ from penstock.ledger.records import BatchRow
 from penstock.messaging.backoff import backoff_seconds
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.steps import Probe, Step
+from penstock.pipeline.overwritten import CommitWatch
+from penstock.pipeline.republish import FILES_MAX, Restorer
 from penstock.sinks.manifest import DataFile, attempt_token, decode
 from penstock.sinks.schema import additions
 from penstock.sinks.schema import decode as schema_decode
-from penstock.sinks.sink import Append, LoadedTable, Position, Sink
+from penstock.sinks.sink import Append, LoadedTable, Position, Sink, TableSnapshot
 
 CONFLICTS_MAX = 20  # in a row
 CONFLICT_BASE_SECONDS = 0.02
 CONFLICT_CAP_SECONDS = 2.0
 PAGE_BATCHES = 100  # per query; at least 2, as pages overlap by one
-FILES_MAX = 10_000  # per commit; a single batch may exceed it
 
 START = Position(seq=0, attempt_token=None)  # before the first batch
 
@@ -68,10 +74,12 @@ def publish(
     step: Step,
     clock: Clock = _SYSTEM_CLOCK,
     after: Published | None = None,
+    watch: CommitWatch | None = None,
 ) -> Published:
     """Make every committed batch visible in the sink.
 
     Args:
+        watch: The check for overwritten commits, if other writers may overwrite commits of this sink.
         step: Reported to ``probe`` after each commit to the table.
         after: An earlier result for the same ledger, pipeline and sink.
 
@@ -81,11 +89,18 @@ def publish(
         TemporaryError: Other writers kept committing first.
     """
     progress = _ReadPosition()
+    restorer = None
+    if watch is not None:
+        restorer = Restorer(watch=watch, pipeline=pipeline, bus=bus, probe=probe, clock=clock)
     conflicts = 0
     began_at = clock.monotonic()
     while True:
         try:
-            chunk = _publish_some(ledger, sink, pipeline, manifest_of, schema_of, probe, progress, after)
+            with _explained(watch):
+                chunk = _publish_some(ledger, sink, pipeline, manifest_of, schema_of, probe, progress, after)
+                if chunk is None and restorer is not None and _restored(restorer, ledger, progress, schema_of):
+                    conflicts = 0
+                    continue
         except _RolledBack as rolled_back:
             # The ledger lost batches that this process saw committed. The table shows no files of them, otherwise
             # `check_tip` would halt. So the table's own position is right: start again from there.
@@ -175,6 +190,8 @@ class _PublishChunk:
 class _ReadPosition:
     """Progress of one `publish` call. Used by one thread."""
 
+    table: LoadedTable | None = None  # the newest snapshot that was loaded
+
     position: Position = START
     read_to: Position = START
     table_version: int | None = None
@@ -204,6 +221,7 @@ def _publish_some(
 ) -> _PublishChunk | None:
     """Make at most one commit to the table. Return None if nothing is left to publish."""
     table = sink.load()
+    progress.table = table
     position = check_tip(ledger, table, pipeline=pipeline, where=sink.uri)
     start = after.read_to if after is not None and after.position == position else position
     progress.position, progress.table_version = position, table.version if table is not None else None
@@ -219,6 +237,36 @@ def _publish_some(
     probe(Step.PUBLISHING)
     progress.table_version = table.append(Append(seq=chunk.tip.seq, attempt_id=chunk.tip.attempt_id, files=chunk.files))
     return chunk
+
+
+def _restored(restorer: Restorer, ledger: Ledger, progress: _ReadPosition, schema_of: SchemaOf) -> bool:
+    """Put back what overwritten commits lost; return True if the table was committed to."""
+    table = progress.table
+    if table is None:
+        return False
+    tip = ledger.batch(restorer.pipeline, table.position.seq) if table.position.seq else None
+    return restorer.restore(cast(TableSnapshot, table), tip, None if tip is None else schema_of(tip))
+
+
+@contextmanager
+def _explained(watch: CommitWatch | None) -> Iterator[None]:
+    """Name the other writer in the error of a table that Penstock cannot write any more."""
+    try:
+        yield
+    except TableError as error:
+        if watch is None or type(error) is not TableError:
+            raise
+        by = _changed_by(watch)
+        if by is None:
+            raise
+        raise TableError(f"{error} The table was last changed by its {by}.") from error
+
+
+def _changed_by(watch: CommitWatch) -> str | None:
+    try:
+        return watch.changed_by()
+    except (TableError, TemporaryError):  # the log cannot be read either: keep the first error
+        return None
 
 
 def _with_schema(

@@ -4,6 +4,9 @@ History: which commit added which files and moved which position. It is read fro
 that queries about the last few commits read only these. Old ones are deleted by the table's maintenance (after 30 days
 by default), which leaves a checkpoint and no history.
 
+A commit of another writer may replace one: `listing` returns the tags of many versions in one request, by which
+`penstock.pipeline.overwritten` notices that.
+
 Replacement: swap files for others with the same rows, as the next version of a snapshot or not at all. deltalake's
 `optimize.compact` is unsafe beside other writers: of two concurrent ones both succeed, even without retries, and every
 row is duplicated (measured with 1.6). It also writes bounds for some columns only, with which the library's filtered
@@ -13,7 +16,7 @@ need no more than Delta's protocol version 1: a file of JSON lines, created only
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, unquote
@@ -21,10 +24,16 @@ from urllib.parse import quote, unquote
 from penstock.errors import PublishConflict, TableError, TemporaryError
 from penstock.sinks.delta.folder import LOG_FOLDER
 from penstock.sinks.manifest import DataFile
-from penstock.sinks.sink import LoggedFile
-from penstock.storage.files import Files
+from penstock.sinks.sink import LogEntry, LoggedFile, LogListing
+from penstock.storage.files import FileInfo, Files
 
 _COMMIT = re.compile(r"(\d{20})\.json")
+_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\..*")
+MARK = "penstock"  # the field of a commit's info that Penstock adds
+REPUBLISHED_AFTER = "republishedAfter"
+APPLICATIONS = "penstock:"  # begins the application ids of positions
+_ENGINE = "penstock "  # begins the engine of a replacement
+_NAME_CHARS_MAX = 200  # of names that other writers choose
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +47,10 @@ class LogCommit:
     removed: Sequence[str] = ()  # files removed together with their rows
     merged: Sequence[str] = ()  # files removed whose rows are in the added files
     operation: str = ""  # the committer's name for it, in capitals
+    engine: str = ""  # the committer's name for itself
+    is_ours: bool = False  # Penstock made it
+    republished_after: int | None = None  # see `penstock.sinks.sink.Append`
+    sets_columns: bool = False  # it has an action on columns, properties or features
 
 
 def versions(root: Files) -> Sequence[int]:
@@ -59,13 +72,52 @@ def commits(root: Files) -> Iterator[LogCommit]:
 
 def commit_at(root: Files, version: int) -> LogCommit | None:
     """Return the commit of a version; None if it is no longer in the log. Raises like `commits`."""
-    path = f"{LOG_FOLDER}/{version:020}.json"
+    found = read(root, version)
+    return None if found is None else found[1]
+
+
+def read(root: Files, version: int) -> tuple[LogEntry, LogCommit] | None:
+    """Return the file and the commit of a version; None if it is no longer in the log. Raises like `commits`."""
+    path = _path(version)
     try:
-        return _commit(version, root.read(path))
+        text, info = root.read_tagged(path)
+        return _entry(version, info), _commit(version, text)
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise TableError(f"The commit {root}/{path} of a Delta table cannot be read ({error}).") from error
+
+
+def listing(root: Files, *, after: int) -> LogListing:
+    """Return the versions after this one, which is one request for up to 1,000 files."""
+    found: dict[int, LogEntry] = {}
+    checkpoints: list[int] = []
+    name = f"{after:020}.json" if after >= 0 else ""
+    for info in root.list_after(LOG_FOLDER, name):
+        file = info.path.rpartition("/")[2]
+        if match := _COMMIT.fullmatch(file):
+            found[int(match[1])] = _entry(int(match[1]), info)
+        elif match := _CHECKPOINT.fullmatch(file):
+            checkpoints.append(int(match[1]))
+    return LogListing(commits=found, checkpoints=checkpoints)
+
+
+def apply_again(root: Files, *, version: int, of_version: int, paths: Collection[str], now: float) -> int:
+    """Commit the changes that an earlier commit made to these files; see `penstock.sinks.sink.CommitLog`."""
+    time_ms = int(now * 1000)
+    info = _info(time_ms, operation="WRITE", engine=f"{_ENGINE}again {of_version}", read_version=version)
+    actions: list[Mapping[str, Any]] = [{"commitInfo": {**info, MARK: {"again": of_version}}}]
+    try:
+        text = root.read(_path(of_version))
+    except FileNotFoundError as error:
+        raise PublishConflict(f"{root.uri}: version {of_version} was cleaned up") from error
+    actions += [
+        {kind: {**action[kind], "dataChange": False}}  # other readers have seen its data
+        for action in _actions(text)
+        for kind in ("add", "remove")
+        if kind in action and unquote(action[kind]["path"]) in paths
+    ]
+    return _put(root, version + 1, _encoded(actions))
 
 
 def replace_files(
@@ -75,17 +127,33 @@ def replace_files(
 
     Raises `PublishConflict` if another writer committed that version, or the outcome is unknown.
     """
-    path = f"{LOG_FOLDER}/{version + 1:020}.json"
     text = _text(removed=removed, added=added, now=now, engine=engine, read_version=version)
+    return _put(root, version + 1, text)
+
+
+def _put(root: Files, version: int, text: bytes) -> int:
+    path = _path(version)
     try:
         # equal text: our own write succeeded, its reply was lost, and it was retried
         if root.write_new(path, text) or root.read(path) == text:
-            return version + 1
+            return version
     except (TemporaryError, FileNotFoundError) as error:
         if _is_ours(root, path, text):
-            return version + 1
+            return version
         raise PublishConflict(f"{root.uri}: {error}") from error
-    raise PublishConflict(f"{root.uri}: another writer committed version {version + 1}")
+    raise PublishConflict(f"{root.uri}: another writer committed version {version}")
+
+
+def _path(version: int) -> str:
+    return f"{LOG_FOLDER}/{version:020}.json"
+
+
+def _entry(version: int, info: FileInfo) -> LogEntry:
+    return LogEntry(version=version, tag=info.tag, size_bytes=info.size_bytes)
+
+
+def _actions(text: bytes) -> Iterator[Mapping[str, Any]]:
+    return (json.loads(line) for line in text.splitlines() if line.strip())
 
 
 def _commit(version: int, text: bytes) -> LogCommit:
@@ -93,10 +161,9 @@ def _commit(version: int, text: bytes) -> LogCommit:
     added: list[DataFile] = []
     removed: list[str] = []
     merged: list[str] = []
-    committed_at: float | None = None
-    operation = ""
-    for line in text.splitlines():
-        action = json.loads(line) if line.strip() else {}
+    info: Mapping[str, Any] = {}
+    sets_columns = False
+    for action in _actions(text):
         if "txn" in action:
             transactions[action["txn"]["appId"]] = action["txn"]["version"]
         elif "add" in action:
@@ -106,16 +173,21 @@ def _commit(version: int, text: bytes) -> LogCommit:
             (removed if remove.get("dataChange", True) else merged).append(unquote(remove["path"]))
         elif "commitInfo" in action:
             info = action["commitInfo"]
-            committed_at = info["timestamp"] / 1000 if "timestamp" in info else None
-            operation = str(info.get("operation", "")).upper()
+        elif "metaData" in action or "protocol" in action:
+            sets_columns = True
+    mark, engine = info.get(MARK), str(info.get("engineInfo") or "")
     return LogCommit(
         version=version,
-        committed_at=committed_at,
+        committed_at=info["timestamp"] / 1000 if "timestamp" in info else None,
         transactions=transactions,
         added=added,
         removed=removed,
         merged=merged,
-        operation=operation,
+        operation=str(info.get("operation", "")).upper()[:_NAME_CHARS_MAX],
+        engine=engine[:_NAME_CHARS_MAX],
+        is_ours=mark is not None or engine.startswith(_ENGINE) or any(a.startswith(APPLICATIONS) for a in transactions),
+        republished_after=mark.get(REPUBLISHED_AFTER) if isinstance(mark, dict) else None,
+        sets_columns=sets_columns,
     )
 
 
@@ -142,20 +214,25 @@ def _text(
     *, removed: Sequence[LoggedFile], added: Sequence[DataFile], now: float, engine: str, read_version: int
 ) -> bytes:
     time_ms = int(now * 1000)
-    actions: list[Mapping[str, Any]] = [
-        {
-            "commitInfo": {
-                "timestamp": time_ms,
-                "operation": "OPTIMIZE",
-                "operationParameters": {},
-                "readVersion": read_version,
-                "isBlindAppend": False,
-                "engineInfo": engine,
-            }
-        }
-    ]
+    info = _info(time_ms, operation="OPTIMIZE", engine=engine, read_version=read_version)
+    actions: list[Mapping[str, Any]] = [{"commitInfo": info}]
     actions += [{"remove": _remove(file, time_ms)} for file in removed]
     actions += [{"add": _add(file)} for file in added]
+    return _encoded(actions)
+
+
+def _info(time_ms: int, *, operation: str, engine: str, read_version: int) -> Mapping[str, Any]:
+    return {
+        "timestamp": time_ms,
+        "operation": operation,
+        "operationParameters": {},
+        "readVersion": read_version,
+        "isBlindAppend": False,
+        "engineInfo": engine,
+    }
+
+
+def _encoded(actions: Iterable[Mapping[str, Any]]) -> bytes:
     return b"".join(json.dumps(action, separators=(",", ":")).encode() + b"\n" for action in actions)
 
 
