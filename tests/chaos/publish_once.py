@@ -1,4 +1,4 @@
-"""Publish the batches of a `SharedTable` in a process of its own: ``publish_once.py FOLDER STEP``, killed at the step."""
+"""Publish a `SharedTable` in a process of its own: ``publish_once.py FOLDER STEP``, killed at the step."""
 
 import sys
 from pathlib import Path

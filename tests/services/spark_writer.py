@@ -1,7 +1,7 @@
 """Another writer of Delta tables: delta-spark with its log store for plain S3, imitated byte for byte.
 
-`SparkWriter` writes the commits that delta-spark 3.2 writes for a statement: the actions, their fields, and the spelling
-of JSON. `S3SingleDriverLogStore.write` first looks whether the commit's file exists, then puts it without a
+`SparkWriter` writes the commits that delta-spark 3.2 writes for a statement: the actions, their fields, the spelling of
+JSON. `S3SingleDriverLogStore.write` first looks whether the commit's file exists, then puts it without a
 condition; a `PendingCommit` is what lies between the two. Nothing here shares code with Penstock but `Files`, and
 `rows_of` reads a table from nothing but the JSON files of its log.
 """

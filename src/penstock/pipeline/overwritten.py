@@ -8,20 +8,25 @@ lost batches. This module covers that case.
 
 **What is remembered.** The ledger holds, per pipeline and table, the last `COMMITS_KEPT` versions of the log: number,
 size and tag of the file (S3's ETag; inode and time of change in a folder), the batches that the commit shows, and for
-commits of other writers engine, operation and time. It is written after a publish found everything in order, so it may
-lag behind the table: a process that dies between the table's commit and the ledger's memory leaves versions that the
-next publish reads first. A memory that is lost or wrong costs reads and no rows, because a row is only trusted while
+commits of other writers engine, operation and time. It is written when a check found everything in order, so
+it lags behind the table by the commits since: the next check reads them first. A process that dies in between loses
+nothing else. A memory that is lost or wrong costs reads and no rows, because a row is only trusted while
 the file's tag is the remembered one, and the row was made from exactly the bytes with that tag.
 
-**How it is checked.** The last load of each publish is followed by one listing of the log from the first remembered
-version on. It has the tags of up to 1,000 files, so one request checks all remembered commits. Versions that are new
-or have another tag are read. If there are none, the check ends there.
+**How it is checked.** A publish loads the table and then lists the log from the first remembered version on, once per
+call unless there is something to put back or another writer came first. The listing has the tags of up to 1,000 files,
+so one request checks all remembered commits. Versions that are new or have another tag are read: usually the commit of
+the publish before. If there are none, the check ends there.
 
 **What is lost.** A batch up to the table's position is complete if each of its files, as the ledger names them, has an
 action in the log since the batch was first committed: the commit that added it, or any later one that removed it. A
 removed file is not missed: its rows are in another file (compaction, UPDATE) or left on purpose (DELETE, RESTORE). A
 file without any action is lost with the commit that added it. So commits that were overwritten before any publish
 remembered them are found too.
+
+If the last commit was replaced, the position falls back and its batches are published as usual, without the files that
+a later commit of the log already merged or removed (`acted`). The memory is written after that, not before: it would
+hide the reason to look.
 
 **How it is put back.** The lost files are added, oldest batch first, by a commit on the snapshot that was checked or
 not at all. It repeats the table's position and says which batches it republishes. Two publishers that do this at once
@@ -98,7 +103,7 @@ class Conflict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
-    """The result of one check. If nothing has to be put back, `CommitWatch.remember` stores it."""
+    """The result of one check."""
 
     lost: Sequence[LostFile] = ()
     repeats: Sequence[Repeat] = ()
@@ -107,6 +112,8 @@ class Inspection:
     news: Sequence[SeenCommit] = ()  # what to remember
     first: int = 0  # the versions to keep
     last: int = 0
+    acted: Collection[str] = ()  # files of batches after the position that the log knows nevertheless
+    is_settled: bool = True  # False: the position fell back, so batches have to be published before this is remembered
 
     @property
     def overwriting(self) -> SeenCommit | None:
@@ -173,10 +180,10 @@ class CommitWatch:
             return self._anew(table, position)
         if not window.kept and not window.unread:
             return Inspection(first=table.version, last=table.version)
-        return self._of_window(window, table, position) if window.unread else _nothing_new(window)
+        return self._of_window(window, table, position) if window.unread else _nothing_new(window, position)
 
     def remember(self, inspection: Inspection) -> None:
-        """Store what an inspection found, once nothing is left to put back."""
+        """Store what an inspection found. Call it once nothing is left to put back."""
         if inspection.news:
             self._ledger.table_commits.remember(
                 self._pipeline, self._sink.uri, inspection.news, first=inspection.first, last=inspection.last
@@ -213,14 +220,20 @@ class CommitWatch:
 
     def _of_window(self, window: "_Window", table: TableSnapshot, position: Position) -> Inspection:
         rows, read = self._walk(window)
-        lowest = _lowest_suspect(window)
+        lowest = min(_lowest_suspect(window), position.seq)
         scan = self._scan(rows, read, table.version, down_to_seq=lowest, floor=min(read))
-        batches = self._batches(lowest, position.seq)
-        news = _with_losses([rows[version] for version in sorted(read)], scan, batches)
-        foreign = _foreign(news)
+        is_foreign = any(rows[version].engine is not None for version in read)
+        batches = self._batches(lowest, None if is_foreign else position.seq)
+        due = [(seq, file) for seq, file in batches if seq <= position.seq]
+        ahead = [(seq, file) for seq, file in batches if seq > position.seq]
+        rows = _with_losses(rows, scan, due, ahead)
+        kept = {commit.version: commit for commit in window.kept}
+        news = [row for version, row in sorted(rows.items()) if row != kept.get(version)]
+        foreign = _foreign([commit for commit in news if commit.version in read])
+        acted = {file.path for _, file in ahead if file.path in scan.acted}
         lost: Sequence[LostFile] = ()
         if scan.is_complete and foreign:
-            lost = [LostFile(seq=seq, file=file) for seq, file in batches if file.path not in scan.acted]
+            lost = [LostFile(seq=seq, file=file) for seq, file in due if file.path not in scan.acted]
         return Inspection(
             lost=lost,
             repeats=list(self._repeats(foreign, scan, window.listing, table)),
@@ -229,6 +242,8 @@ class CommitWatch:
             news=news,
             first=table.version - COMMITS_KEPT + 1,
             last=table.version,
+            acted=acted,
+            is_settled=not acted and all(commit.seq <= position.seq for commit in window.kept),
         )
 
     def _walk(self, window: "_Window") -> "tuple[Mapping[int, SeenCommit], Mapping[int, LoggedCommit]]":
@@ -240,7 +255,7 @@ class CommitWatch:
         read: dict[int, LoggedCommit] = {}
         for version in sorted(unread.union(kept)):
             if version not in unread:
-                rows[version] = kept[version]
+                rows[version] = _after(kept[version], running)
             else:
                 read[version] = self._read(version)
                 after, seq = _shown(read[version].commit, running)
@@ -265,25 +280,25 @@ class CommitWatch:
     ) -> "_Scan":
         """Return the commits since the first that may name a file of a batch after ``down_to_seq``."""
         found: list[TableCommit] = []
+        known = _highest(rows)
         for version in range(newest, max(newest - 2 * COMMITS_KEPT, -1), -1):
-            row = rows.get(version)
-            if version < floor and row is not None and row.seq <= down_to_seq:
+            if version < floor and known.get(version, down_to_seq + 1) <= down_to_seq:
                 return _Scan(commits=found[::-1], is_complete=True)
             logged = read.get(version) or self.log.read(version)
             if logged is None:
                 return _Scan(commits=found[::-1], is_complete=False)
             found.append(logged.commit)
             position = logged.commit.position
-            if version < floor and position is not None and position.seq <= down_to_seq:
+            if version < min(known) and position is not None and position.seq <= down_to_seq:
                 return _Scan(commits=found[::-1], is_complete=True)
         return _Scan(commits=found[::-1], is_complete=found[-1].version == 0)
 
-    def _batches(self, after_seq: int, up_to_seq: int) -> Sequence[tuple[int, DataFile]]:
-        """Return the files of these batches, each with its batch's number."""
-        if after_seq >= up_to_seq:
+    def _batches(self, after_seq: int, up_to_seq: int | None) -> Sequence[tuple[int, DataFile]]:
+        """Return the files of these batches, each with its batch's number. None: up to the last one."""
+        if up_to_seq is not None and after_seq >= up_to_seq:
             return ()
         later = self._ledger.batches_after(self._pipeline, after_seq)
-        batches = takewhile(lambda batch: batch.seq <= up_to_seq, later)
+        batches = takewhile(lambda batch: up_to_seq is None or batch.seq <= up_to_seq, later)
         return [(batch.seq, file) for batch in batches for file in decode(self._manifest_of(batch))]
 
     # Which changes of others are hidden or contradict ours
@@ -381,9 +396,10 @@ def _paths(commit: TableCommit) -> Iterator[str]:
     yield from commit.merged
 
 
-def _nothing_new(window: _Window) -> Inspection:
+def _nothing_new(window: _Window, position: Position) -> Inspection:
     last = window.kept[-1].version
-    return Inspection(first=last - COMMITS_KEPT + 1, last=last)
+    is_settled = window.kept[-1].seq <= position.seq
+    return Inspection(first=last - COMMITS_KEPT + 1, last=last, is_settled=is_settled)
 
 
 def _entry_of(commit: SeenCommit) -> LogEntry:
@@ -396,6 +412,13 @@ def _shown(commit: TableCommit, running: int) -> tuple[int, int]:
         return running, running
     after = running if commit.republished_after is None else min(running, commit.republished_after)
     return after, max(running, commit.position.seq)
+
+
+def _after(commit: SeenCommit, running: int) -> SeenCommit:
+    """Return a remembered commit, given the position before it: an earlier commit may have been overwritten."""
+    if commit.after_seq == commit.seq:
+        return replace(commit, after_seq=running, seq=running)
+    return replace(commit, after_seq=min(commit.after_seq, running))
 
 
 def _row_of(logged: LoggedCommit, *, after_seq: int, seq: int, was: SeenCommit | None) -> SeenCommit:
@@ -418,6 +441,16 @@ def _row_of(logged: LoggedCommit, *, after_seq: int, seq: int, was: SeenCommit |
     )
 
 
+def _highest(rows: Mapping[int, SeenCommit]) -> Mapping[int, int]:
+    """Return the last batch with a file that a version, or one before it, may name: also batches that were lost."""
+    found: dict[int, int] = {}
+    highest = 0
+    for version, row in sorted(rows.items()):
+        highest = max(highest, row.seq, row.lost_to or 0)
+        found[version] = highest
+    return found
+
+
 def _lowest_suspect(window: _Window) -> int:
     """Return the batch after which batches may be lost."""
     unread = set(window.unread)
@@ -432,43 +465,49 @@ def _foreign(commits: Sequence[SeenCommit]) -> Sequence[SeenCommit]:
 
 
 def _with_losses(
-    news: Sequence[SeenCommit], scan: _Scan, batches: Sequence[tuple[int, DataFile]]
-) -> Sequence[SeenCommit]:
+    rows: Mapping[int, SeenCommit],
+    scan: _Scan,
+    due: Sequence[tuple[int, DataFile]],
+    ahead: Sequence[tuple[int, DataFile]],
+) -> Mapping[int, SeenCommit]:
     """Note on each commit of another writer which batches' commit it took the place of.
 
-    A batch was lost if its files have no action yet, or if a republishing commit has the first one. Its commit was at
-    the newest version of another writer before the next of ours.
+    A batch was displaced if one of its files has no action though it is due, or if the first action is not the commit
+    of the batch. That commit was at the first version of another writer after the last commit of an earlier batch, or
+    at a later one.
     """
+    if not scan.is_complete:
+        return rows
     first_by = _first_actions(scan)
-    displaced = {seq for seq, file in batches if first_by.get(file.path) in (None, True)}
-    foreign = [commit.version for commit in news if commit.engine is not None]
-    losses: dict[int, list[int]] = {}
-    for seq in displaced if scan.is_complete else ():
-        shown_by = (commit.version for commit in scan.commits if _shows(commit, seq))
-        next_own = next(shown_by, scan.commits[-1].version + 1)
-        before = [version for version in foreign if version < next_own] or foreign
-        if before:
-            losses.setdefault(before[-1], []).append(seq)
-    return [
-        replace(commit, lost_from=min(losses[commit.version]), lost_to=max(losses[commit.version]))
-        if commit.version in losses
-        else commit
-        for commit in news
-    ]
-
-
-def _first_actions(scan: _Scan) -> Mapping[str, bool]:
-    """Return the files with an action; True if the first one is of a commit that republished the file."""
-    found: dict[str, bool] = {}
-    for commit in scan.commits:
-        for path in _paths(commit):
-            found.setdefault(path, commit.republished_after is not None)
+    displaced = {seq for seq, file in due if not first_by.get(file.path, False)}
+    displaced |= {seq for seq, file in ahead if file.path in first_by}
+    found = dict(rows)
+    for seq in displaced:
+        before = max((commit.version for commit in scan.commits if _shows_only_before(commit, seq)), default=-1)
+        version = next((v for v, row in sorted(rows.items()) if v > before and row.engine is not None), None)
+        if version is not None:
+            row = found[version]
+            found[version] = replace(
+                row, lost_from=min(seq, row.lost_from or seq), lost_to=max(seq, row.lost_to or seq)
+            )
     return found
 
 
-def _shows(commit: TableCommit, seq: int) -> bool:
+def _first_actions(scan: _Scan) -> Mapping[str, bool]:
+    """Return the files with an action; True if the first one is that of the batch's own commit."""
+    found: dict[str, bool] = {}
+    for commit in scan.commits:
+        is_own = commit.position is not None and commit.republished_after is None
+        for file in commit.added:
+            found.setdefault(file.path, is_own)
+        for path in (*commit.removed, *commit.merged):
+            found.setdefault(path, False)
+    return found
+
+
+def _shows_only_before(commit: TableCommit, seq: int) -> bool:
     position = commit.position
-    return position is not None and position.seq >= seq and commit.republished_after is None
+    return position is not None and position.seq < seq and commit.republished_after is None
 
 
 def _is_compaction(commit: TableCommit) -> bool:

@@ -32,11 +32,14 @@ class Restorer:
     probe: Probe
     clock: Clock
 
-    def restore(self, table: TableSnapshot, tip: BatchRow | None, columns: pa.Schema | None) -> bool:
-        """Inspect the table's log; return True if it was committed to, so that the table has to be loaded again.
+    def put_back(
+        self, found: Inspection, table: TableSnapshot, tip: BatchRow | None, columns: pa.Schema | None
+    ) -> bool:
+        """Return True if the table was committed to, so that it has to be loaded and inspected again.
 
         Args:
-            table: The newest snapshot.
+            found: The result of the inspection.
+            table: The snapshot that was inspected.
             tip: The batch at its position.
             columns: The columns that this batch needs.
 
@@ -44,7 +47,6 @@ class Restorer:
             PublishConflict: Another writer committed first.
             PublishHalted: A commit of another writer is hidden from some readers, and only that writer can repeat it.
         """
-        found = self.watch.inspect(table, table.position)
         if tip is not None and columns is not None:
             if found.foreign and additions(table.schema, columns, table=self.watch.sink.uri):
                 self.watch.sink.ensure_schema(columns)
@@ -59,9 +61,23 @@ class Restorer:
         if found.repeats:
             self._repeat(table, found.repeats[0])
             return True
-        self.watch.remember(found)
-        self._report(found)
         return False
+
+    def settle(self, found: Inspection) -> None:
+        """Remember the inspected commits, and report those of other writers."""
+        self.watch.remember(found)
+        for conflict in found.conflicts:
+            self._emit_undone(conflict, None)
+        for commit in found.foreign:
+            self.bus.emit(
+                ForeignCommit(
+                    pipeline=self.pipeline,
+                    sink=self.watch.sink.uri,
+                    version=commit.version,
+                    operation=commit.operation,
+                    engine=commit.engine or "",
+                )
+            )
 
     def _republish(self, table: TableSnapshot, tip: BatchRow, found: Inspection) -> None:
         lost = _first_files(found.lost)
@@ -118,20 +134,6 @@ class Restorer:
             version=table.version, of_version=repeat.version, paths=repeat.paths, now=self.clock.now()
         )
         self.probe(Step.REPUBLISHED)
-
-    def _report(self, found: Inspection) -> None:
-        for conflict in found.conflicts:
-            self._emit_undone(conflict, None)
-        for commit in found.foreign:
-            self.bus.emit(
-                ForeignCommit(
-                    pipeline=self.pipeline,
-                    sink=self.watch.sink.uri,
-                    version=commit.version,
-                    operation=commit.operation,
-                    engine=commit.engine or "",
-                )
-            )
 
     def _emit_undone(self, conflict: Conflict, table_version: int | None) -> None:
         uri = self.watch.sink.uri

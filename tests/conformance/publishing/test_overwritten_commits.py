@@ -364,6 +364,7 @@ def test_the_memory_is_bounded_and_an_old_table_begins_anew(
     monkeypatch.setattr(overwritten, "COMMITS_KEPT", 4)
     for number in range(8):
         table.published(number)
+    table.publish()
     assert [commit.version for commit in table.seen] == [5, 6, 7, 8]
     table.ledger.table_commits.remember("clicks", table.files.uri, [], first=100, last=100)
     assert table.seen == []
@@ -380,6 +381,7 @@ def test_a_log_cleaned_up_by_another_writer_is_no_loss(table: SharedTable) -> No
     for version in range(5):
         (Path(str(table.files)) / f"_delta_log/{version:020}.json").unlink()
     table.published(6)
+    table.publish()
     assert table.ids() == sorted(table.expected)
     assert [commit.version for commit in table.seen][-1] == table.newest
 
@@ -389,6 +391,7 @@ def test_a_new_table_in_the_same_place_is_not_compared_with_the_old_one(table: S
         table.published(number)
     for info in list(table.files.list("_delta_log")):
         table.files.delete([info.path])
+    table.publish()
     table.publish()
     table.assert_complete()
     assert table.seen[-1].version == table.newest == 1
