@@ -20,7 +20,7 @@ from penstock.messaging.steps import Probe, Step, no_probe
 from penstock.pipeline.maintenance.compact import compact
 from penstock.pipeline.overwritten import CommitWatch
 from penstock.pipeline.publish import Published, publish, rows_schema
-from penstock.sinks.delta.sink import DeltaTableSink, open_dataset
+from penstock.sinks.delta.sink import DeltaTableSink, LoadedDelta, open_dataset
 from penstock.sinks.manifest import DataFile, decode, encode
 from penstock.sinks.schema import encode as encode_schema
 from penstock.storage.files import Files
@@ -51,6 +51,12 @@ class SharedTable:
     @property
     def sink(self) -> DeltaTableSink:
         return DeltaTableSink(self.files, pipeline=PIPELINE)
+
+    @property
+    def loaded(self) -> LoadedDelta:
+        table = self.sink.load()
+        assert table is not None
+        return table
 
     @property
     def watch(self) -> CommitWatch:

@@ -208,6 +208,55 @@ def test_a_file_merged_by_a_later_compaction_is_not_added_again(table: SharedTab
     assert not overwritten_events(table)
 
 
+def test_a_batch_whose_last_commit_was_replaced_is_not_added_beside_the_compaction_that_merged_it(
+    table: SharedTable,
+) -> None:
+    """The position falls back, so the batch is published as if it were new; its rows are in the merged file."""
+    table.published(1)
+    late = table.spark.append({"id": [100], "word": ["x"]})
+    table.published(2)
+    table.compact()
+    late.put()
+    assert table.sink.load() is not None
+    done = table.publish()
+    assert done.position.seq == 2
+    table.assert_complete(100)
+
+
+def test_a_publisher_that_dies_after_the_position_fell_back_leaves_the_reason_to_the_next(table: SharedTable) -> None:
+    table.published(1)
+    late = table.spark.append({"id": [100], "word": ["x"]})
+    table.published(2)
+    table.compact()
+    table.publish()
+    late.put()
+    with pytest.raises(Died):
+        table.publish(probe=dies_at(Step.PUBLISHING))
+    table.publish()
+    table.assert_complete(100)
+
+
+@pytest.mark.parametrize("remembered", [False, True])
+def test_a_batch_that_was_lost_and_merged_is_lost_again_without_coming_back_twice(
+    table: SharedTable, remembered: bool
+) -> None:
+    table.published(1)
+    late = table.spark.append({"id": [100], "word": ["x"]})
+    table.published(2)
+    table.batch(3)
+    table.compact()  # merges batches 1 and 2 at version 3
+    if remembered:
+        table.watch.remember(table.watch.inspect(table.loaded, table.loaded.position))
+    late.put()
+    again = pending(table.spark.optimize())
+    assert table.publish().table_version == again.version
+    table.published(4)
+    table.published(5)
+    again.put()
+    table.publish()
+    table.assert_complete(100)
+
+
 def test_rows_deleted_by_a_later_statement_stay_deleted(table: SharedTable) -> None:
     table.published(1)
     late = table.spark.append({"id": [100], "word": ["x"]})
