@@ -10,7 +10,7 @@ import errno
 import json
 import re
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -38,7 +38,7 @@ from penstock.sinks.delta.folder import LOG_FOLDER, check_name
 from penstock.sinks.manifest import DataFile, attempt_token
 from penstock.sinks.parquet import check_partition_types
 from penstock.sinks.schema import additions, canonical
-from penstock.sinks.sink import Append, LoggedFile, Position, TableCommit, TableFile
+from penstock.sinks.sink import Append, LoggedCommit, LoggedFile, LogListing, Position, TableCommit, TableFile
 from penstock.storage.files import Files
 from penstock.storage.s3 import fault_of, refuse
 
@@ -59,7 +59,7 @@ class DeltaTableSink:
     def __init__(self, root: Files, *, pipeline: str, partition_by: Sequence[str] | None = ()) -> None:
         """Name a table. With ``partition_by`` None, any partitioning is accepted: use it for reading only."""
         self._root = root
-        self._app = f"penstock:{pipeline}"
+        self._app = f"{log.APPLICATIONS}{pipeline}"
         self._partition_by = None if partition_by is None else list(partition_by)
 
     @property
@@ -73,6 +73,10 @@ class DeltaTableSink:
     @property
     def history(self) -> "DeltaTableSink":
         return self
+
+    @property
+    def commit_log(self) -> "DeltaCommitLog":
+        return DeltaCommitLog(self)
 
     def check_location(self) -> None:
         if f"{LOG_FOLDER}/" not in self._root.names():
@@ -111,10 +115,10 @@ class DeltaTableSink:
 
     def commit_at(self, version: int) -> TableCommit | None:
         commit = log.commit_at(self._root, version)
-        return None if commit is None else self._table_commit(commit)
+        return None if commit is None else self.table_commit(commit)
 
     def commits(self) -> Iterator[TableCommit]:
-        return map(self._table_commit, log.commits(self._root))
+        return map(self.table_commit, log.commits(self._root))
 
     def replace_files(
         self, *, version: int, removed: Sequence[LoggedFile], added: Sequence[DataFile], now: float, engine: str
@@ -171,7 +175,8 @@ class DeltaTableSink:
             check_writable(self._root, log_folder=LOG_FOLDER)
             _create(self._root, schema, columns)
 
-    def _table_commit(self, commit: log.LogCommit) -> TableCommit:
+    def table_commit(self, commit: log.LogCommit) -> TableCommit:
+        """Return a commit of the log as this pipeline sees it."""
         seq = commit.transactions.get(self._app)
         token = commit.transactions.get(f"{self._app}{ATTEMPT}")
         return TableCommit(
@@ -181,8 +186,30 @@ class DeltaTableSink:
             added=commit.added,
             removed=commit.removed,
             merged=commit.merged,
+            restated=commit.restated,
             operation=commit.operation,
+            engine=commit.engine,
+            is_ours=commit.is_ours,
+            republished_after=None if seq is None else commit.republished_after,
+            sets_columns=commit.sets_columns,
         )
+
+
+class DeltaCommitLog:
+    """The log of a `DeltaTableSink`'s table. A `CommitLog`."""
+
+    def __init__(self, sink: DeltaTableSink) -> None:
+        self._sink = sink
+
+    def listing(self, *, after: int) -> LogListing:
+        return log.listing(self._sink.root, after=after)
+
+    def read(self, version: int) -> LoggedCommit | None:
+        found = log.read(self._sink.root, version)
+        return None if found is None else LoggedCommit(entry=found[0], commit=self._sink.table_commit(found[1]))
+
+    def apply_again(self, *, version: int, of_version: int, paths: Collection[str], now: float) -> int:
+        return log.apply_again(self._sink.root, version=version, of_version=of_version, paths=paths, now=now)
 
 
 class LoadedDelta:
@@ -304,7 +331,7 @@ class LoadedDelta:
                 mode="append",
                 schema=self._table.schema(),
                 partition_by=list(self.partition_by),
-                commit_properties=CommitProperties(app_transactions=transactions, max_commit_retries=0),
+                commit_properties=_properties(append.republished_after, app_transactions=transactions),
             )
         return self.version + 1  # without retries only the next version is possible
 
@@ -336,7 +363,7 @@ class LoadedDelta:
         with _committing(self._root.uri):
             self._table.alter.add_columns(
                 Schema.from_arrow(pa.schema(list(fields))).fields,
-                commit_properties=CommitProperties(max_commit_retries=0),
+                commit_properties=_properties(),
             )
 
 
@@ -346,6 +373,12 @@ def open_dataset(root: Files) -> Any:
     if table is None:
         raise TableError(f"There is no Delta table in {root}.")
     return table.to_pyarrow_dataset()
+
+
+def _properties(republished_after: int | None = None, **options: Any) -> CommitProperties:
+    """Return the properties of a commit without retries, which marks it as Penstock's."""
+    mark = {} if republished_after is None else {log.REPUBLISHED_AFTER: republished_after}
+    return CommitProperties(custom_metadata={log.MARK: mark}, max_commit_retries=0, **options)
 
 
 def _create(root: Files, schema: pa.Schema, partition_by: Sequence[str]) -> None:
@@ -359,7 +392,7 @@ def _create(root: Files, schema: pa.Schema, partition_by: Sequence[str]) -> None
             Schema.from_arrow(schema),
             partition_by=list(partition_by),
             storage_options=dict(root.store_options()),
-            commit_properties=CommitProperties(max_commit_retries=0),
+            commit_properties=_properties(),
         )
     except DeltaError:
         if _load(root) is None:
