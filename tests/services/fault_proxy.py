@@ -52,7 +52,8 @@ class Link:
 
     def __init__(self, client: socket.socket, server: socket.socket) -> None:
         self.client, self.server = client, server
-        self.deaf = False  # never unset: bytes are dropped. Written by the test's thread and the link's threads
+        self.deaf = False  # bytes are dropped. Written under the proxy's lock
+        self.gap = False  # never unset: bytes were dropped, so it stays deaf. Under the proxy's lock
         self.held = False  # under the proxy's lock: requests wait
         self.ending = False  # never unset, written by any thread
         self.trap: Trap | None = None  # written by the thread of the requests before it passes them on
@@ -115,7 +116,8 @@ class FaultProxy:
     def half_open(self) -> None:
         """Silently drop all bytes of every connection, new ones included, until `heal`.
 
-        Connections that lost bytes stay dead: bytes after a gap would make no sense.
+        Connections that lost bytes stay dead: bytes after a gap would make no sense. Idle ones live on, as otherwise
+        the fault would outlast `heal` for as long as a client keeps them in its pool.
         """
         with self._changed:
             self._deaf = True
@@ -166,6 +168,7 @@ class FaultProxy:
             self._traps.clear()
             for link in self._links:
                 link.held = False
+                link.deaf = link.gap
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -208,7 +211,7 @@ class FaultProxy:
         before = b""  # the end of earlier bytes: a marker may arrive in two pieces
         while data := received(link.client):
             before = self._look_for_markers(link, before + data)
-            if self._may_go_on(link, Way.REQUESTS) and not link.deaf and not sent(link, link.server, data):
+            if self._may_go_on(link, Way.REQUESTS) and not self._drops(link) and not sent(link, link.server, data):
                 break
         if link.deaf:
             link.cut()
@@ -218,13 +221,13 @@ class FaultProxy:
 
     def _pass_replies(self, link: Link) -> None:
         while data := received(link.server):
-            if not self._may_go_on(link, Way.REPLIES) or link.deaf:
+            if not self._may_go_on(link, Way.REPLIES) or self._drops(link):
                 continue
             if link.trap is not None:
                 self._spring(link, link.trap)
             elif not sent(link, link.client, data):
                 break
-        if not (link.deaf or link.ending):
+        if not (self._drops(link) or link.ending):
             end(link.client)
         self._leave(link)
 
@@ -255,8 +258,19 @@ class FaultProxy:
         if trap.afterwards is Afterwards.CUT:
             link.cut()
         else:
-            link.deaf = True
+            self._deafen(link)
         trap.sprung.set()
+
+    def _deafen(self, link: Link) -> None:
+        """Drop all further bytes of a connection, for good."""
+        with self._changed:
+            link.deaf = link.gap = True
+
+    def _drops(self, link: Link) -> bool:
+        """Return True if the bytes that just came, or the end of the connection, are dropped."""
+        with self._changed:
+            link.gap |= link.deaf
+            return link.deaf
 
     def _leave(self, link: Link) -> None:
         if link.leave():

@@ -210,7 +210,7 @@ class SqlProxy(FaultProxy):
             self._forward_late(link, data, request)
             return False
         if fate is Fate.FREEZE:
-            link.deaf = True
+            self._deafen(link)
         elif fate is not Fate.PASS:
             link.trap = Trap(b"", Afterwards.CUT if fate is Fate.SWALLOW else Afterwards.HOLD)
         if not self._may_go_on(link, Way.REQUESTS):
