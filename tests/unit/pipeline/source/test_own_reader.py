@@ -336,7 +336,9 @@ def test_the_example_for_excel_reads_dates_and_prices_as_the_sheet_shows_them() 
 @pytest.mark.usefixtures("examples")
 def test_the_example_for_excel_skips_empty_rows_and_mixes_no_types() -> None:
     day, moment = datetime(2026, 2, 1), datetime(2026, 2, 1, 7)  # noqa: DTZ001 # as openpyxl returns them
-    found = read_invoices([1, "a", 2, None, day], [None] * 5, [], [2, "b", 2.5, None, moment], [3, "c"], [4, "d", 1, 1, 5])
+    found = read_invoices(
+        [1, "a", 2, None, day], [None] * 5, [], [2, "b", 2.5, None, moment], [3, "c"], [4, "d", 1, 1, 5]
+    )
     assert [(number, row["nr"]) for _, number, row in found.rows] == [(0, 1), (2, 3)]
     assert [(at, reason) for _, at, _, reason in found.bad] == [(1, "wrong type"), (3, "wrong type")]
     assert [row["am"] for *_, row in found.rows] == [day.date(), None]

@@ -120,7 +120,9 @@ def test_lines_before_the_data_are_skipped(tmp_path: Path) -> None:
     assert found.notes == ("the first 3 lines are skipped, since the others have 3 fields",)
 
 
-CUSTOMERS = b"Nr;Name;Umsatz;Seit;Ort\n" + b"17;M\xc3\xbcller;12,50;01.02.2020;K\xc3\xb6ln\n18;Meier;9,99;03.04.2021;Bonn\n"
+CUSTOMERS = (
+    b"Nr;Name;Umsatz;Seit;Ort\n" + b"17;M\xc3\xbcller;12,50;01.02.2020;K\xc3\xb6ln\n18;Meier;9,99;03.04.2021;Bonn\n"
+)
 
 
 @pytest.mark.parametrize(

@@ -188,7 +188,10 @@ def _header_below(records: Sequence["_Record"], fields: int) -> int:
     names = [text.strip() for text in regular[place].fields]
     if not all(names) or len({name.lower() for name in names}) < fields or any(map(_is_number, names)):
         return 0
-    below = [[text for text in column if text.strip()] for column in zip(*(r.fields for r in regular[place + 1 :]))]
+    below = [
+        [text for text in column if text.strip()]
+        for column in zip(*(r.fields for r in regular[place + 1 :]), strict=True)
+    ]
     if sum(len(texts) >= _FILLED_MIN for texts in below) < 2:
         return 0
     if not any(
