@@ -166,8 +166,10 @@ def test_the_note_about_names_that_differ_in_case_says_how_to_keep_the_second(tm
     found = inferred(tmp_path, {"a": b'{"amount": 1, "Amount": 2}\n'}, "jsonl")
     assert found.ddl == "amount BIGINT"
     assert found.notes == (
-        'Amount: left out, since only case tells it from another field; evolve="rescue" (--evolve rescue) keeps its '
-        "values in _rescued",
+        (
+            'Amount: left out, since only case tells it from another field; evolve="rescue" (--evolve rescue) keeps '
+            "its values in _rescued"
+        ),
     )
 
 
