@@ -88,6 +88,7 @@ from penstock.events.objects import (
     UnknownFieldsFound,
     WatchDegraded,
     WatchStarted,
+    WrongTypesRescued,
 )
 from penstock.events.workers import (
     ConsumerHalted,
@@ -224,5 +225,6 @@ __all__ = [
     "WorkerFailed",
     "WorkerStarted",
     "WorkerStopped",
+    "WrongTypesRescued",
     "ignore",
 ]
