@@ -93,6 +93,7 @@ from penstock.events.objects import (
     UnknownFieldsFound,
     WatchDegraded,
     WatchStarted,
+    WrongTypesRescued,
 )
 from penstock.events.workers import (
     ConsumerHalted,
@@ -234,5 +235,6 @@ __all__ = [
     "WorkerFailed",
     "WorkerStarted",
     "WorkerStopped",
+    "WrongTypesRescued",
     "ignore",
 ]
