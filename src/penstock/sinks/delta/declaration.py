@@ -14,6 +14,7 @@ class DeltaSink(SinkDeclaration):
     Args:
         table: The table's folder or prefix.
         partition_by: The partition columns.
+        order_by: The columns by which the compaction job orders rows; several: in Z-order.
     """
 
     __slots__ = ()
