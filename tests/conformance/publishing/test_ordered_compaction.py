@@ -80,7 +80,7 @@ def test_a_filter_on_each_column_reads_fewer_files_and_no_row_changes(root: Path
     assert compact_all.files_after == len(paths(root)) == 4
     fraction = 1 if len(columns) == 1 else 2  # of four files
     for name in columns:
-        assert files_read(root, wanted[name]) == fraction, name
+        assert files_read(root, wanted[name]) <= fraction, name
     assert sorted_rows(DeltaTable(str(root)).to_pyarrow_table()) == sorted_rows(rows())
 
 

@@ -21,6 +21,7 @@ from penstock.errors import TableError
 from penstock.pipeline.batch_record import COMPACTED_FOLDER
 
 COLUMNS_MAX = 8
+RANK_BITS_MAX = 20  # of each column, in a Z-order
 _ORDERED = re.compile(rf"{COMPACTED_FOLDER}/[^/]+/part-\d+-by-[0-9a-f]{{12}}-\d+\.parquet")
 _KEY_BITS = 63  # of the number that rows are sorted by
 
@@ -75,10 +76,13 @@ def _ranks(column: pa.ChunkedArray) -> NDArray[np.uint64]:
 
 
 def _interleaved(ranks: Sequence[NDArray[np.uint64]], rows: int) -> NDArray[np.uint64]:
-    bits = min(_KEY_BITS // len(ranks), max(rows - 1, 1).bit_length())
-    surplus = max(0, max(rows - 1, 1).bit_length() - bits)
+    """Return the numbers to sort by. Ranks are spread over the whole range, so that each bit halves the rows."""
+    if len(ranks) == 1 or not rows:
+        return ranks[0]
+    bits = min(RANK_BITS_MAX, _KEY_BITS // len(ranks))
+    spread = [(rank << np.uint64(bits)) // np.uint64(rows) for rank in ranks]
     key = np.zeros(rows, dtype=np.uint64)
     for bit in range(bits - 1, -1, -1):
-        for rank in ranks:
-            key = (key << np.uint64(1)) | ((rank >> np.uint64(bit + surplus)) & np.uint64(1))
+        for rank in spread:
+            key = (key << np.uint64(1)) | ((rank >> np.uint64(bit)) & np.uint64(1))
     return key
