@@ -19,7 +19,7 @@ SCHEMA = pa.schema(
         ("raw", pa.binary()),
     ]
 )
-COMPLETE = {
+COMPLETE: dict[str, dict[str, Any]] = {
     "minValues": {"id": 1, "name": "a", "price": "-0.05"},
     "maxValues": {"id": 9, "name": "b", "price": "123456789012345678901234567890.12"},
     "nullCount": {"id": 0, "name": 1, "price": 0, "raw": 0},

@@ -71,8 +71,8 @@ def _ranks(column: pa.ChunkedArray) -> NDArray[np.uint64]:
     place[-1] = 0
     places = place[codes]
     counts = np.bincount(places, minlength=len(place))
-    lower = np.cumsum(counts) - counts
-    return lower[places].astype(np.uint64)
+    lower: NDArray[np.int64] = np.cumsum(counts) - counts
+    return np.asarray(lower[places], dtype=np.uint64)
 
 
 def _interleaved(ranks: Sequence[NDArray[np.uint64]], rows: int) -> NDArray[np.uint64]:
