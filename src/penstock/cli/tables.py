@@ -191,6 +191,9 @@ def _print(found: Sequence["CompactionResult"], deleted: Mapping[str, int], *, d
                     f"{files} left alone: their columns differ from the table's, or they were replaced meanwhile."
                 )
             )
+        if compaction.restated:
+            files = counted(compaction.restated, "other file")
+            print(printable(f"{compaction.uri}: {files} got minimum and maximum in the table's log."))
         if compaction.uri in deleted:
             print(printable(f"{compaction.uri}: {counted(deleted[compaction.uri], 'old file')} {would}deleted."))
     if not found:

@@ -7,7 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.sinks.delta.statistics import encode, indexed_columns, logged, with_columns
+from penstock.sinks.delta.statistics import encode, indexed_columns, logged
+from penstock.sinks.parquet import with_columns
 
 SCHEMA = pa.schema(
     [

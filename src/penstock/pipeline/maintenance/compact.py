@@ -37,10 +37,11 @@ from penstock.pipeline.maintenance.gc import is_attempt_id
 from penstock.pipeline.maintenance.interruption import PassEnded, interruptible
 from penstock.pipeline.maintenance.ordering import RowOrder, is_ordered
 from penstock.pipeline.publish import wait_after_conflict
+from penstock.sinks.checks import is_own
 from penstock.sinks.manifest import DataFile
-from penstock.sinks.parquet import FooterNote, WrittenFile, list_files
+from penstock.sinks.parquet import FooterNote, WrittenFile, list_files, read_statistics
 from penstock.sinks.schema import same_type
-from penstock.sinks.sink import LoggedFile, TableHistory, TableSink, TableSnapshot
+from penstock.sinks.sink import LoggedFile, RestatingHistory, TableHistory, TableSink, TableSnapshot
 from penstock.storage.files import FileInfo, Files
 
 MARK = "_given_up"  # if it exists, the compaction must not commit
@@ -50,6 +51,7 @@ AGE_SECONDS_MIN = 86_400.0
 TARGET_BYTES = 128 << 20
 COMMIT_BYTES_MAX = 1 << 30  # total size of the files that one commit replaces
 ORDERED_TARGETS = 4  # files of the target size whose rows are ordered together, in memory
+RESTATED_MAX = 10_000  # files whose bounds one commit adds
 CONFLICTS_MAX = 20  # in a row
 ROW_GROUP_BYTES = 64 << 20
 BATCH_ROWS = 65_536
@@ -142,6 +144,7 @@ class CompactionResult:
     bytes_after: int  # in a dry run the same as before: only writing shows it
     merged: int  # files that were replaced
     left: int  # small files left alone: with columns that the table lacks, or removed meanwhile
+    restated: int = 0  # files left as they are, and given the bounds that they lacked in the table's log
 
 
 def compact(
@@ -189,6 +192,8 @@ def compact(
             merged += len(replaced)
             made += len(added)
             new_bytes += sum(file.size_bytes for file in added) - sum(file.size_bytes for file in replaced)
+    kept = [file for file in files if not any(file in one.files for one in bins)]
+    restated = 0 if dry_run or stopped() else _restate(sink, history, table, kept, clock, stopped)
     if dry_run:
         merged, made = wanted, sum(one.files_after for one in bins)
     bytes_before = sum(file.size_bytes for file in files)
@@ -201,6 +206,7 @@ def compact(
         bytes_after=bytes_before + new_bytes,
         merged=merged,
         left=wanted - merged,
+        restated=restated,
     )
 
 
@@ -392,6 +398,46 @@ def _commit(
                 ) from conflict
             wait_after_conflict(clock, conflicts + 1)
     raise AssertionError("unreachable")
+
+
+def _restate(
+    sink: TableSink,
+    history: TableHistory,
+    table: TableSnapshot,
+    files: Sequence[LoggedFile],
+    clock: Clock,
+    stopped: Callable[[], bool],
+) -> int:
+    """Commit the bounds of our files that lack them in the table's log, and return the number of these files.
+
+    Files of earlier versions lack them. A file that cannot have bounds is read again by each compaction, but only its
+    footer. A conflict ends this: the next compaction does the rest.
+    """
+    if not isinstance(history, RestatingHistory):
+        return 0
+    stored = pa.schema([field for field in table.schema if field.name not in table.partition_by])
+    lacking = [file for file in files if is_own(file.path) and file.rows and not file.statistics.get("minValues")]
+    found: list[LoggedFile] = []
+    with suppress(PassEnded):
+        for file in interruptible(lacking, stopped):
+            statistics = read_statistics(sink.root, file.path, stored)
+            if statistics is not None:
+                found.append(replace(file, statistics=statistics))
+    restated = 0
+    with suppress(PublishConflict):
+        for start in range(0, len(found), RESTATED_MAX):
+            chunk = {file.logged_path: file for file in found[start : start + RESTATED_MAX]}
+            newest = history.load()
+            there = {file.logged_path for file in newest.logged_files()} if newest is not None else set()
+            if newest is None or newest.schema != table.schema:
+                break
+            restated += history.restate_files(
+                version=newest.version,
+                files=[file for path, file in chunk.items() if path in there],
+                now=clock.now(),
+                engine=f"penstock {ULID()}",
+            )
+    return restated
 
 
 def _write(root: Files, merged: _MergeGroup, path: str, expected: pa.Schema) -> Sequence[WrittenFile] | None:
