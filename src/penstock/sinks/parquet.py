@@ -12,7 +12,7 @@ that are written with Arrow have both in a note in the footer, a `FooterNote`.
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
@@ -171,6 +171,24 @@ def statistics(footer: pq.FileMetaData, schema: pa.Schema) -> dict[str, Any]:
         if high is not None:
             greatest[field.name] = high
     return {"minValues": least, "maxValues": greatest, "nullCount": nulls}
+
+
+def with_columns(rows: int, statistics: Mapping[str, Any], missing: Iterable[pa.Field]) -> Mapping[str, Any]:
+    """Return the statistics of a file that lacks these columns of its table, so that readers see nulls there."""
+    nulls = {field.name: rows for field in missing if not types.is_nested(field.type)}
+    return {**statistics, "nullCount": {**statistics.get("nullCount", {}), **nulls}}
+
+
+def read_statistics(files: Files, path: str, schema: pa.Schema) -> Mapping[str, Any] | None:
+    """Return the statistics of one file of a table with these columns; None if its types are not the table's."""
+    with files.open_input(path) as opened:
+        footer = pq.read_metadata(opened)
+    written = footer.schema.to_arrow_schema()
+    for field in written:
+        if field.name not in schema.names or not same_type(field.type, schema.field(field.name).type):
+            return None
+    missing = [field for field in schema if field.name not in written.names]
+    return with_columns(footer.num_rows, statistics(footer, written), missing)
 
 
 def bounds(type_: pa.DataType, least: Any, greatest: Any) -> tuple[Any, Any]:

@@ -11,7 +11,7 @@ protocols only; `penstock.sinks.registry` opens the sink of a table.
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -264,6 +264,18 @@ class CommitLog(Protocol):
         """Commit the changes that an earlier commit made to these files as the version after ``version``.
 
         Raises `PublishConflict` if another writer committed that version, or the outcome is unknown.
+        """
+        ...
+
+
+@runtime_checkable
+class RestatingHistory(TableHistory, Protocol):
+    """The versions of a table whose log has statistics of files, which may be stated again."""
+
+    def restate_files(self, *, version: int, files: Sequence[LoggedFile], now: float, engine: str) -> int:
+        """Commit the statistics of files that ``version`` has, and return the number of files that get bounds.
+
+        Commits nothing if none does. Raises as `TableHistory.replace_files` does.
         """
         ...
 

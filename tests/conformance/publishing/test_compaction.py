@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable, Field, write_deltalake
+from deltalake.schema import StructType
 from tests.conformance.publishing.batch_maker import PIPELINE, SCHEMA, BatchMaker
 from tests.services.aws_server import AwsServer
 
@@ -207,6 +208,70 @@ def test_a_dry_run_reports_the_merge_and_changes_nothing(maker: BatchMaker) -> N
     done = compacted(maker, dry_run=True)
     assert (done.files_before, done.files_after, done.merged) == (3, 1, 3)
     assert sorted(maker.root.rglob("*")) == before
+
+
+def without_bounds(maker: BatchMaker) -> None:
+    """Remove the bounds from the table's log, as earlier versions wrote it."""
+    for commit in (maker.root / "_delta_log").glob("*.json"):
+        actions = [json.loads(line) for line in commit.read_text().splitlines()]
+        for add in (action["add"] for action in actions if "add" in action):
+            stats = json.loads(add["stats"])
+            add["stats"] = json.dumps({key: stats[key] for key in ("numRecords", "nullCount")})
+        commit.write_text("".join(f"{json.dumps(action)}\n" for action in actions))
+
+
+def bounds(maker: BatchMaker) -> list[Any]:
+    actions = pa.table(DeltaTable(str(maker.root)).get_add_actions()).to_pylist()
+    return sorted([(action.get("min") or {}).get("id") for action in actions], key=str)
+
+
+def test_large_files_without_bounds_get_them_and_stay(maker: BatchMaker) -> None:
+    filled(maker, 3)
+    without_bounds(maker)
+    DeltaTable(str(maker.root)).alter.add_columns(
+        [Field("score", "long"), Field("nested", StructType([Field("x", "long")]))]  # type: ignore[arg-type]  # its stub lacks str
+    )
+    assert bounds(maker) == [None, None, None]
+    done = compacted(maker, target_bytes=1)
+    assert (done.merged, done.restated) == (0, 3)
+    assert bounds(maker) == [0, 1, 2]
+    assert compacted(maker, target_bytes=1).restated == 0
+    dataset = DeltaTable(str(maker.root)).to_pyarrow_dataset()
+    assert dataset.to_table(filter=ds.field("score").is_null()).num_rows == 3
+    assert dataset.to_table(filter=ds.field("nested").is_null()).num_rows == 3
+    assert len(list(dataset.get_fragments(filter=ds.field("id") == 1))) == 1
+    assert (ids(maker.root), position(maker)) == ([0, 1, 2], 3)
+
+
+def test_a_file_removed_before_it_is_restated_stays_removed(maker: BatchMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(maker, 3)
+    without_bounds(maker)
+    read = compacting.read_statistics
+
+    def removed(*args: Any) -> Any:
+        monkeypatch.setattr(compacting, "read_statistics", read)
+        DeltaTable(str(maker.root)).delete("id = 1")
+        return read(*args)
+
+    monkeypatch.setattr(compacting, "read_statistics", removed)
+    assert compacted(maker, target_bytes=1).restated == 2
+    assert ids(maker.root) == [0, 2]
+
+
+def test_a_commit_between_the_check_and_the_restatement_is_kept(
+    maker: BatchMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(maker, 3)
+    without_bounds(maker)
+    restate_files = DeltaTableSink.restate_files
+
+    def overtaken(self: DeltaTableSink, **options: Any) -> int:
+        DeltaTable(str(maker.root)).delete("id = 1")
+        return restate_files(self, **options)
+
+    monkeypatch.setattr(DeltaTableSink, "restate_files", overtaken)
+    assert compacted(maker, target_bytes=1).restated == 0
+    assert ids(maker.root) == [0, 2]
 
 
 def test_large_files_are_left_alone(maker: BatchMaker) -> None:

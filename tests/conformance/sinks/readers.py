@@ -58,10 +58,10 @@ class Comparison:
 
     def sql(self, dialect: "Dialect") -> str:
         if self.op in ("is null", "is not null"):
-            return f'"{self.column}" {self.op}'
+            return f"{self.column} {self.op}"
         if self.op == "is in":
-            return f'"{self.column}" in ({", ".join(dialect(value, self.type_) for value in self.value)})'
-        return f'"{self.column}" {_SQL.get(self.op, self.op)} {dialect(self.value, self.type_)}'
+            return f"{self.column} in ({', '.join(dialect(value, self.type_) for value in self.value)})"
+        return f"{self.column} {_SQL.get(self.op, self.op)} {dialect(self.value, self.type_)}"
 
     def arrow(self) -> pc.Expression:
         column = pc.field(self.column)

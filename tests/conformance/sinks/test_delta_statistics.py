@@ -25,7 +25,7 @@ WIDEST = WIDER.append(pa.field("word", pa.string()))
 
 def publish(sink: DeltaTableSink, seq: int, schema: pa.Schema, folder: str = "") -> Sequence[DataFile]:
     attempt_id = f"01K0{seq:022d}"
-    columns = {
+    columns: dict[str, Any] = {
         field.name: pa.array([seq, None], field.type) if field.type == pa.int64() else ["a", "b"] for field in schema
     }
     write(Path(str(sink.root)), attempt_id, file_name="part 0%20é", folder=folder, **columns)

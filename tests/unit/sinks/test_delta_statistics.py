@@ -7,7 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.sinks.delta.statistics import encode, indexed_columns, logged, with_columns
+from penstock.sinks.delta.statistics import encode, indexed_columns, logged
+from penstock.sinks.parquet import with_columns
 
 SCHEMA = pa.schema(
     [
@@ -19,7 +20,7 @@ SCHEMA = pa.schema(
         ("raw", pa.binary()),
     ]
 )
-COMPLETE = {
+COMPLETE: dict[str, dict[str, Any]] = {
     "minValues": {"id": 1, "name": "a", "price": "-0.05"},
     "maxValues": {"id": 9, "name": "b", "price": "123456789012345678901234567890.12"},
     "nullCount": {"id": 0, "name": 1, "price": 0, "raw": 0},

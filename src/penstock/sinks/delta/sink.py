@@ -36,7 +36,7 @@ from penstock.sinks.delta import log, statistics
 from penstock.sinks.delta.features import check_features
 from penstock.sinks.delta.folder import LOG_FOLDER, check_name
 from penstock.sinks.manifest import DataFile, attempt_token
-from penstock.sinks.parquet import check_partition_types
+from penstock.sinks.parquet import check_partition_types, with_columns
 from penstock.sinks.schema import additions, canonical
 from penstock.sinks.sink import Append, LoggedCommit, LoggedFile, LogListing, Position, TableCommit, TableFile
 from penstock.storage.files import Files
@@ -127,6 +127,13 @@ class DeltaTableSink:
         return log.replace_files(
             self._root, version=version, removed=removed, added=added, indexed=indexed, now=now, engine=engine
         )
+
+    def restate_files(self, *, version: int, files: Sequence[LoggedFile], now: float, engine: str) -> int:
+        indexed = self.load_version(version).indexed_columns
+        bounded = [file for file in files if statistics.gives_bounds(file.rows, file.statistics, indexed)]
+        if bounded:
+            log.restate_files(self._root, version=version, files=bounded, indexed=indexed, now=now, engine=engine)
+        return len(bounded)
 
     def ensure_schema(self, schema: pa.Schema) -> None:
         """Create the table, or add the columns it lacks, in a separate commit.
@@ -341,9 +348,7 @@ class LoadedDelta:
         Raises `PublishConflict` if another writer committed it.
         """
         check_writable(self._root, log_folder=LOG_FOLDER)
-        restated = [
-            replace(file, statistics=statistics.with_columns(file.rows, file.statistics, added)) for file in files
-        ]
+        restated = [replace(file, statistics=with_columns(file.rows, file.statistics, added)) for file in files]
         log.restate_files(
             self._root,
             version=self.version,

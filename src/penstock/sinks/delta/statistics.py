@@ -9,14 +9,14 @@ it as unknown. So a file with bounds has, for each indexed column,
 - of another type: minimum, maximum and the number of nulls, or only that number if all values are null.
 
 Otherwise the file has no bounds, only the numbers of rows and nulls. A column that is added later is all null in older
-files, which must then say so: see `with_columns`.
+files, which must then say so: see `penstock.sinks.parquet.with_columns`.
 
 Indexed are the first columns of the table, 32 by default. Readers count the fields of structs or partition columns in
 different ways; here neither counts, so this is the largest of their sets.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -59,6 +59,11 @@ def encode(rows: int, statistics: Statistics, indexed: Sequence[pa.Field]) -> st
     return _json({**found, "nullCount": nulls})
 
 
+def gives_bounds(rows: int, statistics: Statistics, indexed: Sequence[pa.Field]) -> bool:
+    """Return True if `encode` includes bounds."""
+    return _ranges(rows, statistics, indexed) is not None
+
+
 def logged(
     *,
     least: Mapping[str, Any] | None,
@@ -82,12 +87,6 @@ def logged(
 def has_bounds(statistics: Statistics) -> bool:
     """Return True if some column has a minimum."""
     return bool(statistics.get("minValues"))
-
-
-def with_columns(rows: int, statistics: Statistics, added: Iterable[pa.Field]) -> Statistics:
-    """Return the statistics of a file that lacks these columns, so that readers see nulls there."""
-    nulls = {field.name: rows for field in added if not types.is_struct(field.type)}
-    return {**statistics, "nullCount": {**statistics.get("nullCount", {}), **nulls}}
 
 
 def _ranges(
