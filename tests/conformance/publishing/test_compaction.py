@@ -23,6 +23,7 @@ from penstock.pipeline.maintenance import compact as compacting
 from penstock.pipeline.maintenance.compact import CompactionResult, compact
 from penstock.pipeline.maintenance.gc import collect
 from penstock.pipeline.publish import publish, rows_schema
+from penstock.sinks import parquet
 from penstock.sinks.delta.sink import DeltaTableSink
 from penstock.storage.address import S3Address
 from penstock.storage.local import LocalFiles
@@ -246,7 +247,7 @@ def test_large_files_without_bounds_get_them_and_stay(maker: BatchMaker) -> None
 def test_a_file_removed_before_it_is_restated_stays_removed(maker: BatchMaker, monkeypatch: pytest.MonkeyPatch) -> None:
     filled(maker, 3)
     without_bounds(maker)
-    read = compacting.read_statistics
+    read = parquet.read_statistics
 
     def removed(*args: Any) -> Any:
         monkeypatch.setattr(compacting, "read_statistics", read)
