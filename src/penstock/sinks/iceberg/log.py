@@ -30,7 +30,7 @@ from penstock.sinks.sink import Position, TableCommit
 from penstock.storage.files import Files
 
 SNAPSHOTS_KEPT = "penstock.snapshots-kept"
-SNAPSHOTS_KEPT_DEFAULT = 200
+SNAPSHOTS_KEPT_DEFAULT = 100
 SNAPSHOT_AGE = "history.expire.max-snapshot-age-ms"
 _SNAPSHOT_AGE_MS_DEFAULT = 5 * 86_400_000  # Iceberg's default
 

@@ -338,7 +338,7 @@ class LoadedIceberg:
         least = log.retention_seconds(self.metadata)
         if retention_hours is not None and retention_hours * 3_600 < least:
             raise TableError(
-                f"The table {self._root.uri} cannot be vacuumed with a retention of {retention_hours} hours, as its own "
+                f"The table {self._root.uri} cannot be vacuumed with a retention of {retention_hours} hours: its own "
                 f"is {least / 3_600:g}; keep old files for longer (--retention-hours), or let the table say so (its "
                 f"property {log.SNAPSHOT_AGE})."
             )
