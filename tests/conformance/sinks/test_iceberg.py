@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
-from duckdb_extensions import import_extension
+from duckdb_extensions import import_extension  # type: ignore[import-untyped]  # it has no types
 from pyiceberg.table.snapshots import Operation
 from pyiceberg.table.update import SetPropertiesUpdate, TableUpdate
 from tests.conformance.sinks.kit import FIRST, PIPELINE, SCHEMA, SECOND, append, iceberg_table, write
@@ -114,13 +114,13 @@ def readable(root: Path) -> Path:
         "day=2024-01-01/place=a%2Fb",
         "day=__HIVE_DEFAULT_PARTITION__/place=__HIVE_DEFAULT_PARTITION__",
     )
-    for seq, (attempt_id, folder) in enumerate(zip((FIRST, SECOND), folders, strict=True), start=1):
+    for seq, (attempt_id, place) in enumerate(zip((FIRST, SECOND), folders, strict=True), start=1):
         values = {name: (type_, [value, None]) for name, (type_, value) in _COLUMNS.items()}
         if seq == 2:
             columns = columns.append(pa.field("added", pa.int64()))
             values["added"] = (pa.int64(), [9, None])
         sink.ensure_schema(columns)
-        path = root / "data" / attempt_id / "r1" / folder / "part-0.parquet"
+        path = root / "data" / attempt_id / "r1" / place / "part-0.parquet"
         path.parent.mkdir(parents=True)
         pq.write_table(pa.table({name: pa.array(some, type_) for name, (type_, some) in values.items()}), path)
         files = list_files(LocalFiles(root), f"data/{attempt_id}/r1", partition_by=list(_PARTITIONS), schema=columns)
@@ -187,7 +187,7 @@ def test_files_are_skipped_by_their_bounds(readable: Path) -> None:
 # Tables that are refused
 
 
-def rewritten(root: Path, change: Callable[[dict[str, Any]], None]) -> None:
+def rewritten(root: Path, change: Callable[[dict[str, Any]], object]) -> None:
     """Change the metadata of the newest version, as another writer would have written it."""
     found = stored(root)
     path = Path(found.location)
@@ -225,7 +225,7 @@ def test_a_feature_that_an_append_would_violate_is_refused(
 def test_a_column_of_a_type_that_penstock_cannot_write_is_refused_by_name(sink: IcebergTableSink, root: Path) -> None:
     extra = {"id": 3, "name": "key", "required": False, "type": "uuid"}
     rewritten(root, lambda d: d["schemas"][0]["fields"].append(extra))
-    with pytest.raises(TableError, match="column key of the table .* is of Iceberg's type uuid"):
+    with pytest.raises(TableError, match=r"column key of the table .* is of Iceberg's type uuid"):
         sink.ensure_schema(SCHEMA)
 
 
@@ -348,7 +348,7 @@ def test_metadata_stays_small_and_old_snapshots_expire(
     assert list(sink.versions()) == list(range(commits, commits - 20, -1))
     oldest = sink.load_version(commits - 20 + 1)
     assert (oldest.position.seq, oldest.rows()) == (oldest.version, oldest.version)
-    with pytest.raises(TableError, match="Version 1 of the table .* has expired"):
+    with pytest.raises(TableError, match=r"Version 1 of the table .* has expired"):
         sink.load_version(1)
 
 
