@@ -19,18 +19,24 @@ from duckdb_extensions import import_extension  # type: ignore[import-untyped]  
 from pyiceberg.table.snapshots import Operation
 from pyiceberg.table.update import SetPropertiesUpdate, TableUpdate
 from tests.conformance.sinks.kit import FIRST, PIPELINE, SCHEMA, SECOND, append, iceberg_table, write
+from tests.conformance.sinks.test_sink_races import at_once
+from tests.services.aws_server import AwsServer
 
 from penstock.errors import PublishConflict, TableError, TemporaryError
+from penstock.pipeline.maintenance.compact import compact
 from penstock.sinks.iceberg import folder
 from penstock.sinks.iceberg.folder import HINT, FolderCatalog, StoredMetadata
 from penstock.sinks.iceberg.log import SNAPSHOTS_KEPT, SNAPSHOTS_KEPT_DEFAULT
 from penstock.sinks.iceberg.sink import IcebergTableSink, LoadedIceberg
 from penstock.sinks.iceberg.snapshots import MERGED_MANIFESTS, SnapshotMaker, manifests_of
-from penstock.sinks.manifest import attempt_token
+from penstock.sinks.manifest import DataFile, attempt_token
 from penstock.sinks.parquet import list_files
 from penstock.sinks.sink import Position
+from penstock.storage.address import S3Address
 from penstock.storage.files import Files
 from penstock.storage.local import LocalFiles
+from penstock.storage.s3_files import S3Files
+from penstock.testing import FakeClock
 
 KEPT = 5  # metadata files, in tests that need fewer
 
@@ -474,3 +480,51 @@ def test_a_failed_change_of_a_file_is_a_conflict_or_a_temporary_error_until_the_
     if failed:
         _commit_with(root, LocalFiles(root), 1)
     assert ids(root) == [1]
+
+
+# S3
+
+
+def test_a_table_in_s3_is_published_compacted_read_and_vacuumed(moto: AwsServer) -> None:
+    moto.client("s3").create_bucket(Bucket="lake")
+    files = S3Files(S3Address(bucket="lake", prefix="a b/clicks"), moto.aws)
+
+    def in_s3(attempt_id: str, number: int) -> DataFile:
+        buffer = pa.BufferOutputStream()
+        pq.write_table(pa.table({"id": [number], "name": ["x"]}), buffer)
+        files.write(f"data/{attempt_id}/r1/part-0.parquet", buffer.getvalue().to_pybytes())
+        (found,) = list_files(files, f"data/{attempt_id}/r1", partition_by=(), schema=SCHEMA)
+        return found
+
+    def publish(seq: int) -> None:
+        """Check and commit, as every publisher does."""
+        while True:
+            sink = IcebergTableSink(files, pipeline=PIPELINE)
+            try:
+                sink.ensure_schema(SCHEMA)
+                table = loaded(sink)
+                if table.position.seq >= seq:
+                    return
+                table.append(append(seq, f"attempt-{seq}", named[seq]))
+            except PublishConflict:
+                continue
+
+    named = {seq: in_s3(f"attempt-{seq}", seq) for seq in range(1, 5)}
+    for seq in named:
+        assert at_once(*[lambda seq=seq: publish(seq)] * 3) == [None] * 3  # type: ignore[misc]
+    sink = IcebergTableSink(files, pipeline=PIPELINE, partition_by=None)
+    assert (loaded(sink).version, loaded(sink).rows()) == (4, 4)
+    done = compact(sink, clock=FakeClock(auto_advance=True))
+    assert done is not None
+    assert (done.files_before, done.files_after, done.table_version) == (4, 1, 5)
+    rows = loaded(sink).dataset().to_table(filter=ds.field("id") > 1)
+    assert sorted(rows["id"].to_pylist()) == [2, 3, 4]
+    assert loaded(sink).position.seq == 4
+    changes: list[TableUpdate] = [SetPropertiesUpdate(updates={"history.expire.max-snapshot-age-ms": "0"})]
+    catalog = FolderCatalog(files)
+    before = catalog.load()
+    assert before is not None
+    catalog.commit(before, (), changes)
+    assert len(loaded(sink).vacuum(retention_hours=None, dry_run=False)) == 4
+    assert sorted(loaded(sink).dataset().to_table()["id"].to_pylist()) == [1, 2, 3, 4]
+    assert list(files.names("data")) == []
