@@ -511,7 +511,7 @@ def test_a_table_in_s3_is_published_compacted_read_and_vacuumed(moto: AwsServer)
 
     named = {seq: in_s3(f"attempt-{seq}", seq) for seq in range(1, 5)}
     for seq in named:
-        assert at_once(*[lambda seq=seq: publish(seq)] * 3) == [None] * 3  # type: ignore[misc]
+        assert at_once(*[lambda seq=seq: publish(seq)] * 3) == [None] * 3
     sink = IcebergTableSink(files, pipeline=PIPELINE, partition_by=None)
     assert (loaded(sink).version, loaded(sink).rows()) == (4, 4)
     done = compact(sink, clock=FakeClock(auto_advance=True))
