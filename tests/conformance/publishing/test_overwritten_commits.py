@@ -305,7 +305,7 @@ def test_an_optimize_that_overwrites_a_batch_keeps_every_row_once(table: SharedT
     table.assert_complete()
 
 
-def test_a_compaction_that_merged_what_an_overwriting_optimize_merged_is_undone(table: SharedTable) -> None:
+def test_a_compaction_of_files_that_an_overwriting_optimize_merged_is_undone(table: SharedTable) -> None:
     table.published(1)
     table.published(2)
     late = pending(table.spark.optimize())
