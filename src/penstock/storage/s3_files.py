@@ -260,9 +260,12 @@ class S3Files:
 
     def list_after(self, folder: str, name: str) -> Iterator[FileInfo]:
         below = self._folder(folder)
-        for page in self._pages(folder, Prefix=below, Delimiter="/", StartAfter=f"{below}{name}"):
-            for entry in page.get("Contents", ()):
-                yield _from_entry(f"{folder}/{entry['Key'][len(below) :]}".strip("/"), entry)
+        with self._explained(folder):  # with obstore: boto3 needs 60 ms of CPU for 300 files, this 4 ms (measured)
+            for page in self._bucket().list(below, offset=f"{below}{name}", chunk_size=1_000):
+                for meta in page:
+                    entry = meta["path"][len(below) :]
+                    if "/" not in entry:
+                        yield _from_meta(f"{folder}/{entry}".strip("/"), meta)
 
     def read(self, path: str) -> bytes:
         with self._explained(path):

@@ -12,6 +12,7 @@ from deltalake import DeltaTable
 from pyiceberg.table.update import RemoveSnapshotsUpdate
 from tests.conformance.repair.scene import PIPELINE, SCHEMA, Scene, ref
 from tests.services.aws_server import AwsServer
+from tests.services.spark_writer import SparkWriter
 
 from penstock.errors import ClaimLost, PublishHalted, TableError, TemporaryError
 from penstock.events import Bus, LedgerRepairFinished, LedgerRepairStarted
@@ -62,6 +63,28 @@ def test_batches_of_the_table_are_imported_and_the_pipeline_continues(scene: Sce
         LedgerRepairStarted,
         LedgerRepairFinished,
     ]
+
+
+def test_batches_published_again_after_another_writer_overwrote_them_are_imported(sqlite_scene: Scene) -> None:
+    scene = sqlite_scene
+    scene.published(1)
+    backup = scene.dump()
+    spark = SparkWriter(files=scene.tables.rows.root)
+    late = spark.set_metadata("SET TBLPROPERTIES", configuration={"delta.appendOnly": "false"})
+    for number in (2, 3, 4):
+        scene.published(number)
+    late.put()
+    scene.published(5)
+    before = scene.seqs()
+    assert scene.shown() == [1, 2, 3, 4, 5]
+    scene.restore(backup)
+    assert_halted(scene)
+
+    scene.repair()
+
+    assert scene.seqs() == before
+    scene.published(6)
+    assert scene.shown() == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_repair_fences_attempts_that_still_run(scene: Scene) -> None:
