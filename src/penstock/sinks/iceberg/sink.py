@@ -90,6 +90,10 @@ class IcebergTableSink:
     def history(self) -> "IcebergTableSink":
         return self
 
+    @property
+    def commit_log(self) -> None:
+        """None: metadata files are created only if they are absent, so none is replaced."""
+
     def check_location(self) -> None:
         if not self._catalog.exists():
             self._check_free()
