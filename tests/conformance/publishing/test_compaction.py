@@ -4,6 +4,7 @@ import json
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -125,8 +126,9 @@ def test_concurrent_publishers_and_compactions_keep_every_row_once(maker: BatchM
     def merge() -> int:
         merged = 0
         while not ended.is_set():
-            merged += compacted(maker).merged
-        return merged
+            with suppress(TemporaryError):  # the clock does not wait after conflicts, so writers may always be first
+                merged += compacted(maker).merged
+        return merged + compacted(maker).merged
 
     with ThreadPoolExecutor(4) as pool:
         compactions = [pool.submit(merge) for _ in range(2)]
