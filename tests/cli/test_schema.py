@@ -285,6 +285,7 @@ def test_a_new_column_fits_every_table(penstock: Call, people: Path) -> None:
             ["set", "--format", "jsonl", "--no-header"],
             "The options of the dialect are for the format csv, and the format is jsonl",
         ),
+        (["diff", "--source", "my people"], "is an argument here: `penstock admin schema diff 'my people'`."),
         (["diff", "people", "--schema", "id int"], "SOURCE and --schema are two things to compare with"),
         (["diff", "nowhere"], "does not exist; give a folder or file to read"),
         (["diff", "--schema", "id"], "ends where the type of 'id' should follow"),

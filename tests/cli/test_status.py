@@ -563,7 +563,25 @@ def test_the_commands_named_in_hints_retry_failed_objects(penstock: Call, scene:
         result = penstock(*command)
         replay, retry = re.findall(r"`(penstock [^`]+)`", result.out + result.err)
         assert replay.startswith("penstock dead replay")
-        penstock(*shlex.split(replay)[1:])  # no dead letter: the message names the command to run then
-        sent = penstock(*shlex.split(retry)[1:])
+        penstock(*shlex.split(replay)[1:], "--yes")  # no dead letter: the message names the command to run then
+        sent = penstock(*shlex.split(retry)[1:], "--yes")
         assert sent.exit_code == 0, sent.err
         assert sent.out.startswith("1 object enqueued again")
+
+
+def test_failed_objects_of_several_pipelines_have_one_line_that_shows_their_causes(
+    penstock: Call, app_scene: Scene, tmp_path: Path, shop: str
+) -> None:
+    for scene in (app_scene, Scene.of_app(tmp_path, "views")):
+        scene.fail("a", AttemptFailure.DEAD, "bad")
+        scene.dead_letter(b"?", "no JSON")
+    result = penstock("status", "--app", shop)
+    [advice] = [line for line in result.out.splitlines() if line.startswith("-> ")]
+    assert advice == (
+        f"-> Objects of 2 pipelines failed: `penstock dead groups --app {shop}` shows why. Once a cause is fixed, "
+        f"`penstock dead replay --app {shop} --error GROUP` tries them again."
+    )
+    groups, replay = re.findall(r"`(penstock [^`]+)`", advice)
+    assert "no JSON" in penstock(*shlex.split(groups)[1:]).out
+    sent = penstock(*shlex.split(replay.replace("GROUP", "'no JSON'"))[1:], "--yes")
+    assert (sent.exit_code, sent.out.split()[0]) == (0, "2"), sent

@@ -15,6 +15,7 @@ from tests.cli.scene import Scene
 
 from penstock.cli import main as cli
 from penstock.cli import status as status_verb
+from penstock.cli.output import print_table
 from penstock.ledger.records import AttemptFailure
 
 SECONDS_MAX = 60
@@ -93,6 +94,17 @@ def test_a_narrow_terminal_wraps_long_names_and_omits_empty_columns(scene: Scene
     assert "it is bad" in "".join(lines)
     first_column = "".join(line[: lines[0].index("state")].strip() for line in lines[1:])
     assert first_column == f"{scene.source}/{name}"
+
+
+def test_for_programs_a_long_cell_pads_no_other_row(capsys: pytest.CaptureFixture[str]) -> None:
+    long = "STRUCT<" + "x" * 400 + ">"
+    print_table(("name", "type", "why"), [("a", "INT", ""), ("bcdefg", long, "y"), ("h", "BIGINT", "z")], empty="")
+    assert capsys.readouterr().out.splitlines() == [
+        "name    type    why",
+        "a       INT",
+        f"bcdefg  {long}  y",
+        "h       BIGINT  z",
+    ]
 
 
 def in_a_terminal(*arguments: str, columns: int) -> list[str]:

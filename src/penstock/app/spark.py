@@ -116,7 +116,7 @@ class Spark:
         """Return the session, which the first call opens while others wait. A failed start is not tried again.
 
         Raises `ConfigurationError` if Spark does not start, or if its workers cannot run Penstock, and `TemporaryError`
-        after `close`.
+        after `close` and if the process was asked to stop meanwhile: the same signal may have ended Spark's JVM.
         """
         with self._starting:
             if self._failure is not None:
@@ -126,6 +126,8 @@ class Spark:
             try:
                 return self._keep(self._prepare(self._open()))
             except UserError as error:
+                if self._stop.requested:
+                    raise TemporaryError(f"the process was asked to stop while Spark was starting: {error}") from error
                 self._failure = error
                 raise
 

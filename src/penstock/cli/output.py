@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout.")]
 UNFOLDED_COLUMNS = 100_000  # wider than any table: programs get one row per line
+PADDED_MAX = 40  # of a column for programs: a longer cell pads no other
 
 
 def print_json(document: Any) -> None:
@@ -45,19 +46,28 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, emp
     if not shown:
         talk(empty)
         return
+    if not sys.stdout.isatty():
+        _print_unfolded([columns, *shown])
+        return
     from rich.console import Console
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    terminal = sys.stdout.isatty()
-    kept = [index for index in range(len(columns)) if not terminal or any(row[index] for row in shown)]
+    kept = [index for index in range(len(columns)) if any(row[index] for row in shown)]
     table = RichTable(box=None, pad_edge=False, header_style="bold")
     for index in kept:
         longest_word = max(map(len, columns[index].split()))
         table.add_column(columns[index], overflow="fold", min_width=longest_word)
     for row in shown:
         table.add_row(*(Text(row[index]) for index in kept))
-    Console(width=None if terminal else UNFOLDED_COLUMNS).print(table)
+    Console().print(table)
+
+
+def _print_unfolded(lines: Sequence[Sequence[str]]) -> None:
+    """Print one row per line, each cell complete. Columns are aligned as far as their cells are short."""
+    widths = [max(len(cell) for cell in cells if len(cell) <= PADDED_MAX) for cells in zip(*lines, strict=True)]
+    for line in lines:
+        print("  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
 def print_fields(fields: Mapping[str, object]) -> None:
@@ -116,6 +126,14 @@ def advice_in(scope: "Scope", *, pipeline: str, uri: str | None = None) -> str:
     return advice(options, uri=uri, handler=pipeline if is_app else None, retry=not is_app or bool(scope.served))
 
 
+def advice_for_several(scope: "Scope", pipelines: int) -> str:
+    """Return how to bring back the failed objects of several pipelines, whose causes may differ."""
+    return (
+        f"Objects of {pipelines} pipelines failed: `penstock dead groups{scope.options}` shows why. Once a cause is "
+        f"fixed, `penstock dead replay{scope.options} --error GROUP` tries them again."
+    )
+
+
 def advice(options: str, *, uri: str | None = None, handler: str | None = None, retry: bool = True) -> str:
     """Return a sentence with the commands that bring failed objects back.
 
@@ -126,8 +144,8 @@ def advice(options: str, *, uri: str | None = None, handler: str | None = None, 
         f" --object {shlex.quote(uri)}" if uri is not None else f" --handler {shlex.quote(handler)}" if handler else ""
     )
     them, subject = ("it", "letter was") if uri is not None else ("them", "letters were")
-    sentence = f"Once the cause is fixed, `penstock dead replay{options}{handler_option} --yes` tries {them} again"
+    sentence = f"Once the cause is fixed, `penstock dead replay{options}{handler_option}` tries {them} again"
     if not retry:
         return f"{sentence}."
     named = f" {shlex.quote(uri)}" if uri is not None else ""
-    return f"{sentence}; if the dead {subject} deleted, `penstock objects retry{options}{named} --yes` does."
+    return f"{sentence}; if the dead {subject} deleted, `penstock objects retry{options}{named}` does."

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -199,12 +200,18 @@ def diff(
     schema: Annotated[
         str | None, typer.Option("--schema", metavar="DDL", help="Compare with these columns, not with the objects.")
     ] = None,
+    source_option: Annotated[str | None, typer.Option("--source", hidden=True)] = None,
     json_: Json = False,
 ) -> None:
     """Compare the remembered schema with the present objects, or a given one, and with the table.
 
     A sample of the objects is read as at a first ingest; nothing is changed. Exit code 3: there are differences.
     """
+    if source_option is not None:  # as `schema set --infer` has it
+        raise UsageError(
+            f"The source is an argument here: `penstock admin schema diff{where.request.options} "
+            f"{shlex.quote(source_option)}`."
+        )
     if source is not None and schema is not None:
         raise UsageError("SOURCE and --schema are two things to compare with: give one.")
     require_tables()

@@ -9,7 +9,7 @@ from penstock.app.registry import SERVING
 from penstock.app.scope import Scope
 from penstock.cli.exits import CHECK_FOUND_PROBLEMS
 from penstock.cli.options import grouped_options
-from penstock.cli.output import Json, advice_in, moment, print_fields, print_json, printable
+from penstock.cli.output import Json, advice_for_several, advice_in, moment, print_fields, print_json, printable
 from penstock.cli.queues import age_of
 from penstock.cli.status_documents import document_of, document_of_all
 from penstock.cli.where import ScopeOptions
@@ -71,9 +71,11 @@ def _print(found: "Status", scope: Scope) -> None:
     for line in found.lines:
         print(printable(line))
     print_fields(_of_app(found, ledger=scope.name) if found.table is None else _of_table(found))
-    for pipeline in found.pipelines:
-        if pipeline.objects.get(ObjectState.DEAD, 0) > pipeline.objects_replaced:
-            print(printable(f"-> {advice_in(scope, pipeline=pipeline.pipeline)}"))
+    failed = [one.pipeline for one in found.pipelines if one.objects.get(ObjectState.DEAD, 0) > one.objects_replaced]
+    if len(failed) == 1:
+        print(printable(f"-> {advice_in(scope, pipeline=failed[0])}"))
+    elif failed:
+        print(printable(f"-> {advice_for_several(scope, len(failed))}"))
 
 
 def _of_table(found: "Status") -> Mapping[str, object]:

@@ -309,7 +309,8 @@ class WorkerLifecycle:
         never finish.
         """
         if isinstance(error, RestartNeeded):
-            self.fail(error)
+            if not self._stop.requested:  # else its end is part of the stop, such as a signal to a group of processes
+                self.fail(error)
             return True
         with self._halting:
             served = next(served for served in self._consumers if served.consumer.queue == queue)

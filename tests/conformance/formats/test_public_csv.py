@@ -243,6 +243,8 @@ def mistyped(texts: Texts, kind: pa.DataType, by_pandas: Any) -> str:
     if not pa.types.is_string(kind) or by_pandas.kind not in "iufb":
         return ""
     filled = [text for text in texts if text]
-    if not filled or any(text.lstrip("+-")[:1] == "0" and text.lstrip("+-")[1:2].isdigit() for text in filled):
-        return ""  # numbers with leading zeros may be names
+    if NULL_MARKS.issuperset(filled) or any(
+        text.lstrip("+-")[:1] == "0" and text.lstrip("+-")[1:2].isdigit() for text in filled
+    ):
+        return ""  # a column of marks alone is text, and numbers with leading zeros may be names
     return f"pandas finds {by_pandas}: {filled[:5]}"

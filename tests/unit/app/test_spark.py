@@ -10,7 +10,7 @@ from penstock.app.app import App
 from penstock.app.serving import serve
 from penstock.app.spark import Spark
 from penstock.config import Settings
-from penstock.errors import ConfigurationError, RestartNeeded, UsageError
+from penstock.errors import ConfigurationError, RestartNeeded, TemporaryError, UsageError
 from penstock.events import Bus, Event, Listener, SettingWithoutEffect
 from penstock.pipeline.spark import classic, connect, java, probe, session
 from penstock.testing import FakeClock
@@ -147,6 +147,17 @@ def test_the_error_of_a_function_that_should_return_a_session_is_the_reason(tmp_
 
     with pytest.raises(ConfigurationError, match=r"could not make a Spark session: ValueError: no cluster here\.$"):
         spark(tmp_path, given=broken).session()
+
+
+def test_a_start_that_fails_during_a_stop_is_part_of_the_stop(tmp_path: Path, calls: Calls) -> None:
+    stop = StopSignal()
+
+    def ended_by_the_signal() -> str:
+        stop.request()
+        raise ConfigurationError("Spark did not start: Spark's JVM ended.")
+
+    with pytest.raises(TemporaryError, match=r"asked to stop while Spark was starting: Spark did not start"):
+        spark(tmp_path, given=ended_by_the_signal, stop=stop).session()
 
 
 def test_a_function_that_exits_in_place_of_returning_a_session_does_not_end_the_process(

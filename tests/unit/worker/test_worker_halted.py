@@ -116,6 +116,22 @@ def test_a_failure_during_the_stop_is_reported_before_the_end(life: "Life", even
     assert list(map(type, ends(life))) == [WorkerDraining, WorkerFailed, WorkerStopped]
 
 
+def test_a_stop_that_also_ended_spark_is_no_failure(life: "Life", eventually: Eventually) -> None:
+    life.handler.blocking = True
+    in_run(life.handler, RestartNeeded("Spark's JVM ended"))
+    life.broker.put(0)
+    life.start()
+    execution = life.running()
+    life.stop.request()
+    eventually(lambda: life.emitted(WorkerDraining), "it drains")
+    execution.go_on.set()
+    assert life.end() == "drained"
+    assert life.error is None
+    assert list(map(type, ends(life))) == [WorkerDraining, WorkerStopped]
+    assert all(release.uncounted for release in life.broker.released().values())
+    assert not life.broker.leased
+
+
 def test_a_worker_with_an_end_condition_ends_with_the_first_failed_consumer(life: "Life") -> None:
     in_run(life.serve(ExecutionPlace.POOL, queue="broken"))
     life.serve(ExecutionPlace.POOL, queue="mail")

@@ -23,7 +23,7 @@ from penstock.app.sources import SourceScan, source_of
 from penstock.app.spark import app_spark
 from penstock.app.telemetry import guarded, open_telemetry
 from penstock.app.tracing import traced, tracing_of
-from penstock.errors import TemporaryError, UsageError
+from penstock.errors import RestartNeeded, TemporaryError, UsageError
 from penstock.events import BatchCommitted, Bus, Event, Listener, ObjectFailed, SelectiveListener, UnknownFieldsFound
 from penstock.ledger.records import ObjectState
 from penstock.messaging.clock import SystemClock
@@ -208,8 +208,8 @@ def _worker(plan: PipelinePlan, context: ServiceContext, *, queue: str, liveness
     """Return the worker, with Spark started, which may take a while; None if that was stopped."""
     try:
         consumer = plan.blueprint.consumer(context.spark(), queue=queue)
-    except TemporaryError:
-        if context.stop.requested:  # it cancels the jobs that check a cluster
+    except (TemporaryError, RestartNeeded):
+        if context.stop.requested:  # it cancels jobs, and a signal may end Spark's JVM too
             return None
         raise
     return Worker(

@@ -21,7 +21,7 @@ from penstock.app.tables import Tables
 from penstock.app.tracing import traced
 from penstock.app.user_modules import function_named
 from penstock.config import Settings
-from penstock.errors import TemporaryError, UsageError
+from penstock.errors import RestartNeeded, TemporaryError, UsageError
 from penstock.events import SchemaInferred
 from penstock.handlers.outage import OutageWatch
 from penstock.ledger.records import PipelineRow
@@ -188,8 +188,8 @@ class IngestPipeline:
         try:
             session = own.session()
             return None if stop.requested else served.consumer(session, queue=self.queue)
-        except TemporaryError:
-            if stop.requested:  # it cancels the jobs that check a cluster
+        except (TemporaryError, RestartNeeded):
+            if stop.requested:  # it cancels jobs, and a signal may end Spark's JVM too
                 return None
             raise
 

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import openpyxl
 import pyarrow as pa
@@ -251,7 +252,38 @@ def test_the_example_for_xml() -> None:
         (1, {"id": "a2", "ordered": None, "total": Decimal("3.00")}),
     ]
     assert [(at, reason) for _, at, _, reason in found.bad] == [(2, "wrong type")]
-    assert "ParseError: no element found" in by_example("readers:read_orders", ORDERS, b"<orders>").failures[0]
+
+
+@pytest.mark.usefixtures("examples")
+def test_the_example_for_xml_gives_no_element_the_text_inside_another() -> None:
+    content = b'<orders><order id="a"><ordered><year>2024</year></ordered><total>1</total> </order></orders>'
+    found = by_example("readers:read_orders", ORDERS, content)
+    assert [row for *_, row in found.rows] == [{"id": "a", "ordered": None, "total": Decimal("1.00")}]
+
+
+@pytest.mark.usefixtures("examples")
+def test_the_example_for_xml_yields_the_rows_that_the_parser_holds_back_until_it_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fed: list[bytes] = []
+
+    class HoldsBack(ElementTree.XMLParser):
+        def feed(self, data: Any) -> None:
+            fed.append(data)
+
+        def close(self) -> Any:
+            super().feed(b"".join(fed))
+            return super().close()
+
+    monkeypatch.setattr(ElementTree, "XMLParser", HoldsBack)
+    found = by_example("readers:read_orders", ORDERS, b'<orders><order id="a"/></orders>')
+    assert [row["id"] for *_, row in found.rows] == ["a"]
+
+
+@pytest.mark.usefixtures("examples")
+def test_the_example_for_xml_rejects_a_damaged_document_at_once() -> None:
+    (reason,) = by_example("readers:read_orders", ORDERS, b"<orders>").failures.values()
+    assert "Reject: the document is damaged: no element found" in reason
 
 
 @pytest.mark.usefixtures("examples")
@@ -277,11 +309,55 @@ def test_the_example_for_excel() -> None:
     day = datetime.fromisoformat("2024-05-06")
     content = sheet(["id", "day", "note"], [1, day, "x"], [2, None, 7], ["many", day, None])
     found = by_example("sheets:read_sheet", "id bigint, day timestamp_ntz, note string", content)
+    assert found.failures == {}
     assert [(number, row) for _, number, row in found.rows] == [
         (0, {"id": 1, "day": day, "note": "x"}),
         (1, {"id": 2, "day": None, "note": "7"}),
     ]
     assert [(at, reason) for _, at, _, reason in found.bad] == [(2, "wrong type")]
+
+
+def read_invoices(*rows: Sequence[Any]) -> Found:
+    content = sheet(["nr", "kunde", "preis", None, "am"], *rows)
+    return by_example("sheets:read_sheet", "nr long, kunde string, preis decimal(9,2), am date", content)
+
+
+@pytest.mark.usefixtures("examples")
+def test_the_example_for_excel_reads_dates_and_prices_as_the_sheet_shows_them() -> None:
+    days = [datetime(2026, 2, day) for day in range(1, 21)]  # noqa: DTZ001 # as openpyxl returns them
+    found = read_invoices(*([number, "Ann", number * 1.1, "aside", day] for number, day in enumerate(days, 1)))
+    assert [row for *_, row in found.rows] == [
+        {"nr": number, "kunde": "Ann", "preis": Decimal(11 * number) / 10, "am": day.date()}
+        for number, day in enumerate(days, 1)
+    ]
+    assert (found.bad, found.failures) == ([], {})
+
+
+@pytest.mark.usefixtures("examples")
+def test_the_example_for_excel_skips_empty_rows_and_mixes_no_types() -> None:
+    day, moment = datetime(2026, 2, 1), datetime(2026, 2, 1, 7)  # noqa: DTZ001 # as openpyxl returns them
+    found = read_invoices(
+        [1, "a", 2, None, day], [None] * 5, [], [2, "b", 2.5, None, moment], [3, "c"], [4, "d", 1, 1, 5]
+    )
+    assert [(number, row["nr"]) for _, number, row in found.rows] == [(0, 1), (2, 3)]
+    assert [(at, reason) for _, at, _, reason in found.bad] == [(1, "wrong type"), (3, "wrong type")]
+    assert [row["am"] for *_, row in found.rows] == [day.date(), None]
+
+
+@pytest.mark.usefixtures("examples")
+def test_the_example_for_excel_reads_beyond_a_wrong_size_of_the_sheet_and_takes_an_empty_one() -> None:
+    with zipfile.ZipFile(io.BytesIO(sheet(["id"], [1], [2]))) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    name = "xl/worksheets/sheet1.xml"
+    assert b'<dimension ref="A1:A3"' in parts[name]
+    parts[name] = parts[name].replace(b'<dimension ref="A1:A3"', b'<dimension ref="A1:A1"')
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        for each, content in parts.items():
+            archive.writestr(each, content)
+    assert [row["id"] for *_, row in by_example("sheets:read_sheet", "id long", data.getvalue()).rows] == [1, 2]
+    found = by_example("sheets:read_sheet", "id long", sheet())
+    assert (found.rows, found.failures) == ([], {})
 
 
 @pytest.mark.usefixtures("examples")
@@ -292,4 +368,5 @@ def test_the_example_for_excel_refuses_bombs_and_other_files() -> None:
             part.write(bytes(1 << 20))
     found = by_example("sheets:read_sheet", "id bigint", data.getvalue())
     assert found.failures[0].endswith("Reject: the workbook inflates to more than 256 MiB")
-    assert by_example("sheets:read_sheet", "id bigint", b"x").failures[0].endswith("BadZipFile: File is not a zip file")
+    found = by_example("sheets:read_sheet", "id bigint", b"x")
+    assert found.failures[0].endswith("Reject: the workbook is damaged: File is not a zip file")

@@ -162,6 +162,17 @@ def test_mixed_times_and_nested_fields_of_json_are_explained(tmp_path: Path) -> 
     assert [one.column for one in found.evidence] == ["at", "o", "o.n"]
 
 
+def test_the_note_about_names_that_differ_in_case_says_how_to_keep_the_second(tmp_path: Path) -> None:
+    found = inferred(tmp_path, {"a": b'{"amount": 1, "Amount": 2}\n'}, "jsonl")
+    assert found.ddl == "amount BIGINT"
+    assert found.notes == (
+        (
+            'Amount: left out, since only case tells it from another field; evolve="rescue" (--evolve rescue) keeps '
+            "its values in _rescued"
+        ),
+    )
+
+
 def test_a_row_of_a_document_is_named_by_its_number(tmp_path: Path) -> None:
     found = inferred(tmp_path, {"a.json": b'[{"v": 1}, {"v": 2}, {"v": 99999999999999999999}]'}, "json")
     assert found.sentences() == (

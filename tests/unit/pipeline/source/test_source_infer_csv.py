@@ -120,6 +120,70 @@ def test_lines_before_the_data_are_skipped(tmp_path: Path) -> None:
     assert found.notes == ("the first 3 lines are skipped, since the others have 3 fields",)
 
 
+CUSTOMERS = (
+    b"Nr;Name;Umsatz;Seit;Ort\n" + b"17;M\xc3\xbcller;12,50;01.02.2020;K\xc3\xb6ln\n18;Meier;9,99;03.04.2021;Bonn\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("titles", "lines", "note"),
+    [
+        (b"Kundenliste;;;;\n", 1, "the first line is skipped, since the header is below it"),
+        (
+            b"Kundenliste;;;;\nStand: 01.02.2026;;;;\n",
+            2,
+            "the first 2 lines are skipped, since the header is below them",
+        ),
+        (b"Kunden\n;;Liste;;\n;;;;\n\nStand:;01.02.2026;;;\n", 5, "the first 5 lines are skipped, since the header is"),
+    ],
+)
+def test_titles_padded_with_delimiters_are_no_header(tmp_path: Path, titles: bytes, lines: int, note: str) -> None:
+    found = inferred(tmp_path, {"a": titles + CUSTOMERS})
+    assert found.ddl == "Nr BIGINT, Name STRING, Umsatz STRING, Seit STRING, Ort STRING"
+    assert found.options.csv.skip_lines == lines
+    assert found.notes[1].startswith(note)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"Name;;;\nx;;;\ny;;;\n",
+        b"Name;;;\nM;K;r;s\nN;B;t;u\nO;C;v;w\n",  # a row may look like a header
+        b"Name;;;\n1;2;3;4\n5;6;7;8\n",
+        b"Name;;;\nNr;Nr;A;B\n1;2;3;4\n5;6;7;8\n",
+        b"Name;;;\nNr;;A;B\n1;2;3;4\n5;6;7;8\n",
+        b"Name;;;\nNr;X;A;B\n1;;;\n5;;;\n",
+        b"Name;;;\n" + b"x;;;\n" * 20 + b"Nr;X;A;B\n1;2;3;4\n5;6;7;8\n",
+        b"Name;Ort;;\nNr;X;A;B\n1;2;3;4\n5;6;7;8\n",
+    ],
+)
+def test_a_header_without_all_names_stays_one_if_in_doubt(tmp_path: Path, data: bytes) -> None:
+    found = inferred(tmp_path, {"a": data})
+    assert found.options.csv.skip_lines == 0
+    assert found.ddl.startswith("Name STRING") or found.ddl.startswith("Name BIGINT")
+    assert found.notes[-1].startswith("the header does not name ")
+
+
+def test_row_names_and_one_column_are_no_title(tmp_path: Path) -> None:
+    found = inferred(tmp_path, {"a": b'"","x"\n"Alabama",NA\n"Alaska",2\n"Iowa",3\n'})
+    assert (found.options.csv.skip_lines, found.ddl) == (0, "_c0 STRING, x BIGINT")
+    assert "the header does not name the first column, which is _c0" in found.notes
+
+
+def test_columns_without_a_name_are_reported(tmp_path: Path) -> None:
+    assert inferred(tmp_path, {"a": b"_c0,v,\n1,2,3\n"}).notes == ("the header does not name a column, which is _c2",)
+    many = b"v" + b"," * 7 + b"\n" + b"1,2,3,4,5,6,7,8\n" * 2
+    assert inferred(tmp_path, {"a": many}).notes == (
+        "the header does not name 7 columns, which are _c1, _c2, _c3, _c4, _c5 and 2 more",
+    )
+
+
+def test_of_a_compressed_object_the_whole_sample_is_its_beginning(tmp_path: Path) -> None:
+    row = b"%s,\n" % (b"x" * 100)
+    data = b"v,late\n" + row * ((3 << 19) // len(row)) + b"x,1\n" * 3
+    assert inferred(tmp_path, {"a.gz": gzip.compress(data)}).ddl == "v STRING, late BIGINT"
+
+
 def test_a_title_and_some_bad_lines_hide_neither_delimiter_nor_header(tmp_path: Path) -> None:
     data = b"Sales report 2025, confidential\nid;name;amount\n" + b"1;x;2.5\n" * 5 + b"7;short\n"
     found = inferred(tmp_path, {"a": data})

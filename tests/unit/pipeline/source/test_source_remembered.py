@@ -119,6 +119,25 @@ def test_differences_name_the_value_that_made_them(tmp_path: Path) -> None:
     assert differences(before, before, Against.OBJECTS, source="") == []
 
 
+def test_a_difference_inside_a_struct_is_explained_by_the_fields_that_differ(tmp_path: Path) -> None:
+    zips = b'{"addr": {"city": "x", "zip": 1, "at": [{"n": 1}]}}\n{"addr": {"city": "x", "zip": "a"}}\n' * 3
+    before = remembered(tmp_path, zips)
+    after = remembered(tmp_path, zips + b'{"addr": {"city": "y", "zip": "b", "country": "z", "at": [{"m": 1}]}}\n')
+    [change] = differences(before, after, Against.OBJECTS, source=str(tmp_path))
+    assert change.reason == "addr.at.m is new; addr.country is new"
+    [back] = differences(after, before, Against.OBJECTS, source=str(tmp_path))
+    assert back.reason == "no object of the sample has addr.at.m; no object of the sample has addr.country"
+    [given] = differences(before, after, Against.GIVEN, source="")
+    assert given.reason == "as given"
+
+
+def test_few_differences_inside_a_struct_are_named(tmp_path: Path) -> None:
+    before = remembered(tmp_path, b'{"o": {"a": 1, "t": "2024-05-06"}}\n')
+    after = remembered(tmp_path, b'{"o": {"a": true, "t": "2024-05-06", "c": 1, "d": 1, "e": 1}}\n')
+    [change] = differences(before, after, Against.OBJECTS, source=str(tmp_path))
+    assert change.reason == "o.a is BOOLEAN; o.c is new; o.d is new; 1 other field differs"
+
+
 def test_a_dialect_is_compared_option_by_option() -> None:
     before = Remembered(ddl="a INT", read=ReadOptions(format="csv"), origin=None)
     csv = CsvOptions(delimiter=";", header=False, null_marks=("NA", "-"), skip_lines=2)

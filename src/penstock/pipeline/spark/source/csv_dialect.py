@@ -2,8 +2,8 @@
 
 What a person gave stays as it is. A delimiter is one that cuts most records into the same number of fields, more than
 one; the comma wins a draw. If there is none, all is one column. Records before the first of that length are skipped,
-for example a title. Blank lines and comments before it are not counted: other objects may have fewer. R writes row
-names in a column that the header does not name.
+for example a title; so are titles that a spreadsheet padded to that length (`_header_below`). Blank lines and comments
+before it are not counted: other objects may have fewer. R writes row names in a column that the header does not name.
 """
 
 import csv as csv_module
@@ -25,7 +25,9 @@ _NAMES = {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a bar"}
 _RECORDS_MAX = 1_000
 _SKIPPED_MAX = 20
 _SHARE_MIN = 0.75  # of the records that have the same number of fields
+_FILLED_MIN = 2  # values that make a column one with data
 _COMMENT = "#"
+_DIGIT = re.compile("[0-9]")
 _DECIMAL_COMMA = re.compile(r"\s*[+-]?[0-9]+,[0-9]+\s*")
 
 
@@ -64,10 +66,14 @@ def detect(sample: str, given: CsvOptions, *, delimiter_given: bool) -> FoundDia
     if shape.share < _SHARE_MIN or not (shape.fields > 1 or shape.is_one_column):
         return FoundDialect(csv=csv, notes=tuple(notes))
     is_clear = shape.fields > 1 and shape.records > 1
-    if not csv.skip_lines and 0 < shape.first_line <= _SKIPPED_MAX:
-        csv = replace(csv, skip_lines=shape.first_line)
-        lines = "line is" if shape.first_line == 1 else f"{shape.first_line} lines are"
-        notes.append(f"the first {lines} skipped, since the others have {shape.fields} fields")
+    skipped = shape.first_line
+    reason = f"since the others have {shape.fields} fields"
+    if csv.header and not shape.is_short and (below := _header_below(_records(text, csv), shape.fields)):
+        skipped, reason = below, "since the header is below them" if below > 1 else "since the header is below it"
+    if not csv.skip_lines and 0 < skipped <= _SKIPPED_MAX:
+        csv = replace(csv, skip_lines=skipped)
+        lines = "line is" if skipped == 1 else f"{skipped} lines are"
+        notes.append(f"the first {lines} skipped, {reason}")
     if csv.header and shape.unnamed_first:
         csv = replace(csv, unnamed_first=True)
         notes.append("the header does not name the first column, which is _c0")
@@ -110,6 +116,7 @@ class _RecordShape:
     share: float  # of the records that have so many
     first_line: int  # of the header, or of the first record without one; 0 if only blank lines and comments precede it
     begins_narrow: bool  # the first record has one field
+    is_short: bool  # the header has one field less than the records
     unnamed_first: bool
     is_data: bool  # the first record consists of numbers
     quotes: int  # fields with a quote in them, which a wrong delimiter leaves there
@@ -132,6 +139,7 @@ _NO_RECORDS = _RecordShape(
     share=0.0,
     first_line=0,
     begins_narrow=False,
+    is_short=False,
     unnamed_first=False,
     is_data=False,
     quotes=0,
@@ -157,11 +165,41 @@ def _shape(records: Sequence["_Record"], csv: CsvOptions) -> _RecordShape:
         share=(found + is_short) / (len(records) - first),
         first_line=records[first].line if first else 0,
         begins_narrow=len(records[0].fields) == 1,
+        is_short=is_short,
         unnamed_first=is_short and not trails,
         is_data=not is_short and all(_is_number(text) for text in records[first].fields),
         quotes=sum(csv.quote in text for record in records for text in record.fields) if csv.quote else 0,
         delimiters=sum(_holds_delimiter(text, csv) for record in records for text in record.fields),
     )
+
+
+def _header_below(records: Sequence["_Record"], fields: int) -> int:
+    """Return the line of a header below titles that are padded with delimiters; 0 if it is in doubt.
+
+    The first record of the usual length must have a single text, and none below it more than half of the fields, until
+    one that names all fields, each differently. Data may begin like that too. So there must be a column whose values
+    below have digits and whose name has none.
+    """
+    regular = [record for record in records if len(record.fields) == fields]
+    filled = [sum(bool(text.strip()) for text in record.fields) for record in regular]
+    place = next((number for number, count in enumerate(filled) if number and 2 * count > fields), 0)
+    if fields < 2 or not place or filled[0] != 1 or (fields == 2 and not regular[0].fields[0].strip()):
+        return 0  # R's header of row names and one column looks like a title in the second
+    names = [text.strip() for text in regular[place].fields]
+    if not all(names) or len({name.lower() for name in names}) < fields or any(map(_is_number, names)):
+        return 0
+    below = [
+        [text for text in column if text.strip()]
+        for column in zip(*(r.fields for r in regular[place + 1 :]), strict=True)
+    ]
+    if sum(len(texts) >= _FILLED_MIN for texts in below) < 2:
+        return 0
+    if not any(
+        len(texts) >= _FILLED_MIN and all(map(_DIGIT.search, texts)) and not _DIGIT.search(name)
+        for name, texts in zip(names, below, strict=True)
+    ):
+        return 0
+    return regular[place].line
 
 
 def _is_number(text: str) -> bool:

@@ -241,14 +241,7 @@ def header_names(header: bytes, csv: CsvOptions, uri: str) -> list[str]:
 
     A column without a name is called as Spark does, such as _c0; of equal names, the second is NAME_2 and so on.
     """
-    try:
-        found = [_BREAKS.sub(" ", field.text.strip()) for field in split(header.decode(), csv)]
-    except UnicodeDecodeError as error:
-        raise ObjectUnreadable(f"{uri} has a header that is not UTF-8, at byte {error.start}") from error
-    except Misquoted as error:
-        raise ObjectUnreadable(f"{uri} has a header with {error}") from error
-    if csv.unnamed_first:
-        found.insert(0, "")
+    found = _header_texts(header, csv, uri)
     names: list[str] = []
     known: set[str] = set()
     for number, name in enumerate(found):
@@ -257,6 +250,22 @@ def header_names(header: bytes, csv: CsvOptions, uri: str) -> list[str]:
         known.add(unique.lower())
         names.append(unique)
     return names
+
+
+def unnamed_columns(header: bytes, csv: CsvOptions, uri: str) -> list[int]:
+    """Return the places of columns without a name, from 0. Raises `ObjectUnreadable`."""
+    return [number for number, name in enumerate(_header_texts(header, csv, uri)) if not name]
+
+
+def _header_texts(header: bytes, csv: CsvOptions, uri: str) -> list[str]:
+    """Return the texts of the header, stripped, and with a blank for each line break."""
+    try:
+        found = [_BREAKS.sub(" ", field.text.strip()) for field in split(header.decode(), csv)]
+    except UnicodeDecodeError as error:
+        raise ObjectUnreadable(f"{uri} has a header that is not UTF-8, at byte {error.start}") from error
+    except Misquoted as error:
+        raise ObjectUnreadable(f"{uri} has a header with {error}") from error
+    return ["", *found] if csv.unnamed_first else found
 
 
 def _numbered(name: str) -> Iterator[str]:

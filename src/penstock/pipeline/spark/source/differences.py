@@ -3,16 +3,19 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from penstock.errors import TableError, UsageError
+from penstock.messaging.wording import counted
 from penstock.pipeline.spark.source.ddl import PROVENANCE, RESCUED, format_ddl, parse_ddl, type_text
 from penstock.pipeline.spark.source.evidence import ColumnEvidence
 from penstock.pipeline.spark.source.options import ReadOptions, checked
 from penstock.pipeline.spark.source.remembered import Remembered, RememberedColumn
 from penstock.sinks import schema as table_schemas
+
+_FIELDS_SHOWN = 3  # of those inside a column that differ
 
 
 class Against(StrEnum):
@@ -134,18 +137,24 @@ def _shown(value: Any) -> str:
 def _columns(remembered: Remembered, other: Remembered, against: Against, *, source: str) -> Iterator[Difference]:
     before = {column.name.lower(): column for column in remembered.columns}
     now = {column.name.lower(): column for column in other.columns}
+    details = {one.column.lower(): one for one in (other.origin.details if other.origin is not None else ())}
     for folded, column in now.items():
         known = before.get(folded)
         if known is not None and known.type == column.type:
             continue
-        evidence = _evidence(column, other)
+        inside = _inside(known, column) if known is not None else []
+        evidence = _evidence(column, details, inside)
+        if inside and against is Against.OBJECTS:
+            reason = _reason_inside(inside, details, source=source)
+        else:
+            reason = _reason(evidence, against, source=source, is_new=known is None)
         yield Difference(
             against=against,
             name=column.name,
             is_column=True,
             remembered=None if known is None else known.type,
             found=column.type,
-            reason=_reason(evidence, against, source=source, is_new=known is None),
+            reason=reason,
             object=(evidence.object or None) if evidence is not None else None,
             line=evidence.line if evidence is not None else None,
             row=evidence.row if evidence is not None else None,
@@ -163,11 +172,61 @@ def _columns(remembered: Remembered, other: Remembered, against: Against, *, sou
             )
 
 
-def _evidence(column: RememberedColumn, other: Remembered) -> ColumnEvidence | None:
-    """Return the evidence that explains a column, or a field inside it if that is what is explained."""
-    inside = other.origin.details if other.origin is not None else ()
-    nested = next((one for one in inside if one.column.lower().startswith(f"{column.name.lower()}.")), None)
+class _FieldChange(NamedTuple):
+    """A field inside a column that only one side has, or each with another type."""
+
+    name: str  # with the names around it: a.b
+    remembered: str | None
+    found: str | None
+
+    def sentence(self, details: Mapping[str, ColumnEvidence], source: str) -> str:
+        if self.remembered is None:
+            return f"{self.name} is new"
+        if self.found is None:
+            return f"no object of the sample has {self.name}"
+        evidence = details.get(self.name.lower())
+        return evidence.sentence(source) if evidence is not None else f"{self.name} is {self.found}"
+
+
+def _inside(known: RememberedColumn, column: RememberedColumn) -> Sequence[_FieldChange]:
+    """Return the differences between the fields of two structs, or of lists of structs; none if a column is neither."""
+    before, now = (parse_ddl(f"v {one.type}").field(0).type for one in (known, column))
+    return list(_field_changes(before, now, column.name))
+
+
+def _field_changes(before: pa.DataType, now: pa.DataType, name: str) -> Iterator[_FieldChange]:
+    if pa.types.is_list(before) and pa.types.is_list(now):
+        yield from _field_changes(before.value_type, now.value_type, name)
+        return
+    if not (pa.types.is_struct(before) and pa.types.is_struct(now)):
+        return
+    known = {field.name.lower(): field for field in before}
+    for field in now:
+        full, was = f"{name}.{field.name}", known.pop(field.name.lower(), None)
+        if was is None:
+            yield _FieldChange(full, None, type_text(field.type))
+        elif type_text(was.type) != type_text(field.type):
+            changes = list(_field_changes(was.type, field.type, full))
+            yield from changes or [_FieldChange(full, type_text(was.type), type_text(field.type))]
+    for field in known.values():
+        yield _FieldChange(f"{name}.{field.name}", type_text(field.type), None)
+
+
+def _reason_inside(inside: Sequence[_FieldChange], details: Mapping[str, ColumnEvidence], *, source: str) -> str:
+    sentences = [change.sentence(details, source) for change in inside[:_FIELDS_SHOWN]]
+    if more := len(inside) - len(sentences):
+        sentences.append(f"{counted(more, 'other field')} differ{'s' if more == 1 else ''}")
+    return "; ".join(sentences)
+
+
+def _evidence(
+    column: RememberedColumn, details: Mapping[str, ColumnEvidence], inside: Sequence[_FieldChange]
+) -> ColumnEvidence | None:
+    """Return the evidence that explains the difference in a column, or that in a field inside it."""
     own = column.origin.evidence if column.origin is not None else None
+    if inside:
+        return next((details[change.name.lower()] for change in inside if change.name.lower() in details), None)
+    nested = next((one for name, one in details.items() if name.startswith(f"{column.name.lower()}.")), None)
     return nested if nested is not None and (own is None or own.cause is None) else own
 
 

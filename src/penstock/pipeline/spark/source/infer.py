@@ -405,7 +405,10 @@ class _Settling:
         fields: dict[str, pa.Field] = {}
         for name, inner in votes.fields.items():
             if name.lower() in fields:
-                self.notes.append(f"{'.'.join((*path, name))}: left out, since only case tells it from another field")
+                self.notes.append(
+                    f"{'.'.join((*path, name))}: left out, since only case tells it from another field; "
+                    'evolve="rescue" (--evolve rescue) keeps its values in _rescued'
+                )
             elif (kind := self.settled(inner, (*path, name))) is None:
                 self.notes.append(f"{'.'.join((*path, name))}: left out, since nothing in it had a value")
             else:

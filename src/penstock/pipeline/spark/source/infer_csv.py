@@ -41,7 +41,7 @@ from penstock.pipeline.spark.source.csv_lines import (
     null_texts,
     split,
 )
-from penstock.pipeline.spark.source.csv_records import header_names, parted
+from penstock.pipeline.spark.source.csv_records import header_names, parted, unnamed_columns
 from penstock.pipeline.spark.source.ddl import TIMESTAMP, may_be_column, type_text
 from penstock.pipeline.spark.source.evidence import (
     Cause,
@@ -99,7 +99,7 @@ def infer_csv(
                     names = record.names
                     found = [_column(columns, left_out, name) for name in names]
                 if record.fields is None:
-                    headers.add(ref, names)
+                    headers.add(ref, names, record.unnamed)
                     continue
                 for column, value in zip(found, record.fields, strict=True):
                     if column is not None and value.text not in nulls:
@@ -283,21 +283,37 @@ class _Beginnings:
 
 
 class _Headers:
-    """The names in the headers of the sample's objects."""
+    """The names in the headers of the sample's objects, and the columns that lack one."""
 
     def __init__(self, source: str) -> None:
         self._source = source
         self._first: tuple[ObjectRef, Sequence[str]] | None = None
         self._other: tuple[ObjectRef, Sequence[str]] | None = None  # the first with other names
+        self._unnamed: Sequence[str] = ()  # columns of the first header that lacks names
 
-    def add(self, ref: ObjectRef, names: Sequence[str]) -> None:
+    def add(self, ref: ObjectRef, names: Sequence[str], unnamed: Sequence[str]) -> None:
+        self._unnamed = self._unnamed or unnamed
         if self._first is None:
             self._first = ref, names
         elif self._other is None and _folded(names) != _folded(self._first[1]):
             self._other = ref, names
 
     def notes(self) -> list[str]:
-        """Return a sentence if headers differ."""
+        """Return a sentence if columns have no name, and one if headers differ."""
+        return [*self._without_names(), *self._differences()]
+
+    def _without_names(self) -> list[str]:
+        if not self._unnamed:
+            return []
+        if len(self._unnamed) == 1:
+            [name] = self._unnamed
+            which = "the first column" if name == "_c0" else "a column"
+            return [f"the header does not name {which}, which is {name}"]
+        more = f" and {len(self._unnamed) - _SHOWN_MAX} more" if len(self._unnamed) > _SHOWN_MAX else ""
+        named = ", ".join(self._unnamed[:_SHOWN_MAX])
+        return [f"the header does not name {len(self._unnamed)} columns, which are {named}{more}"]
+
+    def _differences(self) -> list[str]:
         if self._first is None or self._other is None:
             return []
         parts = []
@@ -328,6 +344,7 @@ class _SampledRecord(NamedTuple):
     names: Sequence[str]
     fields: Sequence[Field] | None  # None: it is the header
     offset: int  # of its first line
+    unnamed: Sequence[str] = ()  # of the names: those that the header does not have
 
 
 def _records(ref: ObjectRef, store: ObjectStore, options: ReadOptions, *, objects: int) -> Iterator[_SampledRecord]:
@@ -337,7 +354,8 @@ def _records(ref: ObjectRef, store: ObjectStore, options: ReadOptions, *, object
     for chunk in sample_chunks(ref, store, options, objects=objects):
         if csv.header and not names:
             names = header_names(chunk.header, csv, ref.uri)
-            yield _SampledRecord(names, None, 0)
+            unnamed = [names[place] for place in unnamed_columns(chunk.header, csv, ref.uri)]
+            yield _SampledRecord(names, None, 0, unnamed[1:] if csv.unnamed_first else unnamed)
         for offset, found in _rows(chunk, csv):
             if not csv.header:
                 names = names or [f"_c{number}" for number in range(len(found))]  # as Spark names them

@@ -27,6 +27,7 @@ def sample_chunks(ref: ObjectRef, store: ObjectStore, options: ReadOptions, *, o
     slices = max(1, _SAMPLE_BYTES // objects // _SLICE_BYTES // 2)
     head_bytes = slices * _SLICE_BYTES
     head = ref.size_bytes if compressed else min(ref.size_bytes, head_bytes)
+    beginning_bytes = max(head_bytes, _SAMPLE_BYTES // objects) if compressed else head_bytes  # it has no other places
     rest = 0 if compressed else ref.size_bytes - head
     starts = [head + rest * number // slices for number in range(slices)] if rest > 0 else []
     pieces = [(0, head), *((start, min(start + _SLICE_BYTES, ref.size_bytes)) for start in starts)]
@@ -38,7 +39,7 @@ def sample_chunks(ref: ObjectRef, store: ObjectStore, options: ReadOptions, *, o
                     if isinstance(part, LineChunk):
                         yield part
                         size_bytes += len(part.lines)
-                    if size_bytes >= head_bytes:
+                    if size_bytes >= beginning_bytes:
                         break
     except ObjectError:
         return
