@@ -93,6 +93,16 @@ def test_show_prints_fields_without_a_column(penstock: Call, scene: Scene) -> No
     assert (document["unknown_fields"], document["unknown_others"]) == ({"x": 1_200, "s.b": 1}, 7)
 
 
+def test_show_prints_columns_with_rescued_values_of_another_type(penstock: Call, scene: Scene) -> None:
+    scene.process("a", unknown=UnknownCounts(wrong_type={"amount": 400}, wrong_type_others=3))
+    shown = penstock("objects", "show", scene.ref("a").uri)
+    assert re.search(r"wrong type +amount \(400 rows\), others \(3\)", shown.out)
+    assert not re.search(r"^unknown +amount", shown.out, re.MULTILINE)
+    (document,) = penstock("objects", "show", scene.ref("a").uri, "--json").document
+    assert (document["wrong_type_fields"], document["wrong_type_others"]) == ({"amount": 400}, 3)
+    assert (document["unknown_fields"], document["unknown_others"]) == ({}, 0)
+
+
 def test_show_accepts_absolute_and_relative_paths(penstock: Call, scene: Scene) -> None:
     scene.process("a")
     for name in (scene.source / "a", "landing/a"):

@@ -258,6 +258,10 @@ def test_a_terminal_shows_a_progress_bar_below_the_lines(monkeypatch: pytest.Mon
             {"unknown_fields": {f"f{n}": 9 - n for n in range(7)}, "unknown_objects": 12},
             "7 unknown fields in 12 objects: f0 (9 rows), f1 (8 rows), f2 (7 rows), f3 (6 rows), f4 (5 rows) and",
         ),
+        (
+            {"wrong_type_fields": {"amount": 400, "id": 1}, "wrong_type_objects": 1},
+            "Values of another type than their column in 1 object, kept in _rescued: amount (400 rows), id (1 row); `",
+        ),
         ({"objects_dead": 2}, "Dead: 2 objects; `penstock objects list --only dead` shows why."),
         ({"objects_gone": 1}, "Gone: 1 object, deleted before it was read."),
         ({"objects_gone": 2}, "Gone: 2 objects, deleted before they were read."),

@@ -234,14 +234,23 @@ def _no(constant: str) -> Any:
     raise AssertionError(f"{constant} is no JSON")
 
 
-def unknown_counts(lines: Sequence[Line], rows: Mapping[int, object], is_known: Callable[[str], bool]) -> Counter[str]:
-    """Return the rows that have each field without a column, of the top level."""
+def unknown_counts(lines: Sequence[Line], is_known: Callable[[str], bool]) -> Counter[str]:
+    """Return the lines that have each field without a column, of the top level: also those with a wrong type."""
     return Counter(
         name
-        for number, line in enumerate(lines)
-        if number in rows
+        for line in lines
         for name, text in (line.fields or {}).items()
         if text not in ("", "null") and not is_known(name)
+    )
+
+
+def wrong_type_counts(rows: Mapping[int, Mapping[str, Any]], is_known: Callable[[str], bool]) -> Counter[str]:
+    """Return the rows that have each column's value in ``_rescued`` only, which `check_values` finds correct."""
+    return Counter(
+        name
+        for row in rows.values()
+        for name in json.loads(row.get("_rescued") or "{}")
+        if is_known(name) and row[name] is None
     )
 
 

@@ -6,7 +6,8 @@
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from tests.property.evolution_walks import (
     check_values,
     unknown_counts,
     walks,
+    wrong_type_counts,
 )
 from tests.property.source_run import Case, read, whole
 
@@ -36,9 +38,11 @@ from penstock.pipeline.spark.source.ddl import parse_ddl
 from penstock.pipeline.spark.source.lines import Undecoded
 from penstock.pipeline.spark.source.options import ReadOptions
 from penstock.pipeline.spark.source.packs import release
+from penstock.pipeline.spark.source.places import ranges_of
+from penstock.pipeline.spark.source.plan import Piece
 from penstock.pipeline.spark.source.rescue import open_jsonl
 from penstock.pipeline.spark.source.summary import ObjectReading, ObjectReadings
-from penstock.pipeline.spark.source.unknown import UnknownCount
+from penstock.pipeline.spark.source.unknown import NO_UNKNOWN, UnknownCount, UnknownFields
 
 WALKS = int(os.environ.get("PENSTOCK_WALKS", "60"))
 _SETTINGS = settings(max_examples=WALKS, deadline=None, suppress_health_check=list(HealthCheck))
@@ -70,6 +74,31 @@ def test_parquet(walk: Walk, evolve: str) -> None:
     _follow(walk, ReadOptions(schema_ddl=DDL, format="parquet", evolve=evolve))
 
 
+@given(walk=walks(TEXTS))
+@_SETTINGS
+def test_jsonl_without_rescue(walk: Walk) -> None:
+    _count_strictly(walk, ReadOptions(schema_ddl=DDL))
+
+
+@given(walk=walks(TEXTS, bad=False))
+@_SETTINGS
+def test_json_documents_without_rescue(walk: Walk) -> None:
+    _count_strictly(walk, ReadOptions(schema_ddl=DDL, format="json"))
+
+
+@given(walk=walks(CSV_TEXTS, csv=True))
+@_SETTINGS
+def test_csv_without_rescue(walk: Walk) -> None:
+    _count_strictly(walk, ReadOptions(schema_ddl=CSV_DDL, format="csv"))
+
+
+@given(walk=walks(PARQUET_TEXTS, bad=False))
+@_SETTINGS
+def test_parquet_without_rescue(walk: Walk) -> None:
+    assume(all(walk.kinds))  # a file without columns cannot be read
+    _count_strictly(walk, ReadOptions(schema_ddl=DDL, format="parquet"))
+
+
 @pytest.mark.parametrize("format_name", ["jsonl", "csv"])
 def test_unknown_fields_are_ignored_but_counted(format_name: str) -> None:
     lines = [b"id,x,name", b"1,2,n", b"2,,m"] if format_name == "csv" else [b'{"id":1,"x":2}', b'{"id":2,"x":null}']
@@ -87,6 +116,98 @@ def test_fail_names_the_field_the_object_and_the_line() -> None:
         "s3://b/k0 has the field 'x', first in the line at byte 9, and no column takes it: add a column to the schema, "
         'or keep such fields with evolve "rescue" or "add" (--evolve)'
     )
+
+
+def test_fail_refuses_an_object_whose_lines_with_the_field_are_bad() -> None:
+    lines = b"".join(b'{"id":"no","x":%d}\n' % number for number in range(400))
+    found = _read(b'{"id":1}\n' + lines, ReadOptions(schema_ddl="id bigint", evolve="fail"))
+    assert list(found.failures) == [0]
+    assert found.failures[0].startswith("s3://b/k0 has the field 'x', first in the line at byte 9, and no column")
+    assert 0 not in found.readings
+
+
+@pytest.mark.parametrize("evolve", ["none", "fail"])
+def test_lines_that_are_no_records_have_no_fields(evolve: str) -> None:
+    lines = b'{"id":1}\n{"id":2,"x":1\n["x"]\n{"id":2}{"x":1}\n{"id":3,"x":"\xff"}\n{"id":1,"id":2,"x":1}\n'
+    found = _read(lines, ReadOptions(schema_ddl="id bigint", evolve=evolve))
+    assert (found.failures, len(found.bad), found.readings[0].unknown) == ({}, 5, NO_UNKNOWN)
+
+
+def test_a_field_that_only_a_bad_line_has_becomes_no_column() -> None:
+    twice = b'{"id":"no","x":1,"name":1,"name":2}\n'
+    options = ReadOptions(schema_ddl="id bigint, name string", evolve="add")
+    found = _read(b'{"id":1}\n' + twice + b'{"id":2,"y":1}\n', options)
+    assert [raw + b"\n" for _, _, raw, _ in found.bad] == [twice]
+    assert new_columns(found.readings, options, None, added_before=0) == {"y": "BIGINT"}
+
+
+WRONG_TYPES = {
+    "jsonl": b"".join(b'{"id":%d,"amount":"x","n":%s}\n' % (at, b"true" if at < 2 else b"1") for at in range(400)),
+    "csv": b"id,Amount,N\n" + b"".join(b"%d,x,%s\n" % (at, b"true" if at < 2 else b"1") for at in range(400)),
+}
+WRONG_TYPES["json"] = b"[" + b",\n".join(WRONG_TYPES["jsonl"].splitlines()) + b"]"
+
+
+@pytest.mark.parametrize("evolve", ["rescue", "add"])
+@pytest.mark.parametrize("parts", [1, 20])
+@pytest.mark.parametrize("format_name", WRONG_TYPES)
+def test_rescued_values_of_another_type_are_counted_by_column(format_name: str, parts: int, evolve: str) -> None:
+    data = WRONG_TYPES[format_name]
+    options = ReadOptions(schema_ddl="id bigint, amount double, n bigint", format=format_name, evolve=evolve)
+    parts = 1 if format_name == "json" else parts
+    edges = [len(data) * part // parts for part in range(parts + 1)]
+    pieces = [Piece(object=0, start=start, stop=stop) for start, stop in pairwise(edges)]
+    found = read(Case(contents=[data], partitions=[pieces[:3], pieces[3:]], options=options))
+    assert (found.bad, found.failures, found.counts) == ([], {}, {0: (400, 0)})
+    assert found.readings[0].unknown == UnknownFields(wrong_type={"amount": 400, "n": 2})
+
+
+def test_rescued_values_in_parquet_are_counted_without_those_of_bad_rows() -> None:
+    offsets, texts = pa.py_buffer(np.arange(5, dtype=np.int32)), pa.py_buffer(b"a\xffbc")
+    data = pa.BufferOutputStream()
+    names = pa.Array.from_buffers(pa.string(), 4, [None, offsets, texts])
+    pq.write_table(pa.table({"name": names, "amount": ["x", "x", None, "x"], "more": [1, 2, 3, 4]}), data)
+    options = ReadOptions(schema_ddl="name string, amount double", format="parquet", evolve="rescue")
+    found = _read(bytes(data.getvalue()), options)
+    assert [at for _, at, _, _ in found.bad] == [1]
+    assert [row["_rescued"] for _, _, row in found.rows] == [
+        '{"amount":"x","more":1}',
+        '{"more":3}',
+        '{"amount":"x","more":4}',
+    ]
+    unknown = found.readings[0].unknown
+    assert (unknown.fields["more"].rows, unknown.wrong_type) == (4, {"amount": 2})
+
+
+def test_columns_with_wrong_types_beyond_a_bound_are_counted_as_a_sum() -> None:
+    ddl = ", ".join(f"c{number} bigint" for number in range(60))
+    fields = ",".join(f'"c{number}":"x"' for number in range(60))
+    lines = f"{{{fields}}}\n".encode() * 3 + b'{"c59":"x"}\n'
+    unknown = _read(lines, ReadOptions(schema_ddl=ddl, evolve="rescue")).readings[0].unknown
+    assert len(unknown.wrong_type) == 50
+    assert unknown.wrong_type["c59"] == 4
+    assert sum(unknown.wrong_type.values()) + unknown.wrong_type_others == 181
+
+
+def test_a_replay_counts_only_the_lines_that_it_reads() -> None:
+    lines = [b'{"id":1,"x":1}\n', b'{"id":"a","x":2}\n', b'{"id":"b","y":3}\n', b'{"id":2,"y":4}\n']
+    data = b"".join(lines)
+    spans = [(data.index(line), len(line) - 1) for line in lines[1:3]]
+    found = {
+        evolve: read(
+            Case(
+                contents=[data],
+                partitions=whole([data]),
+                options=ReadOptions(schema_ddl="id bigint", evolve=evolve),
+                places={0: ranges_of(spans[: 1 if evolve == "none" else 2], place="_offset")},
+            )
+        ).readings[0]
+        for evolve in ("none", "rescue")
+    }
+    assert {name: one.rows for name, one in found["none"].unknown.fields.items()} == {"x": 1}
+    assert found["none"].unknown.fields["x"].first == len(lines[0])
+    assert {name: one.rows for name, one in found["rescue"].unknown.fields.items()} == {"x": 1, "y": 1}
+    assert found["rescue"].unknown.wrong_type == {"id": 2}
 
 
 def test_fields_inside_a_struct_are_counted_by_path() -> None:
@@ -254,6 +375,8 @@ def _decode(data: bytes, options: ReadOptions) -> Found:
     for _, name, unknown in placed.unknown_fields():
         count.add(name, unknown)
     rows = list(zip(placed.positions.tolist(), placed.rows.to_pylist(), strict=True))
+    for _, name, wrong in placed.wrong_types():
+        count.add_wrong_type(name, wrong)
     reading = ObjectReading(
         rows=len(rows),
         lines_quarantined=len(placed.bad),
@@ -290,12 +413,31 @@ def _follow(walk: Walk, options: ReadOptions) -> None:
 
 def _check_counts(lines: list[Line], rows: Mapping[int, Any], found: Found, options: ReadOptions) -> None:
     known = set(parse_ddl(options.schema_ddl).names)
-    unknown = found.readings[0].unknown.fields if 0 in found.readings else {}
-    counted = {name: one.rows for name, one in unknown.items() if name.partition(".")[0] not in known}
+    unknown = found.readings[0].unknown
+    counted = {name: one.rows for name, one in unknown.fields.items() if name.partition(".")[0] not in known}
     if options.format in ("csv", "parquet"):
-        assert set(counted) == {name for line in lines[:1] for name in line.fields or () if name not in known}
+        assert counted == {name: len(lines) for name in lines[0].fields or () if name not in known}
     else:
-        assert counted == unknown_counts(lines, rows, known.__contains__)
+        assert counted == unknown_counts(lines, known.__contains__)
+    assert unknown.wrong_type == wrong_type_counts(rows, known.__contains__)
+    assert unknown.wrong_type_others == 0
+
+
+def _count_strictly(walk: Walk, options: ReadOptions) -> None:
+    """Read the objects with ``evolve`` "none" and "fail": the fields of bad lines count, and fail their objects."""
+    for lines, kinds in zip(walk.objects, walk.kinds, strict=True):
+        data = _parquet(lines, kinds) if options.format == "parquet" else _content(lines, options.format)
+        strict = _read(data, replace(options, evolve="fail"))
+        if options.format == "parquet" and not kinds.keys() & set(parse_ddl(options.schema_ddl).names):
+            assert "has no column of the schema" in strict.failures[0]
+            continue
+        found = _read(data, options)
+        assert not found.failures
+        _check_counts(lines, {}, found, options)
+        names = found.readings[0].unknown.fields
+        assert [reason.partition("'")[2].partition("'")[0] in names for reason in strict.failures.values()] == (
+            [True] if names else []
+        )
 
 
 def _content(lines: list[Line], format_name: str) -> bytes:

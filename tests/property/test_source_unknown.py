@@ -9,11 +9,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from penstock.events.objects import QuarantineReason
+from penstock.pipeline.spark.source.blocks import Decoded
 from penstock.pipeline.spark.source.ddl import parse_ddl
 from penstock.pipeline.spark.source.jsonl import JsonlDecoder
 from penstock.pipeline.spark.source.options import ReadOptions
@@ -113,7 +116,7 @@ def test_fields_are_counted_and_declared_ones_are_the_same_in_every_block(severa
         expected = alone.rows.filter(pa.array([start in kept for start in alone.starts.tolist()], pa.bool_()))
         assert rows.to_pylist() == expected.to_pylist()
         decoded.rows.validate(full=True)
-        assert {path: found.rows.tolist() for path, found in decoded.unknown.items()} == _counted(block, decoded.starts)
+        _check_counts(block, decoded)
 
 
 @pytest.mark.parametrize("change", ["none", "type", "field", "bad line"])
@@ -127,8 +130,7 @@ def test_a_change_far_into_a_later_block_is_counted(change: str) -> None:
     }[change]
     decoder = open_jsonl(parse_ddl(DDL), ReadOptions(schema_ddl=DDL))
     for block in (line * 2_000, line * 1_500 + changed + line * 1_500, line * 2_000):
-        decoded = decoder.decode(block)
-        assert {path: found.rows.tolist() for path, found in decoded.unknown.items()} == _counted(block, decoded.starts)
+        _check_counts(block, decoder.decode(block))
 
 
 NESTED = {
@@ -160,6 +162,16 @@ def test_a_field_that_is_nested_deeply_is_counted_or_in_quarantine(
     if evolve != "none":
         kept = decoded.rows.column("_rescued")[1].as_py()
         assert kept == f'{{"u":{nested(depth)},"z":2}}'.replace("NaN", '"NaN"')
+
+
+def _check_counts(block: bytes, decoded: Decoded) -> None:
+    """Check which rows, and which lines that are bad for a wrong type, have each field."""
+    rows = {path: found.rows.tolist() for path, found in decoded.unknown.items() if len(found.rows)}
+    assert rows == _counted(block, decoded.starts)
+    places = [place for place, bad in enumerate(decoded.bad) if bad.reason is QuarantineReason.WRONG_TYPE]
+    in_bad = _counted(block, np.array([decoded.bad[place].start for place in places], dtype=np.int64))
+    expected = {path: [places[line] for line in found] for path, found in in_bad.items()}
+    assert {path: found.bad.tolist() for path, found in decoded.unknown.items() if len(found.bad)} == expected
 
 
 def _counted(block: bytes, starts: Any) -> dict[str, list[int]]:

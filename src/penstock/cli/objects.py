@@ -1,7 +1,7 @@
 """`penstock objects`: list objects with their states, show one, and retry or import them."""
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Annotated, Any, TypeGuard
@@ -218,6 +218,7 @@ def _warning(bad: QuarantineRow, options: str) -> str:
 
 def as_document(pipeline: str, row: ObjectRow, *, archived: bool = False) -> dict[str, Any]:
     """Return an object as a JSON document. Times are epoch seconds."""
+    unknown = row.unknown or UnknownCounts()
     return {
         "pipeline": pipeline,
         "object": row.uri,
@@ -231,8 +232,10 @@ def as_document(pipeline: str, row: ObjectRow, *, archived: bool = False) -> dic
         "replay": is_replay(row.version_id, row.etag),
         "rows": row.rows,
         "lines_quarantined": row.lines_quarantined,
-        "unknown_fields": dict(row.unknown.fields) if row.unknown is not None else {},
-        "unknown_others": row.unknown.others if row.unknown is not None else 0,
+        "unknown_fields": dict(unknown.fields),
+        "unknown_others": unknown.others,
+        "wrong_type_fields": dict(unknown.wrong_type),
+        "wrong_type_others": unknown.wrong_type_others,
         "batch": row.batch_seq,
         "first_seen_at": row.first_seen_at,
         "ended_at": row.ended_at,
@@ -276,6 +279,7 @@ def _identity_document(archived: ArchivedVersion, uri: str) -> dict[str, Any]:
 
 
 def _print_version(pipeline: str, row: ObjectRow, timeline: Sequence[ObjectAttempt], *, archived: bool) -> None:
+    unknown = row.unknown or UnknownCounts()
     print_fields(
         {
             "object": row.uri,
@@ -286,7 +290,8 @@ def _print_version(pipeline: str, row: ObjectRow, timeline: Sequence[ObjectAttem
             "size": f"{row.size_bytes:,} bytes",
             "rows read": _or_blank(row.rows),
             "bad lines": _or_blank(row.lines_quarantined),
-            "unknown": _unknown(row.unknown),
+            "unknown": _by_field(unknown.fields, unknown.others),
+            "wrong type": _by_field(unknown.wrong_type, unknown.wrong_type_others),
             "batch": _or_blank(row.batch_seq),
             "first seen": moment(row.first_seen_at),
             "ended": moment(row.ended_at),
@@ -304,12 +309,9 @@ def _print_version(pipeline: str, row: ObjectRow, timeline: Sequence[ObjectAttem
             print(f"{'':<10}  | {printable(line)}")
 
 
-def _unknown(unknown: UnknownCounts | None) -> str:
-    """Return the fields without a column, with the rows that have them."""
-    if unknown is None:
-        return ""
-    named = [f"{name} ({counted(rows, 'row')})" for name, rows in unknown.fields.items()]
-    return ", ".join([*named, f"others ({unknown.others:,})"] if unknown.others else named)
+def _by_field(fields: Mapping[str, int], others: int) -> str:
+    named = [f"{name} ({counted(rows, 'row')})" for name, rows in fields.items()]
+    return ", ".join([*named, f"others ({others:,})"] if others else named)
 
 
 def _or_blank(number: int | None) -> str:

@@ -4,7 +4,7 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -267,7 +267,15 @@ def losses(report: "IngestReport | RunReport", options: str) -> list[str]:
         lines = counted(report.lines_quarantined, "bad line")
         remarks.append(f"Quarantined: {lines}, in {report.quarantine_table}, with the reason.")
     if report.unknown_fields:
-        remarks.append(_unknown(report, options))
+        fields = counted(len(report.unknown_fields), "unknown field")
+        objects = counted(report.unknown_objects, "object")
+        remarks.append(f"{fields} in {objects}: {_by_field(report.unknown_fields, options)}")
+    if report.wrong_type_fields:
+        objects = counted(report.wrong_type_objects, "object")
+        remarks.append(
+            f"Values of another type than their column in {objects}, kept in _rescued: "
+            f"{_by_field(report.wrong_type_fields, options)}"
+        )
     if report.objects_dead:
         dead = counted(report.objects_dead, "object")
         remarks.append(
@@ -297,14 +305,11 @@ def warning_of(report: "IngestReport | RunReport", options: str) -> list[str]:
     return [f"Warning: {lines} in {objects}, over 5% of their lines; {command} shows them, and what to do."]
 
 
-def _unknown(report: "IngestReport | RunReport", options: str) -> str:
-    fields, objects = counted(len(report.unknown_fields), "unknown field"), counted(report.unknown_objects, "object")
-    named = [f"{name} ({counted(rows, 'row')})" for name, rows in report.unknown_fields.items()]
+def _by_field(fields: Mapping[str, int], options: str) -> str:
+    named = [f"{name} ({counted(rows, 'row')})" for name, rows in fields.items()]
     more = f" and {len(named) - UNKNOWN_SHOWN:,} more" if len(named) > UNKNOWN_SHOWN else ""
-    return (
-        f"{fields} in {objects}: {', '.join(named[:UNKNOWN_SHOWN])}{more}; `penstock objects show{options} OBJECT` has "
-        "those of one object."
-    )
+    shown = f"{', '.join(named[:UNKNOWN_SHOWN])}{more}"
+    return f"{shown}; `penstock objects show{options} OBJECT` has those of one object."
 
 
 def _again(report: "IngestReport | RunReport", options: str) -> str:

@@ -90,6 +90,7 @@ from penstock.events.objects import (
     UnknownFieldsFound,
     WatchDegraded,
     WatchStarted,
+    WrongTypesRescued,
 )
 from penstock.events.workers import (
     ConsumerHalted,
@@ -228,5 +229,6 @@ __all__ = [
     "WorkerFailed",
     "WorkerStarted",
     "WorkerStopped",
+    "WrongTypesRescued",
     "ignore",
 ]

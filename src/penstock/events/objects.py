@@ -158,6 +158,19 @@ class UnknownFieldsFound(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WrongTypesRescued(Event):
+    """An object has values of another type than their column, which is null in these rows; ``_rescued`` has the values.
+
+    ``fields`` counts the rows by column for those with the most, ``others`` those of the rest.
+    """
+
+    pipeline: str
+    object_uri: str
+    fields: Mapping[str, int]
+    others: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnsAdded(Event):
     """A committed batch added columns for new fields of its objects."""
 

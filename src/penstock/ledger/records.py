@@ -144,10 +144,15 @@ class FailedObject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnknownCounts:
-    """The fields of an object that no column takes: rows that have each of the most frequent ones, and the others."""
+    """The fields of an object that no column takes: rows that have each of the most frequent ones, and the others.
+
+    ``wrong_type`` and ``wrong_type_others`` are the same for columns: rows whose value is of another type, and rescued.
+    """
 
     fields: Mapping[str, int] = field(default_factory=dict)
     others: int = 0
+    wrong_type: Mapping[str, int] = field(default_factory=dict)
+    wrong_type_others: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

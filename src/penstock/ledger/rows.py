@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any, TypeAlias
 
 from sqlalchemy import Row
@@ -176,10 +176,11 @@ def with_added(text: str | None, more: Mapping[str, str]) -> str | None:
 
 
 def unknown_text(unknown: UnknownCounts | None) -> str | None:
-    """Return the fields without a column as text; None if there are none."""
-    if unknown is None or not (unknown.fields or unknown.others):
+    """Return the fields without a column, and the values of another type, as text; None if there are none."""
+    if unknown is None:
         return None
-    return json.dumps({"fields": dict(unknown.fields), "others": unknown.others}, separators=(",", ":"))
+    counts = {name: value for name, value in asdict(unknown).items() if value}
+    return json.dumps(counts, separators=(",", ":")) if counts else None
 
 
 def unknown_of(text: str | None) -> UnknownCounts | None:

@@ -127,7 +127,7 @@ objects = Table(
     # Start of the attempt that first found the object missing, or found it replaced: messages enqueued later may be
     # more up to date. NULL otherwise, including objects superseded without a check of the store.
     Column("sought_at", Double),
-    Column("unknown_fields", LONG_TEXT),  # JSON: fields without a column, see `rows.unknown_text`
+    Column("unknown_fields", LONG_TEXT),  # JSON: fields without a column, and wrong types, see `rows.unknown_text`
     # State first: an index that begins with the pipeline leads SQLite to read the whole pipeline to find a few ids
     # (measured). On PostgreSQL it begins with the pipeline; see the first migration.
     Index("ix_objects_state", "state", "pipeline", "object_id"),

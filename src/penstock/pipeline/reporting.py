@@ -27,6 +27,7 @@ from penstock.events import (
     ObjectTakenOver,
     RunFailed,
     UnknownFieldsFound,
+    WrongTypesRescued,
 )
 from penstock.ledger.records import (
     TAKEN_OVER,
@@ -260,9 +261,21 @@ class BatchEvents:
         self._bus.emit(ObjectSkipped(pipeline=self._pipeline, object_uri=ref.uri, reason=reason))
 
     def _emit_unknown(self, uri: str, unknown: UnknownCounts) -> None:
-        self._bus.emit(
-            UnknownFieldsFound(pipeline=self._pipeline, object_uri=uri, fields=unknown.fields, others=unknown.others)
-        )
+        if unknown.fields or unknown.others:
+            self._bus.emit(
+                UnknownFieldsFound(
+                    pipeline=self._pipeline, object_uri=uri, fields=unknown.fields, others=unknown.others
+                )
+            )
+        if unknown.wrong_type or unknown.wrong_type_others:
+            self._bus.emit(
+                WrongTypesRescued(
+                    pipeline=self._pipeline,
+                    object_uri=uri,
+                    fields=unknown.wrong_type,
+                    others=unknown.wrong_type_others,
+                )
+            )
 
     def _emit_quarantined(self, uri: str, processed: ObjectResult, result: RunResult) -> None:
         self._bus.emit(

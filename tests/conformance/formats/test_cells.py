@@ -197,6 +197,8 @@ def test_wrong_type(kind: CellFormat) -> None:
     values.insert(2, wrong | {"price": None, "_rescued": '{"price":"x"}'})
     assert [row for _, row in rows_in(rescued, 0)] == values
     assert (rescued.bad, rescued.failures, rescued.counts) == ([], {}, {0: (5, 0)})
+    assert wrong_types_in(rescued) == {0: {"price": 1}}
+    assert unknown_in(rescued) == {}
 
 
 def check_wrong_type_of_a_fixed_column(kind: CellFormat, content: bytes) -> None:
@@ -236,6 +238,28 @@ def test_unknown_field(kind: CellFormat) -> None:
 
 
 @every_format
+def test_unknown_field_in_bad_lines(kind: CellFormat) -> None:
+    content = kind.write(rows_of(400, price="x", **MORE))
+    if not kind.has_fields:
+        check_refused(kind, [content], "fail")
+        return
+    found = read_all(kind, [content])
+    assert (found.rows, len(found.bad), found.failures) == ([], 400, {})
+    assert unknown_in(found) == {0: {"more": 400}}
+    assert wrong_types_in(found) == {}
+
+    strict = read_all(kind, [content], evolve="fail")
+    assert strict.kinds[0] is FailureKind.UNKNOWN_FIELD
+    place = "line at byte" if kind.format in ("jsonl", "csv") else "row"
+    assert f"has the field 'more', first in the {place}" in strict.failures[0]
+    assert 0 not in strict.counts
+
+    rescued = read_all(kind, [content], evolve="rescue")
+    assert (len(rescued.rows), rescued.bad, unknown_in(rescued)) == (400, [], {0: {"more": 400}})
+    assert wrong_types_in(rescued) == {0: {"price": 400}}
+
+
+@every_format
 def test_new_column(kind: CellFormat) -> None:
     earlier, later = kind.write(rows_of(5)), kind.write(rows_of(5, first=5, **MORE))
     if not kind.has_fields:
@@ -254,6 +278,7 @@ def test_new_column(kind: CellFormat) -> None:
     retyped = kind.write(rows_of(5, more="seven"))
     next_batch = read_all(kind, [retyped], evolve="add", added=added)
     assert (next_batch.bad, next_batch.failures, unknown_in(next_batch)) == ([], {}, {})
+    assert wrong_types_in(next_batch) == {0: {"more": 5}}
     assert rows_in(next_batch, 0) == expected(kind, retyped, "", more=None, _rescued='{"more":"seven"}')
 
 
@@ -332,4 +357,12 @@ def unknown_in(found: Found) -> dict[int, dict[str, int]]:
     return {
         number: {name: field.rows for name, field in unknown.fields.items()}
         for number, unknown in found.readings.unknown.items()
+        if unknown.fields
+    }
+
+
+def wrong_types_in(found: Found) -> dict[int, dict[str, int]]:
+    """Return the rows with a rescued value of another type, by object and column."""
+    return {
+        number: dict(unknown.wrong_type) for number, unknown in found.readings.unknown.items() if unknown.wrong_type
     }

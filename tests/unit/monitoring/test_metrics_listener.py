@@ -215,6 +215,7 @@ CASES = {
                 pipeline="clicks", object_uri="s3://b/k", count=3, reasons={"malformed": 2, "invalid UTF-8": 1}
             ),
             events.UnknownFieldsFound(pipeline="clicks", object_uri="s3://b/k", fields={"x": 2, "y": 1}, others=4),
+            events.WrongTypesRescued(pipeline="clicks", object_uri="s3://b/k", fields={"amount": 9}, others=1),
             events.BatchPublished(pipeline="clicks", sink="rows", seq=1, table_version=1, seconds=1.5),
         ],
         counted={
@@ -225,6 +226,7 @@ CASES = {
             **duration("finished", 60.0, queue="clicks-queue", handler="clicks"),
             "batch_rows_total{pipeline=clicks}": 10,
             "unknown_field_values_total{pipeline=clicks}": 7,
+            "wrong_type_values_total{pipeline=clicks}": 10,
             "batch_bytes_total{pipeline=clicks}": 700,
             "quarantined_lines_total{pipeline=clicks,reason=malformed}": 2,
             "quarantined_lines_total{pipeline=clicks,reason=invalid UTF-8}": 1,

@@ -1,7 +1,7 @@
 """Run one declared pipeline alone in this process: until its queue is empty, or until it is stopped."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from os import PathLike
@@ -24,7 +24,16 @@ from penstock.app.spark import app_spark
 from penstock.app.telemetry import guarded, open_telemetry
 from penstock.app.tracing import traced, tracing_of
 from penstock.errors import RestartNeeded, TemporaryError, UsageError
-from penstock.events import BatchCommitted, Bus, Event, Listener, ObjectFailed, SelectiveListener, UnknownFieldsFound
+from penstock.events import (
+    BatchCommitted,
+    Bus,
+    Event,
+    Listener,
+    ObjectFailed,
+    SelectiveListener,
+    UnknownFieldsFound,
+    WrongTypesRescued,
+)
 from penstock.ledger.records import ObjectState
 from penstock.messaging.clock import SystemClock
 from penstock.pipeline.spark.runtime import GivenSpark
@@ -49,6 +58,8 @@ class RunCounts(SelectiveListener):
         self.replays = 0
         self.unknown_fields: Counter[str] = Counter()  # rows that have them, by name
         self.unknown_objects = 0  # objects with such fields
+        self.wrong_type_fields: Counter[str] = Counter()  # rows with a rescued value of another type, by column
+        self.wrong_type_objects = 0  # objects with such values
         self.failed: Counter[str] = Counter()  # objects by outcome: retry, dead, gone, superseded
 
     @property
@@ -59,7 +70,7 @@ class RunCounts(SelectiveListener):
         return Counter({ObjectState.PROCESSED: self.objects_processed, **ended})
 
     def wants(self, kind: type[Event]) -> bool:
-        return issubclass(kind, BatchCommitted | ObjectFailed | UnknownFieldsFound)
+        return issubclass(kind, BatchCommitted | ObjectFailed | UnknownFieldsFound | WrongTypesRescued)
 
     def __call__(self, event: Event) -> None:
         match event:
@@ -70,17 +81,22 @@ class RunCounts(SelectiveListener):
                 self.objects_processed += event.objects - event.replays
                 self.replays += event.replays
             case UnknownFieldsFound():
-                self._count_unknown(event)
+                self.unknown_objects += 1
+                _add(self.unknown_fields, event.fields)
+            case WrongTypesRescued():
+                self.wrong_type_objects += 1
+                _add(self.wrong_type_fields, event.fields)
             case ObjectFailed():
                 self.failed[event.outcome] += 1
             case _:
                 pass
 
-    def _count_unknown(self, event: UnknownFieldsFound) -> None:
-        self.unknown_objects += 1
-        for name, rows in event.fields.items():
-            if name in self.unknown_fields or len(self.unknown_fields) < UNKNOWN_FIELDS_MAX:
-                self.unknown_fields[name] += rows
+
+def _add(counts: Counter[str], fields: Mapping[str, int]) -> None:
+    """Add rows by field. Names beyond a bound are left out."""
+    for name, rows in fields.items():
+        if name in counts or len(counts) < UNKNOWN_FIELDS_MAX:
+            counts[name] += rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +125,8 @@ class RunReport:
     problems: tuple[str, ...]  # entries below ``source`` that could not be read
     unknown_fields: dict[str, int] = field(default_factory=dict)  # fields without a column: the rows that have each
     unknown_objects: int = 0  # objects with such fields
+    wrong_type_fields: dict[str, int] = field(default_factory=dict)  # rows with a rescued value, by its column
+    wrong_type_objects: int = 0  # objects with such values
     unregistered: tuple[str, ...] = ()  # the reasons why tables are not registered in their data catalog
 
 
@@ -289,6 +307,8 @@ class _RunCompletion:
             lines_quarantined=counts.lines_quarantined,
             unknown_fields=dict(counts.unknown_fields.most_common()),
             unknown_objects=counts.unknown_objects,
+            wrong_type_fields=dict(counts.wrong_type_fields.most_common()),
+            wrong_type_objects=counts.wrong_type_objects,
             batches=counts.batches,
             seconds=round(seconds, 3),
             table=str(where.table),

@@ -83,6 +83,12 @@ OBJECT_ROWS: Rows = {
         msg="The object has fields that no column takes.",
         fields={"pipeline": "pipeline", "object": "object_uri", **same("fields", "others")},
     ),
+    events.WrongTypesRescued: LogRow(
+        name="types.rescued",
+        level="warning",
+        msg="The object has values of another type than their column. The column is null, and _rescued has them.",
+        fields={"pipeline": "pipeline", "object": "object_uri", **same("fields", "others")},
+    ),
 }
 
 BATCH_ROWS: Rows = {

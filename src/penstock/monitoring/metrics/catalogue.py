@@ -206,6 +206,7 @@ _METRICS = (
         reason=tuple(reason.value for reason in QuarantineReason),
     ),
     _counter("unknown_field_values_total", _PIPELINE, "Values of fields that no column takes."),
+    _counter("wrong_type_values_total", _PIPELINE, "Values of another type than their column, kept in _rescued."),
 )
 
 METRICS: Mapping[str, Metric] = MappingProxyType({metric.name: metric for metric in _METRICS})

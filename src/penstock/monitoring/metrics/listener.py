@@ -67,6 +67,7 @@ class MetricsListener(events.SelectiveListener):
             events.ObjectInterrupted: self._on_object_interrupted,
             events.LinesQuarantined: self._on_quarantined,
             events.UnknownFieldsFound: self._on_unknown_fields,
+            events.WrongTypesRescued: self._on_wrong_types,
         }
 
     def wants(self, kind: type[events.Event]) -> bool:
@@ -221,6 +222,10 @@ class MetricsListener(events.SelectiveListener):
     def _on_unknown_fields(self, event: events.UnknownFieldsFound) -> None:
         values = sum(event.fields.values()) + event.others
         self._meters.count("unknown_field_values_total", (event.pipeline,), values)
+
+    def _on_wrong_types(self, event: events.WrongTypesRescued) -> None:
+        values = sum(event.fields.values()) + event.others
+        self._meters.count("wrong_type_values_total", (event.pipeline,), values)
 
     def _queue_of(self, handler: str) -> str:
         return self._queues.get(handler, "")

@@ -81,6 +81,8 @@ class IngestReport:
     problems: tuple[str, ...]  # entries that could not be read
     unknown_fields: dict[str, int] = field(default_factory=dict)  # fields without a column: the rows that have each
     unknown_objects: int = 0  # objects with such fields
+    wrong_type_fields: dict[str, int] = field(default_factory=dict)  # rows with a rescued value, by its column
+    wrong_type_objects: int = 0  # objects with such values
     unregistered: tuple[str, ...] = ()  # the reasons why tables are not registered in their data catalog
     # The fields in `NOT_IN_JSON`:
     folders_excluded: tuple[str, ...] = ()  # tables, and folders with a data directory
@@ -319,6 +321,8 @@ def _report(
         lines_quarantined=counts.lines_quarantined,
         unknown_fields=dict(counts.unknown_fields.most_common()),
         unknown_objects=counts.unknown_objects,
+        wrong_type_fields=dict(counts.wrong_type_fields.most_common()),
+        wrong_type_objects=counts.wrong_type_objects,
         batches=counts.batches,
         seconds=round(seconds, 3),
         table=str(where.table),

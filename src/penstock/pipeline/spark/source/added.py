@@ -32,11 +32,15 @@ def with_added(options: ReadOptions, added: Mapping[str, str]) -> ReadOptions:
 
 
 def unknown_counts(unknown: UnknownFields | None) -> UnknownCounts | None:
-    """Return the unknown fields of an object as the ledger stores them; None if there are none."""
+    """Return these counts of an object as the ledger stores them; None if there are none."""
     if not unknown:
         return None
-    fields = {name_shown(name): found.rows for name, found in unknown.fields.items()}
-    return UnknownCounts(fields=fields, others=unknown.others)
+    return UnknownCounts(
+        fields={name_shown(name): found.rows for name, found in unknown.fields.items()},
+        others=unknown.others,
+        wrong_type={name_shown(name): rows for name, rows in unknown.wrong_type.items()},
+        wrong_type_others=unknown.wrong_type_others,
+    )
 
 
 def new_columns(

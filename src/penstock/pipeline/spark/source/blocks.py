@@ -61,6 +61,7 @@ class UnknownRows:
     """A field of the objects that no column takes."""
 
     rows: Positions  # those that have it, ascending, by their place in the decoded rows
+    bad: Positions = field(default_factory=lambda: _NOWHERE)  # the same of the bad lines
     kind: pa.DataType | None = None  # of a column for its values; None: none can take them, or it was not asked for
 
 
@@ -75,6 +76,8 @@ class Decoded:
     starts: Positions
     bad: tuple[BadLine, ...]
     unknown: Mapping[str, UnknownRows] = field(default_factory=dict)  # by name; a field of a struct is a.b
+    # by column: the rows whose value is of another type, and kept in `_rescued`
+    misfits: Mapping[str, Positions] = field(default_factory=dict)
 
     def moved(self, move: Callable[[Positions], Positions]) -> "Decoded":
         """Return the same with other positions."""

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.errors import ObjectUnreadable
-from penstock.pipeline.spark.source.blocks import BadLine, Decoded, UnknownRows
+from penstock.pipeline.spark.source.blocks import BadLine, Decoded, Positions, UnknownRows
 from penstock.pipeline.spark.source.column_types import is_list, storable
 from penstock.pipeline.spark.source.ddl import RESCUED, parse_ddl
 from penstock.pipeline.spark.source.exact_json import exact_json
@@ -76,14 +76,15 @@ class Fitter:
     def fit(self, rows: pa.Table, first: int) -> Decoded:
         """Return the rows that fit, numbered from ``first``, and the others as bad ones."""
         decoded = self._fitted(rows, first)
-        every = np.arange(decoded.rows.num_rows, dtype=np.int64)
-        unknown = {name: UnknownRows(rows=every, kind=kind) for name, kind in self._unknown.items()}
+        every, bad = (np.arange(count, dtype=np.int64) for count in (decoded.rows.num_rows, len(decoded.bad)))
+        unknown = {name: UnknownRows(rows=every, bad=bad, kind=kind) for name, kind in self._unknown.items()}
         return replace(decoded, unknown=unknown)
 
     def _fitted(self, rows: pa.Table, first: int) -> Decoded:
         count = rows.num_rows
         columns: list[pa.Array] = []
-        misfits: dict[int, Refusal] = {}  # by row; for the first column that does not fit
+        bad: dict[int, Refusal] = {}  # by row; for the first column that does not fit
+        misfits: dict[str, Positions] = {}  # by column: the rows whose value is rescued in place of a refusal
         rescued = _Rescued(rows) if self._rescues else None
         for field, place in zip(self._declared, self._places, strict=True):
             if place is None:
@@ -95,21 +96,24 @@ class Fitter:
             refused = [] if fitted.refused is None else np.flatnonzero(fitted.refused).tolist()
             if rescued is not None and not pa.types.is_string(field.type):
                 rescued.add(place, refused)
+                if refused:
+                    misfits[field.name] = np.array(refused, dtype=np.int64)
                 refused = []
             for row in refused:
-                if row not in misfits:
+                if row not in bad:
                     misfit = misfit_of(values.slice(row, 1), field.type)
-                    misfits[row] = misfit.within(field_step(field.name)).refusal
+                    bad[row] = misfit.within(field_step(field.name)).refusal
             if rescued is not None and any(name.startswith(f"{rows.column_names[place]}.") for name in self._unknown):
                 rescued.add(place, np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False)).tolist())
         table = pa.Table.from_arrays(columns, schema=self._declared)
         if rescued is not None:
             table = table.append_column(RESCUED, rescued.texts({place for place in self._places if place is not None}))
         numbers = np.arange(first, first + count, dtype=np.int64)
-        if not misfits:
-            return Decoded(rows=table, starts=numbers, bad=())
+        if not bad:
+            return Decoded(rows=table, starts=numbers, bad=(), misfits=misfits)
         kept = np.ones(count, dtype=np.bool_)
-        kept[list(misfits)] = False
+        kept[list(bad)] = False
+        left = np.cumsum(kept) - 1  # the places of the rows that stay
         return Decoded(
             rows=table.filter(pa.array(kept)),
             starts=numbers[kept],
@@ -117,11 +121,12 @@ class Fitter:
                 BadLine(
                     start=first + row,
                     raw=as_json({name: as_python(rows.column(name)[row]) for name in rows.column_names}).encode(),
-                    reason=misfits[row][0],
-                    detail=misfits[row][1],
+                    reason=bad[row][0],
+                    detail=bad[row][1],
                 )
-                for row in sorted(misfits)
+                for row in sorted(bad)
             ),
+            misfits={name: left[rows[kept[rows]]] for name, rows in misfits.items()},
         )
 
 

@@ -32,15 +32,23 @@ class Released:
     positions: Positions
     bad: Sequence[tuple[int, int, BadLine]]  # owner and position
     unknown: Mapping[str, UnknownRows] = field(default_factory=dict)  # fields without a column, by name
+    misfits: Mapping[str, Positions] = field(default_factory=dict)  # by column: the rows whose value is rescued
 
     def unknown_fields(self) -> Iterator[tuple[int, str, UnknownField]]:
-        """Yield the fields without a column of each owner."""
+        """Yield the fields without a column of each owner: at most once for its rows and once for its bad lines."""
+        bad_owners, bad_positions = (np.array([line[index] for line in self.bad], dtype=np.int64) for index in range(2))
         for name, finding in self.unknown.items():
-            owners, first, counts = np.unique(self.owners[finding.rows], return_index=True, return_counts=True)
             ddl = "" if finding.kind is None else type_text(finding.kind)
-            positions = self.positions[finding.rows[first]]
-            for owner, position, count in zip(owners.tolist(), positions.tolist(), counts.tolist(), strict=True):
-                yield owner, name, UnknownField(rows=count, first=position, ddl=ddl)
+            yield from _fields(name, self.owners[finding.rows], self.positions[finding.rows], ddl=ddl)
+            # a column for a field that only bad lines have would be empty
+            yield from _fields(name, bad_owners[finding.bad], bad_positions[finding.bad], ddl="")
+
+    def wrong_types(self) -> Iterator[tuple[int, str, int]]:
+        """Yield each owner's columns with rescued values of another type, and the number of these rows."""
+        for name, rows in self.misfits.items():
+            owners, counts = np.unique(self.owners[rows], return_counts=True)
+            for owner, count in zip(owners.tolist(), counts.tolist(), strict=True):
+                yield owner, name, count
 
     def batches(
         self, uris: Sequence[str], *, in_paths: pa.Table | None, position: pa.Field | None
@@ -96,6 +104,7 @@ def _decoded(parts: Sequence[Undecoded]) -> Released:
         positions=positions,
         bad=origin.bad_lines(decoded.bad),
         unknown=decoded.unknown,
+        misfits=decoded.misfits,
     )
 
 
@@ -107,20 +116,40 @@ def _joined(parts: Sequence[Decoded]) -> Released:
         positions=np.concatenate([part.starts for part in parts]),
         bad=[(owner, bad.start, bad) for owner, part in enumerate(parts) for bad in part.bad],
         unknown=_joined_unknown(parts),
+        misfits=_joined_misfits(parts),
     )
 
 
 def _joined_unknown(parts: Sequence[Decoded]) -> Mapping[str, UnknownRows]:
     found: dict[str, UnknownRows] = {}
-    first = 0
+    first = first_bad = 0
     for part in parts:
         for name, finding in part.unknown.items():
-            rows, kind = finding.rows + first, finding.kind
+            rows, bad, kind = finding.rows + first, finding.bad + first_bad, finding.kind
             if (known := found.get(name)) is not None:
-                rows, kind = np.concatenate([known.rows, rows]), wider_kind(known.kind, kind)
-            found[name] = UnknownRows(rows=rows, kind=kind)
+                rows, bad = np.concatenate([known.rows, rows]), np.concatenate([known.bad, bad])
+                kind = wider_kind(known.kind, kind)
+            found[name] = UnknownRows(rows=rows, bad=bad, kind=kind)
         first += part.rows.num_rows
+        first_bad += len(part.bad)
     return found
+
+
+def _joined_misfits(parts: Sequence[Decoded]) -> Mapping[str, Positions]:
+    found: dict[str, list[Positions]] = {}
+    first = 0
+    for part in parts:
+        for name, rows in part.misfits.items():
+            found.setdefault(name, []).append(rows + first)
+        first += part.rows.num_rows
+    return {name: np.concatenate(rows) for name, rows in found.items()}
+
+
+def _fields(name: str, owners: Positions, positions: Positions, *, ddl: str) -> Iterator[tuple[int, str, UnknownField]]:
+    """Yield a field for each owner; both arrays ascend, and have a value for each row with the field."""
+    found, first, counts = np.unique(owners, return_index=True, return_counts=True)
+    for owner, position, count in zip(found.tolist(), positions[first].tolist(), counts.tolist(), strict=True):
+        yield owner, name, UnknownField(rows=count, first=position, ddl=ddl)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from penstock.objects.reference import ObjectRef
 from penstock.objects.replays import source_of
 from penstock.objects.store import ObjectStore
 from penstock.objects.stores import ahead
+from penstock.pipeline.spark.source.blocks import Flags, Positions
 from penstock.pipeline.spark.source.contents import BadRecord, Quotes
 from penstock.pipeline.spark.source.formats import format_of
 from penstock.pipeline.spark.source.options import ReadOptions
@@ -193,6 +194,8 @@ class _PartitionScan:
             self._tallies[pack[owner][0]].rows += rows
         for owner, name, found in placed.unknown_fields():
             self._tallies[pack[owner][0]].unknown.add(name, found)
+        for owner, name, count in placed.wrong_types():
+            self._tallies[pack[owner][0]].unknown.add_wrong_type(name, count)
         in_paths = pa.concat_tables([self._in_paths[index] for index, _ in pack]) if self._in_paths else None
         column = self._position if self._task.options.provenance else None
         uris = [self._uris[index] for index, _ in pack]
@@ -211,16 +214,17 @@ class _PartitionScan:
             if ranges is not None:
                 own = placed.owners == owner
                 keep[own] = are_within(placed.positions[own], ranges)
-        left = np.cumsum(keep) - 1  # the places of the rows that stay
+        keep_bad = np.array([self._is_asked_for(pieces[one[0]], one[1]) for one in placed.bad], dtype=np.bool_)
         return Released(
             rows=placed.rows.filter(pa.array(keep)),
             owners=placed.owners[keep],
             positions=placed.positions[keep],
-            bad=[one for one in placed.bad if self._is_asked_for(pieces[one[0]], one[1])],
+            bad=[one for one, kept in zip(placed.bad, keep_bad.tolist(), strict=True) if kept],
             unknown={
-                name: replace(finding, rows=left[finding.rows[keep[finding.rows]]])
+                name: replace(finding, rows=_left(finding.rows, keep), bad=_left(finding.bad, keep_bad))
                 for name, finding in placed.unknown.items()
             },
+            misfits={name: _left(rows, keep) for name, rows in placed.misfits.items()},
         )
 
     def _is_asked_for(self, index: int, position: int) -> bool:
@@ -234,6 +238,12 @@ class _PartitionScan:
         counts.reasons[reason.value] += 1
         if len(counts.samples) < SAMPLES_MAX:
             counts.samples.append((position, f"{reason.value}: {detail}"[:_SAMPLE_CHARS_MAX]))
+
+
+def _left(places: Positions, keep: Flags) -> Positions:
+    """Return those of the places that are kept, as they are after all others are removed."""
+    left: Positions = (np.cumsum(keep) - 1)[places[keep[places]]]
+    return left
 
 
 def _too_large(ref: ObjectRef, bytes_max: int) -> ObjectFailure | None:

@@ -184,7 +184,12 @@ def unknown_in(details: Mapping[str, Any]) -> UnknownFields:
     if stored is None:
         return NO_UNKNOWN
     fields = {name: UnknownField(rows=rows, first=first, ddl=ddl) for name, rows, first, ddl in stored["fields"]}
-    return UnknownFields(fields=fields, others=stored["others"])
+    return UnknownFields(
+        fields=fields,
+        others=stored["others"],
+        wrong_type=stored["wrong_type"],
+        wrong_type_others=stored["wrong_type_others"],
+    )
 
 
 def _encoded(report: PartitionReport) -> bytes:
@@ -232,7 +237,12 @@ def _details(reading: PieceReading) -> str | None:
     }
     if reading.unknown:
         fields = [(name, one.rows, one.first, one.ddl) for name, one in reading.unknown.fields.items()]
-        details["unknown"] = {"fields": fields, "others": reading.unknown.others}
+        details["unknown"] = {
+            "fields": fields,
+            "others": reading.unknown.others,
+            "wrong_type": dict(reading.unknown.wrong_type),
+            "wrong_type_others": reading.unknown.wrong_type_others,
+        }
     return json.dumps(details, separators=(",", ":"))
 
 

@@ -6,6 +6,7 @@ and their values as the object has them. A field of which a struct holds only a 
 fit, the format's own decoder decides: lines with one of the wrong type are decoded again, column by column.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -35,6 +36,8 @@ from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions
 
 _SAMPLE_MAX = 1_000  # values per field and block, spread evenly, that decide about a new column's type
 
+_NOWHERE = np.empty(0, dtype=np.int64)
+
 Misfits = Mapping[int, frozenset[str]]  # columns whose value does not fit, by the start of the line
 
 
@@ -50,7 +53,10 @@ class OpenForm(Protocol):
         ...
 
     def unknown(self, block: bytes, starts: Positions) -> Mapping[str, Positions]:
-        """Return the rows that have each field without a column; row i begins at ``starts[i]``."""
+        """Return the lines that have each field without a column; line i begins at ``starts[i]``.
+
+        A line may have values of the wrong type, but is a record of the format.
+        """
         ...
 
     def kinds(self, block: bytes, starts: Positions, unknown: Mapping[str, Positions]) -> Mapping[str, pa.DataType]:
@@ -93,8 +99,22 @@ class OpenLines:
         if self._rescues:
             decoded, unknown = self._with_rescued(block, decoded, unknown, misfits)
         kinds = self._form.kinds(block, decoded.starts, unknown) if self._adds else {}
-        found = {name: UnknownRows(rows=rows, kind=kinds.get(name)) for name, rows in unknown.items() if name != UNCUT}
-        return replace(decoded, unknown=found)
+        in_bad = self._unknown_in_bad(block, decoded.bad)
+        found = {
+            name: UnknownRows(rows=unknown.get(name, _NOWHERE), bad=in_bad.get(name, _NOWHERE), kind=kinds.get(name))
+            for name in dict.fromkeys([*unknown, *in_bad])
+            if name != UNCUT
+        }
+        return replace(decoded, unknown=found, misfits=_by_column(decoded, misfits))
+
+    def _unknown_in_bad(self, block: bytes, bad: Sequence[BadLine]) -> Mapping[str, Positions]:
+        """Return the bad lines that have each field. Only those with a value of the wrong type have fields at all."""
+        places = [place for place, line in enumerate(bad) if line.reason is QuarantineReason.WRONG_TYPE]
+        if not places:
+            return {}
+        starts = np.array([bad[place].start for place in places], dtype=np.int64)
+        found = self._form.unknown(block, starts)
+        return {name: np.array(places, dtype=np.int64)[lines] for name, lines in found.items()}
 
     def _with_misfits(self, block: bytes, decoded: Decoded, misfits: dict[int, frozenset[str]]) -> Decoded:
         """Return the same with a row for each line whose only fault are values of the wrong type."""
@@ -281,6 +301,17 @@ def _merged(decoded: Decoded, rows: pa.Table, misfits: Misfits) -> Decoded:
         starts=starts[order],
         bad=tuple(bad for bad in decoded.bad if bad.start not in misfits),
     )
+
+
+def _by_column(decoded: Decoded, misfits: Misfits) -> Mapping[str, Positions]:
+    """Return the rows with a value that does not fit, by the column."""
+    if not misfits:
+        return {}
+    found: defaultdict[str, list[int]] = defaultdict(list)
+    for row in np.flatnonzero(np.isin(decoded.starts, np.array(list(misfits), dtype=np.int64))).tolist():
+        for name in misfits[int(decoded.starts[row])]:
+            found[name].append(row)
+    return {name: np.array(rows, dtype=np.int64) for name, rows in found.items()}
 
 
 def _refused(block: bytes, decoded: Decoded, uncut: UncutLine) -> Decoded:

@@ -361,7 +361,7 @@ def _replay_failure(reading: ObjectReading, plan: ReadPlan, index: int) -> Objec
 
 
 def _unknown_failure(reading: ObjectReading, plan: ReadPlan, index: int) -> ObjectFailure | None:
-    if not reading.unknown:
+    if not reading.unknown.fields:
         return None
     name, found = min(reading.unknown.fields.items(), key=lambda item: item[1].first)
     more = len(reading.unknown.fields) - 1

@@ -1,9 +1,11 @@
-"""Count the fields of objects that no column takes: per object and name, bounded.
+"""Count the fields of objects that no column takes, and values of another type that are rescued: per object, bounded.
 
-A field counts once per row that has a value for it; null is no value. For formats with named columns (CSV, Parquet,
-ORC) every row of the object counts, because reading columns only to count them would cost too much.
+A field counts once per row, or bad line of the wrong type, that has a value for it; null is no value. For formats with
+named columns (CSV, Parquet, ORC) every row of the object counts, because reading columns only to count them would cost
+too much.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
@@ -35,13 +37,18 @@ class UnknownField:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnknownFields:
-    """The fields of an object that no column takes: the most frequent by name, and the sum of the others."""
+    """The fields of an object that no column takes: the most frequent by name, and the sum of the others.
+
+    ``wrong_type`` and ``wrong_type_others`` are the same for columns: rows whose value is of another type, and rescued.
+    """
 
     fields: Mapping[str, UnknownField] = field(default_factory=dict)
     others: int = 0
+    wrong_type: Mapping[str, int] = field(default_factory=dict)
+    wrong_type_others: int = 0
 
     def __bool__(self) -> bool:
-        return bool(self.fields) or self.others > 0
+        return bool(self.fields or self.others or self.wrong_type or self.wrong_type_others)
 
     @staticmethod
     def sum(parts: Iterable["UnknownFields"]) -> "UnknownFields":
@@ -50,16 +57,21 @@ class UnknownFields:
         for part in parts:
             for name, found in part.fields.items():
                 count.add(name, found)
+            for name, rows in part.wrong_type.items():
+                count.add_wrong_type(name, rows)
             count.others += part.others
+            count.wrong_type_others += part.wrong_type_others
         return count.result()
 
 
 @dataclass(slots=True)
 class UnknownCount:
-    """Unknown fields while they are counted. Used by one thread."""
+    """`UnknownFields` while they are counted. Used by one thread."""
 
     fields: dict[str, UnknownField] = field(default_factory=dict)
     others: int = 0
+    wrong_type: Counter[str] = field(default_factory=Counter)  # by column, so their number needs no bound here
+    wrong_type_others: int = 0
 
     def add(self, name: str, found: UnknownField) -> None:
         """Add some rows with a field."""
@@ -71,11 +83,21 @@ class UnknownCount:
         else:
             self.others += found.rows
 
+    def add_wrong_type(self, name: str, rows: int) -> None:
+        """Add some rows whose value in a column is of another type."""
+        self.wrong_type[name] += rows
+
     def result(self) -> UnknownFields:
         """Return the most frequent fields by name, and the others as a sum."""
         ordered = sorted(self.fields.items(), key=lambda item: (-item[1].rows, item[1].first, item[0]))
         rest = sum(found.rows for _, found in ordered[NAMES_MAX:])
-        return UnknownFields(fields=dict(ordered[:NAMES_MAX]), others=self.others + rest)
+        wrong_type = sorted(self.wrong_type.items(), key=lambda item: (-item[1], item[0]))
+        return UnknownFields(
+            fields=dict(ordered[:NAMES_MAX]),
+            others=self.others + rest,
+            wrong_type=dict(wrong_type[:NAMES_MAX]),
+            wrong_type_others=self.wrong_type_others + sum(rows for _, rows in wrong_type[NAMES_MAX:]),
+        )
 
 
 NO_UNKNOWN = UnknownFields()
