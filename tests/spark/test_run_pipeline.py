@@ -42,7 +42,10 @@ def test_run_pipeline_returns_rows_quarantine_and_report_and_leaves_the_declared
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_registers_its_tables_in_the_declared_catalog(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_run_registers_its_tables_in_the_declared_catalog(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where its queue is
     (tmp_path / "landing").mkdir()
     (tmp_path / "landing" / "a.jsonl").write_text('{"id": 1}\nno JSON\n')
     stub = UnityStub()
