@@ -29,7 +29,7 @@ MOMENT_SECONDS = 0.3
 TRAP_SECONDS = 30.0  # after this time, the expected request is assumed not to come
 SETTLED_SECONDS = 600.0  # of a backlog at a slow server
 BETWEEN = (3, 25)  # lines of the journal between two faults
-ATTEMPTS = 1_000  # every receive counts, even if its answer is lost: at a slow server a message had more than 20
+ATTEMPTS = 1_000  # every receive counts, even if its answer is lost
 
 SLOW = [pytest.mark.slow, pytest.mark.timeout(1_800)]
 
