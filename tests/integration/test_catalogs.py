@@ -19,7 +19,7 @@ from penstock.app.catalogs import TableRegistration
 from penstock.app.paths import table_paths
 from penstock.app.tables import Tables
 from penstock.config import Settings
-from penstock.errors import ConfigurationError, UsageError
+from penstock.errors import ConfigurationError, TemporaryError, UsageError
 from penstock.events import Bus, Event, TableNotRegistered, TableRegistered
 from penstock.ledger import Ledger
 from penstock.sinks.catalogs.catalog import CatalogEntry, CatalogError, Change
@@ -291,6 +291,20 @@ def test_a_failed_registration_is_reported_and_tried_again_later(
     assert made.register() == ()
     assert list(stub.tables) == ["main.web.clicks"]
     assert tables.rows.load() is not None, "the rows were published before"
+
+
+def test_a_table_that_cannot_be_read_is_reported_like_a_catalog_that_is_away(
+    tmp_path: Path, stub: UnityStub, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, tables, maker = registration(tmp_path, "unity:main.web.clicks", settings, [])
+    committed(maker, tables)
+
+    def away() -> None:
+        raise TemporaryError("the store is away")
+
+    monkeypatch.setattr(tables.rows, "load", away)
+    assert made.register() == ("the store is away",)
+    assert stub.requests == []
 
 
 def test_a_run_that_ends_does_not_wait(tmp_path: Path, stub: UnityStub, settings: Settings) -> None:

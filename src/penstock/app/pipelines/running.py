@@ -198,7 +198,8 @@ def run(
                 if cleanup_runner is not None and not available_now:
                     stack.enter_context(cleanup_runner.beside())
                 worker.run(stop, completion.advance if available_now else completion.advance_endlessly)
-        unregistered = plan.blueprint.registration.register(at_once=True)
+        # not after a stop, whose time is bounded: a later run registers
+        unregistered = () if stop.requested else plan.blueprint.registration.register(at_once=True)
         plan.blueprint.tables.sweep()
         if available_now and cleanup_runner is not None:
             cleanup_runner.once(objects_max=None)

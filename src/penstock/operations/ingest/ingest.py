@@ -166,7 +166,8 @@ def _ingested(
         cleanup_runner = work.cleanup_runner()
         with cleanup_runner.beside() if cleanup_runner is not None and request.watch else nullcontext():
             pending, scan = how(work, spark)
-        unregistered = registration.register(at_once=True)
+        # not after a stop, whose time is bounded: a later run registers
+        unregistered = () if tools.stop.requested else registration.register(at_once=True)
         tables.sweep()
         if cleanup_runner is not None and not request.watch:
             cleanup_runner.once(objects_max=None)  # everything due; nothing after a stop

@@ -50,6 +50,23 @@ class Catalog(Protocol):
         ...
 
 
+def check_same(name: CatalogName, entry: CatalogEntry, *, location: str, kind: str) -> None:
+    """Raise `CatalogError` unless the entry that the catalog has is this table's.
+
+    ``location`` and ``kind`` are those of that entry; empty if it has none.
+    """
+    if location.rstrip("/").replace("s3a://", "s3://", 1) != entry.location.rstrip("/"):
+        raise CatalogError(
+            f"The entry {name} is that of {location or 'a table without a location'} and not of {entry.location}; give "
+            "another name (register), or delete that entry."
+        )
+    if kind.lower() != "delta":
+        raise CatalogError(
+            f"The entry {name} is not that of a Delta table (it is {kind or 'another kind'}); give another name "
+            "(register), or delete that entry."
+        )
+
+
 def type_text(kind: pa.DataType, other_names: Mapping[str, str] | None = None) -> str:
     """Return a canonical type as Hive and Spark write it in catalogs: ``array<struct<id:bigint>>``.
 

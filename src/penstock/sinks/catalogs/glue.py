@@ -11,9 +11,14 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.errors import ConfigurationError
-from penstock.sinks.catalogs.catalog import CatalogEntry, CatalogError, Change, type_text
+from penstock.sinks.catalogs.catalog import CatalogEntry, CatalogError, Change, check_same, type_text
 from penstock.sinks.catalogs.name import CatalogName
 from penstock.storage.aws import Aws
+
+# Bounds of one request. A later registration tries again.
+CONNECT_SECONDS = 5.0
+RESPONSE_SECONDS = 10.0
+CALLS_MAX = 2
 
 _PROVIDER = "spark.sql.sources.provider"
 # The fields of a table that update_table accepts. Others, such as CreateTime, are Glue's own.
@@ -46,14 +51,24 @@ class GlueCatalog:
         return self._update(client, name, entry, found["Table"])
 
     def _client(self) -> Any:
+        from botocore.config import Config
+
+        config = Config(
+            connect_timeout=CONNECT_SECONDS,
+            read_timeout=RESPONSE_SECONDS,
+            retries={"mode": "standard", "total_max_attempts": CALLS_MAX},
+            user_agent_extra="penstock",
+        )
         try:
-            return self._aws.client("glue")
+            return self._aws.client("glue", config=config)
         except ConfigurationError as error:
             raise CatalogError(str(error)) from error
 
     def _update(self, client: Any, name: CatalogName, entry: CatalogEntry, found: Mapping[str, Any]) -> Change:
         storage = dict(found.get("StorageDescriptor") or {})
-        _check_same(name, entry, found, storage)
+        parameters = found.get("Parameters") or {}
+        kind = parameters.get(_PROVIDER) or parameters.get("table_type") or found.get("TableType") or ""
+        check_same(name, entry, location=str(storage.get("Location", "")), kind=kind)
         wanted = hive_columns(entry.schema)
         if [(column["Name"], column.get("Type")) for column in storage.get("Columns", ())] == [
             (column["Name"], column["Type"]) for column in wanted
@@ -88,23 +103,6 @@ def _new_table(name: str, entry: CatalogEntry) -> Mapping[str, Any]:
         },
         "PartitionKeys": [],  # partitions of a Delta table are in its log, and not in the catalog
     }
-
-
-def _check_same(name: CatalogName, entry: CatalogEntry, found: Mapping[str, Any], storage: Mapping[str, Any]) -> None:
-    """Raise `CatalogError` unless the entry that the catalog has is this table's."""
-    location = str(storage.get("Location", ""))
-    if location.rstrip("/").replace("s3a://", "s3://", 1) != entry.location.rstrip("/"):
-        raise CatalogError(
-            f"The entry {name} is that of {location or 'a table without a location'} and not of {entry.location}; give "
-            "another name (register), or delete that entry."
-        )
-    kinds = found.get("Parameters") or {}
-    kind = kinds.get(_PROVIDER) or kinds.get("table_type") or ""
-    if kind.lower() != "delta":
-        raise CatalogError(
-            f"The entry {name} is not that of a Delta table (it is {kind or found.get('TableType', 'another table')}); "
-            "give another name (register), or delete that entry."
-        )
 
 
 class _AlreadyThere(Exception):

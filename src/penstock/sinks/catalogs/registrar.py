@@ -5,6 +5,7 @@ A failure never affects the rows, which are published before. It is an event, an
 
 import threading
 
+from penstock.errors import TableError, TemporaryError
 from penstock.events import Bus, TableNotRegistered, TableRegistered
 from penstock.messaging.backoff import ceiling_seconds
 from penstock.messaging.clock import Clock
@@ -48,14 +49,14 @@ class Registrar:
                 return None
             if not at_once and self._clock.monotonic() < self._next_at:
                 return None
-            table = self._sink.load()
-            if table is None:
-                return None
-            schema = encode(table.schema)
             try:
+                table = self._sink.load()
+                if table is None:
+                    return None
+                schema = encode(table.schema)
                 if schema != self._schema:
                     self._change(CatalogEntry(location=self._sink.uri, schema=table.schema))
-            except CatalogError as error:
+            except (CatalogError, TableError, TemporaryError) as error:
                 return self._failed(str(error))
             self._version, self._schema, self._failures = version, schema, 0
             return None

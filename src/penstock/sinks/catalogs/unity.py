@@ -15,11 +15,11 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 import pyarrow as pa
 from pyarrow import types
 
-from penstock.sinks.catalogs.catalog import CatalogEntry, CatalogError, Change, type_text
+from penstock.sinks.catalogs.catalog import CatalogEntry, CatalogError, Change, check_same, type_text
 from penstock.sinks.catalogs.name import CatalogName
 from penstock.sinks.schema import encode, type_name
 
-CALL_SECONDS = 30.0
+CALL_SECONDS = 10.0  # bound of one request; a later registration tries again
 RESPONSE_BYTES_MAX = 16 << 20  # an entry with thousands of columns has megabytes
 MESSAGE_CHARS_MAX = 300
 _PATH = "api/2.1/unity-catalog/tables"
@@ -46,7 +46,8 @@ class UnityCatalog:
                 f"The table cannot be registered as {name}: the catalog has an entry of that name, which this token "
                 "may not see."
             )
-        _check_same(name, entry, found)
+        location, kind = (str(found.get(key) or "") for key in ("storage_location", "data_source_format"))
+        check_same(name, entry, location=location, kind=kind)
         return Change.NONE
 
     def _get(self, name: CatalogName) -> Mapping[str, Any] | None:
@@ -130,22 +131,6 @@ def _type_name(kind: pa.DataType) -> str:
         return "DECIMAL"
     name = type_name(kind)
     return _TYPE_NAMES.get(name, name.upper())
-
-
-def _check_same(name: CatalogName, entry: CatalogEntry, found: Mapping[str, Any]) -> None:
-    """Raise `CatalogError` unless the entry that the catalog has is this table's."""
-    location = str(found.get("storage_location") or "")
-    if location.rstrip("/") != entry.location.rstrip("/"):
-        raise CatalogError(
-            f"The entry {name} is that of {location or 'a table without a location'} and not of {entry.location}; give "
-            "another name (register), or drop that table."
-        )
-    kind = str(found.get("data_source_format") or "")
-    if kind.upper() != "DELTA":
-        raise CatalogError(
-            f"The entry {name} is not that of a Delta table (it is {kind or 'another kind'}); give another name "
-            "(register), or drop that table."
-        )
 
 
 def _refusal(error: HTTPError) -> str:

@@ -33,7 +33,7 @@ _WINDOW_BYTES = 1 << 14  # decoded at once when lines are bad: str() allocates f
 _DIGITS_MAX = 38  # every number of that many digits fits into 128 bits
 _DIGITS_TRUSTED = 19  # after the point, even if the type keeps fewer
 _GUARDED_BYTES = 1 << 17  # checked at once, so that intermediate arrays fit into the processor's cache
-_NOWHERE = np.empty(0, dtype=np.int64)
+NOWHERE = np.empty(0, dtype=np.int64)
 _WORD, _ALL_OF_A_WORD = 4, 0x01010101  # bytes in a word; a word whose four flags are all set
 _ESCAPED = re.compile(rb"\\u00(?:3[0-9]|2[bBdDeE]|[46]5)")  # JSON may escape any character of a number like this
 _EXPONENT_END = re.compile(rb"[eE][-+]?[0-9]+(?![0-9A-Za-z-])")
@@ -61,7 +61,7 @@ class UnknownRows:
     """A field of the objects that no column takes."""
 
     rows: Positions  # those that have it, ascending, by their place in the decoded rows
-    bad: Positions = field(default_factory=lambda: _NOWHERE)  # the same of the bad lines
+    bad: Positions = field(default_factory=lambda: NOWHERE)  # the same of the bad lines
     kind: pa.DataType | None = None  # of a column for its values; None: none can take them, or it was not asked for
 
 
@@ -319,7 +319,7 @@ def _exponents(window: npt.NDArray[np.uint8], numeric: Flags) -> Positions:
     """Return the position of each e or E that follows a digit or a point."""
     found = (window[1:] | 0x20) == ord("e")
     found &= numeric[:-1]
-    return np.flatnonzero(found) + 1 if found.any() else _NOWHERE
+    return np.flatnonzero(found) + 1 if found.any() else NOWHERE
 
 
 def _runs(some: Flags, digits: int) -> Positions:
@@ -328,11 +328,11 @@ def _runs(some: Flags, digits: int) -> Positions:
     words = some[: len(some) // _WORD * _WORD].view(np.uint32) == _ALL_OF_A_WORD
     size = len(words) - count + 1
     if size <= 0:
-        return _NOWHERE
+        return NOWHERE
     together = words[:size].copy()
     for shift in range(1, count):
         together &= words[shift : size + shift]
-    return np.flatnonzero(together) * _WORD if together.any() else _NOWHERE
+    return np.flatnonzero(together) * _WORD if together.any() else NOWHERE
 
 
 def _begun(window: npt.NDArray[np.uint8], numeric: Flags, digits: int) -> Positions:
@@ -345,7 +345,7 @@ def _begun(window: npt.NDArray[np.uint8], numeric: Flags, digits: int) -> Positi
     for shift in range(1, digits):
         begun[:-shift] &= is_digit[shift:]
         begun[-shift:] = False
-    return np.flatnonzero(begun) if begun.any() else _NOWHERE
+    return np.flatnonzero(begun) if begun.any() else NOWHERE
 
 
 def _scales(kind: pa.DataType) -> Iterator[int]:

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.events.objects import QuarantineReason
-from penstock.pipeline.spark.source.blocks import BadLine, Decoded, Decoder, Positions, UnknownRows
+from penstock.pipeline.spark.source.blocks import NOWHERE, BadLine, Decoded, Decoder, Positions, UnknownRows
 from penstock.pipeline.spark.source.csv import CsvDecoder
 from penstock.pipeline.spark.source.csv_lines import Layout
 from penstock.pipeline.spark.source.ddl import RESCUED
@@ -35,8 +35,6 @@ from penstock.pipeline.spark.source.jsonl import JsonlDecoder
 from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions
 
 _SAMPLE_MAX = 1_000  # values per field and block, spread evenly, that decide about a new column's type
-
-_NOWHERE = np.empty(0, dtype=np.int64)
 
 Misfits = Mapping[int, frozenset[str]]  # columns whose value does not fit, by the start of the line
 
@@ -101,7 +99,7 @@ class OpenLines:
         kinds = self._form.kinds(block, decoded.starts, unknown) if self._adds else {}
         in_bad = self._unknown_in_bad(block, decoded.bad)
         found = {
-            name: UnknownRows(rows=unknown.get(name, _NOWHERE), bad=in_bad.get(name, _NOWHERE), kind=kinds.get(name))
+            name: UnknownRows(rows=unknown.get(name, NOWHERE), bad=in_bad.get(name, NOWHERE), kind=kinds.get(name))
             for name in dict.fromkeys([*unknown, *in_bad])
             if name != UNCUT
         }
