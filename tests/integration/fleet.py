@@ -68,7 +68,7 @@ def stubborn(body, ctx):
     note("end", body, ctx)
 
 
-@app.handler(Queue("once", dict), idempotency=lambda body: body["id"])
+@app.handler(Queue("once", dict), idempotency=lambda body: body["id"], **OPTIONS)
 def once(body, ctx):
     note("start", body, ctx)
     hold(body)
