@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 from penstock.objects.stores import OPENED_MAX
-from penstock.pipeline.publish import FILES_MAX
+from penstock.pipeline.republish import FILES_MAX
 
 DAY = 86_400.0
 

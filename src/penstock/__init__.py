@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.objects.stream import IncomingObject
     from penstock.pipeline.spark.source.own_reader import SourceObject
     from penstock.sinks.delta.declaration import DeltaSink
+    from penstock.sinks.iceberg.declaration import IcebergSink
 
 _HOMES = {
     "App": "penstock.app.app",
@@ -29,6 +30,7 @@ _HOMES = {
     "Context": "penstock.handlers.context",
     "DeltaSink": "penstock.sinks.delta.declaration",
     "Handlers": "penstock.app.handlers",
+    "IcebergSink": "penstock.sinks.iceberg.declaration",
     "IncomingObject": "penstock.pipeline.objects.stream",
     "Interrupted": "penstock.errors",
     "Item": "penstock.handlers.context",
@@ -52,6 +54,7 @@ __all__ = [
     "Context",
     "DeltaSink",
     "Handlers",
+    "IcebergSink",
     "IncomingObject",
     "Interrupted",
     "Item",

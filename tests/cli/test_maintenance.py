@@ -198,6 +198,17 @@ def test_a_batch_that_does_not_exist_is_reported(penstock: Call, scene: Scene) -
     assert "the last one is 1" in result.err
 
 
+def test_a_compaction_orders_rows_by_columns(scene: Scene, penstock: Call) -> None:
+    for name in ("a", "b", "c"):
+        scene.process(name)
+    scene.publish()
+    assert penstock("admin", "compact", "--order-by", "no such").exit_code != 0
+    assert "a column twice" in penstock("admin", "compact", "--order-by", "id, id").err
+    assert "3 files became 1" in penstock("admin", "compact", "--order-by", "id").out
+    assert "nothing to merge" in penstock("admin", "compact", "--order-by", "id").out
+    assert rows(scene) == 6
+
+
 def test_a_stopped_compaction_begins_no_further_merge(scene: Scene) -> None:
     for name in ("a", "b", "c"):
         scene.process(name)

@@ -569,6 +569,39 @@ def test_the_commands_named_in_hints_retry_failed_objects(penstock: Call, scene:
         assert sent.out.startswith("1 object enqueued again")
 
 
+def test_commits_of_other_writers_are_shown(penstock: Call, scene: Scene) -> None:
+    from tests.services.spark_writer import ENGINE, SparkWriter
+
+    from penstock.storage.local import LocalFiles
+
+    files = LocalFiles(scene.table.resolve())
+    spark = SparkWriter(files=files)
+    scene.process("a")
+    scene.publish()
+    late = spark.append({"id": [100]})
+    scene.process("b")
+    scene.publish()
+    scene.process("c")
+    scene.publish()
+    version = late.put()
+    spark.delete({100}).put()
+    assert penstock("status", "--json").document["pipelines"][0]["foreign_commits"] == []
+    scene.publish()
+    result = penstock("status")
+    assert summary(result) == (
+        f"all well; version {version} of {files.uri} (WRITE by {ENGINE}) replaced a commit, "
+        "whose batches were published again; that writer needs a log store that commits on condition"
+    )
+    assert f"DELETE by {ENGINE} (version {version + 2}, " in result.out
+    assert " and 1 more" in result.out
+    document = penstock("status", "--json").document
+    (one, another) = document["pipelines"][0]["foreign_commits"]
+    assert (one["operation"], one["replaced_from"]) == ("DELETE", None)
+    assert (another["version"], another["engine"], another["operation"]) == (version, ENGINE, "WRITE")
+    assert (another["replaced_from"], another["replaced_to"]) == (2, 2)
+    assert len(document["warnings"]) == 1
+
+
 def test_failed_objects_of_several_pipelines_have_one_line_that_shows_their_causes(
     penstock: Call, app_scene: Scene, tmp_path: Path, shop: str
 ) -> None:

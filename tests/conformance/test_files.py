@@ -90,6 +90,27 @@ def test_names_lists_one_folder(files: Files) -> None:
     assert files.names("none") == []
 
 
+def test_a_folder_is_listed_after_a_name(files: Files) -> None:
+    for path in ("log/01.json", "log/02.json", "log/03.json", "log/04/x.json", "other/05.json"):
+        files.write(path, b"x")
+    assert [info.path for info in files.list_after("log", "01.json")] == ["log/02.json", "log/03.json"]
+    assert [info.path for info in files.list_after("log", "")] == ["log/01.json", "log/02.json", "log/03.json"]
+    assert list(files.list_after("none", "")) == []
+
+
+def test_a_replaced_file_has_another_tag_everywhere(files: Files) -> None:
+    files.write("log/1.json", b"first")
+    data, info = files.read_tagged("log/1.json")
+    (listed,) = files.list_after("log", "")
+    assert (data, listed, files.stat("log/1.json")) == (b"first", info, info)
+    assert info.tag
+    files.write("log/1.json", b"other")
+    (again,) = files.list_after("log", "")
+    assert (again.size_bytes, again.tag != info.tag) == (info.size_bytes, True)
+    with pytest.raises(FileNotFoundError):
+        files.read_tagged("log/2.json")
+
+
 def test_an_input_is_read_from_any_position(files: Files) -> None:
     content = bytes(range(256)) * 20_000  # more than is fetched at once
     files.write("big", content)

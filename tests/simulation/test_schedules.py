@@ -24,6 +24,8 @@ UPKEEP = {  # these steps have their own kill tests
     Step.COMPACTED,
     Step.COMPACTION_COMMITTED,
     Step.LEFTOVER_MARKED,
+    Step.REPUBLISHING,
+    Step.REPUBLISHED,
     Step.CLEANING,
     Step.SET_ASIDE,
     Step.CLEANED,

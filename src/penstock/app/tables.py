@@ -15,6 +15,7 @@ from penstock.messaging.steps import Probe, Step, no_probe
 from penstock.pipeline.maintenance.compact import collect_leftovers
 from penstock.pipeline.maintenance.gc import CollectedGarbage, collect
 from penstock.pipeline.maintenance.table_history import BatchFiles, RowLossCheck, Shortfall, shortfall
+from penstock.pipeline.overwritten import CommitWatch
 from penstock.pipeline.publish import Published, check_tip, publish, rows_schema
 from penstock.pipeline.quarantine_lines import QuarantineLines
 from penstock.pipeline.spark.source.quarantine import QUARANTINE_SCHEMA
@@ -194,6 +195,7 @@ class Tables:
             probe=self._probe,
             step=Step.ROWS_PUBLISHED,
             after=self._rows_published,
+            watch=self._watch(self.rows, _rows_manifest),
         )
 
     def _publish_quarantine(self) -> None:
@@ -207,7 +209,14 @@ class Tables:
             probe=self._probe,
             step=Step.QUARANTINE_PUBLISHED,
             after=self._quarantine_published,
+            watch=self._watch(self.quarantine, _quarantine_manifest),
         )
+
+    def _watch(self, sink: TableSink, manifest_of: Callable[[BatchRow], str]) -> CommitWatch | None:
+        log = sink.commit_log
+        if log is None:
+            return None
+        return CommitWatch(self._ledger, sink, log, pipeline=self._paths.pipeline, manifest_of=manifest_of)
 
     def _shortfall(self, sink: TableSink, manifest_of: Callable[[BatchRow], str], index: int) -> Shortfall | None:
         written = partial(self._written, index=index)

@@ -84,6 +84,7 @@ def _of_table(found: "Status") -> Mapping[str, object]:
         "objects": _objects(found.objects, found.objects_replaced),
         "batches": _batches(found.batches_committed, found.batches_unpublished),
         "reconciled": _reconciled(found.pipelines[0]) if found.pipelines else "",
+        "other writers": _other_writers(found.pipelines[0]) if found.pipelines else "",
         "messages": _messages(
             visible=found.messages_visible,
             in_flight=found.messages_in_flight,
@@ -111,7 +112,18 @@ def _pipeline(pipeline: "PipelineStatus") -> str:
     reconciled = f"; reconciled: {text}" if (text := _reconciled(pipeline)) else ""
     batches = _batches(pipeline.batches_committed, pipeline.batches_unpublished)
     overdue = f"; overdue: {pipeline.objects_overdue:,}" if pipeline.objects_overdue else ""
-    return f"objects: {objects}{overdue}; batches: {batches}{table}{reconciled}"
+    others = f"; other writers: {text}" if (text := _other_writers(pipeline)) else ""
+    return f"objects: {objects}{overdue}; batches: {batches}{table}{reconciled}{others}"
+
+
+def _other_writers(pipeline: "PipelineStatus") -> str:
+    """Return the latest commit of another writer, and how many there are; empty without any."""
+    if not pipeline.foreign_commits:
+        return ""
+    last, more = pipeline.foreign_commits[0], len(pipeline.foreign_commits) - 1
+    when = "" if last.committed_at is None else f", {moment(last.committed_at)}"
+    others = f" and {more} more" if more else ""
+    return f"{last.operation or 'a commit'} by {last.engine} (version {last.version}{when}){others}"
 
 
 def _reconciled(pipeline: "PipelineStatus") -> str:

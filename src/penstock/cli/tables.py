@@ -133,6 +133,12 @@ def compact(
     target_size: Annotated[
         str, typer.Option("--target-size", metavar="SIZE", help="Maximum size of merged files.")
     ] = TARGET,
+    order_by: Annotated[
+        str,
+        typer.Option(
+            "--order-by", metavar="COLUMNS", help="Also order rows by a column, or by several (a,b: Z-order)."
+        ),
+    ] = "",
     vacuum: Annotated[
         bool, typer.Option("--vacuum", help="Then delete files that no version within the retention names.")
     ] = False,
@@ -151,10 +157,13 @@ def compact(
     if retention_hours is not None and not vacuum:
         raise UsageError("--retention-hours is for --vacuum: without it nothing is deleted.")
     target_bytes = bytes_of("--target-size", target_size)
+    columns = [name.strip() for name in order_by.split(",") if name.strip()]
+    if len(set(columns)) < len(columns):
+        raise UsageError(f"--order-by {order_by} names a column twice.")
     documents = []
     with pipelines(app=app, name=name, where=where) as found:
         for kept in found.values():
-            done = kept.compact(target_bytes=target_bytes, dry_run=dry_run, progress=_progress)
+            done = kept.compact(target_bytes=target_bytes, order_by=columns, dry_run=dry_run, progress=_progress)
             deleted = kept.vacuum(retention_hours=retention_hours, dry_run=dry_run) if vacuum else {}
             documents += [
                 {**dataclasses.asdict(compaction), "vacuumed": deleted.get(compaction.uri, 0)} for compaction in done
@@ -182,6 +191,9 @@ def _print(found: Sequence["CompactionResult"], deleted: Mapping[str, int], *, d
                     f"{files} left alone: their columns differ from the table's, or they were replaced meanwhile."
                 )
             )
+        if compaction.restated:
+            files = counted(compaction.restated, "other file")
+            print(printable(f"{compaction.uri}: {files} got minimum and maximum in the table's log."))
         if compaction.uri in deleted:
             print(printable(f"{compaction.uri}: {counted(deleted[compaction.uri], 'old file')} {would}deleted."))
     if not found:

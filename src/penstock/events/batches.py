@@ -132,6 +132,64 @@ class LedgerRolledBack(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignCommit(Event):
+    """Another writer committed to a table. Emitted when a publish first sees the commit."""
+
+    pipeline: str
+    sink: str
+    version: int
+    operation: str  # in capitals, as the writer names it
+    engine: str  # the writer's name for itself
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitOverwritten(Event):
+    """A commit of another writer replaced one of Penstock's, and the lost batches are published again."""
+
+    pipeline: str
+    sink: str
+    version: int  # of the commit that was replaced
+    operation: str
+    engine: str
+    first_seq: int  # the batches that this call published again
+    last_seq: int
+    files: int
+    table_version: int  # which shows them
+
+    @property
+    def error(self) -> str:
+        """Return the error as text for people."""
+        batches = f"batches {self.first_seq} to {self.last_seq}"
+        return (
+            f"Version {self.version} ({self.operation} by {self.engine}) of the table {self.sink} replaced a commit of "
+            f"Penstock, so {batches} had left the table; version {self.table_version} shows them again. That writer "
+            f"does not commit on condition: give it a log store that does."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactionUndone(Event):
+    """A compaction contradicted a commit that replaced an earlier one of Penstock's."""
+
+    pipeline: str
+    sink: str
+    version: int  # of the compaction
+    table_version: int | None  # which undoes it; None if others have rewritten its files since
+
+    @property
+    def error(self) -> str | None:
+        """Return the error as text for people; None if the compaction was undone."""
+        if self.table_version is not None:
+            return None
+        return (
+            f"Version {self.version} (a compaction) of the table {self.sink} merged files that another writer had "
+            f"rewritten with a commit that replaced one of Penstock's, and its files were rewritten since: some rows "
+            f"are in the table twice. Find them (SELECT _object, _offset ... GROUP BY ... HAVING count(*) > 1) and "
+            f"delete one of each."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerRepairStarted(Event):
     """The repair of a rolled-back ledger from its table has started."""
 

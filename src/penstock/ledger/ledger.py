@@ -44,6 +44,7 @@ from penstock.ledger.records import (
     WorkState,
 )
 from penstock.ledger.repairs import Repairs
+from penstock.ledger.table_commits import TableCommits
 from penstock.ledger.works import WorkQueries, Works
 from penstock.messaging.handler import Extension
 from penstock.messaging.steps import Probe, no_probe
@@ -69,6 +70,7 @@ class Ledger:
         self.audits = Audits(database)  # operators' actions on queues
         self.quarantines = Quarantines(database)  # the bad lines of objects, and what became of them
         self.ages = LedgerAges(database)  # waiting times of objects and batches
+        self.table_commits = TableCommits(database)  # the last commits of the tables
         self._reconciliations = Reconciliations(database)
         self._works = Works(database)
         self.owners = Owners(database)  # which app uses a name

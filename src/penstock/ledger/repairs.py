@@ -28,6 +28,7 @@ from penstock.ledger.records import (
 from penstock.ledger.rows import Values, new_batch, new_object
 from penstock.ledger.schema import attempts, batches, leaving, object_attempts, objects, pipelines, table_schemas
 from penstock.ledger.sets import among, fill, of_pipeline
+from penstock.ledger.table_commits import forget_table_commits
 from penstock.messaging.steps import Probe, Step
 
 REPAIR = "repair"  # worker of the attempts that a repair adds, and outcome of those that it abandons or forgets
@@ -141,6 +142,7 @@ class Repairs:
     def _all_of_it(self, repair: LedgerRepair, connection: Connection) -> LedgerRepaired:
         schema_id = _lock(connection, repair)
         abandoned = _abandon_open(connection, repair.pipeline)
+        forget_table_commits(connection, repair.pipeline)
         withdrawn = [_withdraw(connection, repair.pipeline, seq) for seq in repair.withdrawn]
         _move(connection, repair)
         for batch in repair.imported:

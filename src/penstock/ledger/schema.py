@@ -283,6 +283,23 @@ archived_objects = Table(
     sqlite_with_rowid=False,
 )
 
+table_commits = Table(  # the last versions of a table's log, as publishes of a pipeline saw them
+    "table_commits",
+    metadata,
+    Column("pipeline", PIPELINE, primary_key=True),
+    Column("table_digest", DIGEST, primary_key=True),  # of the table's address
+    Column("version", BigInteger, primary_key=True, autoincrement=False),
+    Column("tag", Text, nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
+    Column("after_seq", BigInteger, nullable=False),  # the commit shows the batches after this one up to `seq`
+    Column("seq", BigInteger, nullable=False),
+    Column("engine", Text),  # of another writer; NULL: Penstock wrote it
+    Column("operation", Text),
+    Column("committed_at", Double),
+    Column("lost_from", BigInteger),  # the batches whose commit this one took the place of
+    Column("lost_to", BigInteger),
+)
+
 progress = Table(  # the last batch that a background job, such as archiving or source cleanup, has finished
     "progress",
     metadata,

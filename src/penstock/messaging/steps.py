@@ -26,6 +26,8 @@ class Step(StrEnum):
     PUBLISHING = "publishing"  # the table handle is loaded and checked, nothing is written
     ROWS_PUBLISHED = "rows_published"  # the rows table contains the batch
     QUARANTINE_PUBLISHED = "quarantine_published"  # the quarantine table contains it too
+    REPUBLISHING = "republishing"  # files of overwritten commits are found, nothing is written
+    REPUBLISHED = "republished"  # the table contains them again, which the ledger does not remember yet
     SETTLING = "settling"  # settlements are decided, none is applied
     SETTLED = "settled"  # the broker applied them
     ABANDONED = "abandoned"  # an attempt is marked abandoned, durably

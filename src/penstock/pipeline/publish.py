@@ -3,12 +3,17 @@
 Publishing keeps no state, and any number of processes may publish concurrently. Correctness rests on the table: its
 position is read from a snapshot, and files are committed on exactly that snapshot or not at all. So after a conflict,
 or a commit whose outcome is unknown, nothing needs repair: load the table again.
+
+A writer that puts without a condition may replace a commit afterwards. Before each commit, a
+`penstock.pipeline.overwritten.CommitWatch` checks the log for that, and lost batches are published again.
 """
 
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import cast
 
 import pyarrow as pa
 
@@ -19,16 +24,17 @@ from penstock.ledger.records import BatchRow
 from penstock.messaging.backoff import backoff_seconds
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.steps import Probe, Step
+from penstock.pipeline.overwritten import CommitWatch, Inspection
+from penstock.pipeline.republish import FILES_MAX, Restorer
 from penstock.sinks.manifest import DataFile, attempt_token, decode
 from penstock.sinks.schema import additions
 from penstock.sinks.schema import decode as schema_decode
-from penstock.sinks.sink import Append, LoadedTable, Position, Sink
+from penstock.sinks.sink import Append, LoadedTable, Position, Sink, TableSnapshot
 
 CONFLICTS_MAX = 20  # in a row
 CONFLICT_BASE_SECONDS = 0.02
 CONFLICT_CAP_SECONDS = 2.0
 PAGE_BATCHES = 100  # per query; at least 2, as pages overlap by one
-FILES_MAX = 10_000  # per commit; a single batch may exceed it
 
 START = Position(seq=0, attempt_token=None)  # before the first batch
 
@@ -68,10 +74,12 @@ def publish(
     step: Step,
     clock: Clock = _SYSTEM_CLOCK,
     after: Published | None = None,
+    watch: CommitWatch | None = None,
 ) -> Published:
     """Make every committed batch visible in the sink.
 
     Args:
+        watch: The check for overwritten commits, if other writers may overwrite commits of this sink.
         step: Reported to ``probe`` after each commit to the table.
         after: An earlier result for the same ledger, pipeline and sink.
 
@@ -81,11 +89,18 @@ def publish(
         TemporaryError: Other writers kept committing first.
     """
     progress = _ReadPosition()
+    restorer = None
+    if watch is not None:
+        restorer = Restorer(watch=watch, pipeline=pipeline, bus=bus, probe=probe, clock=clock)
     conflicts = 0
     began_at = clock.monotonic()
     while True:
         try:
-            chunk = _publish_some(ledger, sink, pipeline, manifest_of, schema_of, probe, progress, after)
+            with _explained(watch):
+                chunk = _publish_some(ledger, sink, pipeline, manifest_of, schema_of, probe, progress, after, restorer)
+        except _PutBack:
+            conflicts = 0
+            continue
         except _RolledBack as rolled_back:
             # The ledger lost batches that this process saw committed. The table shows no files of them, otherwise
             # `check_tip` would halt. So the table's own position is right: start again from there.
@@ -175,6 +190,8 @@ class _PublishChunk:
 class _ReadPosition:
     """Progress of one `publish` call. Used by one thread."""
 
+    appended: tuple[int, Position] | None = None  # version and position of a commit whose snapshot was in order
+
     position: Position = START
     read_to: Position = START
     table_version: int | None = None
@@ -201,24 +218,72 @@ def _publish_some(
     probe: Probe,
     progress: _ReadPosition,
     after: Published | None,
+    restorer: Restorer | None,
 ) -> _PublishChunk | None:
-    """Make at most one commit to the table. Return None if nothing is left to publish."""
+    """Make at most one commit to the table. Return None if nothing is left to publish.
+
+    Raises `_PutBack` if the commit put back what overwritten commits had shown.
+    """
     table = sink.load()
     position = check_tip(ledger, table, pipeline=pipeline, where=sink.uri)
     start = after.read_to if after is not None and after.position == position else position
     progress.position, progress.table_version = position, table.version if table is not None else None
+    found = Inspection()
+    if restorer is not None and table is not None and progress.appended != (table.version, position):
+        found = _inspected(restorer, ledger, cast(TableSnapshot, table), position, schema_of)
     try:
-        chunk, progress.read_to = _next_chunk(ledger, pipeline, manifest_of, start)
+        chunk, progress.read_to = _next_chunk(ledger, pipeline, manifest_of, start, acted=found.acted)
     except _RolledBack as rolled_back:
         if rolled_back.lost != position:
             raise
         raise PublishConflict("the ledger was rolled back since the table's position was checked") from rolled_back
+    if restorer is not None and (chunk is None or found.is_settled):
+        restorer.settle(found)
     if chunk is None:
         return None
-    table = _with_schema(ledger, sink, pipeline, table, position, schema_of(chunk.tip))
+    loaded, table = table, _with_schema(ledger, sink, pipeline, table, position, schema_of(chunk.tip))
+    if table is not loaded and not found.is_settled:
+        raise PublishConflict("the table's columns were updated: check its log again")
     probe(Step.PUBLISHING)
     progress.table_version = table.append(Append(seq=chunk.tip.seq, attempt_id=chunk.tip.attempt_id, files=chunk.files))
+    progress.appended = (progress.table_version, position_of(chunk.tip)) if found.is_settled else None
     return chunk
+
+
+class _PutBack(Exception):
+    """A commit put back what overwritten commits had shown: load the table again."""
+
+
+def _inspected(
+    restorer: Restorer, ledger: Ledger, table: TableSnapshot, position: Position, schema_of: SchemaOf
+) -> Inspection:
+    """Check the table's log. Raises `_PutBack` if something was put back."""
+    found = restorer.watch.inspect(table, position)
+    tip = ledger.batch(restorer.pipeline, position.seq) if position.seq and found.foreign else None
+    if restorer.put_back(found, table, tip, None if tip is None else schema_of(tip)):
+        raise _PutBack
+    return found
+
+
+@contextmanager
+def _explained(watch: CommitWatch | None) -> Iterator[None]:
+    """Name the other writer in the error of a table that Penstock cannot write any more."""
+    try:
+        yield
+    except TableError as error:
+        if watch is None or type(error) is not TableError:
+            raise
+        by = _changed_by(watch)
+        if by is None:
+            raise
+        raise TableError(f"{error} The table was last changed by its {by}.") from error
+
+
+def _changed_by(watch: CommitWatch) -> str | None:
+    try:
+        return watch.changed_by()
+    except (TableError, TemporaryError):  # the log cannot be read either: keep the first error
+        return None
 
 
 def _with_schema(
@@ -243,12 +308,13 @@ class _RolledBack(Exception):
 
 
 def _next_chunk(
-    ledger: Ledger, pipeline: str, manifest_of: ManifestOf, start: Position
+    ledger: Ledger, pipeline: str, manifest_of: ManifestOf, start: Position, *, acted: Collection[str]
 ) -> tuple[_PublishChunk | None, Position]:
     """Return the batches for the next commit, and the position of the last batch read.
 
     A commit must end at a batch with files, so that position and files move together. Batches without files are
-    skipped and counted with the next batch that has some.
+    skipped and counted with the next batch that has some. ``acted``: files that the table's log knows already, since
+    the commit of their batch was overwritten after another one had merged or removed them. They are left out.
     """
     files: list[DataFile] = []
     tip: BatchRow | None = None
@@ -259,7 +325,7 @@ def _next_chunk(
             break
         read_to = position_of(batch)
         if named:
-            files += named
+            files += [file for file in named if file.path not in acted]
             tip = batch
     if tip is None:
         return None, read_to

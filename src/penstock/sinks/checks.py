@@ -4,7 +4,7 @@ A format calls them from its sink, so that all formats refuse the same mistakes 
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,10 +20,10 @@ CHECKS_AT_ONCE = 16  # parallel checks of files in S3
 _OWN_FOLDERS = frozenset({"data/", "compacted/", "_penstock/"})  # folders that Penstock creates beside a log
 
 
-def check_free(root: Files, *, kind: str) -> None:
+def check_free(root: Files, *, kind: str, own: Collection[str] = ()) -> None:
     """Raise `TableFolderTaken` for a folder with other contents: readers of Parquet would mix them with the table.
 
-    ``kind`` names the format: "Delta table".
+    ``kind`` names the format: "Delta table". ``own`` are more folders that the format creates there.
     """
     if root.is_local and Path(str(root)).is_file():
         raise TableError(f"The table {root} is a file; give the folder that is to hold the table.")
@@ -33,12 +33,19 @@ def check_free(root: Files, *, kind: str) -> None:
         if not root.is_local:
             raise
         raise TableError(f"The folder {root} cannot be read ({error}); give another one.") from error
-    others = [name for name in names if name not in _OWN_FOLDERS and not name.startswith((".", "_"))]
+    others = [
+        name for name in names if name not in _OWN_FOLDERS and name not in own and not name.startswith((".", "_"))
+    ]
     if others:
         raise TableFolderTaken(
             f"The folder {root} is no {kind} and not empty (it holds {others[0].rstrip('/')}); give an empty or a "
             f"new folder."
         )
+
+
+def is_own(path: str) -> bool:
+    """Return True for the path of a data file that Penstock wrote, relative to its table's root."""
+    return path.startswith(tuple(_OWN_FOLDERS))
 
 
 def make_ready(root: Files) -> None:

@@ -18,12 +18,14 @@ class SinkDeclaration:
     Args:
         table: The table's folder or prefix.
         partition_by: The partition columns.
+        order_by: The columns by which the compaction job orders rows; several: in Z-order.
     """
 
     scheme: ClassVar[str]  # of the format in `penstock.sinks.registry`
 
     table: str | PathLike[str]
     partition_by: Sequence[str] = field(default=(), kw_only=True)
+    order_by: Sequence[str] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
         scheme = named_scheme(fspath(self.table))
@@ -33,14 +35,22 @@ class SinkDeclaration:
                 f"declares one in the format {self.scheme}."
             )
         check_address("table", split_address(fspath(self.table))[1])
-        if isinstance(self.partition_by, str):
-            raise UsageError(
-                f"partition_by={self.partition_by!r} is text; write a list of columns: [{self.partition_by!r}]."
-            )
-        object.__setattr__(self, "partition_by", tuple(self.partition_by))
+        for option in ("partition_by", "order_by"):
+            columns = getattr(self, option)
+            if isinstance(columns, str):
+                raise UsageError(f"{option}={columns!r} is text; write a list of columns: [{columns!r}].")
+            object.__setattr__(self, option, tuple(columns))
+        self._check_columns()
+
+    def _check_columns(self) -> None:
         twice = [name for name in self.partition_by if self.partition_by.count(name) > 1]
         if twice:
             raise UsageError(f"The table {self.table} is partitioned by {twice[0]} more than once.")
+        for name in self.order_by:
+            if name in self.partition_by:
+                raise UsageError(f"The table {self.table} is partitioned by {name}; order_by needs other columns.")
+            if self.order_by.count(name) > 1:
+                raise UsageError(f"The table {self.table} is ordered by {name} more than once.")
 
     def for_test(self, table: str) -> Self:
         """Return the same declaration for another table, which is registered nowhere."""

@@ -1,20 +1,25 @@
 """List the files of a finished Spark write with their sizes, rows, partition values and statistics.
 
 Statistics come from the files' footers and are included only if they certainly bound the values, because readers skip
-files by them. Left out are minimum and maximum of nested columns, binaries, booleans, decimals (a JSON number may lose
-digits), timestamps and dates without a four-digit year, and the maximum of long strings. A long minimum is truncated,
-which keeps it a lower bound.
+files by them. Left out are minimum and maximum of nested columns, of binaries, of timestamps and dates without a
+four-digit year, and of floats if one is or may be infinite or NaN. Bounds of long strings are shortened outwards.
+Decimals are text here: a JSON number may lose digits.
+
+Arrow's footers do not show if a column of floats has a NaN, and lack the bounds of strings of some kilobytes. Files
+that are written with Arrow have both in a note in the footer, a `FooterNote`.
 """
 
+import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import types
 
@@ -31,6 +36,10 @@ _ESCAPE = re.compile(r"%([0-9A-Fa-f]{2})")
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 -- only ever added to; the zone is UTC or none, by the column's type
 _US_PER_MS = 1_000
 _NAN_AWARE_WRITER = "parquet-mr"  # it omits minimum and maximum of a column with a NaN; other writers ignore the NaN
+_NOTE = b"penstock.statistics"  # the key of a `FooterNote`
+_LONG_BYTES_MIN = 2_000  # Arrow omits bounds of more than 4,096 bytes together
+_SURROGATES = range(0xD800, 0xE000)  # code points that no string may contain
+_LAST_CHARACTER = 0x10FFFF
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,18 +120,50 @@ def partition_values(folders: Sequence[str], partition_by: Sequence[str]) -> dic
     return {_unescaped(name): None if value == NULL_PARTITION else _unescaped(value) for name, _, value in pairs}
 
 
+class FooterNote:
+    """The facts that Arrow's statistics of a file lack, for `statistics`.
+
+    Used by the one thread that writes the file.
+    """
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._without_nan = {field.name for field in schema if types.is_floating(field.type)}
+        self._strings = [field.name for field in schema if types.is_string(field.type)]
+        self._long: dict[str, tuple[bytes, bytes]] = {}  # least and greatest of all groups with a long string
+
+    def add(self, group: pa.Table) -> None:
+        """Look at a row group."""
+        self._without_nan -= {name for name in self._without_nan if pc.any(pc.is_nan(group[name])).as_py()}
+        for name in self._strings:
+            values = group[name]
+            if (pc.max(pc.binary_length(values)).as_py() or 0) >= _LONG_BYTES_MIN:
+                found = pc.min_max(values.cast(pa.binary())).as_py()
+                least, greatest = self._long.get(name, (found["min"], found["max"]))
+                self._long[name] = min(least, found["min"]), max(greatest, found["max"])
+
+    def write(self, writer: pq.ParquetWriter) -> None:
+        """Add the note to the footer. Call it before the writer is closed."""
+        ranges = {name: [_comparable(raw, pa.string()) for raw in found] for name, found in self._long.items()}
+        long = {name: bounds(pa.string(), *found) for name, found in ranges.items() if None not in found}
+        note = {"without_nan": sorted(self._without_nan), "long": long}
+        if any(note.values()):
+            writer.add_key_value_metadata({_NOTE: json.dumps(note).encode()})
+
+
 def statistics(footer: pq.FileMetaData, schema: pa.Schema) -> dict[str, Any]:
     """Return Delta's ``minValues``, ``maxValues`` and ``nullCount`` of the columns that are not nested."""
     least: dict[str, Any] = {}
     greatest: dict[str, Any] = {}
     nulls: dict[str, int] = {}
+    note = json.loads((footer.metadata or {}).get(_NOTE, b"{}"))
     nan_aware = str(footer.created_by).startswith(_NAN_AWARE_WRITER)
     for column, field in _flat_columns(schema):
-        found = _column_range(footer, column)
+        found = _column_range(footer, column, field.type, note.get("long", {}).get(field.name))
         if found is None:
             continue
         nulls[field.name] = found.nulls
-        if found.least is None or (types.is_floating(field.type) and not nan_aware):
+        may_have_nan = types.is_floating(field.type) and not nan_aware and field.name not in note.get("without_nan", ())
+        if found.least is None or may_have_nan:
             continue
         low, high = bounds(field.type, found.least, found.greatest)
         if low is not None:
@@ -132,19 +173,41 @@ def statistics(footer: pq.FileMetaData, schema: pa.Schema) -> dict[str, Any]:
     return {"minValues": least, "maxValues": greatest, "nullCount": nulls}
 
 
+def with_columns(rows: int, statistics: Mapping[str, Any], missing: Iterable[pa.Field]) -> Mapping[str, Any]:
+    """Return the statistics of a file that lacks these columns of its table, so that readers see nulls there."""
+    nulls = {field.name: rows for field in missing if not types.is_nested(field.type)}
+    return {**statistics, "nullCount": {**statistics.get("nullCount", {}), **nulls}}
+
+
+def read_statistics(files: Files, path: str, schema: pa.Schema) -> Mapping[str, Any] | None:
+    """Return the statistics of one file of a table with these columns; None if its types are not the table's."""
+    with files.open_input(path) as opened:
+        footer = pq.read_metadata(opened)
+    written = footer.schema.to_arrow_schema()
+    for field in written:
+        if field.name not in schema.names or not same_type(field.type, schema.field(field.name).type):
+            return None
+    missing = [field for field in schema if field.name not in written.names]
+    return with_columns(footer.num_rows, statistics(footer, written), missing)
+
+
 def bounds(type_: pa.DataType, least: Any, greatest: Any) -> tuple[Any, Any]:
-    """Convert Parquet's raw minimum and maximum to Delta's JSON; None if that is unsafe."""
-    if types.is_integer(type_):
+    """Convert Parquet's raw minimum and maximum to JSON; None if that is unsafe. Raw decimals are unscaled integers."""
+    if types.is_integer(type_) or types.is_boolean(type_):
         return least, greatest
     if types.is_floating(type_):
-        return (least, greatest) if math.isfinite(least) and math.isfinite(greatest) else (None, None)
+        if not (math.isfinite(least) and math.isfinite(greatest)):
+            return None, None
+        return least or -0.0, greatest or 0.0  # some readers order -0.0 before 0.0
     if types.is_date32(type_):
         return _date(least), _date(greatest)
     if types.is_timestamp(type_) and type_.unit == "us":
         zone = "Z" if type_.tz is not None else ""
         return _timestamp(least // _US_PER_MS, zone), _timestamp(-(-greatest // _US_PER_MS), zone)
     if types.is_string(type_):
-        return _text(least)[:STRING_CHARACTERS_MAX], _short(_text(greatest))
+        return least[:STRING_CHARACTERS_MAX], _text_above(greatest)
+    if types.is_decimal(type_):
+        return _decimal(least, type_.scale), _decimal(greatest, type_.scale)
     return None, None
 
 
@@ -255,7 +318,10 @@ def _leaves(type_: pa.DataType) -> int:
     return sum(_leaves(type_.field(number).type) for number in range(type_.num_fields))
 
 
-def _column_range(footer: pq.FileMetaData, column: int) -> _Range | None:
+def _column_range(
+    footer: pq.FileMetaData, column: int, type_: pa.DataType, long: Sequence[Any] | None
+) -> _Range | None:
+    """Return the range of a column; None if some row group has no statistics. ``long`` bounds the long strings."""
     least: list[Any] = []
     greatest: list[Any] = []
     nulls = 0
@@ -267,11 +333,14 @@ def _column_range(footer: pq.FileMetaData, column: int) -> _Range | None:
             return None
         nulls += found.null_count
         if found.has_min_max:
-            least.append(found.min_raw)
-            greatest.append(found.max_raw)
+            least.append(_comparable(found.min_raw, type_))
+            greatest.append(_comparable(found.max_raw, type_))
+        elif found.null_count < chunk.num_values and long is not None:
+            least.append(long[0])
+            greatest.append(long[1])
         elif found.null_count < chunk.num_values:
             known = False
-    if not known or not least:
+    if not known or not least or None in least or None in greatest:
         return _Range(least=None, greatest=None, nulls=nulls)
     return _Range(least=min(least), greatest=max(greatest), nulls=nulls)
 
@@ -291,9 +360,34 @@ def _timestamp(milliseconds: int, zone: str) -> str | None:
         return None
 
 
-def _text(raw: Any) -> str:
-    return raw.decode() if isinstance(raw, bytes) else str(raw)
+def _comparable(raw: Any, type_: pa.DataType) -> Any:
+    """Return a raw value of one row group in a form whose order is that of the column; None if there is none."""
+    if not isinstance(raw, bytes):
+        return raw
+    if types.is_decimal(type_):
+        return int.from_bytes(raw, "big", signed=True)
+    if types.is_string(type_):
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:  # Spark casts any bytes to a string
+            return None
+    return raw
 
 
-def _short(text: str) -> str | None:
-    return text if len(text) <= STRING_CHARACTERS_MAX else None
+def _text_above(text: str) -> str | None:
+    """Return a short text that is no less than this one: the least one above all that begin alike."""
+    if len(text) <= STRING_CHARACTERS_MAX:
+        return text
+    for end in range(STRING_CHARACTERS_MAX - 1, -1, -1):
+        following = ord(text[end]) + 1
+        if following in _SURROGATES:
+            following = _SURROGATES.stop
+        if following <= _LAST_CHARACTER:
+            return text[:end] + chr(following)
+    return None
+
+
+def _decimal(unscaled: int, scale: int) -> str:
+    digits = f"{abs(unscaled):0{scale + 1}d}"
+    sign = "-" if unscaled < 0 else ""
+    return f"{sign}{digits[:-scale]}.{digits[-scale:]}" if scale else f"{sign}{digits}"

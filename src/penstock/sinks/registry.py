@@ -2,7 +2,7 @@
 
 The package has the sink and the class that users declare a table with, a `penstock.sinks.declaration.SinkDeclaration`.
 
-A table's address may begin with the scheme of its format and a plus sign, such as ``delta+/lake/clicks``. An address
+A table's address may begin with the scheme of its format and a colon, such as ``iceberg:tables/clicks``. An address
 without one is in the default format. A package is imported when a table is opened, as it needs libraries of an extra.
 """
 
@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 DEFAULT_SCHEME = "delta"
 TABLE_MARK = "_penstock/table"  # below a table's root: see `penstock.sinks.checks.mark_table`
 
-# The beginning of an address that cannot be the rest of a folder's name: /, ./, ../, ~, or a scheme such as s3:/
-_LOCATION = r"(?:\.{0,2}/|~|[a-z][a-z0-9.-]*:/)"
-_WITH_SCHEME = re.compile(rf"([a-z][a-z0-9]*)\+({_LOCATION}.*)", re.IGNORECASE | re.DOTALL)
-_ANYWHERE = re.compile(_LOCATION, re.IGNORECASE)
+_SCHEME = re.compile(r"([a-z][a-z0-9]*):(.*)", re.IGNORECASE | re.DOTALL)
+# The beginning of an address after an unknown scheme: /, ./, ../, ~, or a scheme such as s3:/. Two slashes belong to
+# the word before them, which then names a place and not a format.
+_LOCATION = re.compile(r"/(?!/)|\.{1,2}/|~|[a-z][a-z0-9.-]*:/", re.IGNORECASE)
+_PLACES = frozenset({"s3", "s3a", "s3n", "file"})  # an address such as s3:/lake is a typo of another kind
 
 Version = tuple[int, ...]
 
@@ -58,6 +59,14 @@ SINKS: Mapping[str, SinkPackage] = {
         declaration="DeltaSink",
         tested=((1, 6, 6), (1, 7, 0)),
     ),
+    "iceberg": SinkPackage(
+        "penstock.sinks.iceberg.sink",
+        "IcebergTableSink",
+        "pyiceberg",
+        declaration="IcebergSink",
+        extra="iceberg",
+        tested=((0, 12, 0), (0, 13, 0)),
+    ),
 }
 
 
@@ -70,25 +79,27 @@ def split_address(address: str) -> tuple[str, str]:
 def named_scheme(address: str) -> str | None:
     """Return the scheme that an address begins with, None if it names no format.
 
-    A folder such as ``lake+raw`` is an address without a scheme. Raises `UsageError` if the scheme is not registered:
-    ``parquet+/lake/clicks`` would otherwise be a folder here.
+    Raises `UsageError` if an address follows a scheme that is not registered: ``parquet:/lake/clicks`` would otherwise
+    be a folder here.
     """
-    found = _WITH_SCHEME.fullmatch(address)
+    found = _SCHEME.fullmatch(address)
     if found is None:
         return None
-    if found[1] not in SINKS:
+    if found[1] in SINKS:
+        return found[1]
+    if found[1] not in _PLACES and _LOCATION.match(found[2]):
         raise UsageError(
             f"The table {address} is in no known format, as {found[1]} is not one of {', '.join(SINKS)}; write "
             "./ before a folder that has such a name."
         )
-    return found[1]
+    return None
 
 
 def address_in(scheme: str, location: str) -> str:
     """Return the address of a table in a format; `split_address` is the reverse."""
-    if scheme == DEFAULT_SCHEME:
+    if scheme == DEFAULT_SCHEME and split_address(location) == (scheme, location):
         return location
-    return f"{scheme}+{location}" if _ANYWHERE.match(location) else f"{scheme}+./{location}"
+    return f"{scheme}:{location}"
 
 
 def open_sink(

@@ -9,9 +9,9 @@ vacuum need. The checks that all formats share are in `penstock.sinks.checks`. C
 protocols only; `penstock.sinks.registry` opens the sink of a table.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -37,6 +37,9 @@ class Append:
     seq: int
     attempt_id: str  # of the batch ``seq``
     files: Sequence[DataFile]
+    # Set if the files are of earlier batches, the first after this one, whose commit was overwritten. ``seq`` is then
+    # the snapshot's position.
+    republished_after: int | None = None
 
 
 class LoadedTable(Protocol):
@@ -107,6 +110,7 @@ class LoggedFile:
     rows: int
     modified_at: float  # epoch seconds
     partition_values: Mapping[str, str | None]  # as in the log
+    statistics: Mapping[str, Any] = field(default_factory=dict)  # as those of a `DataFile`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +123,17 @@ class TableCommit:
     added: Sequence[DataFile]
     removed: Sequence[str] = ()  # files removed together with their rows
     merged: Sequence[str] = ()  # files removed whose rows are in the added files
+    restated: Sequence[DataFile] = ()  # files that the table had already, added again, as with other statistics
     operation: str = ""  # the committer's name for it, in capitals
+    engine: str = ""  # the committer's name for itself
+    is_ours: bool = False  # Penstock made it, for this pipeline or another
+    republished_after: int | None = None  # as in `Append`
+    sets_columns: bool = False  # it set the table's columns, properties or features
+
+    @property
+    def named(self) -> Sequence[DataFile]:
+        """All files that the commit says are in the table."""
+        return (*self.added, *self.restated)
 
 
 class ReadableTable(Protocol):
@@ -210,6 +224,62 @@ class TableHistory(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogEntry:
+    """The file of one version in a table's log. Another tag: the file was replaced."""
+
+    version: int
+    tag: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogListing:
+    """The versions in a table's log, as one listing returned them."""
+
+    commits: Mapping[int, LogEntry]
+    checkpoints: Sequence[int]  # versions with a checkpoint: readers that begin there read no earlier commit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedCommit:
+    """A commit, and the file that it was read from."""
+
+    entry: LogEntry
+    commit: TableCommit
+
+
+class CommitLog(Protocol):
+    """A table's log of one file per version, which a writer that puts without a condition may replace."""
+
+    def listing(self, *, after: int) -> LogListing:
+        """Return the versions after this one."""
+        ...
+
+    def read(self, version: int) -> LoggedCommit | None:
+        """Return the commit of a version; None if it is no longer known. Raises `TableError` for an unreadable one."""
+        ...
+
+    def apply_again(self, *, version: int, of_version: int, paths: Collection[str], now: float) -> int:
+        """Commit the changes that an earlier commit made to these files as the version after ``version``.
+
+        Raises `PublishConflict` if another writer committed that version, or the outcome is unknown.
+        """
+        ...
+
+
+@runtime_checkable
+class RestatingHistory(TableHistory, Protocol):
+    """The versions of a table whose log has statistics of files, which may be stated again."""
+
+    def restate_files(self, *, version: int, files: Sequence[LoggedFile], now: float, engine: str) -> int:
+        """Commit the statistics of files that ``version`` has, and return the number of files that get bounds.
+
+        Commits nothing if none does. Raises as `TableHistory.replace_files` does.
+        """
+        ...
+
+
 class TableSink(Sink, Protocol):
     """A table at an address, for everything that Penstock does with tables. See `penstock.sinks.registry`."""
 
@@ -221,6 +291,11 @@ class TableSink(Sink, Protocol):
     @property
     def history(self) -> TableHistory | None:
         """The table's versions; None if the format keeps no earlier ones."""
+        ...
+
+    @property
+    def commit_log(self) -> CommitLog | None:
+        """The table's log; None if no other writer can replace a commit of this format."""
         ...
 
     def check_location(self) -> None:

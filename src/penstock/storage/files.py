@@ -13,6 +13,7 @@ class FileInfo:
     path: str
     size_bytes: int
     modified_at: float  # Unix seconds
+    tag: str = ""  # another one if the file is replaced, even by one of the same size: S3's ETag, or inode and time
 
 
 class Files(Protocol):
@@ -68,8 +69,19 @@ class Files(Protocol):
         """
         ...
 
+    def list_after(self, folder: str, name: str) -> Iterator[FileInfo]:
+        """Yield the files directly in the folder whose names sort after ``name``, by name. S3 returns 1,000 a request.
+
+        Locally, files that are still being written are left out.
+        """
+        ...
+
     def read(self, path: str) -> bytes:
         """Return the file's bytes. Raises `FileNotFoundError`."""
+        ...
+
+    def read_tagged(self, path: str) -> tuple[bytes, FileInfo]:
+        """Return the file's bytes, and the size, time and tag of exactly these bytes. Raises `FileNotFoundError`."""
         ...
 
     def write(self, path: str, data: bytes) -> None:

@@ -73,9 +73,20 @@ class LocalFiles:
             except (FileNotFoundError, NotADirectoryError):
                 return []
 
+    def list_after(self, folder: str, name: str) -> Iterator[FileInfo]:
+        for entry in self.names(folder):
+            if entry > name and not entry.endswith("/") and not entry.startswith("."):
+                info = self.stat(f"{folder}/{entry}".strip("/"))
+                if info is not None:  # None if it was deleted meanwhile
+                    yield info
+
     def read(self, path: str) -> bytes:
         with self._explained(path):
             return (self.root / path).read_bytes()
+
+    def read_tagged(self, path: str) -> tuple[bytes, FileInfo]:
+        with self._explained(path), (self.root / path).open("rb") as file:
+            return file.read(), _info(path, os.fstat(file.fileno()))
 
     def write(self, path: str, data: bytes) -> None:
         with self.open_output(path) as file:
@@ -164,4 +175,9 @@ class LocalFiles:
 
 
 def _info(path: str, status: os.stat_result) -> FileInfo:
-    return FileInfo(path=path, size_bytes=status.st_size, modified_at=status.st_mtime)
+    return FileInfo(
+        path=path,
+        size_bytes=status.st_size,
+        modified_at=status.st_mtime,
+        tag=f"{status.st_ino:x}-{status.st_mtime_ns:x}",
+    )

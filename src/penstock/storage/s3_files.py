@@ -239,7 +239,7 @@ class S3Files:
                 head = self._bucket().head(self._key(path))
         except FileNotFoundError:
             return None
-        return FileInfo(path=path, size_bytes=head["size"], modified_at=head["last_modified"].timestamp())
+        return _from_meta(path, head)
 
     def list(self, folder: str = "") -> Iterator[FileInfo]:
         root = self._key("")
@@ -248,7 +248,7 @@ class S3Files:
             for entry in page.get("Contents", ()):
                 path = entry["Key"][len(root) :].removeprefix("/")
                 if path and not path.endswith("/"):  # otherwise a folder made in the AWS console
-                    yield FileInfo(path=path, size_bytes=entry["Size"], modified_at=entry["LastModified"].timestamp())
+                    yield _from_entry(path, entry)
 
     def names(self, folder: str = "") -> Sequence[str]:
         below = self._folder(folder)
@@ -258,9 +258,23 @@ class S3Files:
             found += (entry["Prefix"] for entry in page.get("CommonPrefixes", ()))
         return sorted(key[len(below) :] for key in found if key != below)
 
+    def list_after(self, folder: str, name: str) -> Iterator[FileInfo]:
+        below = self._folder(folder)
+        with self._explained(folder):  # with obstore: boto3 needs 60 ms of CPU for 300 files, this 4 ms (measured)
+            for page in self._bucket().list(below, offset=f"{below}{name}", chunk_size=1_000):
+                for meta in page:
+                    entry = meta["path"][len(below) :]
+                    if "/" not in entry:
+                        yield _from_meta(f"{folder}/{entry}".strip("/"), meta)
+
     def read(self, path: str) -> bytes:
         with self._explained(path):
             return bytes(self._bucket().get(self._key(path)).bytes())
+
+    def read_tagged(self, path: str) -> tuple[bytes, FileInfo]:
+        with self._explained(path):
+            found = self._bucket().get(self._key(path))
+            return bytes(found.bytes()), _from_meta(path, found.meta)
 
     def write(self, path: str, data: bytes) -> None:
         with self._explained(path):
@@ -374,3 +388,19 @@ class S3Files:
 
         error = ClientError({"Error": {"Code": failed.get("Code", "")}}, "DeleteObjects")
         refuse(f"{S3}{self.address.bucket}/{failed.get('Key', '')}", error)
+
+
+def _from_meta(path: str, meta: Mapping[str, Any]) -> FileInfo:
+    """Return the file that obstore describes."""
+    modified_at = meta["last_modified"].timestamp()
+    return FileInfo(path=path, size_bytes=meta["size"], modified_at=modified_at, tag=_bare(meta["e_tag"]))
+
+
+def _from_entry(path: str, entry: Mapping[str, Any]) -> FileInfo:
+    """Return the file that an entry of a listing describes."""
+    modified_at = entry["LastModified"].timestamp()
+    return FileInfo(path=path, size_bytes=entry["Size"], modified_at=modified_at, tag=_bare(entry.get("ETag")))
+
+
+def _bare(etag: str | None) -> str:
+    return (etag or "").strip('"')

@@ -30,6 +30,7 @@ SINCE_0001 = {
     "reconciliations",
     "quarantined",
     "replays",
+    "table_commits",
     "audit",
     "owners",
 }

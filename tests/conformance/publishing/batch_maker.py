@@ -6,22 +6,43 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from deltalake import DeltaTable
+from tests.conformance.sinks.kit import iceberg_table
 from ulid import ULID
 
 from penstock.ledger import Ledger
 from penstock.ledger.records import BatchOutcome, BatchRecord, Candidate, ObjectResult, OriginalMessage
 from penstock.sinks.manifest import DataFile, encode
 from penstock.sinks.parquet import list_files
+from penstock.sinks.registry import DEFAULT_SCHEME, open_sink
 from penstock.sinks.schema import encode as encode_schema
+from penstock.sinks.sink import TableSink
 from penstock.storage.local import LocalFiles
 
 PIPELINE = "file:///lake/clicks"
 SCHEMA = pa.schema([("id", pa.int64()), ("word", pa.string())])
 LEASE_SECONDS = 600.0
 OVER = -1.0  # a lease that has expired when it is granted
+
+
+def shown_files(root: Path) -> list[Path]:
+    """Return the data files of a table, as a library of its format names them."""
+    if (root / "_delta_log").exists():
+        return [Path(unquote(uri)) for uri in DeltaTable(str(root)).file_uris()]
+    return [Path(task.file.file_path) for task in iceberg_table(root).scan().plan_files()]
+
+
+def shown_ids(root: Path) -> list[int]:
+    """Return the ids in a table, read file by file."""
+    return sorted(row for path in shown_files(root) for row in pq.read_table(path)["id"].to_pylist())
+
+
+def has_table(root: Path) -> bool:
+    return (root / "_delta_log").exists() or (root / "metadata").exists()
 
 
 @dataclass(kw_only=True)
@@ -31,11 +52,16 @@ class BatchMaker:
     root: Path
     ledger: Ledger
     pipeline: str = PIPELINE
+    scheme: str = DEFAULT_SCHEME  # of the table's format
     _numbers: Iterator[int] = field(default_factory=count)
     _held: dict[str, bytes] = field(default_factory=dict)  # the one object of each attempt
 
     def __post_init__(self) -> None:
         self.ledger.ensure_pipeline(self.pipeline)
+
+    def sink(self, *, partition_by: Sequence[str] | None = ()) -> TableSink:
+        """Return the table's sink, as a new process opens it."""
+        return open_sink(LocalFiles(self.root), scheme=self.scheme, pipeline=self.pipeline, partition_by=partition_by)
 
     def claim(self, *, lease_seconds: float = LEASE_SECONDS) -> str:
         """Open an attempt on one object."""

@@ -10,15 +10,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from tests.conformance.publishing.batch_maker import PIPELINE, SCHEMA, BatchMaker
+from tests.conformance.publishing.batch_maker import PIPELINE, SCHEMA, BatchMaker, has_table, shown_ids
 
 from penstock.errors import PublishHalted, TableError
 from penstock.events import Bus
 from penstock.ledger import Ledger
 from penstock.messaging.steps import Probe, Step, no_probe
 from penstock.pipeline.publish import START, Published, check_tip, publish, rows_schema
-from penstock.sinks.delta.sink import DeltaTableSink, open_dataset
-from penstock.storage.local import LocalFiles
 from penstock.testing import FakeClock
 
 ROUNDS = 30
@@ -34,7 +32,7 @@ def published(maker: BatchMaker, *, probe: Probe = no_probe, after: Published | 
     """Publish as one process, which shares only the ledger's file and the table."""
     return publish(
         maker.ledger,
-        DeltaTableSink(LocalFiles(maker.root), pipeline=PIPELINE, **sink),
+        maker.sink(**sink),
         pipeline=PIPELINE,
         manifest_of=lambda batch: batch.record.manifest,
         schema_of=lambda batch: rows_schema(batch, partition_by=()),
@@ -47,11 +45,11 @@ def published(maker: BatchMaker, *, probe: Probe = no_probe, after: Published | 
 
 
 def ids(root: Path) -> list[int]:
-    return sorted(row for row in open_dataset(LocalFiles(root)).to_table(columns=["id"])["id"].to_pylist())
+    return shown_ids(root)
 
 
 def seq(maker: BatchMaker) -> int:
-    table = DeltaTableSink(LocalFiles(maker.root), pipeline=PIPELINE).load()
+    table = maker.sink().load()
     return table.position.seq if table is not None else 0
 
 
@@ -166,7 +164,7 @@ def test_batches_without_files_are_published_with_the_next_batch_that_has_files(
 def test_batches_without_files_alone_create_no_table(maker: BatchMaker) -> None:
     maker.batch([])
     assert published(maker).read_to.seq == 1
-    assert not (maker.root / "_delta_log").exists()
+    assert not has_table(maker.root)
 
 
 def test_an_outdated_earlier_result_is_not_trusted(maker: BatchMaker) -> None:
@@ -186,7 +184,9 @@ def test_columns_of_a_later_batch_are_added_with_it(maker: BatchMaker) -> None:
     maker.batch([2], schema=wider)
     maker.batch([3], schema=wider)
     published(maker)
-    assert open_dataset(LocalFiles(maker.root)).schema.names == ["id", "word", "score"]
+    table = maker.sink().load()
+    assert table is not None
+    assert table.schema.names == ["id", "word", "score"]
     assert ids(maker.root) == [1, 2, 3]
 
 
@@ -210,7 +210,9 @@ def test_publishing_from_a_rolled_back_ledger_is_refused(maker: BatchMaker, tmp_
         now.backup(backup)
     maker.batch([2])
     published(maker)
-    older = BatchMaker(root=maker.root, ledger=Ledger.open(tmp_path / "backup.db"), _numbers=iter(range(100, 200)))
+    older = BatchMaker(
+        root=maker.root, ledger=Ledger.open(tmp_path / "backup.db"), scheme=maker.scheme, _numbers=iter(range(100, 200))
+    )
     with pytest.raises(PublishHalted, match="no such batch: the ledger was rolled back"):
         published(older)
     older.batch([3])
@@ -223,7 +225,7 @@ def test_publishing_from_a_rolled_back_ledger_is_refused(maker: BatchMaker, tmp_
 def test_publishing_from_the_ledger_of_another_table_is_refused(maker: BatchMaker, tmp_path: Path) -> None:
     maker.batch([1])
     published(maker)
-    other = BatchMaker(root=maker.root, ledger=Ledger.open(tmp_path / "other.db"))
+    other = BatchMaker(root=maker.root, ledger=Ledger.open(tmp_path / "other.db"), scheme=maker.scheme)
     other.batch([2])
     with pytest.raises(PublishHalted, match="belongs to another table"):
         published(other)
@@ -234,39 +236,39 @@ def test_check_tip_finds_the_wrong_ledger_without_batches_to_publish(maker: Batc
     maker.batch([1])
     published(maker)
     other = Ledger.open(tmp_path / "other.db")
-    table = DeltaTableSink(LocalFiles(maker.root), pipeline=PIPELINE).load()
+    table = maker.sink().load()
     with pytest.raises(PublishHalted):
         check_tip(other, table, pipeline=PIPELINE, where="here")
     other.close()
 
 
-def test_the_position_survives_checkpoints_and_log_cleanup(maker: BatchMaker) -> None:
+def test_the_position_survives_checkpoints_and_log_cleanup(delta_maker: BatchMaker) -> None:
     for number in range(5):
-        maker.batch([number])
-        published(maker)
-    table = DeltaTable(str(maker.root))
+        delta_maker.batch([number])
+        published(delta_maker)
+    table = DeltaTable(str(delta_maker.root))
     table.create_checkpoint()
     table.alter.set_table_properties({"delta.logRetentionDuration": "interval 0 days"})
-    DeltaTable(str(maker.root)).cleanup_metadata()
-    kept = sorted(path.name for path in (maker.root / "_delta_log").glob("*.json"))
+    DeltaTable(str(delta_maker.root)).cleanup_metadata()
+    kept = sorted(path.name for path in (delta_maker.root / "_delta_log").glob("*.json"))
     assert kept[0] > f"{1:020}.json"  # the commits that first named our position are deleted
-    maker.batch([5])
-    published(maker)
-    assert seq(maker) == 6
-    assert ids(maker.root) == list(range(6))
+    delta_maker.batch([5])
+    published(delta_maker)
+    assert seq(delta_maker) == 6
+    assert ids(delta_maker.root) == list(range(6))
 
 
-def test_compaction_and_vacuum_by_other_programs_change_no_rows(maker: BatchMaker) -> None:
+def test_compaction_and_vacuum_by_other_programs_change_no_rows(delta_maker: BatchMaker) -> None:
     for number in range(4):
-        maker.batch([number])
-        published(maker)
-    DeltaTable(str(maker.root)).optimize.compact()
-    DeltaTable(str(maker.root)).vacuum(
+        delta_maker.batch([number])
+        published(delta_maker)
+    DeltaTable(str(delta_maker.root)).optimize.compact()
+    DeltaTable(str(delta_maker.root)).vacuum(
         retention_hours=0, dry_run=False, enforce_retention_duration=False, keep_versions=None
     )
-    maker.batch([4])
-    published(maker)
-    assert ids(maker.root) == list(range(5))
+    delta_maker.batch([4])
+    published(delta_maker)
+    assert ids(delta_maker.root) == list(range(5))
 
 
 def test_a_first_batch_with_other_partitions_creates_no_table(maker: BatchMaker) -> None:
@@ -274,7 +276,7 @@ def test_a_first_batch_with_other_partitions_creates_no_table(maker: BatchMaker)
     with pytest.raises(TableError, match="partitioned by nothing and not by id"):
         publish(
             maker.ledger,
-            DeltaTableSink(LocalFiles(maker.root), pipeline=PIPELINE, partition_by=["id"]),
+            maker.sink(partition_by=["id"]),
             pipeline=PIPELINE,
             manifest_of=lambda batch: batch.record.manifest,
             schema_of=lambda batch: rows_schema(batch, partition_by=["id"]),
@@ -282,4 +284,4 @@ def test_a_first_batch_with_other_partitions_creates_no_table(maker: BatchMaker)
             probe=no_probe,
             step=Step.ROWS_PUBLISHED,
         )
-    assert not (maker.root / "_delta_log").exists()
+    assert not has_table(maker.root)

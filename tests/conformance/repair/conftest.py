@@ -17,9 +17,9 @@ def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
     ledger.close()
 
 
-@pytest.fixture
-def sqlite_scene(tmp_path: Path) -> Iterator[Scene]:
-    """Return a scene for tests that do not depend on the database."""
+@pytest.fixture(params=["delta", "iceberg"])
+def sqlite_scene(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Scene]:
+    """Return a scene for tests that do not depend on the database, with each table format that keeps a history."""
     ledger = Ledger.open("sqlite://")
-    yield Scene(folder=tmp_path, ledger=ledger)
+    yield Scene(folder=tmp_path, ledger=ledger, scheme=request.param)
     ledger.close()

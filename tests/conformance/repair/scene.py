@@ -1,7 +1,7 @@
 """A pipeline in its parts: objects of numbered lines, batches of them, tables, and a ledger that can be restored from a
 backup.
 
-Tables are read with deltalake alone; the lines of each object are identified by its number.
+Tables are read with deltalake or PyIceberg alone; the lines of each object are identified by its number.
 """
 
 from collections import Counter
@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 from sqlalchemy import delete, insert, select
+from tests.conformance.sinks.kit import iceberg_table
 from ulid import ULID
 
 from penstock.app.paths import TablePaths
@@ -37,6 +38,7 @@ from penstock.pipeline.maintenance.repair import Repairer, RepairFindings
 from penstock.pipeline.spark.source.quarantine import QUARANTINE_SCHEMA
 from penstock.sinks.manifest import DataFile, encode
 from penstock.sinks.parquet import list_files
+from penstock.sinks.registry import DEFAULT_SCHEME
 from penstock.sinks.schema import encode as encode_schema
 from penstock.storage.files import Files
 from penstock.storage.local import LocalFiles
@@ -58,6 +60,7 @@ class Scene:
     folder: Path
     ledger: Ledger
     root: Files | None = None  # of the table, if it is not in the folder
+    scheme: str = DEFAULT_SCHEME  # of the table's format
     events: list[Event] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -71,6 +74,7 @@ class Scene:
             quarantine=table.beside("table_quarantine"),
             state=self.folder / "state",
             name=PIPELINE,
+            scheme=self.scheme,
         )
 
     @property
@@ -223,10 +227,15 @@ class Scene:
 
 def _rows(root: Files, columns: list[str]) -> Sequence[Mapping[str, Any]]:
     """Read the rows file by file, as the table names them."""
-    try:
-        table = DeltaTable(str(root), storage_options=dict(root.store_options()))
-    except TableNotFoundError:
-        return ()
-    paths = [uri.split("/table/")[-1].split("/table_quarantine/")[-1] for uri in table.file_uris()]
+    paths = [uri.split("/table/")[-1].split("/table_quarantine/")[-1] for uri in _locations(root)]
     files = [pq.ParquetFile(pa.BufferReader(root.read(path))) for path in paths]
     return [row for file in files for row in file.read(columns=columns).to_pylist()]
+
+
+def _locations(root: Files) -> Sequence[str]:
+    if root.is_local and "metadata/" in root.names():
+        return [task.file.file_path for task in iceberg_table(Path(str(root))).scan().plan_files()]
+    try:
+        return DeltaTable(str(root), storage_options=dict(root.store_options())).file_uris()
+    except TableNotFoundError:
+        return ()

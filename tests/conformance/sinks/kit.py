@@ -6,9 +6,11 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyiceberg.table import StaticTable
 from tests.conformance.sinks.toy_sink import ToySink
 
 from penstock.sinks.delta.sink import DeltaTableSink, open_dataset
+from penstock.sinks.iceberg.sink import IcebergTableSink
 from penstock.sinks.manifest import DataFile
 from penstock.sinks.sink import Append, LoadedTable, Sink
 from penstock.storage.local import LocalFiles
@@ -37,6 +39,15 @@ class DeltaKit:
         return rows
 
 
+class IcebergKit:
+    def sink(self, root: Path, *, pipeline: str = PIPELINE, partition_by: Sequence[str] = ()) -> Sink:
+        return IcebergTableSink(LocalFiles(root), pipeline=pipeline, partition_by=partition_by)
+
+    def rows(self, root: Path) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = iceberg_table(root).scan().to_arrow().to_pylist()
+        return rows
+
+
 class ToyKit:
     def sink(self, root: Path, *, pipeline: str = PIPELINE, partition_by: Sequence[str] = ()) -> Sink:
         return ToySink(LocalFiles(root), pipeline, partition_by)
@@ -48,7 +59,13 @@ class ToyKit:
         return rows
 
 
-KITS: dict[str, type[Kit]] = {"delta": DeltaKit, "toy": ToyKit}
+KITS: dict[str, type[Kit]] = {"delta": DeltaKit, "iceberg": IcebergKit, "toy": ToyKit}
+
+
+def iceberg_table(root: Path) -> StaticTable:
+    """Open the newest version of an Iceberg table's metadata with PyIceberg alone."""
+    newest = max((root / "metadata").glob("v*.metadata.json"), key=lambda path: int(path.name.split(".")[0][1:]))
+    return StaticTable.from_metadata(str(newest))
 
 
 def write(

@@ -1,7 +1,7 @@
 """A filtered read finds the same rows as a full one, whatever statistics the log has.
 
-deltalake 1.6 drops rows if a log has bounds for some columns and not for others. Penstock therefore records none (see
-`penstock.sinks.delta.sink`); these tests would notice a regression.
+deltalake 1.6 drops rows if a log has bounds of a file for some columns and not for others (see
+`penstock.sinks.delta.statistics`). These files are like that; other readers and types are in `test_readers`.
 """
 
 from pathlib import Path

@@ -28,7 +28,15 @@ from penstock.operations.tables.upkeep import MaintainedPipeline
 from penstock.pipeline.extra import require_spark
 from penstock.pipeline.maintenance.compact import compact
 from penstock.sinks.declaration import SinkDeclaration
-from penstock.sinks.registry import DEFAULT_SCHEME, SINKS, SinkPackage, is_installed, split_address, untested
+from penstock.sinks.registry import (
+    DEFAULT_SCHEME,
+    SINKS,
+    SinkPackage,
+    address_in,
+    is_installed,
+    split_address,
+    untested,
+)
 from penstock.testing import FakeClock
 from penstock.worker.shutdown import StopSignal
 
@@ -36,7 +44,7 @@ from penstock.worker.shutdown import StopSignal
 @pytest.fixture
 def table_location(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TablePaths:
     monkeypatch.setitem(SINKS, "toy", TOY)
-    return table_paths(f"toy+{tmp_path}/clicks")
+    return table_paths(f"toy:{tmp_path}/clicks")
 
 
 @pytest.fixture
@@ -81,51 +89,52 @@ def test_maintenance_of_a_format_without_history_is_refused_or_does_nothing(
 @pytest.mark.parametrize(
     ("address", "expected"),
     [
-        ("toy+/lake/a", ("toy", "/lake/a")),
-        ("toy+s3://lake/a", ("toy", "s3://lake/a")),
-        ("toy+./a", ("toy", "./a")),
-        ("toy+../a", ("toy", "../a")),
-        ("toy+~/a", ("toy", "~/a")),
-        ("toy+file:///lake/a", ("toy", "file:///lake/a")),
-        ("toy+./c+/a", ("toy", "./c+/a")),
-        ("delta+/lake/a", (DEFAULT_SCHEME, "/lake/a")),
-        ("delta+s3://lake/a", (DEFAULT_SCHEME, "s3://lake/a")),
-        # folders
-        ("/lake/toy+a", (DEFAULT_SCHEME, "/lake/toy+a")),
-        ("/lake/toy+/a", (DEFAULT_SCHEME, "/lake/toy+/a")),
-        ("./unheard+/a", (DEFAULT_SCHEME, "./unheard+/a")),
-        ("s3://lake/unheard+/a", (DEFAULT_SCHEME, "s3://lake/unheard+/a")),
-        ("toy+a", (DEFAULT_SCHEME, "toy+a")),
-        ("delta+a", (DEFAULT_SCHEME, "delta+a")),
-        ("toy+.a", (DEFAULT_SCHEME, "toy+.a")),
-        ("lake+raw/a", (DEFAULT_SCHEME, "lake+raw/a")),
-        ("c++/a", (DEFAULT_SCHEME, "c++/a")),
-        ("2026+/a", (DEFAULT_SCHEME, "2026+/a")),
-        ("delta+", (DEFAULT_SCHEME, "delta+")),
+        ("toy:/lake/a", ("toy", "/lake/a")),
+        ("toy:s3://lake/a", ("toy", "s3://lake/a")),
+        ("toy:a", ("toy", "a")),
+        ("toy:./a", ("toy", "./a")),
+        ("toy:../a", ("toy", "../a")),
+        ("toy:~/a", ("toy", "~/a")),
+        ("toy:file:///lake/a", ("toy", "file:///lake/a")),
+        ("toy:./c:/a", ("toy", "./c:/a")),
+        ("delta:/lake/a", (DEFAULT_SCHEME, "/lake/a")),
+        ("delta:s3://lake/a", (DEFAULT_SCHEME, "s3://lake/a")),
+        ("delta:toy:a", (DEFAULT_SCHEME, "toy:a")),
+        # without a scheme
+        ("s3://lake/unheard:/a", (DEFAULT_SCHEME, "s3://lake/unheard:/a")),
+        ("file:///lake/a", (DEFAULT_SCHEME, "file:///lake/a")),
+        ("s3a://lake/a", (DEFAULT_SCHEME, "s3a://lake/a")),
+        ("/lake/toy:a", (DEFAULT_SCHEME, "/lake/toy:a")),
+        ("./toy:a", (DEFAULT_SCHEME, "./toy:a")),
+        ("./unheard:/a", (DEFAULT_SCHEME, "./unheard:/a")),
+        ("unheard:a", (DEFAULT_SCHEME, "unheard:a")),
+        ("2026:a", (DEFAULT_SCHEME, "2026:a")),
+        ("toy+/a", (DEFAULT_SCHEME, "toy+/a")),
     ],
 )
 @pytest.mark.usefixtures("table_location")
 def test_a_scheme_is_split_from_an_address_of_its_exact_form(address: str, expected: tuple[str, str]) -> None:
     assert split_address(address) == expected
+    assert split_address(address_in(*expected)) == expected
 
 
 @pytest.mark.parametrize(
     "address",
     [
-        "unheard+/lake/a",
-        "unheard+s3://lake/a",
-        "unheard+./a",
-        "unheard+../a",
-        "unheard+~/a",
-        "Delta+/lake/a",
-        "x+s3:/a",
+        "unheard:/lake/a",
+        "unheard:s3://lake/a",
+        "unheard:./a",
+        "unheard:../a",
+        "unheard:~/a",
+        "Delta:/lake/a",
+        "x:s3:/a",
     ],
 )
 @pytest.mark.usefixtures("table_location")
 def test_a_scheme_of_no_format_is_refused(address: str) -> None:
     expected = (
-        f"The table {address} is in no known format, as {address.partition('+')[0]} is not one of delta, toy; write ./ "
-        "before a folder that has such a name."
+        f"The table {address} is in no known format, as {address.partition(':')[0]} is not one of {', '.join(SINKS)}; "
+        "write ./ before a folder that has such a name."
     )
     with pytest.raises(UsageError, match=f"^{re.escape(expected)}$"):
         table_paths(address)
@@ -133,17 +142,23 @@ def test_a_scheme_of_no_format_is_refused(address: str) -> None:
         DeltaSink(address)
 
 
+@pytest.mark.parametrize("address", ["s3:/lake/a", "file:/lake/a"])
+def test_a_typo_in_the_scheme_of_a_place_is_reported_as_such(address: str) -> None:
+    with pytest.raises(UsageError, match="is neither a local folder nor s3://BUCKET/PREFIX"):
+        table_paths(address)
+
+
 def test_the_default_format_may_be_named(tmp_path: Path) -> None:
-    assert table_paths(f"delta+{tmp_path}/clicks") == table_paths(tmp_path / "clicks")
-    assert DeltaSink(f"delta+{tmp_path}/clicks").address == f"{tmp_path}/clicks"
+    assert table_paths(f"delta:{tmp_path}/clicks") == table_paths(tmp_path / "clicks")
+    assert DeltaSink(f"delta:{tmp_path}/clicks").address == f"{tmp_path}/clicks"
 
 
 @pytest.mark.usefixtures("table_location")
 def test_a_relative_folder_of_a_format_is_declared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert ToyTable("clicks").address == "toy+./clicks"
-    assert table_paths(ToyTable("clicks").address) == table_paths(ToyTable("toy+./clicks").address)
-    assert table_paths(ToyTable("clicks").address) == table_paths(f"toy+{tmp_path}/clicks")
+    assert ToyTable("clicks").address == "toy:clicks"
+    assert table_paths(ToyTable("clicks").address) == table_paths(ToyTable("toy:./clicks").address)
+    assert table_paths(ToyTable("clicks").address) == table_paths(f"toy:{tmp_path}/clicks")
 
 
 @pytest.mark.usefixtures("table_location")
@@ -153,24 +168,24 @@ def test_a_table_that_a_command_finds_has_the_format_that_it_was_made_with(
     monkeypatch.chdir(tmp_path)
     source, table = tmp_path / "landing", tmp_path / "lake" / "clicks"
     source.mkdir()
-    ingest(IngestRequest(source=str(source), table=f"toy+{table}", schema="id long"), stop=StopSignal())
-    for named in (None, str(table), f"toy+{table}"):
+    ingest(IngestRequest(source=str(source), table=f"toy:{table}", schema="id long"), stop=StopSignal())
+    for named in (None, str(table), f"toy:{table}"):
         found = find_table(named, None, here=tmp_path)
         assert (found.scheme, str(found.table)) == ("toy", str(table))
     assert find_scope(ScopeRequest(), here=tmp_path).table_formats == ["toy"]
-    error = f"The table {table} is in the format toy, not delta: write toy+{table}."
+    error = f"The table {table} is in the format toy, not delta: write toy:{table}."
     with pytest.raises(UsageError, match=f"^{re.escape(error)}$"):
-        find_table(f"delta+{table}", None, here=tmp_path)
+        find_table(f"delta:{table}", None, here=tmp_path)
     with pytest.raises(UsageError, match=f"^{re.escape(error)}$"):
         ingest(IngestRequest(source=str(source), table=str(table), schema="id long"), stop=StopSignal())
     monkeypatch.delitem(SINKS, "toy")
-    with pytest.raises(UsageError, match=r"is in the format toy, which is not registered; the formats: delta\.$"):
+    with pytest.raises(UsageError, match=r"format toy, which is not registered; the formats: delta, iceberg\.$"):
         find_table(None, None, here=tmp_path)
 
 
 @pytest.mark.usefixtures("table_location")
 def test_an_import_records_the_format_of_its_table_too(tmp_path: Path) -> None:
-    with target_of(app=None, pipeline=None, table=f"toy+{tmp_path}/views", state=f"{tmp_path}/data"):
+    with target_of(app=None, pipeline=None, table=f"toy:{tmp_path}/views", state=f"{tmp_path}/data"):
         pass
     assert find_table(f"{tmp_path}/views", f"{tmp_path}/data", here=tmp_path).scheme == "toy"
     other = target_of(app=None, pipeline=None, table=f"{tmp_path}/views", state=f"{tmp_path}/data")
@@ -226,9 +241,9 @@ def test_errors_name_the_class_of_each_format(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=f"{re.escape(' or '.join(classes))}\\.$"):
         declare("clicks", state=tmp_path)  # type: ignore[arg-type]  # the mistake under test
     with pytest.raises(UsageError, match="in the format toy, and DeltaSink declares one in the format delta"):
-        DeltaSink(f"toy+{tmp_path}/clicks")
+        DeltaSink(f"toy:{tmp_path}/clicks")
     with pytest.raises(UsageError, match="in the format delta, and ToyTable declares one in the format toy"):
-        ToyTable(f"delta+{tmp_path}/clicks")
+        ToyTable(f"delta:{tmp_path}/clicks")
     with pytest.raises(UsageError, match="partitioned by day more than once"):
         ToyTable(tmp_path / "clicks", partition_by=["day", "day"])
 

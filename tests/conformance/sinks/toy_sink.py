@@ -112,6 +112,7 @@ class ToySink:
     pipeline: str
     partition_by: Sequence[str] | None = ()
     history: None = None
+    commit_log: None = None
 
     @property
     def uri(self) -> str:

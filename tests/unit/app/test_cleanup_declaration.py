@@ -182,7 +182,7 @@ def test_an_incomplete_or_unknown_cleanup_on_the_command_line_is_refused(
         cleanup_of(action, after=after, target=target)
 
 
-@pytest.mark.parametrize("prefix", ["", "toy+"])
+@pytest.mark.parametrize("prefix", ["", "toy:"])
 def test_a_move_into_a_table_is_refused_with_and_without_its_format_prefix(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, prefix: str
 ) -> None:

@@ -83,7 +83,7 @@ def test_a_table_in_s3_is_read_with_the_settings_of_aws(here: Path, monkeypatch:
     state = table_paths("s3://lake/clicks").state
     state.mkdir(parents=True)
     (state / "ledger.db").touch()
-    for address in ("s3://lake/clicks", "delta+s3://lake/clicks"):
+    for address in ("s3://lake/clicks", "delta:s3://lake/clicks"):
         assert find_scope(ScopeRequest(table=address), here=here).aws.region == "eu-north-1"
 
 

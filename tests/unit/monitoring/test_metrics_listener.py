@@ -232,6 +232,29 @@ CASES = {
             "quarantined_lines_total{pipeline=clicks,reason=invalid UTF-8}": 1,
         },
     ),
+    "commits of another writer": Case(
+        emitted=[
+            *(
+                events.ForeignCommit(pipeline="clicks", sink="rows", version=version, operation="WRITE", engine="Spark")
+                for version in (3, 4)
+            ),
+            events.CommitOverwritten(
+                pipeline="clicks",
+                sink="rows",
+                version=4,
+                operation="WRITE",
+                engine="Spark",
+                first_seq=3,
+                last_seq=3,
+                files=1,
+                table_version=6,
+            ),
+        ],
+        counted={
+            "table_foreign_commits_total{pipeline=clicks}": 2,
+            "table_commits_overwritten_total{pipeline=clicks}": 1,
+        },
+    ),
     "a run that failed and was then abandoned": Case(
         emitted=[
             *(claimed(), 5.0, events.RunFailed(**RUN, objects=2, error="no")),

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from penstock.errors import TableError, TemporaryError
 from penstock.sinks.parquet import (
     STRING_CHARACTERS_MAX,
+    FooterNote,
     WrittenFile,
     bounds,
     list_files,
@@ -29,6 +30,7 @@ from penstock.storage.local import LocalFiles
 RUN = "data/01K00000000000000000000000/r1"
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 UTC_US = pa.timestamp("us", tz="UTC")
+TEXTS = st.text(st.characters(codec="utf-8", max_codepoint=0x10FFFE))
 MICROSECONDS = st.integers(-(2**57), 2**57) | st.integers(-(2**63), 2**63 - 1)  # mostly in years that Python supports
 
 
@@ -214,9 +216,27 @@ def test_nested_columns_are_skipped_and_later_columns_keep_their_bounds() -> Non
             "1970-01-01T00:00:00.000",
         ),
         (pa.array(["", "b"]), "", "b"),
+        (pa.array(["é" * 33, "a"]), "a", "é" * 31 + "ê"),
         (pa.array([-(2**63), 2**63 - 1]), -(2**63), 2**63 - 1),
+        (pa.array([True, False]), False, True),
+        (pa.array([True, True]), True, True),
+        (pa.array([Decimal("-0.05"), None, Decimal("12.34")]), "-0.05", "12.34"),
+        (pa.array([Decimal("5"), Decimal("-7")], pa.decimal128(20, 0)), "-7", "5"),
+        (pa.array([Decimal("-" + "9" * 36 + ".99")]), "-" + "9" * 36 + ".99", "-" + "9" * 36 + ".99"),
     ],
-    ids=["dates", "timestamps-rounded-outwards", "before-the-epoch", "strings", "integers"],
+    ids=[
+        "dates",
+        "timestamps-rounded-outwards",
+        "before-the-epoch",
+        "strings",
+        "long-strings",
+        "integers",
+        "booleans",
+        "one-boolean",
+        "decimals",
+        "whole-decimals",
+        "long-decimals",
+    ],
 )
 def test_bounds_have_the_format_of_delta(column: pa.Array, least: Any, greatest: Any) -> None:
     found = of(column)
@@ -226,9 +246,7 @@ def test_bounds_have_the_format_of_delta(column: pa.Array, least: Any, greatest:
 @pytest.mark.parametrize(
     "column",
     [
-        pa.array([True, False]),
         pa.array([b"a", b"b"]),
-        pa.array([Decimal("1.00"), Decimal("2.50")]),
         pa.array([math.inf, 1.0]),
     ],
     ids=lambda column: str(column.type),
@@ -238,13 +256,86 @@ def test_unsafe_bounds_are_left_out(column: pa.Array) -> None:
     assert (found["minValues"], found["maxValues"]) == ({}, {})
 
 
-@given(st.lists(st.text(st.characters(codec="utf-8")), min_size=1, max_size=5))
+@given(st.lists(TEXTS, min_size=1, max_size=5))
 def test_the_bounds_of_strings_enclose_them(values: list[str]) -> None:
-    raw = sorted(value.encode() for value in values)
-    least, greatest = bounds(pa.string(), raw[0], raw[-1])
+    least, greatest = bounds(pa.string(), min(values), max(values))
     assert len(least) <= STRING_CHARACTERS_MAX
-    assert all(least.encode() <= value for value in raw)
-    assert greatest is None or all(greatest.encode() >= value for value in raw)
+    assert all(least.encode() <= value.encode() for value in values)
+    assert greatest is None or len(greatest) <= STRING_CHARACTERS_MAX
+    assert greatest is None or all(greatest.encode() >= value.encode() for value in values)
+
+
+@pytest.mark.parametrize(
+    ("greatest", "bound"),
+    [
+        ("\ud7ff" * 40, "\ud7ff" * 31 + "\ue000"),
+        ("a" + "\U0010ffff" * 40, "b"),
+        ("\U0010ffff" * 40, None),
+    ],
+    ids=["before-the-surrogates", "after-the-last-character", "nothing-is-above"],
+)
+def test_the_bound_of_a_long_string_is_the_next_short_one(greatest: str, bound: str | None) -> None:
+    assert bounds(pa.string(), "", greatest) == ("", bound)
+
+
+@given(st.lists(st.decimals(allow_nan=False, allow_infinity=False, places=9, min_value=-(10**8), max_value=10**8)))
+def test_the_bounds_of_decimals_are_exact_in_any_file(values: list[Decimal]) -> None:
+    for as_integer in (False, True):
+        column = pa.array([None, *values], pa.decimal128(18, 9))
+        sink = pa.BufferOutputStream()
+        pq.write_table(pa.table({"c": column}), sink, row_group_size=1, store_decimal_as_integer=as_integer)
+        footer = pq.read_metadata(pa.BufferReader(sink.getvalue()))
+        found = statistics(footer, footer.schema.to_arrow_schema())
+        if values:
+            assert Decimal(found["minValues"]["c"]) == min(values)
+            assert Decimal(found["maxValues"]["c"]) == max(values)
+
+
+@pytest.mark.parametrize("values", [[0.0, 0.0], [-0.0, -0.0], [-0.0, 0.0]])
+def test_bounds_of_zero_enclose_both_zeros(values: list[float]) -> None:
+    found = of(pa.array(values))
+    assert math.copysign(1, found["minValues"]["c"]) == -1
+    assert math.copysign(1, found["maxValues"]["c"]) == 1
+
+
+def test_a_string_that_is_not_utf_8_has_no_bounds() -> None:
+    column = pa.array([b"\xff", b"a"]).cast(pa.string(), safe=False)
+    assert of(column) == {"minValues": {}, "maxValues": {}, "nullCount": {"c": 0}}
+
+
+# The note in footers by Arrow
+
+
+def noted(column: pa.Array, *, group_rows: int = 2) -> dict[str, Any]:
+    """Return the statistics of a file that is written as Penstock does, with Arrow."""
+    table = pa.table({"c": column})
+    sink = pa.BufferOutputStream()
+    note = FooterNote(table.schema)
+    with pq.ParquetWriter(sink, table.schema) as writer:
+        for start in range(0, table.num_rows, group_rows):
+            group = table.slice(start, group_rows)
+            writer.write_table(group)
+            note.add(group)
+        note.write(writer)
+    footer = pq.read_metadata(pa.BufferReader(sink.getvalue()))
+    return statistics(footer, footer.schema.to_arrow_schema())
+
+
+def test_floats_without_nan_have_bounds_in_files_by_arrow() -> None:
+    found = noted(pa.array([1.5, None, -3.0, 2.0]))
+    assert (found["minValues"], found["maxValues"]) == ({"c": -3.0}, {"c": 2.0})
+    assert noted(pa.array([1.5, None, math.nan, 2.0]))["minValues"] == {}
+
+
+@given(st.lists(st.none() | st.tuples(TEXTS, st.sampled_from([1, 2_100])), min_size=1, max_size=6))
+def test_strings_of_kilobytes_have_bounds_in_files_by_arrow(parts: list[tuple[str, int] | None]) -> None:
+    values = [None if part is None else part[0] * part[1] for part in parts]
+    found = noted(pa.array(values, pa.string()))
+    texts = [value for value in values if value is not None]
+    if texts:
+        assert found["minValues"]["c"] <= min(texts)
+        assert found["maxValues"]["c"] >= max(texts)
+    assert found["nullCount"]["c"] == values.count(None)
 
 
 @given(MICROSECONDS, MICROSECONDS)

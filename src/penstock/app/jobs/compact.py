@@ -26,10 +26,13 @@ def compact_job(services: Sequence[Service], context: ServiceContext, *, every_s
     pipelines = [service.pipeline for service in services if isinstance(service, PipelineService)]
     if not pipelines:
         return None
-    tables = [declared_table_paths(one.name, one.declaration.sink.address, context.settings) for one in pipelines]
+    tables = [
+        (declared_table_paths(one.name, one.declaration.sink.address, context.settings), one.declaration.sink.order_by)
+        for one in pipelines
+    ]
     return elected_job(
         NAME,
-        [_task(table_paths, context) for table_paths in tables],
+        [_task(table_paths, order_by, context) for table_paths, order_by in tables],
         context,
         claimed_as=CLAIMED_AS,
         every_seconds=every_seconds,
@@ -43,16 +46,22 @@ def compact_tables(
     probe: Probe,
     clock: Clock,
     target_bytes: int = TARGET_BYTES,
+    order_by: Sequence[str] = (),
     dry_run: bool = False,
     progress: Progress = lambda _done, _all: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Sequence[CompactionResult]:
-    """Merge small files in each of a pipeline's tables that exists. Raises as `compact` does."""
+    """Merge small files in each of a pipeline's tables that exists. Raises as `compact` does.
+
+    ``order_by`` is for the rows, and not for the quarantine.
+    """
     found = []
-    for sink in sinks_of(table_paths):
+    rows, quarantine = sinks_of(table_paths)
+    for sink, order in ((rows, order_by), (quarantine, ())):
         done = compact(
             sink,
             target_bytes=target_bytes,
+            order_by=order,
             dry_run=dry_run,
             clock=clock,
             progress=progress,
@@ -76,9 +85,16 @@ def sinks_of(table_paths: TablePaths) -> tuple[TableSink, TableSink]:
     return rows, quarantine
 
 
-def _task(table_paths: TablePaths, context: ServiceContext) -> JobTask:
+def _task(table_paths: TablePaths, order_by: Sequence[str], context: ServiceContext) -> JobTask:
     def run(task_run: TaskRun) -> None:
-        compact_tables(table_paths, bus=context.bus, probe=context.probe, clock=context.clock, stopped=task_run.is_over)
+        compact_tables(
+            table_paths,
+            bus=context.bus,
+            probe=context.probe,
+            clock=context.clock,
+            order_by=order_by,
+            stopped=task_run.is_over,
+        )
 
     return JobTask(name=table_paths.pipeline, run=run, is_stuck=is_overlong)
 

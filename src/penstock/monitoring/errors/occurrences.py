@@ -115,6 +115,16 @@ def _ledger_rolled_back(event: events.LedgerRolledBack) -> Occurrence:
     return Occurrence(handler=event.pipeline, error_type="LedgerRolledBack", error=event.error, final=True)
 
 
+def _commit_overwritten(event: events.CommitOverwritten) -> Occurrence:
+    return Occurrence(handler=event.pipeline, error_type="CommitOverwritten", error=event.error, final=False)
+
+
+def _compaction_undone(event: events.CompactionUndone) -> Occurrence | None:
+    if event.error is None:
+        return None
+    return Occurrence(handler=event.pipeline, error_type="RowsTwice", error=event.error, final=True)
+
+
 def _consumer_halted(event: events.ConsumerHalted) -> Occurrence:
     return Occurrence(
         handler=event.handler,
@@ -195,6 +205,8 @@ _FAILURES: Mapping[type[events.Event], Callable[[Any], Occurrence | None]] = Map
         events.ExecutionFailed: _execution_failed,
         events.JobFailed: _job_failed,
         events.LedgerRolledBack: _ledger_rolled_back,
+        events.CommitOverwritten: _commit_overwritten,
+        events.CompactionUndone: _compaction_undone,
         events.ConsumerHalted: _consumer_halted,
         events.ProcessExited: _process_ended,
         events.ObjectsOverdue: _objects_overdue,

@@ -122,6 +122,37 @@ BATCH_ROWS: Rows = {
         msg="All batches up to this one are visible in the table.",
         fields={**same("pipeline", "sink", "seq", "table_version"), "duration_s": "seconds"},
     ),
+    events.ForeignCommit: LogRow(
+        name="table.foreign_commit",
+        level="info",
+        msg="Another writer committed to the table.",
+        fields=same("pipeline", "sink", "version", "operation", "engine"),
+    ),
+    events.CommitOverwritten: LogRow(
+        name="table.commit_overwritten",
+        level="error",
+        msg="Another writer replaced a commit. The lost batches were published again.",
+        fields=same(
+            "pipeline", "sink", "version", "operation", "engine", "first_seq", "last_seq", "files", "table_version"
+        ),
+    ),
+    events.CompactionUndone: LogRowCases(
+        by=lambda event: event.table_version is None,
+        rows={
+            True: LogRow(
+                name="table.rows_twice",
+                level="error",
+                msg="A compaction contradicts a commit of another writer. Some rows are in the table twice.",
+                fields=with_error("pipeline", "sink", "version"),
+            )
+        },
+        otherwise=LogRow(
+            name="table.compaction_undone",
+            level="warning",
+            msg="A compaction contradicted a commit of another writer. It was undone.",
+            fields=same("pipeline", "sink", "version", "table_version"),
+        ),
+    ),
     events.LedgerRolledBack: LogRow(
         name="ledger.rolled_back",
         level="error",

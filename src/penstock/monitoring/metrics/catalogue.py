@@ -205,6 +205,8 @@ _METRICS = (
         "Lines that could not be read, by reason.",
         reason=tuple(reason.value for reason in QuarantineReason),
     ),
+    _counter("table_foreign_commits_total", _PIPELINE, "Commits of other writers to the tables."),
+    _counter("table_commits_overwritten_total", _PIPELINE, "Commits that another writer replaced."),
     _counter("unknown_field_values_total", _PIPELINE, "Values of fields that no column takes."),
     _counter("wrong_type_values_total", _PIPELINE, "Values of another type than their column, kept in _rescued."),
 )

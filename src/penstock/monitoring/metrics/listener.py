@@ -59,6 +59,8 @@ class MetricsListener(events.SelectiveListener):
             events.BatchWritten: self._on_written,
             events.BatchCommitted: self._on_committed,
             events.BatchPublished: self._on_published,
+            events.ForeignCommit: self._on_foreign_commit,
+            events.CommitOverwritten: self._on_overwritten,
             events.RunFailed: self._on_run_failed,
             events.AttemptAbandoned: self._on_abandoned,
             events.ObjectStarted: self._on_object_started,
@@ -176,6 +178,12 @@ class MetricsListener(events.SelectiveListener):
 
     def _on_published(self, event: events.BatchPublished) -> None:
         self._stage(event.pipeline, "publish", event.seconds)
+
+    def _on_foreign_commit(self, event: events.ForeignCommit) -> None:
+        self._meters.count("table_foreign_commits_total", (event.pipeline,))
+
+    def _on_overwritten(self, event: events.CommitOverwritten) -> None:
+        self._meters.count("table_commits_overwritten_total", (event.pipeline,))
 
     def _on_run_failed(self, event: events.RunFailed) -> None:
         self._run_ended(event.pipeline, event.attempt_id, RETRIED)

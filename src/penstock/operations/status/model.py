@@ -55,6 +55,19 @@ class LaggingQueue:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignCommitStatus:
+    """A commit of another writer to one of a pipeline's tables, as the latest publish saw it."""
+
+    table: str
+    version: int
+    operation: str
+    engine: str
+    committed_at: float | None  # epoch seconds by the writer's clock
+    replaced_from: int | None  # the first and last batch whose commit it replaced
+    replaced_to: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineStatus(PipelineHealth):
     """The health of one pipeline and its table. Unpublished batches are known only if the table's location is."""
 
@@ -65,6 +78,12 @@ class PipelineStatus(PipelineHealth):
     disagreement: str | None  # why table and ledger do not belong together
     shortfalls: Sequence[str] = ()  # rows that another writer removed from the tables
     queue: str | None = None  # None: unknown, without the app
+    foreign_commits: Sequence[ForeignCommitStatus] = ()  # the last ones, newest first
+
+    @property
+    def replaced(self) -> Sequence[ForeignCommitStatus]:
+        """The commits of other writers that replaced one of Penstock's."""
+        return [commit for commit in self.foreign_commits if commit.replaced_from is not None]
 
     @property
     def objects_left(self) -> int:
@@ -145,7 +164,15 @@ class Status:
     def warnings(self) -> Sequence[str]:
         """Return conditions that may become problems but need no action yet."""
         waiting = self.dead_letters_replayed
-        return [f"dead letters that wait for their replay: {waiting:,}"] if waiting else []
+        found = [f"dead letters that wait for their replay: {waiting:,}"] if waiting else []
+        for pipeline in self.pipelines:
+            if pipeline.replaced:
+                last = pipeline.replaced[0]
+                found.append(
+                    f"version {last.version} of {last.table} ({last.operation} by {last.engine}) replaced a commit, "
+                    "whose batches were published again; that writer needs a log store that commits on condition"
+                )
+        return found
 
     @property
     def workers_seen(self) -> bool:

@@ -25,7 +25,7 @@ from penstock.messaging.broker import conventional_source, listed_name, names_de
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.operations.dead_letters.selection import select_in_queue
 from penstock.operations.inspection import ScopeView, view
-from penstock.operations.status.model import LaggingQueue, PipelineStatus, Status
+from penstock.operations.status.model import ForeignCommitStatus, LaggingQueue, PipelineStatus, Status
 from penstock.pipeline.extra import require_spark
 
 if TYPE_CHECKING:
@@ -118,6 +118,7 @@ def _replayed(seen: ScopeView, names: Iterable[str], records: Sequence[WorkerRec
 
 
 DETAILS_SECONDS = 30.0
+FOREIGN_COMMITS_MAX = 10  # shown per pipeline
 UNNAMED = "no queue is named, so none was checked: give --app, such as --app shop:app, or set queues"
 UNSHOWN = (
     "objects were replaced by later versions, and their dead letters are counted all the same: this broker "
@@ -230,6 +231,7 @@ class StatusReader:
             objects_overdue=health.objects_overdue if seen.scope.table is None else 0,
             oldest_unprocessed_age_seconds=health.oldest_unprocessed_age_seconds,
             queue=seen.scope.served.get(pipeline),
+            foreign_commits=table.foreign_commits,
         )
 
 
@@ -243,6 +245,7 @@ class _TableStatus:
     disagreement: str | None
     shortfalls: Sequence[str] = ()  # removed by another writer
     notes: Sequence[str] = ()
+    foreign_commits: Sequence[ForeignCommitStatus] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,7 +282,29 @@ def _table(seen: ScopeView, pipeline: str) -> _TableStatus:
         disagreement=_disagreement(seen, pipeline, tables, committed),
         shortfalls=[shortfall.text for shortfall in shortfalls if shortfall.is_explained],
         notes=[shortfall.text for shortfall in shortfalls if not shortfall.is_explained],
+        foreign_commits=_foreign_commits(seen, pipeline, where),
     )
+
+
+def _foreign_commits(seen: ScopeView, pipeline: str, where: TablePaths) -> Sequence[ForeignCommitStatus]:
+    """Return the last commits of other writers to both tables that a publish has seen, newest first."""
+    found = [
+        ForeignCommitStatus(
+            table=uri,
+            version=commit.version,
+            operation=commit.operation,
+            engine=commit.engine,
+            committed_at=commit.committed_at,
+            replaced_from=commit.lost_from,
+            replaced_to=commit.lost_to,
+        )
+        for uri in (where.table.uri, where.quarantine.uri)
+        for commit in reversed(seen.ledger.table_commits.seen(pipeline, uri))
+        if commit.engine is not None
+    ]
+    replaced = [commit for commit in found if commit.replaced_from is not None][:FOREIGN_COMMITS_MAX]
+    others = [commit for commit in found if commit.replaced_from is None][: FOREIGN_COMMITS_MAX - len(replaced)]
+    return sorted([*replaced, *others], key=lambda commit: commit.version, reverse=True)
 
 
 def _tables(seen: ScopeView, where: TablePaths) -> "Tables":

@@ -62,7 +62,9 @@ class MaintainedPipeline:
         tables.publish()
         return waiting
 
-    def compact(self, *, target_bytes: int, dry_run: bool, progress: Progress) -> Sequence[CompactionResult]:
+    def compact(
+        self, *, target_bytes: int, order_by: Sequence[str], dry_run: bool, progress: Progress
+    ) -> Sequence[CompactionResult]:
         """Merge small files in each table that exists. Raises as `compact` does."""
         return compact_tables(
             self.paths,
@@ -70,6 +72,7 @@ class MaintainedPipeline:
             probe=self.probe,
             clock=SystemClock(),
             target_bytes=target_bytes,
+            order_by=order_by,
             dry_run=dry_run,
             progress=progress,
         )

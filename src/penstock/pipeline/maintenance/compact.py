@@ -18,6 +18,7 @@ that its files exist, since gc deletes them before the mark. So no version of th
 however long a process or a request was paused. The minimum age only keeps gc from giving up running compactions.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -34,11 +35,13 @@ from penstock.messaging.wording import counted
 from penstock.pipeline.batch_record import COMPACTED_FOLDER
 from penstock.pipeline.maintenance.gc import is_attempt_id
 from penstock.pipeline.maintenance.interruption import PassEnded, interruptible
+from penstock.pipeline.maintenance.ordering import RowOrder, is_ordered
 from penstock.pipeline.publish import wait_after_conflict
+from penstock.sinks.checks import is_own
 from penstock.sinks.manifest import DataFile
-from penstock.sinks.parquet import WrittenFile, list_files
+from penstock.sinks.parquet import FooterNote, WrittenFile, list_files, read_statistics
 from penstock.sinks.schema import same_type
-from penstock.sinks.sink import LoggedFile, TableHistory, TableSink, TableSnapshot
+from penstock.sinks.sink import LoggedFile, RestatingHistory, TableHistory, TableSink, TableSnapshot
 from penstock.storage.files import FileInfo, Files
 
 MARK = "_given_up"  # if it exists, the compaction must not commit
@@ -47,6 +50,8 @@ AGE_SECONDS_MIN = 86_400.0
 
 TARGET_BYTES = 128 << 20
 COMMIT_BYTES_MAX = 1 << 30  # total size of the files that one commit replaces
+ORDERED_TARGETS = 4  # files of the target size whose rows are ordered together, in memory
+RESTATED_MAX = 10_000  # files whose bounds one commit adds
 CONFLICTS_MAX = 20  # in a row
 ROW_GROUP_BYTES = 64 << 20
 BATCH_ROWS = 65_536
@@ -139,12 +144,14 @@ class CompactionResult:
     bytes_after: int  # in a dry run the same as before: only writing shows it
     merged: int  # files that were replaced
     left: int  # small files left alone: with columns that the table lacks, or removed meanwhile
+    restated: int = 0  # files left as they are, and given the bounds that they lacked in the table's log
 
 
 def compact(
     sink: TableSink,
     *,
     target_bytes: int = TARGET_BYTES,
+    order_by: Sequence[str] = (),
     dry_run: bool = False,
     clock: Clock,
     progress: Progress = lambda _done, _all: None,
@@ -153,10 +160,13 @@ def compact(
 ) -> CompactionResult | None:
     """Merge files smaller than half the target, within their partition, up to the target. Return None without a table.
 
+    With ``order_by``, the rows of all files that are not ordered by these columns yet are ordered and written again.
+    Files in such an order are left alone, except small ones with the same order, which are merged like others.
+
     ``stopped`` is called before each commit's merge; True ends the compaction there.
 
-    Raises `TableError` for a table with features that Penstock does not preserve, `TemporaryError` if other writers
-    keep committing first. Commits made until then stay.
+    Raises `TableError` for a table with features that Penstock does not preserve, and for columns that it cannot be
+    ordered by; `TemporaryError` if other writers keep committing first. Commits made until then stay.
     """
     history = sink.history
     if history is None:
@@ -164,8 +174,11 @@ def compact(
     table = history.load()
     if table is None:
         return None
+    order = RowOrder(tuple(order_by)) if order_by else None
+    if order is not None:
+        order.check(table.schema, table.partition_by, table=sink.uri)
     files = table.logged_files()
-    bins = _bins(files, target_bytes)
+    bins = _bins(files, target_bytes, order)
     wanted = sum(len(one.files) for one in bins)
     merged, made, new_bytes, done, version = 0, 0, 0, 0, table.version
     for group in () if dry_run else _groups(bins):
@@ -179,8 +192,10 @@ def compact(
             merged += len(replaced)
             made += len(added)
             new_bytes += sum(file.size_bytes for file in added) - sum(file.size_bytes for file in replaced)
+    kept = [file for file in files if not any(file in one.files for one in bins)]
+    restated = 0 if dry_run or stopped() else _restate(sink, history, table, kept, clock, stopped)
     if dry_run:
-        merged, made = wanted, len(bins)
+        merged, made = wanted, sum(one.files_after for one in bins)
     bytes_before = sum(file.size_bytes for file in files)
     return CompactionResult(
         uri=sink.uri,
@@ -191,6 +206,7 @@ def compact(
         bytes_after=bytes_before + new_bytes,
         merged=merged,
         left=wanted - merged,
+        restated=restated,
     )
 
 
@@ -239,9 +255,11 @@ def _delete(root: Files, folder: str, files: Sequence[FileInfo], probe: Probe) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _MergeGroup:
-    """Files of one partition that are merged into one."""
+    """Files of one partition that are merged into one, or into as many as the target size needs if it has an order."""
 
     files: Sequence[LoggedFile]
+    files_after: int = 1
+    order: RowOrder | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -252,23 +270,43 @@ class _MergeGroup:
         return self.files[0].partition_values
 
 
-def _bins(files: Sequence[LoggedFile], target_bytes: int) -> list[_MergeGroup]:
-    """Group small files by partition, oldest first, up to the target size. A single file needs no merging."""
+def _bins(files: Sequence[LoggedFile], target_bytes: int, order: RowOrder | None) -> list[_MergeGroup]:
+    """Group files to be merged by partition, oldest first, up to the target size, or to some of it if ordered."""
     partitions: defaultdict[tuple[tuple[str, str | None], ...], list[LoggedFile]] = defaultdict(list)
     for file in sorted(files, key=lambda file: (file.modified_at, file.path)):
-        if file.size_bytes < target_bytes / 2:
+        if _is_wanted(file, target_bytes, order):
             partitions[tuple(file.partition_values.items())].append(file)
+    bytes_max = target_bytes if order is None else ORDERED_TARGETS * target_bytes
     found: list[list[LoggedFile]] = []
-    for small in partitions.values():
+    for wanted in partitions.values():
         found.append([])
         size_bytes = 0
-        for file in small:
-            if size_bytes + file.size_bytes > target_bytes:
+        for file in wanted:
+            if size_bytes + file.size_bytes > bytes_max:
                 found.append([])
                 size_bytes = 0
             found[-1].append(file)
             size_bytes += file.size_bytes
-    return [_MergeGroup(files=files) for files in found if len(files) > 1]
+    return [_group(files, target_bytes, order) for files in found if _is_worthwhile(files, order)]
+
+
+def _is_wanted(file: LoggedFile, target_bytes: int, order: RowOrder | None) -> bool:
+    """Return True for small files, and for files that still need the order."""
+    if order is not None and is_ordered(file.path):
+        # sorted rows take less space, so a file of the target size may become smaller than it should be
+        return order.mark not in file.path or file.size_bytes < target_bytes / 4
+    return not is_ordered(file.path) and (order is not None or file.size_bytes < target_bytes / 2)
+
+
+def _is_worthwhile(files: Sequence[LoggedFile], order: RowOrder | None) -> bool:
+    """Return True if a merge makes fewer files, or orders rows. A single file needs no merging."""
+    return len(files) > 1 or (order is not None and any(order.mark not in file.path for file in files))
+
+
+def _group(files: Sequence[LoggedFile], target_bytes: int, order: RowOrder | None) -> _MergeGroup:
+    size_bytes = sum(file.size_bytes for file in files)
+    files_after = 1 if order is None else max(1, math.ceil(size_bytes / target_bytes))
+    return _MergeGroup(files=files, files_after=files_after, order=order)
 
 
 def _groups(bins: Sequence[_MergeGroup]) -> Iterator[Sequence[_MergeGroup]]:
@@ -297,12 +335,11 @@ def _merge(
     removed: list[LoggedFile] = []
     added: list[DataFile] = []
     for number, one in enumerate(group):
-        path = f"{folder}/part-{number:05}.parquet"
-        written = _write(sink.root, one, path, expected)
+        written = _write(sink.root, one, f"{folder}/part-{number:05}", expected)
         if written is not None:
-            (file,) = list_files(sink.root, folder, partition_by=(), schema=expected, written=[written])
-            _check_rows(sink.root, one, file)
-            added.append(replace(file, partition_values=one.partition_values))
+            found = list_files(sink.root, folder, partition_by=(), schema=expected, written=written)
+            _check_rows(sink.root, one, folder, found)
+            added += (replace(file, partition_values=one.partition_values) for file in found)
             removed += one.files
     if not added:
         return None
@@ -316,11 +353,11 @@ def _merge(
     return version, removed, added
 
 
-def _check_rows(root: Files, merged: _MergeGroup, file: DataFile) -> None:
-    rows = [file.rows for file in merged.files]
-    if all(rows) and sum(rows) != file.rows:
+def _check_rows(root: Files, merged: _MergeGroup, folder: str, found: Sequence[DataFile]) -> None:
+    rows, written = [file.rows for file in merged.files], sum(file.rows for file in found)
+    if all(rows) and sum(rows) != written:
         raise RuntimeError(
-            f"{root}/{file.path} has {counted(file.rows, 'row')}, and the files it is made of have {sum(rows):,}"
+            f"{root}/{folder} has {counted(written, 'row')}, and the files it is made of have {sum(rows):,}"
         )
 
 
@@ -363,27 +400,92 @@ def _commit(
     raise AssertionError("unreachable")
 
 
-def _write(root: Files, merged: _MergeGroup, path: str, expected: pa.Schema) -> WrittenFile | None:
-    """Write the rows of all files into one. Return None, and leave no file, if one has columns that the table lacks."""
-    rows = 0
+def _restate(
+    sink: TableSink,
+    history: TableHistory,
+    table: TableSnapshot,
+    files: Sequence[LoggedFile],
+    clock: Clock,
+    stopped: Callable[[], bool],
+) -> int:
+    """Commit the bounds of our files that lack them in the table's log, and return the number of these files.
+
+    Files of earlier versions lack them. A file that cannot have bounds is read again by each compaction, but only its
+    footer. A conflict ends this: the next compaction does the rest.
+    """
+    if not isinstance(history, RestatingHistory):
+        return 0
+    stored = pa.schema([field for field in table.schema if field.name not in table.partition_by])
+    lacking = [file for file in files if is_own(file.path) and file.rows and not file.statistics.get("minValues")]
+    found: list[LoggedFile] = []
+    with suppress(PassEnded):
+        for file in interruptible(lacking, stopped):
+            statistics = read_statistics(sink.root, file.path, stored)
+            if statistics is not None:
+                found.append(replace(file, statistics=statistics))
+    restated = 0
+    with suppress(PublishConflict):
+        for start in range(0, len(found), RESTATED_MAX):
+            chunk = {file.logged_path: file for file in found[start : start + RESTATED_MAX]}
+            newest = history.load()
+            there = {file.logged_path for file in newest.logged_files()} if newest is not None else set()
+            if newest is None or newest.schema != table.schema:
+                break
+            restated += history.restate_files(
+                version=newest.version,
+                files=[file for path, file in chunk.items() if path in there],
+                now=clock.now(),
+                engine=f"penstock {ULID()}",
+            )
+    return restated
+
+
+def _write(root: Files, merged: _MergeGroup, path: str, expected: pa.Schema) -> Sequence[WrittenFile] | None:
+    """Write the rows of all files into new ones. Return None, and leave no file, if one has columns that the table
+    lacks."""
+    batches = (batch for file in merged.files for batch in _batches(root, file.path, expected))
     try:
-        with root.open_output(path) as output, pq.ParquetWriter(output, expected, compression="zstd") as writer:
-            pending: list[pa.RecordBatch] = []
-            for file in merged.files:
-                for batch in _batches(root, file.path, expected):
-                    pending.append(batch)
-                    rows += batch.num_rows
-                    if sum(one.nbytes for one in pending) >= ROW_GROUP_BYTES:
-                        writer.write_table(pa.Table.from_batches(pending, expected))
-                        pending = []
-            if pending:
-                writer.write_table(pa.Table.from_batches(pending, expected))
+        if merged.order is None:
+            return [_write_file(root, f"{path}.parquet", _row_groups(batches), expected)]
+        rows = merged.order.sort(pa.Table.from_batches(batches, expected))
     except _OtherColumns:
         return None
+    count = max(1, math.ceil(rows.num_rows / merged.files_after))
+    return [
+        _write_file(
+            root,
+            f"{path}-{merged.order.mark}-{number:05}.parquet",
+            _row_groups(iter(rows.slice(start, count).to_batches(BATCH_ROWS))),
+            expected,
+        )
+        for number, start in enumerate(range(0, rows.num_rows, count))
+    ]
+
+
+def _write_file(root: Files, path: str, groups: Iterator[pa.Table], expected: pa.Schema) -> WrittenFile:
+    rows = 0
+    with root.open_output(path) as output, pq.ParquetWriter(output, expected, compression="zstd") as writer:
+        note = FooterNote(expected)
+        for group in groups:
+            writer.write_table(group)
+            note.add(group)
+            rows += group.num_rows
+        note.write(writer)
     info = root.stat(path)
     if info is None:
         raise TemporaryError(f"{root}/{path} was written and is not there")
     return WrittenFile(path=path, rows=rows, size_bytes=info.size_bytes)
+
+
+def _row_groups(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    pending: list[pa.RecordBatch] = []
+    for batch in batches:
+        pending.append(batch)
+        if sum(one.nbytes for one in pending) >= ROW_GROUP_BYTES:
+            yield pa.Table.from_batches(pending)
+            pending = []
+    if pending:
+        yield pa.Table.from_batches(pending)
 
 
 class _OtherColumns(Exception):

@@ -20,7 +20,7 @@ fewer, the rows of the batch are assumed to be gone.
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from penstock.errors import PublishHalted, TableError
@@ -51,6 +51,7 @@ class VisibleCommit:
     version: int
     committed_at: float | None  # epoch seconds
     files: Mapping[str, Sequence[DataFile]]
+    republished_after: int | None = None  # see `penstock.sinks.sink.Append`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,6 +292,7 @@ def _shown(commit: TableCommit, position: Position) -> VisibleCommit:
         version=commit.version,
         committed_at=commit.committed_at,
         files=_by_attempt(commit.added),
+        republished_after=commit.republished_after,
     )
 
 
@@ -303,19 +305,18 @@ def _by_attempt(files: Sequence[DataFile]) -> Mapping[str, Sequence[DataFile]]:
 
 
 def _linked(newest_first: Sequence[VisibleCommit], after_seq: int) -> Sequence[VisibleCommit]:
-    """Return the commits oldest first, each beginning where the previous one ends."""
-    linked = []
+    """Return the commits oldest first, each beginning where the previous one ends.
+
+    A commit that published lost batches again repeats the position of the commit before it, so the two become one.
+    """
+    linked: list[VisibleCommit] = []
     for commit in reversed(newest_first):
-        linked.append(
-            VisibleCommit(
-                after_seq=after_seq,
-                seq=commit.seq,
-                token=commit.token,
-                version=commit.version,
-                committed_at=commit.committed_at,
-                files=commit.files,
-            )
-        )
+        last = linked[-1] if linked else None
+        if commit.republished_after is not None and last is not None and last.seq == commit.seq:
+            begin = min(last.after_seq, commit.republished_after)
+            linked[-1] = replace(last, after_seq=begin, files={**commit.files, **last.files})
+        else:
+            linked.append(replace(commit, after_seq=after_seq))
         after_seq = commit.seq
     return linked
 

@@ -28,7 +28,7 @@ from pyspark.sql import Column, DataFrame, functions
 from pyspark.sql import types as spark_types
 
 from penstock.errors import ConfigurationError, TableError, TemporaryError, TransformError
-from penstock.sinks.parquet import NULL_PARTITION, WrittenFile
+from penstock.sinks.parquet import NULL_PARTITION, FooterNote, WrittenFile
 from penstock.storage.files import Files
 
 _PLAIN: dict[type[spark_types.DataType], pa.DataType] = {
@@ -228,11 +228,14 @@ class _WriteTask:
         with self.files.open_output(path) as file:
             sink = pa.PythonFile(file, mode="w")  # never closed: the caller closes the file
             with self._writer(sink) as writer:
+                note = FooterNote(self.schema)
                 for group in groups:
                     writer.write_table(group, row_group_size=group.num_rows)
+                    note.add(group)
                     rows += group.num_rows
                     if sink.tell() >= self.file_bytes:
                         break
+                note.write(writer)
             size_bytes = sink.tell()
         return WrittenFile(path=path, rows=rows, size_bytes=size_bytes)
 

@@ -49,6 +49,9 @@ from penstock.storage.files import Files
 
 _MISSING = frozenset({FailureKind.DELETED, FailureKind.SUPERSEDED})
 
+# Bounds of long strings are shortened outwards instead of being left out, which would cost the file all its bounds.
+_PARQUET_OPTIONS = {"parquet.statistics.truncate.length": "64"}  # bytes
+
 DRAINS_MAX = 3  # rounds; a partition still without a report after a full read had a failed task
 
 F = TypeVar("F")
@@ -114,7 +117,8 @@ def write(
     """
     if not (files.is_local and runtime_of(frame.sparkSession).tasks_run_once):
         return write_parquet(frame, files, directory, partition_by=partition_by)
-    gathered(frame, partition_by).write.partitionBy(*partition_by).parquet(f"{files}/{directory}")
+    writer = gathered(frame, partition_by).write.options(**_PARQUET_OPTIONS)
+    writer.partitionBy(*partition_by).parquet(f"{files}/{directory}")
     return None
 
 

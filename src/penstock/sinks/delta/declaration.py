@@ -18,6 +18,7 @@ class DeltaSink(SinkDeclaration):
     Args:
         table: The table's folder or prefix.
         partition_by: The partition columns.
+        order_by: The columns by which the compaction job orders rows; several: in Z-order.
         register: The entry of the table in a data catalog: glue:DATABASE.TABLE or unity:CATALOG.SCHEMA.TABLE.
     """
 

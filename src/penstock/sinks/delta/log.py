@@ -4,27 +4,43 @@ History: which commit added which files and moved which position. It is read fro
 that queries about the last few commits read only these. Old ones are deleted by the table's maintenance (after 30 days
 by default), which leaves a checkpoint and no history.
 
+A commit of another writer may replace one: `listing` returns the tags of many versions in one request, by which
+`penstock.pipeline.overwritten` notices that.
+
 Replacement: swap files for others with the same rows, as the next version of a snapshot or not at all. deltalake's
 `optimize.compact` is unsafe beside other writers: of two concurrent ones both succeed, even without retries, and every
 row is duplicated (measured with 1.6). It also writes bounds for some columns only, with which the library's filtered
-reads lose rows (see `penstock.sinks.delta.sink`). The tables that Penstock writes to (`penstock.sinks.delta.features`)
-need no more than Delta's protocol version 1: a file of JSON lines, created only if its number is free.
+reads lose rows (see `penstock.sinks.delta.statistics`). The tables that Penstock writes to
+(`penstock.sinks.delta.features`) need no more than Delta's protocol version 1: a file of JSON lines, created only if
+its number is free.
+
+Restating: a commit may add a file again that the table has, with other statistics. It has ``dataChange`` false and
+removes nothing, as Databricks' ``ANALYZE TABLE ... COMPUTE DELTA STATISTICS`` does. It is no addition in the history.
 """
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, unquote
 
+import pyarrow as pa
+
 from penstock.errors import PublishConflict, TableError, TemporaryError
+from penstock.sinks.delta import statistics
 from penstock.sinks.delta.folder import LOG_FOLDER
 from penstock.sinks.manifest import DataFile
-from penstock.sinks.sink import LoggedFile
-from penstock.storage.files import Files
+from penstock.sinks.sink import LogEntry, LoggedFile, LogListing
+from penstock.storage.files import FileInfo, Files
 
 _COMMIT = re.compile(r"(\d{20})\.json")
+_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\..*")
+MARK = "penstock"  # the field of a commit's info that Penstock adds
+REPUBLISHED_AFTER = "republishedAfter"
+APPLICATIONS = "penstock:"  # begins the application ids of positions
+_ENGINE = "penstock "  # begins the engine of a replacement
+_NAME_CHARS_MAX = 200  # of names that other writers choose
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +53,12 @@ class LogCommit:
     added: Sequence[DataFile]
     removed: Sequence[str] = ()  # files removed together with their rows
     merged: Sequence[str] = ()  # files removed whose rows are in the added files
+    restated: Sequence[DataFile] = ()  # files added again, as with other statistics
     operation: str = ""  # the committer's name for it, in capitals
+    engine: str = ""  # the committer's name for itself
+    is_ours: bool = False  # Penstock made it
+    republished_after: int | None = None  # see `penstock.sinks.sink.Append`
+    sets_columns: bool = False  # it has an action on columns, properties or features
 
 
 def versions(root: Files) -> Sequence[int]:
@@ -59,63 +80,158 @@ def commits(root: Files) -> Iterator[LogCommit]:
 
 def commit_at(root: Files, version: int) -> LogCommit | None:
     """Return the commit of a version; None if it is no longer in the log. Raises like `commits`."""
-    path = f"{LOG_FOLDER}/{version:020}.json"
+    found = read(root, version)
+    return None if found is None else found[1]
+
+
+def read(root: Files, version: int) -> tuple[LogEntry, LogCommit] | None:
+    """Return the file and the commit of a version; None if it is no longer in the log. Raises like `commits`."""
+    path = _path(version)
     try:
-        return _commit(version, root.read(path))
+        text, info = root.read_tagged(path)
+        return _entry(version, info), _commit(version, text)
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise TableError(f"The commit {root}/{path} of a Delta table cannot be read ({error}).") from error
 
 
+def listing(root: Files, *, after: int) -> LogListing:
+    """Return the versions after this one, which is one request for up to 1,000 files."""
+    found: dict[int, LogEntry] = {}
+    checkpoints: list[int] = []
+    name = f"{after:020}.json" if after >= 0 else ""
+    for info in root.list_after(LOG_FOLDER, name):
+        file = info.path.rpartition("/")[2]
+        if match := _COMMIT.fullmatch(file):
+            found[int(match[1])] = _entry(int(match[1]), info)
+        elif match := _CHECKPOINT.fullmatch(file):
+            checkpoints.append(int(match[1]))
+    return LogListing(commits=found, checkpoints=checkpoints)
+
+
+def apply_again(root: Files, *, version: int, of_version: int, paths: Collection[str], now: float) -> int:
+    """Commit the changes that an earlier commit made to these files; see `penstock.sinks.sink.CommitLog`."""
+    time_ms = int(now * 1000)
+    info = _info(time_ms, operation="WRITE", engine=f"{_ENGINE}again {of_version}", read_version=version)
+    actions: list[Mapping[str, Any]] = [{"commitInfo": {**info, MARK: {"again": of_version}}}]
+    try:
+        text = root.read(_path(of_version))
+    except FileNotFoundError as error:
+        raise PublishConflict(f"{root.uri}: version {of_version} was cleaned up") from error
+    actions += [
+        {kind: {**action[kind], "dataChange": False}}  # other readers have seen its data
+        for action in _actions(text)
+        for kind in ("add", "remove")
+        if kind in action and unquote(action[kind]["path"]) in paths
+    ]
+    return _put(root, version + 1, _encoded(actions))
+
+
 def replace_files(
-    root: Files, *, version: int, removed: Sequence[LoggedFile], added: Sequence[DataFile], now: float, engine: str
+    root: Files,
+    *,
+    version: int,
+    removed: Sequence[LoggedFile],
+    added: Sequence[DataFile],
+    indexed: Sequence[pa.Field],
+    now: float,
+    engine: str,
 ) -> int:
     """Commit the next version after ``version`` and return its number. ``engine`` must be unique to this commit.
 
-    Raises `PublishConflict` if another writer committed that version, or the outcome is unknown.
+    ``indexed`` are the `indexed_columns` of that version. Raises `PublishConflict` if another writer committed that
+    version, or the outcome is unknown.
     """
-    path = f"{LOG_FOLDER}/{version + 1:020}.json"
-    text = _text(removed=removed, added=added, now=now, engine=engine, read_version=version)
+    return _replace(root, version, "OPTIMIZE", removed=removed, added=added, indexed=indexed, now=now, engine=engine)
+
+
+def restate_files(
+    root: Files, *, version: int, files: Sequence[LoggedFile], indexed: Sequence[pa.Field], now: float, engine: str
+) -> int:
+    """Commit other statistics of files that ``version`` has, as `replace_files` does."""
+    return _replace(root, version, "COMPUTE STATS", added=files, indexed=indexed, now=now, engine=engine)
+
+
+def _replace(
+    root: Files,
+    version: int,
+    operation: str,
+    *,
+    removed: Sequence[LoggedFile] = (),
+    added: Sequence[DataFile | LoggedFile],
+    indexed: Sequence[pa.Field],
+    now: float,
+    engine: str,
+) -> int:
+    time_ms = int(now * 1000)
+    info = _info(time_ms, operation=operation, engine=engine, read_version=version)
+    actions: list[Mapping[str, Any]] = [{"commitInfo": info}]
+    actions += [{"remove": _remove(file, time_ms)} for file in removed]
+    actions += [{"add": _add(file, indexed)} for file in added]
+    return _put(root, version + 1, _encoded(actions))
+
+
+def _put(root: Files, version: int, text: bytes) -> int:
+    path = _path(version)
     try:
         # equal text: our own write succeeded, its reply was lost, and it was retried
         if root.write_new(path, text) or root.read(path) == text:
-            return version + 1
+            return version
     except (TemporaryError, FileNotFoundError) as error:
         if _is_ours(root, path, text):
-            return version + 1
+            return version
         raise PublishConflict(f"{root.uri}: {error}") from error
-    raise PublishConflict(f"{root.uri}: another writer committed version {version + 1}")
+    raise PublishConflict(f"{root.uri}: another writer committed version {version}")
+
+
+def _path(version: int) -> str:
+    return f"{LOG_FOLDER}/{version:020}.json"
+
+
+def _entry(version: int, info: FileInfo) -> LogEntry:
+    return LogEntry(version=version, tag=info.tag, size_bytes=info.size_bytes)
+
+
+def _actions(text: bytes) -> Iterator[Mapping[str, Any]]:
+    return (json.loads(line) for line in text.splitlines() if line.strip())
 
 
 def _commit(version: int, text: bytes) -> LogCommit:
     transactions: dict[str, int] = {}
     added: list[DataFile] = []
+    unchanged: list[DataFile] = []  # their data is not new
     removed: list[str] = []
     merged: list[str] = []
-    committed_at: float | None = None
-    operation = ""
-    for line in text.splitlines():
-        action = json.loads(line) if line.strip() else {}
+    info: Mapping[str, Any] = {}
+    sets_columns = False
+    for action in _actions(text):
         if "txn" in action:
             transactions[action["txn"]["appId"]] = action["txn"]["version"]
         elif "add" in action:
-            added.append(_data_file(action["add"]))
+            add = action["add"]
+            (added if add.get("dataChange", True) else unchanged).append(_data_file(add))
         elif "remove" in action:
             remove = action["remove"]
             (removed if remove.get("dataChange", True) else merged).append(unquote(remove["path"]))
         elif "commitInfo" in action:
             info = action["commitInfo"]
-            committed_at = info["timestamp"] / 1000 if "timestamp" in info else None
-            operation = str(info.get("operation", "")).upper()
+        elif "metaData" in action or "protocol" in action:
+            sets_columns = True
+    mark, engine = info.get(MARK), str(info.get("engineInfo") or "")
     return LogCommit(
         version=version,
-        committed_at=committed_at,
+        committed_at=info["timestamp"] / 1000 if "timestamp" in info else None,
         transactions=transactions,
-        added=added,
+        added=[*added, *unchanged] if removed or merged else added,
+        restated=() if removed or merged else unchanged,
         removed=removed,
         merged=merged,
-        operation=operation,
+        operation=str(info.get("operation", "")).upper()[:_NAME_CHARS_MAX],
+        engine=engine[:_NAME_CHARS_MAX],
+        is_ours=mark is not None or engine.startswith(_ENGINE) or any(a.startswith(APPLICATIONS) for a in transactions),
+        republished_after=mark.get(REPUBLISHED_AFTER) if isinstance(mark, dict) else None,
+        sets_columns=sets_columns,
     )
 
 
@@ -138,25 +254,21 @@ def _is_ours(root: Files, path: str, text: bytes) -> bool:
         return False
 
 
-def _text(
-    *, removed: Sequence[LoggedFile], added: Sequence[DataFile], now: float, engine: str, read_version: int
-) -> bytes:
-    time_ms = int(now * 1000)
-    actions: list[Mapping[str, Any]] = [
-        {
-            "commitInfo": {
-                "timestamp": time_ms,
-                "operation": "OPTIMIZE",
-                "operationParameters": {},
-                "readVersion": read_version,
-                "isBlindAppend": False,
-                "engineInfo": engine,
-            }
-        }
-    ]
-    actions += [{"remove": _remove(file, time_ms)} for file in removed]
-    actions += [{"add": _add(file)} for file in added]
-    return b"".join(json.dumps(action, separators=(",", ":")).encode() + b"\n" for action in actions)
+def _info(time_ms: int, *, operation: str, engine: str, read_version: int) -> Mapping[str, Any]:
+    return {
+        "timestamp": time_ms,
+        "operation": operation,
+        "operationParameters": {},
+        "readVersion": read_version,
+        "isBlindAppend": False,
+        "engineInfo": engine,
+    }
+
+
+def _encoded(actions: Iterable[Mapping[str, Any]]) -> bytes:
+    """Return the lines of a commit. Characters are not escaped: see `penstock.sinks.delta.statistics`."""
+    lines = (json.dumps(action, separators=(",", ":"), ensure_ascii=False) for action in actions)
+    return "".join(f"{line}\n" for line in lines).encode()
 
 
 def _remove(file: LoggedFile, time_ms: int) -> Mapping[str, Any]:
@@ -170,13 +282,12 @@ def _remove(file: LoggedFile, time_ms: int) -> Mapping[str, Any]:
     }
 
 
-def _add(file: DataFile) -> Mapping[str, Any]:
-    stats = {"numRecords": file.rows, "nullCount": file.statistics.get("nullCount", {})}
+def _add(file: DataFile | LoggedFile, indexed: Sequence[pa.Field]) -> Mapping[str, Any]:
     return {
-        "path": quote(file.path),
+        "path": file.logged_path if isinstance(file, LoggedFile) else quote(file.path),
         "partitionValues": dict(file.partition_values),
         "size": file.size_bytes,
         "modificationTime": int(file.modified_at * 1000),
         "dataChange": False,
-        "stats": json.dumps(stats, separators=(",", ":")),
+        "stats": statistics.encode(file.rows, file.statistics, indexed),
     }

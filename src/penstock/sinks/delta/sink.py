@@ -9,8 +9,10 @@ files, two processes creating the table at once.
 import errno
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import uuid
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote
 
@@ -20,27 +22,32 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction
 
 from penstock.errors import PublishConflict, TableError, TemporaryError
+from penstock.messaging.clock import SystemClock
 from penstock.sinks.checks import (
     check_files,
     check_free,
     check_new_partitioning,
     check_partitioning,
     check_writable,
+    is_own,
     make_ready,
 )
-from penstock.sinks.delta import log
+from penstock.sinks.delta import log, statistics
 from penstock.sinks.delta.features import check_features
 from penstock.sinks.delta.folder import LOG_FOLDER, check_name
 from penstock.sinks.manifest import DataFile, attempt_token
-from penstock.sinks.parquet import check_partition_types
+from penstock.sinks.parquet import check_partition_types, with_columns
 from penstock.sinks.schema import additions, canonical
-from penstock.sinks.sink import Append, LoggedFile, Position, TableCommit, TableFile
+from penstock.sinks.sink import Append, LoggedCommit, LoggedFile, LogListing, Position, TableCommit, TableFile
 from penstock.storage.files import Files
 from penstock.storage.s3 import fault_of, refuse
 
 ATTEMPT = ":attempt"  # suffix of the application whose version is the token of the last batch's attempt
 LOADS_MAX = 2  # reading a log during its cleanup can fail once
+FILES_RESTATED_MAX = 10_000  # per commit
+RESTATEMENTS_MAX = 1_000  # commits before columns are added
 
+_CLOCK = SystemClock()  # stateless
 _KIND = "Delta table"  # in messages
 _S3_REQUEST = re.compile(r"\bError performing\b")  # in delta-rs's messages about failed requests
 _DENIED = re.compile(r"\b(403 Forbidden|AccessDenied)\b")  # S3's refusals in delta-rs's messages
@@ -52,7 +59,7 @@ class DeltaTableSink:
     def __init__(self, root: Files, *, pipeline: str, partition_by: Sequence[str] | None = ()) -> None:
         """Name a table. With ``partition_by`` None, any partitioning is accepted: use it for reading only."""
         self._root = root
-        self._app = f"penstock:{pipeline}"
+        self._app = f"{log.APPLICATIONS}{pipeline}"
         self._partition_by = None if partition_by is None else list(partition_by)
 
     @property
@@ -66,6 +73,10 @@ class DeltaTableSink:
     @property
     def history(self) -> "DeltaTableSink":
         return self
+
+    @property
+    def commit_log(self) -> "DeltaCommitLog":
+        return DeltaCommitLog(self)
 
     def check_location(self) -> None:
         if f"{LOG_FOLDER}/" not in self._root.names():
@@ -104,20 +115,31 @@ class DeltaTableSink:
 
     def commit_at(self, version: int) -> TableCommit | None:
         commit = log.commit_at(self._root, version)
-        return None if commit is None else self._table_commit(commit)
+        return None if commit is None else self.table_commit(commit)
 
     def commits(self) -> Iterator[TableCommit]:
-        return map(self._table_commit, log.commits(self._root))
+        return map(self.table_commit, log.commits(self._root))
 
     def replace_files(
         self, *, version: int, removed: Sequence[LoggedFile], added: Sequence[DataFile], now: float, engine: str
     ) -> int:
-        return log.replace_files(self._root, version=version, removed=removed, added=added, now=now, engine=engine)
+        indexed = self.load_version(version).indexed_columns
+        return log.replace_files(
+            self._root, version=version, removed=removed, added=added, indexed=indexed, now=now, engine=engine
+        )
+
+    def restate_files(self, *, version: int, files: Sequence[LoggedFile], now: float, engine: str) -> int:
+        indexed = self.load_version(version).indexed_columns
+        bounded = [file for file in files if statistics.gives_bounds(file.rows, file.statistics, indexed)]
+        if bounded:
+            log.restate_files(self._root, version=version, files=bounded, indexed=indexed, now=now, engine=engine)
+        return len(bounded)
 
     def ensure_schema(self, schema: pa.Schema) -> None:
         """Create the table, or add the columns it lacks, in a separate commit.
 
-        Columns that only the table has stay unchanged.
+        Columns that only the table has stay unchanged. Files with bounds are restated before: their statistics then say
+        that they are null in the new columns. See `penstock.sinks.delta.statistics`.
 
         Raises:
             TableError: A column differs.
@@ -127,8 +149,30 @@ class DeltaTableSink:
         loaded = self.load()
         if loaded is None:
             self._create(canonical(schema))
-        elif added := additions(loaded.schema, schema, table=self.uri):
-            loaded.add_columns(added)
+        elif additions(loaded.schema, schema, table=self.uri):
+            self._add_columns(loaded, schema)
+
+    def _add_columns(self, loaded: "LoadedDelta", schema: pa.Schema) -> None:
+        """Add the columns as the version after one whose files with bounds are all restated."""
+        restated: set[str] = set()
+        for _ in range(RESTATEMENTS_MAX):
+            added = additions(loaded.schema, schema, table=self.uri)
+            files = [
+                file
+                for file in (loaded.logged_files() if added else ())
+                if file.logged_path not in restated and is_own(file.path) and statistics.has_bounds(file.statistics)
+            ][:FILES_RESTATED_MAX]
+            if not files:
+                if added:
+                    loaded.add_columns(added)
+                return
+            loaded.restate_files(files, added)
+            restated.update(file.logged_path for file in files)
+            newer = self.load()
+            if newer is None:
+                break
+            loaded = newer
+        raise PublishConflict(f"{self.uri}: other writers kept adding files while columns were added")
 
     def _create(self, schema: pa.Schema) -> None:
         columns = self._partition_by or []
@@ -138,7 +182,8 @@ class DeltaTableSink:
             check_writable(self._root, log_folder=LOG_FOLDER)
             _create(self._root, schema, columns)
 
-    def _table_commit(self, commit: log.LogCommit) -> TableCommit:
+    def table_commit(self, commit: log.LogCommit) -> TableCommit:
+        """Return a commit of the log as this pipeline sees it."""
         seq = commit.transactions.get(self._app)
         token = commit.transactions.get(f"{self._app}{ATTEMPT}")
         return TableCommit(
@@ -148,8 +193,30 @@ class DeltaTableSink:
             added=commit.added,
             removed=commit.removed,
             merged=commit.merged,
+            restated=commit.restated,
             operation=commit.operation,
+            engine=commit.engine,
+            is_ours=commit.is_ours,
+            republished_after=None if seq is None else commit.republished_after,
+            sets_columns=commit.sets_columns,
         )
+
+
+class DeltaCommitLog:
+    """The log of a `DeltaTableSink`'s table. A `CommitLog`."""
+
+    def __init__(self, sink: DeltaTableSink) -> None:
+        self._sink = sink
+
+    def listing(self, *, after: int) -> LogListing:
+        return log.listing(self._sink.root, after=after)
+
+    def read(self, version: int) -> LoggedCommit | None:
+        found = log.read(self._sink.root, version)
+        return None if found is None else LoggedCommit(entry=found[0], commit=self._sink.table_commit(found[1]))
+
+    def apply_again(self, *, version: int, of_version: int, paths: Collection[str], now: float) -> int:
+        return log.apply_again(self._sink.root, version=version, of_version=of_version, paths=paths, now=now)
 
 
 class LoadedDelta:
@@ -175,6 +242,13 @@ class LoadedDelta:
     @property
     def schema(self) -> pa.Schema:
         return canonical(pa.schema(self._table.schema()))
+
+    @property
+    def indexed_columns(self) -> Sequence[pa.Field]:
+        """The columns that readers may use to skip files."""
+        return statistics.indexed_columns(
+            self.schema, partition_by=self.partition_by, configuration=self._table.metadata().configuration
+        )
 
     @property
     def schema_document(self) -> Mapping[str, Any]:
@@ -215,8 +289,9 @@ class LoadedDelta:
 
         Raises `TableError` for partition columns of a type that Penstock does not partition by.
         """
-        check_partition_types(self.schema, self.partition_by)
-        actions = pa.table(self._table.get_add_actions(flatten=True)).to_pylist()
+        schema = self.schema
+        check_partition_types(schema, self.partition_by)
+        actions = pa.table(self._table.get_add_actions(flatten=False)).to_pylist()
         return [
             LoggedFile(
                 logged_path=action["path"],
@@ -224,7 +299,10 @@ class LoadedDelta:
                 size_bytes=action["size_bytes"],
                 rows=action["num_records"] or 0,
                 modified_at=action["modification_time"] / 1000,
-                partition_values={name: _logged(action[f"partition.{name}"]) for name in self.partition_by},
+                partition_values={name: _logged(action["partition"][name]) for name in self.partition_by},
+                statistics=statistics.logged(
+                    least=action.get("min"), greatest=action.get("max"), nulls=action.get("null_count"), schema=schema
+                ),
             )
             for action in actions
             if not re.match(r"/|[a-z0-9+.-]+:", action["path"])
@@ -253,15 +331,36 @@ class LoadedDelta:
             Transaction(self._app, append.seq),
             Transaction(f"{self._app}{ATTEMPT}", attempt_token(append.attempt_id)),
         ]
+        indexed = self.indexed_columns
         with _committing(self._root.uri):
             self._table.create_write_transaction(
-                [_add_action(file) for file in append.files],
+                [_add_action(file, indexed) for file in append.files],
                 mode="append",
                 schema=self._table.schema(),
                 partition_by=list(self.partition_by),
-                commit_properties=CommitProperties(app_transactions=transactions, max_commit_retries=0),
+                commit_properties=_properties(append.republished_after, app_transactions=transactions),
             )
         return self.version + 1  # without retries only the next version is possible
+
+    def restate_files(self, files: Sequence[LoggedFile], added: Sequence[pa.Field]) -> None:
+        """Commit that files have nulls in columns which the table does not have yet, as this snapshot's next version.
+
+        Raises `PublishConflict` if another writer committed it.
+        """
+        check_writable(self._root, log_folder=LOG_FOLDER)
+        restated = [replace(file, statistics=with_columns(file.rows, file.statistics, added)) for file in files]
+        log.restate_files(
+            self._root,
+            version=self.version,
+            files=restated,
+            indexed=statistics.indexed_columns(
+                pa.schema([*self.schema, *added]),
+                partition_by=self.partition_by,
+                configuration=self._table.metadata().configuration,
+            ),
+            now=_CLOCK.now(),
+            engine=f"penstock {uuid.uuid4()}",
+        )
 
     def add_columns(self, fields: Iterable[pa.Field]) -> None:
         """Add nullable columns as this snapshot's next version."""
@@ -269,7 +368,7 @@ class LoadedDelta:
         with _committing(self._root.uri):
             self._table.alter.add_columns(
                 Schema.from_arrow(pa.schema(list(fields))).fields,
-                commit_properties=CommitProperties(max_commit_retries=0),
+                commit_properties=_properties(),
             )
 
 
@@ -279,6 +378,12 @@ def open_dataset(root: Files) -> Any:
     if table is None:
         raise TableError(f"There is no Delta table in {root}.")
     return table.to_pyarrow_dataset()
+
+
+def _properties(republished_after: int | None = None, **options: Any) -> CommitProperties:
+    """Return the properties of a commit without retries, which marks it as Penstock's."""
+    mark = {} if republished_after is None else {log.REPUBLISHED_AFTER: republished_after}
+    return CommitProperties(custom_metadata={log.MARK: mark}, max_commit_retries=0, **options)
 
 
 def _create(root: Files, schema: pa.Schema, partition_by: Sequence[str]) -> None:
@@ -292,7 +397,7 @@ def _create(root: Files, schema: pa.Schema, partition_by: Sequence[str]) -> None
             Schema.from_arrow(schema),
             partition_by=list(partition_by),
             storage_options=dict(root.store_options()),
-            commit_properties=CommitProperties(max_commit_retries=0),
+            commit_properties=_properties(),
         )
     except DeltaError:
         if _load(root) is None:
@@ -337,20 +442,15 @@ def _has_errno(error: BaseException, *numbers: int) -> bool:
     return any(getattr(error, "errno", None) == number or f"(os error {number})" in str(error) for number in numbers)
 
 
-def _add_action(file: DataFile) -> AddAction:
-    """Return the library's action for a file, without minimum and maximum, which the manifest has.
-
-    If some column of a file has bounds, deltalake 1.6 reads a column without bounds as ``column >= null`` and drops the
-    file's rows from a filtered `to_pyarrow_dataset` (measured; also in its own tables after adding a column). Not every
-    column can have bounds, and older files have none for a column added later.
-    """
+def _add_action(file: DataFile, indexed: Sequence[pa.Field]) -> AddAction:
+    """Return the library's action for a file."""
     return AddAction(
         path=file.path,  # unescaped: the library escapes it for the log
         size=file.size_bytes,
         partition_values=dict(file.partition_values),
         modification_time=int(file.modified_at * 1000),
         data_change=True,
-        stats=json.dumps({"numRecords": file.rows, "nullCount": file.statistics.get("nullCount", {})}),
+        stats=statistics.encode(file.rows, file.statistics, indexed),
     )
 
 

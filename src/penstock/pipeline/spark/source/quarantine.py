@@ -36,40 +36,35 @@ class QuarantineFile:
         self._buffered: list[tuple[str, int, bytes, str, str]] = []
         self._buffered_bytes = 0
         self._rows = 0
-        self._offsets: tuple[int, int] | None = None  # least and greatest
         self._writer: Any = None  # a ParquetWriter, from the first flush on
+        self._footers: list[Any] = []  # the writer's one footer, once it is closed
         self._output = ExitStack()  # owns the writer's output stream
 
     def add(self, uri: str, offset: int, raw: bytes, reason: str, detail: str) -> None:
         """Add one bad line."""
         self._buffered.append((uri, offset, raw, reason, detail))
         self._buffered_bytes += len(raw)
-        least, greatest = self._offsets or (offset, offset)
-        self._offsets = min(least, offset), max(greatest, offset)
         if self._buffered_bytes > _BUFFERED_BYTES_MAX or len(self._buffered) >= _BUFFERED_LINES_MAX:
             self._flush()
 
     def finish(self) -> DataFile | None:
         """Close the file and return it, with its path relative to the table's root; None if there was no bad line."""
         self._flush()
-        if self._writer is None or self._offsets is None:
+        if self._writer is None:
             return None
+        from penstock.sinks.parquet import statistics
+
         self._writer.close()
         self._output.close()
         written = self._root.stat(self._path)
         if written is None:
             raise TemporaryError(f"{self._root}/{self._path} was written and is not there")
-        least, greatest = self._offsets
         return DataFile(
             path=self._path,
             size_bytes=written.size_bytes,
             rows=self._rows,
             modified_at=written.modified_at,
-            statistics={
-                "minValues": {"offset": least},
-                "maxValues": {"offset": greatest},
-                "nullCount": dict.fromkeys(QUARANTINE_SCHEMA.names, 0),
-            },
+            statistics=statistics(self._footers[0], QUARANTINE_SCHEMA),
         )
 
     def abandon(self) -> None:
@@ -95,5 +90,5 @@ class QuarantineFile:
             import pyarrow.parquet as pq  # most partitions have no bad line, and executors should start quickly
 
             output = self._output.enter_context(self._root.open_output(self._path))
-            self._writer = pq.ParquetWriter(output, QUARANTINE_SCHEMA)
+            self._writer = pq.ParquetWriter(output, QUARANTINE_SCHEMA, metadata_collector=self._footers)
         return self._writer

@@ -1,0 +1,159 @@
+"""The catalog of a table that no catalog knows: its own folder.
+
+Each version of the table's metadata is a file, ``metadata/v<NUMBER>.metadata.json``. A commit creates the file of the
+next number, unless it exists. Local folders and S3 can both do that atomically, so any number of processes may commit,
+and exactly one succeeds per number. ``metadata/version-hint.text`` names a recent number, for readers that find tables
+by their folder, and to find the newest version without listing the folder. Iceberg's specification describes this
+layout as file system tables.
+
+Only the newest `KEPT` files are kept. A file is deleted after all older ones. So a version is the newest if the next
+one does not exist and the one before does: a process that was halted for many commits may create an old number again,
+but its predecessor is gone. Such a commit is reported as a conflict, and nothing reads its file.
+"""
+
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
+from pyiceberg.table.update import TableRequirement, TableUpdate, update_table_metadata
+
+from penstock.errors import PublishConflict, TableError, TemporaryError
+from penstock.sinks.iceberg.file_io import TableFileIO
+from penstock.storage.files import Files
+
+METADATA_FOLDER = "metadata"
+HINT_NAME = "version-hint.text"
+HINT = f"{METADATA_FOLDER}/{HINT_NAME}"
+KEPT = 100  # metadata files
+LOADS_MAX = 5  # the newest version may be superseded, and deleted, while it is looked for
+
+_NAME = re.compile(r"v([1-9]\d*)\.metadata\.json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredMetadata:
+    """One version of a table's metadata. Commits apply to the version that was read."""
+
+    metadata: TableMetadata
+    location: str  # of the file
+    number: int = 0  # in the file's name, if the catalog is the folder
+
+
+class FolderCatalog:
+    """The metadata of one table in its folder."""
+
+    def __init__(self, root: Files) -> None:
+        self._root = root
+        self.io = TableFileIO(root)
+
+    def exists(self) -> bool:
+        """Return True if the folder holds a version of a table's metadata."""
+        return bool(self._numbers())
+
+    def owns_folder(self) -> bool:
+        """Return True if the metadata folder has no files of another catalog."""
+        names = self._root.names(METADATA_FOLDER)
+        return all(name.startswith(".") or _NAME.fullmatch(name) or name == HINT_NAME for name in names)
+
+    def load(self) -> StoredMetadata | None:
+        """Return the newest version; None if there is none."""
+        for _ in range(LOADS_MAX):
+            newest = self._newest()
+            if newest is None:
+                return None
+            with suppress(FileNotFoundError):
+                return self._read(newest)
+        raise TemporaryError(f"{self._root.uri}: other writers replace the newest version faster than it can be read")
+
+    def create(self, metadata: TableMetadata) -> None:
+        """Store the first version of a table. Raises `PublishConflict` if there is one, or the outcome is unknown."""
+        self._write(1, metadata)
+
+    def commit(
+        self,
+        base: StoredMetadata,
+        requirements: Sequence[TableRequirement],  # noqa: ARG002 -- for catalogs that do not compare whole versions
+        updates: Sequence[TableUpdate],
+    ) -> None:
+        """Store the next version after ``base``.
+
+        Raises `PublishConflict` if another process did so first, or the outcome is unknown. The requirements need no
+        check: they hold for ``base``, and only its successor can be stored.
+        """
+        metadata = update_table_metadata(base.metadata, tuple(updates), metadata_location=base.location)
+        self._write(base.number + 1, metadata)
+        if base.number and self._root.stat(_path(base.number)) is None:
+            self._root.delete([_path(base.number + 1)])
+            raise PublishConflict(f"{self._root.uri}: version {base.number} is no longer known")
+        self._after(base.number + 1)
+
+    def _newest(self) -> int | None:
+        hinted = self._hinted()
+        if hinted is not None and self._exists(hinted) and (hinted == 1 or self._exists(hinted - 1)):
+            while self._exists(hinted + 1):
+                hinted += 1
+            return hinted
+        return max(self._numbers(), default=None)
+
+    def _hinted(self) -> int | None:
+        if self._root.is_local and self._root.stat(HINT) is None:  # also if a file is where the folder would be
+            return None
+        try:
+            return int(self._root.read(HINT))
+        except (FileNotFoundError, ValueError):
+            return None
+
+    def _exists(self, number: int) -> bool:
+        return self._root.stat(_path(number)) is not None
+
+    def _numbers(self) -> Sequence[int]:
+        return [int(match[1]) for name in self._root.names(METADATA_FOLDER) if (match := _NAME.fullmatch(name))]
+
+    def _read(self, number: int) -> StoredMetadata:
+        path = _path(number)
+        text = self._root.read(path)
+        try:
+            metadata = TableMetadataUtil.parse_raw(text.decode())
+        except ValueError as error:
+            reason = str(error).strip().split("\n", 1)[0]
+            raise TableError(
+                f"The metadata {self._root}/{path} of an Iceberg table cannot be read ({reason})."
+            ) from error
+        return StoredMetadata(metadata=metadata, location=f"{self._root}/{path}", number=number)
+
+    def _write(self, number: int, metadata: TableMetadata) -> None:
+        path = _path(number)
+        text = metadata.model_dump_json(exclude_none=True).encode()
+        try:
+            # equal text: our own write succeeded, its reply was lost, and it was retried
+            if self._root.write_new(path, text) or self._root.read(path) == text:
+                return
+        except (TemporaryError, FileNotFoundError) as error:
+            if not self._is_ours(path, text):
+                raise PublishConflict(f"{self._root.uri}: {error}") from error
+            return
+        raise PublishConflict(f"{self._root.uri}: another writer committed version {number}")
+
+    def _is_ours(self, path: str, text: bytes) -> bool:
+        try:
+            return self._root.read(path) == text
+        except (TemporaryError, FileNotFoundError):
+            return False
+
+    def _after(self, number: int) -> None:
+        """Update the hint, and delete old versions. The commit has succeeded: later ones make up for a failure here."""
+        with suppress(TemporaryError, TableError):
+            self._root.write(HINT, str(number).encode())
+            old = []
+            expired = number - KEPT
+            while expired > 0 and self._exists(expired):
+                old.append(expired)
+                expired -= 1
+            for one in reversed(old):  # oldest first, each in a request of its own
+                self._root.delete([_path(one)])
+
+
+def _path(number: int) -> str:
+    return f"{METADATA_FOLDER}/v{number}.metadata.json"

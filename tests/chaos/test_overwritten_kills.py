@@ -1,0 +1,44 @@
+"""A publisher that puts back an overwritten commit is killed at each step; the next one completes its work."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.chaos import publish_once
+from tests.conformance.publishing.shared_table import SharedTable
+
+from penstock.ledger import Ledger
+from penstock.messaging.steps import Step
+from penstock.storage.local import LocalFiles
+
+SECONDS_MAX = 120.0
+
+
+def publish(folder: Path, *step: str) -> int:
+    """Publish in a process group of its own; return its exit code."""
+    command = [sys.executable, publish_once.__file__, str(folder), *step]
+    root = Path(__file__).parents[2]
+    return subprocess.run(
+        command, cwd=root, env={"PYTHONPATH": f"{root}:{root / 'src'}"}, start_new_session=True, timeout=SECONDS_MAX,
+        check=False,
+    ).returncode  # fmt: skip
+
+
+@pytest.mark.parametrize("step", [Step.REPUBLISHING, Step.REPUBLISHED])
+def test_a_killed_publisher_leaves_each_row_once(tmp_path: Path, step: Step) -> None:
+    folder = tmp_path.resolve()
+    ledger = Ledger.open(folder / "ledger.db")
+    table = SharedTable(files=LocalFiles(folder / "clicks"), ledger=ledger)
+    table.published(1)
+    late = table.spark.append({"id": [100], "word": ["x"]})
+    table.published(2)
+    table.published(3)
+    late.put()
+    table.batch(4)
+    assert publish(folder, step.value) == -signal.SIGKILL
+    assert (2 in table.ids()) is (step is Step.REPUBLISHED)
+    assert publish(folder) == 0
+    table.assert_complete(100)
+    ledger.close()
