@@ -24,10 +24,11 @@ Load = Callable[[int], tuple[str, Sequence[Outgoing]]]
 class Sender:
     """Sends in a thread, one group after the other, each until it is accepted: deduplication ids make that safe."""
 
-    def __init__(self, way: str | Broker, load: Load) -> None:
+    def __init__(self, way: str | Broker, load: Load, *, pause_seconds: float = PAUSE_SECONDS) -> None:
         """Start the sender. ``way`` is a broker's address, or a view of one that is closed with the sender."""
         self.accepted: list[Outgoing] = []  # written by the thread only
         self._load = load
+        self._pause_seconds = pause_seconds
         self._stopping = threading.Event()
         self._broker = open_broker(Settings(broker=way), holder="sender") if isinstance(way, str) else way
         self._thread = threading.Thread(target=self._run)
@@ -47,7 +48,7 @@ class Sender:
             queue, messages = self._load(number)
             self._send(queue, messages)
             self.accepted += messages
-            self._stopping.wait(PAUSE_SECONDS)
+            self._stopping.wait(self._pause_seconds)
             number += 1
 
     def _send(self, queue: str, messages: Sequence[Outgoing]) -> None:

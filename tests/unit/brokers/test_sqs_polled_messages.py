@@ -8,7 +8,13 @@ from tests.unit.brokers.sqs_doubles import FakeApi, KnownQueues, batches, receiv
 
 from penstock.brokers.sqs.calls import ParallelCalls
 from penstock.brokers.sqs.leases import CHANGE, SettledDeliveries, SqsLeases
-from penstock.brokers.sqs.receive import PolledBatch, PolledMessages, ReceiveCalls, SqsReceiver
+from penstock.brokers.sqs.receive import (
+    TRUSTED_LEASE_SHARE,
+    PolledBatch,
+    PolledMessages,
+    ReceiveCalls,
+    SqsReceiver,
+)
 from penstock.errors import TemporaryError
 from penstock.testing import FakeClock
 
@@ -18,7 +24,7 @@ LEASE = 30.0
 class ReceiverSetup:
     """An SqsReceiver of a queue with two buffered messages of an earlier poll, and a poll under way."""
 
-    def __init__(self, *, lease_seconds: float = LEASE) -> None:
+    def __init__(self, *, lease_seconds: float = LEASE, was_full: bool = False) -> None:
         self.clock = FakeClock()
         self.api = FakeApi()
         self.polled = PolledMessages(self.clock, unclaimed_seconds=1.0)
@@ -31,7 +37,7 @@ class ReceiverSetup:
             clock=self.clock,
         )
         deliveries = [received(n, began_at=self.clock.monotonic()) for n in (1, 2)]
-        for batch in (PolledBatch(deliveries=deliveries, lease_seconds=lease_seconds, was_full=False), None):
+        for batch in (PolledBatch(deliveries=deliveries, lease_seconds=lease_seconds, was_full=was_full), None):
             self.polled.poll_begins("q")
             if batch is not None:
                 self.polled.poll_ends("q", batch)
@@ -54,6 +60,20 @@ def test_the_lease_of_older_messages_is_extended_and_expired_ones_are_dropped() 
     setup = ReceiverSetup()
     setup.clock.advance(LEASE)
     assert setup.take() == []
+
+
+def test_a_lease_that_may_be_over_at_sqs_is_not_extended() -> None:
+    setup = ReceiverSetup()
+    setup.clock.advance(TRUSTED_LEASE_SHARE * LEASE)
+    assert setup.take() == []
+    assert setup.api.calls == []
+
+
+def test_a_message_whose_lease_ended_while_more_were_received_is_returned_once_with_its_newer_receipt() -> None:
+    setup = ReceiverSetup(was_full=True)
+    again = {"MessageId": "m1", "ReceiptHandle": "newer", "Body": "{}"}
+    setup.api.answers = lambda operation, _: {"Messages": [again]} if operation == "receive_message" else None
+    assert setup.take() == ["newer", "r2"]
 
 
 def test_expired_messages_do_not_get_the_requested_lease() -> None:

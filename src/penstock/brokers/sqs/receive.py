@@ -26,6 +26,9 @@ from penstock.messaging.delivery import Delivery
 
 RECHECK_SECONDS = 0.05
 STALE_LEASE_SHARE = 1 / 3  # of a lease: past this, a worker's heartbeat would have extended it
+# Of a lease: past this, it may be over. SQS counts from sending its response, we from receiving it, and the extension
+# takes time too.
+TRUSTED_LEASE_SHARE = 3 / 4
 
 
 class ReceiveCalls:
@@ -281,11 +284,14 @@ class SqsReceiver:
     def extend_stale(self, deliveries: Sequence[Delivery], lease_seconds: float) -> Sequence[Delivery]:
         """Return the deliveries still leased after settlements or other calls took their time.
 
-        Extends leases that are past `STALE_LEASE_SHARE`. Deliveries past their lease are left out; SQS redelivers them.
+        Extends leases that are past `STALE_LEASE_SHARE`. Deliveries past `TRUSTED_LEASE_SHARE` are left out; SQS
+        redelivers them. If SQS already has, in a later call, only the later delivery is returned.
         """
-        ages = [(delivery, seconds_since_receive(delivery, self._clock)) for delivery in deliveries]
-        polled = [delivery for delivery, seconds in ages if seconds < lease_seconds]
-        old = [delivery for delivery, seconds in ages if STALE_LEASE_SHARE * lease_seconds < seconds < lease_seconds]
+        newest = {delivery.message.id: delivery for delivery in deliveries}.values()
+        ages = [(delivery, seconds_since_receive(delivery, self._clock)) for delivery in newest]
+        trusted_seconds = TRUSTED_LEASE_SHARE * lease_seconds
+        polled = [delivery for delivery, seconds in ages if seconds < trusted_seconds]
+        old = [delivery for delivery, seconds in ages if STALE_LEASE_SHARE * lease_seconds < seconds < trusted_seconds]
         lost = outcome(lambda: self._leases.extend(old, lease_seconds)) if old else ()
         return polled if isinstance(lost, Exception) else [delivery for delivery in polled if delivery not in lost]
 
