@@ -200,7 +200,7 @@ class Daft:
     """Daft's `read_deltalake`."""
 
     def open(self, root: Path) -> OpenTable:
-        import daft  # type: ignore[import-not-found] # not locked
+        import daft
 
         return _Daft(daft.read_deltalake(str(root)))
 
