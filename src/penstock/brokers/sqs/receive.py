@@ -26,8 +26,8 @@ from penstock.messaging.delivery import Delivery
 
 RECHECK_SECONDS = 0.05
 STALE_LEASE_SHARE = 1 / 3  # of a lease: past this, a worker's heartbeat would have extended it
-# Of a lease: past this, it may be over. SQS counts from sending its response, we from receiving it, and the extension
-# takes time too.
+# A lease of which this share has passed may be over: SQS counts from sending its response, we from receiving it, and
+# the extension takes time too.
 TRUSTED_LEASE_SHARE = 3 / 4
 
 
