@@ -1,7 +1,7 @@
 """Check a table and its state without using any code of the product.
 
-It reads the files with plain Python, the tables' Delta logs as plain JSON, without the library that wrote them, their
-rows with pyarrow, ledger and queue with sqlite3.
+It reads the files with plain Python, the tables' logs as plain JSON and Avro, without the library that wrote them,
+their rows with pyarrow, ledger and queue with sqlite3.
 If the ledger is on a server, ``ledger`` is its URL, and the oracle reads it with that server's driver.
 A good line is identified by its place (file URI, byte offset). Each must be in the table once, with its values.
 """
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+import fastavro
 import pyarrow.parquet as pq
 from tests.services.sql_asking import ask
 
@@ -24,6 +25,7 @@ Place = tuple[str, int]  # the file's URI, the byte offset of the line in the de
 Values = Mapping[str, object]
 
 COLUMNS: Mapping[str, type] = {"id": int, "v": float, "s": str}
+ICEBERG_GONE = 2  # the status of a manifest's entry for a file that left the table
 SHOWN = 5  # how many places a failure names
 
 
@@ -134,7 +136,30 @@ def _read(table: Path, place: tuple[str, str], columns: Collection[str]) -> Seen
 
 
 def files_in_log(table: Path) -> Sequence[str]:
-    """Return the files of the newest version: those that the commits of the Delta log added and did not remove.
+    """Return the files of the newest version of a Delta or Iceberg table."""
+    return _iceberg_files(table) if (table / "metadata").exists() else _delta_files(table)
+
+
+def _iceberg_files(table: Path) -> Sequence[str]:
+    """Return the files in the manifests of the newest snapshot."""
+    versions = sorted((int(path.name.split(".")[0][1:]), path) for path in table.glob("metadata/v*.metadata.json"))
+    metadata = json.loads(versions[-1][1].read_text())
+    root = f"{metadata['location']}/"
+    current = [one for one in metadata["snapshots"] if one["snapshot-id"] == metadata.get("current-snapshot-id")]
+    manifests = [_avro(table, root, snapshot["manifest-list"]) for snapshot in current]
+    entries = [
+        entry for each in manifests for manifest in each for entry in _avro(table, root, manifest["manifest_path"])
+    ]
+    return [entry["data_file"]["file_path"].removeprefix(root) for entry in entries if entry["status"] != ICEBERG_GONE]
+
+
+def _avro(table: Path, root: str, location: str) -> list[Any]:
+    with (table / location.removeprefix(root)).open("rb") as file:
+        return list(fastavro.reader(file))
+
+
+def _delta_files(table: Path) -> Sequence[str]:
+    """Return the files that the commits of the log added and did not remove.
 
     Begins with the newest checkpoint, if there is one. Fails if a commit is missing.
     """

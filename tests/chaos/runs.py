@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import pytest
 from tests.chaos.oracle import Truth, truth
 from tests.services.forked_process import ForkedPopen
 from tests.services.one_session import OneSession
@@ -26,6 +27,8 @@ KILLED = -signal.SIGKILL
 STOPPED = 75
 INTERRUPTED = 130
 SOME_DEAD = 3
+DELTA, ICEBERG = "delta", "iceberg"  # schemes of table formats
+FORMATS = [DELTA, pytest.param(ICEBERG, marks=pytest.mark.slow)]
 ON_SPARK = "penstock"
 IN_PROCESS = "tests.chaos.in_process"  # for tests whose subject is not Spark
 JUNK = b"--- log rotated ---"
@@ -140,10 +143,17 @@ class Case:
     """A folder to read, a table to write, and all processes that use them."""
 
     def __init__(
-        self, folder: Path, *, module: str = ON_SPARK, content: Content | None = None, **settings: object
+        self,
+        folder: Path,
+        *,
+        module: str = ON_SPARK,
+        content: Content | None = None,
+        scheme: str = DELTA,
+        **settings: object,
     ) -> None:
         """``module`` is the module that processes run: `ON_SPARK` or `IN_PROCESS`. ``settings`` apply to each."""
         self.module = module
+        self.scheme = scheme  # of the table's format
         self.content = JsonLines() if content is None else content
         self.folder = folder
         self.source = folder / "in"
@@ -168,7 +178,15 @@ class Case:
     @property
     def arguments(self) -> Sequence[str]:
         """Return the arguments of every ingest."""
-        return str(self.source), str(self.table)
+        return str(self.source), self.address
+
+    @property
+    def address(self) -> str:
+        """Return the table's address in commands."""
+        return self._address_of(str(self.table))
+
+    def _address_of(self, location: str) -> str:
+        return location if self.scheme == DELTA else f"{self.scheme}:{location}"
 
     def start(self, *options: str, before_exec: Callable[[], None] | None = None, **settings: object) -> Running:
         """Start `penstock ingest` with these options, and settings by their names."""
@@ -189,7 +207,7 @@ class Case:
 
     def show(self, path: Path) -> dict[str, Any]:
         """Return the newest version from `penstock objects show`."""
-        shown = self.command("objects", "show", str(path), "--table", str(self.table), "--json")
+        shown = self.command("objects", "show", str(path), "--table", self.address, "--json")
         document: dict[str, Any] = json.loads(shown.out)[-1]
         return document
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 from tests.chaos.oracle import Truth
+from tests.chaos.runs import DELTA, ON_SPARK, Case, Content
 from tests.chaos.runs import LEASE_SECONDS as HOST_LEASE_SECONDS
-from tests.chaos.runs import ON_SPARK, Case, Content
 from tests.services.aws_server import AwsServer
 from tests.services.s3_scene import Announced, Way
 
@@ -31,6 +31,7 @@ class S3Case(Case):
         by_queue: bool = True,
         way: Way = "sqs",
         content: Content | None = None,
+        scheme: str = DELTA,
         **settings: object,
     ) -> None:
         """Without ``by_queue``, ingests list the bucket. ``settings`` are as for every case."""
@@ -38,7 +39,7 @@ class S3Case(Case):
         # be long enough for a busy machine.
         lease_seconds = LEASE_SECONDS if by_queue else HOST_LEASE_SECONDS
         settings = {"aws_endpoint_url": server.url, "worker_lease": lease_seconds, **settings}
-        super().__init__(folder, module=module, content=content, **settings)
+        super().__init__(folder, module=module, content=content, scheme=scheme, **settings)
         self._by_queue = by_queue
         self._landing = Announced(server, way)
         self._s3, self._sqs = server.client("s3"), server.client("sqs")
@@ -47,7 +48,11 @@ class S3Case(Case):
     @property
     def arguments(self) -> tuple[str, ...]:
         queue = ("--queue", self._landing.queue_arn) if self._by_queue else ()
-        return self._remote, f"s3://{LAKE}/table", "--data-dir", str(self.table / "_penstock"), *queue
+        return self._remote, self.address, "--data-dir", str(self.table / "_penstock"), *queue
+
+    @property
+    def address(self) -> str:
+        return self._address_of(f"s3://{LAKE}/table")
 
     def add_objects(self, numbers: range) -> None:
         self.upload(self.content.write(self.source, numbers))
@@ -63,7 +68,8 @@ class S3Case(Case):
     def mirror(self) -> Path:
         """Download both tables and the work folder, and return the path for the oracle."""
         quarantine = self.table.with_name(f"{self.table.name}_quarantine")
-        for folder in (self.table / "data", self.table / "_delta_log", self.table / "_penstock" / "work", quarantine):
+        parts = [self.table / part for part in ("data", "_delta_log", "metadata", "_penstock/work")]
+        for folder in (*parts, quarantine):
             shutil.rmtree(folder, ignore_errors=True)
         for page in self._s3.get_paginator("list_objects_v2").paginate(Bucket=LAKE):
             for entry in page.get("Contents", ()):

@@ -37,7 +37,7 @@ from tests.chaos.overlap import (
     open_gate,
     two_in_flight,
 )
-from tests.chaos.runs import KILLED, Running
+from tests.chaos.runs import FORMATS, KILLED, Running
 from tests.chaos.s3_case import S3Case
 from tests.services.aws_server import AwsServer
 from tests.services.bare_python import bare_python
@@ -92,7 +92,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class ClusterCase(S3Case):
     """A case whose ingests run on the cluster, two batches at a time, with the executors' own Python."""
 
-    def __init__(self, folder: Path, server: AwsServer, cluster: SparkCluster, python: Path) -> None:
+    def __init__(self, folder: Path, server: AwsServer, cluster: SparkCluster, python: Path, *, scheme: str) -> None:
         self.cluster = cluster
         self.conf = {
             **FROM_DRIVER,
@@ -104,6 +104,7 @@ class ClusterCase(S3Case):
             folder,
             server,
             by_queue=False,
+            scheme=scheme,
             spark_master=cluster.url,
             spark_conf=json.dumps(self.conf),
             objects_max_retry_wait=1,
@@ -118,8 +119,8 @@ class ClusterCase(S3Case):
 
 
 @pytest.fixture
-def case(tmp_path: Path, cluster: SparkCluster, moto: AwsServer, bare: Path) -> Iterator[ClusterCase]:
-    with closing(ClusterCase(tmp_path, moto, cluster, bare)) as made:
+def case(tmp_path: Path, cluster: SparkCluster, moto: AwsServer, bare: Path, scheme: str) -> Iterator[ClusterCase]:
+    with closing(ClusterCase(tmp_path, moto, cluster, bare, scheme=scheme)) as made:
         yield made
 
 
@@ -153,6 +154,7 @@ def strike(case: ClusterCase, monkeypatch: pytest.MonkeyPatch, record: Record) -
     check_done(case.truth(), case.mirror())
 
 
+@pytest.mark.parametrize("scheme", FORMATS)
 def test_deaths_with_two_batches_in_flight_lose_and_double_no_line(
     case: ClusterCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.chaos.oracle import Truth, check_done, check_meanwhile, truth
-from tests.chaos.runs import KILLED, Case, Running, write_objects
+from tests.chaos.runs import FORMATS, KILLED, Case, Running, write_objects
 
 pytestmark = pytest.mark.timeout(1_800)
 
@@ -41,6 +41,7 @@ def at_work(case: Case) -> Running:
     return running
 
 
+@pytest.mark.parametrize("scheme", FORMATS)
 def test_ten_kills_in_a_row_lose_nothing(case: Case) -> None:
     """Every process has four new batches, and the unfinished ones of the process before."""
     case.add_objects(range(OBJECTS))

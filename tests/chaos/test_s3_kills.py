@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.chaos.oracle import Truth, abandoned_folders, attempts, check_done, check_meanwhile
-from tests.chaos.runs import IN_PROCESS, KILLED, write_objects
+from tests.chaos.runs import FORMATS, IN_PROCESS, KILLED, write_objects
 from tests.chaos.s3_case import S3Case
 from tests.chaos.test_kill_steps import STORY
 from tests.services.aws_server import AwsServer
@@ -28,8 +28,8 @@ BY_LISTING = [Step.ANNOUNCED, Step.WRITTEN, Step.COMMITTED, Step.SETTLING]  # th
 
 
 @pytest.fixture
-def case(tmp_path: Path, moto: AwsServer) -> Iterator[S3Case]:
-    made = S3Case(tmp_path, moto, module=IN_PROCESS)
+def case(tmp_path: Path, moto: AwsServer, scheme: str) -> Iterator[S3Case]:
+    made = S3Case(tmp_path, moto, module=IN_PROCESS, scheme=scheme)
     yield made
     made.close()
 
@@ -53,6 +53,7 @@ def finish_and_check(case: S3Case, whole: Truth) -> None:
     assert abandoned_folders(case.table) == []
 
 
+@pytest.mark.parametrize("scheme", FORMATS)
 def test_kills_at_every_step_in_turn_lose_nothing(case: S3Case) -> None:
     whole = prepared(case)
     for step in BY_QUEUE:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.chaos import transforms
 from tests.chaos.oracle import attempts, check_done, check_meanwhile, query, truth
-from tests.chaos.runs import KILLED, Case, write_objects
+from tests.chaos.runs import FORMATS, KILLED, Case, write_objects
 from tests.chaos.s3_case import S3Case
 from tests.chaos.test_kill_steps import OBJECTS, OF_A_RUN, OPTIONS, kill_and_check
 from tests.chaos.test_s3_kills import finish_and_check, prepared
@@ -22,6 +22,7 @@ from tests.services.aws_server import AwsServer
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 
+@pytest.mark.parametrize("scheme", FORMATS)
 def test_killing_spark_while_it_writes_or_at_any_step_loses_nothing(spark_case: Case) -> None:
     case = spark_case
     shutil.copy(transforms.__file__, case.folder / "transforms.py")
