@@ -236,7 +236,8 @@ def bounds(maker: BatchMaker) -> list[Any]:
     return sorted([(action.get("min") or {}).get("id") for action in actions], key=str)
 
 
-def test_large_files_without_bounds_get_them_and_stay(maker: BatchMaker) -> None:
+def test_large_files_without_bounds_get_them_and_stay(delta_maker: BatchMaker) -> None:
+    maker = delta_maker
     filled(maker, 3)
     without_bounds(maker)
     DeltaTable(str(maker.root)).alter.add_columns(
@@ -254,7 +255,10 @@ def test_large_files_without_bounds_get_them_and_stay(maker: BatchMaker) -> None
     assert (ids(maker.root), position(maker)) == ([0, 1, 2], 3)
 
 
-def test_a_file_removed_before_it_is_restated_stays_removed(maker: BatchMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_removed_before_it_is_restated_stays_removed(
+    delta_maker: BatchMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    maker = delta_maker
     filled(maker, 3)
     without_bounds(maker)
     read = parquet.read_statistics
@@ -270,8 +274,9 @@ def test_a_file_removed_before_it_is_restated_stays_removed(maker: BatchMaker, m
 
 
 def test_a_commit_between_the_check_and_the_restatement_is_kept(
-    maker: BatchMaker, monkeypatch: pytest.MonkeyPatch
+    delta_maker: BatchMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    maker = delta_maker
     filled(maker, 3)
     without_bounds(maker)
     restate_files = DeltaTableSink.restate_files

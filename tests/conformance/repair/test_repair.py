@@ -65,6 +65,7 @@ def test_batches_of_the_table_are_imported_and_the_pipeline_continues(scene: Sce
     ]
 
 
+@pytest.mark.parametrize("sqlite_scene", ["delta"], indirect=True)
 def test_batches_published_again_after_another_writer_overwrote_them_are_imported(sqlite_scene: Scene) -> None:
     scene = sqlite_scene
     scene.published(1)
