@@ -25,6 +25,7 @@ _STRATEGIES: dict[Any, st.SearchStrategy[Any]] = {
     str: ANY_TEXT,
     str | None: st.none() | ANY_TEXT,
     int: _INTEGERS,
+    int | None: st.none() | _INTEGERS,
     float: st.floats(),
     float | None: st.none() | st.floats(),
     bool: st.booleans(),
