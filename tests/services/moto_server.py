@@ -18,7 +18,9 @@ from typing import Any
 from unittest import mock
 
 import moto.sqs.models
+from moto.core.exceptions import JsonRESTError
 from moto.core.utils import unix_time_millis
+from moto.glue.responses import GlueResponse
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import ThreadedWSGIServer, WSGIRequestHandler
 
@@ -74,6 +76,15 @@ def is_visible(message: Any) -> bool:
     return bool(unix_time_millis() >= message.visible_at)
 
 
+def update_if_unchanged(update: Callable[[GlueResponse], Any], request: GlueResponse) -> Any:
+    """Update a table of Glue if it still has the version that the request names, which moto ignores."""
+    version, name = request.parameters.get("VersionId"), request.parameters["TableInput"]["Name"]
+    table = request.glue_backend.get_table(request.parameters["DatabaseName"], name)
+    if version is not None and version != table.as_dict()["VersionId"]:
+        raise JsonRESTError("ConcurrentModificationException", f"the table {name} was changed concurrently")
+    return update(request)
+
+
 class Handler(WSGIRequestHandler):
     disable_nagle_algorithm = True  # head and body are two writes, and the second would wait 40 ms
 
@@ -118,6 +129,8 @@ def main() -> None:
     threading.Thread(target=end_with_the_input, daemon=True).start()
     turn = Turn()
     moto.sqs.models.Message.visible = property(is_visible)  # type: ignore[method-assign, assignment]
+    update = GlueResponse.update_table
+    GlueResponse.update_table = lambda request: update_if_unchanged(update, request)  # type: ignore[method-assign]
     application = Serialised(DomainDispatcherApplication(create_backend_app), turn)
     with mock.patch("moto.sqs.models.Condition", return_value=turn):  # every queue creates one
         serve(int(sys.argv[1]), application, turn)

@@ -12,7 +12,15 @@ from platformdirs import user_state_path
 
 from penstock.config import Settings
 from penstock.errors import UsageError
-from penstock.sinks.registry import DEFAULT_SCHEME, SINKS, TABLE_MARK, address_in, named_scheme, split_address
+from penstock.sinks.registry import (
+    CATALOG_FILE,
+    DEFAULT_SCHEME,
+    SINKS,
+    TABLE_MARK,
+    address_in,
+    named_scheme,
+    split_address,
+)
 from penstock.storage.address import LOCAL, S3Address, check_address, check_folder, is_s3, s3_address
 from penstock.storage.aws import Aws, require_aws
 from penstock.storage.files import Files
@@ -187,7 +195,9 @@ def tables_here(here: Path, *, elsewhere: bool = False) -> Sequence[Path]:
 
 def _is_only_marked(folder: Path) -> bool:
     """Return True if the folder marks a table and holds nothing else: a quarantine table of some formats."""
-    return list(islice(folder.glob("*"), 2)) == [folder.parent / TABLE_MARK]
+    marks = {folder.parent / TABLE_MARK, folder.parent / CATALOG_FILE}
+    found = set(islice(folder.glob("*"), len(marks) + 1))
+    return bool(found) and found <= marks
 
 
 def _s3_table_paths(address: S3Address, state: str | PathLike[str] | None, aws: Aws) -> TablePaths:

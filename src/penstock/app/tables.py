@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import takewhile
 
-from penstock.app.paths import TablePaths
+from penstock.app.paths import QUARANTINE_SUFFIX, TablePaths
 from penstock.errors import TableError, TemporaryError
 from penstock.events import Bus, JobFailed
 from penstock.ledger import Ledger
@@ -19,6 +19,7 @@ from penstock.pipeline.overwritten import CommitWatch
 from penstock.pipeline.publish import Published, check_tip, publish, rows_schema
 from penstock.pipeline.quarantine_lines import QuarantineLines
 from penstock.pipeline.spark.source.quarantine import QUARANTINE_SCHEMA
+from penstock.sinks.catalogs.name import CatalogName
 from penstock.sinks.manifest import decode, is_empty
 from penstock.sinks.registry import open_sink
 from penstock.sinks.sink import TableSink
@@ -38,18 +39,23 @@ class Tables:
         ledger: Ledger,
         *,
         partition_by: Sequence[str] | None = (),
+        catalog: CatalogName | None = None,
         bus: Bus,
         probe: Probe = no_probe,
     ) -> None:
-        """``partition_by`` None is for reading only: the table may be partitioned in any way."""
+        """``partition_by`` None is for reading only: the table may be partitioned in any way.
+
+        ``catalog``: the declared one, see `penstock.sinks.registry.open_sink`.
+        """
         self._paths = paths
         self._ledger = ledger
         self._partition_by = partition_by
         self._bus = bus
         self._probe = probe
         sink_at = partial(open_sink, scheme=paths.scheme, pipeline=paths.pipeline)
-        self.rows = sink_at(paths.table, partition_by=partition_by)
-        self.quarantine = sink_at(paths.quarantine)
+        self.rows = sink_at(paths.table, partition_by=partition_by, catalog=catalog)
+        beside = None if catalog is None else catalog.suffixed(QUARANTINE_SUFFIX)
+        self.quarantine = sink_at(paths.quarantine, catalog=beside)
         self._retained_rows, self._retained_quarantine = RowLossCheck(self.rows), RowLossCheck(self.quarantine)
         # Where this process's last publish ended. Written by any thread that publishes; an older value does no harm.
         self._rows_published: Published | None = None

@@ -75,6 +75,14 @@ class FormatOptions:
             help="Register the table in a catalog: glue:DATABASE.TABLE or unity:CATALOG.SCHEMA.TABLE.",
         ),
     ] = None
+    catalog: Annotated[
+        str | None,
+        typer.Option(
+            "--catalog",
+            metavar="ENTRY",
+            help="The Iceberg table in a catalog of PyIceberg's configuration: NAME:NAMESPACE.TABLE.",
+        ),
+    ] = None
     no_provenance: Annotated[
         bool, typer.Option("--no-provenance", help="Omit the columns _object and _offset (or _row).")
     ] = False
@@ -270,6 +278,7 @@ def _request(
         state=state,
         provenance=not format_.no_provenance,
         register=format_.register,
+        catalog=format_.catalog,
         evolve=format_.evolve,
         partition_by=_columns(format_.partition_by) if format_.partition_by is not None else (),
         settings=_settings(arrival, limits),

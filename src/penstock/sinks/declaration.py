@@ -62,6 +62,11 @@ class SinkDeclaration:
         return None
 
     @property
+    def metadata_catalog(self) -> CatalogName | None:
+        """The name of the table in the catalog that names its newest metadata; None: its folder does."""
+        return None
+
+    @property
     def address(self) -> str:
         """The table's address with the scheme of its format."""
         return address_in(self.scheme, split_address(fspath(self.table))[1])

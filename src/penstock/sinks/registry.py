@@ -17,10 +17,13 @@ from penstock.errors import UsageError
 from penstock.storage.files import Files
 
 if TYPE_CHECKING:
+    from penstock.sinks.catalogs.name import CatalogName
     from penstock.sinks.sink import TableSink
 
 DEFAULT_SCHEME = "delta"
-TABLE_MARK = "_penstock/table"  # below a table's root: see `penstock.sinks.checks.mark_table`
+# below a table's root:
+TABLE_MARK = "_penstock/table"  # see `penstock.sinks.checks.mark_table`
+CATALOG_FILE = "_penstock/catalog.json"  # the catalog of an Iceberg table, see `penstock.sinks.iceberg.choice`
 
 _SCHEME = re.compile(r"([a-z][a-z0-9]*):(.*)", re.IGNORECASE | re.DOTALL)
 # The beginning of an address after an unknown scheme: /, ./, ../, ~, or a scheme such as s3:/. Two slashes belong to
@@ -46,8 +49,13 @@ class SinkPackage:
 class SinkFactory(Protocol):
     """Make the sink of one table."""
 
-    def __call__(self, root: Files, *, pipeline: str, partition_by: Sequence[str] | None = ()) -> "TableSink":
-        """Return the sink, without any access yet. ``partition_by`` None: any partitioning, for reading only."""
+    def __call__(
+        self, root: Files, *, pipeline: str, partition_by: Sequence[str] | None = (), **catalog: "CatalogName"
+    ) -> "TableSink":
+        """Return the sink, without any access yet. ``partition_by`` None: any partitioning, for reading only.
+
+        ``catalog`` is passed if the declaration of the format has a `SinkDeclaration.metadata_catalog`.
+        """
         ...
 
 
@@ -103,12 +111,26 @@ def address_in(scheme: str, location: str) -> str:
 
 
 def open_sink(
-    root: Files, *, pipeline: str, partition_by: Sequence[str] | None = (), scheme: str = DEFAULT_SCHEME
+    root: Files,
+    *,
+    pipeline: str,
+    partition_by: Sequence[str] | None = (),
+    scheme: str = DEFAULT_SCHEME,
+    catalog: "CatalogName | None" = None,
 ) -> "TableSink":
-    """Return the sink of a table, without any access yet. ``partition_by`` None: any partitioning, for reading only."""
+    """Return the sink of a table, without any access yet.
+
+    Args:
+        root: The table's location.
+        pipeline: The pipeline whose position the sink stores.
+        partition_by: The partition columns; None: any partitioning, for reading only.
+        scheme: The table's format.
+        catalog: The declared catalog of a new table; None: none, or the one that an existing table remembers.
+    """
     package = SINKS[scheme]
     factory: SinkFactory = getattr(import_module(package.module), package.factory)
-    return factory(root, pipeline=pipeline, partition_by=partition_by)
+    named = {} if catalog is None else {"catalog": catalog}
+    return factory(root, pipeline=pipeline, partition_by=partition_by, **named)
 
 
 def is_installed(scheme: str) -> bool:

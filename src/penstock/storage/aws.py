@@ -101,6 +101,22 @@ class Aws:
             ) from error
 
 
+def bounded_session(*, connect_seconds: float, response_seconds: float) -> Any:
+    """Return a botocore session for a library that creates its own clients, so that their requests are bounded.
+
+    Raises `ConfigurationError` if boto3 is not installed.
+    """
+    require_aws()
+    from botocore.config import Config
+    from botocore.session import Session as CoreSession
+
+    session = CoreSession()
+    session.set_default_client_config(
+        Config(connect_timeout=connect_seconds, read_timeout=response_seconds, user_agent_extra="penstock")
+    )
+    return session
+
+
 def require_aws() -> None:
     """Raise `ConfigurationError`, naming the extra, if a package for AWS is missing. Imports nothing."""
     missing = [package for package in ("boto3", "obstore") if find_spec(package) is None]

@@ -16,6 +16,7 @@ from ulid import ULID
 
 from penstock.ledger import Ledger
 from penstock.ledger.records import BatchOutcome, BatchRecord, Candidate, ObjectResult, OriginalMessage
+from penstock.sinks.catalogs.name import CatalogName
 from penstock.sinks.manifest import DataFile, encode
 from penstock.sinks.parquet import list_files
 from penstock.sinks.registry import DEFAULT_SCHEME, open_sink
@@ -53,6 +54,7 @@ class BatchMaker:
     ledger: Ledger
     pipeline: str = PIPELINE
     scheme: str = DEFAULT_SCHEME  # of the table's format
+    catalog: CatalogName | None = None  # of an Iceberg table
     _numbers: Iterator[int] = field(default_factory=count)
     _held: dict[str, bytes] = field(default_factory=dict)  # the one object of each attempt
 
@@ -61,7 +63,13 @@ class BatchMaker:
 
     def sink(self, *, partition_by: Sequence[str] | None = ()) -> TableSink:
         """Return the table's sink, as a new process opens it."""
-        return open_sink(LocalFiles(self.root), scheme=self.scheme, pipeline=self.pipeline, partition_by=partition_by)
+        return open_sink(
+            LocalFiles(self.root),
+            scheme=self.scheme,
+            pipeline=self.pipeline,
+            partition_by=partition_by,
+            catalog=self.catalog,
+        )
 
     def claim(self, *, lease_seconds: float = LEASE_SECONDS) -> str:
         """Open an attempt on one object."""

@@ -26,7 +26,7 @@ from penstock.pipeline.maintenance.gc import collect
 from penstock.pipeline.publish import publish, rows_schema
 from penstock.sinks import parquet
 from penstock.sinks.delta.sink import DeltaTableSink
-from penstock.sinks.iceberg.folder import FolderCatalog
+from penstock.sinks.iceberg.choice import CatalogChoice
 from penstock.sinks.iceberg.log import SNAPSHOT_AGE
 from penstock.sinks.sink import TableSink
 from penstock.storage.address import S3Address
@@ -359,7 +359,7 @@ def keep_nothing(maker: BatchMaker) -> None:
         table = DeltaTable(str(maker.root))
         table.alter.set_table_properties({"delta.deletedFileRetentionDuration": "interval 0 hours"})
         return
-    catalog = FolderCatalog(LocalFiles(maker.root))
+    catalog = CatalogChoice(LocalFiles(maker.root), None).current()
     stored = catalog.load()
     assert stored is not None
     catalog.commit(stored, (), [SetPropertiesUpdate(updates={SNAPSHOT_AGE: "0"})])

@@ -16,6 +16,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 from sqlalchemy import delete, insert, select
 from tests.conformance.sinks.kit import iceberg_table
+from tests.services.iceberg_catalogs import name_of
 from ulid import ULID
 
 from penstock.app.paths import TablePaths
@@ -61,6 +62,7 @@ class Scene:
     ledger: Ledger
     root: Files | None = None  # of the table, if it is not in the folder
     scheme: str = DEFAULT_SCHEME  # of the table's format
+    is_in_catalog: bool = False  # an Iceberg table, in the catalog that the test configured
     events: list[Event] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -80,7 +82,8 @@ class Scene:
     @property
     def tables(self) -> Tables:
         """Return the tables as a new process opens them."""
-        return Tables(self.table_paths, self.ledger, bus=Bus(self.events.append))
+        catalog = name_of(self.folder / "table") if self.is_in_catalog else None
+        return Tables(self.table_paths, self.ledger, catalog=catalog, bus=Bus(self.events.append))
 
     # A worker's steps
 

@@ -21,7 +21,7 @@ from penstock.ledger.records import AttemptState, ObjectState
 from penstock.messaging.steps import Step
 from penstock.pipeline.batch_record import load, save
 from penstock.pipeline.maintenance.compact import compact
-from penstock.sinks.iceberg.folder import FolderCatalog
+from penstock.sinks.iceberg.choice import CatalogChoice
 from penstock.storage.address import S3Address
 from penstock.storage.local import LocalFiles
 from penstock.storage.s3_files import S3Files
@@ -406,7 +406,7 @@ def clean_up_log(scene: Scene) -> None:
 
 
 def expire_snapshots(scene: Scene) -> None:
-    catalog = FolderCatalog(LocalFiles(scene.folder / "table"))
+    catalog = CatalogChoice(LocalFiles(scene.folder / "table"), None).current()
     stored = catalog.load()
     assert stored is not None
     newest = stored.metadata.current_snapshot_id

@@ -6,12 +6,14 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyiceberg.table import StaticTable
+from pyiceberg.table import StaticTable, Table
 from tests.conformance.sinks.toy_sink import ToySink
+from tests.services.iceberg_catalogs import client, name_of
 
 from penstock.sinks.delta.sink import DeltaTableSink, open_dataset
 from penstock.sinks.iceberg.sink import IcebergTableSink
 from penstock.sinks.manifest import DataFile
+from penstock.sinks.registry import CATALOG_FILE
 from penstock.sinks.sink import Append, LoadedTable, Sink
 from penstock.storage.local import LocalFiles
 
@@ -48,6 +50,17 @@ class IcebergKit:
         return rows
 
 
+class CatalogKit:
+    """An Iceberg table in the catalog that `tests.services.iceberg_catalogs.configure` describes."""
+
+    def sink(self, root: Path, *, pipeline: str = PIPELINE, partition_by: Sequence[str] = ()) -> Sink:
+        return IcebergTableSink(LocalFiles(root), pipeline=pipeline, partition_by=partition_by, catalog=name_of(root))
+
+    def rows(self, root: Path) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = iceberg_table(root).scan().to_arrow().to_pylist()
+        return rows
+
+
 class ToyKit:
     def sink(self, root: Path, *, pipeline: str = PIPELINE, partition_by: Sequence[str] = ()) -> Sink:
         return ToySink(LocalFiles(root), pipeline, partition_by)
@@ -62,8 +75,10 @@ class ToyKit:
 KITS: dict[str, type[Kit]] = {"delta": DeltaKit, "iceberg": IcebergKit, "toy": ToyKit}
 
 
-def iceberg_table(root: Path) -> StaticTable:
-    """Open the newest version of an Iceberg table's metadata with PyIceberg alone."""
+def iceberg_table(root: Path) -> Table:
+    """Open an Iceberg table with PyIceberg alone: through its catalog, else by the newest metadata file."""
+    if (root / CATALOG_FILE).exists():
+        return client().load_table(name_of(root).parts)
     newest = max((root / "metadata").glob("v*.metadata.json"), key=lambda path: int(path.name.split(".")[0][1:]))
     return StaticTable.from_metadata(str(newest))
 

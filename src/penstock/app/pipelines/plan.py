@@ -233,7 +233,14 @@ def plan_of(declaration: PipelineDeclaration, context: ServiceContext, *, faults
     read = read_options(declaration, default_ratio=context.settings.objects_max_quarantine_ratio)
     ledger = context.ledger()
     ledger.ensure_pipeline(where.pipeline)
-    tables = Tables(where, ledger, partition_by=declaration.sink.partition_by, bus=context.bus, probe=context.probe)
+    tables = Tables(
+        where,
+        ledger,
+        partition_by=declaration.sink.partition_by,
+        catalog=declaration.sink.metadata_catalog,
+        bus=context.bus,
+        probe=context.probe,
+    )
     notify = _notify_published(declaration, context, where, tables)
     queue, store_outage = declaration.source.queue, context.stores.of_pipeline(source, where)
     blueprint = PipelineBlueprint(

@@ -16,14 +16,14 @@ from penstock.app.collector import rare_collections
 from penstock.app.context import PipelineTools
 from penstock.app.kill import killing_probe
 from penstock.app.naming import worker_id
-from penstock.app.paths import TablePaths, check_format, record_format, table_paths
+from penstock.app.paths import QUARANTINE_SUFFIX, TablePaths, check_format, record_format, table_paths
 from penstock.app.pending import PendingObjects
 from penstock.app.pipelines.running import RunCounts
 from penstock.app.sources import source_of
 from penstock.app.state import check_owner, open_state
 from penstock.app.tables import Tables
 from penstock.app.telemetry import open_reports, open_telemetry
-from penstock.errors import TableFolderTaken, TemporaryError
+from penstock.errors import TableFolderTaken, TemporaryError, UsageError
 from penstock.events import Bus, JobFailed, Listener, WatchDegraded, WatchStarted
 from penstock.ledger.records import ObjectState, PipelineRow
 from penstock.messaging.clock import Clock, SystemClock
@@ -38,8 +38,8 @@ from penstock.operations.ingest.pipeline import IngestPipeline, IngestRequest, c
 from penstock.pipeline.spark.runtime import GivenSpark
 from penstock.pipeline.spark.source.added import with_added
 from penstock.pipeline.spark.source.options import ReadOptions
-from penstock.sinks.catalogs.name import catalog_name
-from penstock.sinks.registry import open_sink
+from penstock.sinks.catalogs.name import CatalogName, catalog_name, configured_name
+from penstock.sinks.registry import DEFAULT_SCHEME, open_sink
 from penstock.worker.shutdown import StopSignal
 
 WATCHER = "watcher"  # the job's name in events, and the thread's
@@ -127,9 +127,9 @@ def _ingested(
     check_format(where)
     source = source_of(request.source, where, include=request.include, exclude=request.exclude)
     transform = check(request, source)
-    entry = None if request.register is None else catalog_name(request.register, table=where.table.uri)
+    entry, catalog = _catalogs(request, where)
     shared = shared_settings(request)
-    _check_tables(where)  # before the data directory is created: a folder with one counts as a table from then on
+    _check_tables(where, catalog)  # before the data directory is created: a folder with one counts as a table then
     with (
         open_state(where.state, worker=worker, shared=shared, probe=tools.probe) as own,
         queue_of(request, own, tools) as state,
@@ -140,7 +140,14 @@ def _ingested(
             check_owner(state.ledger, where)
         record_format(where)
         state.ledger.ensure_pipeline(where.pipeline)
-        tables = Tables(where, state.ledger, partition_by=request.partition_by, bus=tools.bus, probe=tools.probe)
+        tables = Tables(
+            where,
+            state.ledger,
+            partition_by=request.partition_by,
+            catalog=catalog,
+            bus=tools.bus,
+            probe=tools.probe,
+        )
         registration = TableRegistration(
             tables,
             entry,
@@ -175,11 +182,37 @@ def _ingested(
         return _report(work, pending, scan, counts, seconds=seconds, unregistered=unregistered)
 
 
-def _check_tables(where: TablePaths) -> None:
-    """Raise `TableFolderTaken` if a folder of the tables is no table and holds other files. Creates nothing."""
+def _catalogs(request: IngestRequest, where: TablePaths) -> tuple[CatalogName | None, CatalogName | None]:
+    """Return the entry under which a Delta table is registered, and the catalog of an Iceberg table.
+
+    Raises `UsageError` for an option that the table's format does not have.
+    """
+    if request.register is not None and where.scheme != DEFAULT_SCHEME:
+        raise UsageError(
+            f"--register is for Delta tables, and {where.table} is an Iceberg table: name its catalog with "
+            "--catalog NAME:NAMESPACE.TABLE."
+        )
+    if request.catalog is not None and where.scheme == DEFAULT_SCHEME:
+        raise UsageError(
+            f"--catalog is for Iceberg tables, and {where.table} is a Delta table: --register lists it in Glue or "
+            "Unity Catalog."
+        )
+    entry = None if request.register is None else catalog_name(request.register, table=where.table.uri)
+    return entry, None if request.catalog is None else configured_name(request.catalog)
+
+
+def _check_tables(where: TablePaths, catalog: CatalogName | None) -> None:
+    """Check the locations of both tables. Creates nothing.
+
+    Raises `TableFolderTaken` if a folder is no table and holds other files, and `TableError` if a table is in another
+    catalog.
+    """
+    names = (catalog, None if catalog is None else catalog.suffixed(QUARANTINE_SUFFIX))
     try:
-        for root in (where.table, where.quarantine):
-            open_sink(root, pipeline=where.pipeline, partition_by=None, scheme=where.scheme).check_location()
+        for root, name in zip((where.table, where.quarantine), names, strict=True):
+            open_sink(
+                root, pipeline=where.pipeline, partition_by=None, scheme=where.scheme, catalog=name
+            ).check_location()
     except TableFolderTaken as error:
         raise TableFolderTaken(f"{str(error).rstrip('.')} (SOURCE comes first, TABLE second).") from error
 

@@ -84,6 +84,7 @@ class IngestRequest:
     evolve: str = "none"  # what happens to fields without a column
     partition_by: tuple[str, ...] = ()
     register: str | None = None  # the table's entry in a data catalog
+    catalog: str | None = None  # the Iceberg table in a catalog of PyIceberg's configuration
     watch: bool = False  # keep running and ingest new objects
     settle_seconds: float = SETTLE_SECONDS  # quiet period of a file before it is ingested, when watching
     cleanup: Cleanup = field(default_factory=Keep)  # applied to objects whose rows are published

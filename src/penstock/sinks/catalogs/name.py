@@ -11,11 +11,17 @@ _NAMES = {  # the characters that the catalog allows; its limit is 255, and a qu
     "glue": re.compile(r"[a-z0-9_]{1,240}"),  # Athena's limits: Glue itself allows more
     "unity": re.compile(r"[^\x00-\x20./\x7f]{1,240}"),
 }
+_CONFIGURED = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")  # a catalog in PyIceberg's configuration
+_CONFIGURED_PART = _NAMES["unity"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogName:
-    """The name of a table in a catalog: ``glue:DATABASE.TABLE`` or ``unity:CATALOG.SCHEMA.TABLE``."""
+    """The name of a table in a catalog.
+
+    ``glue:DATABASE.TABLE`` and ``unity:CATALOG.SCHEMA.TABLE`` are entries of Delta tables. Of an Iceberg table, it is
+    ``NAME:NAMESPACE.TABLE``, in the catalog NAME of PyIceberg's configuration.
+    """
 
     scheme: str
     parts: tuple[str, ...]
@@ -26,6 +32,21 @@ class CatalogName:
     def suffixed(self, suffix: str) -> "CatalogName":
         """Return the name of a table beside this one."""
         return replace(self, parts=(*self.parts[:-1], f"{self.parts[-1]}{suffix}"))
+
+
+def configured_name(text: str) -> CatalogName:
+    """Return the name of an Iceberg table: ``NAME:NAMESPACE.TABLE``; a namespace may have several parts.
+
+    Raises `UsageError` for a text that is no such name.
+    """
+    name, colon, rest = text.partition(":")
+    parts = tuple(rest.split("."))
+    if not (colon and _CONFIGURED.fullmatch(name) and len(parts) > 1 and all(map(_CONFIGURED_PART.fullmatch, parts))):
+        raise UsageError(
+            f"The catalog {text!r} names no table; write NAME:NAMESPACE.TABLE, where NAME is a catalog of PyIceberg's "
+            "configuration."
+        )
+    return CatalogName(scheme=name, parts=parts)
 
 
 def catalog_name(text: str, *, table: str) -> CatalogName:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 from pyiceberg.table.update import TableRequirement, TableUpdate, update_table_metadata
 
@@ -39,6 +40,7 @@ class StoredMetadata:
     metadata: TableMetadata
     location: str  # of the file
     number: int = 0  # in the file's name, if the catalog is the folder
+    table: Table | None = None  # PyIceberg's, if another catalog has it
 
 
 class FolderCatalog:
@@ -88,6 +90,10 @@ class FolderCatalog:
             self._root.delete([_path(base.number + 1)])
             raise PublishConflict(f"{self._root.uri}: version {base.number} is no longer known")
         self._after(base.number + 1)
+
+    def is_unused(self, stored: StoredMetadata, path: str) -> bool:  # noqa: ARG002 -- for other catalogs
+        """Return False: each commit deletes the metadata files beyond the newest `KEPT`."""
+        return False
 
     def _newest(self) -> int | None:
         hinted = self._hinted()

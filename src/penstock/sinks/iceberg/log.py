@@ -8,7 +8,7 @@ appends beyond a number (the table property `SNAPSHOTS_KEPT`, which Penstock set
 deletes no file. Snapshots that removed files are kept until a vacuum, which finds the removed files in them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pyiceberg.manifest import DataFile as IcebergFile
@@ -140,8 +140,13 @@ class Expiry:
         return not (self.snapshot_ids or self.data_files or self.metadata_files)
 
 
-def find_expired(metadata: TableMetadata, *, io: TableFileIO, root: Files, seconds: float) -> Expiry:
-    """Return the snapshots older than this, the data files that left the table in them, and unused metadata."""
+def find_expired(
+    metadata: TableMetadata, *, io: TableFileIO, root: Files, seconds: float, is_unused: Callable[[str], bool]
+) -> Expiry:
+    """Return the snapshots older than this, the data files that left the table in them, and unused metadata.
+
+    ``is_unused`` returns True for a path of an old version of the table's metadata that its catalog does not need.
+    """
     cutoff = _CLOCK.now() - seconds
     protected = _protected(metadata)
     expired = [
@@ -151,6 +156,7 @@ def find_expired(metadata: TableMetadata, *, io: TableFileIO, root: Files, secon
     kept = [one for one in metadata.snapshots if one not in expired]
     listed = {one.manifest_list: manifests_of(one, io) for one in kept}
     used = {*listed, *(manifest.manifest_path for manifests in listed.values() for manifest in manifests)}
+    used = {location.rpartition("/")[2] for location in used}  # unique; other writers may name the folder otherwise
     gone = {
         file.file_path for one in leaving for status, file in _changes(one, io) if status is ManifestEntryStatus.DELETED
     }
@@ -162,11 +168,14 @@ def find_expired(metadata: TableMetadata, *, io: TableFileIO, root: Files, secon
         metadata_files=[
             file.path
             for file in root.list(METADATA_FOLDER)
-            if file.path.endswith(".avro")
-            and file.modified_at < cutoff
-            and f"{metadata.location}/{file.path}" not in used
+            if file.modified_at < cutoff
+            and (_is_unnamed(file.path, used) if file.path.endswith(".avro") else is_unused(file.path))
         ],
     )
+
+
+def _is_unnamed(path: str, used: Collection[str]) -> bool:
+    return path.rpartition("/")[2] not in used
 
 
 def _live(listed: Mapping[str, Sequence[ManifestFile]], io: TableFileIO) -> set[str]:

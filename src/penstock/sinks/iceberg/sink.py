@@ -6,7 +6,7 @@ only if no snapshot was added after n was read (`penstock.sinks.iceberg.snapshot
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 from operator import and_
 from typing import Any
 
@@ -37,6 +37,7 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.typedef import Record
 
 from penstock.errors import PublishConflict, TableError
+from penstock.sinks.catalogs.name import CatalogName
 from penstock.sinks.checks import (
     check_files,
     check_free,
@@ -48,11 +49,12 @@ from penstock.sinks.checks import (
 )
 from penstock.sinks.iceberg import columns as columns_of
 from penstock.sinks.iceberg import log
+from penstock.sinks.iceberg.choice import CatalogChoice, MetadataCatalog
 from penstock.sinks.iceberg.columns import COLUMNS, NAME_MAPPING
 from penstock.sinks.iceberg.features import check_features
-from penstock.sinks.iceberg.file_io import relative_path
+from penstock.sinks.iceberg.file_io import TableFileIO, relative_path
 from penstock.sinks.iceberg.filesystem import arrow_filesystem
-from penstock.sinks.iceberg.folder import METADATA_FOLDER, FolderCatalog, StoredMetadata
+from penstock.sinks.iceberg.folder import METADATA_FOLDER, StoredMetadata
 from penstock.sinks.iceberg.position import MOVED, encoded, position_in, positions, property_of
 from penstock.sinks.iceberg.snapshots import TOTAL_DELETES, TOTAL_ROWS, SnapshotMaker, live_files, version_of
 from penstock.sinks.manifest import DataFile, attempt_token
@@ -71,12 +73,27 @@ _NEW_TABLE = {
 class IcebergTableSink:
     """An Iceberg table at a location, and the position of one pipeline in it. A `Sink` and its `TableHistory`."""
 
-    def __init__(self, root: Files, *, pipeline: str, partition_by: Sequence[str] | None = ()) -> None:
-        """Name a table. With ``partition_by`` None, any partitioning is accepted: use it for reading only."""
+    def __init__(
+        self,
+        root: Files,
+        *,
+        pipeline: str,
+        partition_by: Sequence[str] | None = (),
+        catalog: CatalogName | None = None,
+    ) -> None:
+        """Name a table.
+
+        Args:
+            root: The table's location.
+            pipeline: The pipeline whose position this sink reads and moves.
+            partition_by: The partition columns; None: any partitioning is accepted, for reading only.
+            catalog: The declared catalog; None: the one that the table remembers, else its folder.
+        """
         self._root = root
+        self._io = TableFileIO(root)
         self._pipeline = pipeline
         self._partition_by = None if partition_by is None else list(partition_by)
-        self._catalog = FolderCatalog(root)
+        self._choice = CatalogChoice(root, catalog)
 
     @property
     def uri(self) -> str:
@@ -92,10 +109,10 @@ class IcebergTableSink:
 
     @property
     def commit_log(self) -> None:
-        """None: metadata files are created only if they are absent, so none is replaced."""
+        """None: metadata files are created only if they are absent, or committed by a catalog; none is replaced."""
 
     def check_location(self) -> None:
-        if not self._catalog.exists():
+        if not self._choice.current().exists():
             self._check_free()
 
     def load(self) -> "LoadedIceberg | None":
@@ -180,32 +197,37 @@ class IcebergTableSink:
                 NAME_MAPPING: columns_of.name_mapping(made, {}),
             },
         )
+        catalog = self._choice.current()
+        self._choice.remember(catalog)
         try:
-            self._catalog.create(metadata)
+            catalog.create(metadata)
         except PublishConflict:  # another process has just created it
             if self._load() is None:
                 raise
 
     def _load(self) -> "LoadedIceberg | None":
-        stored = self._catalog.load()
+        catalog = self._choice.current()
+        stored = catalog.load()
         if stored is None:
+            self._choice.unsettle()
             return None
         if relative_path(self._root, f"{stored.metadata.location}/x") != "x":
             raise TableError(
                 f"The table {self.uri} was moved or copied: its metadata says that it is at "
                 f"{stored.metadata.location}. Move it back there, or write its rows to a new table."
             )
-        return LoadedIceberg(stored, catalog=self._catalog, root=self._root, pipeline=self._pipeline)
+        self._choice.settle(catalog)
+        return LoadedIceberg(stored, catalog=catalog, root=self._root, pipeline=self._pipeline)
 
     def _check_free(self) -> None:
-        check_free(self._root, kind=_KIND, own={f"{METADATA_FOLDER}/"} if self._catalog.owns_folder() else ())
+        check_free(self._root, kind=_KIND, own={f"{METADATA_FOLDER}/"} if self._choice.owns_metadata() else ())
 
     def _chain(self) -> Sequence[log.KnownCommit]:
-        stored = self._catalog.load()
+        stored = self._choice.current().load()
         return () if stored is None else log.chain(stored.metadata)
 
     def _read(self, commit: log.KnownCommit) -> TableCommit:
-        return log.read(commit, io=self._catalog.io, root=self._root, pipeline=self._pipeline)
+        return log.read(commit, io=self._io, root=self._root, pipeline=self._pipeline)
 
 
 class LoadedIceberg:
@@ -215,7 +237,7 @@ class LoadedIceberg:
         self,
         stored: StoredMetadata,
         *,
-        catalog: FolderCatalog,
+        catalog: MetadataCatalog,
         root: Files,
         pipeline: str,
         older: Snapshot | None = None,
@@ -347,7 +369,13 @@ class LoadedIceberg:
                 f"property {log.SNAPSHOT_AGE})."
             )
         seconds = least if retention_hours is None else retention_hours * 3_600.0
-        expiry = log.find_expired(self.metadata, io=self._catalog.io, root=self._root, seconds=seconds)
+        expiry = log.find_expired(
+            self.metadata,
+            io=self._catalog.io,
+            root=self._root,
+            seconds=seconds,
+            is_unused=partial(self._catalog.is_unused, self._stored),
+        )
         if not dry_run and not expiry.is_empty:
             # The empty snapshot takes the next version, so a commit that began before the search cannot succeed later,
             # when files that it relies on are deleted.
