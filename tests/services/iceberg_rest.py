@@ -54,7 +54,7 @@ class Fault:
 
 @dataclass
 class RestCatalogServer:
-    """The server's state. ``requests`` are those that it received, as METHOD PATH."""
+    """The server's state. ``requests`` are those that it received, as METHOD PATH?QUERY."""
 
     folder: Path
     token: str | None = None
@@ -67,9 +67,10 @@ class RestCatalogServer:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._tables = SqlCatalog("server", uri=f"sqlite:///{self.folder / 'catalog.db'}")
 
-    def reply(self, method: str, path: str, token: str | None, body: bytes) -> tuple[Reply | None, Fault | None]:
+    def reply(self, method: str, target: str, token: str | None, body: bytes) -> tuple[Reply | None, Fault | None]:
+        path = urlsplit(target).path.strip("/")
         with self._lock:
-            self.requests.append(f"{method} {path}")
+            self.requests.append(f"{method} {target}")
             fault = next((one for one in self.faults if one.method == method and one.path in path), None)
             if fault is not None:
                 self.faults.remove(fault)
@@ -147,8 +148,7 @@ def served(state: RestCatalogServer) -> Iterator[str]:
 
         def _answer(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            path = urlsplit(self.path).path.strip("/")
-            reply, fault = state.reply(self.command, path, self.headers.get("Authorization"), body)
+            reply, fault = state.reply(self.command, self.path, self.headers.get("Authorization"), body)
             if fault is not None and fault.waits is not None:
                 fault.waits.wait(60.0)
             if fault is not None and fault.status is None:

@@ -19,7 +19,7 @@ _CONFIGURED_PART = _NAMES["unity"]
 class CatalogName:
     """The name of a table in a catalog.
 
-    ``glue:DATABASE.TABLE`` and ``unity:CATALOG.SCHEMA.TABLE`` are entries of Delta tables. Of an Iceberg table, it is
+    ``glue:DATABASE.TABLE`` and ``unity:CATALOG.SCHEMA.TABLE`` are entries of Delta tables. An Iceberg table is
     ``NAME:NAMESPACE.TABLE``, in the catalog NAME of PyIceberg's configuration.
     """
 

@@ -12,13 +12,15 @@ PyIceberg writes the metadata files of tables in Glue and SQL with its own file 
 itself. Manifests and data files are Penstock's, as in a table without a catalog.
 """
 
+import json
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, cast
 
 from pyiceberg.catalog import Catalog as PyIcebergClient
 from pyiceberg.catalog import infer_catalog_type, load_catalog
@@ -46,6 +48,7 @@ from pyiceberg.table import Table, TableProperties
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.table.update import TableRequirement, TableUpdate
+from pyiceberg.typedef import RecursiveDict
 from pyiceberg.utils.config import Config
 from requests import Session
 from requests.exceptions import InvalidSchema, InvalidURL, MissingSchema, RequestException
@@ -62,7 +65,7 @@ from penstock.sinks.catalogs.name import CatalogName
 from penstock.sinks.iceberg.features import FORMAT_VERSION
 from penstock.sinks.iceberg.file_io import TableFileIO, relative_path
 from penstock.sinks.iceberg.folder import KEPT, METADATA_FOLDER, StoredMetadata
-from penstock.storage.aws import Aws, bounded_session
+from penstock.storage.aws import Aws, MadeOnce, bounded_session
 from penstock.storage.files import Files
 from penstock.storage.s3_files import S3Files
 
@@ -91,11 +94,9 @@ _DENIED = re.compile(r"permission denied|access.?denied|password authentication 
 _DENIED_CODES = re.compile(r"AccessDenied|UnrecognizedClient|InvalidClientToken|ExpiredToken|SignatureDoesNotMatch")
 _BUSY_CODES = re.compile(r"Throttl|TooManyRequests|InternalService|InternalFailure|OperationTimeout|ServiceUnavailable")
 
-_Result = TypeVar("_Result")
-
 
 class PyIcebergCatalog:
-    """One table in a catalog of PyIceberg's configuration. Any thread may call it; one at a time calls the catalog."""
+    """One table in a catalog of PyIceberg's configuration. Any thread may call it; one at a time calls a catalog."""
 
     def __init__(self, root: Files, name: CatalogName) -> None:
         """Make no access and read no configuration yet."""
@@ -103,9 +104,9 @@ class PyIcebergCatalog:
         self.io = TableFileIO(root)
         self._root = root
         self._identifier = name.parts
-        self._lock = threading.RLock()
-        self._client: PyIcebergClient | None = None  # opened under the lock
-        self._secrets: frozenset[str] = frozenset()  # of the configuration; set under the lock
+        # Any thread may write these, with the same values:
+        self._opened: _OpenCatalog | None = None
+        self._secrets: frozenset[str] = frozenset()  # of the configuration
 
     def exists(self) -> bool:
         """Return True if the catalog has the table."""
@@ -143,7 +144,8 @@ class PyIcebergCatalog:
         """
         self._check_nameable()
         try:
-            made = self._call(self._create, metadata)
+            with self._client() as client:
+                made = self._create(client, metadata)
         except TableAlreadyExistsError as error:
             raise PublishConflict(f"{self._root.uri}: another writer created {self.name}") from error
         except Exception as error:
@@ -163,8 +165,8 @@ class PyIcebergCatalog:
         """
         table = cast(Table, base.table)
         try:
-            client = self._open()
-            response = self._call(client.commit_table, table, tuple(requirements), tuple(updates))
+            with self._client() as client:
+                response = client.commit_table(table, tuple(requirements), tuple(updates))
         except (CommitFailedException, NoSuchTableError) as error:
             raise PublishConflict(f"{self._root.uri}: {self._reason(error)}") from error
         except Exception as error:
@@ -180,8 +182,8 @@ class PyIcebergCatalog:
     def _found(self) -> Table | None:
         for _ in range(LOADS_MAX):
             try:
-                client = self._open()
-                return self._call(client.load_table, self._identifier)
+                with self._client() as client:
+                    return client.load_table(self._identifier)
             except (NoSuchIcebergTableError, NoSuchPropertyException) as error:
                 raise TableError(
                     f"The catalog's entry {self.name} is not that of an Iceberg table ({self._reason(error)}); declare "
@@ -202,8 +204,7 @@ class PyIcebergCatalog:
         """Return True if a commit was begun, and so the catalog once had the table."""
         return any(name.startswith(_SNAPSHOT_NAME) for name in self._root.names(METADATA_FOLDER))
 
-    def _create(self, metadata: TableMetadata) -> Table:
-        client = self._open()
+    def _create(self, client: PyIcebergClient, metadata: TableMetadata) -> Table:
         for length in range(1, len(self._identifier)):
             namespace = self._identifier[:length]
             if not client.namespace_exists(namespace):
@@ -237,62 +238,54 @@ class PyIcebergCatalog:
 
     # -- calls and errors ----------------------------------------------------------------------------------------
 
-    def _call(self, request: Callable[..., _Result], *arguments: Any) -> _Result:
-        with self._lock:
-            return request(*arguments)
+    @contextmanager
+    def _client(self) -> Iterator[PyIcebergClient]:
+        """Return the catalog, for one thread at a time: PyIceberg does not say that several may use one."""
+        opened = self._opened
+        if opened is None:
+            opened = self._opened = self._open()
+        with opened.lock:
+            yield opened.client
 
-    def _open(self) -> PyIcebergClient:
-        with self._lock:
-            if self._client is None:
-                self._client = self._opened()
-            return self._client
+    def _open(self) -> "_OpenCatalog":
+        name = self.name.scheme
+        found = self._configuration()
+        self._secrets = frozenset(_secrets(found))
+        try:
+            kind = str(found.get("type") or cast(Any, infer_catalog_type(name, found)).value).lower()
+        except ValueError as error:
+            raise self._misconfigured(error) from error
+        if kind not in _TYPES or _OWN_CODE in found:
+            raise ConfigurationError(
+                f"The catalog {name} is of the type {found.get(_OWN_CODE) or kind}, which Penstock does not use; the "
+                f"types that it is tested with: {', '.join(_TYPES)}."
+            )
+        aws = self._root.aws if isinstance(self._root, S3Files) else Aws()
+        try:
+            opened = _open_catalog(kind, name, json.dumps(found, sort_keys=True), aws)
+        except (ValueError, KeyError) as error:  # also a server that is no catalog
+            raise self._misconfigured(error) from error
+        except Exception as error:
+            self._raise(error)
+        self._secrets |= frozenset(_secrets(opened.client.properties))  # a server may add some
+        return opened
 
-    def _opened(self) -> PyIcebergClient:
+    def _configuration(self) -> RecursiveDict:
         try:
             config = Config()
             found = config.get_catalog_config(self.name.scheme)
+            known = ", ".join(sorted(config.get_known_catalogs())) or "none"
         except Exception as error:
             raise ConfigurationError(
                 f"PyIceberg's configuration cannot be read ({type(error).__name__}); check .pyiceberg.yaml and the "
                 "variables that begin with PYICEBERG_."
             ) from error
         if found is None:
-            known = ", ".join(sorted(config.get_known_catalogs())) or "none"
             raise ConfigurationError(
                 f"PyIceberg's configuration has no catalog {self.name.scheme} (it has: {known}); describe it in "
                 f".pyiceberg.yaml, or set PYICEBERG_CATALOG__{self.name.scheme.upper()}__URI and so on."
             )
-        self._secrets = frozenset(_secrets(found))
-        properties: dict[str, Any] = {**found}
-        try:
-            kind = str(properties.get("type") or cast(Any, infer_catalog_type(self.name.scheme, found)).value).lower()
-        except ValueError as error:
-            raise self._misconfigured(error) from error
-        if kind not in _TYPES or _OWN_CODE in properties:
-            raise ConfigurationError(
-                f"The catalog {self.name.scheme} is of the type {properties.get(_OWN_CODE) or kind}, which Penstock "
-                f"does not use; the types that it is tested with: {', '.join(_TYPES)}."
-            )
-        try:
-            client = self._made(kind, properties)
-        except Exception as error:
-            self._raise(error)
-        self._secrets |= frozenset(_secrets(client.properties))  # a server may add some
-        return client
-
-    def _made(self, kind: str, properties: dict[str, Any]) -> PyIcebergClient:
-        name = self.name.scheme
-        aws = self._root.aws if isinstance(self._root, S3Files) else Aws()
-        if kind == "rest":
-            # "refs" would leave snapshots out, whose files a vacuum would then take for unused
-            return _BoundedRest(name, **{"rest.sigv4.max-retries": "0", **properties, "snapshot-loading-mode": "all"})
-        properties = {**_storage_properties(aws, properties), **properties}
-        if kind == "glue":
-            session = bounded_session(connect_seconds=CONNECT_SECONDS, response_seconds=RESPONSE_SECONDS)
-            # numbers, and a session: PyIceberg's types say text only
-            bounds: Any = {"botocore_session": session, "glue.max-retries": GLUE_RETRIES_MAX}
-            return load_catalog(name, **{**_glue_properties(aws), **bounds, **properties, "type": kind})
-        return load_catalog(name, **{**properties, "type": kind, "uri": _bounded_uri(str(properties.get("uri", "")))})
+        return found
 
     def _raise(self, error: Exception) -> NoReturn:
         """Raise the Penstock exception for a failed request that changes nothing."""
@@ -319,7 +312,10 @@ class PyIcebergCatalog:
         ) from error
 
     def _has_moved(self, base: StoredMetadata) -> bool:
-        now = self.load()
+        try:
+            now = self.load()
+        except PenstockError:  # the caller meets it when it loads the table again
+            return True
         return now is None or now.location != base.location or now.metadata != base.metadata
 
     def _fault(self, error: Exception) -> PenstockError | None:
@@ -395,7 +391,7 @@ class PyIcebergCatalog:
         )
 
     def _lacking(self, error: Exception) -> ConfigurationError:
-        missing = getattr(error, "name", None)
+        missing = getattr(error.__cause__ or error, "name", None)
         needs = f"the package {missing}, which is not installed" if missing else f"a package: {self._reason(error)}"
         return ConfigurationError(f"The catalog {self.name.scheme} needs {needs}; install it in this environment.")
 
@@ -406,6 +402,41 @@ class PyIcebergCatalog:
         for secret in sorted(self._secrets, key=len, reverse=True):
             text = text.replace(secret, "***")
         return _PASSWORD_IN_URL.sub(r"\1:***@", text)[:REASON_CHARS_MAX].rstrip(".: ")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OpenCatalog:
+    """A catalog that this process uses, and its lock."""
+
+    client: PyIcebergClient
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+
+@MadeOnce
+def _open_catalog(kind: str, name: str, configuration: str, aws: Aws) -> _OpenCatalog:
+    """Open a catalog, once a process: Glue's client takes about a second. ``configuration`` is PyIceberg's, as JSON."""
+    make = partial(_make, kind, name, json.loads(configuration), aws)
+    try:
+        return _OpenCatalog(client=make())
+    except Exception:
+        if kind != "sql":
+            raise
+        return _OpenCatalog(client=make())  # another process has just created the catalog's own tables
+
+
+def _make(kind: str, name: str, properties: Mapping[str, Any], aws: Aws) -> PyIcebergClient:
+    if kind != "glue" and not properties.get("uri"):
+        raise ValueError("it has no uri")
+    if kind == "rest":
+        # "refs" would leave snapshots out, whose files a vacuum would then take for unused
+        return _BoundedRest(name, **{"rest.sigv4.max-retries": "0", **properties, "snapshot-loading-mode": "all"})
+    properties = {**_storage_properties(aws, properties), **properties, "type": kind}
+    if kind == "glue":
+        session = bounded_session(connect_seconds=CONNECT_SECONDS, response_seconds=RESPONSE_SECONDS)
+        # a session and a number, where PyIceberg's types allow only texts
+        bounds: Any = {"botocore_session": session, "glue.max-retries": GLUE_RETRIES_MAX}
+        return load_catalog(name, **{**_glue_properties(aws), **bounds, **properties})
+    return load_catalog(name, **{**properties, "uri": _bounded_uri(properties["uri"])})
 
 
 class _BoundedRest(RestCatalog):
