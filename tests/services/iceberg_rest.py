@@ -15,7 +15,7 @@ from threading import Event, Lock, Thread
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from pyiceberg.catalog.rest import CommitTableRequest, CreateTableRequest
+from pyiceberg.catalog.rest import CreateTableRequest
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import (
     CommitFailedException,
@@ -25,7 +25,7 @@ from pyiceberg.exceptions import (
     TableAlreadyExistsError,
 )
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
-from pyiceberg.table import Table
+from pyiceberg.table import CommitTableRequest, Table
 
 SEPARATOR = "\x1f"  # between the parts of a namespace in a path
 STATUSES: dict[type[Exception], int] = {

@@ -130,7 +130,7 @@ def main() -> None:
     turn = Turn()
     moto.sqs.models.Message.visible = property(is_visible)  # type: ignore[method-assign, assignment]
     update = GlueResponse.update_table
-    GlueResponse.update_table = lambda request: update_if_unchanged(update, request)  # type: ignore[method-assign]
+    GlueResponse.update_table = lambda request: update_if_unchanged(update, request)  # type: ignore[method-assign, assignment]
     application = Serialised(DomainDispatcherApplication(create_backend_app), turn)
     with mock.patch("moto.sqs.models.Condition", return_value=turn):  # every queue creates one
         serve(int(sys.argv[1]), application, turn)

@@ -6,7 +6,7 @@ The suites of all sinks also run with each kind of catalog, most of them in the 
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -618,7 +618,7 @@ def test_all_snapshots_are_loaded_if_clients_are_configured_for_the_current_ones
 
 
 @pytest.fixture
-def readable(catalog: str, root: Path) -> Iterator[Path]:
+def readable(catalog: str, root: Path) -> Path:
     """Return a table with partitions, and a column that was added by the second batch."""
     sink = sink_at(root, partition_by=["day"])
     columns = pa.schema([("id", pa.int64()), ("day", pa.string())])

@@ -6,6 +6,7 @@ without that file has its folder as catalog, and keeps it.
 """
 
 import json
+from collections.abc import Sequence
 from typing import Protocol
 
 from pyiceberg.table.metadata import TableMetadata
@@ -41,7 +42,9 @@ class MetadataCatalog(Protocol):
         """Create the table. Raises `PublishConflict` if it exists, or the outcome is unknown."""
         ...
 
-    def commit(self, base: StoredMetadata, requirements: list[TableRequirement], updates: list[TableUpdate]) -> None:
+    def commit(
+        self, base: StoredMetadata, requirements: Sequence[TableRequirement], updates: Sequence[TableUpdate]
+    ) -> None:
         """Commit one version after ``base``, with one request.
 
         Raises `PublishConflict` if a requirement is not met, or the outcome is unknown.
