@@ -9,16 +9,25 @@ from tests.services.iceberg_catalogs import KINDS, configure
 from penstock.sinks.sink import Sink
 
 RACES = "test_sink_races.py"  # `test_catalogs.py` has shorter ones for catalogs
+QUICK = {  # tests of catalogs that run with each kind by default
+    "test_processes_that_publish_one_batch_at_once_publish_it_once",
+    "test_a_commit_whose_reply_is_lost_is_published_once",
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave catalogs to the long matrix, except one that keeps all rules within seconds."""
+    """Leave Glue and SQL to the long matrix, and races through REST, except a few quick tests."""
     for item in items:
-        kind = (
-            item.callspec.params.get("kit") if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ""
-        )
-        if kind in KINDS and (kind != "rest" or item.path.name == RACES):
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec") and _is_slow(item):
             item.add_marker(pytest.mark.slow)
+
+
+def _is_slow(item: pytest.Function) -> bool:
+    params = item.callspec.params
+    kind = params.get("kit", params.get("catalog"))
+    if kind == "rest":
+        return item.path.name == RACES
+    return kind in KINDS and item.originalname not in QUICK
 
 
 @pytest.fixture(params=[*KITS, *KINDS], ids=[*KITS, *(f"iceberg-{kind}" for kind in KINDS)])
