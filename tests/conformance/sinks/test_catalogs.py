@@ -22,6 +22,7 @@ from pyiceberg.table.snapshots import Operation
 from pyiceberg.table.update import SetPropertiesUpdate, SetSnapshotRefUpdate
 from pyiceberg.types import LongType, NestedField, StringType
 from tests.conformance.sinks.kit import FIRST, PIPELINE, SCHEMA, SECOND, append, iceberg_table, loaded, write
+from tests.conformance.sinks.test_iceberg import Died, FaultyFiles
 from tests.conformance.sinks.test_sink_races import at_once, publish_once
 from tests.services.aws_server import AwsServer
 from tests.services.iceberg_catalogs import KINDS, NAME, client, configure, name_of
@@ -39,6 +40,7 @@ from penstock.errors import (
 from penstock.pipeline.maintenance.compact import compact
 from penstock.sinks.catalogs.name import CatalogName, configured_name
 from penstock.sinks.iceberg import catalog as catalog_module
+from penstock.sinks.iceberg.catalog import PyIcebergCatalog
 from penstock.sinks.iceberg.file_io import TableFileIO
 from penstock.sinks.iceberg.log import SNAPSHOT_AGE
 from penstock.sinks.iceberg.sink import IcebergTableSink
@@ -83,6 +85,15 @@ def made(root: Path) -> IcebergTableSink:
     return sink
 
 
+def processes(root: Path) -> list[IcebergTableSink]:
+    """Return sinks with a client of the catalog each, as separate processes have."""
+    sinks = [sink_at(root) for _ in range(THREADS)]
+    for sink in sinks:
+        catalog_module._open_catalog.cache_clear()
+        loaded(sink)
+    return sinks
+
+
 def published(sink: IcebergTableSink, root: Path, seq: int) -> None:
     attempt_id = f"01K0{seq:022d}"
     publish_once(sink, seq, attempt_id, [write(root, attempt_id, id=[seq], name=[f"n{seq}"])])
@@ -110,7 +121,7 @@ def opened(sink: IcebergTableSink) -> Any:
 @pytest.mark.usefixtures("catalog")
 def test_processes_that_publish_one_batch_at_once_publish_it_once(root: Path) -> None:
     made(root)
-    sinks = [sink_at(root) for _ in range(THREADS)]
+    sinks = processes(root)
     for seq in range(1, ROUNDS + 1):
         attempt_id = f"01K0{seq:022d}"
         file = write(root, attempt_id, id=[seq], name=["x"])
@@ -125,10 +136,11 @@ def test_processes_that_publish_one_batch_at_once_publish_it_once(root: Path) ->
 @pytest.mark.usefixtures("catalog")
 def test_exactly_one_of_the_appends_on_one_snapshot_succeeds(root: Path) -> None:
     sink = made(root)
+    sinks = processes(root)
     for seq in range(1, ROUNDS + 1):
         attempt_id = f"01K0{seq:022d}"
         file = write(root, attempt_id, id=[seq], name=["x"])
-        snapshots = [loaded(sink_at(root)) for _ in range(THREADS)]
+        snapshots = [loaded(sink) for sink in sinks]
         raised = at_once(
             *[lambda table=table: table.append(append(seq, attempt_id, file)) for table in snapshots]  # noqa: B023 -- ends here
         )
@@ -248,6 +260,57 @@ def test_a_snapshot_in_another_branch_makes_an_append_a_conflict(server: RestCat
         stale.append(append(2, LATER, write(root, LATER, id=[2], name=["b"])))
     published(sink, root, 2)
     assert (ids(root), loaded(sink).version) == ([1, 2], 3)
+
+
+def committed_with(root: Path, files: Any) -> None:
+    """Create the table if it does not exist, and publish its first batch."""
+    sink = IcebergTableSink(files, pipeline=PIPELINE, catalog=name_of(root))
+    file = write(root, LATER, id=[1], name=["a"])
+    sink.ensure_schema(SCHEMA)
+    loaded(sink).append(append(1, LATER, file))
+
+
+CHANGES = 4  # of files by Penstock: the table's mark, the catalog's name, a manifest, the list of manifests
+
+
+@pytest.mark.usefixtures("server")
+def test_the_number_of_changes_that_are_killed_is_right(root: Path) -> None:
+    files = FaultyFiles(LocalFiles(root), Died, at=0, before=True)
+    committed_with(root, files)
+    assert len(files.changes) == CHANGES, files.changes
+
+
+@pytest.mark.usefixtures("server")
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+@pytest.mark.parametrize("at", range(1, CHANGES + 1))
+def test_a_process_killed_at_any_change_of_a_file_loses_and_doubles_nothing(root: Path, at: int, before: bool) -> None:
+    with pytest.raises(Died):
+        committed_with(root, FaultyFiles(LocalFiles(root), Died, at=at, before=before))
+    committed_with(root, LocalFiles(root))
+    published(sink_at(root), root, 2)
+    assert ids(root) == [1, 2]
+
+
+@pytest.mark.parametrize("executes", [True, False], ids=["after", "before"])
+@pytest.mark.parametrize("path", ["v1/namespaces", "/tables", "/tables/"])
+def test_a_process_killed_at_any_change_of_the_catalog_loses_and_doubles_nothing(
+    server: RestCatalogServer, root: Path, path: str, executes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.faults.append(Fault(path=path, executes=executes))
+    with monkeypatch.context() as patch:
+        patch.setattr(PyIcebergCatalog, "_raise_after_commit", die)
+        with pytest.raises(Died):
+            committed_with(root, LocalFiles(root))
+    sink = sink_at(root)
+    publish_again = sink.load()
+    if publish_again is None or publish_again.position.seq == 0:
+        committed_with(root, LocalFiles(root))
+    published(sink, root, 2)
+    assert ids(root) == [1, 2]
+
+
+def die(*_: Any, **__: Any) -> None:
+    raise Died
 
 
 # Errors

@@ -233,8 +233,9 @@ class PyIcebergCatalog:
             return
         gone = {entry.metadata_file for entry in before.metadata_log} - {one.metadata_file for one in now.metadata_log}
         paths = [path for location in gone if (path := relative_path(self._root, location)) is not None]
-        with suppress(TemporaryError, TableError):
-            self._root.delete(paths)
+        if paths:
+            with suppress(TemporaryError, TableError):
+                self._root.delete(paths)
 
     # -- calls and errors ----------------------------------------------------------------------------------------
 

@@ -93,7 +93,9 @@ class CatalogChoice:
     def settle(self, catalog: MetadataCatalog) -> None:
         """Keep the catalog, in which the table was found. Writes its name beside the table if it is not there yet."""
         if self._settled is None:
-            self.remember(catalog)
+            if isinstance(catalog, PyIcebergCatalog) and self._remembered() is None:  # another program's table
+                mark_table(self._root)
+                self.remember(catalog)
             self._settled = catalog
 
     def unsettle(self) -> None:
@@ -104,7 +106,6 @@ class CatalogChoice:
         """Write the name of a declared catalog beside the table. Raises `TableError` as `current` does."""
         if not isinstance(catalog, PyIcebergCatalog) or self._remembered() is not None:
             return
-        mark_table(self._root)
         created = self._root.write_new(CATALOG_FILE, _encoded(catalog.name, self._root))
         if created and self._folder.exists():  # another process has just created the table without a catalog
             self._root.delete([CATALOG_FILE])
