@@ -15,12 +15,21 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from botocore.exceptions import (
+    ClientError,
+    EndpointConnectionError,
+    NoCredentialsError,
+    NoRegionError,
+    ReadTimeoutError,
+)
 from duckdb_extensions import import_extension  # type: ignore[import-untyped]  # it has no types
 from pyiceberg.catalog import Catalog
 from pyiceberg.schema import Schema
 from pyiceberg.table.snapshots import Operation
 from pyiceberg.table.update import SetPropertiesUpdate, SetSnapshotRefUpdate
 from pyiceberg.types import LongType, NestedField, StringType
+from requests.exceptions import ConnectionError as Disconnected
+from sqlalchemy.exc import OperationalError, ProgrammingError
 from tests.conformance.sinks.kit import FIRST, PIPELINE, SCHEMA, SECOND, append, iceberg_table, loaded, write
 from tests.conformance.sinks.test_iceberg import Died, FaultyFiles
 from tests.conformance.sinks.test_sink_races import at_once, publish_once
@@ -151,10 +160,6 @@ def test_exactly_one_of_the_appends_on_one_snapshot_succeeds(root: Path) -> None
 
 def lose_one_reply(kind: str, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the next commit be executed, and its reply be lost, as each library reports that."""
-    from botocore.exceptions import ReadTimeoutError
-    from requests.exceptions import ConnectionError as Disconnected
-    from sqlalchemy.exc import OperationalError
-
     owner, method, error = {
         "rest": (client, "commit_table", Disconnected("Remote end closed connection")),
         "glue": (getattr(client, "glue", None), "update_table", ReadTimeoutError(endpoint_url="http://glue")),
@@ -441,6 +446,41 @@ def test_a_configuration_that_is_no_yaml_is_one_sentence(
     with pytest.raises(ConfigurationError, match=r"check \.pyiceberg\.yaml") as raised:
         sink_at(root).load()
     assert SECRET not in str(raised.value)
+
+
+def aws_error(code: str, status: int = 400) -> ClientError:
+    return ClientError(
+        {"Error": {"Code": code, "Message": "m"}, "ResponseMetadata": {"HTTPStatusCode": status}},  # type: ignore[typeddict-item]  # the fields that are read
+        "UpdateTable",
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (aws_error("AccessDeniedException"), TableDenied),
+        (aws_error("ExpiredTokenException"), TableDenied),
+        (aws_error("ThrottlingException"), TemporaryError),
+        (aws_error("InternalServiceException", 500), TemporaryError),
+        (aws_error("InvalidInputException"), TableError),
+        (NoCredentialsError(), TableDenied),
+        (EndpointConnectionError(endpoint_url="http://glue"), TemporaryError),
+        (NoRegionError(), ConfigurationError),
+        (OperationalError("SELECT 1", {}, Exception("connection refused")), TemporaryError),
+        (OperationalError("SELECT 1", {}, Exception("password authentication failed for user x")), TableDenied),
+        (ProgrammingError("SELECT 1", {}, Exception("permission denied for table iceberg_tables")), TableDenied),
+        (ProgrammingError("SELECT 1", {}, Exception("no such column")), TableError),
+        (OSError("AWS Error ACCESS_DENIED during PutObject operation"), TableDenied),
+        (OSError("AWS Error NETWORK_CONNECTION during PutObject operation"), TemporaryError),
+    ],
+    ids=str,
+)
+def test_errors_of_the_libraries_below_get_penstocks_meaning(
+    root: Path, error: Exception, kind: type[Exception]
+) -> None:
+    fault = PyIcebergCatalog(LocalFiles(root), name_of(root))._fault(error)
+    assert type(fault) is kind
+    assert "SELECT" not in str(fault)
 
 
 # Names and places

@@ -291,7 +291,7 @@ class PyIcebergCatalog:
     def _raise(self, error: Exception) -> NoReturn:
         """Raise the Penstock exception for a failed request that changes nothing."""
         fault = self._fault(error)
-        if fault is None:
+        if fault is None or fault is error:
             raise error
         raise fault from error
 
@@ -302,7 +302,7 @@ class PyIcebergCatalog:
         number that another branch has used, and the removal of a snapshot that has expired meanwhile.
         """
         fault = self._fault(error)
-        if fault is None:
+        if fault is None or fault is error:  # Penstock's own: the catalog could not be opened
             raise error
         if isinstance(fault, ConfigurationError | TableDenied) or isinstance(error, TooManyRequestsError):
             raise fault from error
@@ -336,7 +336,8 @@ class PyIcebergCatalog:
             | ServiceUnavailableError
             | TooManyRequestsError
             | CommitStateUnknownException
-            | NoSuchNamespaceError,
+            | NoSuchNamespaceError  # these two: deleted meanwhile
+            | NoSuchTableError,
         ):
             return self._unavailable(error)
         library = type(error).__module__.partition(".")[0]
@@ -346,7 +347,8 @@ class PyIcebergCatalog:
             return self._sql_fault(error)
         if isinstance(error, OSError):  # of the file access to metadata
             return self._denied(error) if _DENIED.search(str(error)) else self._unavailable(error)
-        if isinstance(error, RESTError | NotImplementedError | ValueError | CommitFailedException):
+        refusals = RESTError | NotImplementedError | ValueError | CommitFailedException | NoSuchPropertyException
+        if isinstance(error, refusals):
             return TableError(f"The catalog refuses {self.name}: {self._reason(error)}.")
         return None
 
@@ -482,5 +484,8 @@ def _secrets(properties: Mapping[str, Any]) -> Iterator[str]:
         if isinstance(value, Mapping):
             yield from _secrets(value)
         elif isinstance(value, str) and _SECRET_KEY.search(key):
-            parts = {value, *value.split(":"), *value.split()}
-            yield from (part for part in parts if len(part) >= _SECRET_CHARS_MIN)
+            yield from (one for one in (value, value.partition(":")[2]) if len(one) >= _SECRET_CHARS_MIN)
+        elif isinstance(value, str) and "://" in value:
+            password = value.partition("://")[2].partition("@")[0].partition(":")[2]
+            if len(password) >= _SECRET_CHARS_MIN:
+                yield password
