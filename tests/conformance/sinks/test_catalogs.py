@@ -399,7 +399,8 @@ def test_a_catalog_that_cannot_be_reached_is_a_temporary_error(
 
 
 def configured(monkeypatch: pytest.MonkeyPatch, folder: Path, **settings: str) -> None:
-    monkeypatch.setenv("PYICEBERG_HOME", str(folder))
+    for home in ("PYICEBERG_HOME", "HOME"):
+        monkeypatch.setenv(home, str(folder))
     for key in [key for key in os.environ if key.startswith("PYICEBERG_CATALOG__")]:
         monkeypatch.delenv(key)
     for key, value in settings.items():
