@@ -12,7 +12,8 @@ class IcebergSink(SinkDeclaration):
 
     Args:
         table: The table's folder or prefix.
-        partition_by: The partition columns.
+        partition_by: The partition fields: columns, or transforms of columns, such as day(ts), bucket(16, user) and
+            truncate(4, path).
     """
 
     __slots__ = ()
