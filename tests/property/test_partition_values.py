@@ -89,9 +89,9 @@ def _expected(column: pa.Array, found: TableField) -> list[Any]:
 
 def _fits(value: Any, type_: pa.DataType) -> bool:
     if isinstance(value, Decimal):
-        return len(value.as_tuple().digits) <= type_.precision
+        return bool(len(value.as_tuple().digits) <= type_.precision)
     least = -(1 << 63) if type_ == pa.int64() else -(1 << 31)
-    return not isinstance(value, int) or value >= least
+    return not isinstance(value, int) or bool(value >= least)
 
 
 @given(_columns())

@@ -2,12 +2,10 @@
 
 import json
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from pyiceberg.expressions import EqualTo
 from pyspark.sql import SparkSession
 from tests.conformance.sinks.kit import iceberg_table
 from tests.spark.elsewhere import Elsewhere
@@ -145,7 +143,7 @@ def test_ingest_partitions_an_iceberg_table_by_day_and_bucket(
         ("user_bucket", "bucket[4]"),
     ]
     assert sorted(table.scan().to_arrow()["n"].to_pylist()) == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
-    midnight = EqualTo("ts", datetime(2024, 3, 1, tzinfo=UTC))
+    midnight = "ts = '2024-03-01T00:00:00+00:00'"
     assert len(list(table.scan().plan_files())) >= 10
     assert {task.file.partition[0] for task in table.scan(row_filter=midnight).plan_files()} == {19_783}
     assert table.scan(row_filter=midnight).to_arrow()["user"].to_pylist() == ["", ""]

@@ -92,12 +92,13 @@ def ordinal(text: str, transform: str) -> int:
     if transform == HOUR:
         day, _, hour = text.rpartition("-")
         text = f"{day}T{hour}"
-    return int(np.datetime64(text, _UNITS[transform]).astype(np.int64))
+    return int(np.array([text], f"datetime64[{_UNITS[transform]}]").astype(np.int64)[0])
 
 
 def ordinal_text(number: int, transform: str) -> str:
     """Return the text of a number of years, months, days or hours since 1970."""
-    return str(np.datetime64(number, _UNITS[transform])).replace("T", "-")
+    times = np.array([number], np.int64).astype(f"datetime64[{_UNITS[transform]}]")
+    return str(np.datetime_as_string(times)[0]).replace("T", "-")
 
 
 def hashes(values: pa.Array) -> NDArray[np.uint32]:

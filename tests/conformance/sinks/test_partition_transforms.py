@@ -4,7 +4,7 @@ Also: compaction, other writers' tables, and the history of commits.
 """
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -55,7 +55,7 @@ _COLUMNS: dict[str, tuple[pa.DataType, Sequence[Any]]] = {  # the values of four
 }
 SCHEMA = pa.schema([(name, type_) for name, (type_, _) in _COLUMNS.items()])
 ROWS = pa.table({name: pa.array(values, type_) for name, (type_, values) in _COLUMNS.items()})
-_OPERATORS: dict[str, tuple[Callable[[Any, Any], bool], Callable[[str, Any], pyiceberg.BooleanExpression]]] = {
+_OPERATORS: dict[str, tuple[Any, Any]] = {  # as functions, and as PyIceberg's
     "=": (operator.eq, pyiceberg.EqualTo),
     "<": (operator.lt, pyiceberg.LessThan),
     ">=": (operator.ge, pyiceberg.GreaterThanOrEqual),
@@ -113,6 +113,10 @@ def matching(column: str, comparison: str, value: Any) -> list[int]:
     return [id_ for one, id_ in found if one is not None and compare(one, value)]
 
 
+def equal_to(column: str, value: Any) -> Any:
+    return _OPERATORS["="][1](column, value)
+
+
 @pytest.fixture(scope="module")
 def duck(tmp_path_factory: pytest.TempPathFactory) -> duckdb.DuckDBPyConnection:
     folder = tmp_path_factory.mktemp("extensions")
@@ -144,10 +148,13 @@ def test_readers_see_the_same_rows_with_and_without_filters(
         if not _is_wrong_in_duckdb(text, value):
             query = f"select id from iceberg_scan('{root}') where \"{column}\" {comparison} ? order by id"
             assert [row[0] for row in duck.execute(query, [value]).fetchall()] == want, (comparison, value)
-        condition = _OPERATORS[comparison][0](pl.col(column), pl.lit(value))  # type: ignore[arg-type]  # polars' own
+        condition = _OPERATORS[comparison][0](pl.col(column), pl.lit(value))
         assert sorted(frame.filter(condition).collect()["id"].to_list()) == want, (comparison, value)
     nulls = [row["id"] for row in expected if row[column] is None]
-    assert sorted(table.scan(row_filter=pyiceberg.IsNull(column)).to_arrow()["id"].to_pylist()) == nulls
+    assert (
+        sorted(table.scan(row_filter=pyiceberg.IsNull(term=pyiceberg.Reference(column))).to_arrow()["id"].to_pylist())
+        == nulls
+    )
     query = f"select id from iceberg_scan('{root}') where \"{column}\" is null order by id"
     assert [row[0] for row in duck.execute(query).fetchall()] == nulls
 
@@ -184,7 +191,7 @@ def test_a_filter_on_the_source_column_skips_the_other_partitions(root: Path, te
     partitions = dict(zip(_COLUMNS[field.source][1], texts(field, ROWS[field.source].combine_chunks()), strict=True))
     for value in values:
         same = [file for file in files if file.partition_values[text] == partitions[value].as_py()]
-        scan = iceberg_table(root).scan(row_filter=pyiceberg.EqualTo(field.source, value))
+        scan = iceberg_table(root).scan(row_filter=equal_to(field.source, value))
         assert [task.file.file_path.removeprefix(f"{root}/") for task in scan.plan_files()] == [same[0].path]
         assert len(same) == 1 < len(files)
 
@@ -238,7 +245,7 @@ def test_compaction_merges_files_within_partitions(root: Path, text: str) -> Non
     assert {str(file.partition_values) for file in loaded(sink).logged_files()} == set(map(str, before.values()))
     assert iceberg_table(root).scan().count() == 2 * ROWS.num_rows
     first = _COLUMNS[field.source][1][0]
-    scanned = iceberg_table(root).scan(row_filter=pyiceberg.EqualTo(field.source, first)).to_arrow()
+    scanned = iceberg_table(root).scan(row_filter=equal_to(field.source, first)).to_arrow()
     assert scanned["id"].to_pylist() == [1, 1]
 
 
@@ -313,7 +320,7 @@ def test_a_column_with_the_transforms_name_may_be_added_later(root: Path) -> Non
     table = iceberg_table(root)
     assert table.scan().count() == 8
     assert table.scan(row_filter="at_day = 2").to_arrow()["id"].to_pylist() == [2]
-    assert table.scan(row_filter=pyiceberg.EqualTo("at", _AFTER)).to_arrow()["id"].to_pylist() == [2, 2]
+    assert table.scan(row_filter=equal_to("at", _AFTER)).to_arrow()["id"].to_pylist() == [2, 2]
 
 
 def test_a_missing_source_column_and_a_wrong_type_are_named_before_a_table_exists(root: Path) -> None:
