@@ -242,12 +242,35 @@ def test_a_foreign_table_with_other_columns_is_refused(penstock: Call, here: Pat
         ("", USAGE, "has an empty column name"),
         ("id, id", USAGE, "more than once"),
         ("v", FAILED, "v is double, which cannot be partitioned by"),
+        ("id, day(ts)", USAGE, "t cannot be partitioned by day(ts), as its format has no partition transforms"),
     ],
 )
 def test_invalid_partition_columns_are_refused(
     penstock: Call, here: Path, columns: str, exit_code: int, part: str
 ) -> None:
     result = penstock("ingest", "in", "t", "--partition-by", columns)
+    assert result.exit_code == exit_code
+    assert_one_error(result, part)
+    assert not (here / "t" / "data").exists()
+
+
+@pytest.mark.parametrize(
+    ("fields", "exit_code", "part"),
+    [
+        ("days(id)", USAGE, "days(id) has an unknown transform"),
+        ("bucket(id, 16)", USAGE, "write bucket(N, COLUMN), with a whole number N"),
+        ("bucket(4, id), bucket( 4,id )", USAGE, "is partitioned by bucket(4, id) more than once"),
+        ("bucket(4, id), id", USAGE, "is partitioned by bucket(4, id) and id; keep one of them"),
+        ("day(ts)", USAGE, "no column ts to partition by"),
+        ("hour(id)", FAILED, "id is long, which cannot be partitioned by hour(id); make a timestamp of it"),
+        ("bucket(4, v)", FAILED, "v is double, which cannot be partitioned by bucket(4, v)"),
+        ("truncate(4, v)", FAILED, "v is double, which cannot be partitioned by truncate(4, v)"),
+    ],
+)
+def test_invalid_partition_transforms_are_refused(
+    penstock: Call, here: Path, fields: str, exit_code: int, part: str
+) -> None:
+    result = penstock("ingest", "in", "iceberg:t", "--schema", "id long, v double", "--partition-by", fields)
     assert result.exit_code == exit_code
     assert_one_error(result, part)
     assert not (here / "t" / "data").exists()

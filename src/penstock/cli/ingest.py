@@ -20,6 +20,7 @@ from penstock.errors import UsageError
 from penstock.messaging.wording import counted, worded
 from penstock.objects.watcher import SETTLE_SECONDS
 from penstock.pipeline.extra import require_spark
+from penstock.sinks.partitions import split
 from penstock.sinks.registry import split_address
 
 if TYPE_CHECKING:
@@ -65,7 +66,11 @@ class FormatOptions:
     ] = "none"
     partition_by: Annotated[
         str | None,
-        typer.Option("--partition-by", metavar="COLUMNS", help="Columns to partition by, separated by commas."),
+        typer.Option(
+            "--partition-by",
+            metavar="COLUMNS",
+            help="Columns to partition by, separated by commas; in Iceberg also day(COLUMN) or bucket(16, COLUMN).",
+        ),
     ] = None
     register: Annotated[
         str | None,
@@ -326,7 +331,7 @@ def _done(report: "IngestReport") -> str:
 
 
 def _columns(text: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(","))
+    names = tuple(split(text))
     if not all(names):
         raise UsageError(f"--partition-by {text!r} has an empty column name; write column names separated by commas.")
     twice = [name for name in names if names.count(name) > 1]

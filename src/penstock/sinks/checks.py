@@ -13,6 +13,7 @@ import pyarrow as pa
 from penstock.errors import PublishHalted, TableError, TableFolderTaken, TemporaryError, UsageError
 from penstock.sinks.manifest import DataFile
 from penstock.sinks.parquet import check_partition_types
+from penstock.sinks.partitions import resolve
 from penstock.sinks.registry import TABLE_MARK
 from penstock.storage.files import Files
 
@@ -88,10 +89,10 @@ def check_new_partitioning(schema: pa.Schema, partition_by: Sequence[str], *, ta
         UsageError: A partition column is not in the schema.
         TableError: A partition column has a type that is not safe as a folder name.
     """
-    for column in partition_by:
-        if column not in schema.names:
+    for field in resolve(partition_by, schema.names):
+        if field.source not in schema.names:
             raise UsageError(
-                f"The partition column {column} is not among the columns of the table {table}: "
+                f"The partition column {field.source} is not among the columns of the table {table}: "
                 f"{', '.join(schema.names)}."
             )
     check_partition_types(schema, partition_by)

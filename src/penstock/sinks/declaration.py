@@ -7,7 +7,8 @@ from typing import ClassVar, Self
 
 from penstock.errors import UsageError
 from penstock.sinks.catalogs.name import CatalogName
-from penstock.sinks.registry import address_in, named_scheme, split_address
+from penstock.sinks.partitions import declared
+from penstock.sinks.registry import address_in, has_transforms, named_scheme, split_address
 from penstock.storage.address import check_address
 
 
@@ -40,12 +41,11 @@ class SinkDeclaration:
             if isinstance(columns, str):
                 raise UsageError(f"{option}={columns!r} is text; write a list of columns: [{columns!r}].")
             object.__setattr__(self, option, tuple(columns))
+        fields = declared(self.partition_by, table=fspath(self.table), has_transforms=has_transforms(self.scheme))
+        object.__setattr__(self, "partition_by", fields)
         self._check_columns()
 
     def _check_columns(self) -> None:
-        twice = [name for name in self.partition_by if self.partition_by.count(name) > 1]
-        if twice:
-            raise UsageError(f"The table {self.table} is partitioned by {twice[0]} more than once.")
         for name in self.order_by:
             if name in self.partition_by:
                 raise UsageError(f"The table {self.table} is partitioned by {name}; order_by needs other columns.")

@@ -25,13 +25,14 @@ from pyarrow import types
 
 from penstock.errors import TableError, TemporaryError
 from penstock.messaging.wording import counted
+from penstock.sinks.derived import check_type, decimal_text, folder_value
 from penstock.sinks.manifest import DataFile
+from penstock.sinks.partitions import NULL_PARTITION, names_of, resolve
 from penstock.sinks.schema import canonical, same_type, type_name
 from penstock.storage.files import FileInfo, Files
 
 FOOTERS_AT_ONCE = 16  # parallel reads from S3
 STRING_CHARACTERS_MAX = 32  # of a minimum or maximum
-NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"  # Hive's name for null and for the empty string
 _ESCAPE = re.compile(r"%([0-9A-Fa-f]{2})")
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 -- only ever added to; the zone is UTC or none, by the column's type
 _US_PER_MS = 1_000
@@ -79,10 +80,16 @@ def list_files(
     check_partition_types(schema, partition_by)
     expected = {field.name: field.type for field in canonical(schema) if field.name not in partition_by}
     prefix = f"{directory}/"
+    fields = resolve(partition_by, schema.names)
+    names = names_of(fields, schema.names)
 
     def described(file: FileInfo) -> DataFile:
         folders = file.path.removeprefix(prefix).split("/")[:-1]
-        return _described(files, file, partition_values(folders, partition_by), expected)
+        found = zip(fields, partition_values(folders, names).values(), strict=True)
+        values = {
+            str(field): text if text is None or field.transform is None else folder_value(text) for field, text in found
+        }
+        return _described(files, file, values, expected)
 
     if written is None:
         listed = [file for file in files.list(directory) if _counts(file, prefix)]
@@ -98,12 +105,16 @@ def list_files(
 
 
 def check_partition_types(schema: pa.Schema, partition_by: Sequence[str]) -> None:
-    """Raise `TableError` for a partition column whose folder names readers would not parse back to the same values."""
-    for name in partition_by:
+    """Raise `TableError` for a partition column whose folder names readers would not parse back to the same values, or
+    whose type its transform does not take."""
+    for field in resolve(partition_by, schema.names):
+        name = field.source
         if name not in schema.names:
             continue
         kind = canonical(schema).field(name).type
-        if _is_unsafe_partition(kind):
+        if field.transform is not None:
+            check_type(field, kind)
+        elif _is_unsafe_partition(kind):
             raise TableError(
                 f"The column {name} is {type_name(kind)}, which cannot be partitioned by; make a date, whole number or "
                 f"string of it in the transform."
@@ -111,7 +122,10 @@ def check_partition_types(schema: pa.Schema, partition_by: Sequence[str]) -> Non
 
 
 def partition_values(folders: Sequence[str], partition_by: Sequence[str]) -> dict[str, str | None]:
-    """Return the values in Hive-style folder names: ``("day=2024-01-01",)``. Raises `RuntimeError` for others."""
+    """Return the values in Hive-style folder names, ``("day=2024-01-01",)``, by field name, in this order.
+
+    Raises `RuntimeError` for folders of other names.
+    """
     pairs = [folder.partition("=") for folder in folders]
     if [_unescaped(name) for name, _, _ in pairs] != list(partition_by):
         raise RuntimeError(
@@ -207,7 +221,7 @@ def bounds(type_: pa.DataType, least: Any, greatest: Any) -> tuple[Any, Any]:
     if types.is_string(type_):
         return least[:STRING_CHARACTERS_MAX], _text_above(greatest)
     if types.is_decimal(type_):
-        return _decimal(least, type_.scale), _decimal(greatest, type_.scale)
+        return decimal_text(least, type_.scale), decimal_text(greatest, type_.scale)
     return None, None
 
 
@@ -385,9 +399,3 @@ def _text_above(text: str) -> str | None:
         if following <= _LAST_CHARACTER:
             return text[:end] + chr(following)
     return None
-
-
-def _decimal(unscaled: int, scale: int) -> str:
-    digits = f"{abs(unscaled):0{scale + 1}d}"
-    sign = "-" if unscaled < 0 else ""
-    return f"{sign}{digits[:-scale]}.{digits[-scale:]}" if scale else f"{sign}{digits}"

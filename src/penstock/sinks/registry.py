@@ -44,6 +44,7 @@ class SinkPackage:
     declaration: str = "..."  # the subclass of `SinkDeclaration` that users name, for error messages
     extra: str = "pipeline"  # of Penstock, with the library
     tested: tuple[Version, Version] | None = None  # the library's versions: from the first to below the second
+    has_transforms: bool = False  # see `has_transforms`
 
 
 class SinkFactory(Protocol):
@@ -74,6 +75,7 @@ SINKS: Mapping[str, SinkPackage] = {
         declaration="IcebergSink",
         extra="iceberg",
         tested=((0, 12, 0), (0, 13, 0)),
+        has_transforms=True,
     ),
 }
 
@@ -131,6 +133,11 @@ def open_sink(
     factory: SinkFactory = getattr(import_module(package.module), package.factory)
     named = {} if catalog is None else {"catalog": catalog}
     return factory(root, pipeline=pipeline, partition_by=partition_by, **named)
+
+
+def has_transforms(scheme: str) -> bool:
+    """Return True if tables of this format may be partitioned by transforms: see `penstock.sinks.partitions`."""
+    return scheme in SINKS and SINKS[scheme].has_transforms
 
 
 def is_installed(scheme: str) -> bool:

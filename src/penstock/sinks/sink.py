@@ -97,7 +97,7 @@ class TableFile:
 
     path: str  # relative to the table's root, unless the table's log names a file elsewhere
     size_bytes: int
-    partition_values: Mapping[str, Any]  # typed; the file does not contain these columns
+    partition_values: Mapping[str, Any]  # typed values of columns that the file does not contain, texts of transforms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +146,7 @@ class ReadableTable(Protocol):
 
     @property
     def partition_by(self) -> Sequence[str]:
-        """The partition columns, in order."""
+        """The partition fields, in order, as `penstock.sinks.partitions` spells them."""
         ...
 
     @property

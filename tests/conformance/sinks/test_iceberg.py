@@ -209,9 +209,15 @@ def rewritten(root: Path, change: Callable[[dict[str, Any]], object]) -> None:
         (lambda d: d["properties"].update({"encryption.key-id": "k"}), "encryption"),
         (
             lambda d: d["partition-specs"][0]["fields"].append(
-                {"name": "id_bucket", "source-id": 1, "field-id": 1000, "transform": "bucket[4]"}
+                {"name": "id_null", "source-id": 1, "field-id": 1000, "transform": "void"}
             ),
-            r"the partition transform bucket\[4\] \(id_bucket\)",
+            r"the partition transform void \(id_null\)",
+        ),
+        (
+            lambda d: d["partition-specs"][0]["fields"].append(
+                {"name": "other", "source-id": 1, "field-id": 1000, "transform": "identity"}
+            ),
+            r"a partition field named otherwise than its column \(other\)",
         ),
         (
             lambda d: d["partition-specs"].append({"spec-id": 1, "fields": []}),

@@ -279,5 +279,14 @@ def test_a_batch_with_other_partitions_creates_no_table() -> None:
     assert not table.exists
 
 
+def test_a_batch_with_another_number_of_buckets_creates_no_table() -> None:
+    row = batch(1, partition={"bucket(16, user)": "3", "day(ts)": "2024-01-01"})
+    with pytest.raises(
+        TableError, match=r"by bucket\(16, user\), day\(ts\) and not by bucket\(8, user\), day\(ts\); ask"
+    ):
+        rows_schema(row, partition_by=("bucket(8, user)", "day(ts)"))
+    assert rows_schema(row, partition_by=("bucket(16, user)", "day(ts)")) == SCHEMA
+
+
 def test_the_schema_of_rows_can_ignore_partitions() -> None:
     assert rows_schema(batch(1, partition={"day": "x"}), partition_by=None) == SCHEMA

@@ -39,7 +39,8 @@ from penstock.pipeline.spark.runtime import GivenSpark
 from penstock.pipeline.spark.source.added import with_added
 from penstock.pipeline.spark.source.options import ReadOptions
 from penstock.sinks.catalogs.name import CatalogName, catalog_name, configured_name
-from penstock.sinks.registry import DEFAULT_SCHEME, open_sink
+from penstock.sinks.partitions import declared
+from penstock.sinks.registry import DEFAULT_SCHEME, has_transforms, open_sink
 from penstock.worker.shutdown import StopSignal
 
 WATCHER = "watcher"  # the job's name in events, and the thread's
@@ -125,6 +126,8 @@ def _ingested(
     began_at = tools.clock.monotonic()
     where = table_paths(request.table, request.state, aws=request.settings.aws)
     check_format(where)
+    fields = declared(request.partition_by, table=request.table, has_transforms=has_transforms(where.scheme))
+    request = replace(request, partition_by=fields)
     source = source_of(request.source, where, include=request.include, exclude=request.exclude)
     transform = check(request, source)
     entry, catalog = _catalogs(request, where)

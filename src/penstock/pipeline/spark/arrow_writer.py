@@ -28,7 +28,8 @@ from pyspark.sql import Column, DataFrame, functions
 from pyspark.sql import types as spark_types
 
 from penstock.errors import ConfigurationError, TableError, TemporaryError, TransformError
-from penstock.sinks.parquet import NULL_PARTITION, FooterNote, WrittenFile
+from penstock.sinks.parquet import FooterNote, WrittenFile
+from penstock.sinks.partitions import NULL_PARTITION
 from penstock.storage.files import Files
 
 _PLAIN: dict[type[spark_types.DataType], pa.DataType] = {

@@ -150,10 +150,10 @@ def frame_of(spark: SparkSession, table: ReadableTable, *, union_max: int = UNIO
     root = table.root
     reader: FrameReader = LocalFrameReader(spark, root) if root.is_local else RemoteFrameReader(spark, root)
     stored = StructType([field for field in schema if field.name not in table.partition_by])
-    added = StructType([schema[name] for name in table.partition_by])
+    added = StructType([schema[name] for name in table.partition_by if name in schema.names])  # not the transforms
     if not added:
         return reader.rows(stored, files)
-    by_values = _grouped(files, table.partition_by)
+    by_values = _grouped(files, added.names)
     if len(by_values) <= union_max:
         frame = _union([_with_values(reader.rows(stored, some), added, values) for values, some in by_values.items()])
     else:

@@ -32,6 +32,7 @@ from penstock.pipeline.engine import ReadFailure, RunResult
 from penstock.pipeline.spark.arrow_writer import arrow_schema, gathered, write_parquet
 from penstock.pipeline.spark.declaration import Declaration
 from penstock.pipeline.spark.faults import is_of_spark
+from penstock.pipeline.spark.partition_columns import with_partition_columns
 from penstock.pipeline.spark.runtime import SparkRuntime
 from penstock.pipeline.spark.session import runtime_of
 from penstock.pipeline.spark.shared_folders import prove_shared
@@ -115,6 +116,7 @@ def write(
     Spark's own writer is a little faster but does not report its files. It is used only when no stray file is possible:
     the directory is on this host's disk, and all tasks run on this host with one attempt each.
     """
+    frame, partition_by = with_partition_columns(frame, partition_by)
     if not (files.is_local and runtime_of(frame.sparkSession).tasks_run_once):
         return write_parquet(frame, files, directory, partition_by=partition_by)
     writer = gathered(frame, partition_by).write.options(**_PARQUET_OPTIONS)

@@ -15,6 +15,7 @@ from penstock.ledger.records import PipelineRow
 from penstock.pipeline.spark.source.ddl import RESCUED
 from penstock.sinks import schema as encoding
 from penstock.sinks.parquet import check_partition_types
+from penstock.sinks.partitions import resolve
 from penstock.sinks.sink import Sink
 
 
@@ -81,10 +82,10 @@ def agreed(agree: Agree, evolution: Evolution, columns: pa.Schema, *, added: Map
 
 def check_partitions(columns: pa.Schema, partition_by: Sequence[str]) -> None:
     """Raise `UsageError` for a missing partition column, `TableError` for one of an unfit type."""
-    for name in partition_by:
-        if name not in columns.names:
+    for field in resolve(partition_by, columns.names):
+        if field.source not in columns.names:
             raise UsageError(
-                f"The rows have no column {name} to partition by (--partition-by); they have "
+                f"The rows have no column {field.source} to partition by (--partition-by); they have "
                 f"{', '.join(columns.names)}."
             )
     check_partition_types(columns, partition_by)

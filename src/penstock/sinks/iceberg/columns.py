@@ -1,4 +1,4 @@
-"""Convert columns, partition values and statistics between Penstock and Iceberg.
+"""Convert columns and statistics between Penstock and Iceberg.
 
 Iceberg identifies columns by numbers. The Parquet files have none, as they are written before the table numbers its
 columns, so the table has a name mapping: readers find a column by its name in such a file.
@@ -87,37 +87,6 @@ def has_renamed_columns(columns: Schema, properties: Mapping[str, str]) -> bool:
     if NAME_MAPPING not in properties:
         return False
     return _differs(create_mapping_from_schema(columns).root, parse_mapping_from_json(properties[NAME_MAPPING]).root)
-
-
-def partition_value(text: str | None, kind: iceberg.IcebergType) -> Any:
-    """Return a partition value as Iceberg's files store it, from its text in a folder's name."""
-    if text is None:
-        return None
-    if isinstance(kind, iceberg.BooleanType):
-        return text == "true"
-    if isinstance(kind, (iceberg.IntegerType, iceberg.LongType)):
-        return int(text)
-    if isinstance(kind, iceberg.DateType):
-        return (date.fromisoformat(text) - _EPOCH_DAY).days
-    return text
-
-
-def partition_text(value: Any, kind: iceberg.IcebergType) -> str | None:
-    """Return the text of a partition value, the reverse of `partition_value`."""
-    if value is None:
-        return None
-    if isinstance(kind, iceberg.BooleanType):
-        return str(value).lower()
-    if isinstance(kind, iceberg.DateType) and isinstance(value, int):
-        return (_EPOCH_DAY + timedelta(days=value)).isoformat()
-    return str(value)
-
-
-def typed_partition(value: Any, kind: iceberg.IcebergType) -> Any:
-    """Return a partition value as readers see it."""
-    if isinstance(kind, iceberg.DateType) and isinstance(value, int):
-        return _EPOCH_DAY + timedelta(days=value)
-    return value
 
 
 def metrics(statistics: Mapping[str, Any], columns: Schema, *, rows: int) -> dict[str, Any]:
@@ -243,12 +212,14 @@ def _bounds(values: Mapping[str, Any], fields: Mapping[str, iceberg.NestedField]
 
 
 def _stored(value: Any, kind: iceberg.PrimitiveType) -> Any:
-    """Return a value of a file's statistics as Iceberg's number for it: days, microseconds, a decimal."""
+    """Return a bound as Iceberg's value for it: days, microseconds, a decimal."""
+    if isinstance(kind, iceberg.DecimalType):
+        return Decimal(value)
     if isinstance(kind, iceberg.DateType):
         return (date.fromisoformat(value) - _EPOCH_DAY).days
     if isinstance(kind, (iceberg.TimestampType, iceberg.TimestamptzType)):
         return (datetime.fromisoformat(value.removesuffix("Z")) - _EPOCH) // timedelta(microseconds=1)
-    return Decimal(value) if isinstance(kind, iceberg.DecimalType) else value
+    return value
 
 
 def columns_text(columns: pa.Schema) -> str:

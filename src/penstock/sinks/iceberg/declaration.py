@@ -16,7 +16,8 @@ class IcebergSink(SinkDeclaration):
 
     Args:
         table: The table's folder or prefix.
-        partition_by: The partition columns.
+        partition_by: The partition fields: columns, or transforms of columns, such as day(ts), bucket(16, user) and
+            truncate(4, path).
         order_by: The columns by which the compaction job orders rows; several: in Z-order.
         catalog: The table in a catalog of PyIceberg's configuration, NAME:NAMESPACE.TABLE; default: in no catalog.
     """

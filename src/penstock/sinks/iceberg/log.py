@@ -20,9 +20,9 @@ from pyiceberg.table.update import RemoveSnapshotsUpdate
 
 from penstock.errors import TableError
 from penstock.messaging.clock import SystemClock
-from penstock.sinks.iceberg.columns import partition_text
 from penstock.sinks.iceberg.file_io import TableFileIO, relative_path
 from penstock.sinks.iceberg.folder import METADATA_FOLDER
+from penstock.sinks.iceberg.partitioning import fields_of
 from penstock.sinks.iceberg.position import MOVED, position_in, property_of
 from penstock.sinks.iceberg.snapshots import DELETED_FILES, live_entries, manifests_of, version_of
 from penstock.sinks.manifest import DataFile
@@ -225,14 +225,11 @@ def _path(root: Files, file: IcebergFile) -> str:
 
 
 def _data_file(file: IcebergFile, metadata: TableMetadata, snapshot: Snapshot, root: Files) -> DataFile:
-    spec, columns = metadata.specs()[file.spec_id], metadata.schema()
+    fields = fields_of(metadata.specs()[file.spec_id], metadata.schema())
     return DataFile(
         path=_path(root, file),
         size_bytes=file.file_size_in_bytes,
         rows=file.record_count,
         modified_at=snapshot.timestamp_ms / 1000,
-        partition_values={
-            field.name: partition_text(file.partition[number], columns.find_type(field.source_id))
-            for number, field in enumerate(spec.fields)
-        },
+        partition_values={field.text: field.text_of(file.partition[number]) for number, field in enumerate(fields)},
     )

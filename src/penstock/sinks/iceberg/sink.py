@@ -15,7 +15,6 @@ import pyarrow.dataset as ds
 from pyarrow.fs import FileSystem, LocalFileSystem
 from pyiceberg.manifest import DataFile as IcebergFile
 from pyiceberg.manifest import DataFileContent, FileFormat
-from pyiceberg.partitioning import PARTITION_FIELD_ID_START, PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata, new_table_metadata
 from pyiceberg.table.refs import MAIN_BRANCH
@@ -33,7 +32,6 @@ from pyiceberg.table.update import (
     TableRequirement,
     TableUpdate,
 )
-from pyiceberg.transforms import IdentityTransform
 from pyiceberg.typedef import Record
 
 from penstock.errors import PublishConflict, TableError
@@ -55,6 +53,7 @@ from penstock.sinks.iceberg.features import check_features
 from penstock.sinks.iceberg.file_io import TableFileIO, relative_path
 from penstock.sinks.iceberg.filesystem import arrow_filesystem
 from penstock.sinks.iceberg.folder import METADATA_FOLDER, StoredMetadata
+from penstock.sinks.iceberg.partitioning import fields_of, new_spec
 from penstock.sinks.iceberg.position import MOVED, encoded, position_in, positions, property_of
 from penstock.sinks.iceberg.snapshots import TOTAL_DELETES, TOTAL_ROWS, SnapshotMaker, live_files, version_of
 from penstock.sinks.manifest import DataFile, attempt_token
@@ -92,7 +91,7 @@ class IcebergTableSink:
         self._root = root
         self._io = TableFileIO(root)
         self._pipeline = pipeline
-        self._partition_by = None if partition_by is None else list(partition_by)
+        self._partition_by = None if partition_by is None else list(partition_by)  # as `partitions.declared` spells it
         self._choice = CatalogChoice(root, catalog)
 
     @property
@@ -189,7 +188,7 @@ class IcebergTableSink:
         metadata = new_table_metadata(
             location=str(self._root),
             schema=made,
-            partition_spec=_identity_spec(made, columns),
+            partition_spec=new_spec(columns, made),
             sort_order=UNSORTED_SORT_ORDER,
             properties={
                 **_NEW_TABLE,
@@ -251,7 +250,8 @@ class LoadedIceberg:
         self.metadata: TableMetadata = stored.metadata
         self._snapshot = older or self.metadata.current_snapshot()
         self._spec = self.metadata.spec()
-        self.partition_by: Sequence[str] = tuple(field.name for field in self._spec.fields)
+        self._fields = fields_of(self._spec, self._columns)
+        self.partition_by: Sequence[str] = tuple(field.text for field in self._fields)
 
     def at(self, snapshot: Snapshot) -> "LoadedIceberg":
         """Return an earlier snapshot of the table."""
@@ -320,7 +320,7 @@ class LoadedIceberg:
                 path=relative_path(self._root, file.file_path) or file.file_path,
                 size_bytes=file.file_size_in_bytes,
                 partition_values={
-                    name: columns_of.typed_partition(value, kind) for name, value, kind in self._partition(file)
+                    field.text: field.typed(file.partition[number]) for number, field in enumerate(self._fields)
                 },
             )
             for file in self._data_files()
@@ -348,7 +348,8 @@ class LoadedIceberg:
                         rows=file.record_count,
                         modified_at=times.get(entry.snapshot_id or 0, 0.0),
                         partition_values={
-                            name: columns_of.partition_text(value, kind) for name, value, kind in self._partition(file)
+                            field.text: field.text_of(file.partition[number])
+                            for number, field in enumerate(self._fields)
                         },
                     )
                 )
@@ -477,8 +478,7 @@ class LoadedIceberg:
         ]
 
     def _iceberg_file(self, file: DataFile) -> IcebergFile:
-        kinds = self._partition_kinds()
-        partition = [columns_of.partition_value(file.partition_values[name], kinds[name]) for name in self.partition_by]
+        partition = [field.value_of(file.partition_values[field.text]) for field in self._fields]
         made = IcebergFile.from_args(
             content=DataFileContent.DATA,
             file_path=f"{self.metadata.location}/{file.path}",
@@ -490,15 +490,6 @@ class LoadedIceberg:
         )
         made.spec_id = self._spec.spec_id
         return made
-
-    def _partition_kinds(self) -> Mapping[str, Any]:
-        return {field.name: self._columns.find_type(field.source_id) for field in self._spec.fields}
-
-    def _partition(self, file: IcebergFile) -> Iterator[tuple[str, Any, Any]]:
-        """Yield name, stored value and type of each partition column."""
-        kinds = self._partition_kinds()
-        for number, name in enumerate(self.partition_by):
-            yield name, file.partition[number], kinds[name]
 
     def _data_files(self) -> Iterator[IcebergFile]:
         return (entry.data_file for entry in live_files(self._snapshot, self._catalog.io))
@@ -516,22 +507,9 @@ class LoadedIceberg:
         each = (
             ds.field(name).is_null() if value is None else ds.field(name) == pa.scalar(value, self._arrow(name))
             for name, value in file.partition_values.items()
+            if name in self.schema.names
         )
         return reduce(and_, each, ds.scalar(True))
 
     def _arrow(self, name: str) -> pa.DataType:
         return self.schema.field(name).type
-
-
-def _identity_spec(schema: Schema, columns: Sequence[str]) -> PartitionSpec:
-    return PartitionSpec(
-        *(
-            PartitionField(
-                source_id=schema.find_field(name).field_id,
-                field_id=PARTITION_FIELD_ID_START + number,
-                transform=IdentityTransform(),
-                name=name,
-            )
-            for number, name in enumerate(columns)
-        )
-    )
