@@ -451,7 +451,7 @@ def test_a_configuration_that_is_no_yaml_is_one_sentence(
 
 def aws_error(code: str, status: int = 400) -> ClientError:
     return ClientError(
-        {"Error": {"Code": code, "Message": "m"}, "ResponseMetadata": {"HTTPStatusCode": status}},  # type: ignore[typeddict-item]  # the fields that are read
+        {"Error": {"Code": code, "Message": "m"}, "ResponseMetadata": {"HTTPStatusCode": status}},
         "UpdateTable",
     )
 
