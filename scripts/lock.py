@@ -53,7 +53,7 @@ LOCKS = {
         "--group=dev",
     ],
     "image": IMAGE,
-    "image-spark": [*IMAGE, "--extra=spark", "--extra=java"],
+    "image-spark": [*IMAGE, "--extra=iceberg", "--extra=spark", "--extra=java"],
     "docs": ["locks/docs.in"],
     "local-aws": ["locks/local-aws.in", "--constraint=locks/dev.txt"],
     "spark40": [
