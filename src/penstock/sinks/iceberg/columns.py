@@ -90,7 +90,7 @@ def has_renamed_columns(columns: Schema, properties: Mapping[str, str]) -> bool:
 
 
 def metrics(statistics: Mapping[str, Any], columns: Schema, *, rows: int) -> dict[str, Any]:
-    """Return a file's counts and bounds, from Delta's form of them, which is exact or rounded outwards."""
+    """Return a file's counts and bounds. They are exact, or rounded outwards."""
     fields = {field.name: field for field in columns.fields if field.field_type.is_primitive}
     nulls = {fields[name].field_id: count for name, count in statistics.get("nullCount", {}).items() if name in fields}
     return {
@@ -212,14 +212,12 @@ def _bounds(values: Mapping[str, Any], fields: Mapping[str, iceberg.NestedField]
 
 
 def _stored(value: Any, kind: iceberg.PrimitiveType) -> Any:
-    """Return a bound as Iceberg's value for it: days, microseconds, a decimal."""
-    if isinstance(kind, iceberg.DecimalType):
-        return Decimal(value)
+    """Return a value of a file's statistics as Iceberg's number for it: days, microseconds, a decimal."""
     if isinstance(kind, iceberg.DateType):
         return (date.fromisoformat(value) - _EPOCH_DAY).days
     if isinstance(kind, (iceberg.TimestampType, iceberg.TimestamptzType)):
         return (datetime.fromisoformat(value.removesuffix("Z")) - _EPOCH) // timedelta(microseconds=1)
-    return value
+    return Decimal(value) if isinstance(kind, iceberg.DecimalType) else value
 
 
 def columns_text(columns: pa.Schema) -> str:
