@@ -212,14 +212,12 @@ def _bounds(values: Mapping[str, Any], fields: Mapping[str, iceberg.NestedField]
 
 
 def _stored(value: Any, kind: iceberg.PrimitiveType) -> Any:
-    """Return a bound as Iceberg's value for it: days, microseconds, a decimal."""
-    if isinstance(kind, iceberg.DecimalType):
-        return Decimal(value)
+    """Return a value of a file's statistics as Iceberg's number for it: days, microseconds, a decimal."""
     if isinstance(kind, iceberg.DateType):
         return (date.fromisoformat(value) - _EPOCH_DAY).days
     if isinstance(kind, (iceberg.TimestampType, iceberg.TimestamptzType)):
         return (datetime.fromisoformat(value.removesuffix("Z")) - _EPOCH) // timedelta(microseconds=1)
-    return value
+    return Decimal(value) if isinstance(kind, iceberg.DecimalType) else value
 
 
 def columns_text(columns: pa.Schema) -> str:
