@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 from tests.chaos import in_process
 from tests.chaos.oracle import Truth, abandoned_folders, attempts, check_done, check_meanwhile, truth
-from tests.chaos.runs import DELTA, ICEBERG, KILLED, Case, write_objects
+from tests.chaos.runs import FORMATS, KILLED, Case, write_objects
 
 from penstock.messaging.steps import Step
 from penstock.pipeline.spark import run
@@ -104,7 +104,7 @@ def kill_and_check(case: Case, whole: Truth, kill_at: str, options: tuple[str, .
     print(f"killed at {kill_at} after {ended.seconds:.1f} s: {found}")  # noqa: T201 - shown when the test fails
 
 
-@pytest.mark.parametrize("scheme", [DELTA, ICEBERG])
+@pytest.mark.parametrize("scheme", FORMATS)
 def test_kills_at_every_step_in_turn_lose_nothing(case: Case) -> None:
     write_objects(case.source, range(OBJECTS))
     whole = truth(case.source)

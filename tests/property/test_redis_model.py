@@ -272,7 +272,9 @@ class Machine(RuleBasedStateMachine):
         return {message.body for message in self.brokers[0].browse(queue, messages_max=1_000_000)}
 
 
-@pytest.fixture(params=VERSIONS, ids=lambda version: f"redis-{version}")
+@pytest.fixture(
+    params=[VERSIONS[0], pytest.param(VERSIONS[1], marks=pytest.mark.slow)], ids=lambda version: f"redis-{version}"
+)
 def machine(request: pytest.FixtureRequest, frozen_servers: Servers) -> Iterator[type[Machine]]:
     class Bound(Machine):
         server = frozen_servers.redis(request.param)
