@@ -12,8 +12,8 @@ from penstock.ledger import Ledger
 from penstock.ledger.records import BatchRow
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.steps import Probe, Step, no_probe
-from penstock.pipeline.maintenance.compact import collect_leftovers
 from penstock.pipeline.maintenance.gc import CollectedGarbage, collect
+from penstock.pipeline.maintenance.leftovers import collect_leftovers
 from penstock.pipeline.maintenance.table_history import BatchFiles, RowLossCheck, Shortfall, shortfall
 from penstock.pipeline.overwritten import CommitWatch
 from penstock.pipeline.publish import Published, check_tip, publish, rows_schema

@@ -24,6 +24,7 @@ class Step(StrEnum):
     COMMITTING = "committing"  # all statements of the ledger commit are sent, COMMIT is not
     COMMITTED = "committed"  # COMMIT returned
     PUBLISHING = "publishing"  # the table handle is loaded and checked, nothing is written
+    REWRITTEN = "rewritten"  # what is left of files with replaced rows is written, but no version of the table names it
     ROWS_PUBLISHED = "rows_published"  # the rows table contains the batch
     QUARANTINE_PUBLISHED = "quarantine_published"  # the quarantine table contains it too
     REPUBLISHING = "republishing"  # files of overwritten commits are found, nothing is written

@@ -18,6 +18,8 @@ import pyarrow as pa
 from penstock.sinks.manifest import DataFile
 from penstock.storage.files import Files
 
+REPLACES_ROWS = "MERGE"  # operation of a commit that removed files, and added one with the rows that stay
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
@@ -37,6 +39,9 @@ class Append:
     seq: int
     attempt_id: str  # of the batch ``seq``
     files: Sequence[DataFile]
+    # Files of the snapshot that leave the table in the same commit, since these batches replace some of their rows. The
+    # other rows are in ``files``.
+    replaced: Sequence["LoggedFile"] = ()
     # Set if the files are of earlier batches, the first after this one, whose commit was overwritten. ``seq`` is then
     # the snapshot's position.
     republished_after: int | None = None
@@ -62,6 +67,8 @@ class LoadedTable(Protocol):
 
     def append(self, append: Append) -> int:
         """Commit files and position unless the position moved since the snapshot; return the new version.
+
+        A commit that replaces files has the operation `REPLACES_ROWS` in the history.
 
         Raises:
             PublishConflict: Another process committed, or the outcome is unknown: load again and check.

@@ -10,13 +10,8 @@ from tests.conformance.publishing.test_compaction import ids, published, sink
 
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.steps import Probe, Step, no_probe
-from penstock.pipeline.maintenance.compact import (
-    AGE_SECONDS_MIN,
-    CompactionResult,
-    Leftovers,
-    collect_leftovers,
-    compact,
-)
+from penstock.pipeline.maintenance.compact import CompactionResult, compact
+from penstock.pipeline.maintenance.leftovers import AGE_SECONDS_MIN, Leftovers, collect_leftovers
 from penstock.testing import FakeClock
 
 

@@ -4,132 +4,47 @@ Each commit replaces files by one with the same rows, on the snapshot in which t
 still has them. So no rows are lost or doubled, whichever writer comes first. The table's position is not changed, and
 the files below ``data/`` stay on disk until a vacuum, for readers of older versions.
 
-A compaction that dies before its commit leaves a folder below ``compacted/`` that no version of the table's log names.
-No ledger knows compactions, so gc deletes such a folder in two passes (`collect_leftovers`):
-
-1. It writes a mark into the folder, then loads the table and notes the version in a second file.
-2. A later pass deletes the folder if the table has a higher version by then, and its log still does not name it.
-
-A compaction loads the table, then looks for the mark, then commits the version after the loaded one unless another
-writer has it. If it did not see the mark, it had loaded no later version than the noted one. So its commit is at the
-latest the version after the noted one, which exists when the second pass deletes. Either that version was this
-compaction's, and the log names the folder, or it was another writer's, and the commit fails. The compaction also checks
-that its files exist, since gc deletes them before the mark. So no version of the table names a file that gc deletes,
-however long a process or a request was paused. The minimum age only keeps gc from giving up running compactions.
+If it dies before its commit, gc deletes its files; see `penstock.pipeline.maintenance.leftovers`.
 """
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from ulid import ULID
 
 from penstock.errors import PublishConflict, TableError, TemporaryError
 from penstock.messaging.clock import Clock
 from penstock.messaging.steps import Probe, Step, no_probe
 from penstock.messaging.wording import counted
-from penstock.pipeline.batch_record import COMPACTED_FOLDER
-from penstock.pipeline.maintenance.gc import is_attempt_id
 from penstock.pipeline.maintenance.interruption import PassEnded, interruptible
 from penstock.pipeline.maintenance.ordering import RowOrder, is_ordered
 from penstock.pipeline.publish import wait_after_conflict
+from penstock.pipeline.rewriting import (
+    BATCH_ROWS,
+    OtherColumns,
+    is_abandoned,
+    new_folder,
+    read_batches,
+    stored_columns,
+    write_file,
+)
 from penstock.sinks.checks import is_own
 from penstock.sinks.manifest import DataFile
-from penstock.sinks.parquet import FooterNote, WrittenFile, list_files, read_statistics
-from penstock.sinks.schema import same_type
+from penstock.sinks.parquet import WrittenFile, list_files, read_statistics
 from penstock.sinks.sink import LoggedFile, RestatingHistory, TableHistory, TableSink, TableSnapshot
-from penstock.storage.files import FileInfo, Files
-
-MARK = "_given_up"  # if it exists, the compaction must not commit
-NOTED = "_given_up_at"  # the table's version, loaded after the mark was written
-AGE_SECONDS_MIN = 86_400.0
+from penstock.storage.files import Files
 
 TARGET_BYTES = 128 << 20
 COMMIT_BYTES_MAX = 1 << 30  # total size of the files that one commit replaces
 ORDERED_TARGETS = 4  # files of the target size whose rows are ordered together, in memory
 RESTATED_MAX = 10_000  # files whose bounds one commit adds
 CONFLICTS_MAX = 20  # in a row
-ROW_GROUP_BYTES = 64 << 20
-BATCH_ROWS = 65_536
 
 Progress = Callable[[int, int], None]  # files done, files in total
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leftovers:
-    """The number of deleted items; in a dry run, of those that would be deleted."""
-
-    folders: int = 0
-    files: int = 0
-    bytes: int = 0
-
-
-def is_abandoned(root: Files, folder: str, files: Collection[str]) -> bool:
-    """Return True if gc has given up the compaction that wrote these files, which must then not commit.
-
-    The mark is checked before the files, because gc deletes it last.
-    """
-    return root.stat(f"{folder}/{MARK}") is not None or any(root.stat(file) is None for file in files)
-
-
-def collect_leftovers(
-    sink: TableSink,
-    *,
-    clock: Clock,
-    probe: Probe = no_probe,
-    dry_run: bool = False,
-    stopped: Callable[[], bool] = lambda: False,
-) -> Leftovers:
-    """Mark old compactions that never committed as given up, and delete those that an earlier pass has marked.
-
-    ``stopped`` is called before each folder or commit; True ends the pass there.
-    """
-    deleted: list[Sequence[FileInfo]] = []
-    with suppress(PassEnded):
-        _collect_leftovers(sink, deleted, clock=clock, probe=probe, dry_run=dry_run, stopped=stopped)
-    return Leftovers(
-        folders=len(deleted),
-        files=sum(len(files) for files in deleted),
-        bytes=sum(file.size_bytes for files in deleted for file in files),
-    )
-
-
-def _collect_leftovers(
-    sink: TableSink,
-    deleted: list[Sequence[FileInfo]],
-    *,
-    clock: Clock,
-    probe: Probe,
-    dry_run: bool,
-    stopped: Callable[[], bool],
-) -> None:
-    """Do the work of `collect_leftovers`, and append the deleted files of each folder. Raises `PassEnded`."""
-    root, history = sink.root, sink.history
-    if history is None:  # compaction needs a history, so there was none
-        return
-    old = _old_folders(root, clock, stopped)
-    if not old:
-        return
-    table = history.load()
-    added = (file.path for commit in interruptible(history.commits(), stopped) for file in commit.added)
-    named = {path for path in added if path.startswith(f"{COMPACTED_FOLDER}/")}
-    named |= set() if table is None else {file.path for file in table.logged_files()}
-    for folder, files in interruptible(old.items(), stopped):
-        if table is None or _is_named(folder, named):
-            continue
-        noted = _noted(root, folder)
-        if noted is None:
-            if not dry_run:
-                _abandon(sink, folder)
-                probe(Step.LEFTOVER_MARKED)
-        elif table.version > noted:
-            deleted.append([file for file in files if not file.path.startswith(f"{folder}/{MARK}")])
-            if not dry_run:
-                _delete(root, folder, files, probe)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,49 +125,6 @@ def compact(
     )
 
 
-def _old_folders(root: Files, clock: Clock, stopped: Callable[[], bool]) -> Mapping[str, Sequence[FileInfo]]:
-    """Return the files of each compaction folder that was last written to long ago."""
-    found: dict[str, Sequence[FileInfo]] = {}
-    for name in interruptible(root.names(COMPACTED_FOLDER), stopped):
-        if not (name.endswith("/") and is_attempt_id(name.rstrip("/"))):
-            continue  # not a folder of ours
-        folder = f"{COMPACTED_FOLDER}/{name.rstrip('/')}"
-        files = list(root.list(folder))
-        written = [file.modified_at for file in files if not file.path.startswith(f"{folder}/{MARK}")]
-        if clock.now() - max(written, default=0.0) > AGE_SECONDS_MIN:
-            found[folder] = files
-    return found
-
-
-def _is_named(folder: str, named: Collection[str]) -> bool:
-    return any(path.startswith(f"{folder}/") for path in named)
-
-
-def _noted(root: Files, folder: str) -> int | None:
-    try:
-        return int(root.read(f"{folder}/{NOTED}"))
-    except (FileNotFoundError, ValueError):  # missing, or not fully written
-        return None
-
-
-def _abandon(sink: TableSink, folder: str) -> None:
-    """Write the mark, then the table's version as loaded after it."""
-    sink.root.write(f"{folder}/{MARK}", b"")
-    table = sink.load()
-    if table is not None:
-        sink.root.write(f"{folder}/{NOTED}", str(table.version).encode())
-
-
-def _delete(root: Files, folder: str, files: Sequence[FileInfo], probe: Probe) -> None:
-    """Delete the data first and the mark last: a compaction that resumes in between still finds the mark."""
-    probe(Step.DELETING)
-    marks = [f"{folder}/{MARK}", f"{folder}/{NOTED}"]
-    root.delete(file.path for file in files if file.path not in marks)
-    root.delete(marks)
-    root.prune(folder)
-    probe(Step.DELETED)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _MergeGroup:
     """Files of one partition that are merged into one, or into as many as the target size needs if it has an order."""
@@ -330,8 +202,8 @@ def _merge(
     probe: Probe,
 ) -> tuple[int, Sequence[LoggedFile], Sequence[DataFile]] | None:
     """Make one commit. Return its version, the replaced files and the new ones, or None if none could be merged."""
-    expected = pa.schema([field for field in table.schema if field.name not in table.partition_by])
-    folder = f"{COMPACTED_FOLDER}/{ULID()}"
+    expected = stored_columns(table.schema, table.partition_by)
+    folder = new_folder()
     removed: list[LoggedFile] = []
     added: list[DataFile] = []
     for number, one in enumerate(group):
@@ -415,7 +287,7 @@ def _restate(
     """
     if not isinstance(history, RestatingHistory):
         return 0
-    stored = pa.schema([field for field in table.schema if field.name not in table.partition_by])
+    stored = stored_columns(table.schema, table.partition_by)
     lacking = [file for file in files if is_own(file.path) and file.rows and not file.statistics.get("minValues")]
     found: list[LoggedFile] = []
     with suppress(PassEnded):
@@ -443,75 +315,20 @@ def _restate(
 def _write(root: Files, merged: _MergeGroup, path: str, expected: pa.Schema) -> Sequence[WrittenFile] | None:
     """Write the rows of all files into new ones. Return None, and leave no file, if one has columns that the table
     lacks."""
-    batches = (batch for file in merged.files for batch in _batches(root, file.path, expected))
+    batches = (batch for file in merged.files for batch in read_batches(root, file.path, expected))
     try:
         if merged.order is None:
-            return [_write_file(root, f"{path}.parquet", _row_groups(batches), expected)]
+            return [write_file(root, f"{path}.parquet", batches, expected)]
         rows = merged.order.sort(pa.Table.from_batches(batches, expected))
-    except _OtherColumns:
+    except OtherColumns:
         return None
     count = max(1, math.ceil(rows.num_rows / merged.files_after))
     return [
-        _write_file(
+        write_file(
             root,
             f"{path}-{merged.order.mark}-{number:05}.parquet",
-            _row_groups(iter(rows.slice(start, count).to_batches(BATCH_ROWS))),
+            rows.slice(start, count).to_batches(BATCH_ROWS),
             expected,
         )
         for number, start in enumerate(range(0, rows.num_rows, count))
     ]
-
-
-def _write_file(root: Files, path: str, groups: Iterator[pa.Table], expected: pa.Schema) -> WrittenFile:
-    rows = 0
-    with root.open_output(path) as output, pq.ParquetWriter(output, expected, compression="zstd") as writer:
-        note = FooterNote(expected)
-        for group in groups:
-            writer.write_table(group)
-            note.add(group)
-            rows += group.num_rows
-        note.write(writer)
-    info = root.stat(path)
-    if info is None:
-        raise TemporaryError(f"{root}/{path} was written and is not there")
-    return WrittenFile(path=path, rows=rows, size_bytes=info.size_bytes)
-
-
-def _row_groups(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
-    pending: list[pa.RecordBatch] = []
-    for batch in batches:
-        pending.append(batch)
-        if sum(one.nbytes for one in pending) >= ROW_GROUP_BYTES:
-            yield pa.Table.from_batches(pending)
-            pending = []
-    if pending:
-        yield pa.Table.from_batches(pending)
-
-
-class _OtherColumns(Exception):
-    """A file of another writer has columns that the table does not know, so its rows cannot be preserved."""
-
-
-def _batches(root: Files, path: str, expected: pa.Schema) -> Iterator[pa.RecordBatch]:
-    with root.open_input(path) as opened, pq.ParquetFile(opened) as file:
-        if not _fits(file.schema_arrow, expected):
-            raise _OtherColumns
-        for batch in file.iter_batches(BATCH_ROWS):
-            columns = [
-                batch.column(field.name).cast(field.type) if field.name in batch.schema.names
-                else pa.nulls(batch.num_rows, field.type)
-                for field in expected
-            ]  # fmt: skip
-            yield pa.RecordBatch.from_arrays(columns, schema=expected)
-
-
-def _fits(written: pa.Schema, expected: pa.Schema) -> bool:
-    """Return True if all these columns are the table's, each once. Columns added to the table later may be absent."""
-    if len(set(written.names)) != len(written.names):
-        return False
-    try:
-        return all(
-            field.name in expected.names and same_type(field.type, expected.field(field.name).type) for field in written
-        )
-    except TableError:
-        return False

@@ -20,6 +20,7 @@ removes nothing, as Databricks' ``ANALYZE TABLE ... COMPUTE DELTA STATISTICS`` d
 
 import json
 import re
+import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +32,7 @@ from penstock.errors import PublishConflict, TableError, TemporaryError
 from penstock.sinks.delta import statistics
 from penstock.sinks.delta.folder import LOG_FOLDER
 from penstock.sinks.manifest import DataFile
-from penstock.sinks.sink import LogEntry, LoggedFile, LogListing
+from penstock.sinks.sink import REPLACES_ROWS, Append, LogEntry, LoggedFile, LogListing
 from penstock.storage.files import FileInfo, Files
 
 _COMMIT = re.compile(r"(\d{20})\.json")
@@ -125,6 +126,31 @@ def apply_again(root: Files, *, version: int, of_version: int, paths: Collection
         for kind in ("add", "remove")
         if kind in action and unquote(action[kind]["path"]) in paths
     ]
+    return _put(root, version + 1, _encoded(actions))
+
+
+def append_replacing(
+    root: Files,
+    append: Append,
+    *,
+    version: int,
+    transactions: Mapping[str, int],
+    indexed: Sequence[pa.Field],
+    now: float,
+) -> int:
+    """Commit files, the files that they replace, and positions by application as the version after ``version``.
+
+    Returns and raises as `replace_files` does.
+    """
+    time_ms = int(now * 1000)
+    info = _info(time_ms, operation=REPLACES_ROWS, engine=f"{_ENGINE}{uuid.uuid4()}", read_version=version)
+    mark = {} if append.republished_after is None else {REPUBLISHED_AFTER: append.republished_after}
+    actions: list[Mapping[str, Any]] = [{"commitInfo": {**info, MARK: mark}}]
+    actions += [
+        {"txn": {"appId": app, "version": number, "lastUpdated": time_ms}} for app, number in transactions.items()
+    ]
+    actions += [{"remove": _remove(file, time_ms, changes_data=True)} for file in append.replaced]
+    actions += [{"add": _add(file, indexed, changes_data=True)} for file in append.files]
     return _put(root, version + 1, _encoded(actions))
 
 
@@ -271,23 +297,23 @@ def _encoded(actions: Iterable[Mapping[str, Any]]) -> bytes:
     return "".join(f"{line}\n" for line in lines).encode()
 
 
-def _remove(file: LoggedFile, time_ms: int) -> Mapping[str, Any]:
+def _remove(file: LoggedFile, time_ms: int, *, changes_data: bool = False) -> Mapping[str, Any]:
     return {
         "path": file.logged_path,
         "deletionTimestamp": time_ms,
-        "dataChange": False,  # the same rows are in other files: no event for change feeds or streams
+        "dataChange": changes_data,  # False: the same rows are in other files, no event for change feeds or streams
         "extendedFileMetadata": True,
         "partitionValues": dict(file.partition_values),
         "size": file.size_bytes,
     }
 
 
-def _add(file: DataFile | LoggedFile, indexed: Sequence[pa.Field]) -> Mapping[str, Any]:
+def _add(file: DataFile | LoggedFile, indexed: Sequence[pa.Field], *, changes_data: bool = False) -> Mapping[str, Any]:
     return {
         "path": file.logged_path if isinstance(file, LoggedFile) else quote(file.path),
         "partitionValues": dict(file.partition_values),
         "size": file.size_bytes,
         "modificationTime": int(file.modified_at * 1000),
-        "dataChange": False,
+        "dataChange": changes_data,
         "stats": statistics.encode(file.rows, file.statistics, indexed),
     }

@@ -327,11 +327,18 @@ class LoadedDelta:
         """Commit files and position as this snapshot's next version and return it; see `LoadedTable.append`."""
         check_writable(self._root, log_folder=LOG_FOLDER)
         check_files(self._root, append.files, partition_by=self.partition_by)
-        transactions = [
-            Transaction(self._app, append.seq),
-            Transaction(f"{self._app}{ATTEMPT}", attempt_token(append.attempt_id)),
-        ]
+        positions = {self._app: append.seq, f"{self._app}{ATTEMPT}": attempt_token(append.attempt_id)}
         indexed = self.indexed_columns
+        if append.replaced:
+            return log.append_replacing(
+                self._root,
+                append,
+                version=self.version,
+                transactions=positions,
+                indexed=indexed,
+                now=_CLOCK.now(),
+            )
+        transactions = [Transaction(app, version) for app, version in positions.items()]
         with _committing(self._root.uri):
             self._table.create_write_transaction(
                 [_add_action(file, indexed) for file in append.files],

@@ -26,7 +26,7 @@ from penstock.sinks.iceberg.partitioning import fields_of
 from penstock.sinks.iceberg.position import MOVED, position_in, property_of
 from penstock.sinks.iceberg.snapshots import DELETED_FILES, live_entries, manifests_of, version_of
 from penstock.sinks.manifest import DataFile
-from penstock.sinks.sink import Position, TableCommit
+from penstock.sinks.sink import REPLACES_ROWS, Position, TableCommit
 from penstock.storage.files import Files
 
 SNAPSHOTS_KEPT = "penstock.snapshots-kept"
@@ -75,6 +75,7 @@ def read(commit: KnownCommit, *, io: TableFileIO, root: Files, pipeline: str) ->
     operation = Operation.OVERWRITE if snapshot.summary is None else snapshot.summary.operation
     removed = [_path(root, file) for status, file in changes if status is ManifestEntryStatus.DELETED]
     merges = operation is Operation.REPLACE
+    replaces_rows = operation is Operation.OVERWRITE and MOVED in _fields(snapshot)
     return TableCommit(
         version=commit.version,
         committed_at=snapshot.timestamp_ms / 1000,
@@ -86,7 +87,7 @@ def read(commit: KnownCommit, *, io: TableFileIO, root: Files, pipeline: str) ->
         ],
         removed=() if merges else removed,
         merged=removed if merges else (),
-        operation=operation.value.upper(),
+        operation=REPLACES_ROWS if replaces_rows else operation.value.upper(),
     )
 
 

@@ -63,6 +63,7 @@ from penstock.sinks.sink import Append, LoggedFile, Position, TableCommit, Table
 from penstock.storage.files import Files
 
 _KIND = "Iceberg table"  # in messages
+_LET_DELETER_REWRITE = "Let the writer that deleted them rewrite its files first"
 _NEW_TABLE = {
     log.SNAPSHOTS_KEPT: str(log.SNAPSHOTS_KEPT_DEFAULT),
     "write.parquet.compression-codec": "zstd",
@@ -333,7 +334,7 @@ class LoadedIceberg:
         deleted rows: they would come back in merged files.
         """
         check_partition_types(self.schema, self.partition_by)
-        self._check_plain("Let the writer that deleted them rewrite its files first")
+        self._check_plain(_LET_DELETER_REWRITE)
         times = {one.snapshot_id: one.timestamp_ms / 1000 for one in self.metadata.snapshots}
         found = []
         for entry in live_files(self._snapshot, self._catalog.io):
@@ -388,20 +389,23 @@ class LoadedIceberg:
         """Commit files and position as this table's next version and return it; see `LoadedTable.append`."""
         check_writable(self._root, log_folder=METADATA_FOLDER)
         check_files(self._root, append.files, partition_by=self.partition_by)
+        if append.replaced:
+            self._check_plain(_LET_DELETER_REWRITE)
         position = Position(seq=append.seq, attempt_token=attempt_token(append.attempt_id))
         moved = property_of(self._pipeline)
         changed = {moved: encoded(position, self._pipeline)}
         maker = SnapshotMaker(
             **self._base(),
-            operation=Operation.APPEND,
+            operation=Operation.OVERWRITE if append.replaced else Operation.APPEND,
             added=[self._iceberg_file(file) for file in append.files],
+            removed={file.logged_path for file in append.replaced},
             summary={MOVED: moved, **positions(self.metadata.properties), **changed},
         )
         return self._commit(maker, properties=changed, expired=log.surplus(self.metadata))
 
     def replace(self, *, removed: Sequence[LoggedFile], added: Sequence[DataFile], engine: str) -> int:
         """Commit files with the same rows as the removed ones as the next version, and return it."""
-        self._check_plain("Let the writer that deleted them rewrite its files first")
+        self._check_plain(_LET_DELETER_REWRITE)
         maker = SnapshotMaker(
             **self._base(),
             operation=Operation.REPLACE,

@@ -1,0 +1,157 @@
+"""Find the rows of objects in a table, and write the files that hold them again without these rows.
+
+A batch may replace rows: it names objects, by the addresses in the column ``_object``, and every row of theirs that the
+table had before leaves in the commit that shows the batch. Which files these are is known only then, since compactions
+and other writers move rows. So a publish looks them up in the snapshot that it commits to. After a conflict it looks
+again, and writes only the files again that the snapshot did not have before.
+
+A file is read only if its bounds, in the table's log or in its footer, leave room for one of the addresses.
+"""
+
+import re
+from bisect import bisect_left
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from penstock.errors import PublishConflict, PublishHalted
+from penstock.messaging.steps import Probe, Step
+from penstock.pipeline.maintenance.ordering import is_ordered
+from penstock.pipeline.rewriting import (
+    OtherColumns,
+    is_abandoned,
+    new_folder,
+    read_batches,
+    stored_columns,
+    write_file,
+)
+from penstock.sinks.manifest import DataFile
+from penstock.sinks.parquet import list_files
+from penstock.sinks.sink import LoggedFile, TableSink, VersionedTable
+
+OBJECT = "_object"  # the column with the address of the object that a row is from
+_PART = re.compile(r"part-\d+")  # the part of a compacted file's name that the order of its rows follows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replacement:
+    """The files that leave a snapshot, and the files with the rows that stay."""
+
+    removed: Sequence[LoggedFile] = ()
+    added: Sequence[DataFile] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class RowReplacer:
+    """Writes the files of one publish again. Used by one thread."""
+
+    sink: TableSink
+    probe: Probe
+    _folder: str = field(default_factory=new_folder)
+    # Files written so far, by the path of the file whose other rows they hold, and the objects that they lack, in order.
+    _written: dict[str, Sequence[DataFile]] = field(default_factory=dict)
+    _without: Sequence[str] = ()
+
+    def replacement(self, table: VersionedTable, objects: Collection[str]) -> Replacement:
+        """Return how to take the rows of these objects out of a snapshot.
+
+        Raises:
+            PublishConflict: Gc gave up what earlier calls wrote; the next call writes it again.
+            PublishHalted: The rows of another writer's file cannot be written again.
+        """
+        wanted = sorted(set(objects))
+        if wanted != self._without:
+            self._start(wanted)
+        if not wanted or OBJECT not in table.schema.names:
+            return Replacement()
+        removed = [file for file in table.logged_files() if self._is_touched(file)]
+        self._forget({file.path for file in removed})
+        expected = stored_columns(table.schema, table.partition_by)
+        for file in removed:
+            if file.path not in self._written:
+                self._written[file.path] = self._rewritten(file, expected)
+        added = [one for file in removed for one in self._written[file.path]]
+        if removed:
+            self.probe(Step.REWRITTEN)
+            if is_abandoned(self.sink.root, self._folder, [file.path for file in added]):
+                self._start(wanted)
+                raise PublishConflict(f"{self.sink.uri}: gc deleted the files written for this commit")
+        return Replacement(removed=removed, added=added)
+
+    def _start(self, wanted: Sequence[str]) -> None:
+        self._folder, self._written, self._without = new_folder(), {}, wanted
+
+    def _forget(self, paths: Collection[str]) -> None:
+        """Delete what was written for files that the snapshot no longer has.
+
+        A commit that named them was of an earlier version, so it was refused.
+        """
+        for path in self._written.keys() - paths:
+            self.sink.root.delete(file.path for file in self._written.pop(path))
+
+    def _is_touched(self, file: LoggedFile) -> bool:
+        """Return True if the file has a row of one of the objects."""
+        if OBJECT in file.partition_values:
+            return file.partition_values[OBJECT] in self._without
+        if file.path in self._written:
+            return True
+        bounds = (file.statistics.get(name, {}).get(OBJECT) for name in ("minValues", "maxValues"))
+        if not self._may_be_within(*bounds):
+            return False
+        with self.sink.root.open_input(file.path) as opened, pq.ParquetFile(opened) as parquet:
+            groups = [number for number in range(parquet.num_row_groups) if self._may_be_in(parquet, number)]
+            return any(
+                pc.any(self._is_wanted(batch.column(0))).as_py()
+                for batch in (parquet.iter_batches(row_groups=groups, columns=[OBJECT]) if groups else ())
+            )
+
+    def _may_be_in(self, parquet: pq.ParquetFile, number: int) -> bool:
+        """Return False if no row of the row group is of one of the objects, by its statistics."""
+        group = parquet.metadata.row_group(number)
+        for index in range(group.num_columns):
+            column = group.column(index)
+            if column.path_in_schema == OBJECT:
+                found = column.statistics
+                has_bounds = found is not None and found.has_min_max
+                return self._may_be_within(found.min, found.max) if has_bounds else True
+        return False  # an old file, from before the table had this column
+
+    def _may_be_within(self, least: str | None, greatest: str | None) -> bool:
+        """Return True if one of the objects may be within the bounds; None: unknown."""
+        start = 0 if least is None else bisect_left(self._without, least)
+        return start < len(self._without) and (greatest is None or self._without[start] <= greatest)
+
+    def _is_wanted(self, column: pa.Array) -> pa.Array:
+        """Return for each row if it is of one of the objects. A null is not."""
+        return pc.is_in(column.cast(pa.string()), value_set=pa.array(self._without, pa.string()), skip_nulls=True)
+
+    def _rewritten(self, file: LoggedFile, expected: pa.Schema) -> Sequence[DataFile]:
+        """Write the file's other rows into a new file, and return it; nothing if there are none."""
+        if OBJECT in file.partition_values:
+            return ()
+        root, number = self.sink.root, len(self._written)
+        path = f"{self._folder}/{_name(file.path, number)}"
+        try:
+            kept = (
+                batch.filter(pc.invert(self._is_wanted(batch.column(OBJECT))))
+                for batch in read_batches(root, file.path, expected)
+            )
+            written = write_file(root, path, kept, expected)
+        except OtherColumns:
+            raise PublishHalted(
+                f"The file {file.path} of the table {self.sink.uri} has rows that are to be replaced, and columns that "
+                f"the table lacks: another writer made it. Write it again with the table's columns (OPTIMIZE)."
+            ) from None
+        found = list_files(root, self._folder, partition_by=(), schema=expected, written=[written])
+        if not found:
+            root.delete([path])
+        return [replace(one, partition_values=file.partition_values) for one in found]
+
+
+def _name(path: str, number: int) -> str:
+    """Return the name of a new file. It keeps the mark of a compacted file whose rows have an order."""
+    base = path.rpartition("/")[2]
+    return _PART.sub(f"part-{number:05}", base, count=1) if is_ordered(path) else f"part-{number:05}.parquet"
