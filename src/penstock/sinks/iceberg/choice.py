@@ -86,9 +86,9 @@ class CatalogChoice:
 
     def owns_metadata(self) -> bool:
         """Return True if the metadata folder has no files of another catalog."""
-        if self._declared is None and self._remembered() is None:
-            return self._folder.owns_folder()
-        return self._remembered() is not None or not self._root.names(METADATA_FOLDER)
+        if self._remembered() is not None:
+            return True
+        return self._folder.owns_folder() if self._declared is None else not self._root.names(METADATA_FOLDER)
 
     def settle(self, catalog: MetadataCatalog) -> None:
         """Keep the catalog, in which the table was found. Writes its name beside the table if it is not there yet."""
