@@ -25,11 +25,12 @@ from penstock.messaging.backoff import backoff_seconds
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.steps import Probe, Step
 from penstock.pipeline.overwritten import CommitWatch, Inspection
+from penstock.pipeline.replacing import Replacement, RowReplacer
 from penstock.pipeline.republish import FILES_MAX, Restorer
 from penstock.sinks.manifest import DataFile, attempt_token, decode
 from penstock.sinks.schema import additions
 from penstock.sinks.schema import decode as schema_decode
-from penstock.sinks.sink import Append, LoadedTable, Position, Sink, TableSnapshot
+from penstock.sinks.sink import Append, LoadedTable, Position, Sink, TableSink, TableSnapshot, VersionedTable
 
 CONFLICTS_MAX = 20  # in a row
 CONFLICT_BASE_SECONDS = 0.02
@@ -40,8 +41,13 @@ START = Position(seq=0, attempt_token=None)  # before the first batch
 
 ManifestOf = Callable[[BatchRow], str]
 SchemaOf = Callable[[BatchRow], pa.Schema]
+ReplacedBy = Callable[[BatchRow], Collection[str]]
 
 _SYSTEM_CLOCK = SystemClock()  # stateless
+
+
+def _nothing(_: BatchRow) -> Collection[str]:
+    return ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,10 +81,12 @@ def publish(
     clock: Clock = _SYSTEM_CLOCK,
     after: Published | None = None,
     watch: CommitWatch | None = None,
+    replaces: ReplacedBy = _nothing,
 ) -> Published:
     """Make every committed batch visible in the sink.
 
     Args:
+        replaces: Returns the addresses of the objects whose earlier rows leave the table with a batch.
         watch: The check for overwritten commits, if other writers may overwrite commits of this sink.
         step: Reported to ``probe`` after each commit to the table.
         after: An earlier result for the same ledger, pipeline and sink.
@@ -89,7 +97,14 @@ def publish(
         TemporaryError: Other writers kept committing first.
     """
     target = _PublishTarget(
-        ledger=ledger, sink=sink, pipeline=pipeline, manifest_of=manifest_of, schema_of=schema_of, probe=probe
+        ledger=ledger,
+        sink=sink,
+        pipeline=pipeline,
+        manifest_of=manifest_of,
+        schema_of=schema_of,
+        replaces=replaces,
+        replacer=RowReplacer(sink=cast(TableSink, sink), probe=probe),
+        probe=probe,
     )
     progress = _PublishProgress()
     restorer = None
@@ -182,11 +197,12 @@ def position_of(batch: BatchRow) -> Position:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PublishChunk:
-    """Batches that are published in one commit. The last of them has files."""
+    """Batches that are published in one commit. The last of them has files, or replaces rows."""
 
     tip: BatchRow
     batches: int
     files: Sequence[DataFile]
+    replaced: Collection[str]  # addresses of objects: their rows in the snapshot leave the table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,6 +214,8 @@ class _PublishTarget:
     pipeline: str
     manifest_of: ManifestOf
     schema_of: SchemaOf
+    replaces: ReplacedBy
+    replacer: RowReplacer
     probe: Probe
 
     def check_tip(self, table: LoadedTable | None) -> Position:
@@ -244,7 +262,7 @@ def _publish_some(
     if restorer is not None and table is not None and progress.appended != (table.version, position):
         found = _inspected(target, restorer, cast(TableSnapshot, table), position)
     try:
-        chunk, progress.read_to = _next_chunk(target, start, acted=found.acted)
+        chunk, progress.read_to = _next_chunk(target, start, acted=found.acted, is_new=table is None)
     except _RolledBack as rolled_back:
         if rolled_back.lost != position:
             raise
@@ -257,7 +275,17 @@ def _publish_some(
     if table is not loaded and not found.is_settled:
         raise PublishConflict("the table's columns were updated: check its log again")
     target.probe(Step.PUBLISHING)
-    progress.table_version = table.append(Append(seq=chunk.tip.seq, attempt_id=chunk.tip.attempt_id, files=chunk.files))
+    left = Replacement()
+    if chunk.replaced:
+        left = target.replacer.replacement(cast(VersionedTable, table), chunk.replaced, seq=chunk.tip.seq)
+    progress.table_version = table.append(
+        Append(
+            seq=chunk.tip.seq,
+            attempt_id=chunk.tip.attempt_id,
+            files=[*chunk.files, *left.added],
+            replaced=left.removed,
+        )
+    )
     progress.appended = (progress.table_version, position_of(chunk.tip)) if found.is_settled else None
     return chunk
 
@@ -318,28 +346,34 @@ class _RolledBack(Exception):
 
 
 def _next_chunk(
-    target: _PublishTarget, start: Position, *, acted: Collection[str]
+    target: _PublishTarget, start: Position, *, acted: Collection[str], is_new: bool
 ) -> tuple[_PublishChunk | None, Position]:
     """Return the batches for the next commit, and the position of the last batch read.
 
-    A commit must end at a batch with files, so that position and files move together. Batches without files are
-    skipped and counted with the next batch that has some. ``acted``: files that the table's log knows already, since
-    the commit of their batch was overwritten after another one had merged or removed them. They are left out.
+    A commit must end at a batch that changes the table, so that position and files move together. Batches that change
+    nothing are skipped and counted with the next batch that does. A batch that replaces rows begins a commit: the rows
+    may be in files of the batch before it.
+
+    ``acted``: files that the table's log knows already, since the commit of their batch was overwritten after another
+    one had merged or removed them. They are left out. ``is_new``: there is no table, and so no row to replace.
     """
     files: list[DataFile] = []
+    replaced: Collection[str] = ()
     tip: BatchRow | None = None
     read_to = start
     for batch in _in_order(target, start):
         named = decode(target.manifest_of(batch))
-        if tip is not None and len(files) + len(named) > FILES_MAX:
+        replaces = () if is_new and tip is None else target.replaces(batch)
+        if tip is not None and (replaces or len(files) + len(named) > FILES_MAX):
             break
         read_to = position_of(batch)
-        if named:
+        replaced = replaces or replaced
+        if named or replaces:
             files += [file for file in named if file.path not in acted]
             tip = batch
     if tip is None:
         return None, read_to
-    return _PublishChunk(tip=tip, batches=tip.seq - start.seq, files=files), read_to
+    return _PublishChunk(tip=tip, batches=tip.seq - start.seq, files=files, replaced=replaced), read_to
 
 
 def _in_order(target: _PublishTarget, start: Position) -> Iterator[BatchRow]:

@@ -51,21 +51,21 @@ class RowReplacer:
     sink: TableSink
     probe: Probe
     _folder: str = field(default_factory=new_folder)
-    # Files written so far, by the path of the file whose other rows they hold, and the objects that they lack, in order.
+    # Files written so far, by the path of the file whose other rows they hold; the objects that they lack, in order.
     _written: dict[str, Sequence[DataFile]] = field(default_factory=dict)
     _without: Sequence[str] = ()
+    _seq: int = 0
 
-    def replacement(self, table: VersionedTable, objects: Collection[str]) -> Replacement:
-        """Return how to take the rows of these objects out of a snapshot.
+    def replacement(self, table: VersionedTable, objects: Collection[str], *, seq: int) -> Replacement:
+        """Return how to take the rows of these objects out of a snapshot that does not show batch ``seq`` yet.
 
         Raises:
             PublishConflict: Gc gave up what earlier calls wrote; the next call writes it again.
             PublishHalted: The rows of another writer's file cannot be written again.
         """
-        wanted = sorted(set(objects))
-        if wanted != self._without:
-            self._start(wanted)
-        if not wanted or OBJECT not in table.schema.names:
+        if seq != self._seq:
+            self._start(objects, seq)
+        if not self._without or OBJECT not in table.schema.names:
             return Replacement()
         removed = [file for file in table.logged_files() if self._is_touched(file)]
         self._forget({file.path for file in removed})
@@ -77,12 +77,13 @@ class RowReplacer:
         if removed:
             self.probe(Step.REWRITTEN)
             if is_abandoned(self.sink.root, self._folder, [file.path for file in added]):
-                self._start(wanted)
+                self._start(objects, seq)
                 raise PublishConflict(f"{self.sink.uri}: gc deleted the files written for this commit")
         return Replacement(removed=removed, added=added)
 
-    def _start(self, wanted: Sequence[str]) -> None:
-        self._folder, self._written, self._without = new_folder(), {}, wanted
+    def _start(self, objects: Collection[str], seq: int) -> None:
+        self._folder, self._written = new_folder(), {}
+        self._without, self._seq = sorted(set(objects)), seq
 
     def _forget(self, paths: Collection[str]) -> None:
         """Delete what was written for files that the snapshot no longer has.
