@@ -341,7 +341,7 @@ def test_a_file_with_foreign_columns_halts_with_what_to_do(lake: Lake) -> None:
     lake.maker.commit(attempt_id, [file], schema=SCHEMA)
     lake.publish()
     lake.batch({}, replaces=["s3://b/a"])
-    with pytest.raises(PublishHalted, match=r"columns that the table lacks\..*OPTIMIZE"):
+    with pytest.raises(PublishHalted, match=r"columns that the table lacks: .*OPTIMIZE"):
         lake.publish()
 
 
