@@ -8,7 +8,6 @@ again, and writes only the files again that the snapshot did not have before.
 A file is read only if its bounds, in the table's log or in its footer, leave room for one of the addresses.
 """
 
-import re
 from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,10 +18,10 @@ import pyarrow.parquet as pq
 
 from penstock.errors import PublishConflict, PublishHalted
 from penstock.messaging.steps import Probe, Step
-from penstock.pipeline.maintenance.ordering import is_ordered
 from penstock.pipeline.rewriting import (
     OtherColumns,
     is_abandoned,
+    name_after,
     new_folder,
     read_batches,
     stored_columns,
@@ -33,7 +32,6 @@ from penstock.sinks.parquet import list_files
 from penstock.sinks.sink import LoggedFile, TableSink, VersionedTable
 
 OBJECT = "_object"  # the column with the address of the object that a row is from
-_PART = re.compile(r"part-\d+")  # the part of a compacted file's name that the order of its rows follows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +132,7 @@ class RowReplacer:
         if OBJECT in file.partition_values:
             return ()
         root, number = self.sink.root, len(self._written)
-        path = f"{self._folder}/{_name(file.path, number)}"
+        path = f"{self._folder}/{name_after(file.path, number)}"
         try:
             kept = (
                 batch.filter(pc.invert(self._is_wanted(batch.column(OBJECT))))
@@ -150,9 +148,3 @@ class RowReplacer:
         if not found:
             root.delete([path])
         return [replace(one, partition_values=file.partition_values) for one in found]
-
-
-def _name(path: str, number: int) -> str:
-    """Return the name of a new file. It keeps the mark of a compacted file whose rows have an order."""
-    base = path.rpartition("/")[2]
-    return _PART.sub(f"part-{number:05}", base, count=1) if is_ordered(path) else f"part-{number:05}.parquet"

@@ -7,6 +7,7 @@ leaves files that no version of the table names. Gc marks such a folder as given
 `is_abandoned`, then commits the version after the loaded one.
 """
 
+import re
 from collections.abc import Collection, Iterable, Iterator
 
 import pyarrow as pa
@@ -18,6 +19,8 @@ from penstock.pipeline.batch_record import COMPACTED_FOLDER
 from penstock.sinks.parquet import FooterNote, WrittenFile
 from penstock.sinks.schema import same_type
 from penstock.storage.files import Files
+
+_ORDERED = re.compile(rf"{COMPACTED_FOLDER}/[^/]+/part-\d+(-by-[0-9a-f]{{12}}-\d+\.parquet)")
 
 MARK = "_given_up"  # if it exists in a folder, its files must not be committed
 
@@ -32,6 +35,17 @@ class OtherColumns(Exception):
 def new_folder() -> str:
     """Return the name of a new folder, relative to the table's root."""
     return f"{COMPACTED_FOLDER}/{ULID()}"
+
+
+def is_ordered(path: str) -> bool:
+    """Return True for a file whose rows have an order, which a compaction gave them."""
+    return _ORDERED.fullmatch(path) is not None
+
+
+def name_after(path: str, number: int) -> str:
+    """Return the name of a new file with some of a file's rows. It keeps the mark of their order."""
+    found = _ORDERED.fullmatch(path)
+    return f"part-{number:05}{found[1] if found else '.parquet'}"
 
 
 def is_abandoned(root: Files, folder: str, files: Collection[str]) -> bool:

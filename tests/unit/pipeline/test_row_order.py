@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.pipeline.maintenance.ordering import RowOrder, is_ordered
+from penstock.pipeline.maintenance.ordering import RowOrder
+from penstock.pipeline.rewriting import is_ordered
 
 COLUMNS = {
     "long": pa.array([3, None, -5, 3]),

@@ -21,12 +21,13 @@ from penstock.messaging.clock import Clock
 from penstock.messaging.steps import Probe, Step, no_probe
 from penstock.messaging.wording import counted
 from penstock.pipeline.maintenance.interruption import PassEnded, interruptible
-from penstock.pipeline.maintenance.ordering import RowOrder, is_ordered
+from penstock.pipeline.maintenance.ordering import RowOrder
 from penstock.pipeline.publish import wait_after_conflict
 from penstock.pipeline.rewriting import (
     BATCH_ROWS,
     OtherColumns,
     is_abandoned,
+    is_ordered,
     new_folder,
     read_batches,
     stored_columns,

@@ -7,7 +7,6 @@ evenly whatever the values' type and distribution (measured: with values, one ou
 
 import hashlib
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,11 +17,9 @@ from numpy.typing import NDArray
 from pyarrow import types
 
 from penstock.errors import TableError
-from penstock.pipeline.batch_record import COMPACTED_FOLDER
 
 COLUMNS_MAX = 8
 RANK_BITS_MAX = 20  # of each column, in a Z-order
-_ORDERED = re.compile(rf"{COMPACTED_FOLDER}/[^/]+/part-\d+-by-[0-9a-f]{{12}}-\d+\.parquet")
 _KEY_BITS = 63  # of the number that rows are sorted by
 
 
@@ -55,11 +52,6 @@ class RowOrder:
         """Return the rows in this order; rows of equal rank keep theirs."""
         ranks = [_ranks(rows[name]) for name in self.columns]
         return rows.take(pa.array(np.argsort(_interleaved(ranks, rows.num_rows), kind="stable")))
-
-
-def is_ordered(path: str) -> bool:
-    """Return True for a file that a compaction with some order wrote."""
-    return _ORDERED.fullmatch(path) is not None
 
 
 def _ranks(column: pa.ChunkedArray) -> NDArray[np.uint64]:
