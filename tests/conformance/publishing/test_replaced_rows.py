@@ -327,7 +327,7 @@ def test_a_compaction_between_two_tries_makes_the_publisher_plan_again(lake: Lak
     lake.check()
 
 
-def test_a_file_with_foreign_columns_halts_with_what_to_do(lake: Lake) -> None:
+def test_a_file_with_foreign_columns_halts_the_publish(lake: Lake) -> None:
     attempt_id = lake.maker.claim()
     folder = lake.maker.root / "data" / attempt_id / "r0"
     lake.batch({"s3://b/b": [2]})
