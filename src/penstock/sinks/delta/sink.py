@@ -42,7 +42,6 @@ from penstock.sinks.sink import Append, LoggedCommit, LoggedFile, LogListing, Po
 from penstock.storage.files import Files
 from penstock.storage.s3 import fault_of, refuse
 
-ATTEMPT = ":attempt"  # suffix of the application whose version is the token of the last batch's attempt
 LOADS_MAX = 2  # reading a log during its cleanup can fail once
 FILES_RESTATED_MAX = 10_000  # per commit
 RESTATEMENTS_MAX = 1_000  # commits before columns are added
@@ -76,7 +75,7 @@ class DeltaTableSink:
 
     @property
     def commit_log(self) -> "DeltaCommitLog":
-        return DeltaCommitLog(self)
+        return DeltaCommitLog(self._root, self._app)
 
     def check_location(self) -> None:
         if f"{LOG_FOLDER}/" not in self._root.names():
@@ -114,11 +113,11 @@ class DeltaTableSink:
         return log.versions(self._root)
 
     def commit_at(self, version: int) -> TableCommit | None:
-        commit = log.commit_at(self._root, version)
-        return None if commit is None else self.table_commit(commit)
+        logged = log.read(self._root, version, app=self._app)
+        return None if logged is None else logged.commit
 
     def commits(self) -> Iterator[TableCommit]:
-        return map(self.table_commit, log.commits(self._root))
+        return log.commits(self._root, app=self._app)
 
     def replace_files(
         self, *, version: int, removed: Sequence[LoggedFile], added: Sequence[DataFile], now: float, engine: str
@@ -182,41 +181,22 @@ class DeltaTableSink:
             check_writable(self._root, log_folder=LOG_FOLDER)
             _create(self._root, schema, columns)
 
-    def table_commit(self, commit: log.LogCommit) -> TableCommit:
-        """Return a commit of the log as this pipeline sees it."""
-        seq = commit.transactions.get(self._app)
-        token = commit.transactions.get(f"{self._app}{ATTEMPT}")
-        return TableCommit(
-            version=commit.version,
-            committed_at=commit.committed_at,
-            position=None if seq is None else Position(seq=seq, attempt_token=token),
-            added=commit.added,
-            removed=commit.removed,
-            merged=commit.merged,
-            restated=commit.restated,
-            operation=commit.operation,
-            engine=commit.engine,
-            is_ours=commit.is_ours,
-            republished_after=None if seq is None else commit.republished_after,
-            sets_columns=commit.sets_columns,
-        )
-
 
 class DeltaCommitLog:
     """The log of a `DeltaTableSink`'s table. A `CommitLog`."""
 
-    def __init__(self, sink: DeltaTableSink) -> None:
-        self._sink = sink
+    def __init__(self, root: Files, app: str) -> None:
+        self._root = root
+        self._app = app
 
     def listing(self, *, after: int) -> LogListing:
-        return log.listing(self._sink.root, after=after)
+        return log.listing(self._root, after=after)
 
     def read(self, version: int) -> LoggedCommit | None:
-        found = log.read(self._sink.root, version)
-        return None if found is None else LoggedCommit(entry=found[0], commit=self._sink.table_commit(found[1]))
+        return log.read(self._root, version, app=self._app)
 
     def apply_again(self, *, version: int, of_version: int, paths: Collection[str], now: float) -> int:
-        return log.apply_again(self._sink.root, version=version, of_version=of_version, paths=paths, now=now)
+        return log.apply_again(self._root, version=version, of_version=of_version, paths=paths, now=now)
 
 
 class LoadedDelta:
@@ -236,7 +216,7 @@ class LoadedDelta:
     def position(self) -> Position:
         return Position(
             seq=self._table.transaction_version(self._app) or 0,
-            attempt_token=self._table.transaction_version(f"{self._app}{ATTEMPT}"),
+            attempt_token=self._table.transaction_version(f"{self._app}{log.ATTEMPT}"),
         )
 
     @property
@@ -329,7 +309,7 @@ class LoadedDelta:
         check_files(self._root, append.files, partition_by=self.partition_by)
         transactions = [
             Transaction(self._app, append.seq),
-            Transaction(f"{self._app}{ATTEMPT}", attempt_token(append.attempt_id)),
+            Transaction(f"{self._app}{log.ATTEMPT}", attempt_token(append.attempt_id)),
         ]
         indexed = self.indexed_columns
         with _committing(self._root.uri):

@@ -16,7 +16,7 @@ from penstock.errors import TableError
 from penstock.sinks.catalogs.name import CatalogName
 from penstock.sinks.checks import mark_table
 from penstock.sinks.iceberg.catalog import PyIcebergCatalog
-from penstock.sinks.iceberg.file_io import TableFileIO, relative_path
+from penstock.sinks.iceberg.file_io import TableFileIO, is_root
 from penstock.sinks.iceberg.folder import METADATA_FOLDER, FolderCatalog, StoredMetadata
 from penstock.sinks.registry import CATALOG_FILE
 from penstock.storage.files import Files
@@ -135,7 +135,7 @@ class CatalogChoice:
             raise TableError(
                 f"The file {root}/{CATALOG_FILE} does not name a catalog and a table in it; restore it from a backup."
             ) from error
-        if relative_path(root, f"{location}/x") != "x":
+        if not is_root(root, location):
             raise TableError(
                 f"The table {root.uri} was moved or copied: the catalog {name} has it at {location}. Move it back "
                 "there, or write its rows to a new table."

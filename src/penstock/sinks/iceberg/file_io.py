@@ -1,6 +1,6 @@
-"""PyIceberg's access to a table's metadata files, through the file operations of the rest of Penstock.
+"""PyIceberg's access to a table's metadata files, through the file operations that all of Penstock uses.
 
-So metadata is read and written with the credentials, durability and errors of all other files.
+So metadata has the same credentials, durability and errors as all other files.
 """
 
 import io
@@ -45,6 +45,11 @@ def relative_path(root: Files, location: str) -> str | None:
         if location.startswith(prefix):
             return location[len(prefix) :]
     return None
+
+
+def is_root(root: Files, location: str) -> bool:
+    """Return True if a table's location is this root, however it is spelled."""
+    return relative_path(root, f"{location}/x") == "x"
 
 
 class TableInput(InputFile):

@@ -50,7 +50,7 @@ from penstock.sinks.iceberg import log
 from penstock.sinks.iceberg.choice import CatalogChoice, MetadataCatalog
 from penstock.sinks.iceberg.columns import COLUMNS, NAME_MAPPING
 from penstock.sinks.iceberg.features import check_features
-from penstock.sinks.iceberg.file_io import TableFileIO, relative_path
+from penstock.sinks.iceberg.file_io import TableFileIO, is_root, relative_path
 from penstock.sinks.iceberg.filesystem import arrow_filesystem
 from penstock.sinks.iceberg.folder import METADATA_FOLDER, StoredMetadata
 from penstock.sinks.iceberg.partitioning import fields_of, new_spec
@@ -210,7 +210,7 @@ class IcebergTableSink:
         if stored is None:
             self._choice.unsettle()
             return None
-        if relative_path(self._root, f"{stored.metadata.location}/x") != "x":
+        if not is_root(self._root, stored.metadata.location):
             raise TableError(
                 f"The table {self.uri} was moved or copied: its metadata says that it is at "
                 f"{stored.metadata.location}. Move it back there, or write its rows to a new table."
