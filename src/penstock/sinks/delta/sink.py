@@ -29,8 +29,8 @@ from penstock.sinks.checks import (
     check_new_partitioning,
     check_partitioning,
     check_writable,
+    create_local_folder,
     is_own,
-    make_ready,
 )
 from penstock.sinks.delta import log, statistics
 from penstock.sinks.delta.features import check_features
@@ -96,6 +96,10 @@ class DeltaTableSink:
         check_partitioning(loaded.partition_by, self._partition_by, table=self.uri)
         return loaded
 
+    @property
+    def retention_property(self) -> str:
+        return "delta.logRetentionDuration"
+
     def load_version(self, version: int) -> "LoadedDelta":
         """Return the snapshot of a version. Raises `TableError` if it is no longer in the log."""
         table = _load(self._root)
@@ -129,7 +133,7 @@ class DeltaTableSink:
 
     def restate_files(self, *, version: int, files: Sequence[LoggedFile], now: float, engine: str) -> int:
         indexed = self.load_version(version).indexed_columns
-        bounded = [file for file in files if statistics.gives_bounds(file.rows, file.statistics, indexed)]
+        bounded = [file for file in files if statistics.encodes_bounds(file.rows, file.statistics, indexed)]
         if bounded:
             log.restate_files(self._root, version=version, files=bounded, indexed=indexed, now=now, engine=engine)
         return len(bounded)
@@ -137,8 +141,8 @@ class DeltaTableSink:
     def ensure_schema(self, schema: pa.Schema) -> None:
         """Create the table, or add the columns it lacks, in a separate commit.
 
-        Columns that only the table has stay unchanged. Files with bounds are restated before: their statistics then say
-        that they are null in the new columns. See `penstock.sinks.delta.statistics`.
+        Columns that only the table has stay unchanged. Before columns are added, statistics of files with bounds are
+        stated again: they must say that the new columns are null there. See `penstock.sinks.delta.statistics`.
 
         Raises:
             TableError: A column differs.
@@ -177,7 +181,7 @@ class DeltaTableSink:
         columns = self._partition_by or []
         check_new_partitioning(schema, columns, table=self.uri)
         with _committing(self.uri):
-            make_ready(self._root)
+            create_local_folder(self._root)
             check_writable(self._root, log_folder=LOG_FOLDER)
             _create(self._root, schema, columns)
 

@@ -93,7 +93,7 @@ class TableOutput(OutputFile):
 
     def create(self, overwrite: bool = False) -> OutputStream:  # noqa: ARG002 -- PyIceberg's interface
         """Return the stream. Names are unique, so there is nothing to overwrite."""
-        return _Written(self)
+        return _BufferedOutput(self)
 
     def complete(self, data: bytes) -> None:
         """Write the file."""
@@ -101,7 +101,9 @@ class TableOutput(OutputFile):
         self._size_bytes = len(data)
 
 
-class _Written(io.BytesIO):
+class _BufferedOutput(io.BytesIO):
+    """The content of one file in memory, written when the stream is closed without an error."""
+
     def __init__(self, file: TableOutput) -> None:
         super().__init__()
         self._file = file
