@@ -49,7 +49,7 @@ def is_own(path: str) -> bool:
     return path.startswith(tuple(_OWN_FOLDERS))
 
 
-def create_local_folder(root: Files) -> None:
+def make_ready(root: Files) -> None:
     """Create a local folder; S3 needs none."""
     if root.is_local:
         Path(str(root)).mkdir(parents=True, exist_ok=True)

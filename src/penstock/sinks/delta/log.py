@@ -105,7 +105,7 @@ def apply_again(root: Files, *, version: int, of_version: int, paths: Collection
         for kind in ("add", "remove")
         if kind in action and unquote(action[kind]["path"]) in paths
     ]
-    return _put(root, version + 1, actions)
+    return _put(root, version + 1, _encoded(actions))
 
 
 def replace_files(
@@ -149,13 +149,11 @@ def _replace(
     actions: list[Mapping[str, Any]] = [{"commitInfo": info}]
     actions += [{"remove": _remove(file, time_ms)} for file in removed]
     actions += [{"add": _add(file, indexed)} for file in added]
-    return _put(root, version + 1, actions)
+    return _put(root, version + 1, _encoded(actions))
 
 
-def _put(root: Files, version: int, actions: Iterable[Mapping[str, Any]]) -> int:
-    """Commit a version, and return it. Characters are not escaped: see `penstock.sinks.delta.statistics`."""
-    lines = (json.dumps(action, separators=(",", ":"), ensure_ascii=False) for action in actions)
-    create_version(root, _path(version), "".join(f"{line}\n" for line in lines).encode(), version=version)
+def _put(root: Files, version: int, text: bytes) -> int:
+    create_version(root, _path(version), text, version=version)
     return version
 
 
@@ -230,6 +228,12 @@ def _info(time_ms: int, *, operation: str, engine: str, read_version: int) -> Ma
         "isBlindAppend": False,
         "engineInfo": engine,
     }
+
+
+def _encoded(actions: Iterable[Mapping[str, Any]]) -> bytes:
+    """Return the lines of a commit. Characters are not escaped: see `penstock.sinks.delta.statistics`."""
+    lines = (json.dumps(action, separators=(",", ":"), ensure_ascii=False) for action in actions)
+    return "".join(f"{line}\n" for line in lines).encode()
 
 
 def _remove(file: LoggedFile, time_ms: int) -> Mapping[str, Any]:

@@ -29,12 +29,13 @@ from penstock.sinks.checks import (
     check_new_partitioning,
     check_partitioning,
     check_writable,
-    create_local_folder,
     is_own,
+    make_ready,
 )
 from penstock.sinks.delta import log, statistics
 from penstock.sinks.delta.features import check_features
 from penstock.sinks.delta.folder import LOG_FOLDER, check_name
+from penstock.sinks.delta.log import ATTEMPT
 from penstock.sinks.manifest import DataFile, attempt_token
 from penstock.sinks.parquet import check_partition_types, with_columns
 from penstock.sinks.schema import additions, canonical
@@ -181,7 +182,7 @@ class DeltaTableSink:
         columns = self._partition_by or []
         check_new_partitioning(schema, columns, table=self.uri)
         with _committing(self.uri):
-            create_local_folder(self._root)
+            make_ready(self._root)
             check_writable(self._root, log_folder=LOG_FOLDER)
             _create(self._root, schema, columns)
 
@@ -220,7 +221,7 @@ class LoadedDelta:
     def position(self) -> Position:
         return Position(
             seq=self._table.transaction_version(self._app) or 0,
-            attempt_token=self._table.transaction_version(f"{self._app}{log.ATTEMPT}"),
+            attempt_token=self._table.transaction_version(f"{self._app}{ATTEMPT}"),
         )
 
     @property
@@ -313,7 +314,7 @@ class LoadedDelta:
         check_files(self._root, append.files, partition_by=self.partition_by)
         transactions = [
             Transaction(self._app, append.seq),
-            Transaction(f"{self._app}{log.ATTEMPT}", attempt_token(append.attempt_id)),
+            Transaction(f"{self._app}{ATTEMPT}", attempt_token(append.attempt_id)),
         ]
         indexed = self.indexed_columns
         with _committing(self._root.uri):

@@ -42,7 +42,7 @@ from penstock.sinks.checks import (
     check_new_partitioning,
     check_partitioning,
     check_writable,
-    create_local_folder,
+    make_ready,
     mark_table,
 )
 from penstock.sinks.iceberg import columns as columns_of
@@ -185,7 +185,7 @@ class IcebergTableSink:
     def _create(self, schema: pa.Schema) -> None:
         columns = self._partition_by or []
         check_new_partitioning(schema, columns, table=self.uri)
-        create_local_folder(self._root)
+        make_ready(self._root)
         check_writable(self._root, log_folder=METADATA_FOLDER)
         mark_table(self._root)
         made = columns_of.iceberg_schema(schema)
@@ -303,7 +303,7 @@ class LoadedIceberg:
 
         Raises `TableError` if other writers deleted rows or renamed columns, which a dataset would not show.
         """
-        self._check_no_deletes("Read it with PyIceberg")
+        self._check_plain("Read it with PyIceberg")
         if columns_of.has_renamed_columns(self._columns, self.metadata.properties):
             raise TableError(
                 f"Columns of the table {self._root.uri} were renamed, and its older files have the names from before. "
@@ -337,7 +337,7 @@ class LoadedIceberg:
         deleted rows: they would come back in merged files.
         """
         check_partition_types(self.schema, self.partition_by)
-        self._check_no_deletes("Let the writer that deleted them rewrite its files first")
+        self._check_plain("Let the writer that deleted them rewrite its files first")
         times = {one.snapshot_id: one.timestamp_ms / 1000 for one in self.metadata.snapshots}
         found = []
         for entry in live_files(self._snapshot, self._catalog.io):
@@ -405,7 +405,7 @@ class LoadedIceberg:
 
     def replace(self, *, removed: Sequence[LoggedFile], added: Sequence[DataFile], engine: str) -> int:
         """Commit files with the same rows as the removed ones as the next version, and return it."""
-        self._check_no_deletes("Let the writer that deleted them rewrite its files first")
+        self._check_plain("Let the writer that deleted them rewrite its files first")
         maker = SnapshotMaker(
             **self._base(),
             operation=Operation.REPLACE,
@@ -502,7 +502,7 @@ class LoadedIceberg:
         summary = None if self._snapshot is None else self._snapshot.summary
         return summary is not None and summary.get(TOTAL_DELETES, "0") not in (None, "0")
 
-    def _check_no_deletes(self, remedy: str) -> None:
+    def _check_plain(self, remedy: str) -> None:
         if self._has_deletes():
             raise TableError(f"Another writer deleted single rows of the table {self._root.uri}. {remedy}.")
 
