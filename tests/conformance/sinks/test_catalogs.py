@@ -50,6 +50,7 @@ from penstock.pipeline.maintenance.compact import compact
 from penstock.sinks.catalogs.name import CatalogName, configured_name
 from penstock.sinks.iceberg import catalog as catalog_module
 from penstock.sinks.iceberg.catalog import PyIcebergCatalog
+from penstock.sinks.iceberg.catalog_errors import CatalogErrors
 from penstock.sinks.iceberg.file_io import TableFileIO
 from penstock.sinks.iceberg.log import SNAPSHOT_AGE
 from penstock.sinks.iceberg.sink import IcebergTableSink
@@ -479,7 +480,7 @@ def aws_error(code: str, status: int = 400) -> ClientError:
 def test_errors_of_the_libraries_below_get_penstocks_meaning(
     root: Path, error: Exception, kind: type[Exception]
 ) -> None:
-    fault = PyIcebergCatalog(LocalFiles(root), name_of(root))._fault(error)
+    fault = CatalogErrors(name_of(root)).translated(error)
     assert type(fault) is kind
     assert "SELECT" not in str(fault)
 

@@ -22,8 +22,9 @@ from tests.conformance.sinks.kit import FIRST, PIPELINE, SCHEMA, SECOND, append,
 from tests.conformance.sinks.test_sink_races import at_once
 from tests.services.aws_server import AwsServer
 
-from penstock.errors import PublishConflict, TableError, TemporaryError
+from penstock.errors import PublishConflict, PublishHalted, TableError, TemporaryError
 from penstock.pipeline.maintenance.compact import compact
+from penstock.pipeline.maintenance.table_history import BatchFiles, RowLossCheck
 from penstock.sinks.iceberg import folder
 from penstock.sinks.iceberg.folder import HINT, FolderCatalog, StoredMetadata
 from penstock.sinks.iceberg.log import SNAPSHOTS_KEPT, SNAPSHOTS_KEPT_DEFAULT
@@ -369,6 +370,15 @@ def test_a_table_without_the_property_keeps_all_snapshots(sink: IcebergTableSink
     for seq in range(1, 5):
         published(sink, root, seq)
     assert len(loaded(sink).metadata.snapshots) == 4
+
+
+def test_a_batch_whose_files_no_snapshot_names_any_more_is_reported_with_the_property_that_keeps_snapshots(
+    sink: IcebergTableSink, root: Path
+) -> None:
+    published(sink, root, 1)
+    check = RowLossCheck(sink)
+    with pytest.raises(PublishHalted, match=rf"rows of batch 1: .*the table's property {SNAPSHOTS_KEPT}\)"):
+        check.check([BatchFiles(seq=1, paths={"data/unnamed.parquet"})], written=lambda _: 2)
 
 
 def test_a_commit_that_began_before_a_vacuum_cannot_succeed_after_it(sink: IcebergTableSink, root: Path) -> None:
