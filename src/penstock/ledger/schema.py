@@ -298,6 +298,8 @@ table_commits = Table(  # the last versions of a table's log, as publishes of a 
     Column("committed_at", Double),
     Column("lost_from", BigInteger),  # the batches whose commit this one took the place of
     Column("lost_to", BigInteger),
+    Column("replacing", BigInteger),  # the batch that replaces rows with it, or with the commit whose place it took
+    Column("rewritten_in", Text),  # the folder with what is left of the replaced files
 )
 
 progress = Table(  # the last batch that a background job, such as archiving or source cleanup, has finished

@@ -37,6 +37,10 @@ class SeenCommit:
     committed_at: float | None = None  # epoch seconds by the committer's clock
     lost_from: int | None = None  # the first and last batch whose commit this one took the place of
     lost_to: int | None = None
+    # The batch that replaces rows with this commit, or with the one whose place it took, and the folder with what is
+    # left of the replaced files.
+    replacing: int | None = None
+    rewritten_in: str = ""
 
 
 class TableCommits:
@@ -62,6 +66,8 @@ class TableCommits:
                 committed_at=row.committed_at,
                 lost_from=row.lost_from,
                 lost_to=row.lost_to,
+                replacing=row.replacing,
+                rewritten_in=row.rewritten_in or "",
             )
             for row in found
         ]
@@ -102,4 +108,6 @@ def _values(pipeline: str, table: str, commit: SeenCommit) -> Values:
         "committed_at": commit.committed_at,
         "lost_from": commit.lost_from,
         "lost_to": commit.lost_to,
+        "replacing": commit.replacing,
+        "rewritten_in": commit.rewritten_in,
     }

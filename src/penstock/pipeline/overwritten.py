@@ -40,6 +40,12 @@ there, the changes without later actions are committed again (`repeats`). If it,
 later compaction of ours wrong (that one merged a file which is no longer there at its version), that compaction is
 undone: its merged file goes, and the files that it merged and that are still due come back (`conflicts`).
 
+**Commits that replaced rows** (`penstock.pipeline.replacing`) are remembered with the batch and the folder of the files
+that were written again, before another commit of ours follows. If one is lost, the files that it removed are in the
+table again, beside later commits that were made on what was left of them. They leave the table once more, in one commit
+with what was left and with the lost files of the batch, as far as no later commit moved it (`unreplaced`). If the
+commit in its place removed one of these files, their rows are in files of the other writer, and publishing halts.
+
 **Limits.** An overwritten commit is noticed by the next publish to the table; until then its rows are missing. A put
 that arrives more than `COMMITS_KEPT` versions late is not noticed. If others made more than that many commits between
 two publishes, or cleaned up the log in between, the versions before are not checked. Two drivers of other programs that
@@ -50,11 +56,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
-from penstock.errors import PublishConflict, TableError
+from penstock.errors import PublishConflict, PublishHalted, TableError
 from penstock.ledger import Ledger
 from penstock.ledger.records import BatchRow
 from penstock.ledger.table_commits import SeenCommit
 from penstock.pipeline.batch_record import COMPACTED_FOLDER
+from penstock.pipeline.replacing import Replacement, load_replacement
 from penstock.sinks.manifest import DataFile, decode
 from penstock.sinks.sink import (
     CommitLog,
@@ -102,10 +109,24 @@ class Conflict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unreplaced:
+    """A commit of ours that replaced rows and was overwritten: the replaced rows are in the table again."""
+
+    version: int
+    seq: int  # the batch that replaces rows
+    folder: str
+    removed: Sequence[LoggedFile]  # the files that came back
+    added: Sequence[DataFile]  # what was left of them, unless a later commit has moved or removed it
+    moved: bool  # a later commit moved or removed some of that
+    contradicted: bool  # the commit in its place removed one of these files, so its rows are somewhere else now
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
     """The result of one check."""
 
     lost: Sequence[LostFile] = ()
+    unreplaced: Sequence[Unreplaced] = ()
     repeats: Sequence[Repeat] = ()
     conflicts: Sequence[Conflict] = ()
     foreign: Sequence[SeenCommit] = ()  # commits of other writers that were read for this check
@@ -114,6 +135,10 @@ class Inspection:
     last: int = 0
     acted: Collection[str] = ()  # files of batches after the position that the log knows nevertheless
     is_settled: bool = True  # False: the position fell back, so batches have to be published before this is remembered
+
+    def of_batch(self, seq: int | None) -> Unreplaced | None:
+        """Return the lost commit by which a batch after the position replaced rows, if later commits build on it."""
+        return next((one for one in self.unreplaced if one.seq == seq and (one.moved or self.acted)), None)
 
     @property
     def overwriting(self) -> SeenCommit | None:
@@ -234,10 +259,17 @@ class CommitWatch:
         lost: Sequence[LostFile] = ()
         if scan.is_complete and foreign:
             lost = [LostFile(seq=seq, file=file) for seq, file in due if file.path not in scan.acted]
+        written = {file.path: file for _, file in batches}
+        unreplaced: list[Unreplaced] = []
+        for row, plan in self._overwritten_plans(foreign):
+            written |= {file.path: file for file in plan.added}
+            if not scan.replaces_again(row):
+                unreplaced.append(_unreplaced(row, plan, scan, table))
         return Inspection(
             lost=lost,
+            unreplaced=unreplaced,
             repeats=list(self._repeats(foreign, scan, window.listing, table)),
-            conflicts=list(self._conflicts(foreign, scan, table, {file.path: file for _, file in batches})),
+            conflicts=list(self._conflicts(foreign, scan, table, written)),
             foreign=foreign,
             news=news,
             first=table.version - COMMITS_KEPT + 1,
@@ -301,6 +333,20 @@ class CommitWatch:
         batches = takewhile(lambda batch: up_to_seq is None or batch.seq <= up_to_seq, later)
         return [(batch.seq, file) for batch in batches for file in decode(self._manifest_of(batch))]
 
+    def _overwritten_plans(self, foreign: Sequence[SeenCommit]) -> "Iterator[tuple[SeenCommit, Replacement]]":
+        """Yield the commits that took the place of one that replaced rows, each with how it did that."""
+        for row in foreign:
+            if row.replacing is None:
+                continue
+            plan = load_replacement(self._sink.root, row.rewritten_in) if row.rewritten_in else Replacement()
+            if plan is None:
+                raise PublishHalted(
+                    f"In the table {self._sink.uri}, {named(row)} took the place of a commit of Penstock, and the "
+                    f"files that this one wrote in {row.rewritten_in} are gone. Let that writer restore version "
+                    f"{row.version - 1}, and process the objects of batch {row.replacing} and later again."
+                )
+            yield row, plan
+
     # Which changes of others are hidden or contradict ours
 
     def _repeats(
@@ -324,9 +370,9 @@ class CommitWatch:
     ) -> Iterator[Conflict]:
         """Yield the compactions of ours that follow one of these commits and contradict it.
 
-        A merged file that no commit added before is fine if a batch wrote it: its commit was overwritten, and its rows
-        are in the merged file only. A compaction's file in that case was lost with its commit, so the files that it was
-        made of are in the table too.
+        A merged file that no commit added before is fine if a batch wrote it, or the publish of a batch that replaces
+        rows: its commit was overwritten, and its rows are in the merged file only. A compaction's file in that case was
+        lost with its commit, so the files that it was made of are in the table too.
         """
         history = self._sink.history
         first = min((one.version for one in foreign), default=None)
@@ -335,11 +381,7 @@ class CommitWatch:
         for commit in scan.commits:
             if commit.version > first and _is_compaction(commit) and not scan.undoes(commit.version):
                 earlier = scan.earlier_paths(commit.version)
-                unadded = [
-                    path
-                    for path in commit.merged
-                    if path not in earlier and not path.startswith(f"{COMPACTED_FOLDER}/") and path in written
-                ]
+                unadded = [path for path in commit.merged if path not in earlier and path in written]
                 conflict = _conflict(commit, history, table, [written[path] for path in unadded])
                 if conflict is not None:
                     yield conflict
@@ -386,8 +428,31 @@ class _Scan:
             sets_columns=any(commit.sets_columns for commit in after),
         )
 
+    def replaces_again(self, row: SeenCommit) -> bool:
+        """Return True if another commit replaces the rows that the one at this version should have replaced."""
+        return any(commit.replacing == row.replacing and commit.version != row.version for commit in self.commits)
+
     def undoes(self, version: int) -> bool:
         return any(commit.engine.startswith(f"{UNDO} {version} ") for commit in self.commits)
+
+
+def _unreplaced(row: SeenCommit, plan: Replacement, scan: _Scan, table: TableSnapshot) -> Unreplaced:
+    shown = {file.path for file in table.files()}
+    at = scan.commit(row.version)
+    gone_there = {*at.removed, *at.merged}
+    after = [commit for commit in scan.commits if commit.version > row.version]
+    gone_later = {path for commit in after for path in (*commit.removed, *commit.merged)}
+    added_by_others = {file.path for commit in (at, *after) if not commit.is_ours for file in commit.named}
+    back = [one for one in plan.files if one.removed.path in shown and one.removed.path not in added_by_others]
+    return Unreplaced(
+        version=row.version,
+        seq=row.replacing or 0,
+        folder=plan.folder,
+        removed=[one.removed for one in back],
+        added=[file for one in back for file in one.added if file.path not in gone_later and file.path not in shown],
+        moved=any(file.path in gone_later for file in plan.added),
+        contradicted=any(one.removed.path in gone_there for one in plan.files),
+    )
 
 
 def _paths(commit: TableCommit) -> Iterator[str]:
@@ -425,6 +490,7 @@ def _row_of(logged: LoggedCommit, *, after_seq: int, seq: int, was: SeenCommit |
     """Return what to remember of a commit. ``was``: what was remembered of its version."""
     commit = logged.commit
     lost = (None, None) if was is None else (was.lost_from, was.lost_to)
+    replaces = commit if commit.is_ours or was is None else was  # what the overwritten commit replaced is remembered
     if was is not None and was.engine is None and not commit.is_ours and was.seq > was.after_seq:
         lost = (was.after_seq + 1, was.seq)
     return SeenCommit(
@@ -438,6 +504,8 @@ def _row_of(logged: LoggedCommit, *, after_seq: int, seq: int, was: SeenCommit |
         committed_at=commit.committed_at,
         lost_from=lost[0],
         lost_to=lost[1],
+        replacing=replaces.replacing,
+        rewritten_in=replaces.rewritten_in,
     )
 
 

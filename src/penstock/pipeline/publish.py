@@ -25,12 +25,21 @@ from penstock.messaging.backoff import backoff_seconds
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.steps import Probe, Step
 from penstock.pipeline.overwritten import CommitWatch, Inspection
-from penstock.pipeline.replacing import Replacement, RowReplacer
+from penstock.pipeline.replacing import RowReplacer
 from penstock.pipeline.republish import FILES_MAX, Restorer
 from penstock.sinks.manifest import DataFile, attempt_token, decode
 from penstock.sinks.schema import additions
 from penstock.sinks.schema import decode as schema_decode
-from penstock.sinks.sink import Append, LoadedTable, Position, Sink, TableSink, TableSnapshot, VersionedTable
+from penstock.sinks.sink import (
+    Append,
+    LoadedTable,
+    LoggedFile,
+    Position,
+    Sink,
+    TableSink,
+    TableSnapshot,
+    VersionedTable,
+)
 
 CONFLICTS_MAX = 20  # in a row
 CONFLICT_BASE_SECONDS = 0.02
@@ -202,7 +211,9 @@ class _PublishChunk:
     tip: BatchRow
     batches: int
     files: Sequence[DataFile]
+    named: Collection[str]  # paths of these and of files that the table's log knows already
     replaced: Collection[str]  # addresses of objects: their rows in the snapshot leave the table
+    replacing: int | None  # the batch that names them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,19 +286,35 @@ def _publish_some(
     if table is not loaded and not found.is_settled:
         raise PublishConflict("the table's columns were updated: check its log again")
     target.probe(Step.PUBLISHING)
-    left = Replacement()
-    if chunk.replaced:
-        left = target.replacer.replacement(cast(VersionedTable, table), chunk.replaced, seq=chunk.tip.seq)
-    progress.table_version = table.append(
-        Append(
-            seq=chunk.tip.seq,
-            attempt_id=chunk.tip.attempt_id,
-            files=[*chunk.files, *left.added],
-            replaced=left.removed,
-        )
-    )
-    progress.appended = (progress.table_version, position_of(chunk.tip)) if found.is_settled else None
+    progress.table_version = table.append(_append(target, cast(VersionedTable, table), chunk, found, restorer))
+    # The ledger must remember a commit that replaces rows before another one follows it.
+    is_known = found.is_settled and chunk.replacing is None
+    progress.appended = (progress.table_version, position_of(chunk.tip)) if is_known else None
     return chunk
+
+
+def _append(
+    target: _PublishTarget, table: VersionedTable, chunk: _PublishChunk, found: Inspection, restorer: Restorer | None
+) -> Append:
+    """Return the commit that shows a chunk, and that takes the rows which it replaces out of this snapshot."""
+    removed: Sequence[LoggedFile] = ()
+    added: Sequence[DataFile] = ()
+    folder = ""
+    again = found.of_batch(chunk.replacing)
+    if again is not None and restorer is not None:
+        restorer.check(found, again)
+        removed, added, folder = again.removed, again.added, again.folder
+    elif chunk.replaced:
+        left = target.replacer.replacement(table, chunk.replaced, seq=chunk.tip.seq, keep=chunk.named)
+        removed, added, folder = left.removed, left.added, left.folder
+    return Append(
+        seq=chunk.tip.seq,
+        attempt_id=chunk.tip.attempt_id,
+        files=[*chunk.files, *added],
+        replaced=removed,
+        replacing=chunk.replacing,
+        rewritten_in=folder,
+    )
 
 
 class _PutBack(Exception):
@@ -359,6 +386,8 @@ def _next_chunk(
     """
     files: list[DataFile] = []
     replaced: Collection[str] = ()
+    replacing: int | None = None
+    paths: set[str] = set()
     tip: BatchRow | None = None
     read_to = start
     for batch in _in_order(target, start):
@@ -367,13 +396,18 @@ def _next_chunk(
         if tip is not None and (replaces or len(files) + len(named) > FILES_MAX):
             break
         read_to = position_of(batch)
-        replaced = replaces or replaced
+        if replaces:
+            replaced, replacing = replaces, batch.seq
         if named or replaces:
             files += [file for file in named if file.path not in acted]
+            paths |= {file.path for file in named}
             tip = batch
     if tip is None:
         return None, read_to
-    return _PublishChunk(tip=tip, batches=tip.seq - start.seq, files=files, replaced=replaced), read_to
+    chunk = _PublishChunk(
+        tip=tip, batches=tip.seq - start.seq, files=files, named=paths, replaced=replaced, replacing=replacing
+    )
+    return chunk, read_to
 
 
 def _in_order(target: _PublishTarget, start: Position) -> Iterator[BatchRow]:

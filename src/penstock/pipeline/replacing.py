@@ -8,15 +8,17 @@ again, and writes only the files again that the snapshot did not have before.
 A file is read only if its bounds, in the table's log or in its footer, leave room for one of the addresses.
 """
 
+import json
 from bisect import bisect_left
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from penstock.errors import PublishConflict, PublishHalted
+from penstock.errors import PublishConflict, PublishHalted, TableError
 from penstock.messaging.steps import Probe, Step
 from penstock.pipeline.rewriting import (
     OtherColumns,
@@ -30,16 +32,58 @@ from penstock.pipeline.rewriting import (
 from penstock.sinks.manifest import DataFile
 from penstock.sinks.parquet import list_files
 from penstock.sinks.sink import LoggedFile, TableSink, VersionedTable
+from penstock.storage.files import Files
 
 OBJECT = "_object"  # the column with the address of the object that a row is from
 
 
+_PLAN = "_replaced.json"  # in the folder of a replacement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewrittenFile:
+    """A file that leaves a snapshot, and the files with those of its rows that stay."""
+
+    removed: LoggedFile
+    added: Sequence[DataFile]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replacement:
-    """The files that leave a snapshot, and the files with the rows that stay."""
+    """How rows leave a snapshot."""
 
-    removed: Sequence[LoggedFile] = ()
-    added: Sequence[DataFile] = ()
+    files: Sequence[RewrittenFile] = ()
+    folder: str = ""  # of the added files, relative to the table's root; empty if no file leaves
+
+    @property
+    def removed(self) -> Sequence[LoggedFile]:
+        return [one.removed for one in self.files]
+
+    @property
+    def added(self) -> Sequence[DataFile]:
+        return [file for one in self.files for file in one.added]
+
+
+def load_replacement(root: Files, folder: str) -> Replacement | None:
+    """Return the replacement whose files are in a folder; None if it is not there.
+
+    Only `penstock.pipeline.overwritten` reads it, after the commit that named these files was overwritten. Raises
+    `TableError` if it cannot be read.
+    """
+    path = f"{folder}/{_PLAN}"
+    try:
+        stored = json.loads(root.read(path))
+        return Replacement(folder=folder, files=[_decoded(one) for one in stored["files"]])
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise TableError(f"The file {root}/{path} cannot be read ({error}); restore it.") from error
+
+
+def _decoded(stored: Any) -> RewrittenFile:
+    return RewrittenFile(
+        removed=LoggedFile(**stored["removed"]), added=[DataFile(**fields) for fields in stored["added"]]
+    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,8 +98,13 @@ class RowReplacer:
     _without: Sequence[str] = ()
     _seq: int = 0
 
-    def replacement(self, table: VersionedTable, objects: Collection[str], *, seq: int) -> Replacement:
+    def replacement(
+        self, table: VersionedTable, objects: Collection[str], *, seq: int, keep: Collection[str] = ()
+    ) -> Replacement:
         """Return how to take the rows of these objects out of a snapshot that does not show batch ``seq`` yet.
+
+        ``keep`` are files of the batch. The snapshot may have some, if their commit was overwritten after another one
+        had moved them.
 
         Raises:
             PublishConflict: Gc gave up what earlier calls wrote; the next call writes it again.
@@ -65,19 +114,24 @@ class RowReplacer:
             self._start(objects, seq)
         if not self._without or OBJECT not in table.schema.names:
             return Replacement()
-        removed = [file for file in table.logged_files() if self._is_touched(file)]
+        removed = [file for file in table.logged_files() if file.path not in keep and self._is_touched(file)]
         self._forget({file.path for file in removed})
         expected = stored_columns(table.schema, table.partition_by)
         for file in removed:
             if file.path not in self._written:
                 self._written[file.path] = self._rewritten(file, expected)
-        added = [one for file in removed for one in self._written[file.path]]
-        if removed:
-            self.probe(Step.REWRITTEN)
-            if is_abandoned(self.sink.root, self._folder, [file.path for file in added]):
-                self._start(objects, seq)
-                raise PublishConflict(f"{self.sink.uri}: gc deleted the files written for this commit")
-        return Replacement(removed=removed, added=added)
+        if not removed:
+            return Replacement()
+        files = [RewrittenFile(removed=file, added=self._written[file.path]) for file in removed]
+        found = Replacement(files=files, folder=self._folder)
+        if self.sink.commit_log is not None:  # other writers may overwrite the commit
+            plan = {"files": [asdict(one) for one in files]}
+            self.sink.root.write(f"{self._folder}/{_PLAN}", json.dumps(plan, default=str).encode())
+        self.probe(Step.REWRITTEN)
+        if is_abandoned(self.sink.root, self._folder, [file.path for file in found.added]):
+            self._start(objects, seq)
+            raise PublishConflict(f"{self.sink.uri}: gc deleted the files written for this commit")
+        return found
 
     def _start(self, objects: Collection[str], seq: int) -> None:
         self._folder, self._written = new_folder(), {}

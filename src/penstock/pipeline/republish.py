@@ -14,7 +14,7 @@ from penstock.events import Bus, CommitOverwritten, CompactionUndone, ForeignCom
 from penstock.ledger.records import BatchRow
 from penstock.messaging.clock import Clock
 from penstock.messaging.steps import Probe, Step
-from penstock.pipeline.overwritten import UNDO, CommitWatch, Conflict, Inspection, LostFile, Repeat
+from penstock.pipeline.overwritten import UNDO, CommitWatch, Conflict, Inspection, LostFile, Repeat, Unreplaced, named
 from penstock.sinks.checks import check_files
 from penstock.sinks.schema import additions
 from penstock.sinks.sink import Append, TableSnapshot
@@ -51,8 +51,12 @@ class Restorer:
             if found.foreign and additions(table.schema, columns, table=self.watch.sink.uri):
                 self.watch.sink.ensure_schema(columns)
                 return True
+            due = next((one for one in found.unreplaced if one.seq <= tip.seq), None)
+            if due is not None:
+                self._replace_again(table, tip, found, due)
+                return True
             if found.lost:
-                self._republish(table, tip, found)
+                self._republish(table, tip, found, _first_files(found.lost))
                 return True
         undoable = [conflict for conflict in found.conflicts if conflict.removed]
         if undoable:
@@ -79,15 +83,41 @@ class Restorer:
                 )
             )
 
-    def _republish(self, table: TableSnapshot, tip: BatchRow, found: Inspection) -> None:
-        lost = _first_files(found.lost)
+    def _replace_again(self, table: TableSnapshot, tip: BatchRow, found: Inspection, one: Unreplaced) -> None:
+        self.check(found, one)
+        self._republish(table, tip, found, [lost for lost in found.lost if lost.seq == one.seq], again=one)
+
+    def check(self, found: Inspection, one: Unreplaced) -> None:
+        """Raise `PublishHalted` if the commit that took the place of this one contradicts it."""
+        if one.contradicted:
+            by = next(commit for commit in found.foreign if commit.version == one.version)
+            raise PublishHalted(
+                f"In the table {self.watch.sink.uri}, {named(by)} took the place of a commit of Penstock that replaced "
+                f"rows, and removed files that this one had written again: rows may be in the table twice. Let that "
+                f"writer restore version {one.version - 1}, and process the objects of batch {one.seq} and later again."
+            )
+
+    def _republish(
+        self,
+        table: TableSnapshot,
+        tip: BatchRow,
+        found: Inspection,
+        lost: Sequence[LostFile],
+        *,
+        again: Unreplaced | None = None,
+    ) -> None:
+        """Add lost files once more; with ``again``, the rows that their batch replaces leave in the same commit."""
+        first = again.seq if again is not None else lost[0].seq
         self.probe(Step.REPUBLISHING)
         version = table.append(
             Append(
                 seq=tip.seq,
                 attempt_id=tip.attempt_id,
-                files=[one.file for one in lost],
-                republished_after=lost[0].seq - 1,
+                files=[*(one.file for one in lost), *(() if again is None else again.added)],
+                republished_after=first - 1,
+                replaced=() if again is None else again.removed,
+                replacing=None if again is None else again.seq,
+                rewritten_in="" if again is None else again.folder,
             )
         )
         self.probe(Step.REPUBLISHED)
@@ -99,8 +129,8 @@ class Restorer:
                 version=by.version,
                 operation=by.operation,
                 engine=by.engine or "",
-                first_seq=lost[0].seq,
-                last_seq=lost[-1].seq,
+                first_seq=first,
+                last_seq=first if again is not None else lost[-1].seq,
                 files=len(lost),
                 table_version=version,
             )

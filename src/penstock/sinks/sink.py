@@ -42,6 +42,8 @@ class Append:
     # Files of the snapshot that leave the table in the same commit, since these batches replace some of their rows. The
     # other rows are in ``files``.
     replaced: Sequence["LoggedFile"] = ()
+    replacing: int | None = None  # the batch that replaces rows; set also if the snapshot has none of these
+    rewritten_in: str = ""  # the folder with what is left of the replaced files
     # Set if the files are of earlier batches, the first after this one, whose commit was overwritten. ``seq`` is then
     # the snapshot's position.
     republished_after: int | None = None
@@ -134,7 +136,9 @@ class TableCommit:
     operation: str = ""  # the committer's name for it, in capitals
     engine: str = ""  # the committer's name for itself
     is_ours: bool = False  # Penstock made it, for this pipeline or another
-    republished_after: int | None = None  # as in `Append`
+    republished_after: int | None = None  # as in `Append`, like the next two
+    replacing: int | None = None
+    rewritten_in: str = ""
     sets_columns: bool = False  # it set the table's columns, properties or features
 
     @property

@@ -38,6 +38,7 @@ class SharedTable:
     ledger: Ledger
     events: list[Event] = field(default_factory=list)
     expected: list[int] = field(default_factory=list)  # rows of committed batches
+    replaced: dict[int, Sequence[str]] = field(default_factory=dict)  # objects whose rows a batch replaces
     _numbers: Iterator[int] = field(default_factory=count)
 
     def __post_init__(self) -> None:
@@ -69,8 +70,8 @@ class SharedTable:
     def seen(self) -> Sequence[SeenCommit]:
         return self.ledger.table_commits.seen(PIPELINE, self.files.uri)
 
-    def batch(self, *ids: int, schema: pa.Schema = SCHEMA) -> int:
-        """Commit a batch of these rows to the ledger; return its number."""
+    def batch(self, *ids: int, schema: pa.Schema = SCHEMA, object_name: str | None = None) -> int:
+        """Commit a batch of these rows to the ledger; return its number. Without rows it has no file."""
         attempt_id, number = str(ULID()), next(self._numbers)
         object_id = number.to_bytes(16, "big")
         candidate = Candidate(
@@ -92,7 +93,7 @@ class SharedTable:
                 record=BatchRecord(
                     rows=len(ids),
                     lines_quarantined=0,
-                    manifest=encode([self._write(attempt_id, ids, schema)]),
+                    manifest=encode([self._write(attempt_id, ids, schema, object_name)] if ids else []),
                     quarantine_manifest="",
                 ),
                 schema_id=row.schema_id,
@@ -115,6 +116,7 @@ class SharedTable:
             step=Step.ROWS_PUBLISHED,
             clock=FakeClock(auto_advance=True),
             watch=self.watch if watched else None,
+            replaces=lambda batch: self.replaced.get(batch.seq, ()),
         )
 
     def published(self, *ids: int, schema: pa.Schema = SCHEMA) -> int:
@@ -169,8 +171,13 @@ class SharedTable:
     def actions(self, version: int) -> list[Any]:
         return read_commit(self.files, version)
 
-    def _write(self, attempt_id: str, ids: Sequence[int], schema: pa.Schema) -> DataFile:
-        columns = [pa.array(ids, f.type) if f.name == "id" else pa.nulls(len(ids), f.type) for f in schema]
+    def _write(
+        self, attempt_id: str, ids: Sequence[int], schema: pa.Schema, object_name: str | None = None
+    ) -> DataFile:
+        columns = [
+            pa.array(ids if f.name == "id" else [object_name if f.name == "_object" else None] * len(ids), f.type)
+            for f in schema
+        ]
         path, data = f"data/{attempt_id}/r0/part-0.parquet", io.BytesIO()
         pq.write_table(pa.table(columns, schema=schema), data)
         self.files.write(path, data.getvalue())

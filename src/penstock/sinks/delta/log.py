@@ -47,7 +47,9 @@ from penstock.storage.files import FileInfo, Files
 _COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\..*")
 MARK = "penstock"  # the field of a commit's info that Penstock adds
-REPUBLISHED_AFTER = "republishedAfter"
+_REPUBLISHED_AFTER = "republishedAfter"
+_REPLACING = "replacing"
+_REWRITTEN_IN = "rewrittenIn"
 APPLICATIONS = "penstock:"  # begins the application ids of positions
 ATTEMPT = ":attempt"  # suffix of the application whose version is the token of the last batch's attempt
 _ENGINE = "penstock "  # begins the engine of a replacement
@@ -118,6 +120,16 @@ def apply_again(root: Files, *, version: int, of_version: int, paths: Collection
     return _put(root, version + 1, _encoded(actions))
 
 
+def mark_of(append: Append) -> Mapping[str, Any]:
+    """Return what the info of a commit says of an append, besides that Penstock made it."""
+    found = {
+        _REPUBLISHED_AFTER: append.republished_after,
+        _REPLACING: append.replacing,
+        _REWRITTEN_IN: append.rewritten_in or None,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
 def append_replacing(
     root: Files,
     append: Append,
@@ -133,8 +145,7 @@ def append_replacing(
     """
     time_ms = int(now * 1000)
     info = _info(time_ms, operation=REPLACES_ROWS, engine=f"{_ENGINE}{uuid.uuid4()}", read_version=version)
-    mark = {} if append.republished_after is None else {REPUBLISHED_AFTER: append.republished_after}
-    actions: list[Mapping[str, Any]] = [{"commitInfo": {**info, MARK: mark}}]
+    actions: list[Mapping[str, Any]] = [{"commitInfo": {**info, MARK: mark_of(append)}}]
     actions += [
         {"txn": {"appId": app, "version": number, "lastUpdated": time_ms}} for app, number in transactions.items()
     ]
@@ -225,7 +236,8 @@ def _commit(version: int, text: bytes, app: str) -> TableCommit:
             info = action["commitInfo"]
         elif "metaData" in action or "protocol" in action:
             sets_columns = True
-    mark, engine, seq = info.get(MARK), str(info.get("engineInfo") or ""), transactions.get(app)
+    noted, engine, seq = info.get(MARK), str(info.get("engineInfo") or ""), transactions.get(app)
+    mark = noted if seq is not None and isinstance(noted, dict) else {}
     return TableCommit(
         version=version,
         committed_at=info["timestamp"] / 1000 if "timestamp" in info else None,
@@ -236,8 +248,12 @@ def _commit(version: int, text: bytes, app: str) -> TableCommit:
         merged=merged,
         operation=str(info.get("operation", "")).upper()[:_NAME_CHARS_MAX],
         engine=engine[:_NAME_CHARS_MAX],
-        is_ours=mark is not None or engine.startswith(_ENGINE) or any(a.startswith(APPLICATIONS) for a in transactions),
-        republished_after=mark.get(REPUBLISHED_AFTER) if seq is not None and isinstance(mark, dict) else None,
+        is_ours=noted is not None
+        or engine.startswith(_ENGINE)
+        or any(a.startswith(APPLICATIONS) for a in transactions),
+        republished_after=mark.get(_REPUBLISHED_AFTER),
+        replacing=mark.get(_REPLACING),
+        rewritten_in=mark.get(_REWRITTEN_IN, ""),
         sets_columns=sets_columns,
     )
 

@@ -330,7 +330,7 @@ class LoadedDelta:
                 mode="append",
                 schema=self._table.schema(),
                 partition_by=list(self.partition_by),
-                commit_properties=_properties(append.republished_after, app_transactions=transactions),
+                commit_properties=_properties(log.mark_of(append), app_transactions=transactions),
             )
         return self.version + 1  # without retries only the next version is possible
 
@@ -372,10 +372,9 @@ def open_dataset(root: Files) -> Any:
     return table.to_pyarrow_dataset()
 
 
-def _properties(republished_after: int | None = None, **options: Any) -> CommitProperties:
+def _properties(mark: Mapping[str, Any] | None = None, **options: Any) -> CommitProperties:
     """Return the properties of a commit without retries, which marks it as Penstock's."""
-    mark = {} if republished_after is None else {log.REPUBLISHED_AFTER: republished_after}
-    return CommitProperties(custom_metadata={log.MARK: mark}, max_commit_retries=0, **options)
+    return CommitProperties(custom_metadata={log.MARK: mark or {}}, max_commit_retries=0, **options)
 
 
 def _create(root: Files, schema: pa.Schema, partition_by: Sequence[str]) -> None:
