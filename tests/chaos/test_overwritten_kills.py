@@ -32,7 +32,7 @@ def test_a_killed_publisher_leaves_each_row_once(tmp_path: Path, step: Step) -> 
     ledger = Ledger.open(folder / "ledger.db")
     table = SharedTable(files=LocalFiles(folder / "clicks"), ledger=ledger)
     table.published(1)
-    late = table.spark.append({"id": [100], "word": ["x"]})
+    late = table.foreign_append(100)
     table.published(2)
     table.published(3)
     late.put()

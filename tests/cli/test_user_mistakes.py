@@ -51,8 +51,14 @@ def assert_one_error(result: CommandResult, *parts: str) -> None:
     ("arguments", "parts"),
     [
         (("in", "t", "--format", "xml"), ("'xml'", "jsonl")),
-        (("in", "t", "--catalog", "lake:web.t"), ("is a Delta table", "--register")),
-        (("in", "iceberg:t", "--register", "glue:web.t"), ("is an Iceberg table", "--catalog NAME:NAMESPACE.TABLE")),
+        (
+            ("in", "t", "--catalog", "lake:web.t"),
+            ("the format delta, which has no --catalog", "--register", "or write iceberg:"),
+        ),
+        (
+            ("in", "iceberg:t", "--register", "glue:web.t"),
+            ("the format iceberg, which has no --register", "--catalog NAME:NAMESPACE.TABLE"),
+        ),
         (("in", "iceberg:t", "--catalog", "web.t"), ("'web.t'", "NAME:NAMESPACE.TABLE")),
         (("in", "t", "--schema", "id lnog"), ("'id'", "'lnog'", "long")),
         (("in", "t", "--schema", "id"), ("id",)),

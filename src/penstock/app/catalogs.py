@@ -1,4 +1,4 @@
-"""Register the two tables of a pipeline in a data catalog, as its declaration or `penstock ingest --register` says."""
+"""Register a pipeline's two tables in the data catalog that its declaration or `penstock ingest --register` names."""
 
 from collections.abc import Callable, Mapping
 
@@ -46,7 +46,7 @@ class TableRegistration:
         return {"catalog": self.register} if self._registrars else {}
 
     def register(self, *, at_once: bool = False) -> tuple[str, ...]:
-        """Make the entries right for the versions that this process has published; return the reasons of failures.
+        """Bring the entries up to date with the versions that this process has published; return reasons of failures.
 
         ``at_once``: do not wait after an earlier failure.
         """

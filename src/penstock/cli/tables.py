@@ -37,7 +37,7 @@ def pipelines(
     """Open the pipelines that a command line selects. Their log goes to stderr, as a worker's does."""
     scope = where.with_names(app, name).scope()
     require_spark(*scope.table_formats)
-    from penstock.operations.tables.upkeep import kept
+    from penstock.operations.tables.upkeep import maintained_pipelines
 
     settings = load_settings()
     telemetry = open_reports(
@@ -47,7 +47,7 @@ def pipelines(
         on_error=scope.on_error,
         emit=open_log(settings, worker=None),
     )
-    with telemetry.running(), kept(scope, bus=Bus(*telemetry.listeners)) as found:
+    with telemetry.running(), maintained_pipelines(scope, bus=Bus(*telemetry.listeners)) as found:
         yield found
 
 

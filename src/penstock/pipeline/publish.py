@@ -88,7 +88,10 @@ def publish(
         PublishHalted: Table and ledger contradict each other.
         TemporaryError: Other writers kept committing first.
     """
-    progress = _ReadPosition()
+    target = _PublishTarget(
+        ledger=ledger, sink=sink, pipeline=pipeline, manifest_of=manifest_of, schema_of=schema_of, probe=probe
+    )
+    progress = _PublishProgress()
     restorer = None
     if watch is not None:
         restorer = Restorer(watch=watch, pipeline=pipeline, bus=bus, probe=probe, clock=clock)
@@ -97,7 +100,7 @@ def publish(
     while True:
         try:
             with _explained(watch):
-                chunk = _publish_some(ledger, sink, pipeline, manifest_of, schema_of, probe, progress, after, restorer)
+                chunk = _publish_some(target, progress, after, restorer)
         except _PutBack:
             conflicts = 0
             continue
@@ -186,12 +189,29 @@ class _PublishChunk:
     files: Sequence[DataFile]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PublishTarget:
+    """The table that one `publish` call commits to, and the ledger whose batches it is to show."""
+
+    ledger: Ledger
+    sink: Sink
+    pipeline: str
+    manifest_of: ManifestOf
+    schema_of: SchemaOf
+    probe: Probe
+
+    def check_tip(self, table: LoadedTable | None) -> Position:
+        """Return the table's position; see `check_tip`."""
+        return check_tip(self.ledger, table, pipeline=self.pipeline, where=self.sink.uri)
+
+
 @dataclass(slots=True, kw_only=True)
-class _ReadPosition:
+class _PublishProgress:
     """Progress of one `publish` call. Used by one thread."""
 
-    appended: tuple[int, Position] | None = None  # version and position of a commit whose snapshot was in order
-
+    # Version and position of the last commit, if nothing was left to put back in the snapshot that it was made on: its
+    # log needs no second inspection.
+    appended: tuple[int, Position] | None = None
     position: Position = START
     read_to: Position = START
     table_version: int | None = None
@@ -210,29 +230,21 @@ def wait_after_conflict(clock: Clock, conflicts: int) -> None:
 
 
 def _publish_some(
-    ledger: Ledger,
-    sink: Sink,
-    pipeline: str,
-    manifest_of: ManifestOf,
-    schema_of: SchemaOf,
-    probe: Probe,
-    progress: _ReadPosition,
-    after: Published | None,
-    restorer: Restorer | None,
+    target: _PublishTarget, progress: _PublishProgress, after: Published | None, restorer: Restorer | None
 ) -> _PublishChunk | None:
     """Make at most one commit to the table. Return None if nothing is left to publish.
 
     Raises `_PutBack` if the commit put back what overwritten commits had shown.
     """
-    table = sink.load()
-    position = check_tip(ledger, table, pipeline=pipeline, where=sink.uri)
+    table = target.sink.load()
+    position = target.check_tip(table)
     start = after.read_to if after is not None and after.position == position else position
     progress.position, progress.table_version = position, table.version if table is not None else None
     found = Inspection()
     if restorer is not None and table is not None and progress.appended != (table.version, position):
-        found = _inspected(restorer, ledger, cast(TableSnapshot, table), position, schema_of)
+        found = _inspected(target, restorer, cast(TableSnapshot, table), position)
     try:
-        chunk, progress.read_to = _next_chunk(ledger, pipeline, manifest_of, start, acted=found.acted)
+        chunk, progress.read_to = _next_chunk(target, start, acted=found.acted)
     except _RolledBack as rolled_back:
         if rolled_back.lost != position:
             raise
@@ -241,10 +253,10 @@ def _publish_some(
         restorer.settle(found)
     if chunk is None:
         return None
-    loaded, table = table, _with_schema(ledger, sink, pipeline, table, position, schema_of(chunk.tip))
+    loaded, table = table, _with_schema(target, table, position, target.schema_of(chunk.tip))
     if table is not loaded and not found.is_settled:
         raise PublishConflict("the table's columns were updated: check its log again")
-    probe(Step.PUBLISHING)
+    target.probe(Step.PUBLISHING)
     progress.table_version = table.append(Append(seq=chunk.tip.seq, attempt_id=chunk.tip.attempt_id, files=chunk.files))
     progress.appended = (progress.table_version, position_of(chunk.tip)) if found.is_settled else None
     return chunk
@@ -254,13 +266,11 @@ class _PutBack(Exception):
     """A commit put back what overwritten commits had shown: load the table again."""
 
 
-def _inspected(
-    restorer: Restorer, ledger: Ledger, table: TableSnapshot, position: Position, schema_of: SchemaOf
-) -> Inspection:
+def _inspected(target: _PublishTarget, restorer: Restorer, table: TableSnapshot, position: Position) -> Inspection:
     """Check the table's log. Raises `_PutBack` if something was put back."""
     found = restorer.watch.inspect(table, position)
-    tip = ledger.batch(restorer.pipeline, position.seq) if position.seq and found.foreign else None
-    if restorer.put_back(found, table, tip, None if tip is None else schema_of(tip)):
+    tip = target.ledger.batch(target.pipeline, position.seq) if position.seq and found.foreign else None
+    if restorer.put_back(found, table, tip, None if tip is None else target.schema_of(tip)):
         raise _PutBack
     return found
 
@@ -287,14 +297,14 @@ def _changed_by(watch: CommitWatch) -> str | None:
 
 
 def _with_schema(
-    ledger: Ledger, sink: Sink, pipeline: str, table: LoadedTable | None, position: Position, schema: pa.Schema
+    target: _PublishTarget, table: LoadedTable | None, position: Position, schema: pa.Schema
 ) -> LoadedTable:
     """Return a snapshot with these columns and still the same position, since only that state was checked."""
-    if table is not None and not additions(table.schema, schema, table=sink.uri):
+    if table is not None and not additions(table.schema, schema, table=target.sink.uri):
         return table
-    sink.ensure_schema(schema)
-    table = sink.load()
-    if table is None or check_tip(ledger, table, pipeline=pipeline, where=sink.uri) != position:
+    target.sink.ensure_schema(schema)
+    table = target.sink.load()
+    if table is None or target.check_tip(table) != position:
         raise PublishConflict("the table changed while its columns were updated")
     return table
 
@@ -308,7 +318,7 @@ class _RolledBack(Exception):
 
 
 def _next_chunk(
-    ledger: Ledger, pipeline: str, manifest_of: ManifestOf, start: Position, *, acted: Collection[str]
+    target: _PublishTarget, start: Position, *, acted: Collection[str]
 ) -> tuple[_PublishChunk | None, Position]:
     """Return the batches for the next commit, and the position of the last batch read.
 
@@ -319,8 +329,8 @@ def _next_chunk(
     files: list[DataFile] = []
     tip: BatchRow | None = None
     read_to = start
-    for batch in _in_order(ledger, pipeline, start):
-        named = decode(manifest_of(batch))
+    for batch in _in_order(target, start):
+        named = decode(target.manifest_of(batch))
         if tip is not None and len(files) + len(named) > FILES_MAX:
             break
         read_to = position_of(batch)
@@ -332,7 +342,7 @@ def _next_chunk(
     return _PublishChunk(tip=tip, batches=tip.seq - start.seq, files=files), read_to
 
 
-def _in_order(ledger: Ledger, pipeline: str, start: Position) -> Iterator[BatchRow]:
+def _in_order(target: _PublishTarget, start: Position) -> Iterator[BatchRow]:
     """Yield the batches after ``start``, read page by page.
 
     Each page begins with the last batch of the previous page, read in the same query. That proves that the ledger has
@@ -341,7 +351,7 @@ def _in_order(ledger: Ledger, pipeline: str, start: Position) -> Iterator[BatchR
     """
     last = start
     while True:
-        page = ledger.batches(pipeline, after_seq=last.seq - 1 if last.seq else 0, limit=PAGE_BATCHES)
+        page = target.ledger.batches(target.pipeline, after_seq=last.seq - 1 if last.seq else 0, limit=PAGE_BATCHES)
         if last.seq:
             if not page or not _is_at(page[0], last):
                 raise _RolledBack(last)
@@ -351,8 +361,8 @@ def _in_order(ledger: Ledger, pipeline: str, start: Position) -> Iterator[BatchR
         for batch in page:
             if batch.seq != last.seq + 1:
                 raise PublishHalted(
-                    f"The ledger of {pipeline} has batch {batch.seq} but no batch {last.seq + 1}: it is damaged; "
-                    f"restore it from a backup before publishing again."
+                    f"The ledger of {target.pipeline} has batch {batch.seq} but no batch {last.seq + 1}: it is "
+                    f"damaged; restore it from a backup before publishing again."
                 )
             last = position_of(batch)
             yield batch

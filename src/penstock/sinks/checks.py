@@ -1,6 +1,6 @@
 """Checks that the sinks of all table formats share: locations, partition columns, and the files of an append.
 
-A format calls them from its sink, so that all formats refuse the same mistakes in the same words.
+A format's sink calls them, so that all formats refuse the same mistakes in the same words.
 """
 
 import os
@@ -106,15 +106,15 @@ def check_files(root: Files, files: Iterable[DataFile], *, partition_by: Sequenc
 
 def _check_file(root: Files, file: DataFile, partition_by: Sequence[str]) -> None:
     path = f"{root}/{file.path}"
-    there = root.stat(file.path)
-    if there is None:
+    found = root.stat(file.path)
+    if found is None:
         raise PublishHalted(
             f"The file {path} of a committed batch does not exist, so the batch cannot be published; restore it, "
             f"or the table and its state from one backup."
         )
-    if there.size_bytes != file.size_bytes:
+    if found.size_bytes != file.size_bytes:
         raise PublishHalted(
-            f"The file {path} of a committed batch has {there.size_bytes} bytes and should have "
+            f"The file {path} of a committed batch has {found.size_bytes} bytes and should have "
             f"{file.size_bytes}, so the batch cannot be published; restore it from a backup."
         )
     if set(file.partition_values) != set(partition_by):

@@ -92,7 +92,7 @@ def list_files(
         return _described(files, file, values, expected)
 
     if written is None:
-        listed = [file for file in files.list(directory) if _counts(file, prefix)]
+        listed = [file for file in files.list(directory) if _is_visible(file, prefix)]
     else:
         listed = _listed(files, directory, written)
     with ThreadPoolExecutor(1 if files.is_local else FOOTERS_AT_ONCE) as pool:
@@ -105,8 +105,9 @@ def list_files(
 
 
 def check_partition_types(schema: pa.Schema, partition_by: Sequence[str]) -> None:
-    """Raise `TableError` for a partition column whose folder names readers would not parse back to the same values, or
-    whose type its transform does not take."""
+    """Raise `TableError` for a partition column whose values cannot be read back from folder names, or whose type its
+    transform does not take.
+    """
     for field in resolve(partition_by, schema.names):
         name = field.source
         if name not in schema.names:
@@ -146,7 +147,7 @@ class FooterNote:
         self._long: dict[str, tuple[bytes, bytes]] = {}  # least and greatest of all groups with a long string
 
     def add(self, group: pa.Table) -> None:
-        """Look at a row group."""
+        """Note the facts of a row group that is about to be written."""
         self._without_nan -= {name for name in self._without_nan if pc.any(pc.is_nan(group[name])).as_py()}
         for name in self._strings:
             values = group[name]
@@ -253,7 +254,7 @@ def _not_as_reported(files: Files, file: WrittenFile, subject: str) -> Temporary
     )
 
 
-def _counts(file: FileInfo, prefix: str) -> bool:
+def _is_visible(file: FileInfo, prefix: str) -> bool:
     """Return False for files that Spark hides. A partition folder may begin with an underscore and is not hidden."""
     *folders, name = file.path.removeprefix(prefix).split("/")
     hidden = [part for part in folders if "=" not in part and part.startswith(("_", "."))]
@@ -389,7 +390,7 @@ def _comparable(raw: Any, type_: pa.DataType) -> Any:
 
 
 def _text_above(text: str) -> str | None:
-    """Return a short text that is no less than this one: the least one above all that begin alike."""
+    """Return a short text that is no less than this one: the least one above all texts with the same beginning."""
     if len(text) <= STRING_CHARACTERS_MAX:
         return text
     for end in range(STRING_CHARACTERS_MAX - 1, -1, -1):

@@ -64,14 +64,8 @@ def parse(text: str) -> PartitionField:
         argument, inner = (int(found[1]), found[2]) if found is not None else (0, "")
     source = inner.strip()
     if not source or (argument is not None and not 0 < argument <= ARGUMENT_MAX):
-        raise UsageError(
-            f"The partition field {text} cannot be understood; write {_form(transform)}"
-            + (
-                f", with a whole number {_ARGUMENTS[transform]} from 1 to {ARGUMENT_MAX}."
-                if argument is not None
-                else "."
-            )
-        )
+        number = "" if argument is None else f", with a whole number {_ARGUMENTS[transform]} from 1 to {ARGUMENT_MAX}"
+        raise UsageError(f"The partition field {text} cannot be understood; write {_form(transform)}{number}.")
     return PartitionField(source=source, transform=transform, argument=argument)
 
 
@@ -81,10 +75,10 @@ def resolve(partition_by: Iterable[str], columns: Collection[str]) -> tuple[Part
 
 
 def declared(partition_by: Iterable[str], *, table: str, has_transforms: bool) -> tuple[str, ...]:
-    """Return the texts of declared fields, each spelled as `PartitionField` does.
+    """Return the texts of declared fields, in the spelling of `PartitionField`.
 
-    Raises `UsageError` for transforms that are unknown or that the table's format lacks, and for a field that
-    another one makes superfluous.
+    Raises `UsageError` for transforms that are unknown or that the table's format lacks, and for two fields of which
+    one follows from the other.
     """
     texts = tuple(partition_by)
     if not has_transforms:
@@ -115,7 +109,7 @@ def split(text: str) -> list[str]:
 
 
 def names_of(fields: Sequence[PartitionField], columns: Collection[str]) -> tuple[str, ...]:
-    """Return the fields' names. Underscores keep the name of a transform apart from columns' names."""
+    """Return the fields' names. That of a transform gets underscores appended while a column has the same name."""
     taken = {name.lower() for name in columns}
     return tuple(field.name if field.transform is None else _free(field.name, taken) for field in fields)
 

@@ -9,6 +9,7 @@ without one is in the default format. A package is imported when a table is open
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol
@@ -34,6 +35,13 @@ _PLACES = frozenset({"s3", "s3a", "s3n", "file"})  # an address such as s3:/lake
 Version = tuple[int, ...]
 
 
+class CatalogOption(StrEnum):
+    """The option of a declaration, and of ``penstock ingest``, that puts a table in a catalog."""
+
+    REGISTER = "register"  # a data catalog lists the table: `SinkDeclaration.catalog_entry`
+    CATALOG = "catalog"  # a catalog names the table's newest metadata: `SinkDeclaration.metadata_catalog`
+
+
 @dataclass(frozen=True, slots=True)
 class SinkPackage:
     """The package of one table format."""
@@ -45,6 +53,7 @@ class SinkPackage:
     extra: str = "pipeline"  # of Penstock, with the library
     tested: tuple[Version, Version] | None = None  # the library's versions: from the first to below the second
     has_transforms: bool = False  # see `has_transforms`
+    catalog_option: CatalogOption | None = None  # None: its tables cannot be in a catalog
 
 
 class SinkFactory(Protocol):
@@ -55,7 +64,7 @@ class SinkFactory(Protocol):
     ) -> "TableSink":
         """Return the sink, without any access yet. ``partition_by`` None: any partitioning, for reading only.
 
-        ``catalog`` is passed if the declaration of the format has a `SinkDeclaration.metadata_catalog`.
+        ``catalog`` is passed only to formats with `CatalogOption.CATALOG`, if the declaration names one.
         """
         ...
 
@@ -67,6 +76,7 @@ SINKS: Mapping[str, SinkPackage] = {
         "deltalake",
         declaration="DeltaSink",
         tested=((1, 6, 6), (1, 7, 0)),
+        catalog_option=CatalogOption.REGISTER,
     ),
     "iceberg": SinkPackage(
         "penstock.sinks.iceberg.sink",
@@ -76,6 +86,7 @@ SINKS: Mapping[str, SinkPackage] = {
         extra="iceberg",
         tested=((0, 12, 0), (0, 13, 0)),
         has_transforms=True,
+        catalog_option=CatalogOption.CATALOG,
     ),
 }
 

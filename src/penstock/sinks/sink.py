@@ -193,6 +193,11 @@ class VersionedTable(TableSnapshot, Protocol):
 class TableHistory(Protocol):
     """The versions of a table."""
 
+    @property
+    def retention_property(self) -> str:
+        """The table property that sets for how long, or how many, commits stay known."""
+        ...
+
     def load(self) -> VersionedTable | None:
         """Return the newest snapshot, like `Sink.load`."""
         ...

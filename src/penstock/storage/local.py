@@ -63,22 +63,19 @@ class LocalFiles:
                     yield info
 
     def names(self, folder: str = "") -> Sequence[str]:
-        path = self.root / folder
         with self._explained(folder):
-            if path.is_symlink() and folder:
-                return []
-            try:
-                with os.scandir(path) as entries:
-                    return sorted(e.name + ("/" if e.is_dir(follow_symlinks=False) else "") for e in entries)
-            except (FileNotFoundError, NotADirectoryError):
-                return []
+            return sorted(e.name + ("/" if e.is_dir(follow_symlinks=False) else "") for e in self._entries(folder))
 
     def list_after(self, folder: str, name: str) -> Iterator[FileInfo]:
-        for entry in self.names(folder):
-            if entry > name and not entry.endswith("/") and not entry.startswith("."):
-                info = self.stat(f"{folder}/{entry}".strip("/"))
-                if info is not None:  # None if it was deleted meanwhile
-                    yield info
+        with self._explained(folder):
+            later = (e for e in self._entries(folder) if e.name > name and not e.name.startswith("."))
+            for entry in sorted(later, key=lambda e: e.name):
+                try:
+                    status = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:  # deleted meanwhile
+                    continue
+                if not stat.S_ISDIR(status.st_mode):
+                    yield _info(f"{folder}/{entry.name}".strip("/"), status)
 
     def read(self, path: str) -> bytes:
         with self._explained(path):
@@ -152,6 +149,17 @@ class LocalFiles:
         for parent, _, _ in os.walk(self.root / folder, topdown=False):
             with suppress(OSError):  # not empty: a slow writer may be recreating files
                 Path(parent).rmdir()
+
+    def _entries(self, folder: str) -> Sequence[os.DirEntry[str]]:
+        """Return the entries of one folder, unordered; none if there is no such folder, or if it is a link."""
+        path = self.root / folder
+        if folder and path.is_symlink():
+            return ()
+        try:
+            with os.scandir(path) as entries:
+                return list(entries)
+        except (FileNotFoundError, NotADirectoryError):
+            return ()
 
     @contextmanager
     def _explained(self, path: str) -> Iterator[None]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from tests.services.spark_writer import SparkWriter, ids_of, newest_version, read_commit
+from tests.services.spark_writer import PendingCommit, SparkWriter, ids_of, newest_version, read_commit
 from ulid import ULID
 
 from penstock.events import Bus, Event
@@ -124,6 +124,10 @@ class SharedTable:
         assert version is not None
         return version
 
+    def foreign_append(self, id: int) -> PendingCommit:
+        """Return the commit by which another writer appends one row, not made yet."""
+        return self.spark.append({"id": [id], "word": ["x"]})
+
     def compact(self) -> None:
         compact(self.sink, clock=FakeClock(auto_advance=True))
 
@@ -134,6 +138,10 @@ class SharedTable:
         table = DeltaTable(str(self.files), storage_options=dict(self.files.store_options()))
         table.load_as_version(version)
         table.create_checkpoint()
+
+    def clean_up_log(self, *, before: int) -> None:
+        """Delete the commits before a version that has a checkpoint, as any writer does after the log's retention."""
+        self.files.delete(f"_delta_log/{version:020}.json" for version in range(before))
 
     def file_of(self, seq: int) -> str:
         row = self.ledger.batch(PIPELINE, seq)

@@ -18,6 +18,7 @@ from penstock.ledger import Ledger
 from penstock.pipeline.maintenance.table_history import shortfall
 from penstock.storage.local import LocalFiles
 
+Statement = Callable[[SparkWriter], PendingCommit]
 COLUMN = {"name": "score", "type": "double", "nullable": True, "metadata": {}}
 
 
@@ -31,9 +32,15 @@ def table(tmp_path: Path) -> Iterator[SharedTable]:
     ledger.close()
 
 
-def protocol(*features: str) -> Mapping[str, Any]:
-    listed = list(features)
-    return {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": listed, "writerFeatures": listed}
+def protocol(*features: str, concerns_readers: bool = True) -> Mapping[str, Any]:
+    if not concerns_readers:
+        return {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": [*features]}
+    return {
+        "minReaderVersion": 3,
+        "minWriterVersion": 7,
+        "readerFeatures": [*features],
+        "writerFeatures": [*features],
+    }
 
 
 def optimize(spark: SparkWriter) -> PendingCommit:
@@ -42,7 +49,7 @@ def optimize(spark: SparkWriter) -> PendingCommit:
     return commit
 
 
-GOES_ON: Mapping[str, tuple[Callable[[SparkWriter], PendingCommit], list[int]]] = {
+GOES_ON: Mapping[str, tuple[Statement, list[int]]] = {
     "an append": (lambda spark: spark.append({"id": [100], "word": ["x"]}), [1, 2, 3, 100]),
     "OPTIMIZE": (optimize, [1, 2, 3]),
     "DELETE": (lambda spark: spark.delete({2}), [1, 3]),
@@ -94,8 +101,7 @@ def test_a_vacuum_that_deleted_files_before_they_were_published_halts_with_the_f
 def test_publishing_goes_on_after_the_log_was_cleaned_up(table: SharedTable) -> None:
     optimize(table.spark).put()
     table.checkpoint(4)
-    for version in range(4):
-        (Path(str(table.files)) / f"_delta_log/{version:020}.json").unlink()
+    table.clean_up_log(before=4)
     table.published(4)
     table.publish()
     assert table.ids() == [1, 2, 3, 4]
@@ -113,50 +119,35 @@ def mapped(spark: SparkWriter) -> list[dict[str, Any]]:
     ]
 
 
-STOPS: Mapping[str, tuple[Callable[[SparkWriter], PendingCommit], str]] = {
-    "deletion vectors": (
-        lambda spark: spark.set_metadata(
-            "SET TBLPROPERTIES",
-            configuration={"delta.enableDeletionVectors": "true"},
-            protocol=protocol("deletionVectors"),
-        ),
-        "deletionVectors",
-    ),
+def enabled(property_: str, value: str, *features: str, concerns_readers: bool = True) -> Statement:
+    """Return the statement that sets a property, and thereby enables features of the table."""
+    return lambda spark: spark.set_metadata(
+        "SET TBLPROPERTIES",
+        configuration={property_: value},
+        protocol=protocol(*features, concerns_readers=concerns_readers),
+    )
+
+
+def with_column_mapping(operation: str, columns: slice = slice(None)) -> Statement:
+    """Return a statement that enables column mapping, and leaves these columns."""
+    return lambda spark: spark.set_metadata(
+        operation,
+        columns=mapped(spark)[columns],
+        configuration={"delta.columnMapping.mode": "name"},
+        protocol=protocol("columnMapping"),
+    )
+
+
+STOPS: Mapping[str, tuple[Statement, str]] = {
+    "deletion vectors": (enabled("delta.enableDeletionVectors", "true", "deletionVectors"), "deletionVectors"),
     "row tracking": (
-        lambda spark: spark.set_metadata(
-            "SET TBLPROPERTIES",
-            configuration={"delta.enableRowTracking": "true"},
-            protocol={
-                "minReaderVersion": 1,
-                "minWriterVersion": 7,
-                "writerFeatures": ["rowTracking", "domainMetadata"],
-            },
-        ),
+        enabled("delta.enableRowTracking", "true", "rowTracking", "domainMetadata", concerns_readers=False),
         "domainMetadata",
     ),
-    "column mapping": (
-        lambda spark: spark.set_metadata(
-            "SET TBLPROPERTIES",
-            columns=mapped(spark),
-            configuration={"delta.columnMapping.mode": "name"},
-            protocol=protocol("columnMapping"),
-        ),
-        "columnMapping",
-    ),
-    "v2 checkpoints": (
-        lambda spark: spark.set_metadata(
-            "SET TBLPROPERTIES",
-            configuration={"delta.checkpointPolicy": "v2"},
-            protocol=protocol("v2Checkpoint"),
-        ),
-        "v2Checkpoint",
-    ),
+    "column mapping": (with_column_mapping("SET TBLPROPERTIES"), "columnMapping"),
+    "v2 checkpoints": (enabled("delta.checkpointPolicy", "v2", "v2Checkpoint"), "v2Checkpoint"),
     "in-commit timestamps": (
-        lambda spark: spark.set_metadata(
-            "SET TBLPROPERTIES",
-            configuration={"delta.enableInCommitTimestamps": "true"},
-            protocol={"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": ["inCommitTimestamp"]},
-        ),
+        enabled("delta.enableInCommitTimestamps", "true", "inCommitTimestamp", concerns_readers=False),
         "inCommitTimestamp",
     ),
     "a widened type": (
@@ -169,15 +160,7 @@ STOPS: Mapping[str, tuple[Callable[[SparkWriter], PendingCommit], str]] = {
         lambda spark: spark.replace_table(typed(spark, "string"), {"id": ["1"], "word": ["x"]}),
         "id",
     ),
-    "a dropped column": (
-        lambda spark: spark.set_metadata(
-            "DROP COLUMNS",
-            columns=mapped(spark)[:1],
-            configuration={"delta.columnMapping.mode": "name"},
-            protocol=protocol("columnMapping"),
-        ),
-        "columnMapping",
-    ),
+    "a dropped column": (with_column_mapping("DROP COLUMNS", slice(1)), "columnMapping"),
     "a constraint": (
         lambda spark: spark.set_metadata("ADD CONSTRAINT", configuration={"delta.constraints.positive": "id > 0"}),
         "CHECK constraint positive",

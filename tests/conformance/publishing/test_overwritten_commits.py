@@ -31,6 +31,24 @@ def pending(commit: PendingCommit | None) -> PendingCommit:
     return commit
 
 
+def append_overtaken_by_batch_2(table: SharedTable) -> PendingCommit:
+    """Publish two batches. Return another writer's append of row 100, which it began between them."""
+    table.published(1)
+    late = table.foreign_append(100)
+    table.published(2)
+    return late
+
+
+def optimize_overtaken_by_a_compaction(table: SharedTable) -> PendingCommit:
+    """Publish and merge three batches. Return another writer's OPTIMIZE of the first two, begun before the third."""
+    table.published(1)
+    table.published(2)
+    late = pending(table.spark.optimize())
+    table.published(3)
+    table.compact()
+    return late
+
+
 def dies_at(step: Step) -> Callable[[Step], None]:
     def probe(at: Step) -> None:
         if at is step:
@@ -46,14 +64,14 @@ def overwritten_events(table: SharedTable) -> list[CommitOverwritten]:
 def test_an_unwatched_publish_loses_the_rows_of_an_overwritten_commit(table: SharedTable) -> None:
     """The imitated writer does what the check is for."""
     table.published(1)
-    late = table.spark.append({"id": [100], "word": ["x"]})
+    late = table.foreign_append(100)
     table.batch(2)
     table.publish(watched=False)
     late.put()
     table.batch(3)
     table.publish(watched=False)
     assert table.ids() == [1, 2, 3, 100]  # the last commit was replaced: its batch is published as usual
-    again = table.spark.append({"id": [101], "word": ["x"]})
+    again = table.foreign_append(101)
     table.batch(4)
     table.publish(watched=False)
     table.batch(5)
@@ -64,9 +82,7 @@ def test_an_unwatched_publish_loses_the_rows_of_an_overwritten_commit(table: Sha
 
 
 def test_the_last_commit_is_published_again_after_it_was_overwritten(table: SharedTable) -> None:
-    table.published(1)
-    late = table.spark.append({"id": [100], "word": ["x"]})
-    table.published(2)
+    late = append_overtaken_by_batch_2(table)
     late.put()
     table.publish()
     table.assert_complete(100)
@@ -75,7 +91,7 @@ def test_the_last_commit_is_published_again_after_it_was_overwritten(table: Shar
 @pytest.mark.parametrize("later", [1, 2, 5])
 def test_a_commit_overwritten_below_later_ones_is_published_again(table: SharedTable, later: int) -> None:
     table.published(1)
-    late = table.spark.append({"id": [100], "word": ["x"]})
+    late = table.foreign_append(100)
     for number in range(later + 1):
         table.published(2 + number)
     assert late.put() == 2
@@ -89,9 +105,7 @@ def test_a_commit_overwritten_below_later_ones_is_published_again(table: SharedT
 
 
 def test_a_second_publish_finds_nothing_left_to_put_back(table: SharedTable) -> None:
-    table.published(1)
-    late = table.spark.append({"id": [100], "word": ["x"]})
-    table.published(2)
+    late = append_overtaken_by_batch_2(table)
     table.published(3)
     late.put()
     table.publish()
@@ -104,7 +118,7 @@ def test_a_second_publish_finds_nothing_left_to_put_back(table: SharedTable) -> 
 def test_a_commit_overwritten_before_it_was_remembered_is_published_again(table: SharedTable) -> None:
     """The process died between the table's commit and the ledger's memory, twice."""
     table.published(1)
-    late = table.spark.append({"id": [100], "word": ["x"]})
+    late = table.foreign_append(100)
     for number in (2, 3):
         table.batch(number)
         with pytest.raises(Died):
@@ -118,9 +132,7 @@ def test_a_commit_overwritten_before_it_was_remembered_is_published_again(table:
 
 @pytest.mark.parametrize("step", [Step.REPUBLISHING, Step.REPUBLISHED])
 def test_a_publisher_that_dies_while_it_puts_back_leaves_the_rest_to_the_next(table: SharedTable, step: Step) -> None:
-    table.published(1)
-    late = table.spark.append({"id": [100], "word": ["x"]})
-    table.published(2)
+    late = append_overtaken_by_batch_2(table)
     table.published(3)
     late.put()
     with pytest.raises(Died):
@@ -130,9 +142,7 @@ def test_a_publisher_that_dies_while_it_puts_back_leaves_the_rest_to_the_next(ta
 
 
 def test_two_publishers_that_put_back_at_once_add_the_rows_once(table: SharedTable) -> None:
-    table.published(1)
-    late = table.spark.append({"id": [100], "word": ["x"]})
-    table.published(2)
+    late = append_overtaken_by_batch_2(table)
     table.published(3)
     late.put()
     overtaken: list[bool] = []
@@ -151,11 +161,11 @@ def test_two_publishers_that_put_back_at_once_add_the_rows_once(table: SharedTab
 
 def test_the_republishing_commit_may_be_overwritten_too(table: SharedTable) -> None:
     table.published(1)
-    late = table.spark.append({"id": [100], "word": ["x"]})
+    late = table.foreign_append(100)
     for number in (2, 3):
         table.published(number)
     late.put()
-    later = table.spark.append({"id": [101], "word": ["x"]})
+    later = table.foreign_append(101)
     table.publish()
     table.published(4)
     later.put()
@@ -167,7 +177,7 @@ def test_several_overwritten_commits_are_published_again_in_order(table: SharedT
     table.published(1)
     lates = []
     for number in range(2, 6):
-        lates.append(table.spark.append({"id": [100 + number], "word": ["x"]}))
+        lates.append(table.foreign_append(100 + number))
         table.published(number)
     table.published(6)
     for late in lates:
@@ -185,7 +195,7 @@ def test_lost_files_that_do_not_fit_into_one_commit_take_several(
 ) -> None:
     monkeypatch.setattr("penstock.pipeline.republish.FILES_MAX", 2)
     table.published(1)
-    late = table.spark.append({"id": [100], "word": ["x"]})
+    late = table.foreign_append(100)
     for number in range(2, 7):
         table.batch(number)
     table.publish()  # in one commit
@@ -197,9 +207,7 @@ def test_lost_files_that_do_not_fit_into_one_commit_take_several(
 
 
 def test_a_file_merged_by_a_later_compaction_is_not_added_again(table: SharedTable) -> None:
-    table.published(1)
-    late = table.spark.append({"id": [100], "word": ["x"]})
-    table.published(2)
+    late = append_overtaken_by_batch_2(table)
     table.compact()  # merges the files of batches 1 and 2
     table.published(3)
     late.put()
@@ -212,9 +220,7 @@ def test_a_batch_whose_last_commit_was_replaced_is_not_added_beside_the_compacti
     table: SharedTable,
 ) -> None:
     """The position falls back, so the batch is published as if it were new; its rows are in the merged file."""
-    table.published(1)
-    late = table.spark.append({"id": [100], "word": ["x"]})
-    table.published(2)
+    late = append_overtaken_by_batch_2(table)
     table.compact()
     late.put()
     assert table.sink.load() is not None
@@ -224,9 +230,7 @@ def test_a_batch_whose_last_commit_was_replaced_is_not_added_beside_the_compacti
 
 
 def test_a_publisher_that_dies_after_the_position_fell_back_leaves_the_reason_to_the_next(table: SharedTable) -> None:
-    table.published(1)
-    late = table.spark.append({"id": [100], "word": ["x"]})
-    table.published(2)
+    late = append_overtaken_by_batch_2(table)
     table.compact()
     table.publish()
     late.put()
@@ -240,9 +244,7 @@ def test_a_publisher_that_dies_after_the_position_fell_back_leaves_the_reason_to
 def test_a_batch_that_was_lost_and_merged_is_lost_again_without_coming_back_twice(
     table: SharedTable, remembered: bool
 ) -> None:
-    table.published(1)
-    late = table.spark.append({"id": [100], "word": ["x"]})
-    table.published(2)
+    late = append_overtaken_by_batch_2(table)
     table.batch(3)
     table.compact()  # merges batches 1 and 2 at version 3
     if remembered:
@@ -258,9 +260,7 @@ def test_a_batch_that_was_lost_and_merged_is_lost_again_without_coming_back_twic
 
 
 def test_rows_deleted_by_a_later_statement_stay_deleted(table: SharedTable) -> None:
-    table.published(1)
-    late = table.spark.append({"id": [100], "word": ["x"]})
-    table.published(2)
+    late = append_overtaken_by_batch_2(table)
     table.spark.delete({2}).put()
     table.published(3)
     late.put()
@@ -272,7 +272,7 @@ def test_rows_deleted_by_a_later_statement_stay_deleted(table: SharedTable) -> N
 def test_an_overwritten_compaction_leaves_the_files_as_they_were(table: SharedTable) -> None:
     table.published(1)
     table.published(2)
-    late = table.spark.append({"id": [100], "word": ["x"]})
+    late = table.foreign_append(100)
     table.compact()
     late.put()
     table.published(3)
@@ -285,7 +285,7 @@ def test_an_overwritten_compaction_leaves_the_files_as_they_were(table: SharedTa
 def test_an_added_column_whose_commit_was_overwritten_is_added_again(table: SharedTable) -> None:
     wider = SCHEMA.append(pa.field("score", pa.float64()))
     table.published(1)
-    late = table.spark.append({"id": [100], "word": ["x"]})
+    late = table.foreign_append(100)
     table.published(2, schema=wider)  # one commit adds the column, the next the batch
     late.put()
     assert "score" not in [column["name"] for column in table.spark.columns()]
@@ -306,12 +306,7 @@ def test_an_optimize_that_overwrites_a_batch_keeps_every_row_once(table: SharedT
 
 
 def test_a_compaction_of_files_that_an_overwriting_optimize_merged_is_undone(table: SharedTable) -> None:
-    table.published(1)
-    table.published(2)
-    late = pending(table.spark.optimize())
-    table.published(3)
-    table.compact()  # merges batches 1 to 3 at the version after the one that is overwritten
-    late.put()
+    optimize_overtaken_by_a_compaction(table).put()
     assert table.ids() == [1, 1, 2, 2, 3]
     table.published(4)
     table.assert_complete()
@@ -334,12 +329,7 @@ def test_deleted_rows_do_not_come_back_by_the_compaction_that_merged_them(table:
 
 
 def test_a_contradicting_compaction_whose_file_was_rewritten_is_reported(table: SharedTable) -> None:
-    table.published(1)
-    table.published(2)
-    late = pending(table.spark.optimize())
-    table.published(3)
-    table.compact()
-    late.put()
+    optimize_overtaken_by_a_compaction(table).put()
     pending(table.spark.optimize()).put()
     table.publish()
     (event,) = [event for event in table.events if isinstance(event, CompactionUndone)]
@@ -354,7 +344,7 @@ def test_a_contradicting_compaction_whose_file_was_rewritten_is_reported(table: 
 def test_a_compaction_of_a_lost_compactions_file_is_undone(table: SharedTable) -> None:
     table.published(1)
     table.published(2)
-    late = table.spark.append({"id": [100], "word": ["x"]})
+    late = table.foreign_append(100)
     table.compact()
     table.published(3)
     table.compact()  # merges the first one's file
@@ -366,9 +356,7 @@ def test_a_compaction_of_a_lost_compactions_file_is_undone(table: SharedTable) -
 
 @pytest.mark.parametrize("later", [0, 1])
 def test_a_checkpoint_made_before_a_batch_was_overwritten_changes_nothing(table: SharedTable, later: int) -> None:
-    table.published(1)
-    late = table.spark.append({"id": [100], "word": ["x"]})
-    table.published(2)
+    late = append_overtaken_by_batch_2(table)
     for number in range(later):
         table.published(3 + number)
     table.checkpoint(2 + later)
@@ -427,8 +415,7 @@ def test_a_log_cleaned_up_by_another_writer_is_no_loss(table: SharedTable) -> No
     for number in range(6):
         table.published(number)
     table.checkpoint(5)
-    for version in range(5):
-        (Path(str(table.files)) / f"_delta_log/{version:020}.json").unlink()
+    table.clean_up_log(before=5)
     table.published(6)
     table.publish()
     assert table.ids() == sorted(table.expected)

@@ -9,21 +9,21 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import polars as pl
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
-from duckdb_extensions import import_extension  # type: ignore[import-untyped]  # it has no types
 from pyiceberg.table.snapshots import Operation
 from pyiceberg.table.update import SetPropertiesUpdate, TableUpdate
 from tests.conformance.sinks.kit import FIRST, PIPELINE, SCHEMA, SECOND, append, iceberg_table, write
 from tests.conformance.sinks.test_sink_races import at_once
 from tests.services.aws_server import AwsServer
+from tests.services.duckdb_iceberg import duckdb_with_iceberg
 
-from penstock.errors import PublishConflict, TableError, TemporaryError
+from penstock.errors import PublishConflict, PublishHalted, TableError, TemporaryError
 from penstock.pipeline.maintenance.compact import compact
+from penstock.pipeline.maintenance.table_history import BatchFiles, RowLossCheck
 from penstock.sinks.iceberg import folder
 from penstock.sinks.iceberg.folder import HINT, FolderCatalog, StoredMetadata
 from penstock.sinks.iceberg.log import SNAPSHOTS_KEPT, SNAPSHOTS_KEPT_DEFAULT
@@ -143,10 +143,7 @@ def test_pyiceberg_reads_all_columns_and_filters(readable: Path) -> None:
 
 
 def test_duckdb_reads_all_columns_and_filters(readable: Path, tmp_path: Path) -> None:
-    connection = duckdb.connect(config={"extension_directory": str(tmp_path / "extensions")})
-    for extension in ("avro", "iceberg"):
-        import_extension(extension, con=connection)
-        connection.load_extension(extension)
+    connection = duckdb_with_iceberg(tmp_path)
     metadata = next(iter(readable.glob("metadata/v4.metadata.json")))
     for place in (metadata, readable):  # by file, and by the folder's hint
         query = f"select count(*) from iceberg_scan('{place}') where "
@@ -178,14 +175,8 @@ def test_files_are_skipped_by_their_bounds(readable: Path) -> None:
     def planned(row_filter: str) -> int:
         return len(list(iceberg_table(readable).scan(row_filter=row_filter).plan_files()))
 
-    assert [
-        planned(one) for one in ("id = 7", "id = 8", "born > '1969-12-31'", "at < '2024-01-02T03:04:05+00:00'")
-    ] == [
-        2,
-        0,
-        0,
-        0,
-    ]
+    expected = {"id = 7": 2, "id = 8": 0, "born > '1969-12-31'": 0, "at < '2024-01-02T03:04:05+00:00'": 0}
+    assert {one: planned(one) for one in expected} == expected
     assert planned("at = '2024-01-02T03:04:05.678901+00:00'") == 2, "the bounds are rounded outwards"
     assert planned("name = 'é'") == 2
 
@@ -307,6 +298,15 @@ def test_changed_table_properties_alone_make_older_snapshots_conflict(sink: Iceb
     changed(root, SetPropertiesUpdate(updates={"comment": "x"}))
     with pytest.raises(PublishConflict):
         stale.append(append(1, FIRST, write(root, FIRST, id=[1], name=["a"])))
+
+
+def test_a_batch_whose_files_no_snapshot_names_any_more_is_reported_with_the_property_that_keeps_snapshots(
+    sink: IcebergTableSink, root: Path
+) -> None:
+    published(sink, root, 1)
+    check = RowLossCheck(sink)
+    with pytest.raises(PublishHalted, match=rf"rows of batch 1: .*the table's property {SNAPSHOTS_KEPT}\)"):
+        check.check([BatchFiles(seq=1, paths={"data/unnamed.parquet"})], written=lambda _: 2)
 
 
 # The table's folder as catalog

@@ -183,6 +183,17 @@ def test_a_table_that_a_command_finds_has_the_format_that_it_was_made_with(
         find_table(None, None, here=tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("option", "text"), [("register", "glue:web.clicks"), ("catalog", "lake:web.clicks")], ids=["register", "catalog"]
+)
+@pytest.mark.usefixtures("table_location")
+def test_a_format_without_catalogs_refuses_both_options(tmp_path: Path, option: str, text: str) -> None:
+    (tmp_path / "landing").mkdir()
+    request = IngestRequest(source=f"{tmp_path}/landing", table=f"toy:{tmp_path}/clicks", schema="id long")
+    with pytest.raises(UsageError, match=f"in the format toy, which has no --{option}; leave it out"):
+        ingest(replace(request, **{option: text}), stop=StopSignal())  # type: ignore[arg-type]  # both are texts
+
+
 @pytest.mark.usefixtures("table_location")
 def test_an_import_records_the_format_of_its_table_too(tmp_path: Path) -> None:
     with target_of(app=None, pipeline=None, table=f"toy:{tmp_path}/views", state=f"{tmp_path}/data"):

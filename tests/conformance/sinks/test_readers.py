@@ -5,7 +5,9 @@ several batches, before and after a checkpoint, and merged by a compaction.
 """
 
 import math
+from collections.abc import Callable
 from datetime import UTC
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from deltalake import DeltaTable
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from tests.conformance.sinks.reader_tables import KINDS, STRUCT, UTC_US, Table, filled, filters
-from tests.conformance.sinks.readers import READERS, Comparison, Filter, Reader
+from tests.conformance.sinks.readers import READERS, Comparison, Filter, OpenTable
 
 WITHOUT_BOUNDS = {"binary"}  # readers do not compare them with statistics
 # Daft raises for a comparison if a file has only nulls in the column, also without statistics in the log.
@@ -40,29 +42,31 @@ FILES_READ = {
 }
 
 
-@pytest.fixture(scope="module")
-def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Table]:
-    return {}
+TableOf = Callable[[str, str], Table]
+OpenWith = Callable[[str, Table], OpenTable]
 
 
 @pytest.fixture(scope="module")
-def opened() -> dict[str, Reader]:
-    return {}
+def table_of(tmp_path_factory: pytest.TempPathFactory) -> TableOf:
+    """Return a function that makes the table of a type and a state, each once."""
 
-
-def reader(name: str, opened: dict[str, Reader]) -> Reader:
-    return opened.setdefault(name, READERS[name]()) if name not in opened else opened[name]
-
-
-def table_of(name: str, state: str, tables: dict[tuple[str, str], Table], factory: pytest.TempPathFactory) -> Table:
-    if (name, state) not in tables:
-        table = filled(factory.mktemp("table"), KINDS[name], partitioned=state == "partitioned")
+    @cache
+    def made(name: str, state: str) -> Table:
+        table = filled(tmp_path_factory.mktemp("table"), KINDS[name], partitioned=state == "partitioned")
         if state == "checkpointed":
             DeltaTable(str(table.root)).create_checkpoint()
         if state == "compacted":
             table.compact()
-        tables[name, state] = table
-    return tables[name, state]
+        return table
+
+    return made
+
+
+@pytest.fixture(scope="module")
+def open_with() -> OpenWith:
+    """Return a function that opens a table with a reader, each of which is started once."""
+    started = cache(lambda name: READERS[name]())
+    return lambda name, table: started(name).open(table.root)
 
 
 @pytest.mark.parametrize(("reader_name", "name", "state"), MATRIX)
@@ -70,12 +74,11 @@ def test_a_filter_finds_the_same_rows_with_every_reader(
     reader_name: str,
     name: str,
     state: str,
-    tables: dict[tuple[str, str], Table],
-    opened: dict[str, Reader],
-    tmp_path_factory: pytest.TempPathFactory,
+    table_of: TableOf,
+    open_with: OpenWith,
 ) -> None:
-    table = table_of(name, state, tables, tmp_path_factory)
-    found = reader(reader_name, opened).open(table.root)
+    table = table_of(name, state)
+    found = open_with(reader_name, table)
     assert found.ids(None) == sorted(row["id"] for row in table.rows)
     wrong = {}
     for wanted in filters(KINDS[name]):
@@ -92,13 +95,12 @@ def test_a_selective_filter_skips_files(
     reader_name: str,
     name: str,
     state: str,
-    tables: dict[tuple[str, str], Table],
-    opened: dict[str, Reader],
-    tmp_path_factory: pytest.TempPathFactory,
+    table_of: TableOf,
+    open_with: OpenWith,
 ) -> None:
     kind = KINDS[name]
-    table = table_of(name, state, tables, tmp_path_factory)
-    found = reader(reader_name, opened).open(table.root)
+    table = table_of(name, state)
+    found = open_with(reader_name, table)
     assert len(table.add_actions()) == 5
     wanted = Filter(Comparison("c", "==", kind.high[-1], kind.type_))
     files_read = found.files_read(wanted)
@@ -123,14 +125,14 @@ def bounded(table: Table) -> list[bool]:
 )
 @pytest.mark.parametrize("reader_name", READERS)
 def test_a_file_with_a_value_that_has_no_bound_has_no_bounds_at_all(
-    reader_name: str, values: list[float | None], has_bounds: bool, opened: dict[str, Reader], tmp_path: Path
+    reader_name: str, values: list[float | None], has_bounds: bool, open_with: OpenWith, tmp_path: Path
 ) -> None:
     table = Table(tmp_path / "t")
     schema = pa.schema([("id", pa.int64()), ("c", pa.float64()), ("s", pa.string())])
     table.batch(schema, [{"id": id, "c": value, "s": "a"} for id, value in enumerate(values)])
     table.batch(schema, [{"id": 2, "c": 0.5, "s": None}])
     assert bounded(table) == [has_bounds, True]
-    found = reader(reader_name, opened).open(table.root)
+    found = open_with(reader_name, table)
     text = Comparison("s", "==", "a", pa.string())
     for wanted in (Filter(text), Filter(text, "and", Comparison("id", "<", 2)), Filter(Comparison("s", "is not null"))):
         assert found.ids(wanted) == [0, 1]
@@ -152,7 +154,7 @@ def test_a_file_with_a_value_that_has_no_bound_has_no_bounds_at_all(
 )
 @pytest.mark.parametrize("reader_name", READERS)
 def test_columns_after_the_indexed_ones_are_read_in_full(
-    reader_name: str, configuration: dict[str, str], opened: dict[str, Reader], tmp_path: Path
+    reader_name: str, configuration: dict[str, str], open_with: OpenWith, tmp_path: Path
 ) -> None:
     table = Table(tmp_path / "t")
     names = [f"n{number}" for number in range(40)]
@@ -166,7 +168,7 @@ def test_columns_after_the_indexed_ones_are_read_in_full(
         DeltaTable(str(table.root)).alter.set_table_properties(configuration)
     table.batch(schema, rows[1:2], rows[2:])
     table.batch(schema.append(pa.field("later", pa.string())), [{"id": 3, "later": "x"}])
-    found = reader(reader_name, opened).open(table.root)
+    found = open_with(reader_name, table)
     for name in ["n0", "n28", "n29", "n30", "n31", "n32", "n35", "n39"]:
         expected = [row["id"] for row in rows if row[name] is None]
         assert found.ids(Filter(Comparison(name, "is null"))) == [*expected, 3]
@@ -205,19 +207,17 @@ RANDOM_ROWS = st.fixed_dictionaries({name: st.none() | values for name, (_, valu
 )
 @given(files=st.lists(st.lists(RANDOM_ROWS, min_size=1, max_size=3), min_size=1, max_size=3))
 def test_each_row_is_found_by_each_of_its_values(
-    files: list[list[dict[str, Any]]], opened: dict[str, Reader], tmp_path_factory: pytest.TempPathFactory
+    files: list[list[dict[str, Any]]], open_with: OpenWith, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     table = Table(tmp_path_factory.mktemp("random") / "t")
     ids = iter(range(100))
     for rows in files:
         table.batch(RANDOM_SCHEMA, [{"id": next(ids), **row} for row in rows])
-    opened_tables = {name: reader(name, opened).open(table.root) for name in SKIPPING}
+    opened = {name: open_with(name, table) for name in SKIPPING}
     for row in table.rows:
         for name, (type_, _) in SCALARS.items():
             wanted = Filter(
                 Comparison(name, "is null") if row[name] is None else Comparison(name, "==", row[name], type_)
             )
             expected = [other["id"] for other in table.rows if wanted.holds(other)]
-            assert {name: found.ids(wanted) for name, found in opened_tables.items()} == dict.fromkeys(
-                SKIPPING, expected
-            )
+            assert {name: found.ids(wanted) for name, found in opened.items()} == dict.fromkeys(SKIPPING, expected)

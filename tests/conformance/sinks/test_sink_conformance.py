@@ -74,7 +74,7 @@ def test_adding_columns_keeps_the_position(sink: Sink, root: Path) -> None:
     assert loaded(sink).position == Position(seq=1, attempt_token=attempt_token(FIRST))
 
 
-def test_an_older_batch_may_have_fewer_columns_than_the_table(kit: Kit, sink: Sink, root: Path) -> None:
+def test_an_older_batch_may_have_fewer_columns_than_the_table(sink: Sink) -> None:
     sink.ensure_schema(SCHEMA.append(pa.field("score", pa.float64())))
     before = loaded(sink).version
     sink.ensure_schema(SCHEMA)

@@ -40,12 +40,16 @@ from penstock.pipeline.spark.source.added import with_added
 from penstock.pipeline.spark.source.options import ReadOptions
 from penstock.sinks.catalogs.name import CatalogName, catalog_name, configured_name
 from penstock.sinks.partitions import declared
-from penstock.sinks.registry import DEFAULT_SCHEME, has_transforms, open_sink
+from penstock.sinks.registry import SINKS, CatalogOption, address_in, has_transforms, open_sink
 from penstock.worker.shutdown import StopSignal
 
 WATCHER = "watcher"  # the job's name in events, and the thread's
 POLL_SECONDS = 0.2  # between two checks for the condition that the main thread waits for
 END_SECONDS = 5.0  # for the thread to end
+_OPTION_FORMS = {
+    CatalogOption.REGISTER: "glue:DATABASE.TABLE or unity:CATALOG.SCHEMA.TABLE",
+    CatalogOption.CATALOG: "NAME:NAMESPACE.TABLE",
+}
 NOT_IN_JSON = ("folders_excluded", "objects_changed")  # fields of the report that only its text has
 
 
@@ -186,20 +190,24 @@ def _ingested(
 
 
 def _catalogs(request: IngestRequest, where: TablePaths) -> tuple[CatalogName | None, CatalogName | None]:
-    """Return the entry under which a Delta table is registered, and the catalog of an Iceberg table.
+    """Return the entry under which the table is registered, and the catalog of its metadata; None if not asked for.
 
     Raises `UsageError` for an option that the table's format does not have.
     """
-    if request.register is not None and where.scheme != DEFAULT_SCHEME:
-        raise UsageError(
-            f"--register is for Delta tables, and {where.table} is an Iceberg table: name its catalog with "
-            "--catalog NAME:NAMESPACE.TABLE."
-        )
-    if request.catalog is not None and where.scheme == DEFAULT_SCHEME:
-        raise UsageError(
-            f"--catalog is for Iceberg tables, and {where.table} is a Delta table: --register lists it in Glue or "
-            "Unity Catalog."
-        )
+    has = SINKS[where.scheme].catalog_option
+    given = {CatalogOption.REGISTER: request.register, CatalogOption.CATALOG: request.catalog}
+    for option, text in given.items():
+        if text is not None and option is not has:
+            remedies = ["leave it out" if has is None else f"use --{has} {_OPTION_FORMS[has]}"]
+            remedies += [
+                f"write {address_in(scheme, str(where.table))} for a table in the format {scheme}"
+                for scheme, package in SINKS.items()
+                if package.catalog_option is option
+            ]
+            raise UsageError(
+                f"The table {where.table} is in the format {where.scheme}, which has no --{option}; "
+                f"{', or '.join(remedies)}."
+            )
     entry = None if request.register is None else catalog_name(request.register, table=where.table.uri)
     return entry, None if request.catalog is None else configured_name(request.catalog)
 

@@ -98,7 +98,7 @@ def _of_table(holds: str, root: Files, scheme: str, batch: BatchRow, files: Sequ
         return BatchInTable(holds=holds, uri=sink.uri, files=files, visible=False)
     commits = () if sink.history is None else sink.history.commits()
     for commit in islice(commits, COMMITS_MAX):
-        if _brought(commit.added, files):
+        if _adds_all(commit.added, files):
             return BatchInTable(
                 holds=holds,
                 uri=sink.uri,
@@ -110,6 +110,6 @@ def _of_table(holds: str, root: Files, scheme: str, batch: BatchRow, files: Sequ
     return BatchInTable(holds=holds, uri=sink.uri, files=files, visible=True)
 
 
-def _brought(added: Sequence[DataFile], files: Sequence[DataFile]) -> bool:
+def _adds_all(added: Sequence[DataFile], files: Sequence[DataFile]) -> bool:
     """Return True if a commit added all these files."""
     return {file.path for file in files} <= {file.path for file in added}

@@ -49,7 +49,7 @@ SET = "schema set"  # the action's name in the audit log
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceSchema:
-    """The remembered schema of one pipeline; ``remembered`` None: nothing is."""
+    """The schema that the ledger remembers for one pipeline; ``remembered`` None: none."""
 
     pipeline: str
     remembered: Remembered | None
@@ -74,7 +74,7 @@ class SchemaChange:
     columns: tuple[str, ...] = ()  # DDL of single ones
     format: str | None = None
     csv: Mapping[str, str | bool | int | tuple[str, ...]]  # fields of `CsvOptions`
-    infer: bool = False  # as the present objects of ``source`` (default: the remembered one) tell
+    infer: bool = False  # from the present objects of ``source`` (default: the remembered one)
     source: str | None = None
     has_transform: bool = False  # the table's columns are made by a transform: they are not compared
 
@@ -106,7 +106,7 @@ def compare(scope: Scope, *, source: str | None, schema: str | None, clock: Cloc
         clock: Default: the system's.
 
     Raises:
-        UsageError: If nothing is remembered, or the source is unknown, or its objects tell no schema.
+        UsageError: If nothing is remembered, the source is unknown, or no schema can be inferred from its objects.
     """
     with _one(scope) as (ledger, where):
         row = ledger.pipeline(where.pipeline)

@@ -100,7 +100,7 @@ class MaintainedPipeline:
 
 
 @contextmanager
-def kept(scope: Scope, *, bus: Bus) -> Iterator[Mapping[str, MaintainedPipeline]]:
+def maintained_pipelines(scope: Scope, *, bus: Bus) -> Iterator[Mapping[str, MaintainedPipeline]]:
     """Yield the pipelines of the scope, by name.
 
     Raises `UsageError` if there is no ledger, or no table with a known location.

@@ -184,11 +184,13 @@ class RowLossCheck:
                 )
         if unknown and not self._shows_all(table, shown, written):
             seq = next(batch.seq for batch in batches if not unknown.isdisjoint(batch.paths))
+            history = self._sink.history
+            setting = "" if history is None else f" (the table's property {history.retention_property})"
             raise PublishHalted(
                 f"The table {self._sink.uri} may have lost rows of batch {seq}: it shows fewer rows than its batches "
                 "wrote, and its log no longer says what became of files of this batch. So its objects, and those of "
-                "later batches, stay in their source. Let the log reach back further than the cleanup waits (the "
-                f"table's property delta.logRetentionDuration); or, if the rows were meant to go, {SKIP_HINT}."
+                f"later batches, stay in their source. Let the log reach back further than the cleanup waits{setting}; "
+                f"or, if the rows were meant to go, {SKIP_HINT}."
             )
 
     def _fates(self, missing: Set[str], shown: Set[str]) -> tuple[Mapping[str, _Change], Set[str]]:

@@ -25,6 +25,8 @@ def with_partition_columns(frame: DataFrame, partition_by: Sequence[str]) -> tup
 
     The texts do not depend on the session's time zone.
     """
+    if not partition_by:  # without a look at the frame's columns, which a remote session has to resolve
+        return frame, ()
     fields = resolve(partition_by, frame.columns)
     names = names_of(fields, frame.columns)
     added = {name: field for name, field in zip(names, fields, strict=True) if field.transform is not None}

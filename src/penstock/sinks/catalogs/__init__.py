@@ -1,1 +1,1 @@
-"""Register Delta tables in data catalogs, so that engines find them by name: Glue and Unity Catalog."""
+"""Register Delta tables in Glue and Unity Catalog, so that engines find them by name; names of tables in catalogs."""

@@ -1,6 +1,6 @@
-"""Register one table after it was published, once in a process and again when columns were added.
+"""Register one table in a data catalog after it was published: once per process, and again when columns were added.
 
-A failure never affects the rows, which are published before. It is an event, and a later call tries again.
+A failure does not affect the rows, which are published before. It is emitted as an event, and a later call tries again.
 """
 
 import threading
@@ -32,13 +32,13 @@ class Registrar:
         self._clock = clock
         # Under the lock:
         self._lock = threading.Lock()
-        self._version: int | None = None  # of the table when its entry was last known to be right
+        self._version: int | None = None  # of the table when its entry was last up to date
         self._schema: str | None = None  # the columns of that entry
         self._failures = 0  # in a row
         self._next_at = 0.0  # monotonic; not before, after a failure
 
     def register(self, version: int | None, *, at_once: bool = False) -> str | None:
-        """Make the entry right for a version of the table; do nothing if it is. Return the reason of a failure.
+        """Bring the entry up to date with a version of the table, unless it is. Return the reason of a failure.
 
         Args:
             version: The version that the last publish saw; None: the table does not exist yet.

@@ -1,4 +1,4 @@
-"""Check which Delta tables may be written. An allow-list, because the library ignores features that it does not know.
+"""Check which Delta tables may be written, by an allow-list: the library ignores features that it does not know.
 
 Measured with deltalake 1.6: it commits to tables with generated columns or CHECK constraints without enforcing them,
 and readers of a column-mapped table see nulls in the written rows. A feature is allowed if Penstock's only kind of

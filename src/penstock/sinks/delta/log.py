@@ -21,17 +21,17 @@ removes nothing, as Databricks' ``ANALYZE TABLE ... COMPUTE DELTA STATISTICS`` d
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, unquote
 
 import pyarrow as pa
 
-from penstock.errors import PublishConflict, TableError, TemporaryError
+from penstock.errors import PublishConflict, TableError
 from penstock.sinks.delta import statistics
 from penstock.sinks.delta.folder import LOG_FOLDER
 from penstock.sinks.manifest import DataFile
-from penstock.sinks.sink import LogEntry, LoggedFile, LogListing
+from penstock.sinks.sink import LogEntry, LoggedCommit, LoggedFile, LogListing, Position, TableCommit
+from penstock.sinks.version_file import create_version
 from penstock.storage.files import FileInfo, Files
 
 _COMMIT = re.compile(r"(\d{20})\.json")
@@ -39,26 +39,9 @@ _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\..*")
 MARK = "penstock"  # the field of a commit's info that Penstock adds
 REPUBLISHED_AFTER = "republishedAfter"
 APPLICATIONS = "penstock:"  # begins the application ids of positions
+ATTEMPT = ":attempt"  # suffix of the application whose version is the token of the last batch's attempt
 _ENGINE = "penstock "  # begins the engine of a replacement
 _NAME_CHARS_MAX = 200  # of names that other writers choose
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogCommit:
-    """One version of a table, as its commit describes it."""
-
-    version: int
-    committed_at: float | None  # epoch seconds by the committer's clock
-    transactions: Mapping[str, int]  # positions that it moved, by application
-    added: Sequence[DataFile]
-    removed: Sequence[str] = ()  # files removed together with their rows
-    merged: Sequence[str] = ()  # files removed whose rows are in the added files
-    restated: Sequence[DataFile] = ()  # files added again, as with other statistics
-    operation: str = ""  # the committer's name for it, in capitals
-    engine: str = ""  # the committer's name for itself
-    is_ours: bool = False  # Penstock made it
-    republished_after: int | None = None  # see `penstock.sinks.sink.Append`
-    sets_columns: bool = False  # it has an action on columns, properties or features
 
 
 def versions(root: Files) -> Sequence[int]:
@@ -69,27 +52,24 @@ def versions(root: Files) -> Sequence[int]:
     return [version for offset, version in enumerate(found) if version == found[0] - offset]
 
 
-def commits(root: Files) -> Iterator[LogCommit]:
-    """Yield commits newest first, each read on demand. Raises `TableError` for an unreadable one."""
+def commits(root: Files, *, app: str) -> Iterator[TableCommit]:
+    """Yield commits newest first, each read on demand. Raises `TableError` for an unreadable one.
+
+    ``app`` is the application id of the pipeline's positions.
+    """
     for version in versions(root):
-        commit = commit_at(root, version)
-        if commit is None:  # deleted meanwhile, together with all before it
+        logged = read(root, version, app=app)
+        if logged is None:  # deleted meanwhile, together with all before it
             return
-        yield commit
+        yield logged.commit
 
 
-def commit_at(root: Files, version: int) -> LogCommit | None:
+def read(root: Files, version: int, *, app: str) -> LoggedCommit | None:
     """Return the commit of a version; None if it is no longer in the log. Raises like `commits`."""
-    found = read(root, version)
-    return None if found is None else found[1]
-
-
-def read(root: Files, version: int) -> tuple[LogEntry, LogCommit] | None:
-    """Return the file and the commit of a version; None if it is no longer in the log. Raises like `commits`."""
     path = _path(version)
     try:
         text, info = root.read_tagged(path)
-        return _entry(version, info), _commit(version, text)
+        return LoggedCommit(entry=_entry(version, info), commit=_commit(version, text, app))
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -173,16 +153,8 @@ def _replace(
 
 
 def _put(root: Files, version: int, text: bytes) -> int:
-    path = _path(version)
-    try:
-        # equal text: our own write succeeded, its reply was lost, and it was retried
-        if root.write_new(path, text) or root.read(path) == text:
-            return version
-    except (TemporaryError, FileNotFoundError) as error:
-        if _is_ours(root, path, text):
-            return version
-        raise PublishConflict(f"{root.uri}: {error}") from error
-    raise PublishConflict(f"{root.uri}: another writer committed version {version}")
+    create_version(root, _path(version), text, version=version)
+    return version
 
 
 def _path(version: int) -> str:
@@ -197,7 +169,7 @@ def _actions(text: bytes) -> Iterator[Mapping[str, Any]]:
     return (json.loads(line) for line in text.splitlines() if line.strip())
 
 
-def _commit(version: int, text: bytes) -> LogCommit:
+def _commit(version: int, text: bytes, app: str) -> TableCommit:
     transactions: dict[str, int] = {}
     added: list[DataFile] = []
     unchanged: list[DataFile] = []  # their data is not new
@@ -218,11 +190,11 @@ def _commit(version: int, text: bytes) -> LogCommit:
             info = action["commitInfo"]
         elif "metaData" in action or "protocol" in action:
             sets_columns = True
-    mark, engine = info.get(MARK), str(info.get("engineInfo") or "")
-    return LogCommit(
+    mark, engine, seq = info.get(MARK), str(info.get("engineInfo") or ""), transactions.get(app)
+    return TableCommit(
         version=version,
         committed_at=info["timestamp"] / 1000 if "timestamp" in info else None,
-        transactions=transactions,
+        position=None if seq is None else Position(seq=seq, attempt_token=transactions.get(f"{app}{ATTEMPT}")),
         added=[*added, *unchanged] if removed or merged else added,
         restated=() if removed or merged else unchanged,
         removed=removed,
@@ -230,7 +202,7 @@ def _commit(version: int, text: bytes) -> LogCommit:
         operation=str(info.get("operation", "")).upper()[:_NAME_CHARS_MAX],
         engine=engine[:_NAME_CHARS_MAX],
         is_ours=mark is not None or engine.startswith(_ENGINE) or any(a.startswith(APPLICATIONS) for a in transactions),
-        republished_after=mark.get(REPUBLISHED_AFTER) if isinstance(mark, dict) else None,
+        republished_after=mark.get(REPUBLISHED_AFTER) if seq is not None and isinstance(mark, dict) else None,
         sets_columns=sets_columns,
     )
 
@@ -245,13 +217,6 @@ def _data_file(add: Mapping[str, Any]) -> DataFile:
         partition_values=dict(add.get("partitionValues") or {}),
         statistics={"nullCount": stats["nullCount"]} if "nullCount" in stats else {},
     )
-
-
-def _is_ours(root: Files, path: str, text: bytes) -> bool:
-    try:
-        return root.read(path) == text
-    except (TemporaryError, FileNotFoundError):
-        return False
 
 
 def _info(time_ms: int, *, operation: str, engine: str, read_version: int) -> Mapping[str, Any]:

@@ -35,6 +35,7 @@ from penstock.sinks.checks import (
 from penstock.sinks.delta import log, statistics
 from penstock.sinks.delta.features import check_features
 from penstock.sinks.delta.folder import LOG_FOLDER, check_name
+from penstock.sinks.delta.log import ATTEMPT
 from penstock.sinks.manifest import DataFile, attempt_token
 from penstock.sinks.parquet import check_partition_types, with_columns
 from penstock.sinks.schema import additions, canonical
@@ -42,7 +43,6 @@ from penstock.sinks.sink import Append, LoggedCommit, LoggedFile, LogListing, Po
 from penstock.storage.files import Files
 from penstock.storage.s3 import fault_of, refuse
 
-ATTEMPT = ":attempt"  # suffix of the application whose version is the token of the last batch's attempt
 LOADS_MAX = 2  # reading a log during its cleanup can fail once
 FILES_RESTATED_MAX = 10_000  # per commit
 RESTATEMENTS_MAX = 1_000  # commits before columns are added
@@ -76,7 +76,7 @@ class DeltaTableSink:
 
     @property
     def commit_log(self) -> "DeltaCommitLog":
-        return DeltaCommitLog(self)
+        return DeltaCommitLog(self._root, self._app)
 
     def check_location(self) -> None:
         if f"{LOG_FOLDER}/" not in self._root.names():
@@ -97,6 +97,10 @@ class DeltaTableSink:
         check_partitioning(loaded.partition_by, self._partition_by, table=self.uri)
         return loaded
 
+    @property
+    def retention_property(self) -> str:
+        return "delta.logRetentionDuration"
+
     def load_version(self, version: int) -> "LoadedDelta":
         """Return the snapshot of a version. Raises `TableError` if it is no longer in the log."""
         table = _load(self._root)
@@ -114,11 +118,11 @@ class DeltaTableSink:
         return log.versions(self._root)
 
     def commit_at(self, version: int) -> TableCommit | None:
-        commit = log.commit_at(self._root, version)
-        return None if commit is None else self.table_commit(commit)
+        logged = log.read(self._root, version, app=self._app)
+        return None if logged is None else logged.commit
 
     def commits(self) -> Iterator[TableCommit]:
-        return map(self.table_commit, log.commits(self._root))
+        return log.commits(self._root, app=self._app)
 
     def replace_files(
         self, *, version: int, removed: Sequence[LoggedFile], added: Sequence[DataFile], now: float, engine: str
@@ -130,7 +134,7 @@ class DeltaTableSink:
 
     def restate_files(self, *, version: int, files: Sequence[LoggedFile], now: float, engine: str) -> int:
         indexed = self.load_version(version).indexed_columns
-        bounded = [file for file in files if statistics.gives_bounds(file.rows, file.statistics, indexed)]
+        bounded = [file for file in files if statistics.encodes_bounds(file.rows, file.statistics, indexed)]
         if bounded:
             log.restate_files(self._root, version=version, files=bounded, indexed=indexed, now=now, engine=engine)
         return len(bounded)
@@ -138,8 +142,8 @@ class DeltaTableSink:
     def ensure_schema(self, schema: pa.Schema) -> None:
         """Create the table, or add the columns it lacks, in a separate commit.
 
-        Columns that only the table has stay unchanged. Files with bounds are restated before: their statistics then say
-        that they are null in the new columns. See `penstock.sinks.delta.statistics`.
+        Columns that only the table has stay unchanged. Before columns are added, statistics of files with bounds are
+        stated again: they must say that the new columns are null there. See `penstock.sinks.delta.statistics`.
 
         Raises:
             TableError: A column differs.
@@ -182,41 +186,22 @@ class DeltaTableSink:
             check_writable(self._root, log_folder=LOG_FOLDER)
             _create(self._root, schema, columns)
 
-    def table_commit(self, commit: log.LogCommit) -> TableCommit:
-        """Return a commit of the log as this pipeline sees it."""
-        seq = commit.transactions.get(self._app)
-        token = commit.transactions.get(f"{self._app}{ATTEMPT}")
-        return TableCommit(
-            version=commit.version,
-            committed_at=commit.committed_at,
-            position=None if seq is None else Position(seq=seq, attempt_token=token),
-            added=commit.added,
-            removed=commit.removed,
-            merged=commit.merged,
-            restated=commit.restated,
-            operation=commit.operation,
-            engine=commit.engine,
-            is_ours=commit.is_ours,
-            republished_after=None if seq is None else commit.republished_after,
-            sets_columns=commit.sets_columns,
-        )
-
 
 class DeltaCommitLog:
     """The log of a `DeltaTableSink`'s table. A `CommitLog`."""
 
-    def __init__(self, sink: DeltaTableSink) -> None:
-        self._sink = sink
+    def __init__(self, root: Files, app: str) -> None:
+        self._root = root
+        self._app = app
 
     def listing(self, *, after: int) -> LogListing:
-        return log.listing(self._sink.root, after=after)
+        return log.listing(self._root, after=after)
 
     def read(self, version: int) -> LoggedCommit | None:
-        found = log.read(self._sink.root, version)
-        return None if found is None else LoggedCommit(entry=found[0], commit=self._sink.table_commit(found[1]))
+        return log.read(self._root, version, app=self._app)
 
     def apply_again(self, *, version: int, of_version: int, paths: Collection[str], now: float) -> int:
-        return log.apply_again(self._sink.root, version=version, of_version=of_version, paths=paths, now=now)
+        return log.apply_again(self._root, version=version, of_version=of_version, paths=paths, now=now)
 
 
 class LoadedDelta:

@@ -8,11 +8,11 @@ it as unknown. So a file with bounds has, for each indexed column,
 - of a list, map or binary: nothing, as these are not compared,
 - of another type: minimum, maximum and the number of nulls, or only that number if all values are null.
 
-Otherwise the file has no bounds, only the numbers of rows and nulls. A column that is added later is all null in older
-files, which must then say so: see `penstock.sinks.parquet.with_columns`.
+Otherwise the file has no bounds, only the numbers of rows and nulls. A column that is added later is null in all older
+files, and their statistics must then say so: see `penstock.sinks.parquet.with_columns`.
 
-Indexed are the first columns of the table, 32 by default. Readers count the fields of structs or partition columns in
-different ways; here neither counts, so this is the largest of their sets.
+The first columns of the table are indexed, 32 by default. Readers disagree on whether the fields of structs and the
+partition columns count; here neither counts, so this set contains that of every reader.
 """
 
 import json
@@ -41,7 +41,7 @@ def indexed_columns(
     """Return the columns that readers may use to skip files of a table with these columns and properties."""
     stored = [field for field in schema if field.name not in partition_by]
     if configuration.get(_STATISTICS_COLUMNS_KEY) is not None:
-        return stored  # more than the named ones do no harm
+        return stored  # bounds of more columns than the named ones do no harm
     try:
         number = int(configuration.get(_INDEXED_COLUMNS_KEY) or INDEXED_COLUMNS)
     except ValueError:
@@ -59,7 +59,7 @@ def encode(rows: int, statistics: Statistics, indexed: Sequence[pa.Field]) -> st
     return _json({**found, "nullCount": nulls})
 
 
-def gives_bounds(rows: int, statistics: Statistics, indexed: Sequence[pa.Field]) -> bool:
+def encodes_bounds(rows: int, statistics: Statistics, indexed: Sequence[pa.Field]) -> bool:
     """Return True if `encode` includes bounds."""
     return _ranges(rows, statistics, indexed) is not None
 

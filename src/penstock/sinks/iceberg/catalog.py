@@ -26,23 +26,13 @@ from pyiceberg.catalog import Catalog as PyIcebergClient
 from pyiceberg.catalog import infer_catalog_type, load_catalog
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.exceptions import (
-    AuthorizationExpiredError,
     CommitFailedException,
-    CommitStateUnknownException,
-    ForbiddenError,
     NamespaceAlreadyExistsError,
     NoSuchIcebergTableError,
-    NoSuchNamespaceError,
     NoSuchPropertyException,
     NoSuchTableError,
-    NotInstalledError,
-    OAuthError,
-    RESTError,
-    ServerError,
-    ServiceUnavailableError,
     TableAlreadyExistsError,
     TooManyRequestsError,
-    UnauthorizedError,
 )
 from pyiceberg.table import Table, TableProperties
 from pyiceberg.table.metadata import TableMetadata
@@ -51,7 +41,6 @@ from pyiceberg.table.update import TableRequirement, TableUpdate
 from pyiceberg.typedef import RecursiveDict
 from pyiceberg.utils.config import Config
 from requests import Session
-from requests.exceptions import InvalidSchema, InvalidURL, MissingSchema, RequestException
 
 from penstock.errors import (
     ConfigurationError,
@@ -62,8 +51,9 @@ from penstock.errors import (
     TemporaryError,
 )
 from penstock.sinks.catalogs.name import CatalogName
+from penstock.sinks.iceberg.catalog_errors import CatalogErrors
 from penstock.sinks.iceberg.features import FORMAT_VERSION
-from penstock.sinks.iceberg.file_io import TableFileIO, relative_path
+from penstock.sinks.iceberg.file_io import TableFileIO, is_root, relative_path
 from penstock.sinks.iceberg.folder import KEPT, METADATA_FOLDER, StoredMetadata
 from penstock.storage.aws import Aws, MadeOnce, bounded_session
 from penstock.storage.files import Files
@@ -75,8 +65,6 @@ RESPONSE_SECONDS = 30.0
 GLUE_RETRIES_MAX = 1
 LOADS_MAX = 3  # a metadata file may be deleted, after many commits, before it is read
 
-REASON_CHARS_MAX = 300
-
 _TYPES = ("rest", "glue", "sql")
 _OWN_CODE = "py-catalog-impl"
 _NEW_TABLE = {
@@ -86,13 +74,6 @@ _NEW_TABLE = {
 }
 _SNAPSHOT_NAME = "snap-"  # begins the name of each snapshot's file
 _METADATA_NAME = re.compile(r".+\.metadata\.json(\.gz)?|.+\.gz\.metadata\.json")
-
-_SECRET_KEY = re.compile(r"secret|token|credential|password|passphrase|authorization|\bkey\b", re.IGNORECASE)
-_SECRET_CHARS_MIN = 4  # a shorter value would be found in innocent words
-_PASSWORD_IN_URL = re.compile(r"(//[^/\s:@]*):[^@\s]*@")
-_DENIED = re.compile(r"permission denied|access.?denied|password authentication failed|not authorized|forbidden", re.I)
-_DENIED_CODES = re.compile(r"AccessDenied|UnrecognizedClient|InvalidClientToken|ExpiredToken|SignatureDoesNotMatch")
-_BUSY_CODES = re.compile(r"Throttl|TooManyRequests|InternalService|InternalFailure|OperationTimeout|ServiceUnavailable")
 
 
 class PyIcebergCatalog:
@@ -104,9 +85,8 @@ class PyIcebergCatalog:
         self.io = TableFileIO(root)
         self._root = root
         self._identifier = name.parts
-        # Any thread may write these, with the same values:
-        self._opened: _OpenCatalog | None = None
-        self._secrets: frozenset[str] = frozenset()  # of the configuration
+        self._errors = CatalogErrors(name)
+        self._opened: _OpenCatalog | None = None  # any thread may write it, with the same value
 
     def exists(self) -> bool:
         """Return True if the catalog has the table."""
@@ -130,7 +110,7 @@ class PyIcebergCatalog:
                 )
         if table is None:
             return None
-        if relative_path(self._root, f"{table.metadata.location}/x") != "x":
+        if not is_root(self._root, table.metadata.location):
             raise TableError(
                 f"The catalog has another table as {self.name}: it is at {table.metadata.location}, and not at "
                 f"{self._root}. Declare another name (catalog, --catalog), or that location."
@@ -150,7 +130,7 @@ class PyIcebergCatalog:
             raise PublishConflict(f"{self._root.uri}: another writer created {self.name}") from error
         except Exception as error:
             self._raise_after_commit(error, "created")
-        if relative_path(self._root, f"{made.metadata.location}/x") != "x":
+        if not is_root(self._root, made.metadata.location):
             raise TableError(
                 f"The catalog put the new table {self.name} at {made.metadata.location}, and not at {self._root}: it "
                 "assigns locations, so Penstock cannot write to it. Delete that empty table, and use another catalog."
@@ -168,10 +148,10 @@ class PyIcebergCatalog:
             with self._client() as client:
                 response = client.commit_table(table, tuple(requirements), tuple(updates))
         except (CommitFailedException, NoSuchTableError) as error:
-            raise PublishConflict(f"{self._root.uri}: {self._reason(error)}") from error
+            raise PublishConflict(f"{self._root.uri}: {self._errors.reason(error)}") from error
         except Exception as error:
             self._raise_after_commit(error, "changed", base=base)
-        self._after(base.metadata, response.metadata)
+        self._delete_old_metadata(base.metadata, response.metadata)
 
     def is_unused(self, stored: StoredMetadata, path: str) -> bool:
         """Return True if the file is metadata that the newest metadata does not name as one of its last versions."""
@@ -186,8 +166,8 @@ class PyIcebergCatalog:
                     return client.load_table(self._identifier)
             except (NoSuchIcebergTableError, NoSuchPropertyException) as error:
                 raise TableError(
-                    f"The catalog's entry {self.name} is not that of an Iceberg table ({self._reason(error)}); declare "
-                    "another name (catalog, --catalog)."
+                    f"The catalog's entry {self.name} is not that of an Iceberg table ({self._errors.reason(error)}); "
+                    "declare another name (catalog, --catalog)."
                 ) from error
             except NoSuchTableError:
                 return None
@@ -196,12 +176,12 @@ class PyIcebergCatalog:
             except Exception as error:
                 self._raise(error)
         raise TableError(
-            f"The catalog's entry {self.name} names a metadata file that does not exist ({self._reason(missing)}); "
-            "restore that file, or register an older one."
+            f"The catalog's entry {self.name} names a metadata file that does not exist "
+            f"({self._errors.reason(missing)}); restore that file, or register an older one."
         ) from missing
 
     def _was_written(self) -> bool:
-        """Return True if a commit was begun, and so the catalog once had the table."""
+        """Return True if a commit began: then the catalog had the table once."""
         return any(name.startswith(_SNAPSHOT_NAME) for name in self._root.names(METADATA_FOLDER))
 
     def _create(self, client: PyIcebergClient, metadata: TableMetadata) -> Table:
@@ -224,10 +204,10 @@ class PyIcebergCatalog:
         if not self._root.is_local and re.search(r"[?#]", str(self._root)):
             raise TableError(f"A table in a catalog cannot be at {self._root}: its prefix has a ? or a #.")
 
-    def _after(self, before: TableMetadata, now: TableMetadata) -> None:
-        """Delete the metadata files that left the table's log, if its properties say so.
+    def _delete_old_metadata(self, before: TableMetadata, now: TableMetadata) -> None:
+        """Delete the metadata files that a commit removed from the table's log, if the table's properties say so.
 
-        The commit has succeeded: a vacuum makes up for a failure here.
+        The commit has succeeded, so a failure is ignored: a vacuum deletes these files later.
         """
         if now.properties.get(TableProperties.METADATA_DELETE_AFTER_COMMIT_ENABLED, "").lower() != "true":
             return
@@ -237,11 +217,9 @@ class PyIcebergCatalog:
             with suppress(TemporaryError, TableError):
                 self._root.delete(paths)
 
-    # -- calls and errors ----------------------------------------------------------------------------------------
-
     @contextmanager
     def _client(self) -> Iterator[PyIcebergClient]:
-        """Return the catalog, for one thread at a time: PyIceberg does not say that several may use one."""
+        """Lend the catalog to one thread at a time: PyIceberg does not document it as thread-safe."""
         opened = self._opened
         if opened is None:
             opened = self._opened = self._open()
@@ -251,11 +229,11 @@ class PyIcebergCatalog:
     def _open(self) -> "_OpenCatalog":
         name = self.name.scheme
         found = self._configuration()
-        self._secrets = frozenset(_secrets(found))
+        self._errors.hide(found)
         try:
             kind = str(found.get("type") or cast(Any, infer_catalog_type(name, found)).value).lower()
         except ValueError as error:
-            raise self._misconfigured(error) from error
+            raise self._errors.misconfigured(error) from error
         if kind not in _TYPES or _OWN_CODE in found:
             raise ConfigurationError(
                 f"The catalog {name} is of the type {found.get(_OWN_CODE) or kind}, which Penstock does not use; the "
@@ -265,10 +243,10 @@ class PyIcebergCatalog:
         try:
             opened = _open_catalog(kind, name, json.dumps(found, sort_keys=True), aws)
         except (ValueError, KeyError) as error:  # also a server that is no catalog
-            raise self._misconfigured(error) from error
+            raise self._errors.misconfigured(error) from error
         except Exception as error:
             self._raise(error)
-        self._secrets |= frozenset(_secrets(opened.client.properties))  # a server may add some
+        self._errors.hide(opened.client.properties)  # a server may add some
         return opened
 
     def _configuration(self) -> RecursiveDict:
@@ -290,7 +268,7 @@ class PyIcebergCatalog:
 
     def _raise(self, error: Exception) -> NoReturn:
         """Raise the Penstock exception for a failed request that changes nothing."""
-        fault = self._fault(error)
+        fault = self._errors.translated(error)
         if fault is None or fault is error:
             raise error
         raise fault from error
@@ -301,7 +279,7 @@ class PyIcebergCatalog:
         A refusal is a conflict, too, if the table has changed since it was read: a catalog refuses a snapshot with a
         number that another branch has used, and the removal of a snapshot that has expired meanwhile.
         """
-        fault = self._fault(error)
+        fault = self._errors.translated(error)
         if fault is None or fault is error:  # Penstock's own: the catalog could not be opened
             raise error
         if isinstance(fault, ConfigurationError | TableDenied) or isinstance(error, TooManyRequestsError):
@@ -309,7 +287,7 @@ class PyIcebergCatalog:
         if isinstance(fault, TableError) and not (base is not None and self._has_moved(base)):
             raise fault from error
         raise PublishConflict(
-            f"{self._root.uri}: it is unknown if {self.name} was {done} ({self._reason(error)})"
+            f"{self._root.uri}: it is unknown if {self.name} was {done} ({self._errors.reason(error)})"
         ) from error
 
     def _has_moved(self, base: StoredMetadata) -> bool:
@@ -318,93 +296,6 @@ class PyIcebergCatalog:
         except PenstockError:  # the caller meets it when it loads the table again
             return True
         return now is None or now.location != base.location or now.metadata != base.metadata
-
-    def _fault(self, error: Exception) -> PenstockError | None:
-        """Return the Penstock exception for an error of PyIceberg or a library below; None for an unknown one."""
-        if isinstance(error, PenstockError):
-            return error
-        if isinstance(error, NotInstalledError | ModuleNotFoundError):
-            return self._lacking(error)
-        if isinstance(error, UnauthorizedError | AuthorizationExpiredError | ForbiddenError | OAuthError):
-            return self._denied(error)
-        if isinstance(error, InvalidURL | InvalidSchema | MissingSchema):
-            return self._misconfigured(error)
-        if isinstance(
-            error,
-            RequestException
-            | ServerError
-            | ServiceUnavailableError
-            | TooManyRequestsError
-            | CommitStateUnknownException
-            | NoSuchNamespaceError  # these two: deleted meanwhile
-            | NoSuchTableError,
-        ):
-            return self._unavailable(error)
-        library = type(error).__module__.partition(".")[0]
-        if library in ("botocore", "boto3"):
-            return self._aws_fault(error)
-        if library == "sqlalchemy":
-            return self._sql_fault(error)
-        if isinstance(error, OSError):  # of the file access to metadata
-            return self._denied(error) if _DENIED.search(str(error)) else self._unavailable(error)
-        refusals = RESTError | NotImplementedError | ValueError | CommitFailedException | NoSuchPropertyException
-        if isinstance(error, refusals):
-            return TableError(f"The catalog refuses {self.name}: {self._reason(error)}.")
-        return None
-
-    def _aws_fault(self, error: Exception) -> PenstockError:
-        response = getattr(error, "response", None)
-        if response is not None:
-            code = str(response.get("Error", {}).get("Code", ""))
-            if _DENIED_CODES.search(code):
-                return self._denied(error)
-            if _BUSY_CODES.search(code) or response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0) >= 500:
-                return self._unavailable(error)
-            return TableError(f"The catalog refuses {self.name}: {self._reason(error)}.")
-        kind = type(error).__name__
-        if "Credential" in kind or "Token" in kind:
-            return self._denied(error)
-        if re.search(r"Connection|Timeout|HTTPClient|Endpoint", kind):
-            return self._unavailable(error)
-        return self._misconfigured(error)
-
-    def _sql_fault(self, error: Exception) -> PenstockError:
-        if _DENIED.search(str(getattr(error, "orig", error))):
-            return self._denied(error)
-        kind = type(error).__name__
-        if kind in ("ArgumentError", "NoSuchModuleError"):
-            return self._misconfigured(error)
-        if kind in ("ProgrammingError", "DataError", "NotSupportedError"):
-            return TableError(f"The catalog refuses {self.name}: {self._reason(error)}.")
-        return self._unavailable(error)
-
-    def _denied(self, error: Exception) -> TableDenied:
-        return TableDenied(
-            f"The catalog denies access to {self.name} ({self._reason(error)}); check the credentials of the catalog "
-            f"{self.name.scheme} in PyIceberg's configuration, and their rights."
-        )
-
-    def _unavailable(self, error: Exception) -> TemporaryError:
-        return TemporaryError(f"The catalog of {self.name} is not available ({self._reason(error)}).")
-
-    def _misconfigured(self, error: Exception) -> ConfigurationError:
-        return ConfigurationError(
-            f"The catalog {self.name.scheme} cannot be used ({self._reason(error)}); check its description in "
-            "PyIceberg's configuration."
-        )
-
-    def _lacking(self, error: Exception) -> ConfigurationError:
-        missing = getattr(error.__cause__ or error, "name", None)
-        needs = f"the package {missing}, which is not installed" if missing else f"a package: {self._reason(error)}"
-        return ConfigurationError(f"The catalog {self.name.scheme} needs {needs}; install it in this environment.")
-
-    def _reason(self, error: Exception) -> str:
-        """Return the error in one short line without secrets."""
-        text = str(getattr(error, "orig", None) or error) or type(error).__name__  # SQLAlchemy adds the statement
-        text = " ".join(text.split("\n", 1)[0].split())
-        for secret in sorted(self._secrets, key=len, reverse=True):
-            text = text.replace(secret, "***")
-        return _PASSWORD_IN_URL.sub(r"\1:***@", text)[:REASON_CHARS_MAX].rstrip(".: ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -476,16 +367,3 @@ def _bounded_uri(uri: str) -> str:
     if "options=" not in uri:
         bounds += f"&options=-c%20statement_timeout%3D{milliseconds}"
     return f"{uri}{'&' if '?' in uri else '?'}{bounds}"
-
-
-def _secrets(properties: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the values of a configuration that must not be shown."""
-    for key, value in properties.items():
-        if isinstance(value, Mapping):
-            yield from _secrets(value)
-        elif isinstance(value, str) and _SECRET_KEY.search(key):
-            yield from (one for one in (value, value.partition(":")[2]) if len(one) >= _SECRET_CHARS_MIN)
-        elif isinstance(value, str) and "://" in value:
-            password = value.partition("://")[2].partition("@")[0].partition(":")[2]
-            if len(password) >= _SECRET_CHARS_MIN:
-                yield password

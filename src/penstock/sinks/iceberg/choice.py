@@ -1,7 +1,7 @@
 """The catalog of a table: its folder, or one of PyIceberg's configuration that the declaration of the table names.
 
-A table in a catalog has a file `CATALOG_FILE` with the catalog's name and the table's name in it, written before the
-table is created. So commands and readers find the newest metadata with nothing but the table's address. A table
+Beside a table in a catalog is the file `CATALOG_FILE` with the catalog's name and the table's name in it. It is written
+before the table is created, so commands and readers need only the table's address to find the newest metadata. A table
 without that file has its folder as catalog, and keeps it.
 """
 
@@ -16,7 +16,7 @@ from penstock.errors import TableError
 from penstock.sinks.catalogs.name import CatalogName
 from penstock.sinks.checks import mark_table
 from penstock.sinks.iceberg.catalog import PyIcebergCatalog
-from penstock.sinks.iceberg.file_io import TableFileIO, relative_path
+from penstock.sinks.iceberg.file_io import TableFileIO, is_root
 from penstock.sinks.iceberg.folder import METADATA_FOLDER, FolderCatalog, StoredMetadata
 from penstock.sinks.registry import CATALOG_FILE
 from penstock.storage.files import Files
@@ -57,10 +57,10 @@ class MetadataCatalog(Protocol):
 
 
 class CatalogChoice:
-    """Finds the catalog of one table. Any thread may call it: the worst that a race does is to look again."""
+    """Finds the catalog of one table. Any thread may call it: a race costs at most another read of the file."""
 
     def __init__(self, root: Files, declared: CatalogName | None) -> None:
-        """``declared`` None: the table is in the catalog that it remembers, if it does."""
+        """``declared`` None: the table is in the catalog that it remembers, or else in its folder."""
         self._root = root
         self._declared = declared
         self._folder = FolderCatalog(root)
@@ -68,7 +68,7 @@ class CatalogChoice:
         self._settled: MetadataCatalog | None = None  # set while the table exists: its catalog does not change
 
     def current(self) -> MetadataCatalog:
-        """Return the table's catalog, without asking it.
+        """Return the table's catalog, without a request to it.
 
         Raises `TableError` if the table is in another catalog than the declared one, or was moved.
         """
@@ -86,12 +86,12 @@ class CatalogChoice:
 
     def owns_metadata(self) -> bool:
         """Return True if the metadata folder has no files of another catalog."""
-        if self._declared is None and self._remembered() is None:
-            return self._folder.owns_folder()
-        return self._remembered() is not None or not self._root.names(METADATA_FOLDER)
+        if self._remembered() is not None:
+            return True
+        return self._folder.owns_folder() if self._declared is None else not self._root.names(METADATA_FOLDER)
 
     def settle(self, catalog: MetadataCatalog) -> None:
-        """Keep the catalog, in which the table was found. Writes its name beside the table if it is not there yet."""
+        """Keep the catalog in which the table was found, and write its name beside the table if it is not there yet."""
         if self._settled is None:
             if isinstance(catalog, PyIcebergCatalog) and self._remembered() is None:  # another program's table
                 mark_table(self._root)
@@ -99,7 +99,7 @@ class CatalogChoice:
             self._settled = catalog
 
     def unsettle(self) -> None:
-        """Look again next time: the catalog has no such table."""
+        """Find the catalog again at the next call: it has no such table."""
         self._settled = None
 
     def remember(self, catalog: MetadataCatalog) -> None:
@@ -135,7 +135,7 @@ class CatalogChoice:
             raise TableError(
                 f"The file {root}/{CATALOG_FILE} does not name a catalog and a table in it; restore it from a backup."
             ) from error
-        if relative_path(root, f"{location}/x") != "x":
+        if not is_root(root, location):
             raise TableError(
                 f"The table {root.uri} was moved or copied: the catalog {name} has it at {location}. Move it back "
                 "there, or write its rows to a new table."

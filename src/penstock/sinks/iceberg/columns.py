@@ -101,6 +101,17 @@ def metrics(statistics: Mapping[str, Any], columns: Schema, *, rows: int) -> dic
     }
 
 
+def columns_text(columns: pa.Schema) -> str:
+    """Return the value of the property `COLUMNS`."""
+    return encoding.encode(columns)
+
+
+def document(columns: pa.Schema) -> Mapping[str, Any]:
+    """Return the columns as the JSON document that Delta and Spark use."""
+    found: Mapping[str, Any] = json.loads(encoding.encode(columns))
+    return found
+
+
 def _fields(columns: Iterable[pa.Field], numbers: Iterator[int]) -> Sequence[iceberg.NestedField]:
     ids = [(next(numbers), field) for field in columns]  # columns of one level have consecutive numbers
     return [
@@ -218,14 +229,3 @@ def _stored(value: Any, kind: iceberg.PrimitiveType) -> Any:
     if isinstance(kind, (iceberg.TimestampType, iceberg.TimestamptzType)):
         return (datetime.fromisoformat(value.removesuffix("Z")) - _EPOCH) // timedelta(microseconds=1)
     return Decimal(value) if isinstance(kind, iceberg.DecimalType) else value
-
-
-def columns_text(columns: pa.Schema) -> str:
-    """Return the value of the property `COLUMNS`."""
-    return encoding.encode(columns)
-
-
-def document(columns: pa.Schema) -> Mapping[str, Any]:
-    """Return the columns as the JSON document that Delta and Spark use."""
-    found: Mapping[str, Any] = json.loads(encoding.encode(columns))
-    return found

@@ -1,4 +1,4 @@
-"""Check which Iceberg tables may be written. An allow-list, as for Delta (`penstock.sinks.delta.features`)."""
+"""Check which Iceberg tables may be written, by an allow-list as for Delta (`penstock.sinks.delta.features`)."""
 
 from collections.abc import Iterator
 

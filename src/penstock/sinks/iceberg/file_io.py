@@ -1,6 +1,6 @@
-"""PyIceberg's access to a table's metadata files, through the file operations of the rest of Penstock.
+"""PyIceberg's access to a table's metadata files, through the file operations that all of Penstock uses.
 
-So metadata is read and written with the credentials, durability and errors of all other files.
+So metadata has the same credentials, durability and errors as all other files.
 """
 
 import io
@@ -47,6 +47,11 @@ def relative_path(root: Files, location: str) -> str | None:
     return None
 
 
+def is_root(root: Files, location: str) -> bool:
+    """Return True if a table's location is this root, however it is spelled."""
+    return relative_path(root, f"{location}/x") == "x"
+
+
 class TableInput(InputFile):
     """One metadata file, read whole: PyIceberg reads all of it in any case."""
 
@@ -88,7 +93,7 @@ class TableOutput(OutputFile):
 
     def create(self, overwrite: bool = False) -> OutputStream:  # noqa: ARG002 -- PyIceberg's interface
         """Return the stream. Names are unique, so there is nothing to overwrite."""
-        return _Written(self)
+        return _BufferedOutput(self)
 
     def complete(self, data: bytes) -> None:
         """Write the file."""
@@ -96,7 +101,9 @@ class TableOutput(OutputFile):
         self._size_bytes = len(data)
 
 
-class _Written(io.BytesIO):
+class _BufferedOutput(io.BytesIO):
+    """The content of one file in memory, written when the stream is closed without an error."""
+
     def __init__(self, file: TableOutput) -> None:
         super().__init__()
         self._file = file

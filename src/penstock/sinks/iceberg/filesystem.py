@@ -1,4 +1,4 @@
-"""Arrow's view of files below a root that is not a local folder, for reading only."""
+"""Arrow's access to the files below a root that is not a local folder, for reading only."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack

@@ -6,9 +6,9 @@ and exactly one succeeds per number. ``metadata/version-hint.text`` names a rece
 by their folder, and to find the newest version without listing the folder. Iceberg's specification describes this
 layout as file system tables.
 
-Only the newest `KEPT` files are kept. A file is deleted after all older ones. So a version is the newest if the next
-one does not exist and the one before does: a process that was halted for many commits may create an old number again,
-but its predecessor is gone. Such a commit is reported as a conflict, and nothing reads its file.
+Only the newest `KEPT` files are kept, and a file is deleted only after all older ones. So a version is the newest if
+the next one does not exist and the one before does: a process that was halted for many commits may create an old number
+again, but its predecessor was deleted. Such a commit is reported as a conflict, and nothing reads its file.
 """
 
 import re
@@ -22,13 +22,14 @@ from pyiceberg.table.update import TableRequirement, TableUpdate, update_table_m
 
 from penstock.errors import PublishConflict, TableError, TemporaryError
 from penstock.sinks.iceberg.file_io import TableFileIO
+from penstock.sinks.version_file import create_version
 from penstock.storage.files import Files
 
 METADATA_FOLDER = "metadata"
 HINT_NAME = "version-hint.text"
 HINT = f"{METADATA_FOLDER}/{HINT_NAME}"
 KEPT = 100  # metadata files
-LOADS_MAX = 5  # the newest version may be superseded, and deleted, while it is looked for
+LOADS_MAX = 5  # the newest version may be superseded, and deleted, before it is read
 
 _NAME = re.compile(r"v([1-9]\d*)\.metadata\.json")
 
@@ -89,7 +90,7 @@ class FolderCatalog:
         if base.number and self._root.stat(_path(base.number)) is None:
             self._root.delete([_path(base.number + 1)])
             raise PublishConflict(f"{self._root.uri}: version {base.number} is no longer known")
-        self._after(base.number + 1)
+        self._finish_commit(base.number + 1)
 
     def is_unused(self, stored: StoredMetadata, path: str) -> bool:  # noqa: ARG002 -- for other catalogs
         """Return False: each commit deletes the metadata files beyond the newest `KEPT`."""
@@ -130,26 +131,14 @@ class FolderCatalog:
         return StoredMetadata(metadata=metadata, location=f"{self._root}/{path}", number=number)
 
     def _write(self, number: int, metadata: TableMetadata) -> None:
-        path = _path(number)
         text = metadata.model_dump_json(exclude_none=True).encode()
-        try:
-            # equal text: our own write succeeded, its reply was lost, and it was retried
-            if self._root.write_new(path, text) or self._root.read(path) == text:
-                return
-        except (TemporaryError, FileNotFoundError) as error:
-            if not self._is_ours(path, text):
-                raise PublishConflict(f"{self._root.uri}: {error}") from error
-            return
-        raise PublishConflict(f"{self._root.uri}: another writer committed version {number}")
+        create_version(self._root, _path(number), text, version=number)
 
-    def _is_ours(self, path: str, text: bytes) -> bool:
-        try:
-            return self._root.read(path) == text
-        except (TemporaryError, FileNotFoundError):
-            return False
+    def _finish_commit(self, number: int) -> None:
+        """Update the hint, and delete old versions.
 
-    def _after(self, number: int) -> None:
-        """Update the hint, and delete old versions. The commit has succeeded: later ones make up for a failure here."""
+        The version is committed, so a failure is ignored: the next commit does the same.
+        """
         with suppress(TemporaryError, TableError):
             self._root.write(HINT, str(number).encode())
             old = []

@@ -1,7 +1,7 @@
 """The history of an Iceberg table: its snapshots, and the ones that may expire.
 
-A snapshot is a commit; its sequence number is the version. The history goes back from the newest snapshot from parent
-to parent, up to the first that has expired. Version 0 is the creation, which has no snapshot.
+A snapshot is a commit; its sequence number is the version. The history goes from the newest snapshot back to its
+parent, and so on, up to the first that has expired. Version 0 is the creation, which has no snapshot.
 
 A table's metadata lists its snapshots, and every commit writes that list again. So each append also expires the oldest
 appends beyond a number (the table property `SNAPSHOTS_KEPT`, which Penstock sets for tables that it creates). That
@@ -161,7 +161,7 @@ def find_expired(
         file.file_path for one in leaving for status, file in _changes(one, io) if status is ManifestEntryStatus.DELETED
     }
     if gone:
-        gone -= _live(listed, io)
+        gone -= _live_paths(listed, io)
     return Expiry(
         snapshot_ids=[one.snapshot_id for one in expired],
         data_files=[path for location in gone if (path := relative_path(root, location)) is not None],
@@ -178,7 +178,7 @@ def _is_unnamed(path: str, used: Collection[str]) -> bool:
     return path.rpartition("/")[2] not in used
 
 
-def _live(listed: Mapping[str, Sequence[ManifestFile]], io: TableFileIO) -> set[str]:
+def _live_paths(listed: Mapping[str, Sequence[ManifestFile]], io: TableFileIO) -> set[str]:
     manifests = {manifest.manifest_path: manifest for some in listed.values() for manifest in some}
     return {
         entry.data_file.file_path

@@ -50,7 +50,7 @@ from penstock.sinks.iceberg import log
 from penstock.sinks.iceberg.choice import CatalogChoice, MetadataCatalog
 from penstock.sinks.iceberg.columns import COLUMNS, NAME_MAPPING
 from penstock.sinks.iceberg.features import check_features
-from penstock.sinks.iceberg.file_io import TableFileIO, relative_path
+from penstock.sinks.iceberg.file_io import TableFileIO, is_root, relative_path
 from penstock.sinks.iceberg.filesystem import arrow_filesystem
 from penstock.sinks.iceberg.folder import METADATA_FOLDER, StoredMetadata
 from penstock.sinks.iceberg.partitioning import fields_of, new_spec
@@ -108,7 +108,7 @@ class IcebergTableSink:
 
     @property
     def commit_log(self) -> None:
-        """None: metadata files are created only if they are absent, or committed by a catalog; none is replaced."""
+        """None: a metadata file is created only if it does not exist, or committed by a catalog, and never replaced."""
 
     def check_location(self) -> None:
         if not self._choice.current().exists():
@@ -127,6 +127,10 @@ class IcebergTableSink:
         check_features(table.metadata, where=self.uri)
         check_partitioning(table.partition_by, self._partition_by, table=self.uri)
         return table
+
+    @property
+    def retention_property(self) -> str:
+        return log.SNAPSHOTS_KEPT
 
     def load_version(self, version: int) -> "LoadedIceberg":
         """Return the snapshot of a version. Raises `TableError` if it has expired."""
@@ -210,7 +214,7 @@ class IcebergTableSink:
         if stored is None:
             self._choice.unsettle()
             return None
-        if relative_path(self._root, f"{stored.metadata.location}/x") != "x":
+        if not is_root(self._root, stored.metadata.location):
             raise TableError(
                 f"The table {self.uri} was moved or copied: its metadata says that it is at "
                 f"{stored.metadata.location}. Move it back there, or write its rows to a new table."
