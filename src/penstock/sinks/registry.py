@@ -9,6 +9,7 @@ without one is in the default format. A package is imported when a table is open
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol
@@ -30,6 +31,7 @@ _SCHEME = re.compile(r"([a-z][a-z0-9]*):(.*)", re.IGNORECASE | re.DOTALL)
 # the word before them, which then names a place and not a format.
 _LOCATION = re.compile(r"/(?!/)|\.{1,2}/|~|[a-z][a-z0-9.-]*:/", re.IGNORECASE)
 _PLACES = frozenset({"s3", "s3a", "s3n", "file"})  # an address such as s3:/lake is a typo of another kind
+_LIKENESS = 0.75  # of a misspelt scheme: "icebreg" and "detla", not "data"
 
 Version = tuple[int, ...]
 
@@ -89,17 +91,21 @@ def split_address(address: str) -> tuple[str, str]:
 def named_scheme(address: str) -> str | None:
     """Return the scheme that an address begins with, None if it names no format.
 
-    Raises `UsageError` if an address follows a scheme that is not registered: ``parquet:/lake/clicks`` would otherwise
-    be a folder here.
+    Raises `UsageError` if an address follows a scheme that is not registered, or if the scheme is misspelt:
+    ``parquet:/lake/clicks`` and ``icebreg:tables/clicks`` would otherwise be folders here.
     """
     found = _SCHEME.fullmatch(address)
     if found is None:
         return None
     if found[1] in SINKS:
         return found[1]
-    if found[1] not in _PLACES and _LOCATION.match(found[2]):
+    if found[1] in _PLACES:
+        return None
+    meant = get_close_matches(found[1].lower(), SINKS, n=1, cutoff=_LIKENESS)
+    if meant or _LOCATION.match(found[2]):
+        advice = f"write {meant[0]}:{found[2]}, or " if meant else "write "
         raise UsageError(
-            f"The table {address} is in no known format, as {found[1]} is not one of {', '.join(SINKS)}; write "
+            f"The table {address} is in no known format, as {found[1]} is not one of {', '.join(SINKS)}; {advice}"
             "./ before a folder that has such a name."
         )
     return None

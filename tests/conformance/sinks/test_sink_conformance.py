@@ -1,11 +1,24 @@
 """The contract of all sinks, for every table format."""
 
+import re
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.conformance.sinks.kit import FIRST, SCHEMA, SECOND, THIRD, Kit, append, loaded, write
+from tests.conformance.sinks.kit import (
+    FIRST,
+    SCHEMA,
+    SECOND,
+    THIRD,
+    DeltaKit,
+    IcebergKit,
+    Kit,
+    ToyKit,
+    append,
+    loaded,
+    write,
+)
 
 from penstock.errors import PublishConflict, PublishHalted, TableError, UsageError
 from penstock.objects.local_store import LocalStore
@@ -39,6 +52,25 @@ def test_a_folder_with_foreign_files_is_refused(kit: Kit, root: Path, name: str)
     (root / name).write_text("")
     with pytest.raises(TableError, match=name):
         kit.sink(root).load()
+
+
+@pytest.mark.parametrize(
+    ("made", "kit", "advice"),
+    [
+        (DeltaKit(), IcebergKit(), "write {root} (DeltaSink in an app)"),
+        (DeltaKit(), ToyKit(), "write {root} (DeltaSink in an app)"),
+        (IcebergKit(), DeltaKit(), "write iceberg:{root} (IcebergSink in an app)"),
+        (IcebergKit(), ToyKit(), "write iceberg:{root} (IcebergSink in an app)"),
+    ],
+)
+def test_a_table_in_another_format_is_refused_and_stays_as_it_is(root: Path, made: Kit, kit: Kit, advice: str) -> None:
+    made.sink(root).ensure_schema(SCHEMA)
+    before = sorted(root.rglob("*"))
+    sink = kit.sink(root)
+    for call in (sink.check_location, sink.load, lambda: sink.ensure_schema(SCHEMA)):
+        with pytest.raises(TableError, match=re.escape(advice.format(root=root))):
+            call()
+    assert sorted(root.rglob("*")) == before
 
 
 # Creating and changing the table
