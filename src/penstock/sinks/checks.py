@@ -95,9 +95,10 @@ def mark_table(root: Files) -> None:
 def check_partitioning(columns: Sequence[str], wanted: Sequence[str] | None, *, table: str) -> None:
     """Raise `TableError` if a table has other partition columns than ``wanted``. None: any are accepted."""
     if wanted is not None and list(columns) != list(wanted):
+        advice = f"--partition-by '{', '.join(columns)}'" if columns else "no --partition-by"
         raise TableError(
             f"The table {table} is partitioned by {_listed(columns)} and not by {_listed(wanted)}; ask for the same "
-            f"columns in the same order (--partition-by), or write to another table."
+            f"columns in the same order ({advice}), or write to another table."
         )
 
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
+from types import ModuleType
 from typing import TYPE_CHECKING, Protocol
 
-from penstock.errors import UsageError
+from penstock.errors import ConfigurationError, UsageError
 from penstock.storage.files import Files
 
 if TYPE_CHECKING:
@@ -134,11 +135,29 @@ def open_sink(
         partition_by: The partition columns; None: any partitioning, for reading only.
         scheme: The table's format.
         catalog: The declared catalog of a new table; None: none, or the one that an existing table remembers.
+
+    Raises `ConfigurationError` if PyIceberg's configuration cannot be parsed.
     """
     package = SINKS[scheme]
-    factory: SinkFactory = getattr(import_module(package.module), package.factory)
+    factory: SinkFactory = getattr(_imported(package.module), package.factory)
     named = {} if catalog is None else {"catalog": catalog}
     return factory(root, pipeline=pipeline, partition_by=partition_by, **named)
+
+
+def _imported(module: str) -> ModuleType:
+    """Import the package of a format. PyIceberg parses its configuration when it is imported, with strictyaml."""
+    try:
+        return import_module(module)
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] != "strictyaml":
+            raise
+        mark = getattr(error, "problem_mark", None)
+        where = "" if mark is None else f", line {mark.line + 1}"
+        problem = str(getattr(error, "problem", None) or type(error).__name__).strip()
+        raise ConfigurationError(
+            f"PyIceberg's configuration cannot be read: .pyiceberg.yaml{where}: {problem}. Correct that file; it is in "
+            "PYICEBERG_HOME, the home directory or the current one, and braces and brackets are not allowed in it."
+        ) from error
 
 
 def has_transforms(scheme: str) -> bool:

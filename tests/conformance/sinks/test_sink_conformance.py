@@ -125,8 +125,14 @@ def test_a_column_name_in_another_case_is_refused(sink: Sink) -> None:
 
 
 def test_other_partition_columns_are_refused(kit: Kit, sink: Sink, root: Path) -> None:
-    with pytest.raises(TableError, match="partitioned by nothing and not by name"):
+    with pytest.raises(TableError, match=r"partitioned by nothing and not by name; .* \(no --partition-by\)"):
         kit.sink(root, partition_by=["name"]).load()
+
+
+def test_the_partition_columns_of_the_table_are_named_as_the_option_to_give(kit: Kit, root: Path) -> None:
+    kit.sink(root, partition_by=["name", "id"]).ensure_schema(SCHEMA)
+    with pytest.raises(TableError, match=r"\(--partition-by 'name, id'\)"):
+        kit.sink(root).load()
 
 
 def test_a_partition_column_that_does_not_exist_is_refused_before_the_table_is_created(kit: Kit, root: Path) -> None:

@@ -197,8 +197,8 @@ def _catalogs(request: IngestRequest, where: TablePaths) -> tuple[CatalogName | 
         )
     if request.catalog is not None and where.scheme == DEFAULT_SCHEME:
         raise UsageError(
-            f"--catalog is for Iceberg tables, and {where.table} is a Delta table: --register lists it in Glue or "
-            "Unity Catalog."
+            f"--catalog is for Iceberg tables, and {where.table} is a Delta table: write iceberg:{where.table} for an "
+            "Iceberg table; --register lists a Delta table in Glue or Unity Catalog."
         )
     entry = None if request.register is None else catalog_name(request.register, table=where.table.uri)
     return entry, None if request.catalog is None else configured_name(request.catalog)

@@ -385,7 +385,10 @@ class PyIcebergCatalog:
         )
 
     def _unavailable(self, error: Exception) -> TemporaryError:
-        return TemporaryError(f"The catalog of {self.name} is not available ({self._reason(error)}).")
+        return TemporaryError(
+            f"The catalog of {self.name} is not available ({self._reason(error)}); try again later, or correct the uri "
+            f"of {self.name.scheme} in PyIceberg's configuration."
+        )
 
     def _misconfigured(self, error: Exception) -> ConfigurationError:
         return ConfigurationError(
