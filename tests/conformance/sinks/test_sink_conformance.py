@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,7 +25,7 @@ from penstock.errors import PublishConflict, PublishHalted, TableError, UsageErr
 from penstock.objects.local_store import LocalStore
 from penstock.objects.scanner import Scanner
 from penstock.sinks.manifest import attempt_token
-from penstock.sinks.sink import Position, Sink
+from penstock.sinks.sink import Position, Sink, TableSink
 
 # Without a table
 
@@ -66,7 +67,7 @@ def test_a_folder_with_foreign_files_is_refused(kit: Kit, root: Path, name: str)
 def test_a_table_in_another_format_is_refused_and_stays_as_it_is(root: Path, made: Kit, kit: Kit, advice: str) -> None:
     made.sink(root).ensure_schema(SCHEMA)
     before = sorted(root.rglob("*"))
-    sink = kit.sink(root)
+    sink = cast(TableSink, kit.sink(root))
     for call in (sink.check_location, sink.load, lambda: sink.ensure_schema(SCHEMA)):
         with pytest.raises(TableError, match=re.escape(advice.format(root=root))):
             call()
