@@ -5,6 +5,9 @@ The suites of all sinks also run with each kind of catalog, most of them in the 
 
 import json
 import os
+import re
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -394,7 +397,9 @@ def test_a_catalog_that_cannot_be_reached_is_a_temporary_error(
 ) -> None:
     sink = made(root)
     monkeypatch.setenv(f"PYICEBERG_CATALOG__{NAME.upper()}__URI", "http://127.0.0.1:1")
-    with pytest.raises(TemporaryError, match=r"The catalog of lake:web\..* is not available"):
+    with pytest.raises(
+        TemporaryError, match=r"The catalog of lake:web\..* is not available .*; .* correct the uri of lake"
+    ):
         sink_at(root).load()
     assert loaded(sink).version == 0
 
@@ -429,6 +434,36 @@ def test_an_unusable_configuration_is_one_sentence_without_secrets(
         sink_at(root).load()
     assert SECRET not in str(raised.value)
     assert not root.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("catalog:\n  lake: {type: sql}\n", r"\.pyiceberg\.yaml, line 2: .*flow mapping.*Correct that file"),
+        ("catalog:\n\tlake:\n", r"\.pyiceberg\.yaml, line 2: "),
+    ],
+)
+def test_a_configuration_that_cannot_be_parsed_is_one_sentence(tmp_path: Path, text: str, problem: str) -> None:
+    (tmp_path / ".pyiceberg.yaml").write_text(text)
+    script = (
+        "import sys\n"
+        "from penstock.errors import ConfigurationError\n"
+        "from penstock.sinks.registry import open_sink\n"
+        "from penstock.storage.local import LocalFiles\n"
+        "try:\n"
+        "    open_sink(LocalFiles(sys.argv[1]), pipeline='p', scheme='iceberg')\n"
+        "except ConfigurationError as error:\n"
+        "    print(error)\n"
+    )
+    ran = subprocess.run(  # PyIceberg reads its configuration when it is imported, once a process
+        [sys.executable, "-c", script, str(tmp_path / "table")],
+        env={**os.environ, "PYICEBERG_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert re.search(problem, ran.stdout)
+    assert ran.stdout.count("\n") == 1
 
 
 def test_a_database_that_cannot_be_reached_is_a_temporary_error_without_the_password(

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg.table import StaticTable
 from pyiceberg.table.snapshots import Operation
 from pyiceberg.table.update import SetPropertiesUpdate, TableUpdate
 from tests.conformance.sinks.kit import FIRST, PIPELINE, SCHEMA, SECOND, append, iceberg_table, write
@@ -163,6 +164,16 @@ def test_polars_reads_all_columns_and_filters(readable: Path) -> None:
     filters = {one: one.replace(" = '", " = date '") if "day" in one or "born" in one else one for one in _FILTERS}
     found = {one: frame.filter(pl.sql_expr(text)).collect().height for one, text in filters.items()}
     assert found == _FILTERS
+
+
+def test_pyiceberg_and_polars_read_the_newest_version_by_the_folder(tmp_path: Path) -> None:
+    root = tmp_path / "clicks"
+    sink = sink_at(root)
+    sink.ensure_schema(SCHEMA)
+    for seq in (1, 2):
+        published(sink, root, seq)
+    assert sorted(StaticTable.from_metadata(str(root)).scan().to_arrow()["id"].to_pylist()) == [1, 2]
+    assert sorted(pl.scan_iceberg(str(root)).collect()["id"].to_list()) == [1, 2]
 
 
 def test_the_sinks_own_dataset_reads_all_columns_and_filters(readable: Path) -> None:
