@@ -16,9 +16,13 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 from duckdb_extensions import import_extension  # type: ignore[import-untyped]  # it has no types
-from pyiceberg.table.snapshots import Operation
-from pyiceberg.table.update import SetPropertiesUpdate, TableUpdate
-from tests.conformance.sinks.kit import FIRST, PIPELINE, SCHEMA, SECOND, append, iceberg_table, write
+from pyiceberg.manifest import ManifestContent, ManifestFile, write_manifest_list
+from pyiceberg.table.refs import SnapshotRefType
+from pyiceberg.table.snapshots import Operation, Summary
+from pyiceberg.table.update import AddSnapshotUpdate, SetPropertiesUpdate, SetSnapshotRefUpdate, TableUpdate
+from pyiceberg.table.update.schema import UpdateSchema
+from pyiceberg.types import LongType
+from tests.conformance.sinks.kit import FIRST, PIPELINE, SCHEMA, SECOND, THIRD, append, iceberg_table, write
 from tests.conformance.sinks.test_sink_races import at_once
 from tests.services.aws_server import AwsServer
 
@@ -273,6 +277,155 @@ def test_a_table_with_deleted_rows_accepts_appends_and_no_compaction(sink: Icebe
     assert loaded(sink).position.seq == 2
 
 
+def test_deletes_that_no_summary_counts_are_found(sink: IcebergTableSink, root: Path) -> None:
+    published(sink, root, 1)
+    with_deletes(root)
+    assert loaded(sink).rows() is None
+    with pytest.raises(TableError, match="deleted single rows"):
+        loaded(sink).logged_files()
+
+
+def with_deletes(root: Path) -> None:
+    """Commit a snapshot with one more manifest, of delete files, as a writer that keeps no totals."""
+    found = stored(root)
+    files = FolderCatalog(LocalFiles(root)).io
+    before = found.metadata.current_snapshot()
+    assert before is not None
+    deletes = ManifestFile.from_args(
+        manifest_path=f"{root}/metadata/deletes.avro",
+        manifest_length=1,
+        partition_spec_id=0,
+        content=ManifestContent.DELETES,
+        sequence_number=2,
+        min_sequence_number=2,
+        added_snapshot_id=1,
+        added_files_count=1,
+        existing_files_count=0,
+        deleted_files_count=0,
+        added_rows_count=1,
+        existing_rows_count=0,
+        deleted_rows_count=0,
+    )
+    path = f"{root}/metadata/snap-1.avro"
+    with write_manifest_list(
+        format_version=2,
+        output_file=files.new_output(path),
+        snapshot_id=1,
+        parent_snapshot_id=before.snapshot_id,
+        sequence_number=2,
+        avro_compression="deflate",
+    ) as writer:
+        writer.add_manifests([*manifests_of(before, files), deletes])
+    snapshot = before.model_copy(
+        update={
+            "snapshot_id": 1,
+            "parent_snapshot_id": before.snapshot_id,
+            "sequence_number": 2,
+            "manifest_list": path,
+            "summary": Summary(Operation.OVERWRITE),
+        }
+    )
+    changed(
+        root,
+        AddSnapshotUpdate(snapshot=snapshot),
+        SetSnapshotRefUpdate(
+            ref_name="main",
+            type=SnapshotRefType.BRANCH,
+            snapshot_id=1,
+            max_ref_age_ms=None,
+            max_snapshot_age_ms=None,
+            min_snapshots_to_keep=None,
+        ),
+    )
+
+
+def test_spark_is_given_no_files_of_a_table_in_which_rows_were_deleted(sink: IcebergTableSink, root: Path) -> None:
+    from penstock.pipeline.spark.frames import frame_of
+
+    published(sink, root, 1)
+    with_deletes(root)
+    with pytest.raises(TableError, match=r"deleted single rows .* Read it with PyIceberg"):
+        frame_of(None, loaded(sink))  # type: ignore[arg-type] # Spark is not asked
+
+
+# Columns that other writers change
+
+
+def as_other_writer(root: Path, change: Callable[[UpdateSchema], object], *, maps_names: bool = True) -> None:
+    """Change the columns with PyIceberg. Not every engine keeps the name mapping right, as it does."""
+    before = stored(root)
+    with UpdateSchema(iceberg_table(root).transaction(), allow_incompatible_changes=True) as update:
+        change(update)
+        updates, _ = update._commit()
+        update._transaction._autocommit = False
+    kept = updates if maps_names else [one for one in updates if not isinstance(one, SetPropertiesUpdate)]
+    FolderCatalog(LocalFiles(root)).commit(before, (), kept)
+
+
+@pytest.mark.parametrize("maps_names", [True, False])
+def test_a_dropped_column_that_batches_still_have_is_added_with_all_its_values(
+    sink: IcebergTableSink, root: Path, maps_names: bool
+) -> None:
+    published(sink, root, 1)
+    as_other_writer(root, lambda update: update.delete_column("name"), maps_names=maps_names)
+    sink.ensure_schema(SCHEMA)
+    published(sink, root, 2)
+    rows = iceberg_table(root).scan(row_filter="id > 0").to_arrow().sort_by("id").to_pylist()
+    assert rows == [{"id": 1, "name": "n1"}, {"id": 2, "name": "n2"}]
+    assert iceberg_table(root).scan(row_filter="name = 'n2'").to_arrow().num_rows == 1
+    assert loaded(sink).dataset().to_table().num_rows == 2
+
+
+@pytest.mark.parametrize("maps_names", [True, False])
+def test_a_renamed_column_that_batches_have_under_its_old_name_is_refused(
+    sink: IcebergTableSink, root: Path, maps_names: bool
+) -> None:
+    published(sink, root, 1)
+    as_other_writer(root, lambda update: update.rename_column("name", "title"), maps_names=maps_names)
+    with pytest.raises(TableError, match=r"name of the table .* was renamed to title .* Rename title back to name"):
+        sink.ensure_schema(SCHEMA)
+    as_other_writer(root, lambda update: update.rename_column("title", "name"), maps_names=maps_names)
+    sink.ensure_schema(SCHEMA)
+    published(sink, root, 2)
+    rows = iceberg_table(root).scan().to_arrow().sort_by("id").to_pylist()
+    assert rows == [{"id": 1, "name": "n1"}, {"id": 2, "name": "n2"}]
+
+
+@pytest.mark.parametrize("maps_names", [True, False])
+def test_batches_with_the_new_name_of_a_renamed_column_are_read_with_the_old_ones(
+    sink: IcebergTableSink, root: Path, maps_names: bool
+) -> None:
+    published(sink, root, 1)
+    as_other_writer(root, lambda update: update.rename_column("name", "title"), maps_names=maps_names)
+    loaded(sink).append(append(2, THIRD, write(root, THIRD, id=[2], title=["n2"])))
+    rows = iceberg_table(root).scan().to_arrow().sort_by("id").to_pylist()
+    assert rows == [{"id": 1, "title": "n1"}, {"id": 2, "title": "n2"}]
+    with pytest.raises(TableError, match="were renamed"):
+        loaded(sink).check_readable()
+
+
+def test_parts_of_columns_that_another_writer_adds_get_their_names(sink: IcebergTableSink, root: Path) -> None:
+    columns = pa.schema([("id", pa.int64()), ("s", pa.struct([("a", pa.int64())]))])
+    nested = root.with_name("nested")
+    sink = sink_at(nested)
+    sink.ensure_schema(columns)
+    as_other_writer(nested, lambda update: update.add_column(("s", "b"), LongType()), maps_names=False)
+    loaded(sink).append(append(1, FIRST, write(nested, FIRST, id=[1], s=[{"a": 1, "b": 2}])))
+    assert iceberg_table(nested).scan().to_arrow().to_pylist() == [{"id": 1, "s": {"a": 1, "b": 2}}]
+
+
+@pytest.mark.parametrize("parts", [pa.struct([("b", pa.int64())]), pa.map_(pa.string(), pa.int64())])
+def test_a_column_named_like_a_part_of_another_one_is_refused_by_name(root: Path, parts: pa.DataType) -> None:
+    name = "a.b" if pa.types.is_struct(parts) else "a.key"
+    columns = pa.schema([("a", parts), (name, pa.int64())])
+    with pytest.raises(TableError, match=f"two columns or parts of columns with the name {name}"):
+        sink_at(root).ensure_schema(columns)
+    assert not root.exists()
+    sink_at(root).ensure_schema(pa.schema([columns.field(0)]))
+    with pytest.raises(TableError, match=f"two columns or parts of columns with the name {name}"):
+        sink_at(root).ensure_schema(columns)
+
+
 # Other writers
 
 
@@ -369,6 +522,12 @@ def test_a_table_without_the_property_keeps_all_snapshots(sink: IcebergTableSink
     for seq in range(1, 5):
         published(sink, root, seq)
     assert len(loaded(sink).metadata.snapshots) == 4
+
+
+def test_a_retention_that_is_no_number_is_named(sink: IcebergTableSink, root: Path) -> None:
+    changed(root, SetPropertiesUpdate(updates={"history.expire.max-snapshot-age-ms": "7 days"}))
+    with pytest.raises(TableError, match=r"max-snapshot-age-ms of the table at .* is '7 days', which is no number"):
+        loaded(sink).vacuum(retention_hours=None, dry_run=True)
 
 
 def test_a_commit_that_began_before_a_vacuum_cannot_succeed_after_it(sink: IcebergTableSink, root: Path) -> None:

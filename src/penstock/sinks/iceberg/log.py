@@ -123,8 +123,15 @@ def expire(snapshot_ids: Sequence[int]) -> RemoveSnapshotsUpdate:
 
 
 def retention_seconds(metadata: TableMetadata) -> float:
-    """Return the table's own retention of snapshots."""
-    return int(metadata.properties.get(SNAPSHOT_AGE, _SNAPSHOT_AGE_MS_DEFAULT)) / 1000
+    """Return the table's own retention of snapshots. Raises `TableError` for a property that is no number."""
+    text = metadata.properties.get(SNAPSHOT_AGE, str(_SNAPSHOT_AGE_MS_DEFAULT))
+    try:
+        return int(text) / 1000
+    except ValueError as error:
+        raise TableError(
+            f"The property {SNAPSHOT_AGE} of the table at {metadata.location} is {text!r}, which is no number of "
+            "milliseconds; correct it."
+        ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
