@@ -89,8 +89,8 @@ def split_address(address: str) -> tuple[str, str]:
 def named_scheme(address: str) -> str | None:
     """Return the scheme that an address begins with, None if it names no format.
 
-    Raises `UsageError` if an address follows a scheme that is not registered: ``parquet:/lake/clicks`` would otherwise
-    be a folder here.
+    Raises `UsageError` if an address follows a scheme that is not registered, and for a scheme in other letter case:
+    ``parquet:/lake/clicks`` and ``Iceberg:clicks`` would otherwise be Delta tables in folders of such names.
     """
     found = _SCHEME.fullmatch(address)
     if found is None:
@@ -101,6 +101,11 @@ def named_scheme(address: str) -> str | None:
         raise UsageError(
             f"The table {address} is in no known format, as {found[1]} is not one of {', '.join(SINKS)}; write "
             "./ before a folder that has such a name."
+        )
+    if found[1].lower() in SINKS:
+        raise UsageError(
+            f"The scheme of the table {address} is written {found[1].lower()}:, in lowercase letters; write ./ before "
+            "a folder that has such a name."
         )
     return None
 

@@ -19,7 +19,13 @@ from duckdb_extensions import import_extension  # type: ignore[import-untyped]  
 from pyiceberg.manifest import ManifestContent, ManifestFile, write_manifest_list
 from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.snapshots import Operation, Summary
-from pyiceberg.table.update import AddSnapshotUpdate, SetPropertiesUpdate, SetSnapshotRefUpdate, TableUpdate
+from pyiceberg.table.update import (
+    AddSnapshotUpdate,
+    RemovePropertiesUpdate,
+    SetPropertiesUpdate,
+    SetSnapshotRefUpdate,
+    TableUpdate,
+)
 from pyiceberg.table.update.schema import UpdateSchema
 from pyiceberg.types import LongType
 from tests.conformance.sinks.kit import FIRST, PIPELINE, SCHEMA, SECOND, THIRD, append, iceberg_table, write
@@ -31,6 +37,7 @@ from penstock.pipeline.maintenance.compact import compact
 from penstock.sinks.iceberg import folder
 from penstock.sinks.iceberg.folder import HINT, FolderCatalog, StoredMetadata
 from penstock.sinks.iceberg.log import SNAPSHOTS_KEPT, SNAPSHOTS_KEPT_DEFAULT
+from penstock.sinks.iceberg.position import property_of
 from penstock.sinks.iceberg.sink import IcebergTableSink, LoadedIceberg
 from penstock.sinks.iceberg.snapshots import MERGED_MANIFESTS, SnapshotMaker, manifests_of
 from penstock.sinks.manifest import DataFile, attempt_token
@@ -453,6 +460,17 @@ def test_commits_of_other_writers_keep_the_position_and_count_as_versions(sink: 
     commits = list(sink.commits())
     assert [one.version for one in commits] == [3, 2, 1, 0]
     assert [None if one.position is None else one.position.seq for one in commits] == [2, None, 1, None]
+
+
+def test_a_position_whose_property_was_removed_is_found_in_the_snapshots(sink: IcebergTableSink, root: Path) -> None:
+    for seq in (1, 2):
+        published(sink, root, seq)
+    position = loaded(sink).position
+    changed(root, RemovePropertiesUpdate(removals=[property_of(PIPELINE)]))
+    foreign_append(root)
+    assert (loaded(sink).position, position.seq) == (position, 2)
+    published(sink, root, 3)
+    assert (loaded(sink).position.seq, ids(root)) == (3, [1, 2, 3])
 
 
 def test_changed_table_properties_alone_make_older_snapshots_conflict(sink: IcebergTableSink, root: Path) -> None:

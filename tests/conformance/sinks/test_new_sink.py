@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.conformance.publishing.batch_maker import BatchMaker
@@ -140,6 +141,21 @@ def test_a_scheme_of_no_format_is_refused(address: str) -> None:
         table_paths(address)
     with pytest.raises(UsageError, match=f"^{re.escape(expected)}$"):
         DeltaSink(address)
+
+
+@pytest.mark.parametrize("address", ["Iceberg:clicks", "DELTA:lake/clicks", "Toy:a"])
+@pytest.mark.usefixtures("table_location")
+def test_a_scheme_in_other_letter_case_is_refused(address: str) -> None:
+    scheme = address.partition(":")[0].lower()
+    with pytest.raises(UsageError, match=rf"^The scheme of the table {address} is written {scheme}:, in lowercase"):
+        table_paths(address)
+
+
+@pytest.mark.parametrize("columns", [None, [None], [1], 5, [("day",)]])
+@pytest.mark.parametrize("option", ["partition_by", "order_by"])
+def test_columns_that_are_no_names_are_refused(option: str, columns: Any) -> None:
+    with pytest.raises(UsageError, match=f"^{option}=.* is no list of columns; write their names"):
+        DeltaSink("clicks", **{option: columns})
 
 
 @pytest.mark.parametrize("address", ["s3:/lake/a", "file:/lake/a"])

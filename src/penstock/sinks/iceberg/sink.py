@@ -279,11 +279,9 @@ class LoadedIceberg:
 
     @property
     def position(self) -> Position:
-        found = (
-            position_in(self.metadata.properties, self._pipeline)
-            if self._older is None
-            else log.position_at(self.metadata, self._older, self._pipeline)
-        )
+        found = None if self._older is not None else position_in(self.metadata.properties, self._pipeline)
+        if found is None and self._snapshot is not None:  # or another program removed the property
+            found = log.position_at(self.metadata, self._snapshot, self._pipeline)
         return found or Position(seq=0, attempt_token=None)
 
     @cached_property
