@@ -298,6 +298,15 @@ class RestatingHistory(TableHistory, Protocol):
         ...
 
 
+@runtime_checkable
+class SparseHistory(TableHistory, Protocol):
+    """The versions of a table that forgets additions earlier than removals."""
+
+    def earlier_removals(self) -> Iterator[TableCommit]:
+        """Yield the commits that removed files before those of `TableHistory.commits`, newest first."""
+        ...
+
+
 class TableSink(Sink, Protocol):
     """A table at an address, for everything that Penstock does with tables. See `penstock.sinks.registry`."""
 

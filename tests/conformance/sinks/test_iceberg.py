@@ -1,7 +1,7 @@
 """Iceberg tables: what readers see, which tables are refused, what a halted or killed writer leaves, and expiry."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
@@ -32,8 +32,9 @@ from tests.conformance.sinks.kit import FIRST, PIPELINE, SCHEMA, SECOND, THIRD, 
 from tests.conformance.sinks.test_sink_races import at_once
 from tests.services.aws_server import AwsServer
 
-from penstock.errors import PublishConflict, TableError, TemporaryError
+from penstock.errors import PublishConflict, PublishHalted, TableError, TemporaryError
 from penstock.pipeline.maintenance.compact import compact
+from penstock.pipeline.maintenance.table_history import BatchFiles, RowLossCheck
 from penstock.sinks.iceberg import folder
 from penstock.sinks.iceberg.folder import HINT, FolderCatalog, StoredMetadata
 from penstock.sinks.iceberg.log import SNAPSHOTS_KEPT, SNAPSHOTS_KEPT_DEFAULT
@@ -533,6 +534,50 @@ def test_metadata_stays_small_and_old_snapshots_expire(
     assert (oldest.position.seq, oldest.rows()) == (oldest.version, oldest.version)
     with pytest.raises(TableError, match=r"Version 1 of the table .* has expired"):
         sink.load_version(1)
+
+
+def foreign_change(root: Path, operation: Operation, *, added: Sequence[DataFile] = (), removed: str = "") -> None:
+    found = stored(root)
+    maker = SnapshotMaker(
+        metadata=found.metadata,
+        io=FolderCatalog(LocalFiles(root)).io,
+        location=found.metadata.location,
+        operation=operation,
+        added=[loaded(sink_at(root))._iceberg_file(file) for file in added],
+        removed={f"{root}/{removed}"} if removed else (),
+    )
+    changed(root, *maker.updates())
+
+
+def test_a_removal_is_found_behind_expired_appends_though_others_added_as_many_rows(
+    sink: IcebergTableSink, root: Path
+) -> None:
+    changed(root, SetPropertiesUpdate(updates={SNAPSHOTS_KEPT: "3"}))
+    foreign_change(root, Operation.APPEND, added=[write(root, "others", id=list(range(100)), name=["x"] * 100)])
+    file = write(root, FIRST, id=[1, 2], name=["a", "b"])
+    loaded(sink).append(append(1, FIRST, file))
+    foreign_change(root, Operation.OVERWRITE, removed=file.path)
+    for seq in range(2, 8):
+        published(sink, root, seq)
+    assert min(sink.versions()) > 3
+    with pytest.raises(PublishHalted, match=r"Version 3 of the table .* removed rows of batch 1"):
+        RowLossCheck(sink).check([BatchFiles(seq=1, paths=[file.path])], written=lambda seq: seq + 1)
+
+
+def test_files_that_were_merged_behind_expired_appends_are_no_loss(sink: IcebergTableSink, root: Path) -> None:
+    changed(root, SetPropertiesUpdate(updates={SNAPSHOTS_KEPT: "3"}))
+    published(sink, root, 1)
+    published(sink, root, 2)
+    compact(sink, clock=FakeClock(auto_advance=True))
+    for seq in range(3, 9):
+        published(sink, root, seq)
+    assert min(sink.versions()) > 3
+    merged = [file for commit in sink.earlier_removals() for file in commit.merged]
+    assert len(merged) == 2
+    check = RowLossCheck(sink)
+    check.check([BatchFiles(seq=1, paths=merged)], written=lambda _: 1_000)
+    with pytest.raises(PublishHalted, match="its log no longer says what became of files of this batch"):
+        check.check([BatchFiles(seq=1, paths=["data/other.parquet"])], written=lambda _: 1_000)
 
 
 def test_a_table_without_the_property_keeps_all_snapshots(sink: IcebergTableSink, root: Path) -> None:

@@ -61,6 +61,16 @@ def chain(metadata: TableMetadata) -> Sequence[KnownCommit]:
     return found
 
 
+def earlier_removals(metadata: TableMetadata) -> Sequence[KnownCommit]:
+    """Return the commits before the first gap in the history that removed files, newest first; see `surplus`."""
+    first = min((commit.version for commit in chain(metadata)), default=0)
+    return [
+        KnownCommit(version=one.sequence_number or 0, metadata=metadata, snapshot=one)
+        for one in sorted(metadata.snapshots, key=lambda one: -(one.sequence_number or 0))
+        if (one.sequence_number or 0) < first and DELETED_FILES in _fields(one)
+    ]
+
+
 def read(commit: KnownCommit, *, io: TableFileIO, root: Files, pipeline: str) -> TableCommit:
     """Return what a commit did. Raises `TableError` if its manifests cannot be read."""
     snapshot = commit.snapshot

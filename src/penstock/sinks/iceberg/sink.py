@@ -156,6 +156,10 @@ class IcebergTableSink:
     def commits(self) -> Iterator[TableCommit]:
         return map(self._read, self._chain())
 
+    def earlier_removals(self) -> Iterator[TableCommit]:
+        stored = self._choice.current().load()
+        return map(self._read, () if stored is None else log.earlier_removals(stored.metadata))
+
     def replace_files(
         self,
         *,
