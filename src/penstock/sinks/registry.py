@@ -104,7 +104,7 @@ def named_scheme(address: str) -> str | None:
         )
     if found[1].lower() in SINKS:
         raise UsageError(
-            f"The scheme of the table {address} is written {found[1].lower()}:, in lowercase letters; write ./ before "
+            f"The scheme of the table {address} is written {found[1].lower()}:, in lowercase; write ./ before "
             "a folder that has such a name."
         )
     return None

@@ -494,6 +494,17 @@ def test_the_newest_version_is_found_without_a_right_hint(sink: IcebergTableSink
     assert loaded(sink).position.seq == 3
 
 
+@pytest.mark.parametrize("name", ["v3.gz.metadata.json", "v3.metadata.json.gz"])
+def test_a_newer_version_that_another_writer_compressed_is_not_passed_over(
+    sink: IcebergTableSink, root: Path, name: str
+) -> None:
+    published(sink, root, 1)
+    (root / "metadata" / name).write_bytes(b"")
+    (root / HINT).write_text("3")
+    with pytest.raises(TableError, match=r"Version 3 of the table .* is by another writer and compressed"):
+        sink.load()
+
+
 def test_a_writer_halted_for_longer_than_versions_are_kept_changes_nothing(
     sink: IcebergTableSink, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -145,7 +145,7 @@ def test_a_scheme_of_no_format_is_refused(address: str) -> None:
 
 @pytest.mark.parametrize("address", ["Iceberg:clicks", "DELTA:lake/clicks", "Toy:a"])
 @pytest.mark.usefixtures("table_location")
-def test_a_scheme_in_other_letter_case_is_refused(address: str) -> None:
+def test_a_scheme_in_capitals_is_refused(address: str) -> None:
     scheme = address.partition(":")[0].lower()
     with pytest.raises(UsageError, match=rf"^The scheme of the table {address} is written {scheme}:, in lowercase"):
         table_paths(address)
