@@ -108,8 +108,8 @@ class FolderCatalog:
         if newest is not None and compressed is not None and compressed > newest:
             raise TableError(
                 f"Version {compressed} of the table {self._root.uri} is by another writer and compressed, which "
-                "Penstock does not read; let that writer set the property write.metadata.compression-codec to none, and "
-                "then commit once more."
+                "Penstock does not read; let that writer set the property write.metadata.compression-codec to none, "
+                "and then commit once more."
             )
         return newest
 
