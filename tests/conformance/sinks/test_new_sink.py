@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.conformance.publishing.batch_maker import BatchMaker
@@ -160,6 +161,13 @@ def test_a_misspelt_scheme_is_refused_with_the_right_one(address: str, meant: st
 @pytest.mark.parametrize("address", ["data:a", "s3:/lake/a", "./icebreg:a"])
 def test_a_name_that_resembles_no_format_is_a_place(address: str) -> None:
     assert split_address(address) == (DEFAULT_SCHEME, address)
+
+
+@pytest.mark.parametrize("columns", [None, [None], [1], 5, [("day",)]])
+@pytest.mark.parametrize("option", ["partition_by", "order_by"])
+def test_columns_that_are_no_names_are_refused(option: str, columns: Any) -> None:
+    with pytest.raises(UsageError, match=f"^{option}=.* is no list of columns; write their names"):
+        DeltaSink("clicks", **{option: columns})
 
 
 @pytest.mark.parametrize("address", ["s3:/lake/a", "file:/lake/a"])
