@@ -28,6 +28,7 @@ COMMANDS = (
         target="penstock.cli.objects:app",
         help="List objects and their states; retry failed ones.",
     ),
+    LazyCommand(name="table", panel=INSPECT, target="penstock.cli.table:app", help="Show rows of a table."),
     LazyCommand(
         name="dead",
         panel=REPAIR,
