@@ -74,7 +74,7 @@ ADMIN_COMMANDS = (
     LazyCommand(
         name="schema",
         target="penstock.cli.schema:app",
-        help="Show, compare and change the schema that an ingest remembers.",
+        help="Show, compare and change the schema and transform that a pipeline remembers.",
     ),
     LazyCommand(name="batches", target="penstock.cli.batches:app", help="List committed batches, and show one."),
     LazyCommand(
