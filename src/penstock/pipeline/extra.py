@@ -65,6 +65,19 @@ def require_arrow() -> None:
         )
 
 
+def require_rows(*formats: str) -> None:
+    """Raise `ConfigurationError`, naming the extra, if a package that reads the rows of tables is missing.
+
+    Imports nothing.
+    """
+    missing = [name for name in dict.fromkeys(["pyarrow", *_libraries(formats)]) if find_spec(name) is None]
+    if missing:
+        raise ConfigurationError(
+            f"Rows are read with {', '.join(missing)}, which cannot be found here: run pip install "
+            f"'penstock[{_extra(formats, missing)}]'."
+        )
+
+
 def require_quarantine(*formats: str) -> None:
     """Raise `ConfigurationError`, naming the extra, if a package that reads quarantined lines is missing.
 

@@ -34,7 +34,14 @@ from penstock.objects.reference import ObjectRef
 from penstock.objects.scanner import ScanReport
 from penstock.objects.selection import SkipReason
 from penstock.objects.watcher import Watcher
-from penstock.operations.ingest.pipeline import IngestPipeline, IngestRequest, check, queue_of, shared_settings
+from penstock.operations.ingest.pipeline import (
+    IngestPipeline,
+    IngestRequest,
+    check,
+    check_remembered_transform,
+    queue_of,
+    shared_settings,
+)
 from penstock.pipeline.spark.runtime import GivenSpark
 from penstock.pipeline.spark.source.added import with_added
 from penstock.pipeline.spark.source.options import ReadOptions
@@ -146,7 +153,7 @@ def _ingested(
         if shared is None:
             check_owner(state.ledger, where)
         record_format(where)
-        state.ledger.ensure_pipeline(where.pipeline)
+        check_remembered_transform(request, state.ledger.ensure_pipeline(where.pipeline), where)
         tables = Tables(
             where,
             state.ledger,
