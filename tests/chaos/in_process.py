@@ -162,6 +162,7 @@ class InProcessEngine:
                 bytes=summary.bytes,
                 manifest=encode(files),
                 quarantine_manifest=encode(summary.quarantine),
+                transform=self._declaration.transform_name,
             ),
             schema_id=columns.schema_id,
             new_schema=columns.new_schema,

@@ -144,13 +144,18 @@ def kill_in_turn(case: Case, deaths: Sequence[Death], *options: str) -> None:
     when it starts. All others recover in the ingest that is killed next, and the last one with ``options``.
     """
     held = number = 0
+    transform = options[options.index("--transform") + 1] if "--transform" in options else ""
     for death in deaths:
         number = add_two_batches(case, number)
         kill_beside_a_run(case, death, *options, held=held)
         if death.commits:
             module, case.module = case.module, IN_PROCESS
+            if transform:
+                case.accept_transform()  # this engine has none
             finish(case)
             case.module = module
+            if transform:
+                case.accept_transform(transform)
             held = number
     add_two_batches(case, number)
     finish(case, *options)

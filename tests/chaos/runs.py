@@ -205,6 +205,11 @@ class Case:
         """Run any command and check its exit code."""
         return self._start(arguments, before_exec=None, **settings).end().expect(code)
 
+    def accept_transform(self, name: str = "") -> None:
+        """Allow the next ingests to have another transform, or none."""
+        where = ("--table", self.address, "--data-dir", str(self.table / "_penstock"))
+        self.command("admin", "schema", "transform", name or "--none", *where)
+
     def show(self, path: Path) -> dict[str, Any]:
         """Return the newest version from `penstock objects show`."""
         shown = self.command("objects", "show", str(path), "--table", self.address, "--json")

@@ -81,6 +81,7 @@ class Faults:
         self._rounds += 1
         self._monkeypatch.setenv(FAULTS, str(faults))
         conf = json.dumps({**CONF, **logged_to(events)})
+        case.accept_transform("cluster_transforms:faulty")
         running = case.start("--transform", "cluster_transforms:faulty", spark_conf=conf)
         running.wait_until(lambda: _text(faults / WORKER) != "")
         number = self._cluster.number_of(_text(faults / WORKER))
@@ -122,6 +123,8 @@ def test_repeated_kills_lose_and_duplicate_nothing(
     dies_at, total = random.Random(SEED), SparkEvents()
     for first in range(0, 2 * ROUNDS * OBJECTS, 2 * OBJECTS):
         either.add_objects(range(first, first + OBJECTS))
+        if first:
+            either.accept_transform()
         either.ingest(code=KILLED, kill_at=dies_at.choice(DRIVER_DIES_AT).value)
         check_meanwhile(either.truth(), either.mirror())
         either.add_objects(range(first + OBJECTS, first + 2 * OBJECTS))

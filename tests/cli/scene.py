@@ -94,7 +94,13 @@ class Scene:
         return ObjectRef(bucket=LOCAL_BUCKET, key=f"{self.source}/{name}", size_bytes=1_000, etag=f"{version}-1000")
 
     def process(
-        self, *names: str, rows: int = 2, bad_lines: int = 0, version: str = "1", unknown: UnknownCounts | None = None
+        self,
+        *names: str,
+        rows: int = 2,
+        bad_lines: int = 0,
+        version: str = "1",
+        unknown: UnknownCounts | None = None,
+        transform: str | None = None,
     ) -> None:
         """Commit one batch, with its files written and not yet published."""
         with self._state() as state:
@@ -116,6 +122,7 @@ class Scene:
                         bytes=1_000 * len(names),
                         manifest=encode(files),
                         stage_seconds={"read and write": 1.25},
+                        transform=transform,
                     ),
                     schema_id=row.schema_id,
                     new_schema=None if row.table_schema == schema else schema,

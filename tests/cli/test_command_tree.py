@@ -68,13 +68,13 @@ def test_the_listed_help_is_the_first_line_of_the_commands_help(one: LazyCommand
     assert len(one.help) <= HELP_LINE_CHARACTERS
 
 
-def test_the_root_has_four_panels_and_twelve_commands_beside_admin() -> None:
+def test_the_root_has_four_panels_and_thirteen_commands_beside_admin() -> None:
     panels: dict[str | None, list[str]] = {}
     for one in COMMANDS:
         panels.setdefault(one.panel, []).append(one.name)
     assert panels == {
         RUN: ["worker", "run", "ingest", "send"],
-        INSPECT: ["status", "queues", "objects"],
+        INSPECT: ["status", "queues", "objects", "table"],
         REPAIR: ["dead", "quarantine", "reconcile"],
         SET_UP: ["init", "doctor", "admin"],
     }

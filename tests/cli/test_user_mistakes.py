@@ -51,7 +51,10 @@ def assert_one_error(result: CommandResult, *parts: str) -> None:
     ("arguments", "parts"),
     [
         (("in", "t", "--format", "xml"), ("'xml'", "jsonl")),
-        (("in", "t", "--catalog", "lake:web.t"), ("the format delta, which has no --catalog", "--register")),
+        (
+            ("in", "t", "--catalog", "lake:web.t"),
+            ("the format delta, which has no --catalog", "--register", "or write iceberg:"),
+        ),
         (
             ("in", "iceberg:t", "--register", "glue:web.t"),
             ("the format iceberg, which has no --register", "--catalog NAME:NAMESPACE.TABLE"),

@@ -71,7 +71,10 @@ def test_commands_that_need_a_table_name_the_extra(call: Call, tmp_path: Path) -
         assert (result.returncode, result.stdout) == (CONFIGURATION, "")
         (line,) = result.stderr.splitlines()
         assert "pip install 'penstock[spark]'" in line
-    assert call("objects", "list").returncode == call("admin", "batches", "list").returncode == 0
+    rows = call("table", "show", "clicks")
+    assert (rows.returncode, "pip install 'penstock[pipeline]'" in rows.stderr) == (CONFIGURATION, True)
+    for command in ("objects list", "admin batches list", "admin schema transform --none"):
+        assert call(*command.split()).returncode == 0, command
 
 
 def test_doctor_reports_the_missing_extra_and_checks_the_rest(call: Call) -> None:

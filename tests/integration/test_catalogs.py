@@ -51,7 +51,7 @@ def entry(schema: pa.Schema = SCHEMA, location: str = LOCATION) -> CatalogEntry:
     return CatalogEntry(location=location, schema=schema)
 
 
-# --- names
+# Names
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_unity_catalog_needs_an_address(tmp_path: Path) -> None:
         registration(tmp_path, "unity:main.web.clicks", Settings(), [])
 
 
-# --- Glue
+# Glue
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ def test_a_database_that_does_not_exist_is_named(moto: AwsServer, catalog: GlueC
     assert moto.client("glue").get_databases()["DatabaseList"] == []
 
 
-# --- Unity Catalog
+# Unity Catalog
 
 
 @pytest.fixture
@@ -222,12 +222,12 @@ def test_a_redirect_does_not_take_the_token_elsewhere(unity: UnityCatalog, stub:
     assert other.requests == []
 
 
-def test_a_server_that_is_away_is_named() -> None:
+def test_a_server_that_cannot_be_reached_is_named() -> None:
     with pytest.raises(CatalogError, match="does not respond as a Unity Catalog"):
         UnityCatalog("http://127.0.0.1:1", None).register(UNITY_NAME, entry())
 
 
-# --- after publishing
+# After publishing
 
 
 def registration(
@@ -293,17 +293,17 @@ def test_a_failed_registration_is_reported_and_tried_again_later(
     assert tables.rows.load() is not None, "the rows were published before"
 
 
-def test_a_table_that_cannot_be_read_is_reported_like_a_catalog_that_is_away(
+def test_a_table_that_cannot_be_read_is_reported_like_a_catalog_that_cannot_be_reached(
     tmp_path: Path, stub: UnityStub, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, tables, maker = registration(tmp_path, "unity:main.web.clicks", settings, [])
     committed(maker, tables)
 
-    def away() -> None:
-        raise TemporaryError("the store is away")
+    def unavailable() -> None:
+        raise TemporaryError("the store is not available")
 
-    monkeypatch.setattr(tables.rows, "load", away)
-    assert made.register() == ("the store is away",)
+    monkeypatch.setattr(tables.rows, "load", unavailable)
+    assert made.register() == ("the store is not available",)
     assert stub.requests == []
 
 

@@ -245,6 +245,29 @@ def test_a_type_of_the_table_goes_before_the_inferred_one() -> None:
     assert new_columns(found.readings, options, table, added_before=0) == {"x": "DOUBLE", "z": "BOOLEAN"}
 
 
+@pytest.mark.parametrize(
+    ("line", "table", "added"),
+    [
+        ('{"S.A":1,"x":1}', None, ["x"]),
+        ('{"t":{"b":1},"t.b":2}', None, ["t"]),
+        ('{"t.b":2}\n{"t":{"b":1}}', None, ["t.b"]),
+        ('{"l":[1],"l.element":2,"l.item":3}', None, ["l", "l.item"]),
+        ('{"made.by":1}', "id bigint, made struct<by: string>", []),
+        ('{"made":{"by":1}}', "id bigint, `made.by` bigint", []),
+        ('{"made.by":1}', "id bigint, made struct<by: string>, `made.by` bigint", ["made.by"]),
+    ],
+)
+def test_a_field_that_is_named_like_a_part_of_a_column_is_rescued(
+    line: str, table: str | None, added: list[str]
+) -> None:
+    """Iceberg has one name for the column ``a.b`` and the part b of the struct a."""
+    options = ReadOptions(schema_ddl="id bigint, s struct<a: bigint>", evolve="add")
+    found = _read(f"{line}\n".encode(), options)
+    known = None if table is None else parse_ddl(table)
+    new = new_columns(found.readings, options, known, added_before=0)
+    assert list(new) == added
+
+
 @pytest.mark.parametrize("evolve", ["none", "rescue"])
 @pytest.mark.parametrize("format_name", ["jsonl", "parquet"])
 def test_fields_in_the_values_of_maps_are_counted_by_path(format_name: str, evolve: str) -> None:

@@ -1,8 +1,8 @@
 """An Iceberg REST catalog on loopback, over PyIceberg's SQL catalog in a SQLite file.
 
-It keeps the rules of the REST specification as far as clients create, load, commit and drop tables: requirements are
-checked and the pointer replaced in one step, 409 if one is not met, 404 for what does not exist, tokens. Requests are
-handled one at a time. A `Fault` loses a reply, or refuses a request.
+It follows the REST specification as far as clients create, load, commit and drop tables: requirements are checked and
+the pointer replaced in one step; the status is 409 if one is not met, 404 for a missing table or namespace, and 401 for
+a wrong token. Requests are handled one at a time. A `Fault` loses a reply, or refuses a request.
 """
 
 import json
@@ -36,12 +36,13 @@ STATUSES: dict[type[Exception], int] = {
     NoSuchTableError: 404,
     ValueError: 400,
 }
-Reply = tuple[int, Any]
+WAIT_SECONDS = 60.0  # for the event of a fault
+Reply = tuple[int, Any]  # the status, and the document; None: no body
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """One fault: of the next request with this method, and a path that contains ``path``."""
+    """A fault of the next request with this method and a path that contains ``path``."""
 
     method: str = "POST"
     path: str = ""
@@ -67,22 +68,32 @@ class RestCatalogServer:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._tables = SqlCatalog("server", uri=f"sqlite:///{self.folder / 'catalog.db'}")
 
-    def reply(self, method: str, target: str, token: str | None, body: bytes) -> tuple[Reply | None, Fault | None]:
+    def reply(self, method: str, target: str, token: str | None, body: bytes) -> tuple[int, bytes] | None:
+        """Return the status and the body of a reply; None if the connection is to end without one."""
         path = urlsplit(target).path.strip("/")
         with self._lock:
             self.requests.append(f"{method} {target}")
             fault = next((one for one in self.faults if one.method == method and one.path in path), None)
             if fault is not None:
                 self.faults.remove(fault)
-                if not fault.executes:
-                    return None, fault
-            if self.token is not None and token != f"Bearer {self.token}":
-                return (401, _error(401, "NotAuthorizedException", "no such token")), fault
-            try:
-                return self._handle(method, path.split("/"), body), fault
-            except tuple(STATUSES) as error:
-                status = next(status for kind, status in STATUSES.items() if isinstance(error, kind))
-                return (status, _error(status, type(error).__name__, str(error))), fault
+            if fault is None or fault.executes:
+                status, document = self._executed(method, path, token, body)
+        if fault is None:
+            return status, _encoded(document)
+        if fault.waits is not None:
+            fault.waits.wait(WAIT_SECONDS)
+        if fault.status is None:
+            return None
+        return fault.status, fault.body or _encoded(_error(fault.status, "Fault", fault.reason))
+
+    def _executed(self, method: str, path: str, token: str | None, body: bytes) -> Reply:
+        if self.token is not None and token != f"Bearer {self.token}":
+            return 401, _error(401, "NotAuthorizedException", "no such token")
+        try:
+            return self._handle(method, path.split("/"), body)
+        except tuple(STATUSES) as error:
+            status = next(status for kind, status in STATUSES.items() if isinstance(error, kind))
+            return status, _error(status, type(error).__name__, str(error))
 
     def _handle(self, method: str, parts: list[str], body: bytes) -> Reply:
         match method, parts:
@@ -133,6 +144,10 @@ def _error(status: int, kind: str, message: str) -> Any:
     return {"error": {"message": message, "type": kind, "code": status}}
 
 
+def _encoded(document: Any) -> bytes:
+    return b"" if document is None else json.dumps(document).encode()
+
+
 @contextmanager
 def served(state: RestCatalogServer) -> Iterator[str]:
     """Serve a catalog on loopback; yield its URL."""
@@ -142,31 +157,20 @@ def served(state: RestCatalogServer) -> Iterator[str]:
         disable_nagle_algorithm = True  # head and body are two writes, and the second would wait 40 ms
 
         def do_GET(self) -> None:
-            self._answer()
-
-        do_HEAD = do_POST = do_DELETE = do_GET  # noqa: N815 -- the base class's names
-
-        def _answer(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            reply, fault = state.reply(self.command, self.path, self.headers.get("Authorization"), body)
-            if fault is not None and fault.waits is not None:
-                fault.waits.wait(60.0)
-            if fault is not None and fault.status is None:
+            reply = state.reply(self.command, self.path, self.headers.get("Authorization"), body)
+            if reply is None:
                 self.close_connection = True
                 return
-            if fault is not None and fault.status is not None:
-                reply = fault.status, _error(fault.status, "Fault", fault.reason)
-            assert reply is not None
-            status, document = reply
-            data = b"" if document is None else json.dumps(document).encode()
-            if fault is not None and fault.body is not None:
-                data = fault.body
+            status, data = reply
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
             if self.command != "HEAD":
                 self.wfile.write(data)
+
+        do_HEAD = do_POST = do_DELETE = do_GET  # noqa: N815 -- the base class's names
 
         def log_message(self, *_: Any) -> None:
             """Log nothing."""

@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col, expr
 
 from penstock.cli.main import main
+from penstock.errors import UsageError
 from penstock.operations.ingest.ingest import IngestReport, ingest
 from penstock.operations.ingest.pipeline import IngestRequest
 from penstock.worker.shutdown import StopSignal
@@ -80,7 +81,11 @@ def test_a_wrong_inference_is_found_changed_and_left_behind(
 
     assert case.schema("set", "--column", "code string", "--column", "city string", "--transform")[0] == 0
     case.write("2.csv", "id,code,city\n5,A50,Bonn\n")
-    report = case.ingest(transform=f"{__name__}:keep_codes")
+    keep_codes = f"{__name__}:keep_codes"
+    with pytest.raises(UsageError, match="were made without a transform, and this ingest has the transform"):
+        case.ingest(transform=keep_codes)
+    assert case.schema("transform", keep_codes)[0] == 0
+    report = case.ingest(transform=keep_codes)
     assert (report.rows_written, report.lines_quarantined) == (1, 0)
     assert report.schema == "id BIGINT, code STRING, city STRING"
     assert case.rows("id", "code", "code_text", "city") == [
@@ -89,6 +94,10 @@ def test_a_wrong_inference_is_found_changed_and_left_behind(
         (4, 40, None, None),
         (5, None, "A50", "Bonn"),
     ]
+    [document] = json.loads(case.schema("show", "--json")[1])
+    assert document["transform"] == keep_codes
+    with pytest.raises(UsageError, match=f"were made with the transform {keep_codes}, and this ingest has none"):
+        case.ingest()
 
 
 def test_a_dialect_set_by_hand_is_used_by_the_next_ingest(

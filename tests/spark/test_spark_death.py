@@ -89,6 +89,9 @@ class Scene:
     def go_on(self) -> Process:
         """Start the next process, without Spark, which this test does not need."""
         (self.folder / "shop.py").write_text(APP.replace("    transform=slow,\n", ""))
+        selected = ("--table", "lake") if self.kind == "ingest" else ("--app", "shop:app", "--pipeline", "clicks")
+        accepted = Process(self.folder, "admin", "schema", "transform", "--none", *selected)
+        assert accepted.exit_code() == 0, accepted.log_lines
         return self._start(module=IN_PROCESS)
 
     def _start(self, *options: str, module: str = ON_SPARK) -> Process:

@@ -7,7 +7,7 @@ import typer
 
 from penstock.app.scope import Scope
 from penstock.cli.options import grouped_options
-from penstock.cli.output import Json, moment, print_fields, print_json, print_table, printable, talk
+from penstock.cli.output import Json, moment, print_fields, print_json, print_table, printable, talk, transform_text
 from penstock.cli.where import ScopeOptions, first_of, print_each
 from penstock.messaging.wording import counted
 from penstock.operations.inspection import view
@@ -108,6 +108,7 @@ def _document(batch: "BatchRow") -> dict[str, Any]:
         "worker": batch.worker,
         "stage_seconds": dict(batch.record.stage_seconds),
         "spark_ui_url": batch.record.spark_ui_url,
+        "transform": batch.record.transform,
     }
 
 
@@ -151,6 +152,7 @@ def _print_details(found: BatchDetails) -> None:
             "worker": batch.worker,
             "attempt": batch.attempt_id,
             "schema": batch.schema_id,
+            "transform": transform_text(batch.record.transform),
             "spark": _spark(batch.record.spark_ui_url),
         }
     )

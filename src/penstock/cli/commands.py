@@ -28,6 +28,7 @@ COMMANDS = (
         target="penstock.cli.objects:app",
         help="List objects and their states; retry failed ones.",
     ),
+    LazyCommand(name="table", panel=INSPECT, target="penstock.cli.table:app", help="Show rows of a table."),
     LazyCommand(
         name="dead",
         panel=REPAIR,
@@ -73,7 +74,7 @@ ADMIN_COMMANDS = (
     LazyCommand(
         name="schema",
         target="penstock.cli.schema:app",
-        help="Show, compare and change the schema that an ingest remembers.",
+        help="Show, compare and change the schema and transform that a pipeline remembers.",
     ),
     LazyCommand(name="batches", target="penstock.cli.batches:app", help="List committed batches, and show one."),
     LazyCommand(

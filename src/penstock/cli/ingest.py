@@ -200,7 +200,11 @@ def ingest(
         str, typer.Argument(metavar="SOURCE", help="A folder, a file, s3://BUCKET/PREFIX, or a pattern.")
     ],
     table: Annotated[
-        str, typer.Argument(metavar="TABLE", help="The folder or s3:// prefix of the Delta table; created if missing.")
+        str,
+        typer.Argument(
+            metavar="TABLE",
+            help="The folder or s3:// prefix of the Delta table, or iceberg:FOLDER; created if missing.",
+        ),
     ],
     format_: FormatOptions,
     arrival: ArrivalOptions,

@@ -41,7 +41,7 @@ class RootGroup(LazyGroup):
 app = typer.Typer(
     name="penstock",
     cls=RootGroup,
-    help="Run queue consumers, and load files into Delta tables exactly once.",
+    help="Run queue consumers, and load files into Delta or Iceberg tables exactly once.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=MARKUP,
@@ -79,7 +79,7 @@ def _root(
         ),
     ] = False,
 ) -> None:
-    """Run queue consumers, and load files into Delta tables exactly once."""
+    """Run queue consumers, and load files into Delta or Iceberg tables exactly once."""
     _warn_of_unknown_variables()
 
 

@@ -12,7 +12,17 @@ from penstock.app.scope import Scope
 from penstock.cli.objects_import import import_
 from penstock.cli.objects_retry import retry
 from penstock.cli.options import duration_if, grouped_options, object_uri
-from penstock.cli.output import Json, advice_in, moment, print_fields, print_json, print_table, printable, talk
+from penstock.cli.output import (
+    Json,
+    advice_in,
+    moment,
+    print_fields,
+    print_json,
+    print_table,
+    printable,
+    talk,
+    transform_text,
+)
 from penstock.cli.where import ScopeOptions, first_of, print_each
 from penstock.errors import UsageError
 from penstock.ledger.records import (
@@ -162,6 +172,7 @@ def _show(scope: Scope, address: str, *, json_: bool) -> None:
             if one in meant
         ]
         elsewhere = _archived_versions(seen, address, meant)
+        transforms = {(one, row.object_id): _transform(seen, one, row) for one, row, _, _ in versions}
         bad = {(one, row.bad.object_id): row for one in meant for row in seen.ledger.quarantines.find(one, address)}
     versions += [(one.pipeline, one.retired.row, one.retired.timeline, True) for one in elsewhere if one.retired]
     identities_only = [one for one in elsewhere if one.retired is None]
@@ -176,6 +187,7 @@ def _show(scope: Scope, address: str, *, json_: bool) -> None:
                     as_document(one, row, archived=archived)
                     | {
                         "warning": _warns(bad.get((one, row.object_id))),
+                        "transform": transforms.get((one, row.object_id)),
                         "timeline": [_attempt(attempt) for attempt in timeline],
                     }
                     for one, row, timeline, archived in versions
@@ -187,7 +199,8 @@ def _show(scope: Scope, address: str, *, json_: bool) -> None:
     for index, (one, row, timeline, archived) in enumerate(versions):
         if index:
             print()
-        _print_version(one if scope.table is None else "", row, timeline, archived=archived)
+        transform = transforms.get((one, row.object_id))
+        _print_version(one if scope.table is None else "", row, timeline, archived=archived, transform=transform)
         if row.state is ObjectState.DEAD:
             print(printable(advice_in(scope, pipeline=one, uri=row.uri)))
         if _warns(found := bad.get((one, row.object_id))):
@@ -278,7 +291,15 @@ def _identity_document(archived: ArchivedVersion, uri: str) -> dict[str, Any]:
     }
 
 
-def _print_version(pipeline: str, row: ObjectRow, timeline: Sequence[ObjectAttempt], *, archived: bool) -> None:
+def _transform(seen: ScopeView, pipeline: str, row: ObjectRow) -> str | None:
+    """Return the name of the transform that made an object's rows; None if it is unknown, or there are no rows."""
+    batch = None if row.batch_seq is None else seen.ledger.batch(pipeline, row.batch_seq)
+    return None if batch is None else batch.record.transform
+
+
+def _print_version(
+    pipeline: str, row: ObjectRow, timeline: Sequence[ObjectAttempt], *, archived: bool, transform: str | None
+) -> None:
     unknown = row.unknown or UnknownCounts()
     print_fields(
         {
@@ -293,6 +314,7 @@ def _print_version(pipeline: str, row: ObjectRow, timeline: Sequence[ObjectAttem
             "unknown": _by_field(unknown.fields, unknown.others),
             "wrong type": _by_field(unknown.wrong_type, unknown.wrong_type_others),
             "batch": _or_blank(row.batch_seq),
+            "transform": transform_text(transform),
             "first seen": moment(row.first_seen_at),
             "ended": moment(row.ended_at),
         }

@@ -97,6 +97,11 @@ def moment(epoch_seconds: float | None) -> str:
         return f"{epoch_seconds:g} s"
 
 
+def transform_text(name: str | None) -> str:
+    """Return the recorded name of a transform: none if it is empty, and nothing if it is unknown."""
+    return "none" if name == "" else name or ""
+
+
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 
 

@@ -1,4 +1,4 @@
-"""`penstock admin schema`: show, compare and change the schema that an ingest remembers."""
+"""`penstock admin schema`: show, compare and change the schema and the transform that a ledger remembers."""
 
 import dataclasses
 import json
@@ -12,9 +12,19 @@ import typer
 from penstock.app.scope import Scope
 from penstock.cli.exits import CHECK_FOUND_PROBLEMS
 from penstock.cli.options import grouped_options
-from penstock.cli.output import Json, moment, print_fields, print_json, print_table, printable, talk
+from penstock.cli.output import (
+    Json,
+    moment,
+    print_fields,
+    print_json,
+    print_table,
+    printable,
+    talk,
+    transform_text,
+)
 from penstock.cli.where import ScopeOptions, print_each
 from penstock.errors import UsageError
+from penstock.ledger.rules import made_with
 from penstock.messaging.wording import counted
 from penstock.pipeline.extra import require_tables
 
@@ -73,6 +83,8 @@ def _show(scope: Scope, *, ddl: bool, quiet: bool) -> list[dict[str, Any]]:
 def _print_schema(one: "SourceSchema", *, ddl: bool, several: bool) -> None:
     remembered = one.remembered
     if remembered is None:
+        if one.transform is not None and not ddl:
+            print_fields({"pipeline": one.pipeline, "transform": transform_text(one.transform)})
         if several:
             talk(printable(f"{one.pipeline}: {APP_HINT}"))
         return
@@ -87,6 +99,7 @@ def _print_schema(one: "SourceSchema", *, ddl: bool, several: bool) -> None:
             "source": origin.source if origin is not None else "",
             "last change": f"{origin.how}, {moment(origin.at)}" if origin is not None else EARLIER,
             "sample": _sample(remembered),
+            "transform": transform_text(one.transform),
         }
     )
     print()
@@ -154,7 +167,14 @@ def _plain(value: Any) -> str:
 def _document(one: "SourceSchema") -> dict[str, Any]:
     remembered = one.remembered
     if remembered is None:
-        return {"pipeline": one.pipeline, "ddl": None, "dialect": {}, "columns": [], "origin": None}
+        return {
+            "pipeline": one.pipeline,
+            "ddl": None,
+            "dialect": {},
+            "columns": [],
+            "origin": None,
+            "transform": one.transform,
+        }
     origin = remembered.origin
     return {
         "pipeline": one.pipeline,
@@ -172,6 +192,7 @@ def _document(one: "SourceSchema") -> dict[str, Any]:
             "notes": list(origin.notes),
             "nested": [one.as_json() for one in origin.details],
         },
+        "transform": one.transform,
     }
 
 
@@ -345,3 +366,35 @@ def set_(
     if done.differences:
         talk("Remembered; the next ingest uses it. Rows in the table stay as they are.")
         talk("An ingest that runs with --watch keeps the former schema until it is restarted.")
+
+
+@app.command("transform")
+@grouped_options
+def transform_(
+    where: ScopeOptions,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[MODULE:FUNCTION]", help="The transform of later rows.", show_default=False),
+    ] = None,
+    none: Annotated[bool, typer.Option("--none", help="Later rows are made without a transform.")] = False,
+    json_: Json = False,
+) -> None:
+    """Accept another transform for later rows of a table.
+
+    A run with another transform than the one that made the rows is refused until then. Rows in the table stay as they
+    are. Workers that run now keep their transform until they are restarted.
+    """
+    if (name is None) != none:
+        raise UsageError("Give the name of the transform, or --none.")
+    if name is not None and not all(name.partition(":")):
+        raise UsageError(f"The transform {name!r} is not of the form module:function.")
+    from penstock.operations.tables.transforms import change_transform  # the ledger is slow to import
+
+    done = change_transform(where.scope(), name or "")
+    if json_:
+        print_json(dataclasses.asdict(done))
+    elif done.before == done.after:
+        talk(printable(f"Nothing changes: the rows of {done.pipeline} are made {made_with(done.after)}."))
+    else:
+        before = "" if done.before is None else f", those before {made_with(done.before)}"
+        print(printable(f"The next rows of {done.pipeline} are made {made_with(done.after)}{before}."))

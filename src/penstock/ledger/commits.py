@@ -9,14 +9,15 @@ from collections.abc import Sequence
 from functools import partial
 from operator import attrgetter
 
-from sqlalchemy import Connection, bindparam, case, func, insert, null, select, update
+from sqlalchemy import Connection, bindparam, case, func, insert, literal, null, select, update
 
-from penstock.errors import ClaimLost, ConfigurationError, SchemaMoved, TemporaryError
+from penstock.errors import ClaimLost, ConfigurationError, SchemaMoved, TemporaryError, UsageError
 from penstock.ledger.database import Database, OutcomeUnknown
 from penstock.ledger.dialects import DatabaseNow
 from penstock.ledger.quarantine import record_quarantined
 from penstock.ledger.records import AttemptFailure, AttemptState, BatchOutcome, FailedObject, ObjectResult, ObjectState
 from penstock.ledger.rows import AnyRow, leaving_object, new_batch, with_added
+from penstock.ledger.rules import made_with
 from penstock.ledger.schema import attempts, batches, leaving, object_attempts, objects, pipelines, table_schemas
 from penstock.ledger.sets import among, fill_from, of_pipeline
 from penstock.messaging.steps import Probe, Step
@@ -27,7 +28,7 @@ TRIES_MAX = 5
 NOTHING_PROCESSED = "nothing_processed"  # outcome of an attempt if all its objects failed
 
 _LOCK = (
-    select(pipelines.c.next_seq, pipelines.c.schema_id, pipelines.c.added_columns)
+    select(pipelines.c.next_seq, pipelines.c.schema_id, pipelines.c.added_columns, pipelines.c.transform)
     .where(pipelines.c.id == bindparam("in_pipeline"))
     .with_for_update()
 )
@@ -94,8 +95,14 @@ _ADVANCE = (
         next_seq=pipelines.c.next_seq + 1,
         schema_id=bindparam("new_schema_id"),
         added_columns=bindparam("all_added", type_=pipelines.c.added_columns.type),
+        transform=func.coalesce(pipelines.c.transform, bindparam("own_transform", type_=pipelines.c.transform.type)),
     )
     .where(pipelines.c.id == bindparam("in_pipeline"), pipelines.c.next_seq == bindparam("as_seq"))
+)
+_HAS_TRANSFORMED = (
+    select(literal(1))
+    .where(batches.c.pipeline == bindparam("in_pipeline"), batches.c.transform == bindparam("own_transform"))
+    .limit(1)
 )
 _RECORDED = (
     select(attempts.c.state, attempts.c.outcome, attempts.c.reason, batches.c.seq)
@@ -149,6 +156,7 @@ class Commits:
             _leave(connection, outcome, rows, seq=seq)
             if seq is not None:
                 added = with_added(pipeline.added_columns, outcome.added_columns)
+                _check_transform(connection, outcome, pipeline.transform)
                 _add_batch(connection, outcome, seq=seq, schema_id=pipeline.schema_id, added=added)
                 record_quarantined(connection, outcome)
             return seq
@@ -212,6 +220,23 @@ def _leave(connection: Connection, outcome: BatchOutcome, rows: Sequence[Ended],
         connection.execute(_NOTE_FAILURES, binds)
 
 
+def _check_transform(connection: Connection, outcome: BatchOutcome, recorded: str | None) -> None:
+    """Refuse a batch of another transform if two processes with different ones began before either had committed.
+
+    A start checks the name too. A worker that runs while a person changes the name may go on: its transform has made
+    rows before.
+    """
+    own = outcome.record.transform
+    if own is None or recorded is None or own == recorded:
+        return
+    binds = {"in_pipeline": outcome.pipeline, "own_transform": own}
+    if connection.execute(_HAS_TRANSFORMED, binds).first() is None:
+        raise UsageError(
+            f"The rows of {outcome.pipeline} are made {made_with(recorded)}, as another process recorded meanwhile, "
+            f"and those of this one {made_with(own)}: run it again, and it says what to do."
+        )
+
+
 def _add_batch(connection: Connection, outcome: BatchOutcome, *, seq: int, schema_id: int, added: str | None) -> None:
     if outcome.schema_id != schema_id:
         raise SchemaMoved(
@@ -223,6 +248,12 @@ def _add_batch(connection: Connection, outcome: BatchOutcome, *, seq: int, schem
         new_schema = {"pipeline": outcome.pipeline, "schema_id": schema_id, "table_schema": outcome.new_schema}
         connection.execute(_ADD_SCHEMA, new_schema)
     connection.execute(_ADD_BATCH, new_batch(outcome, seq=seq, schema_id=schema_id))
-    binds = {"in_pipeline": outcome.pipeline, "as_seq": seq, "new_schema_id": schema_id, "all_added": added}
+    binds = {
+        "in_pipeline": outcome.pipeline,
+        "as_seq": seq,
+        "new_schema_id": schema_id,
+        "all_added": added,
+        "own_transform": outcome.record.transform,
+    }
     if connection.execute(_ADVANCE, binds).rowcount != 1:
         raise TemporaryError(f"the sequence of {outcome.pipeline} moved under its lock: commit again")

@@ -135,6 +135,13 @@ class Ledger:
         """
         return self._pipelines.replace_source_schema(seen, ddl, options)
 
+    def replace_transform(self, seen: PipelineRow, name: str) -> bool:
+        """Replace the recorded name of the pipeline's transform; empty: none.
+
+        Returns False, and changes nothing, if another process has changed it since the row ``seen`` was read.
+        """
+        return self._pipelines.replace_transform(seen, name)
+
     # Claims
 
     def claim(
@@ -202,6 +209,7 @@ class Ledger:
         Raises:
             ClaimLost: The attempt is no longer ours. Nothing is changed.
             SchemaMoved: The run must be planned again. Nothing is changed.
+            UsageError: Another transform made the pipeline's rows. Nothing is changed.
             TemporaryError: The outcome stays unknown.
         """
         return self._commits.commit(outcome)

@@ -29,6 +29,8 @@ _is_one = pipelines.c.id == bindparam("in_pipeline")
 _LOCKED = select(pipelines.c.source_schema, pipelines.c.source_options).where(_is_one).with_for_update()
 _REPLACE = update(pipelines).values(source_schema=bindparam("ddl"), source_options=bindparam("options")).where(_is_one)
 _REMEMBER = _REPLACE.where(pipelines.c.source_schema.is_(None))
+_TRANSFORM = select(pipelines.c.transform).where(_is_one).with_for_update()
+_REPLACE_TRANSFORM = update(pipelines).values(transform=bindparam("name")).where(_is_one)
 
 
 class Pipelines:
@@ -68,6 +70,18 @@ class Pipelines:
             if recorded is None or tuple(recorded) != (seen.source_schema, seen.source_options):
                 return False
             connection.execute(_REPLACE, {"in_pipeline": seen.id, "ddl": ddl, "options": options})
+            return True
+
+        return self._database.transact(replace)
+
+    def replace_transform(self, seen: PipelineRow, name: str) -> bool:
+        """Replace the transform's name unless it is no longer that of ``seen``; return True if replaced."""
+
+        def replace(connection: Connection) -> bool:
+            recorded = connection.execute(_TRANSFORM, {"in_pipeline": seen.id}).one_or_none()
+            if recorded is None or recorded.transform != seen.transform:
+                return False
+            connection.execute(_REPLACE_TRANSFORM, {"in_pipeline": seen.id, "name": storable(name)})
             return True
 
         return self._database.transact(replace)

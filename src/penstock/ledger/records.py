@@ -180,6 +180,7 @@ class BatchRecord:
     quarantine_manifest: str = ""
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
     spark_ui_url: str | None = None  # page of its run in the Spark UI
+    transform: str | None = None  # name of the transform that made the rows; empty: none. None: unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,6 +263,7 @@ class PipelineRow:
     source_options: str | None = None  # JSON: how the objects are read, if that was inferred
     # Types by name, in order: columns of new fields that batches added to the declared or inferred ones
     added_columns: Mapping[str, str] = field(default_factory=dict)
+    transform: str | None = None  # as in `BatchRecord`: of the next batch. None: the next batch records its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ transaction locks the pipeline's row first, like a commit.
 
 from collections.abc import Sequence
 from functools import partial
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 
 from sqlalchemy import Connection, bindparam, delete, insert, null, select, update
 
@@ -26,6 +26,7 @@ from penstock.ledger.records import (
     ObjectState,
 )
 from penstock.ledger.rows import Values, new_batch, new_object
+from penstock.ledger.rules import storable
 from penstock.ledger.schema import attempts, batches, leaving, object_attempts, objects, pipelines, table_schemas
 from penstock.ledger.sets import among, fill, of_pipeline
 from penstock.ledger.table_commits import forget_table_commits
@@ -103,6 +104,7 @@ _DATE_ATTEMPT = (
     update(attempts).values(started_at=bindparam("claimed_at")).where(attempts.c.id == bindparam("of_attempt"))
 )
 _DATE_BATCH = update(batches).values(committed_at=DatabaseNow()).where(_of_seq)
+_SET_TRANSFORM = update(pipelines).values(transform=bindparam("name")).where(pipelines.c.id == bindparam("in_pipeline"))
 _ADVANCE = (
     update(pipelines)
     .values(next_seq=bindparam("new_next_seq"), schema_id=bindparam("new_schema_id"))
@@ -147,6 +149,7 @@ class Repairs:
         _move(connection, repair)
         for batch in repair.imported:
             self._import(connection, repair.pipeline, batch, schema_id=schema_id)
+        _take_over_transform(connection, repair)
         for attempt_id in repair.forgotten:
             row = {"id": attempt_id, "pipeline": repair.pipeline, "state": AttemptState.ABANDONED.value}
             connection.execute(self._add_attempt, {**row, "outcome": REPAIR, "reason": "the ledger forgot it"})
@@ -190,6 +193,14 @@ def _lock(connection: Connection, repair: LedgerRepair) -> int:
     new = {"pipeline": repair.pipeline, "schema_id": schema_id, "table_schema": repair.table_schema}
     connection.execute(_ADD_SCHEMA, new)
     return schema_id
+
+
+def _take_over_transform(connection: Connection, repair: LedgerRepair) -> None:
+    """Record the transform of the newest batch, if an imported one is the newest and names it."""
+    newest = max(repair.imported, key=attrgetter("seq"), default=None)
+    if newest is not None and newest.record.transform is not None and not repair.moved:
+        binds = {"in_pipeline": repair.pipeline, "name": storable(newest.record.transform)}
+        connection.execute(_SET_TRANSFORM, binds)
 
 
 def _abandon_open(connection: Connection, pipeline: str) -> Sequence[str]:

@@ -138,6 +138,7 @@ def new_batch(outcome: BatchOutcome, *, seq: int, schema_id: int) -> Values:
         **{name: getattr(outcome.record, name) for name in _RECORD_COLUMNS},
         "stage_seconds": json.dumps(dict(outcome.record.stage_seconds)),
         "spark_ui_url": _optional(outcome.record.spark_ui_url),
+        "transform": _optional(outcome.record.transform),
     }
 
 
@@ -159,6 +160,7 @@ def pipeline_row(row: AnyRow) -> PipelineRow:
         source_schema=row.source_schema,
         source_options=row.source_options,
         added_columns=added_columns(row.added_columns),
+        transform=row.transform,
     )
 
 

@@ -24,6 +24,11 @@ class FailedObjectState:
     replay_ids: frozenset[str]
 
 
+def made_with(transform: str) -> str:
+    """Return the name of a transform, as `BatchRecord` has it, as the end of a sentence."""
+    return f"with the transform {transform}" if transform else "without a transform"
+
+
 def is_later(sequencer: str, than: str) -> bool:
     """Return True if one event of a key is later than another.
 

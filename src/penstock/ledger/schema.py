@@ -67,6 +67,7 @@ pipelines = Table(
     Column("source_schema", LONG_TEXT),
     Column("source_options", LONG_TEXT),  # JSON: how the objects are read
     Column("added_columns", LONG_TEXT),  # JSON: types by name, of columns that batches added for new fields
+    Column("transform", Text),  # as in `batches`, of the next ones
 )
 
 table_schemas = Table(  # every schema a pipeline's table has had; a batch refers to its schema by number
@@ -163,6 +164,7 @@ batches = Table(
     Column("committed_at", Double, nullable=False),
     Column("stage_seconds", Text, nullable=False),  # a JSON object
     Column("spark_ui_url", Text),  # Spark UI of its run
+    Column("transform", Text),  # name of the transform that made its rows; empty: none, NULL: unknown
     UniqueConstraint("attempt_id", name="uq_batches_attempt"),
 )
 

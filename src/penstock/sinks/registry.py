@@ -9,12 +9,14 @@ without one is in the default format. A package is imported when a table is open
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from enum import StrEnum
 from importlib import import_module
 from importlib.util import find_spec
+from types import ModuleType
 from typing import TYPE_CHECKING, Protocol
 
-from penstock.errors import UsageError
+from penstock.errors import ConfigurationError, UsageError
 from penstock.storage.files import Files
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ _SCHEME = re.compile(r"([a-z][a-z0-9]*):(.*)", re.IGNORECASE | re.DOTALL)
 # the word before them, which then names a place and not a format.
 _LOCATION = re.compile(r"/(?!/)|\.{1,2}/|~|[a-z][a-z0-9.-]*:/", re.IGNORECASE)
 _PLACES = frozenset({"s3", "s3a", "s3n", "file"})  # an address such as s3:/lake is a typo of another kind
+_LIKENESS = 0.75  # of a misspelt scheme: "icebreg" and "detla", not "data"
 
 Version = tuple[int, ...]
 
@@ -100,17 +103,21 @@ def split_address(address: str) -> tuple[str, str]:
 def named_scheme(address: str) -> str | None:
     """Return the scheme that an address begins with, None if it names no format.
 
-    Raises `UsageError` if an address follows a scheme that is not registered: ``parquet:/lake/clicks`` would otherwise
-    be a folder here.
+    Raises `UsageError` if an address follows a scheme that is not registered, or if the scheme is misspelt:
+    ``parquet:/lake/clicks`` and ``icebreg:tables/clicks`` would otherwise be folders here.
     """
     found = _SCHEME.fullmatch(address)
     if found is None:
         return None
     if found[1] in SINKS:
         return found[1]
-    if found[1] not in _PLACES and _LOCATION.match(found[2]):
+    if found[1] in _PLACES:
+        return None
+    meant = get_close_matches(found[1].lower(), SINKS, n=1, cutoff=_LIKENESS)
+    if meant or _LOCATION.match(found[2]):
+        advice = f"write {meant[0]}:{found[2]}, or " if meant else "write "
         raise UsageError(
-            f"The table {address} is in no known format, as {found[1]} is not one of {', '.join(SINKS)}; write "
+            f"The table {address} is in no known format, as {found[1]} is not one of {', '.join(SINKS)}; {advice}"
             "./ before a folder that has such a name."
         )
     return None
@@ -139,11 +146,29 @@ def open_sink(
         partition_by: The partition columns; None: any partitioning, for reading only.
         scheme: The table's format.
         catalog: The declared catalog of a new table; None: none, or the one that an existing table remembers.
+
+    Raises `ConfigurationError` if PyIceberg's configuration cannot be parsed.
     """
     package = SINKS[scheme]
-    factory: SinkFactory = getattr(import_module(package.module), package.factory)
+    factory: SinkFactory = getattr(_imported(package.module), package.factory)
     named = {} if catalog is None else {"catalog": catalog}
     return factory(root, pipeline=pipeline, partition_by=partition_by, **named)
+
+
+def _imported(module: str) -> ModuleType:
+    """Import the package of a format. PyIceberg parses its configuration when it is imported, with strictyaml."""
+    try:
+        return import_module(module)
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] != "strictyaml":
+            raise
+        mark = getattr(error, "problem_mark", None)
+        where = "" if mark is None else f", line {mark.line + 1}"
+        problem = str(getattr(error, "problem", None) or type(error).__name__).strip()
+        raise ConfigurationError(
+            f"PyIceberg's configuration cannot be read: .pyiceberg.yaml{where}: {problem}. Correct that file; it is in "
+            "PYICEBERG_HOME, the home directory or the current one, and braces and brackets are not allowed in it."
+        ) from error
 
 
 def has_transforms(scheme: str) -> bool:

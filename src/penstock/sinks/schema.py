@@ -7,7 +7,7 @@ and text always use the table's type.
 
 import json
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -64,6 +64,19 @@ def type_name(type_: pa.DataType) -> str:
     if types.is_decimal(type_):
         return f"decimal({type_.precision},{type_.scale})"
     return _NAMES[type_]
+
+
+def paths(columns: Iterable[pa.Field], prefix: str = "") -> Iterator[str]:
+    """Yield the names of columns and of their parts: ``tags``, ``tags.element``, ``tags.element.id``."""
+    for field in columns:
+        path, kind = f"{prefix}{field.name}", field.type
+        yield path
+        if types.is_struct(kind):
+            yield from paths(kind, f"{path}.")
+        elif types.is_map(kind):
+            yield from paths([kind.key_field.with_name("key"), kind.item_field.with_name("value")], f"{path}.")
+        elif _is_list(kind):
+            yield from paths([kind.value_field.with_name("element")], f"{path}.")
 
 
 def merge(existing: pa.Schema, wanted: pa.Schema, *, table: str, optional: Collection[str] = ()) -> pa.Schema:

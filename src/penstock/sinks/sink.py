@@ -100,6 +100,15 @@ class Sink(Protocol):
         ...
 
 
+@runtime_checkable
+class ColumnCheck(Protocol):
+    """A sink whose format cannot have all the columns that `penstock.sinks.schema.canonical` accepts."""
+
+    def check_columns(self, schema: pa.Schema) -> None:
+        """Raise `TableError` for columns that no table of this format can have. Makes no access."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableFile:
     """One Parquet file of a snapshot."""
@@ -167,6 +176,15 @@ class ReadableTable(Protocol):
 
     def files(self) -> Sequence[TableFile]:
         """Return the files, unordered."""
+        ...
+
+
+@runtime_checkable
+class ReadCheck(Protocol):
+    """A snapshot that has other rows than its files, if other programs wrote to the table."""
+
+    def check_readable(self) -> None:
+        """Raise `TableError` if the files, read by the names of the columns, do not show exactly the rows."""
         ...
 
 
@@ -293,6 +311,15 @@ class RestatingHistory(TableHistory, Protocol):
 
         Commits nothing if none does. Raises as `TableHistory.replace_files` does.
         """
+        ...
+
+
+@runtime_checkable
+class SparseHistory(TableHistory, Protocol):
+    """The versions of a table that forgets additions earlier than removals."""
+
+    def earlier_removals(self) -> Iterator[TableCommit]:
+        """Yield the commits that removed files before those of `TableHistory.commits`, newest first."""
         ...
 
 

@@ -173,6 +173,24 @@ def test_the_republishing_commit_may_be_overwritten_too(table: SharedTable) -> N
     table.assert_complete(100, 101)
 
 
+def test_a_batch_is_put_back_again_after_the_position_had_fallen_behind_another_commit(
+    table: SharedTable,
+) -> None:
+    """The commit that shows it for the second time is remembered with the position to which the table fell back."""
+    table.published(1)
+    first = table.foreign_append(100)
+    table.published(2)
+    table.foreign_append(101).put()
+    table.publish()
+    second = table.foreign_append(102)
+    assert first.put() == 2
+    table.publish()
+    table.published(3)
+    assert second.put() == 4
+    table.publish()
+    table.assert_complete(100, 101, 102)
+
+
 def test_several_overwritten_commits_are_published_again_in_order(table: SharedTable) -> None:
     table.published(1)
     lates = []
@@ -437,6 +455,8 @@ def test_a_repair_of_the_ledger_forgets_the_commits(table: SharedTable) -> None:
     from penstock.ledger.records import LedgerRepair
 
     table.published(1)
+    table.published(2)
+    assert table.seen
     row = table.ledger.ensure_pipeline("clicks")
     table.ledger.repair(
         LedgerRepair(
@@ -445,5 +465,5 @@ def test_a_repair_of_the_ledger_forgets_the_commits(table: SharedTable) -> None:
         )
     )  # fmt: skip
     assert table.seen == []
-    table.published(2)
+    table.published(3)
     table.assert_complete()

@@ -50,15 +50,11 @@ class IcebergKit:
         return rows
 
 
-class CatalogKit:
+class CatalogKit(IcebergKit):
     """An Iceberg table in the catalog that `tests.services.iceberg_catalogs.configure` describes."""
 
     def sink(self, root: Path, *, pipeline: str = PIPELINE, partition_by: Sequence[str] = ()) -> Sink:
         return IcebergTableSink(LocalFiles(root), pipeline=pipeline, partition_by=partition_by, catalog=name_of(root))
-
-    def rows(self, root: Path) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = iceberg_table(root).scan().to_arrow().to_pylist()
-        return rows
 
 
 class ToyKit:

@@ -5,12 +5,14 @@ The suites of all sinks also run with each kind of catalog, most of them in the 
 
 import json
 import os
+import re
+import subprocess
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,7 +24,6 @@ from botocore.exceptions import (
     NoRegionError,
     ReadTimeoutError,
 )
-from duckdb_extensions import import_extension  # type: ignore[import-untyped]  # it has no types
 from pyiceberg.catalog import Catalog
 from pyiceberg.schema import Schema
 from pyiceberg.table.snapshots import Operation
@@ -34,6 +35,7 @@ from tests.conformance.sinks.kit import FIRST, PIPELINE, SCHEMA, SECOND, append,
 from tests.conformance.sinks.test_iceberg import Died, FaultyFiles
 from tests.conformance.sinks.test_sink_races import at_once, publish_once
 from tests.services.aws_server import AwsServer
+from tests.services.duckdb_iceberg import duckdb_with_iceberg
 from tests.services.iceberg_catalogs import KINDS, NAME, client, configure, name_of
 from tests.services.iceberg_rest import Fault, RestCatalogServer
 
@@ -308,8 +310,8 @@ def test_a_process_killed_at_any_change_of_the_catalog_loses_and_doubles_nothing
         with pytest.raises(Died):
             committed_with(root, LocalFiles(root))
     sink = sink_at(root)
-    publish_again = sink.load()
-    if publish_again is None or publish_again.position.seq == 0:
+    table = sink.load()
+    if table is None or table.position.seq == 0:
         committed_with(root, LocalFiles(root))
     published(sink, root, 2)
     assert ids(root) == [1, 2]
@@ -355,38 +357,39 @@ def test_a_busy_catalog_is_a_temporary_error(server: RestCatalogServer, root: Pa
         loaded(sink).append(append(1, FIRST, write(root, FIRST, id=[1], name=["a"])))
 
 
-@pytest.mark.parametrize("method", ["GET", "POST"])
-def test_a_silent_catalog_is_not_waited_for(
-    server: RestCatalogServer, root: Path, method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def silence(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Return the event that faults wait for, set after the test. Clients wait for half a second."""
     monkeypatch.setattr(catalog_module, "RESPONSE_SECONDS", 0.5)
     ended = threading.Event()
-    try:
-        if method == "GET":
-            server.faults.append(Fault(method="GET", path="v1/config", waits=ended))
-            with pytest.raises(TemporaryError, match="timed out"):
-                sink_at(root).load()
-        else:
-            table = loaded(made(root))
-            server.faults.append(Fault(path="/tables/", waits=ended))
-            with pytest.raises(PublishConflict, match="timed out"):
-                table.append(append(1, FIRST, write(root, FIRST, id=[1], name=["a"])))
-    finally:
-        ended.set()
+    yield ended
+    ended.set()
 
 
-def test_a_silent_token_server_is_not_waited_for(
-    server: RestCatalogServer, root: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_silent_catalog_is_a_temporary_error_when_it_is_opened(
+    server: RestCatalogServer, root: Path, silence: threading.Event
 ) -> None:
-    monkeypatch.setattr(catalog_module, "RESPONSE_SECONDS", 0.2)
+    server.faults.append(Fault(method="GET", path="v1/config", waits=silence))
+    with pytest.raises(TemporaryError, match="timed out"):
+        sink_at(root).load()
+
+
+def test_a_silent_catalog_is_a_conflict_after_a_commit(
+    server: RestCatalogServer, root: Path, silence: threading.Event
+) -> None:
+    table = loaded(made(root))
+    server.faults.append(Fault(path="/tables/", waits=silence))
+    with pytest.raises(PublishConflict, match="timed out"):
+        table.append(append(1, FIRST, write(root, FIRST, id=[1], name=["a"])))
+
+
+def test_a_silent_token_server_is_a_temporary_error(
+    server: RestCatalogServer, root: Path, silence: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(f"PYICEBERG_CATALOG__{NAME.upper()}__CREDENTIAL", f"penstock:{SECRET}")
-    ended = threading.Event()
-    server.faults.append(Fault(path="oauth/tokens", waits=ended))
-    try:
-        with pytest.warns(DeprecationWarning, match="OAuth2"), pytest.raises(TemporaryError, match="timed out"):
-            sink_at(root).load()
-    finally:
-        ended.set()
+    server.faults.append(Fault(path="oauth/tokens", waits=silence))
+    with pytest.warns(DeprecationWarning, match="OAuth2"), pytest.raises(TemporaryError, match="timed out"):
+        sink_at(root).load()
 
 
 def test_a_catalog_that_cannot_be_reached_is_a_temporary_error(
@@ -394,7 +397,9 @@ def test_a_catalog_that_cannot_be_reached_is_a_temporary_error(
 ) -> None:
     sink = made(root)
     monkeypatch.setenv(f"PYICEBERG_CATALOG__{NAME.upper()}__URI", "http://127.0.0.1:1")
-    with pytest.raises(TemporaryError, match=r"The catalog of lake:web\..* is not available"):
+    with pytest.raises(
+        TemporaryError, match=r"The catalog of lake:web\..* is not available .*; .* correct the uri of lake"
+    ):
         sink_at(root).load()
     assert loaded(sink).version == 0
 
@@ -429,6 +434,36 @@ def test_an_unusable_configuration_is_one_sentence_without_secrets(
         sink_at(root).load()
     assert SECRET not in str(raised.value)
     assert not root.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("catalog:\n  lake: {type: sql}\n", r"\.pyiceberg\.yaml, line 2: .*flow mapping.*Correct that file"),
+        ("catalog:\n\tlake:\n", r"\.pyiceberg\.yaml, line 2: "),
+    ],
+)
+def test_a_configuration_that_cannot_be_parsed_is_one_sentence(tmp_path: Path, text: str, problem: str) -> None:
+    (tmp_path / ".pyiceberg.yaml").write_text(text)
+    script = (
+        "import sys\n"
+        "from penstock.errors import ConfigurationError\n"
+        "from penstock.sinks.registry import open_sink\n"
+        "from penstock.storage.local import LocalFiles\n"
+        "try:\n"
+        "    open_sink(LocalFiles(sys.argv[1]), pipeline='p', scheme='iceberg')\n"
+        "except ConfigurationError as error:\n"
+        "    print(error)\n"
+    )
+    ran = subprocess.run(  # PyIceberg reads its configuration when it is imported, once a process
+        [sys.executable, "-c", script, str(tmp_path / "table")],
+        env={**os.environ, "PYICEBERG_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert re.search(problem, ran.stdout)
+    assert ran.stdout.count("\n") == 1
 
 
 def test_a_database_that_cannot_be_reached_is_a_temporary_error_without_the_password(
@@ -668,10 +703,10 @@ def named_metadata(root: Path) -> set[str]:
     return {location.rpartition("/")[2] for location in locations}
 
 
-def set_properties(root: Path, **properties: str) -> None:
-    """Change properties as another program does, with one commit."""
+def set_property(root: Path, name: str, value: str) -> None:
+    """Change a property as another program does, with one commit."""
     other = client()
-    update = SetPropertiesUpdate(updates={name.replace("_", "."): value for name, value in properties.items()})
+    update = SetPropertiesUpdate(updates={name: value})
     other.commit_table(other.load_table(name_of(root).parts), (), (update,))
 
 
@@ -693,9 +728,7 @@ def test_old_metadata_is_deleted_and_a_vacuum_deletes_only_unnamed_files(
     left = metadata_files(root) - named_metadata(root)
     assert len(left) == 1
     compact(sink_at(root, partition_by=None), clock=FakeClock(auto_advance=True))
-    other = client()
-    update = SetPropertiesUpdate(updates={SNAPSHOT_AGE: "0"})
-    other.commit_table(other.load_table(name_of(root).parts), (), (update,))
+    set_property(root, SNAPSHOT_AGE, "0")
     (root / "metadata" / "notes.txt").write_text("of another program")
     table = sink_at(root, partition_by=None).load()
     assert table is not None
@@ -755,10 +788,7 @@ def test_readers_find_the_rows_through_the_catalog_or_by_its_metadata_file(reada
     assert sorted(table.scan().to_arrow().to_pylist(), key=by_id) == ROWS
     assert table.scan(row_filter="added = 9").to_arrow().to_pylist() == ROWS[1:]
     assert sorted(pl.scan_iceberg(table).collect().to_dicts(), key=by_id) == ROWS
-    connection = duckdb.connect(config={"extension_directory": str(tmp_path / "extensions")})
-    for extension in ("avro", "iceberg"):
-        import_extension(extension, con=connection)
-        connection.load_extension(extension)
+    connection = duckdb_with_iceberg(tmp_path)
     relation = connection.sql(f"select * from iceberg_scan('{table.metadata_location}') order by id")
     assert [dict(zip(relation.columns, row, strict=True)) for row in relation.fetchall()] == ROWS
     own = sink_at(readable, partition_by=None).load()

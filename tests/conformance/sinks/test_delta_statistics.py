@@ -8,15 +8,18 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable, Field, write_deltalake
+from deltalake.schema import PrimitiveType
 from tests.conformance.sinks.kit import DeltaKit, append, loaded, write
 
 from penstock.errors import PublishConflict
+from penstock.pipeline.maintenance.compact import compact
 from penstock.pipeline.maintenance.table_history import BatchFiles, RowLossCheck
 from penstock.sinks.delta import sink as delta_sink
 from penstock.sinks.delta.sink import DeltaTableSink, LoadedDelta
 from penstock.sinks.manifest import DataFile
 from penstock.sinks.parquet import list_files
+from penstock.testing import FakeClock
 
 SCHEMA = pa.schema([("id", pa.int64()), ("naïve %", pa.string())])
 WIDER = SCHEMA.append(pa.field("score", pa.int64()))
@@ -167,3 +170,14 @@ def test_files_of_other_writers_are_not_restated(sink: DeltaTableSink) -> None:
     assert restated.operation == "ADD COLUMN"
     log = Path(str(sink.root), "_delta_log", f"{restated.version - 1:020}.json").read_text()
     assert log.count('"add"') == 2
+
+
+def test_a_column_that_another_writer_added_is_found_to_be_null_after_a_compaction(sink: DeltaTableSink) -> None:
+    DeltaTable(str(sink.root)).alter.add_columns(Field("score", PrimitiveType("long")))
+    done = compact(sink, target_bytes=1, clock=FakeClock(auto_advance=True))
+    assert done is not None
+    assert (done.merged, done.restated) == (0, 2)
+    assert found(sink, pc.field("score").is_null()) == [1, 2, None, None]
+    done = compact(sink, target_bytes=1, clock=FakeClock(auto_advance=True))
+    assert done is not None
+    assert done.restated == 0

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.conformance.publishing.batch_maker import BatchMaker
@@ -126,7 +127,6 @@ def test_a_scheme_is_split_from_an_address_of_its_exact_form(address: str, expec
         "unheard:./a",
         "unheard:../a",
         "unheard:~/a",
-        "Delta:/lake/a",
         "x:s3:/a",
     ],
 )
@@ -140,6 +140,34 @@ def test_a_scheme_of_no_format_is_refused(address: str) -> None:
         table_paths(address)
     with pytest.raises(UsageError, match=f"^{re.escape(expected)}$"):
         DeltaSink(address)
+
+
+@pytest.mark.parametrize(
+    ("address", "meant"),
+    [
+        ("Delta:/lake/a", "delta:/lake/a"),
+        ("icebreg:tables/a", "iceberg:tables/a"),
+        ("Iceberg:a", "iceberg:a"),
+        ("detla:a", "delta:a"),
+        ("iceburg:s3://lake/a", "iceberg:s3://lake/a"),
+    ],
+)
+def test_a_misspelt_scheme_is_refused_with_the_right_one(address: str, meant: str) -> None:
+    expected = rf"^The table {address} is in no known format, .*; write {meant}, or \./ before a folder"
+    with pytest.raises(UsageError, match=expected):
+        table_paths(address)
+
+
+@pytest.mark.parametrize("address", ["data:a", "s3:/lake/a", "./icebreg:a"])
+def test_a_name_that_resembles_no_format_is_a_place(address: str) -> None:
+    assert split_address(address) == (DEFAULT_SCHEME, address)
+
+
+@pytest.mark.parametrize("columns", [None, [None], [1], 5, [("day",)]])
+@pytest.mark.parametrize("option", ["partition_by", "order_by"])
+def test_columns_that_are_no_names_are_refused(option: str, columns: Any) -> None:
+    with pytest.raises(UsageError, match=f"^{option}=.* is no list of columns; write their names"):
+        DeltaSink("clicks", **{option: columns})
 
 
 @pytest.mark.parametrize("address", ["s3:/lake/a", "file:/lake/a"])

@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from duckdb_extensions import import_extension  # type: ignore[import-untyped]  # it has no types
 from pyiceberg import expressions as pyiceberg
-from tests.conformance.sinks.kit import FIRST, PIPELINE, SECOND, append, iceberg_table
+from tests.conformance.sinks.kit import FIRST, SECOND, append, iceberg_table
 from tests.conformance.sinks.test_iceberg import loaded, rewritten, sink_at
+from tests.services.duckdb_iceberg import duckdb_with_iceberg
 
 from penstock.errors import PublishHalted, TableError, UsageError
 from penstock.pipeline.maintenance.compact import compact
@@ -119,11 +119,7 @@ def equal_to(column: str, value: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def duck(tmp_path_factory: pytest.TempPathFactory) -> duckdb.DuckDBPyConnection:
-    folder = tmp_path_factory.mktemp("extensions")
-    connection = duckdb.connect(config={"extension_directory": str(folder)})
-    for extension in ("avro", "iceberg"):
-        import_extension(extension, con=connection)
-        connection.load_extension(extension)
+    connection = duckdb_with_iceberg(tmp_path_factory.mktemp("duckdb"))
     connection.execute("set timezone = 'UTC'")
     return connection
 
@@ -342,7 +338,7 @@ def test_files_of_another_partitioning_are_refused(root: Path) -> None:
 
 
 def test_tables_are_opened_with_the_position_of_their_pipeline(root: Path) -> None:
-    sink = sink_at(root, partition_by=["year(at)"])
-    published(sink, root, ["year(at)"], batches=2)
-    assert IcebergTableSink(LocalFiles(root), pipeline=PIPELINE, partition_by=["year(at)"]).load() is not None
-    assert loaded(sink).position.seq == 2
+    published(sink_at(root, partition_by=["year(at)"]), root, ["year(at)"], batches=2)
+    assert loaded(sink_at(root, partition_by=["year(at)"])).position.seq == 2
+    other = IcebergTableSink(LocalFiles(root), pipeline="another", partition_by=["year(at)"])
+    assert loaded(other).position.seq == 0

@@ -1,17 +1,31 @@
 """The contract of all sinks, for every table format."""
 
+import re
 from pathlib import Path
+from typing import cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.conformance.sinks.kit import FIRST, SCHEMA, SECOND, THIRD, Kit, append, loaded, write
+from tests.conformance.sinks.kit import (
+    FIRST,
+    SCHEMA,
+    SECOND,
+    THIRD,
+    DeltaKit,
+    IcebergKit,
+    Kit,
+    ToyKit,
+    append,
+    loaded,
+    write,
+)
 
 from penstock.errors import PublishConflict, PublishHalted, TableError, UsageError
 from penstock.objects.local_store import LocalStore
 from penstock.objects.scanner import Scanner
 from penstock.sinks.manifest import attempt_token
-from penstock.sinks.sink import Position, Sink
+from penstock.sinks.sink import Position, Sink, TableSink
 
 # Without a table
 
@@ -39,6 +53,25 @@ def test_a_folder_with_foreign_files_is_refused(kit: Kit, root: Path, name: str)
     (root / name).write_text("")
     with pytest.raises(TableError, match=name):
         kit.sink(root).load()
+
+
+@pytest.mark.parametrize(
+    ("made", "kit", "advice"),
+    [
+        (DeltaKit(), IcebergKit(), "write {root} (DeltaSink in an app)"),
+        (DeltaKit(), ToyKit(), "write {root} (DeltaSink in an app)"),
+        (IcebergKit(), DeltaKit(), "write iceberg:{root} (IcebergSink in an app)"),
+        (IcebergKit(), ToyKit(), "write iceberg:{root} (IcebergSink in an app)"),
+    ],
+)
+def test_a_table_in_another_format_is_refused_and_stays_as_it_is(root: Path, made: Kit, kit: Kit, advice: str) -> None:
+    made.sink(root).ensure_schema(SCHEMA)
+    before = sorted(root.rglob("*"))
+    sink = cast(TableSink, kit.sink(root))
+    for call in (sink.check_location, sink.load, lambda: sink.ensure_schema(SCHEMA)):
+        with pytest.raises(TableError, match=re.escape(advice.format(root=root))):
+            call()
+    assert sorted(root.rglob("*")) == before
 
 
 # Creating and changing the table
@@ -74,7 +107,7 @@ def test_adding_columns_keeps_the_position(sink: Sink, root: Path) -> None:
     assert loaded(sink).position == Position(seq=1, attempt_token=attempt_token(FIRST))
 
 
-def test_an_older_batch_may_have_fewer_columns_than_the_table(kit: Kit, sink: Sink, root: Path) -> None:
+def test_an_older_batch_may_have_fewer_columns_than_the_table(sink: Sink) -> None:
     sink.ensure_schema(SCHEMA.append(pa.field("score", pa.float64())))
     before = loaded(sink).version
     sink.ensure_schema(SCHEMA)
@@ -93,8 +126,14 @@ def test_a_column_name_in_another_case_is_refused(sink: Sink) -> None:
 
 
 def test_other_partition_columns_are_refused(kit: Kit, sink: Sink, root: Path) -> None:
-    with pytest.raises(TableError, match="partitioned by nothing and not by name"):
+    with pytest.raises(TableError, match=r"partitioned by nothing and not by name; .* \(no --partition-by\)"):
         kit.sink(root, partition_by=["name"]).load()
+
+
+def test_the_partition_columns_of_the_table_are_named_as_the_option_to_give(kit: Kit, root: Path) -> None:
+    kit.sink(root, partition_by=["name", "id"]).ensure_schema(SCHEMA)
+    with pytest.raises(TableError, match=r"\(--partition-by 'name, id'\)"):
+        kit.sink(root).load()
 
 
 def test_a_partition_column_that_does_not_exist_is_refused_before_the_table_is_created(kit: Kit, root: Path) -> None:

@@ -67,6 +67,13 @@ def test_the_stored_form_never_changes(table: LocalFiles) -> None:
     assert gzip.decompress(table.read(path)) == STORED
 
 
+@pytest.mark.parametrize("transform", ["", "cleaning:clean"])
+def test_the_name_of_the_transform_is_kept_for_a_repair(table: LocalFiles, transform: str) -> None:
+    known = replace(RECORD, record=replace(RECORD.record, transform=transform))
+    save(table, known)
+    assert load(table, RECORD.attempt_id) == known
+
+
 @pytest.mark.parametrize("name", ["pipeline", "columns", "rows", "manifest"])
 def test_a_record_without_a_required_field_cannot_be_read(table: LocalFiles, name: str) -> None:
     document = json.loads(STORED)

@@ -21,6 +21,21 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def test_an_iceberg_table_names_its_own_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extra, "find_spec", lambda name: None if name == "pyiceberg" else object())
+    with pytest.raises(ConfigurationError) as caught:
+        extra.require_spark("iceberg")
+    assert str(caught.value) == (
+        "The table is in the format iceberg, and pyiceberg cannot be found here: run pip install 'penstock[iceberg]'."
+    )
+
+
+def test_all_missing_extras_are_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extra, "find_spec", lambda name: None if name in {"pyspark", "pyiceberg"} else object())
+    with pytest.raises(ConfigurationError, match=r"run pip install 'penstock\[iceberg,spark\]'\.$"):
+        extra.require_spark("iceberg")
+
+
 def test_on_a_cluster_with_its_own_spark_the_extra_without_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extra, "find_spec", lambda name: None if name == "deltalake" else object())
     with pytest.raises(ConfigurationError, match=r"and deltalake cannot be found here: .* 'penstock\[pipeline\]'\.$"):

@@ -42,6 +42,31 @@ def test_every_row_is_kept_once(rows: list[tuple[int, Any]]) -> None:
     assert sorted(zip(found["a"].to_pylist(), found["b"].to_pylist(), strict=True), key=repr) == sorted(rows, key=repr)
 
 
+def test_rows_keep_their_types_and_values_in_nested_columns() -> None:
+    struct = pa.struct([("x", pa.string()), ("y", pa.list_(pa.binary()))])
+    table = pa.table(
+        {
+            "a": pa.array([2, 1]),
+            "s": pa.array([{"x": "é", "y": [b"\xff"]}, None], struct),
+            "m": pa.array([[("k", ["v"])], []], pa.map_(pa.string(), pa.list_(pa.string()))),
+        }
+    )
+    found = RowOrder(("a",)).sort(table)
+    assert found.schema.equals(table.schema)
+    assert found.to_pylist() == table.to_pylist()[::-1]
+
+
+@pytest.mark.slow  # needs 5 GB of memory
+@pytest.mark.parametrize("name", ["a", "text"])
+def test_texts_of_more_than_two_gibibytes_are_sorted(name: str) -> None:
+    texts = pa.array(["x" * 1_000_000 + str(number) for number in range(100)])
+    chunks = [texts] * 23
+    numbers = pa.array(range(2_300, 0, -1))
+    found = RowOrder((name,)).sort(pa.table({"a": numbers, "text": pa.chunked_array(chunks)}))
+    assert sum(len(chunk) for chunk in found["text"].chunks) == 2_300
+    assert found["text"][0].as_py().endswith("x99" if name == "a" else "x0")
+
+
 def test_a_quarter_of_a_z_order_covers_half_of_each_column() -> None:
     table = pa.table({"a": [a for a in range(16) for _ in range(16)], "b": [b for _ in range(16) for b in range(16)]})
     found = RowOrder(("a", "b")).sort(table)

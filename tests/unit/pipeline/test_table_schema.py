@@ -13,6 +13,7 @@ from tests.conformance.ledger.ledger_harness import PIPELINE, LedgerHarness, can
 from penstock.errors import SchemaMoved, TableError
 from penstock.ledger import Ledger
 from penstock.pipeline.spark.table_schema import Agree, Evolution, agreed, agreement
+from penstock.sinks.iceberg.columns import check_names
 from penstock.sinks.schema import decode, encode
 
 ID, X, Y = pa.field("id", pa.int64()), pa.field("x", pa.int64()), pa.field("y", pa.string())
@@ -78,3 +79,22 @@ def test_the_same_column_from_two_batches_is_no_change(agree: Agree, evolution: 
     assert agreed(agree, evolution, pa.schema([ID, X]), added={"x": "BIGINT"}).new_schema is None
     assert evolution.added() == {"x": "BIGINT"}
     assert evolution.table() == pa.schema([ID, X])
+
+
+@dataclass
+class NewIcebergTable(NewTable):
+    """A table of a format that checks columns."""
+
+    def check_columns(self, schema: pa.Schema) -> None:
+        check_names(schema, table=self.uri)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_columns_that_the_tables_format_cannot_have_are_refused_before_a_run(
+    ledger: Ledger, tmp_path: Path, is_first: bool
+) -> None:
+    parts = pa.field("y", pa.struct([("b", pa.int64())]))
+    with closing(Ledger.open(f"sqlite:///{tmp_path}/new.db")) as empty:
+        used = empty if is_first else ledger
+        with pytest.raises(TableError, match=r"two columns or parts of columns with the name y\.b"):
+            agreement(used, NewIcebergTable(), PIPELINE, pa.schema([ID, X, parts, pa.field("y.b", pa.int64())]))  # type: ignore[arg-type] # see `NewTable`

@@ -109,3 +109,16 @@ def test_statistics_read_from_a_log_and_restated_stay_the_same_except_for_the_ne
     expected["nullCount"]["new"] = 3
     expected["minValues"]["more"] = expected["maxValues"]["more"] = {}
     assert json.loads(text, parse_float=Decimal) == expected
+
+
+def test_bounds_in_a_log_that_penstock_would_not_write_are_left_out() -> None:
+    """Databricks states those of all files again, with infinity and bounds of binaries."""
+    schema = pa.schema([("share", pa.float64()), ("raw", pa.binary()), ("id", pa.int64())])
+    found = logged(
+        least={"share": float("-inf"), "raw": b"a", "id": 1},
+        greatest={"share": 1.0, "raw": b"b", "id": 2},
+        nulls={"share": 0, "raw": 0, "id": 0},
+        schema=schema,
+    )
+    assert found == {"minValues": {"id": 1}, "maxValues": {"id": 2}, "nullCount": {"share": 0, "raw": 0, "id": 0}}
+    assert "minValues" not in json.loads(encode(2, found, list(schema))), "null would hide the rows from readers"

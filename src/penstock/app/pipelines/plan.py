@@ -14,6 +14,7 @@ from penstock.app.paths import TablePaths, declared_table_paths
 from penstock.app.pipelines.declaration import ObjectSource, PipelineDeclaration, reader_name
 from penstock.app.pipelines.published import PublishNotifier
 from penstock.app.pipelines.sources import declared_source
+from penstock.app.pipelines.transforms import accepting, check_transform, name_of
 from penstock.app.service import ServiceContext, busy_seconds_max
 from penstock.app.sources import SourceLocation
 from penstock.app.spark import SESSION_END_SECONDS
@@ -232,7 +233,15 @@ def plan_of(declaration: PipelineDeclaration, context: ServiceContext, *, faults
     source = declared_source(declaration.source, where)
     read = read_options(declaration, default_ratio=context.settings.objects_max_quarantine_ratio)
     ledger = context.ledger()
-    ledger.ensure_pipeline(where.pipeline)
+    transform = name_of(declaration.transform)
+    check_transform(
+        ledger.ensure_pipeline(where.pipeline),
+        transform,
+        table=str(where.table),
+        has="the app declares",
+        remedy=f"declare the same for the pipeline {declaration.name}",
+        command=accepting(transform, f" --pipeline {declaration.name}"),
+    )
     tables = Tables(
         where,
         ledger,
@@ -253,6 +262,7 @@ def plan_of(declaration: PipelineDeclaration, context: ServiceContext, *, faults
             aws=where.aws,
             read=read,
             transform=declaration.transform,
+            transform_name=transform,
             partition_by=declaration.sink.partition_by,
         ),
         buckets=source.buckets,

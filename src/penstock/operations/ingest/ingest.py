@@ -34,13 +34,20 @@ from penstock.objects.reference import ObjectRef
 from penstock.objects.scanner import ScanReport
 from penstock.objects.selection import SkipReason
 from penstock.objects.watcher import Watcher
-from penstock.operations.ingest.pipeline import IngestPipeline, IngestRequest, check, queue_of, shared_settings
+from penstock.operations.ingest.pipeline import (
+    IngestPipeline,
+    IngestRequest,
+    check,
+    check_remembered_transform,
+    queue_of,
+    shared_settings,
+)
 from penstock.pipeline.spark.runtime import GivenSpark
 from penstock.pipeline.spark.source.added import with_added
 from penstock.pipeline.spark.source.options import ReadOptions
 from penstock.sinks.catalogs.name import CatalogName, catalog_name, configured_name
 from penstock.sinks.partitions import declared
-from penstock.sinks.registry import SINKS, CatalogOption, has_transforms, open_sink
+from penstock.sinks.registry import SINKS, CatalogOption, address_in, has_transforms, open_sink
 from penstock.worker.shutdown import StopSignal
 
 WATCHER = "watcher"  # the job's name in events, and the thread's
@@ -146,7 +153,7 @@ def _ingested(
         if shared is None:
             check_owner(state.ledger, where)
         record_format(where)
-        state.ledger.ensure_pipeline(where.pipeline)
+        check_remembered_transform(request, state.ledger.ensure_pipeline(where.pipeline), where)
         tables = Tables(
             where,
             state.ledger,
@@ -198,9 +205,15 @@ def _catalogs(request: IngestRequest, where: TablePaths) -> tuple[CatalogName | 
     given = {CatalogOption.REGISTER: request.register, CatalogOption.CATALOG: request.catalog}
     for option, text in given.items():
         if text is not None and option is not has:
-            remedy = "leave it out" if has is None else f"use --{has} {_OPTION_FORMS[has]}"
+            remedies = ["leave it out" if has is None else f"use --{has} {_OPTION_FORMS[has]}"]
+            remedies += [
+                f"write {address_in(scheme, str(where.table))} for a table in the format {scheme}"
+                for scheme, package in SINKS.items()
+                if package.catalog_option is option
+            ]
             raise UsageError(
-                f"The table {where.table} is in the format {where.scheme}, which has no --{option}; {remedy}."
+                f"The table {where.table} is in the format {where.scheme}, which has no --{option}; "
+                f"{', or '.join(remedies)}."
             )
     entry = None if request.register is None else catalog_name(request.register, table=where.table.uri)
     return entry, None if request.catalog is None else configured_name(request.catalog)

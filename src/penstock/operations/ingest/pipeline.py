@@ -14,6 +14,8 @@ from penstock.app.cleanup_runner import CleanupRunner, moved_to, source_cleanup
 from penstock.app.context import PipelineTools
 from penstock.app.paths import TablePaths
 from penstock.app.pipelines.plan import FAULTS_MAX, BatchLimits, PipelineBlueprint, worker_settings
+from penstock.app.pipelines.transforms import NO_TRANSFORM, accepting, check_transform
+from penstock.app.scope import ScopeRequest
 from penstock.app.sources import SourceLocation, StoreOutages
 from penstock.app.spark import Spark
 from penstock.app.state import StateFolder
@@ -313,6 +315,7 @@ class IngestPipeline:
             aws=where.aws,
             read=checked(read),
             transform=self.transform,
+            transform_name=self.request.transform or NO_TRANSFORM,
             partition_by=self.request.partition_by,
         )
         return PipelineBlueprint(
@@ -380,6 +383,19 @@ def check(request: IngestRequest, source: SourceLocation) -> Transform | None:
         checked_partitions(request.partitions or "", columns)
     check_evolution(request.evolve)
     return _load_transform(request.transform) if request.transform is not None else None
+
+
+def check_remembered_transform(request: IngestRequest, row: PipelineRow, where: TablePaths) -> None:
+    """Raise `UsageError` if the rows of the table were made with another transform than the given one."""
+    given, recorded = request.transform or NO_TRANSFORM, row.transform
+    check_transform(
+        row,
+        given,
+        table=str(where.table),
+        has="this ingest has",
+        remedy=f"give --transform {recorded}" if recorded else "leave out --transform",
+        command=accepting(given, ScopeRequest(table=request.table, state=request.state).options),
+    )
 
 
 def _check_csv(request: IngestRequest, format_name: str) -> None:

@@ -79,6 +79,7 @@ class PipelineStatus(PipelineHealth):
     shortfalls: Sequence[str] = ()  # rows that another writer removed from the tables
     queue: str | None = None  # None: unknown, without the app
     foreign_commits: Sequence[ForeignCommitStatus] = ()  # the last ones, newest first
+    transform: str | None = None  # name of the transform that makes its rows; empty: none. None: unknown
 
     @property
     def replaced(self) -> Sequence[ForeignCommitStatus]:

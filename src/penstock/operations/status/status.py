@@ -213,6 +213,7 @@ class StatusReader:
     def _pipeline(self, seen: ScopeView, health: PipelineHealth, details: "_Details") -> PipelineStatus:
         pipeline = health.pipeline
         table = details.tables.get(pipeline) or _table(seen, pipeline)
+        row = seen.ledger.pipeline(pipeline)
         return PipelineStatus(
             pipeline=pipeline,
             objects=health.objects,
@@ -232,6 +233,7 @@ class StatusReader:
             oldest_unprocessed_age_seconds=health.oldest_unprocessed_age_seconds,
             queue=seen.scope.served.get(pipeline),
             foreign_commits=table.foreign_commits,
+            transform=None if row is None else row.transform,
         )
 
 

@@ -49,10 +49,11 @@ SET = "schema set"  # the action's name in the audit log
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceSchema:
-    """The schema that the ledger remembers for one pipeline; ``remembered`` None: none."""
+    """The schema and transform that the ledger remembers for one pipeline; ``remembered`` None: no schema."""
 
     pipeline: str
     remembered: Remembered | None
+    transform: str | None  # name; empty: none. None: unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +94,11 @@ def schemas(scope: Scope) -> Sequence[SourceSchema]:
     """Return what is remembered for each pipeline of a scope. Creates nothing."""
     with view(scope) as seen:
         rows = [seen.ledger.pipeline(pipeline) for pipeline in seen.pipelines()]
-    return [SourceSchema(pipeline=row.id, remembered=_remembered(row)) for row in rows if row is not None]
+    return [
+        SourceSchema(pipeline=row.id, remembered=_remembered(row), transform=row.transform)
+        for row in rows
+        if row is not None
+    ]
 
 
 def compare(scope: Scope, *, source: str | None, schema: str | None, clock: Clock | None = None) -> Comparison:
@@ -154,7 +159,7 @@ def change(scope: Scope, wanted: SchemaChange, *, clock: Clock | None = None) ->
             base = known.ddl if wanted.schema is None else wanted.schema
             read = checked_reading(_read(known, wanted), replaced_columns(base, wanted.columns))
             after = known.changed(read.schema_ddl, read, how=How.SET, at=now, source="")
-        if not wanted.has_transform:
+        if not (wanted.has_transform or row.transform):
             table = columns_not_added(_sink(where), row)
             if table is not None:
                 check_table(after.ddl, table, uri=str(where.table))

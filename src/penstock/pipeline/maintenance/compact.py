@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
+from pyarrow import types
 from ulid import ULID
 
 from penstock.errors import PublishConflict, TableError, TemporaryError
@@ -283,13 +284,15 @@ def _restate(
 ) -> int:
     """Commit the bounds of our files that lack them in the table's log, and return the number of these files.
 
-    Files of earlier versions lack them. A file that cannot have bounds is read again by each compaction, but only its
-    footer. A conflict ends this: the next compaction does the rest.
+    Files of earlier versions lack them. A file with bounds lacks those of a column that another writer added, which
+    some readers then take for a column without nulls (see `penstock.sinks.delta.statistics`). A file that cannot have
+    bounds is read again by each compaction, but only its footer. A conflict ends this: the next compaction does the
+    rest.
     """
     if not isinstance(history, RestatingHistory):
         return 0
     stored = stored_columns(table.schema, table.partition_by)
-    lacking = [file for file in files if is_own(file.path) and file.rows and not file.statistics.get("minValues")]
+    lacking = [file for file in files if is_own(file.path) and file.rows and _lacks_bounds(file, stored)]
     found: list[LoggedFile] = []
     with suppress(PassEnded):
         for file in interruptible(lacking, stopped):
@@ -311,6 +314,14 @@ def _restate(
                 engine=f"penstock {ULID()}",
             )
     return restated
+
+
+def _lacks_bounds(file: LoggedFile, stored: pa.Schema) -> bool:
+    """Return True for a file without any bounds, or whose statistics do not know a column."""
+    counted_nulls = file.statistics.get("nullCount", {})
+    return not file.statistics.get("minValues") or any(
+        field.name not in counted_nulls for field in stored if not types.is_nested(field.type)
+    )
 
 
 def _write(root: Files, merged: _MergeGroup, path: str, expected: pa.Schema) -> Sequence[WrittenFile] | None:

@@ -19,6 +19,9 @@ from pyarrow import types
 from penstock.errors import TableError
 
 COLUMNS_MAX = 8
+# of sorted rows, at most
+BATCH_ROWS = 65_536
+BATCH_BYTES = 64 << 20
 RANK_BITS_MAX = 20  # of each column, in a Z-order
 _KEY_BITS = 63  # of the number that rows are sorted by
 
@@ -50,8 +53,31 @@ class RowOrder:
 
     def sort(self, rows: pa.Table) -> pa.Table:
         """Return the rows in this order; rows of equal rank keep theirs."""
-        ranks = [_ranks(rows[name]) for name in self.columns]
-        return rows.take(pa.array(np.argsort(_interleaved(ranks, rows.num_rows), kind="stable")))
+        if not rows.num_rows:
+            return rows
+        large = rows.cast(pa.schema([field.with_type(_large(field.type)) for field in rows.schema])).combine_chunks()
+        [joined] = large.to_batches()
+        order = np.argsort(_interleaved([_ranks(large[name]) for name in self.columns], rows.num_rows), kind="stable")
+        count = min(BATCH_ROWS, max(1, BATCH_BYTES * rows.num_rows // max(1, rows.nbytes)))
+        parts = (joined.take(pa.array(order[start : start + count])) for start in range(0, rows.num_rows, count))
+        return pa.Table.from_batches([part.cast(rows.schema) for part in parts], rows.schema)
+
+
+def _large(kind: pa.DataType) -> pa.DataType:
+    """Return the type with offsets of 64 bits: Arrow joins all values of a column to sort it, and its usual types end
+    at 2 GiB."""
+    if types.is_string(kind):
+        return pa.large_string()
+    if types.is_binary(kind):
+        return pa.large_binary()
+    if types.is_struct(kind):
+        return pa.struct([field.with_type(_large(field.type)) for field in kind])
+    if types.is_list(kind):
+        return pa.large_list(kind.value_field.with_type(_large(kind.value_type)))
+    if types.is_map(kind):
+        key, item = (field.with_type(_large(field.type)) for field in (kind.key_field, kind.item_field))
+        return pa.map_(key, item)
+    return kind
 
 
 def _ranks(column: pa.ChunkedArray) -> NDArray[np.uint64]:

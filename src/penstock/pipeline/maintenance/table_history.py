@@ -29,7 +29,7 @@ from penstock.ledger.records import BatchRow
 from penstock.messaging.wording import counted, worded
 from penstock.pipeline.batch_record import attempt_of
 from penstock.sinks.manifest import DataFile, decode
-from penstock.sinks.sink import Position, TableCommit, TableHistory, TableSink, TableSnapshot
+from penstock.sinks.sink import Position, SparseHistory, TableCommit, TableHistory, TableSink, TableSnapshot
 
 Knows = Callable[[int, int | None], bool]  # (batch number, attempt token): True if the ledger has that batch
 
@@ -201,13 +201,17 @@ class RowLossCheck:
         """
         there = set(shown)  # files in the snapshot, and files whose rows are in such files
         lost: dict[str, _Change] = {}
-        for change in self._changes():  # newest first, so that the fate of the files it added is known
+        for change, has_gap in self._all_changes():  # newest first, so that the fate of the files it added is known
             if there.issuperset(missing):
                 break
             absent = [path for path in change.added if path not in there] if change.keeps_rows else []
             if change.keeps_rows and not absent:
                 there.update(change.removed)
-            cause = next((lost[path] for path in absent if path in lost), change)
+            # a commit in the gap may have merged the absent files
+            default = None if has_gap and absent else change
+            cause = next((lost[path] for path in absent if path in lost), default)
+            if cause is None:
+                continue
             for path in change.removed:
                 if path not in there:
                     lost.setdefault(path, cause)
@@ -222,6 +226,15 @@ class RowLossCheck:
         appends = (change.added for change in self._changes() if change.is_append)
         foreign_rows = sum(count for added in appends for path, count in added.items() if path in shown)
         return rows - foreign_rows >= written(table.position.seq)
+
+    def _all_changes(self) -> Iterator[tuple[_Change, bool]]:
+        """Yield the known commits, newest first; True: commits after it may be unknown."""
+        for change in self._changes():
+            yield change, False
+        history = self._sink.history
+        if isinstance(history, SparseHistory):
+            for commit in history.earlier_removals():
+                yield self._change(commit), True
 
     def _changes(self) -> Iterator[_Change]:
         """Yield the commits of the log, newest first."""

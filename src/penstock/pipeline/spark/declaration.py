@@ -25,6 +25,7 @@ class Declaration:
     work: Files  # for plans and reports
     read: ReadOptions
     transform: Transform | None = None
+    transform_name: str | None = None  # as the ledger records it, see `BatchRecord`
     partition_by: Sequence[str] = ()
     aws: Aws = field(default_factory=Aws)
 

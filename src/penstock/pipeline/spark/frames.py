@@ -27,7 +27,7 @@ from penstock.errors import TableError
 from penstock.pipeline.spark.arrow_writer import arrow_schema, column
 from penstock.pipeline.spark.session import runtime_of
 from penstock.pipeline.spark.shipping import ship
-from penstock.sinks.sink import ReadableTable, TableFile
+from penstock.sinks.sink import ReadableTable, ReadCheck, TableFile
 from penstock.storage.files import Files
 
 _GLOB = re.compile(r"([{}\[\]*?\\])")
@@ -141,8 +141,11 @@ class FrameReader(Protocol):
 def frame_of(spark: SparkSession, table: ReadableTable, *, union_max: int = UNION_MAX) -> DataFrame:
     """Return the rows of a snapshot. Columns added after a file was written are null in its rows.
 
-    Uses Spark's own reader for tables with a local path, otherwise Arrow in the executors.
+    Uses Spark's own reader for tables with a local path, otherwise Arrow in the executors. Raises `TableError` for a
+    snapshot whose rows are not those of its files.
     """
+    if isinstance(table, ReadCheck):
+        table.check_readable()
     schema = StructType.fromJson(dict(table.schema_document))
     files = table.files()
     if not files:

@@ -228,6 +228,7 @@ class SparkRun:
                 quarantine_manifest=encode(summary.quarantine),
                 stage_seconds=self._stopwatch.seconds,
                 spark_ui_url=self._context.runtime.page(self._attempt_id),
+                transform=self._declaration.transform_name,
             ),
             schema_id=agreement.schema_id,
             new_schema=agreement.new_schema,

@@ -16,7 +16,7 @@ from penstock.pipeline.spark.source.ddl import RESCUED
 from penstock.sinks import schema as encoding
 from penstock.sinks.parquet import check_partition_types
 from penstock.sinks.partitions import resolve
-from penstock.sinks.sink import Sink
+from penstock.sinks.sink import ColumnCheck, Sink
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +40,13 @@ def agreement(ledger: Ledger, sink: Sink, pipeline: str, wanted: pa.Schema) -> S
     row = ledger.ensure_pipeline(pipeline)
     existing = table_columns(sink, row.table_schema)
     if existing is None:
+        if isinstance(sink, ColumnCheck):
+            sink.check_columns(wanted)
         return SchemaAgreement(schema=wanted, schema_id=row.schema_id, new_schema=encoding.encode(wanted))
     optional = {*row.added_columns, RESCUED.name}
     merged = encoding.merge(existing, wanted, table=sink.uri, optional=optional)
+    if isinstance(sink, ColumnCheck):
+        sink.check_columns(merged)
     unchanged = row.table_schema is not None and merged.equals(existing)
     return SchemaAgreement(
         schema=wanted, schema_id=row.schema_id, new_schema=None if unchanged else encoding.encode(merged)

@@ -79,8 +79,9 @@ def logged(
     for field in schema:
         low, high = (one.get(field.name) if one else None for one in (least, greatest))
         if low is not None and high is not None and not types.is_nested(field.type):
-            low, high = bounds(field.type, _raw(low), _raw(high))
-            found["minValues"][field.name], found["maxValues"][field.name] = low, high
+            for key, bound in zip(("minValues", "maxValues"), bounds(field.type, _raw(low), _raw(high)), strict=True):
+                if bound is not None:
+                    found[key][field.name] = bound
     return found
 
 

@@ -133,7 +133,10 @@ class CatalogErrors:
         return TableError(f"The catalog refuses {self.name}: {self.reason(error)}.")
 
     def _unavailable(self, error: Exception) -> TemporaryError:
-        return TemporaryError(f"The catalog of {self.name} is not available ({self.reason(error)}).")
+        return TemporaryError(
+            f"The catalog of {self.name} is not available ({self.reason(error)}); try again later, or correct the uri "
+            f"of {self.name.scheme} in PyIceberg's configuration."
+        )
 
     def _lacking(self, error: Exception) -> ConfigurationError:
         missing = getattr(error.__cause__ or error, "name", None)

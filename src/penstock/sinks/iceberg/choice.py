@@ -142,7 +142,7 @@ class CatalogChoice:
             )
         if self._declared not in (None, name):
             raise TableError(
-                f"The table {root.uri} is in the catalog {name}, and {self._declared} is declared; declare the former "
+                f"The table {root.uri} is in the catalog {name}, and {self._declared} is declared; declare {name} "
                 f"(catalog, --catalog), or write to another table. If {name} was never created, delete "
                 f"{root}/{CATALOG_FILE}."
             )

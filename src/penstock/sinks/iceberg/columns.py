@@ -72,14 +72,16 @@ def arrow_schema(columns: Schema, properties: Mapping[str, str], *, table: str) 
 
 
 def name_mapping(columns: Schema, properties: Mapping[str, str]) -> str:
-    """Return the property that maps names to column numbers: the existing one, with the columns that it lacks."""
+    """Return the property that maps names to column numbers: the existing one, in which each column has its name.
+
+    A name belongs to one column: the one that has it now. Two with one name would hide the values of both.
+    """
     wanted = create_mapping_from_schema(columns)
     if NAME_MAPPING not in properties:
         return wanted.model_dump_json()
     existing = parse_mapping_from_json(properties[NAME_MAPPING])
-    known = {field.field_id for field in existing}
-    added = [field for field in wanted if field.field_id not in known]
-    return NameMapping([*existing, *added]).model_dump_json() if added else properties[NAME_MAPPING]
+    mapped = _mapped(wanted.root, existing.root)
+    return properties[NAME_MAPPING] if mapped == existing.root else NameMapping(mapped).model_dump_json()
 
 
 def has_renamed_columns(columns: Schema, properties: Mapping[str, str]) -> bool:
@@ -87,6 +89,30 @@ def has_renamed_columns(columns: Schema, properties: Mapping[str, str]) -> bool:
     if NAME_MAPPING not in properties:
         return False
     return _differs(create_mapping_from_schema(columns).root, parse_mapping_from_json(properties[NAME_MAPPING]).root)
+
+
+def renamed_to(name: str, columns: Schema, properties: Mapping[str, str]) -> str | None:
+    """Return the present name of a column that files have under this name; None if there is no such column."""
+    if NAME_MAPPING not in properties:
+        return None
+    present = {field.field_id: field.name for field in columns.fields}
+    named = (field for field in parse_mapping_from_json(properties[NAME_MAPPING]).root if name in field.names)
+    return next((present[field.field_id] for field in named if field.field_id in present), None)
+
+
+def check_names(columns: pa.Schema, *, table: str) -> None:
+    """Raise `TableError` for a column that is named like a part of another one, such as ``a.b`` beside a struct ``a``.
+
+    Iceberg's libraries find columns and their parts by such paths, and refuse a table in which two are equal.
+    """
+    seen: set[str] = set()
+    for path in encoding.paths(columns):
+        if path in seen:
+            raise TableError(
+                f"The table {table} cannot have two columns or parts of columns with the name {path}, since Iceberg "
+                "does not tell them apart; rename one in the transform."
+            )
+        seen.add(path)
 
 
 def metrics(statistics: Mapping[str, Any], columns: Schema, *, rows: int) -> dict[str, Any]:
@@ -198,6 +224,22 @@ def _same(one: iceberg.IcebergType, other: iceberg.IcebergType) -> bool:
             and _same(one.value_type, other.value_type)
         )
     return one == other
+
+
+def _mapped(wanted: Sequence[MappedField], existing: Sequence[MappedField]) -> list[MappedField]:
+    """Return the existing fields with the wanted ones that they lack, without names that now are other fields'."""
+    now = {field.field_id: field for field in wanted}
+    owners = {name: field.field_id for field in wanted for name in field.names}
+    found = []
+    for field in existing:
+        names = [name for name in field.names if owners.get(name, field.field_id) == field.field_id]
+        fields = field.fields
+        if (present := now.pop(field.field_id, None)) is not None:
+            names += [name for name in present.names if name not in names]
+            fields = _mapped(present.fields, field.fields)
+        if names:
+            found.append(MappedField(field_id=field.field_id, names=names, fields=fields))
+    return [*found, *now.values()]
 
 
 def _differs(wanted: Iterable[MappedField], found: Iterable[MappedField]) -> bool:

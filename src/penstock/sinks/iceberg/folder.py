@@ -12,7 +12,7 @@ again, but its predecessor was deleted. Such a commit is reported as a conflict,
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -32,6 +32,7 @@ KEPT = 100  # metadata files
 LOADS_MAX = 5  # the newest version may be superseded, and deleted, before it is read
 
 _NAME = re.compile(r"v([1-9]\d*)\.metadata\.json")
+_COMPRESSED_NAME = re.compile(r"v([1-9]\d*)(\.gz\.metadata\.json|\.metadata\.json\.gz)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +103,16 @@ class FolderCatalog:
             while self._exists(hinted + 1):
                 hinted += 1
             return hinted
-        return max(self._numbers(), default=None)
+        names = self._root.names(METADATA_FOLDER)
+        newest = _highest(names, _NAME)
+        compressed = _highest(names, _COMPRESSED_NAME)
+        if newest is not None and compressed is not None and compressed > newest:
+            raise TableError(
+                f"Version {compressed} of the table {self._root.uri} is by another writer and compressed, which "
+                "Penstock does not read; let that writer set the property write.metadata.compression-codec to none, "
+                "and then commit once more."
+            )
+        return newest
 
     def _hinted(self) -> int | None:
         if self._root.is_local and self._root.stat(HINT) is None:  # also if a file is where the folder would be
@@ -148,6 +158,10 @@ class FolderCatalog:
                 expired -= 1
             for one in reversed(old):  # oldest first, each in a request of its own
                 self._root.delete([_path(one)])
+
+
+def _highest(names: Iterable[str], pattern: re.Pattern[str]) -> int | None:
+    return max((int(match[1]) for name in names if (match := pattern.fullmatch(name))), default=None)
 
 
 def _path(number: int) -> str:

@@ -61,6 +61,16 @@ def chain(metadata: TableMetadata) -> Sequence[KnownCommit]:
     return found
 
 
+def earlier_removals(metadata: TableMetadata) -> Sequence[KnownCommit]:
+    """Return the commits before the first gap in the history that removed files, newest first; see `surplus`."""
+    first = min((commit.version for commit in chain(metadata)), default=0)
+    return [
+        KnownCommit(version=one.sequence_number or 0, metadata=metadata, snapshot=one)
+        for one in sorted(metadata.snapshots, key=lambda one: -(one.sequence_number or 0))
+        if (one.sequence_number or 0) < first and DELETED_FILES in _fields(one)
+    ]
+
+
 def read(commit: KnownCommit, *, io: TableFileIO, root: Files, pipeline: str) -> TableCommit:
     """Return what a commit did. Raises `TableError` if its manifests cannot be read."""
     snapshot = commit.snapshot
@@ -124,8 +134,15 @@ def expire(snapshot_ids: Sequence[int]) -> RemoveSnapshotsUpdate:
 
 
 def retention_seconds(metadata: TableMetadata) -> float:
-    """Return the table's own retention of snapshots."""
-    return int(metadata.properties.get(SNAPSHOT_AGE, _SNAPSHOT_AGE_MS_DEFAULT)) / 1000
+    """Return the table's own retention of snapshots. Raises `TableError` for a property that is no number."""
+    text = metadata.properties.get(SNAPSHOT_AGE, str(_SNAPSHOT_AGE_MS_DEFAULT))
+    try:
+        return int(text) / 1000
+    except ValueError as error:
+        raise TableError(
+            f"The property {SNAPSHOT_AGE} of the table at {metadata.location} is {text!r}, which is no number of "
+            "milliseconds; correct it."
+        ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 from pyarrow.fs import FileSystem, LocalFileSystem
 from pyiceberg.manifest import DataFile as IcebergFile
-from pyiceberg.manifest import DataFileContent, FileFormat
+from pyiceberg.manifest import DataFileContent, FileFormat, ManifestContent
 from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata, new_table_metadata
 from pyiceberg.table.refs import MAIN_BRANCH
@@ -55,7 +55,15 @@ from penstock.sinks.iceberg.filesystem import arrow_filesystem
 from penstock.sinks.iceberg.folder import METADATA_FOLDER, StoredMetadata
 from penstock.sinks.iceberg.partitioning import fields_of, new_spec
 from penstock.sinks.iceberg.position import MOVED, encoded, position_in, positions, property_of
-from penstock.sinks.iceberg.snapshots import TOTAL_DELETES, TOTAL_ROWS, SnapshotMaker, live_files, version_of
+from penstock.sinks.iceberg.snapshots import (
+    TOTAL_DELETES,
+    TOTAL_ROWS,
+    SnapshotMaker,
+    is_live,
+    live_files,
+    manifests_of,
+    version_of,
+)
 from penstock.sinks.manifest import DataFile, attempt_token
 from penstock.sinks.parquet import check_partition_types
 from penstock.sinks.schema import additions, canonical
@@ -153,6 +161,10 @@ class IcebergTableSink:
     def commits(self) -> Iterator[TableCommit]:
         return map(self._read, self._chain())
 
+    def earlier_removals(self) -> Iterator[TableCommit]:
+        stored = self._choice.current().load()
+        return map(self._read, () if stored is None else log.earlier_removals(stored.metadata))
+
     def replace_files(
         self,
         *,
@@ -166,6 +178,9 @@ class IcebergTableSink:
         if table is None or table.version != version:
             raise PublishConflict(f"{self.uri}: another writer committed after version {version}")
         return table.replace(removed=removed, added=added, engine=engine)
+
+    def check_columns(self, schema: pa.Schema) -> None:
+        columns_of.check_names(canonical(schema), table=self.uri)
 
     def ensure_schema(self, schema: pa.Schema) -> None:
         """Create the table, or add the columns it lacks, in a separate commit.
@@ -186,6 +201,7 @@ class IcebergTableSink:
     def _create(self, schema: pa.Schema) -> None:
         columns = self._partition_by or []
         check_new_partitioning(schema, columns, table=self.uri)
+        self.check_columns(schema)
         make_ready(self._root)
         check_writable(self._root, log_folder=METADATA_FOLDER)
         mark_table(self._root)
@@ -272,11 +288,9 @@ class LoadedIceberg:
 
     @property
     def position(self) -> Position:
-        found = (
-            position_in(self.metadata.properties, self._pipeline)
-            if self._older is None
-            else log.position_at(self.metadata, self._older, self._pipeline)
-        )
+        found = None if self._older is not None else position_in(self.metadata.properties, self._pipeline)
+        if found is None and self._snapshot is not None:  # or another program removed the property
+            found = log.position_at(self.metadata, self._snapshot, self._pipeline)
         return found or Position(seq=0, attempt_token=None)
 
     @cached_property
@@ -304,12 +318,7 @@ class LoadedIceberg:
 
         Raises `TableError` if other writers deleted rows or renamed columns, which a dataset would not show.
         """
-        self._check_plain("Read it with PyIceberg")
-        if columns_of.has_renamed_columns(self._columns, self.metadata.properties):
-            raise TableError(
-                f"Columns of the table {self._root.uri} were renamed, and its older files have the names from before. "
-                "Read it with PyIceberg."
-            )
+        self.check_readable()
         form = ds.ParquetFileFormat()
         system: FileSystem = LocalFileSystem() if self._root.is_local else arrow_filesystem(self._root)
         base = f"{self._root}/" if self._root.is_local else ""
@@ -318,6 +327,14 @@ class LoadedIceberg:
             for file in self.files()
         ]
         return ds.FileSystemDataset(fragments, self.schema, form, system)
+
+    def check_readable(self) -> None:
+        self._check_plain("Read it with PyIceberg")
+        if columns_of.has_renamed_columns(self._columns, self.metadata.properties):
+            raise TableError(
+                f"Columns of the table {self._root.uri} were renamed, and its older files have the names from before. "
+                "Read it with PyIceberg."
+            )
 
     def files(self) -> Sequence[TableFile]:
         return [
@@ -423,6 +440,7 @@ class LoadedIceberg:
         """Add nullable columns as the next version."""
         check_writable(self._root, log_folder=METADATA_FOLDER)
         added = list(fields)
+        self._check_added(added)
         schema = columns_of.widened(
             self._columns,
             added,
@@ -444,6 +462,18 @@ class LoadedIceberg:
             before=[AddSchemaUpdate(schema_=schema), SetCurrentSchemaUpdate(schema_id=-1)],
             properties=properties,
         )
+
+    def _check_added(self, fields: Sequence[pa.Field]) -> None:
+        """Raise `TableError` for a name that files have for another column, or that is a part of another column."""
+        columns_of.check_names(pa.schema([*self.schema, *fields]), table=self._root.uri)
+        for field in fields:
+            other = columns_of.renamed_to(field.name, self._columns, self.metadata.properties)
+            if other is not None:
+                raise TableError(
+                    f"The column {field.name} of the table {self._root.uri} was renamed to {other} by another writer, "
+                    f"and batches have it as {field.name}: files name their columns, so readers would mix the two. "
+                    f"Rename {other} back to {field.name}, and publishing continues."
+                )
 
     @property
     def _columns(self) -> Schema:
@@ -503,8 +533,14 @@ class LoadedIceberg:
         return (entry.data_file for entry in live_files(self._snapshot, self._catalog.io))
 
     def _has_deletes(self) -> bool:
-        summary = None if self._snapshot is None else self._snapshot.summary
-        return summary is not None and summary.get(TOTAL_DELETES, "0") not in (None, "0")
+        """Return True if other writers deleted single rows. Not all of them count the files with deletes."""
+        if self._snapshot is None:
+            return False
+        count = None if self._snapshot.summary is None else self._snapshot.summary.get(TOTAL_DELETES)
+        if count is not None:
+            return count != "0"
+        manifests = manifests_of(self._snapshot, self._catalog.io)
+        return any(one.content == ManifestContent.DELETES and is_live(one) for one in manifests)
 
     def _check_plain(self, remedy: str) -> None:
         if self._has_deletes():

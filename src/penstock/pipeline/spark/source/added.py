@@ -3,7 +3,7 @@
 They are stored as types by name, in order. A declared column of the same name, in any letter case, goes first.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import pyarrow as pa
@@ -14,6 +14,7 @@ from penstock.pipeline.spark.source.formats import format_of
 from penstock.pipeline.spark.source.options import ReadOptions
 from penstock.pipeline.spark.source.summary import ObjectReadings
 from penstock.pipeline.spark.source.unknown import UnknownCount, UnknownFields, name_shown
+from penstock.sinks import schema
 
 ADDED_MAX = 500  # columns of one pipeline; of further fields the values are rescued, since names may be ids
 
@@ -49,14 +50,16 @@ def new_columns(
     """Return the columns that hold fields without a column.
 
     A column of this name in the table decides about the type. Left out are fields that no column can hold, those that
-    only letter case tells from a column, and those beyond `ADDED_MAX`.
+    only letter case tells from a column or from a part of one (``a.b`` beside a struct ``a``, which is one name in
+    Iceberg), and those beyond `ADDED_MAX`.
     """
     count = UnknownCount()
     for unknown in readings.unknown.values():
         for name, found in unknown.fields.items():
             count.add(name, found)
-    taken = {name.lower() for name in options.columns.names}
+    taken = _paths(options.columns)
     in_table = {} if table is None else {field.name.lower(): field for field in table}
+    taken |= set() if table is None else _paths(table) - in_table.keys()
     new: dict[str, str] = {}
     for name, found in sorted(count.fields.items(), key=lambda item: (item[1].first, item[0])):
         if not found.ddl or not may_be_column(name) or name.lower() in taken | {RESCUED.name}:
@@ -68,10 +71,17 @@ def new_columns(
             if column.name != name:
                 continue
             kind = type_text(column.type)
+        paths = _paths([_field(name, kind)])
+        if column is None and not paths.isdisjoint(taken | in_table.keys()):
+            continue
         if _can_be_read(options, name, kind):
             new[name] = kind
-            taken.add(name.lower())
+            taken |= paths
     return new
+
+
+def _paths(columns: Iterable[pa.Field]) -> set[str]:
+    return {path.lower() for path in schema.paths(columns)}
 
 
 def _can_be_read(options: ReadOptions, name: str, kind: str) -> bool:
