@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
-from tests.conformance.sinks.kit import FIRST, KITS, PIPELINE, SCHEMA, SECOND, THIRD, Kit, append, loaded, write
+from tests.conformance.sinks.kit import FIRST, PIPELINE, SCHEMA, SECOND, THIRD, Kit, append, loaded, write
 from tests.services.aws_server import AwsServer
 
 from penstock.errors import TableError
@@ -21,11 +21,6 @@ from penstock.storage.local import LocalFiles
 from penstock.storage.s3_files import S3Files
 
 EVERYTHING = 100
-
-
-@pytest.fixture(params=KITS)
-def kit(request: pytest.FixtureRequest) -> Kit:
-    return KITS[request.param]()
 
 
 def read(table: Any, *columns: str, limit: int = EVERYTHING) -> list[tuple[Any, ...]]:
