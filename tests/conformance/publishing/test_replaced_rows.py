@@ -3,9 +3,10 @@
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,8 +22,10 @@ from penstock.messaging.steps import Probe, Step, no_probe
 from penstock.pipeline import replacing
 from penstock.pipeline.maintenance.leftovers import AGE_SECONDS_MIN, collect_leftovers
 from penstock.pipeline.publish import Published, publish, rows_schema
-from penstock.pipeline.rewriting import MARK
+from penstock.pipeline.rewriting import MARK, write_file
 from penstock.sinks.manifest import DataFile
+from penstock.sinks.parquet import WrittenFile
+from penstock.storage.files import Files
 from penstock.storage.local import LocalFiles
 from penstock.testing import FakeClock
 
@@ -151,11 +154,12 @@ def test_files_are_read_only_if_their_bounds_leave_room_for_an_object(
     lake.publish()
     read: list[object] = []
     iterate = pq.ParquetFile.iter_batches
-    monkeypatch.setattr(
-        pq.ParquetFile,
-        "iter_batches",
-        lambda self, *args, **kwargs: (read.append(kwargs), iterate(self, *args, **kwargs))[1],
-    )
+
+    def counted(self: pq.ParquetFile, *args: Any, **options: Any) -> Any:
+        read.append(options)
+        return iterate(self, *args, **options)
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", counted)
     lake.batch({}, replaces=["s3://b/a", "s3://b/c", "s3://b/g"])
     lake.publish()
     assert not read
@@ -297,10 +301,12 @@ def test_after_a_conflict_only_new_files_are_written_again(lake: Lake, monkeypat
     lake.publish()
     lake.batch({"s3://b/a": [3]}, replaces=["s3://b/a"])
     written: list[str] = []
-    write = replacing.write_file
-    monkeypatch.setattr(
-        replacing, "write_file", lambda root, path, *rest: (written.append(path), write(root, path, *rest))[1]
-    )
+
+    def counted(root: Files, path: str, batches: Iterable[pa.RecordBatch], expected: pa.Schema) -> WrittenFile:
+        written.append(path)
+        return write_file(root, path, batches, expected)
+
+    monkeypatch.setattr(replacing, "write_file", counted)
     added = iter(["x", "y", "z"])
 
     def others_commit(reached: Step) -> None:

@@ -4,8 +4,8 @@ import sqlalchemy as sa
 
 from penstock.ledger.migrations.tools import add_column, drop_column
 
-revision = "0013"
-down_revision = "0012"
+revision = "0014"
+down_revision = "0013"
 branch_labels = None
 depends_on = None
 
