@@ -44,6 +44,7 @@ from penstock.ledger.records import (
     WorkState,
 )
 from penstock.ledger.repairs import Repairs
+from penstock.ledger.retractions import Retractions
 from penstock.ledger.table_commits import TableCommits
 from penstock.ledger.works import WorkQueries, Works
 from penstock.messaging.handler import Extension
@@ -66,6 +67,7 @@ class Ledger:
         self._known_ids = KnownIds(database)
         self.archives = Archives(database, probe)  # rows that were moved out of `objects`
         self.adoptions = Adoptions(database)  # objects that another system processed
+        self.retractions = Retractions(database, probe)  # objects whose rows leave the table
         self.replays = Replays(database)  # replays of dead-lettered messages
         self.audits = Audits(database)  # operators' actions on queues
         self.quarantines = Quarantines(database)  # the bad lines of objects, and what became of them

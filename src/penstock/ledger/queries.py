@@ -94,6 +94,7 @@ _ENDED = select(objects.c.object_id).where(
     is_wanted(),
     in_state(ObjectState.PROCESSED)
     | in_state(ObjectState.DEAD)
+    | in_state(ObjectState.RETRACTED)
     # An object that exists refutes an earlier record that it was deleted or replaced.
     | (_was_unread & (objects.c.ended_at >= bindparam("seen_at", type_=objects.c.ended_at.type))),
 )
@@ -349,9 +350,10 @@ _PROCESSED = by_state(
     select(func.count()).select_from(objects).where(_of_pipeline, objects.c.state == ObjectState.PROCESSED.value)
 )
 _NEXT_SEQ = select(pipelines.c.next_seq).where(pipelines.c.id == bindparam("in_pipeline"))
-_SINCE = select(func.coalesce(func.sum(batches.c.objects), 0)).where(
-    batches.c.pipeline == bindparam("in_pipeline"), batches.c.seq > bindparam("after_seq")
-)
+_SINCE = select(
+    func.coalesce(func.sum(batches.c.objects), 0).label("objects"),
+    func.count(batches.c.replaces).label("replacing"),  # may have retracted processed objects
+).where(batches.c.pipeline == bindparam("in_pipeline"), batches.c.seq > bindparam("after_seq"))
 _COMMITTED = select((DatabaseNow() - batches.c.committed_at).label("age")).where(
     batches.c.pipeline == bindparam("in_pipeline"), batches.c.seq == bindparam("at_seq")
 )
@@ -410,8 +412,10 @@ class LedgerAges:
         """Return the count updated by the batches committed since. A repair of the ledger invalidates the count."""
         with self._database.reading() as connection:
             seq = _committed_seq(connection, pipeline)
-            since = connection.execute(_SINCE, {"in_pipeline": pipeline, "after_seq": count.seq}).scalar_one()
-        return ProcessedCount(processed=count.processed + int(since), seq=seq)
+            since = connection.execute(_SINCE, {"in_pipeline": pipeline, "after_seq": count.seq}).one()
+        if since.replacing:
+            return self.processed_count(pipeline)
+        return ProcessedCount(processed=count.processed + int(since.objects), seq=seq)
 
     def seconds_since_commit(self, pipeline: str, seq: int) -> float | None:
         """Return the age of this batch's commit in seconds; None if there is no such batch."""

@@ -19,9 +19,10 @@ class ObjectState(StrEnum):
     DEAD = "dead"
     DELETED = "gone"
     SUPERSEDED = "superseded"
+    RETRACTED = "retracted"  # processed, and its rows were taken out of the table by hand
 
 
-TERMINAL = frozenset({ObjectState.PROCESSED, ObjectState.DEAD, ObjectState.DELETED, ObjectState.SUPERSEDED})
+TERMINAL = frozenset({*ObjectState} - {ObjectState.UNPROCESSED, ObjectState.PROCESSING})
 UNREAD = frozenset({ObjectState.DELETED, ObjectState.SUPERSEDED})
 """Ends of objects whose content was never read: a newer notification or listing takes such an object again."""
 
@@ -180,6 +181,8 @@ class BatchRecord:
     quarantine_manifest: str = ""
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
     spark_ui_url: str | None = None  # page of its run in the Spark UI
+    # JSON list of addresses, sorted: with this batch, earlier rows that have one of them in `_object` leave the table
+    replaces: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

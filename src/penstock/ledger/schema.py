@@ -163,6 +163,7 @@ batches = Table(
     Column("committed_at", Double, nullable=False),
     Column("stage_seconds", Text, nullable=False),  # a JSON object
     Column("spark_ui_url", Text),  # Spark UI of its run
+    Column("replaces", LONG_TEXT),  # JSON: addresses of objects whose earlier rows leave the table; NULL: none
     UniqueConstraint("attempt_id", name="uq_batches_attempt"),
 )
 
