@@ -486,6 +486,10 @@ class Ledger:
         """Return the number of objects in each state."""
         return self._queries.counts(pipeline)
 
+    def has_replaced(self, pipeline: str, seq: int) -> bool:
+        """Return True if a batch up to this one replaced rows of earlier batches."""
+        return self._queries.has_replaced(pipeline, seq)
+
     def written_to(self, pipeline: str, seq: int) -> tuple[int, int]:
         """Return the number of rows and of quarantined lines that all batches up to this one wrote."""
         return self._queries.written_to(pipeline, seq)

@@ -71,6 +71,15 @@ _BATCHES_AFTER = (
 _WRITTEN = select(
     func.coalesce(func.sum(batches.c.rows), 0), func.coalesce(func.sum(batches.c.lines_quarantined), 0)
 ).where(batches.c.pipeline == bindparam("in_pipeline"), batches.c.seq <= bindparam("to_seq"))
+_REPLACING = (
+    select(batches.c.seq)
+    .where(
+        batches.c.pipeline == bindparam("in_pipeline"),
+        batches.c.seq <= bindparam("to_seq"),
+        batches.c.replaces.is_not(None),
+    )
+    .limit(1)
+)
 _BATCH = _BATCHES.where(batches.c.seq == bindparam("at_seq"))
 _BATCH_OF = _ALL_BATCHES.where(batches.c.attempt_id == bindparam("of_attempt"))
 
@@ -254,6 +263,10 @@ class Queries:
             found = set(connection.scalars(_LIVE, {"in_pipeline": pipeline}))
             found |= set(connection.scalars(_ENDED, {"in_pipeline": pipeline, "seen_at": seen_at}))
             return found | set(connection.scalars(ARCHIVED, {"in_pipeline": pipeline}))
+
+    def has_replaced(self, pipeline: str, seq: int) -> bool:
+        with self._database.reading() as connection:
+            return connection.execute(_REPLACING, {"in_pipeline": pipeline, "to_seq": seq}).first() is not None
 
     def written_to(self, pipeline: str, seq: int) -> tuple[int, int]:
         with self._database.reading() as connection:

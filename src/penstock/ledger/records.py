@@ -4,6 +4,7 @@ In order: objects, attempts and batches of pipelines; owners, the apps that use 
 `penstock.ledger.repairs`); works, one per key of a handler.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -183,6 +184,11 @@ class BatchRecord:
     spark_ui_url: str | None = None  # page of its run in the Spark UI
     # JSON list of addresses, sorted: with this batch, earlier rows that have one of them in `_object` leave the table
     replaces: str = ""
+
+
+def replaced_objects(replaces: str) -> Sequence[str]:
+    """Return the addresses in `BatchRecord.replaces`."""
+    return tuple(json.loads(replaces)) if replaces else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

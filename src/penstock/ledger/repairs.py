@@ -25,6 +25,7 @@ from penstock.ledger.records import (
     LedgerRepaired,
     ObjectState,
 )
+from penstock.ledger.retractions import retract_again
 from penstock.ledger.rows import Values, new_batch, new_object
 from penstock.ledger.schema import attempts, batches, leaving, object_attempts, objects, pipelines, table_schemas
 from penstock.ledger.sets import among, fill, of_pipeline
@@ -147,6 +148,8 @@ class Repairs:
         _move(connection, repair)
         for batch in repair.imported:
             self._import(connection, repair.pipeline, batch, schema_id=schema_id)
+        if repair.imported:
+            retract_again(connection, repair.pipeline, from_seq=min(batch.seq for batch in repair.imported))
         for attempt_id in repair.forgotten:
             row = {"id": attempt_id, "pipeline": repair.pipeline, "state": AttemptState.ABANDONED.value}
             connection.execute(self._add_attempt, {**row, "outcome": REPAIR, "reason": "the ledger forgot it"})

@@ -18,7 +18,7 @@ from penstock.ledger.archive import ARCHIVING, RetiredObject
 from penstock.ledger.database import Database, OutcomeUnknown
 from penstock.ledger.dialects import DatabaseNow
 from penstock.ledger.quarantine import dismiss_retracted
-from penstock.ledger.records import AttemptState, BatchOutcome, BatchRecord, ObjectState
+from penstock.ledger.records import AttemptState, BatchOutcome, BatchRecord, ObjectState, replaced_objects
 from penstock.ledger.rows import AnyRow, Values, new_batch, uri_digest
 from penstock.ledger.rules import failure_note, storable, stored_reason
 from penstock.ledger.schema import (
@@ -35,6 +35,7 @@ from penstock.ledger.sets import slices
 from penstock.messaging.steps import Probe, Step
 
 OUTCOME = "retracted"  # of the attempt, for each object
+RETRACTED_AGAIN = "retracted before the ledger was repaired"  # the reason itself was only in the ledger
 TRIES_MAX = 5
 
 _LOCK = (
@@ -48,7 +49,7 @@ _LOCK_ARCHIVING = (
     .with_for_update()
 )
 _VERSIONS = (
-    select(objects.c.object_id, objects.c.uri, objects.c.state)
+    select(objects.c.object_id, objects.c.uri, objects.c.state, objects.c.batch_seq)
     .where(
         objects.c.uri_digest.in_(bindparam("digests", expanding=True)), objects.c.pipeline == bindparam("in_pipeline")
     )
@@ -90,6 +91,16 @@ _ADVANCE = (
 )
 _RECORDED = select(batches.c.seq).where(
     batches.c.attempt_id == bindparam("of_attempt"), batches.c.pipeline == bindparam("in_pipeline")
+)
+_RETRACTIONS = (
+    select(batches.c.seq, batches.c.attempt_id, batches.c.replaces)
+    .where(
+        batches.c.pipeline == bindparam("in_pipeline"),
+        batches.c.seq >= bindparam("from_seq"),
+        batches.c.replaces.is_not(None),
+        batches.c.objects == 0,
+    )
+    .order_by(batches.c.seq)
 )
 _BY_ATTEMPT = select(objects.c.object_id).where(
     objects.c.attempt_id == bindparam("of_attempt"), objects.c.state == ObjectState.RETRACTED.value
@@ -248,13 +259,25 @@ class Retractions:
 
 
 def versions_of(connection: Connection, pipeline: str, addresses: Sequence[str]) -> Sequence[AnyRow]:
-    """Return id, address and state of every version of these objects that has a row, by id."""
+    """Return id, address, state and batch of every version of these objects that has a row, by id."""
     stored = {uri_digest(uri): uri for uri in map(storable, addresses)}
     found: list[AnyRow] = []
     for digests in slices(sorted(stored)):
         rows = connection.execute(_VERSIONS, {"in_pipeline": pipeline, "digests": list(digests)})
         found += (row for row in rows if row.uri == stored[uri_digest(row.uri)])
     return sorted(found, key=lambda row: row.object_id)
+
+
+def retract_again(connection: Connection, pipeline: str, *, from_seq: int) -> None:
+    """Repeat the retractions from this batch on, after a repair brought back batches before them, inside it."""
+    for batch in connection.execute(_RETRACTIONS, {"in_pipeline": pipeline, "from_seq": from_seq}).all():
+        ids = [
+            row.object_id
+            for row in versions_of(connection, pipeline, replaced_objects(batch.replaces))
+            if row.state == ObjectState.PROCESSED.value and row.batch_seq < batch.seq
+        ]
+        retract_versions(connection, pipeline, ids, attempt_id=batch.attempt_id, why=RETRACTED_AGAIN)
+        dismiss_retracted(connection, pipeline, ids)
 
 
 def retract_versions(

@@ -27,7 +27,7 @@ from penstock.messaging.steps import Probe, Step
 from penstock.pipeline.overwritten import CommitWatch, Inspection
 from penstock.pipeline.replacing import Replacement, RowReplacer
 from penstock.pipeline.republish import FILES_MAX, Restorer
-from penstock.sinks.manifest import DataFile, attempt_token, decode
+from penstock.sinks.manifest import DataFile, attempt_token, decode, is_empty
 from penstock.sinks.schema import additions
 from penstock.sinks.schema import decode as schema_decode
 from penstock.sinks.sink import Append, LoadedTable, Position, Sink, TableSink, TableSnapshot, VersionedTable
@@ -168,6 +168,8 @@ def rows_schema(batch: BatchRow, *, partition_by: Sequence[str] | None) -> pa.Sc
             f"Batch {batch.seq} of {batch.pipeline} is committed, and partitioned by {', '.join(written) or 'nothing'} "
             f"and not by {', '.join(partition_by) or 'nothing'}; ask for the same columns (--partition-by)."
         )
+    if batch.table_schema is None and is_empty(batch.record.manifest):
+        return pa.schema([])  # it only replaces rows, before any batch of the pipeline had one
     if batch.table_schema is None:
         raise PublishHalted(f"Batch {batch.seq} of {batch.pipeline} has files and no schema: the ledger is damaged.")
     return schema_decode(batch.table_schema)
