@@ -6,12 +6,14 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import write_deltalake
 from tests.cli.conftest import Call
 from tests.cli.process import SRC
 from tests.cli.scene import Scene
@@ -19,12 +21,17 @@ from tests.conformance.publishing.batch_maker import shown_files
 
 from penstock.app.paths import LEDGER_FILE
 from penstock.app.tables import Tables
+from penstock.errors import PublishHalted
 from penstock.events import Bus
 from penstock.ledger import Ledger
 from penstock.ledger.records import AttemptFailure, ObjectState
+from penstock.ledger.retractions import Retraction
 from penstock.messaging.replay import REPLAY_ID_ATTRIBUTE
-from penstock.messaging.steps import Step
+from penstock.messaging.steps import Probe, Step, no_probe
+from penstock.operations.objects.retract import plan, retract
+from penstock.operations.tables.upkeep import MaintainedPipeline
 from penstock.pipeline.batch_record import recorded
+from penstock.pipeline.maintenance import table_history
 from penstock.pipeline.maintenance.archive import Archivist
 from penstock.storage.local import LocalFiles
 from penstock.testing import FakeClock
@@ -196,28 +203,50 @@ def test_an_archived_object_is_retracted(penstock: Call, table: Scene) -> None:
     assert [one["object"].rpartition("/")[2] for one in archived] == ["b", "c"]
 
 
-def test_replaced_rows_are_no_missing_rows(penstock: Call, table: Scene) -> None:
+def test_replaced_rows_are_no_missing_rows(penstock: Call, table: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     assert penstock(*RETRACT, path(table, "a")).exit_code == 0
-    assert penstock("status", "--check").exit_code == 0
     with ledger_of(table) as ledger:
         tables = Tables(table.where, ledger, bus=Bus())
-        assert tables.shortfalls() == []
         assert tables.retained_to(0, 3) == 3
+        monkeypatch.setattr(table_history, "COMMITS_MAX", 0)  # the log no longer has the commit
+        assert tables.shortfalls() == []
+
+
+def test_rows_that_another_writer_removed_are_missing_after_a_retraction_too(penstock: Call, table: Scene) -> None:
+    assert penstock(*RETRACT, path(table, "a")).exit_code == 0
+    write_deltalake(str(table.table), pa.table({"id": [7], "_object": ["other"]}), mode="overwrite")
+    with ledger_of(table) as ledger:
+        (found,) = Tables(table.where, ledger, bus=Bus()).shortfalls()
+    assert found.is_explained
+    assert "rows that batches wrote are no longer in the table" in found.text
+
+
+def test_if_the_log_does_not_explain_an_absent_file_replaced_rows_are_no_evidence(
+    penstock: Call, table: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert penstock(*RETRACT, path(table, "a")).exit_code == 0
+    monkeypatch.setattr(table_history.RowLossCheck, "_changes", lambda self: iter(()))
+    with ledger_of(table) as ledger, pytest.raises(PublishHalted, match="batches replaced rows, so their number is no"):
+        Tables(table.where, ledger, bus=Bus()).retained_to(0, 3)
 
 
 STEPS = [Step.RECORDED, Step.COMMITTING, Step.COMMITTED, Step.PUBLISHING, Step.REWRITTEN, Step.ROWS_PUBLISHED]
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_a_retraction_killed_at_any_step_has_all_or_nothing_and_can_be_repeated(
-    penstock: Call, table: Scene, step: Step
-) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-m", "penstock", *RETRACT, path(table, "a")],
-        cwd=Path.cwd(), env={**os.environ, "PYTHONPATH": str(SRC), "PENSTOCK_KILL_AT": step.value},
-        start_new_session=True, timeout=120, check=False, capture_output=True,
-    )  # fmt: skip
-    assert ended.returncode == -signal.SIGKILL, ended.stderr
+class Died(BaseException):
+    """Simulates the death of the process."""
+
+
+def retract_here(scene: Scene, *names: str, probe: Probe = no_probe) -> None:
+    """Retract objects as a process of its own would."""
+    with closing(Ledger.open(scene.where.state / LEDGER_FILE, probe=probe)) as ledger:
+        pipeline = MaintainedPipeline(paths=scene.where, ledger=ledger, bus=Bus(), probe=probe)
+        planned = plan({pipeline.pipeline: pipeline}, [scene.ref(name).uri for name in names], scene.where.aws)
+        if planned.versions:
+            retract(planned, reason=None)
+
+
+def check_after_death(penstock: Call, table: Scene, step: Step) -> None:
     is_committed = step not in (Step.RECORDED, Step.COMMITTING)
     assert (states(table)[ObjectState.RETRACTED] == 1) is is_committed
     assert ("a" in shown(table)) is (step is not Step.ROWS_PUBLISHED)
@@ -230,34 +259,62 @@ def test_a_retraction_killed_at_any_step_has_all_or_nothing_and_can_be_repeated(
     assert penstock("status", "--check").exit_code == 0
 
 
-def test_two_retractions_and_publishers_at_once_end_as_the_last_state_says(penstock: Call, table: Scene) -> None:
+@pytest.mark.parametrize("step", STEPS)
+def test_a_retraction_that_dies_at_any_step_has_all_or_nothing_and_can_be_repeated(
+    penstock: Call, table: Scene, step: Step
+) -> None:
+    def dying(reached: Step) -> None:
+        if reached is step:
+            raise Died
+
+    with pytest.raises(Died):
+        retract_here(table, "a", probe=dying)
+    check_after_death(penstock, table, step)
+
+
+@pytest.mark.parametrize(
+    "step", [step if step is Step.REWRITTEN else pytest.param(step, marks=pytest.mark.slow) for step in STEPS]
+)
+def test_a_killed_retraction_has_all_or_nothing_and_can_be_repeated(penstock: Call, table: Scene, step: Step) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "penstock", *RETRACT, path(table, "a")],
+        cwd=Path.cwd(), env={**os.environ, "PYTHONPATH": str(SRC), "PENSTOCK_KILL_AT": step.value},
+        start_new_session=True, timeout=120, check=False, capture_output=True,
+    )  # fmt: skip
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    check_after_death(penstock, table, step)
+
+
+def test_retractions_batches_and_publishers_at_once_end_as_the_ledger_says(table: Scene) -> None:
     ended = threading.Event()
     raised: list[BaseException] = []
 
-    def publishing() -> None:
+    def catching(work: Callable[[], None]) -> None:
         try:
-            with ledger_of(table) as ledger:
-                while not ended.is_set():
-                    Tables(table.where, ledger, bus=Bus()).publish()
+            work()
         except BaseException as error:
             raised.append(error)
 
-    thread = threading.Thread(target=publishing)
-    thread.start()
-    commands = [
-        subprocess.Popen(
-            [sys.executable, "-m", "penstock", *RETRACT, *(path(table, name) for name in names)],
-            cwd=Path.cwd(), env={**os.environ, "PYTHONPATH": str(SRC)}, stdout=subprocess.DEVNULL,
-        )
-        for names in (("a", "c"), ("a", "b"))
-    ]  # fmt: skip
+    def publishing() -> None:
+        with ledger_of(table) as ledger:
+            while not ended.is_set():
+                Tables(table.where, ledger, bus=Bus()).publish()
+
+    jobs: list[Callable[[], None]] = [
+        publishing,
+        lambda: retract_here(table, "a", "c"),
+        lambda: retract_here(table, "a", "b"),
+    ]
+    threads = [threading.Thread(target=catching, args=(job,)) for job in jobs]
+    for thread in threads:
+        thread.start()
     for number in range(5):
         table.read({f"later-{number}": [100 + number]})
-    codes = [command.wait(timeout=120) for command in commands]
+    for thread in threads[1:]:
+        thread.join(120)
     ended.set()
-    thread.join(120)
+    threads[0].join(120)
     assert not raised
-    assert set(codes) <= {0, TEMPORARY}
     table.publish()
     assert shown(table) == {f"later-{number}": [100 + number] for number in range(5)}
     assert states(table) == {ObjectState.PROCESSED: 5, ObjectState.RETRACTED: 3}
@@ -287,3 +344,26 @@ def test_an_object_handler_has_no_rows_to_retract(
     result = penstock(*RETRACT, "--app", "post:app", "--pipeline", "post", "landing/a")
     assert result.exit_code == USAGE
     assert "post is an object handler: it writes no table" in result.err
+
+
+def test_a_retraction_after_a_rollback_follows_the_imported_batches_and_covers_them(
+    penstock: Call, table: Scene
+) -> None:
+    backup = (table.where.state / LEDGER_FILE).read_bytes()
+    table.read({"a": [5]}, version="2")
+    table.publish()
+    (table.where.state / LEDGER_FILE).write_bytes(backup)
+    with ledger_of(table) as ledger:
+        ledger.retractions.retract(
+            Retraction(
+                pipeline=table.where.pipeline,
+                attempt_id="01ARZ3NDEKTSV4RRFFQ69G5FAV",
+                worker="w",
+                addresses=[table.ref("a").uri],
+                reason="before the repair",
+            )
+        )
+    assert penstock("admin", "repair", "--yes").exit_code == 0
+    assert penstock("admin", "publish").exit_code == 0
+    assert shown(table) == {"b": [3], "c": [4]}
+    assert states(table) == {ObjectState.PROCESSED: 2, ObjectState.RETRACTED: 2}

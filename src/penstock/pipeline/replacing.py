@@ -126,7 +126,7 @@ class RowReplacer:
         """Return the number of rows in a file of each of the objects that has any there."""
         if OBJECT in file.partition_values:
             name = file.partition_values[OBJECT]
-            return Counter({name: file.rows} if name in self._without else {})
+            return Counter({name: file.rows} if name is not None and name in self._without else {})
         found: Counter[str] = Counter()
         for column in self._columns(file):
             for counted in pc.value_counts(column.filter(self._is_wanted(column)).cast(pa.string())).to_pylist():

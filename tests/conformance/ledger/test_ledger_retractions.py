@@ -1,13 +1,16 @@
 """Retracted objects: their batch, their state, and what reads them again."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.conformance.ledger.archiving import FILE, adopt, archive, contents, ids_with_row, next_file
 from tests.conformance.ledger.ledger_harness import (
     AFTER,
+    LEASE_SECONDS,
     OVER,
     PIPELINE,
     LedgerHarness,
@@ -28,6 +31,7 @@ from penstock.ledger.records import (
     LedgerRepair,
     ObjectState,
     QuarantineState,
+    replaced_objects,
 )
 from penstock.ledger.retractions import Retracted, Retraction, ReturningObject
 from penstock.ledger.rules import retry_id
@@ -239,8 +243,8 @@ def test_a_retraction_whose_commit_was_not_confirmed_counts_once(
     database = harness.ledger.database
     transact, lost = type(database).transact, iter([1])
 
-    def losing(self: object, work: object, **options: object) -> object:
-        done = transact(database, work, **options)  # type: ignore[arg-type] # a double
+    def losing(self: object, work: Callable[..., object], **options: Any) -> object:
+        done = transact(database, work, **options)
         if next(lost, None):
             raise OutcomeUnknown("no answer")
         return done
@@ -278,3 +282,43 @@ def test_a_death_leaves_all_of_a_retraction_or_nothing(harness: LedgerHarness, s
     assert (harness.ledger.batch(PIPELINE, 2) is not None) is done
     again = harness.ledger.retractions.retract(replace(retraction("a"), attempt_id="retraction-2"))
     assert again.versions == (0 if done else 1)
+
+
+def test_retractions_beside_commits_leave_each_object_as_its_last_batch_says(shared_harness: LedgerHarness) -> None:
+    ledger = shared_harness.ledger
+    names = [f"object {number}" for number in range(30)]
+    refused: list[Retracted] = []
+
+    def process() -> None:
+        for start in range(0, len(names), 3):
+            claim = ledger.claim(
+                PIPELINE, candidates(*names[start : start + 3]), attempt_id=f"batch-{start}", worker="w",
+                lease_seconds=LEASE_SECONDS,
+            )  # fmt: skip
+            ledger.commit(outcome(claim))
+
+    def retracting(who: str) -> Callable[[], None]:
+        def work() -> None:
+            for number in range(10):
+                wanted = names[number * 3 : number * 3 + 2]
+                done = ledger.retractions.retract(retraction(*wanted, attempt=f"{who}-{number}"))
+                if done.seq is None:
+                    refused.append(done)
+
+        return work
+
+    with ThreadPoolExecutor(3) as pool:
+        for done in [pool.submit(work) for work in (process, retracting("anna"), retracting("ben"))]:
+            done.result(120)
+    replaced: dict[str, int] = {}
+    batches = ledger.batches(PIPELINE, limit=1_000)
+    assert [batch.seq for batch in batches] == list(range(1, len(batches) + 1))
+    for batch in batches:
+        replaced |= dict.fromkeys(replaced_objects(batch.record.replaces), batch.seq)
+    assert len(batches) == 10 + 20 - len(refused)
+    for row in ledger.objects(PIPELINE, limit=1_000):
+        if row.state is ObjectState.PROCESSED:
+            assert (row.batch_seq or 0) > replaced.get(row.uri, 0)
+        else:
+            assert row.state is ObjectState.RETRACTED
+            assert row.uri in replaced
