@@ -354,15 +354,15 @@ class Archives(ArchiveQueries):
 def _leave(connection: Connection, binds: Values, batches_: Sequence[RetiringBatch], *, objects_: int) -> None:
     """Delete the rows and their attempts.
 
-    Raises `_ArchiveFenced` if the file holds other objects, and `ConfigurationError` if the rows change meanwhile: a
-    retraction waits for this transaction, see `penstock.ledger.retractions`.
+    Raises `_ArchiveFenced` if the file holds objects that were retracted since, and `ConfigurationError` if it lacks
+    some, or the rows change meanwhile: a retraction waits for this transaction, see `penstock.ledger.retractions`.
     """
     ids = connection.scalars(ROWS.with_only_columns(objects.c.object_id), binds).all()
     bounds = {"from_seq": binds["from_seq"], "to_seq": binds["to_seq"]}
     left = 0
     for page in slices([batch.attempt_id for batch in batches_]):
         left += connection.execute(_LEAVE, {**bounds, "of_attempts": page}).rowcount
-    if left == len(ids) != objects_:  # some were retracted after the file was written: write another one
+    if left == len(ids) < objects_:  # some were retracted after the file was written: write another one
         raise _ArchiveFenced
     if left != objects_:
         raise ConfigurationError(
