@@ -34,7 +34,15 @@ SINCE_0001 = {
     "audit",
     "owners",
 }
-COLUMNS_SINCE_0001 = {"spark_ui_url", "missed_at", "sought_at", "source_options", "unknown_fields", "added_columns"}
+COLUMNS_SINCE_0001 = {
+    "spark_ui_url",
+    "missed_at",
+    "sought_at",
+    "source_options",
+    "unknown_fields",
+    "added_columns",
+    "replaces",
+}
 
 
 def of_revision(url: str, revision: str) -> LedgerHarness:
