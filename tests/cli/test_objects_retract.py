@@ -346,6 +346,25 @@ def test_an_object_handler_has_no_rows_to_retract(
     assert "post is an object handler: it writes no table" in result.err
 
 
+def test_a_repair_finds_a_retraction_that_was_published_together_with_later_batches(
+    penstock: Call, table: Scene
+) -> None:
+    backup = (table.where.state / LEDGER_FILE).read_bytes()
+
+    def dying(reached: Step) -> None:
+        if reached is Step.COMMITTED:
+            raise Died
+
+    with pytest.raises(Died):
+        retract_here(table, "a", probe=dying)
+    table.read({"later": [7]})
+    table.publish()
+    (table.where.state / LEDGER_FILE).write_bytes(backup)
+    assert penstock("admin", "repair", "--yes").exit_code == 0
+    assert states(table) == {ObjectState.PROCESSED: 3, ObjectState.RETRACTED: 1}
+    assert shown(table) == {"b": [3], "c": [4], "later": [7]}
+
+
 def test_a_retraction_after_a_rollback_follows_the_imported_batches_and_covers_them(
     penstock: Call, table: Scene
 ) -> None:

@@ -354,7 +354,8 @@ def _next_chunk(
 
     A commit must end at a batch that changes the table, so that position and files move together. Batches that change
     nothing are skipped and counted with the next batch that does. A batch that replaces rows begins a commit: the rows
-    may be in files of the batch before it.
+    may be in files of the batch before it. If it has no files of its own, it also ends the commit, whose position then
+    names it: a repair of the ledger finds no other trace of it in the table.
 
     ``acted``: files that the table's log knows already, since the commit of their batch was overwritten after another
     one had merged or removed them. They are left out. ``is_new``: there is no table, and so no row to replace.
@@ -366,7 +367,8 @@ def _next_chunk(
     for batch in _in_order(target, start):
         named = decode(target.manifest_of(batch))
         replaces = () if is_new and tip is None else target.replaces(batch)
-        if tip is not None and (replaces or len(files) + len(named) > FILES_MAX):
+        only_replaces = bool(replaced) and not files
+        if tip is not None and (replaces or (only_replaces and named) or len(files) + len(named) > FILES_MAX):
             break
         read_to = position_of(batch)
         replaced = replaces or replaced
