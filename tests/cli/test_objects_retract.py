@@ -386,3 +386,14 @@ def test_a_retraction_after_a_rollback_follows_the_imported_batches_and_covers_t
     assert penstock("admin", "publish").exit_code == 0
     assert shown(table) == {"b": [3], "c": [4]}
     assert states(table) == {ObjectState.PROCESSED: 2, ObjectState.RETRACTED: 2}
+
+
+def test_the_pipelines_of_an_app_are_known_by_its_code(penstock: Call, app_scene: Scene, shop: str) -> None:
+    app_scene.read({"a": [1], "b": [2]})
+    app_scene.publish()
+    without = penstock(*RETRACT, "--pipeline", "clicks", path(app_scene, "a"))
+    assert without.exit_code == USAGE
+    assert "give --app" in without.err
+    result = penstock(*RETRACT, "--app", shop, path(app_scene, "a"))
+    assert result.out == "1 object retracted with batch 2; 1 row left the table.\n", result.err
+    assert shown(app_scene) == {"b": [2]}
