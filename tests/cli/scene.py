@@ -2,7 +2,7 @@
 show.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +37,7 @@ from penstock.objects.local_store import LocalStore
 from penstock.objects.notification import announce
 from penstock.objects.reference import LOCAL_BUCKET, ObjectRef
 from penstock.objects.replays import replay_of
-from penstock.pipeline.batch_record import run_files
+from penstock.pipeline.batch_record import RecordedBatch, RecordedObject, run_files, save
 from penstock.pipeline.quarantined import bad_lines, replays
 from penstock.pipeline.spark.source.quarantine import QuarantineFile
 from penstock.sinks.manifest import DataFile, encode
@@ -126,6 +126,48 @@ class Scene:
                     ),
                     schema_id=row.schema_id,
                     new_schema=None if row.table_schema == schema else schema,
+                )
+            )
+
+    def read(self, ids_by_name: Mapping[str, Sequence[int]], *, version: str = "1") -> None:
+        """Commit one batch whose rows name their object, with its record beside the table; not yet published."""
+        schema = pa.schema([*SCHEMA, ("_object", pa.string())])
+        pairs = [(id, self.ref(name).uri) for name, ids in ids_by_name.items() for id in ids]
+        refs = [self.ref(name, version=version) for name in ids_by_name]
+        with self._state() as state:
+            claim = self._claim(state, list(ids_by_name), version=version)
+            directory = f"data/{claim.attempt_id}/r0"
+            (self.table / directory).mkdir(parents=True)
+            table = pa.table([[id for id, _ in pairs], [uri for _, uri in pairs]], schema=schema)
+            pq.write_table(table, self.table / directory / "a.parquet")
+            files = list_files(self.where.table, directory, partition_by=(), schema=schema)
+            row, text = state.ledger.ensure_pipeline(self.where.pipeline), encode_schema(schema)
+            record = BatchRecord(rows=len(pairs), manifest=encode(files))
+            results = [
+                ObjectResult(object_id=ref.object_id, rows=len(ids), lines_quarantined=0)
+                for ref, ids in zip(refs, ids_by_name.values(), strict=True)
+            ]
+            save(
+                self.where.table,
+                RecordedBatch(
+                    pipeline=self.where.pipeline,
+                    attempt_id=claim.attempt_id,
+                    objects=[
+                        RecordedObject(ref=ref, rows=result.rows, lines_quarantined=0)
+                        for ref, result in zip(refs, results, strict=True)
+                    ],
+                    columns=text,
+                    record=record,
+                ),
+            )
+            state.ledger.commit(
+                BatchOutcome(
+                    pipeline=self.where.pipeline,
+                    attempt_id=claim.attempt_id,
+                    processed=results,
+                    record=record,
+                    schema_id=row.schema_id,
+                    new_schema=None if row.table_schema == text else text,
                 )
             )
 

@@ -9,7 +9,7 @@ from penstock.app.paths import QUARANTINE_SUFFIX, TablePaths
 from penstock.errors import TableError, TemporaryError
 from penstock.events import Bus, JobFailed
 from penstock.ledger import Ledger
-from penstock.ledger.records import BatchRow
+from penstock.ledger.records import BatchRow, replaced_objects
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.steps import Probe, Step, no_probe
 from penstock.pipeline.maintenance.gc import CollectedGarbage, collect
@@ -25,6 +25,7 @@ from penstock.sinks.registry import open_sink
 from penstock.sinks.sink import TableSink
 
 _CLOCK = SystemClock()  # stateless
+_ROWS, _QUARANTINE = 0, 1  # in the counts of `Ledger.written_to`
 
 
 class Tables:
@@ -104,29 +105,31 @@ class Tables:
         return QuarantineLines(self._ledger, self.quarantine, pipeline=self._paths.pipeline)
 
     def unpublished(self) -> int:
-        """Return the number of committed batches with files that are not yet visible in one of the tables."""
-        rows_seq = _seq(self.rows)
+        """Return the number of committed batches that change one of the tables and are not yet visible in it."""
+        table = self.rows.load()
+        rows_seq = 0 if table is None else table.position.seq
         quarantine_seq = _seq(self.quarantine)
-        return self._count(
-            lambda batch: (
-                (batch.seq > rows_seq and not is_empty(batch.record.manifest))
-                or (batch.seq > quarantine_seq and not is_empty(batch.record.quarantine_manifest))
-            ),
-            after_seq=min(rows_seq, quarantine_seq),
-        )
+        has_rows = table is not None
+        count = 0
+        for batch in self._ledger.batches_after(self._paths.pipeline, min(rows_seq, quarantine_seq)):
+            changes_rows = batch.seq > rows_seq and _changes_rows(batch, has_table=has_rows)
+            has_rows = has_rows or changes_rows
+            count += changes_rows or (batch.seq > quarantine_seq and not is_empty(batch.record.quarantine_manifest))
+        return count
 
     def shown_to(self, after_seq: int, up_to_seq: int) -> int:
         """Return the last batch after ``after_seq`` and up to ``up_to_seq`` that both tables show completely.
 
         Reads the tables now. Raises `PublishHalted` if the ledger does not belong to the tables.
         """
+        table = self.rows.load()
         rows_seq, quarantine_seq = (
-            check_tip(self._ledger, sink.load(), pipeline=self._paths.pipeline, where=sink.uri).seq
-            for sink in (self.rows, self.quarantine)
+            check_tip(self._ledger, loaded, pipeline=self._paths.pipeline, where=sink.uri).seq
+            for sink, loaded in ((self.rows, table), (self.quarantine, self.quarantine.load()))
         )
         shown = after_seq
         for batch in self._ledger.batches_after(self._paths.pipeline, after_seq):
-            rows_shown = batch.seq <= rows_seq or is_empty(batch.record.manifest)
+            rows_shown = batch.seq <= rows_seq or not _changes_rows(batch, has_table=table is not None)
             quarantine_shown = batch.seq <= quarantine_seq or is_empty(batch.record.quarantine_manifest)
             if batch.seq > up_to_seq or not (rows_shown and quarantine_shown):
                 break
@@ -142,8 +145,8 @@ class Tables:
         later = self._ledger.batches_after(self._paths.pipeline, after_seq)
         batches = list(takewhile(lambda batch: batch.seq <= shown, later))
         for retained, manifest_of, index in (
-            (self._retained_rows, _rows_manifest, 0),
-            (self._retained_quarantine, _quarantine_manifest, 1),
+            (self._retained_rows, _rows_manifest, _ROWS),
+            (self._retained_quarantine, _quarantine_manifest, _QUARANTINE),
         ):
             files = [
                 BatchFiles(seq=batch.seq, paths={file.path for file in decode(manifest_of(batch))}) for batch in batches
@@ -154,8 +157,8 @@ class Tables:
     def shortfalls(self) -> Sequence[Shortfall]:
         """Return the shortfalls: rows that batches wrote and that the two tables lack."""
         found = [
-            self._shortfall(self.rows, _rows_manifest, 0),
-            self._shortfall(self.quarantine, _quarantine_manifest, 1),
+            self._shortfall(self.rows, _rows_manifest, _ROWS),
+            self._shortfall(self.quarantine, _quarantine_manifest, _QUARANTINE),
         ]
         return [short for short in found if short is not None]
 
@@ -197,6 +200,7 @@ class Tables:
             pipeline=self._paths.pipeline,
             manifest_of=_rows_manifest,
             schema_of=partial(rows_schema, partition_by=self._partition_by),
+            replaces=lambda batch: replaced_objects(batch.record.replaces),
             bus=self._bus,
             probe=self._probe,
             step=Step.ROWS_PUBLISHED,
@@ -228,7 +232,10 @@ class Tables:
         written = partial(self._written, index=index)
         return shortfall(self._ledger, sink, pipeline=self._paths.pipeline, written=written, manifest_of=manifest_of)
 
-    def _written(self, seq: int, *, index: int) -> int:
+    def _written(self, seq: int, *, index: int) -> int | None:
+        """Return the rows that the batches up to this one wrote to a table; None if some were replaced since."""
+        if index == _ROWS and self._ledger.has_replaced(self._paths.pipeline, seq):
+            return None
         return self._ledger.written_to(self._paths.pipeline, seq)[index]
 
     def _collect(
@@ -248,13 +255,15 @@ class Tables:
             stopped=stopped,
         )
 
-    def _count(self, counts: Callable[[BatchRow], bool], *, after_seq: int) -> int:
-        return sum(1 for batch in self._ledger.batches_after(self._paths.pipeline, after_seq) if counts(batch))
-
 
 def _seq(sink: TableSink) -> int:
     table = sink.load()
     return table.position.seq if table is not None else 0
+
+
+def _changes_rows(batch: BatchRow, *, has_table: bool) -> bool:
+    """Return True if the batch changes the rows table. Without a table it has no rows to replace."""
+    return not is_empty(batch.record.manifest) or (has_table and bool(batch.record.replaces))
 
 
 def _rows_manifest(batch: BatchRow) -> str:

@@ -9,6 +9,7 @@ from penstock.app.scope import Scope
 from penstock.cli.options import grouped_options
 from penstock.cli.output import Json, moment, print_fields, print_json, print_table, printable, talk, transform_text
 from penstock.cli.where import ScopeOptions, first_of, print_each
+from penstock.ledger.records import replaced_objects
 from penstock.messaging.wording import counted
 from penstock.operations.inspection import view
 from penstock.operations.tables.batches import BatchDetails, BatchInTable, details_of, is_reachable
@@ -60,7 +61,7 @@ def _listed(scope: Scope, *, limit: int, quiet: bool) -> list[dict[str, Any]]:
                 *((batch.pipeline,) if seen.several else ()),
                 batch.seq,
                 moment(batch.committed_at),
-                f"{batch.objects:,}",
+                _objects(batch),
                 f"{batch.record.rows:,}",
                 f"{batch.record.lines_quarantined:,}",
                 f"{batch.record.bytes:,}",
@@ -95,12 +96,21 @@ def show(
     _print_details(found)
 
 
+def _objects(batch: "BatchRow") -> str:
+    """Return the number of objects; for a batch that took rows out of the table, of how many objects these were."""
+    replaced = len(replaced_objects(batch.record.replaces))
+    if not replaced:
+        return f"{batch.objects:,}"
+    return f"{batch.objects:,}, {replaced:,} replaced" if batch.objects else f"{replaced:,} retracted"
+
+
 def _document(batch: "BatchRow") -> dict[str, Any]:
     return {
         "pipeline": batch.pipeline,
         "batch": batch.seq,
         "attempt_id": batch.attempt_id,
         "objects": batch.objects,
+        "replaced_objects": replaced_objects(batch.record.replaces),
         "rows": batch.record.rows,
         "lines_quarantined": batch.record.lines_quarantined,
         "bytes": batch.record.bytes,
@@ -145,7 +155,7 @@ def _print_details(found: BatchDetails) -> None:
             "committed": moment(batch.committed_at),
             "claimed": moment(None if found.attempt is None else found.attempt.started_at),
             "stages": f"{stages or 'not known'}{whole}",
-            "objects": f"{batch.objects:,}",
+            "objects": _objects(batch),
             "rows written": f"{batch.record.rows:,}",
             "bad lines": f"{batch.record.lines_quarantined:,}",
             "bytes": f"{batch.record.bytes:,}",
@@ -162,6 +172,8 @@ def _print_details(found: BatchDetails) -> None:
             print(printable(f"  {file.path}  {file.size_bytes:,} bytes, {counted(file.rows, 'row')}"))
     for row in found.objects:
         print(printable(f"object  {row.uri}"))
+    for uri in replaced_objects(batch.record.replaces):
+        print(printable(f"{'replaced' if batch.objects else 'retracted'}  {uri}"))
     if len(found.objects) < batch.objects:
         objects = f"{len(found.objects):,} of {counted(batch.objects, 'object')}"
         talk(f"{objects}; --limit shows more, as far as the ledger has them.")

@@ -362,6 +362,13 @@ def _remarks(report: "IngestReport", options: str) -> list[str]:
             "{} objects, changed before they were read; run the command again for them",
         )
         remarks.append(f"Superseded: {changed}.")
+    if report.objects_retracted:
+        retracted = worded(
+            report.objects_retracted,
+            "{} object, not read; `penstock objects retry` reads it again",
+            "{} objects, not read; `penstock objects retry` reads them again",
+        )
+        remarks.append(f"Retracted: {retracted}.")
     if report.objects_unfinished:
         left = counted(report.objects_unfinished, "object")
         remarks.append(f"Stopped with {left} left; run the same command again to continue.")

@@ -1,4 +1,4 @@
-"""`penstock objects`: list objects with their states, show one, and retry or import them."""
+"""`penstock objects`: list objects with their states, show one, and retry, retract or import them."""
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,6 +10,7 @@ import typer
 
 from penstock.app.scope import Scope
 from penstock.cli.objects_import import import_
+from penstock.cli.objects_retract import retract
 from penstock.cli.objects_retry import retry
 from penstock.cli.options import duration_if, grouped_options, object_uri
 from penstock.cli.output import (
@@ -42,6 +43,7 @@ LOCAL = "file://"  # omitted in tables
 
 app = typer.Typer(no_args_is_help=True)
 app.command("import")(import_)
+app.command("retract")(retract)
 app.command("retry")(retry)
 
 

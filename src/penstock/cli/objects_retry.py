@@ -1,4 +1,4 @@
-"""`penstock objects retry`: send notifications for failed, deleted and superseded objects again."""
+"""`penstock objects retry`: send notifications for objects that ended unprocessed or retracted again."""
 
 from collections.abc import Mapping
 from contextlib import closing
@@ -32,6 +32,7 @@ class EndedState(StrEnum):
     DEAD = "dead"
     DELETED = "gone"
     SUPERSEDED = "superseded"
+    RETRACTED = "retracted"
 
 
 @grouped_options
@@ -62,12 +63,13 @@ def retry(
     yes: output.Yes = False,
     json_: Json = False,
 ) -> None:
-    """Send notifications for failed, deleted or superseded objects again.
+    """Send notifications for failed, deleted, superseded or retracted objects again.
 
     A worker then processes them, with attempts counted from one. Use it for a failed object whose dead letter was
     purged or expired (otherwise `penstock dead replay --object` sends the dead letter back), and for a deleted or
-    superseded one whose content still exists. Asks first. Exit code 1: not confirmed; 2: none of the named objects is
-    failed, deleted or superseded; 75 or 130: stopped, run it again to continue.
+    superseded one whose content still exists. For a retracted one it undoes `penstock objects retract`. Asks first.
+    Exit code 1: not confirmed; 2: none of the named objects is in one of these states; 75 or 130: stopped, run it
+    again to continue.
     """
     nameless = next((uri for uri in uris or () if not uri), None)
     options.refuse_empty({"--filter": filter_, "--queue": queue, "OBJECT": nameless})

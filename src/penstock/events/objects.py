@@ -122,7 +122,7 @@ class ObjectCallRetrying(ObjectEvent):
 class ObjectSkipped(Event):
     """A message named the object, but there was nothing to do.
 
-    ``reason`` is already_processed, in_progress, already_dead, gone or superseded.
+    ``reason`` is already_processed, in_progress, already_dead, gone, superseded or retracted.
     """
 
     pipeline: str

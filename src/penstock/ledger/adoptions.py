@@ -23,7 +23,8 @@ from penstock.ledger.rows import new_object
 from penstock.ledger.schema import archived_objects, archives, object_attempts, objects
 from penstock.ledger.sets import ARCHIVED, ids_wanted, is_wanted, slices, unprocessed
 
-_REPLACED = sorted(state.value for state in {*ObjectState} - {ObjectState.PROCESSING, ObjectState.PROCESSED})
+_KNOWN = frozenset({ObjectState.PROCESSED, ObjectState.RETRACTED})
+_REPLACED = sorted(state.value for state in {*ObjectState} - {ObjectState.PROCESSING} - _KNOWN)
 
 _STATES = select(objects.c.object_id, objects.c.state).where(is_wanted())
 _of_slice: ColumnElement[Any] = bindparam("of_objects", expanding=True)
@@ -50,7 +51,7 @@ class Adoptions:
         self._register = unprocessed(database.dialect.insert_or_ignore(objects))
 
     def adopt(self, pipeline: str, candidates: Sequence[Candidate], *, source: str) -> Adoption:
-        """Store the objects as archived with this ``source``, except those being processed or already processed.
+        """Store the objects as archived with this ``source``, except those being processed, processed or retracted.
 
         An object in any other state is replaced. Idempotent.
         """
@@ -65,7 +66,7 @@ class Adoptions:
             states = _states(connection, pipeline)
             archived = set(connection.scalars(ARCHIVED, {"in_pipeline": pipeline}))
         busy = [id for id, state in states.items() if state is ObjectState.PROCESSING and id not in archived]
-        known = archived | {id for id, state in states.items() if state is ObjectState.PROCESSED}
+        known = archived | {id for id, state in states.items() if state in _KNOWN}
         return _adoption(named - known - set(busy), known, busy, states)
 
     def _adopt(self, pipeline: str, named: Mapping[bytes, Candidate], source: str, connection: Connection) -> Adoption:
@@ -85,7 +86,7 @@ class Adoptions:
         archived = set(connection.scalars(ARCHIVED, binds))
         new = [row for row in rows if row["object_id"] not in archived and row["object_id"] not in left]
         self._add_identities(connection, pipeline, new, source)
-        known = archived | {id for id, state in left.items() if state is ObjectState.PROCESSED}
+        known = archived | {id for id, state in left.items() if state in _KNOWN}
         busy = [id for id in left if id not in known]
         return _adoption({row["object_id"] for row in new}, known, busy, before)
 

@@ -143,6 +143,10 @@ _TIMELINES = (
     )
     .order_by(attempts.c.started_at, attempts.c.id)
 )
+_STILL = select(archived_objects.c.object_id).where(
+    archived_objects.c.pipeline == bindparam("in_pipeline"),
+    archived_objects.c.object_id.in_(bindparam("of_objects", expanding=True)),
+)
 _ALL = select(archives).where(archives.c.pipeline == bindparam("in_pipeline")).order_by(archives.c.id)
 _FIND = (
     select(archived_objects.c.object_id, archives)
@@ -174,6 +178,15 @@ class ArchiveQueries:
         with self._database.reading() as connection:
             rows = connection.execute(_FIND, {"digest": uri_digest(storable(uri))})
             return [ArchivedObject(object_id=row.object_id, archive=archive_row(row)) for row in rows]
+
+    def still_archived(self, pipeline: str, object_ids: Sequence[bytes]) -> set[bytes]:
+        """Return those of the objects that are archived. A retraction brings objects back whose record a file keeps."""
+        with self._database.reading() as connection:
+            return {
+                id
+                for page in slices(object_ids)
+                for id in connection.scalars(_STILL, {"in_pipeline": pipeline, "of_objects": page})
+            }
 
     def retiring(self, pipeline: str, *, after_seq: int, up_to_seq: int, objects_max: int) -> Retiring | None:
         """Return the batches for the next file: the first one after ``after_seq`` and more while they fit.
@@ -268,7 +281,7 @@ _ONE = select(archives).where(archives.c.id == bindparam("of_id"))
 
 
 class _ArchiveFenced(Exception):
-    """Another archiver was first, or an earlier commit of ours whose reply was lost."""
+    """Another archiver or a retraction was first, or an earlier commit of ours whose reply was lost."""
 
 
 class Archives(ArchiveQueries):
@@ -292,8 +305,8 @@ class Archives(ArchiveQueries):
     def retire(self, retiring: Retiring, *, archive_id: str, file: ArchiveFile) -> bool:
         """Make a file count that holds all objects of these batches: delete their rows, keep their identities.
 
-        Returns False, with nothing changed, if another archiver archived them or the file was disowned. Raises
-        `TemporaryError` if that stays unknown: the file must then be kept.
+        Returns False, with nothing changed, if another archiver archived them, some were retracted meanwhile, or the
+        file was disowned. Raises `TemporaryError` if that stays unknown: the file must then be kept.
         """
         work = partial(self._retire, retiring, archive_id, file)
         for _ in range(TRIES_MAX):
@@ -339,13 +352,19 @@ class Archives(ArchiveQueries):
 
 
 def _leave(connection: Connection, binds: Values, batches_: Sequence[RetiringBatch], *, objects_: int) -> None:
-    """Delete the rows and their attempts; raise `ConfigurationError` unless their number matches the file."""
+    """Delete the rows and their attempts.
+
+    Raises `_ArchiveFenced` if the file holds objects that were retracted since, and `ConfigurationError` if it lacks
+    some, or the rows change meanwhile: a retraction waits for this transaction, see `penstock.ledger.retractions`.
+    """
     ids = connection.scalars(ROWS.with_only_columns(objects.c.object_id), binds).all()
     bounds = {"from_seq": binds["from_seq"], "to_seq": binds["to_seq"]}
     left = 0
     for page in slices([batch.attempt_id for batch in batches_]):
         left += connection.execute(_LEAVE, {**bounds, "of_attempts": page}).rowcount
-    if not left == len(ids) == objects_:
+    if left == len(ids) < objects_:  # some were retracted after the file was written: write another one
+        raise _ArchiveFenced
+    if left != objects_:
         raise ConfigurationError(
             f"{left} processed objects of batches {bounds['from_seq']} to {bounds['to_seq']} of {binds['in_pipeline']} "
             f"would leave the ledger, and their file holds {objects_}: something else writes to the ledger's tables"

@@ -120,7 +120,8 @@ _NOT_OURS = (
     .where(is_wanted(), or_(objects.c.attempt_id.is_(None), objects.c.attempt_id != bindparam("fresh")))
 )
 _other = objects.alias("other")
-_BEFORE = frozenset({ObjectState.PROCESSING, ObjectState.PROCESSED})  # a later version in one of these states was first
+# a later version in one of these states was first
+_BEFORE = frozenset({ObjectState.PROCESSING, ObjectState.PROCESSED, ObjectState.RETRACTED})
 # a later version in one of these states is first if this claim takes it too
 _PERHAPS = frozenset({ObjectState.UNPROCESSED, ObjectState.DEAD}) | UNREAD
 _SAME_KEY = by_attempt_and_uri(

@@ -44,6 +44,7 @@ from penstock.ledger.records import (
     WorkState,
 )
 from penstock.ledger.repairs import Repairs
+from penstock.ledger.retractions import Retractions
 from penstock.ledger.table_commits import TableCommits
 from penstock.ledger.works import WorkQueries, Works
 from penstock.messaging.handler import Extension
@@ -66,6 +67,7 @@ class Ledger:
         self._known_ids = KnownIds(database)
         self.archives = Archives(database, probe)  # rows that were moved out of `objects`
         self.adoptions = Adoptions(database)  # objects that another system processed
+        self.retractions = Retractions(database, probe)  # objects whose rows leave the table
         self.replays = Replays(database)  # replays of dead-lettered messages
         self.audits = Audits(database)  # operators' actions on queues
         self.quarantines = Quarantines(database)  # the bad lines of objects, and what became of them
@@ -491,6 +493,10 @@ class Ledger:
     def counts(self, pipeline: str) -> Mapping[ObjectState, int]:
         """Return the number of objects in each state."""
         return self._queries.counts(pipeline)
+
+    def has_replaced(self, pipeline: str, seq: int) -> bool:
+        """Return True if a batch up to this one replaced rows of earlier batches."""
+        return self._queries.has_replaced(pipeline, seq)
 
     def written_to(self, pipeline: str, seq: int) -> tuple[int, int]:
         """Return the number of rows and of quarantined lines that all batches up to this one wrote."""

@@ -46,6 +46,9 @@ _DISMISS = (
         quarantined.c.state == QuarantineState.OPEN.value,
     )
 )
+_FORGET_EARLIER = delete(quarantined).where(
+    _of_pipeline, quarantined.c.object_id.in_(bindparam("of_objects", expanding=True))
+)
 _FORGET = delete(quarantined).where(_of_pipeline, quarantined.c.attempt_id == bindparam("of_attempt"))
 _REOPEN = (
     update(quarantined)
@@ -62,6 +65,15 @@ _REOPEN = (
         ),
     )
 )
+_DISMISS_RETRACTED = (
+    update(quarantined)
+    .values(state=QuarantineState.DISMISSED.value, ended_at=DatabaseNow())
+    .where(
+        _of_pipeline,
+        quarantined.c.object_id.in_(bindparam("dismissed", expanding=True)),
+        quarantined.c.state != QuarantineState.DISMISSED.value,
+    )
+)
 _WARNING = select(
     func.count().label("objects"), func.coalesce(func.sum(quarantined.c.lines_quarantined), 0).label("lines")
 ).where(_of_pipeline, quarantined.c.state == QuarantineState.OPEN.value, quarantined.c.warns == 1)
@@ -76,7 +88,16 @@ def record_quarantined(connection: Connection, outcome: BatchOutcome) -> None:
         replayed |= {row.replay_id: row.rows for row in connection.execute(_SOURCES, binds)}
         connection.execute(_END_REPLAYED, binds)
     if outcome.bad:
+        for bad in slices(outcome.bad):  # of objects that were retracted and are processed again
+            ids = [one.object_id for one in bad]
+            connection.execute(_FORGET_EARLIER, {"in_pipeline": outcome.pipeline, "of_objects": ids})
         insert_from(connection, _ADD, outcome.bad, _row_of(outcome, replayed))
+
+
+def dismiss_retracted(connection: Connection, pipeline: str, object_ids: Sequence[bytes]) -> None:
+    """Close the rows of objects that are being retracted. A replay has none of these objects' rows left to repair."""
+    for ids in slices(object_ids):
+        connection.execute(_DISMISS_RETRACTED, {"in_pipeline": pipeline, "dismissed": list(ids)})
 
 
 def forget_quarantined(connection: Connection, pipeline: str, attempt_id: str) -> None:

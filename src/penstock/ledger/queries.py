@@ -71,6 +71,15 @@ _BATCHES_AFTER = (
 _WRITTEN = select(
     func.coalesce(func.sum(batches.c.rows), 0), func.coalesce(func.sum(batches.c.lines_quarantined), 0)
 ).where(batches.c.pipeline == bindparam("in_pipeline"), batches.c.seq <= bindparam("to_seq"))
+_REPLACING = (
+    select(batches.c.seq)
+    .where(
+        batches.c.pipeline == bindparam("in_pipeline"),
+        batches.c.seq <= bindparam("to_seq"),
+        batches.c.replaces.is_not(None),
+    )
+    .limit(1)
+)
 _BATCH = _BATCHES.where(batches.c.seq == bindparam("at_seq"))
 _BATCH_OF = _ALL_BATCHES.where(batches.c.attempt_id == bindparam("of_attempt"))
 
@@ -94,6 +103,7 @@ _ENDED = select(objects.c.object_id).where(
     is_wanted(),
     in_state(ObjectState.PROCESSED)
     | in_state(ObjectState.DEAD)
+    | in_state(ObjectState.RETRACTED)
     # An object that exists refutes an earlier record that it was deleted or replaced.
     | (_was_unread & (objects.c.ended_at >= bindparam("seen_at", type_=objects.c.ended_at.type))),
 )
@@ -254,6 +264,10 @@ class Queries:
             found |= set(connection.scalars(_ENDED, {"in_pipeline": pipeline, "seen_at": seen_at}))
             return found | set(connection.scalars(ARCHIVED, {"in_pipeline": pipeline}))
 
+    def has_replaced(self, pipeline: str, seq: int) -> bool:
+        with self._database.reading() as connection:
+            return connection.execute(_REPLACING, {"in_pipeline": pipeline, "to_seq": seq}).first() is not None
+
     def written_to(self, pipeline: str, seq: int) -> tuple[int, int]:
         with self._database.reading() as connection:
             rows, lines = connection.execute(_WRITTEN, {"in_pipeline": pipeline, "to_seq": seq}).one()
@@ -349,9 +363,10 @@ _PROCESSED = by_state(
     select(func.count()).select_from(objects).where(_of_pipeline, objects.c.state == ObjectState.PROCESSED.value)
 )
 _NEXT_SEQ = select(pipelines.c.next_seq).where(pipelines.c.id == bindparam("in_pipeline"))
-_SINCE = select(func.coalesce(func.sum(batches.c.objects), 0)).where(
-    batches.c.pipeline == bindparam("in_pipeline"), batches.c.seq > bindparam("after_seq")
-)
+_SINCE = select(
+    func.coalesce(func.sum(batches.c.objects), 0).label("objects"),
+    func.count(batches.c.replaces).label("replacing"),  # may have retracted processed objects
+).where(batches.c.pipeline == bindparam("in_pipeline"), batches.c.seq > bindparam("after_seq"))
 _COMMITTED = select((DatabaseNow() - batches.c.committed_at).label("age")).where(
     batches.c.pipeline == bindparam("in_pipeline"), batches.c.seq == bindparam("at_seq")
 )
@@ -410,8 +425,10 @@ class LedgerAges:
         """Return the count updated by the batches committed since. A repair of the ledger invalidates the count."""
         with self._database.reading() as connection:
             seq = _committed_seq(connection, pipeline)
-            since = connection.execute(_SINCE, {"in_pipeline": pipeline, "after_seq": count.seq}).scalar_one()
-        return ProcessedCount(processed=count.processed + int(since), seq=seq)
+            since = connection.execute(_SINCE, {"in_pipeline": pipeline, "after_seq": count.seq}).one()
+        if since.replacing:
+            return self.processed_count(pipeline)
+        return ProcessedCount(processed=count.processed + int(since.objects), seq=seq)
 
     def seconds_since_commit(self, pipeline: str, seq: int) -> float | None:
         """Return the age of this batch's commit in seconds; None if there is no such batch."""

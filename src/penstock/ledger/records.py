@@ -4,6 +4,7 @@ In order: objects, attempts and batches of pipelines; owners, the apps that use 
 `penstock.ledger.repairs`); works, one per key of a handler.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -19,9 +20,10 @@ class ObjectState(StrEnum):
     DEAD = "dead"
     DELETED = "gone"
     SUPERSEDED = "superseded"
+    RETRACTED = "retracted"  # processed, and its rows were taken out of the table by hand
 
 
-TERMINAL = frozenset({ObjectState.PROCESSED, ObjectState.DEAD, ObjectState.DELETED, ObjectState.SUPERSEDED})
+TERMINAL = frozenset({*ObjectState} - {ObjectState.UNPROCESSED, ObjectState.PROCESSING})
 UNREAD = frozenset({ObjectState.DELETED, ObjectState.SUPERSEDED})
 """Ends of objects whose content was never read: a newer notification or listing takes such an object again."""
 
@@ -181,6 +183,13 @@ class BatchRecord:
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
     spark_ui_url: str | None = None  # page of its run in the Spark UI
     transform: str | None = None  # name of the transform that made the rows; empty: none. None: unknown
+    # JSON list of addresses, sorted: with this batch, earlier rows that have one of them in `_object` leave the table
+    replaces: str = ""
+
+
+def replaced_objects(replaces: str) -> Sequence[str]:
+    """Return the addresses in `BatchRecord.replaces`."""
+    return tuple(json.loads(replaces)) if replaces else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ from penstock.ledger.records import (
     LedgerRepaired,
     ObjectState,
 )
+from penstock.ledger.retractions import retract_again
 from penstock.ledger.rows import Values, new_batch, new_object
 from penstock.ledger.rules import storable
 from penstock.ledger.schema import attempts, batches, leaving, object_attempts, objects, pipelines, table_schemas
@@ -150,6 +151,8 @@ class Repairs:
         for batch in repair.imported:
             self._import(connection, repair.pipeline, batch, schema_id=schema_id)
         _take_over_transform(connection, repair)
+        if repair.imported:
+            retract_again(connection, repair.pipeline, from_seq=min(batch.seq for batch in repair.imported))
         for attempt_id in repair.forgotten:
             row = {"id": attempt_id, "pipeline": repair.pipeline, "state": AttemptState.ABANDONED.value}
             connection.execute(self._add_attempt, {**row, "outcome": REPAIR, "reason": "the ledger forgot it"})
@@ -196,8 +199,9 @@ def _lock(connection: Connection, repair: LedgerRepair) -> int:
 
 
 def _take_over_transform(connection: Connection, repair: LedgerRepair) -> None:
-    """Record the transform of the newest batch, if an imported one is the newest and names it."""
-    newest = max(repair.imported, key=attrgetter("seq"), default=None)
+    """Record the transform of the newest batch that names one, if it is imported."""
+    naming = (batch for batch in repair.imported if batch.record.transform is not None)
+    newest = max(naming, key=attrgetter("seq"), default=None)
     if newest is not None and newest.record.transform is not None and not repair.moved:
         binds = {"in_pipeline": repair.pipeline, "name": storable(newest.record.transform)}
         connection.execute(_SET_TRANSFORM, binds)

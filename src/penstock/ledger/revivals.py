@@ -2,8 +2,9 @@
 
 A replay, or a message that was enqueued after the failure, revives a failed object. An object that was deleted or
 replaced before it was read (gone, superseded) is restored by a message that may be more up to date. Processed objects
-are never revived. Reviving is part of the claim: a replayer that revived first and then crashed would leave an object
-without a message, and if it only sent the message, that would be acked as already failed.
+are never revived, and retracted ones only by a retry of this very retraction, whose message carries the `retry_id`.
+Reviving is part of the claim: a replayer that revived first and then crashed would leave an object without a message,
+and if it only sent the message, that would be acked as already failed.
 
 From then on the object's original message is one that may revive it, even if another message claims the object. A
 message from before the failure may already be deleted while a halted process still holds it, and the next failure would
@@ -17,7 +18,7 @@ from sqlalchemy import Connection, and_, bindparam, case, or_, select, update
 
 from penstock.ledger.records import UNREAD, Claimable, ObjectState, OriginalMessage
 from penstock.ledger.rows import AnyRow, Values, original_message_of, wanted_object
-from penstock.ledger.rules import FailedObjectState, UnreadObject, latest, restores, revives
+from penstock.ledger.rules import FailedObjectState, UnreadObject, latest, restores, retry_id, revives
 from penstock.ledger.schema import object_attempts, objects, wanted
 from penstock.ledger.sets import in_state, is_in, is_wanted, of_pipeline
 
@@ -29,6 +30,7 @@ _WANTED = select(
     objects.c.attempt_id,
     objects.c.sequencer,
     objects.c.dead_at,
+    objects.c.ended_at,
     # Rows of Penstock versions without `sought_at` have only the time of the end.
     case((objects.c.sought_at.is_not(None), objects.c.sought_at), (_was_checked, objects.c.ended_at)).label("since"),
     objects.c.carrier_message_id,
@@ -37,7 +39,7 @@ _WANTED = select(
 ).where(is_wanted())
 _ENDED = _WANTED.where(
     or_(
-        *(in_state(state) for state in (ObjectState.DEAD, *sorted(UNREAD))),
+        *(in_state(state) for state in (ObjectState.DEAD, ObjectState.RETRACTED, *sorted(UNREAD))),
         and_(in_state(ObjectState.UNPROCESSED), objects.c.missed_at.is_not(None)),  # found missing once
     )
 )
@@ -105,6 +107,11 @@ def revive(
     for row in found:
         replay_ids = spent.get(row.object_id, frozenset())
         ended = {**binds, "revived": row.object_id, "ended_in": row.attempt_id, "ended_as": row.state}
+        if row.state == ObjectState.RETRACTED.value:
+            retried = retry_id(pipeline, row.object_id, row.ended_at)
+            if any(candidate.original_message.replay_id == retried for candidate in named[row.object_id]):
+                connection.execute(_REVIVE, ended)
+            continue
         if row.state == ObjectState.DEAD.value:
             death = FailedObjectState(
                 original_message=_original_message(row), dead_at=row.dead_at, replay_ids=replay_ids

@@ -139,6 +139,7 @@ def new_batch(outcome: BatchOutcome, *, seq: int, schema_id: int) -> Values:
         "stage_seconds": json.dumps(dict(outcome.record.stage_seconds)),
         "spark_ui_url": _optional(outcome.record.spark_ui_url),
         "transform": _optional(outcome.record.transform),
+        "replaces": outcome.record.replaces or None,
     }
 
 
@@ -196,7 +197,9 @@ def batch_row(row: AnyRow) -> BatchRow:
         pipeline=row.pipeline,
         seq=row.seq,
         attempt_id=row.attempt_id,
-        record=BatchRecord(**columns | {"stage_seconds": json.loads(row.stage_seconds)}),
+        record=BatchRecord(
+            **columns | {"stage_seconds": json.loads(row.stage_seconds), "replaces": row.replaces or ""}
+        ),
         table_schema=row.table_schema,
         objects=row.objects,
         committed_at=row.committed_at,

@@ -29,6 +29,12 @@ def made_with(transform: str) -> str:
     return f"with the transform {transform}" if transform else "without a transform"
 
 
+def retry_id(pipeline: str, object_id: bytes, ended_at: float | None) -> str:
+    """Return the replay id of the messages that `penstock objects retry` sends for one end of an object."""
+    end = f"{pipeline}\0{object_id.hex()}\0{ended_at or 0.0:.6f}"
+    return hashlib.sha256(end.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
 def is_later(sequencer: str, than: str) -> bool:
     """Return True if one event of a key is later than another.
 

@@ -165,6 +165,7 @@ batches = Table(
     Column("stage_seconds", Text, nullable=False),  # a JSON object
     Column("spark_ui_url", Text),  # Spark UI of its run
     Column("transform", Text),  # name of the transform that made its rows; empty: none, NULL: unknown
+    Column("replaces", LONG_TEXT),  # JSON: addresses of objects whose earlier rows leave the table; NULL: none
     UniqueConstraint("attempt_id", name="uq_batches_attempt"),
 )
 

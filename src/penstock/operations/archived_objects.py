@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.ledger import Ledger
-from penstock.ledger.archive import ArchivedObject, ArchiveRow, RetiredObject
+from penstock.ledger.archive import PAGE_OBJECTS, ArchivedObject, ArchiveRow, RetiredObject
 from penstock.ledger.rows import uri_digest
 from penstock.ledger.rules import storable
 from penstock.pipeline.extra import require_arrow
@@ -51,7 +52,10 @@ def archived_objects(
             continue
         files, path = _location(archive.uri, aws)
         try:
-            yield from read_file(files, path, uri_contains=contained)
+            found = read_file(files, path, uri_contains=contained)
+            while page := list(islice(found, PAGE_OBJECTS)):
+                archived = ledger.archives.still_archived(pipeline, [each.row.object_id for each in page])
+                yield from (each for each in page if each.row.object_id in archived)
         except FileNotFoundError as error:
             raise ConfigurationError(_not_there(archive.uri)) from error
 

@@ -44,6 +44,7 @@ def attempt_of(path: str) -> str:
 OFFSET = "_offset"
 _SUFFIX = ".json.gz"
 _VERSION = 1
+_VERSION_REPLACING = 2  # of batches that replace rows, which older versions must not ignore
 _FIRST = ("rows", "lines_quarantined", "bytes", "manifest", "quarantine_manifest")  # stored before the columns, always
 _KNOWN = frozenset(field.name for field in fields(BatchRecord))
 _REF_FIELDS = tuple(field.name for field in fields(ObjectRef) if field.init)
@@ -109,8 +110,10 @@ def _path(attempt_id: str) -> str:
 def _encoded(batch: RecordedBatch) -> bytes:
     values = asdict(batch.record)
     transform = values.pop("transform")
+    if not batch.record.replaces:
+        del values["replaces"]
     document = {
-        "version": _VERSION,
+        "version": _VERSION_REPLACING if batch.record.replaces else _VERSION,
         "pipeline": batch.pipeline,
         "attempt_id": batch.attempt_id,
         **{name: values.pop(name) for name in _FIRST},
@@ -149,7 +152,7 @@ def _decoded(data: bytes) -> RecordedBatch:
     """
     document = json.loads(gzip.decompress(data))
     version = document.pop("version")
-    if version != _VERSION:
+    if version not in (_VERSION, _VERSION_REPLACING):
         raise ValueError(f"it is of version {version}, which a newer Penstock writes")
     return RecordedBatch(
         pipeline=document.pop("pipeline"),

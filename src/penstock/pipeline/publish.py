@@ -27,7 +27,7 @@ from penstock.messaging.steps import Probe, Step
 from penstock.pipeline.overwritten import CommitWatch, Inspection
 from penstock.pipeline.replacing import RowReplacer
 from penstock.pipeline.republish import FILES_MAX, Restorer
-from penstock.sinks.manifest import DataFile, attempt_token, decode
+from penstock.sinks.manifest import DataFile, attempt_token, decode, is_empty
 from penstock.sinks.schema import additions
 from penstock.sinks.schema import decode as schema_decode
 from penstock.sinks.sink import (
@@ -177,6 +177,8 @@ def rows_schema(batch: BatchRow, *, partition_by: Sequence[str] | None) -> pa.Sc
             f"Batch {batch.seq} of {batch.pipeline} is committed, and partitioned by {', '.join(written) or 'nothing'} "
             f"and not by {', '.join(partition_by) or 'nothing'}; ask for the same columns (--partition-by)."
         )
+    if batch.table_schema is None and is_empty(batch.record.manifest):
+        return pa.schema([])  # it only replaces rows, before any batch of the pipeline had one
     if batch.table_schema is None:
         raise PublishHalted(f"Batch {batch.seq} of {batch.pipeline} has files and no schema: the ledger is damaged.")
     return schema_decode(batch.table_schema)
@@ -379,7 +381,8 @@ def _next_chunk(
 
     A commit must end at a batch that changes the table, so that position and files move together. Batches that change
     nothing are skipped and counted with the next batch that does. A batch that replaces rows begins a commit: the rows
-    may be in files of the batch before it.
+    may be in files of the batch before it. If it has no files of its own, it also ends the commit, whose position then
+    names it: a repair of the ledger finds no other trace of it in the table.
 
     ``acted``: files that the table's log knows already, since the commit of their batch was overwritten after another
     one had merged or removed them. They are left out. ``is_new``: there is no table, and so no row to replace.
@@ -393,7 +396,8 @@ def _next_chunk(
     for batch in _in_order(target, start):
         named = decode(target.manifest_of(batch))
         replaces = () if is_new and tip is None else target.replaces(batch)
-        if tip is not None and (replaces or len(files) + len(named) > FILES_MAX):
+        only_replaces = bool(replaced) and not files
+        if tip is not None and (replaces or (only_replaces and named) or len(files) + len(named) > FILES_MAX):
             break
         read_to = position_of(batch)
         if replaces:

@@ -10,7 +10,8 @@ A file is read only if its bounds, in the table's log or in its footer, leave ro
 
 import json
 from bisect import bisect_left
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -19,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from penstock.errors import PublishConflict, PublishHalted, TableError
-from penstock.messaging.steps import Probe, Step
+from penstock.messaging.steps import Probe, Step, no_probe
 from penstock.pipeline.rewriting import (
     OtherColumns,
     is_abandoned,
@@ -84,6 +85,26 @@ def _decoded(stored: Any) -> RewrittenFile:
     return RewrittenFile(
         removed=LoggedFile(**stored["removed"]), added=[DataFile(**fields) for fields in stored["added"]]
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsOfObject:
+    """The rows of one object in a snapshot, and the number of files that hold them."""
+
+    rows: int
+    files: int
+
+
+def count_rows(sink: TableSink, table: VersionedTable, objects: Collection[str]) -> Mapping[str, RowsOfObject]:
+    """Return the rows of each of these objects that has any. Reads only files that may hold some."""
+    finder = RowReplacer(sink=sink, probe=no_probe, _without=sorted(set(objects)))
+    rows: Counter[str] = Counter()
+    files: Counter[str] = Counter()
+    for file in table.logged_files():
+        found = finder.rows_in(file)
+        rows += found
+        files.update(found.keys())
+    return {name: RowsOfObject(rows=rows[name], files=files[name]) for name in sorted(rows)}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -151,15 +172,28 @@ class RowReplacer:
             return file.partition_values[OBJECT] in self._without
         if file.path in self._written:
             return True
+        return any(pc.any(self._is_wanted(column)).as_py() for column in self._columns(file))
+
+    def rows_in(self, file: LoggedFile) -> Counter[str]:
+        """Return the number of rows in a file of each of the objects that has any there."""
+        if OBJECT in file.partition_values:
+            name = file.partition_values[OBJECT]
+            return Counter({name: file.rows} if name is not None and name in self._without else {})
+        found: Counter[str] = Counter()
+        for column in self._columns(file):
+            for counted in pc.value_counts(column.filter(self._is_wanted(column)).cast(pa.string())).to_pylist():
+                found[counted["values"]] += counted["counts"]
+        return found
+
+    def _columns(self, file: LoggedFile) -> Iterator[pa.Array]:
+        """Yield the addresses in those row groups of a file that may have one of the objects."""
         bounds = (file.statistics.get(name, {}).get(OBJECT) for name in ("minValues", "maxValues"))
         if not self._may_be_within(*bounds):
-            return False
+            return
         with self.sink.root.open_input(file.path) as opened, pq.ParquetFile(opened) as parquet:
             groups = [number for number in range(parquet.num_row_groups) if self._may_be_in(parquet, number)]
-            return any(
-                pc.any(self._is_wanted(batch.column(0))).as_py()
-                for batch in (parquet.iter_batches(row_groups=groups, columns=[OBJECT]) if groups else ())
-            )
+            for batch in parquet.iter_batches(row_groups=groups, columns=[OBJECT]) if groups else ():
+                yield batch.column(0)
 
     def _may_be_in(self, parquet: pq.ParquetFile, number: int) -> bool:
         """Return False if no row of the row group is of one of the objects, by its statistics."""

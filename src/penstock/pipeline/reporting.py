@@ -51,6 +51,7 @@ _SKIPPED = {
     ObjectState.DEAD: "already_dead",
     ObjectState.DELETED: "gone",
     ObjectState.SUPERSEDED: "superseded",
+    ObjectState.RETRACTED: "retracted",
 }
 
 

@@ -147,6 +147,7 @@ def test_counts_include_every_state(harness: LedgerHarness) -> None:
         ObjectState.DEAD: 1,
         ObjectState.DELETED: 0,
         ObjectState.SUPERSEDED: 0,
+        ObjectState.RETRACTED: 0,
     }
 
 

@@ -42,6 +42,7 @@ COLUMNS_SINCE_0001 = {
     "unknown_fields",
     "added_columns",
     "transform",
+    "replaces",
 }
 
 

@@ -166,6 +166,22 @@ def test_files_are_read_only_if_their_bounds_leave_room_for_an_object(
     lake.check()
 
 
+def test_rows_are_counted_by_object_and_file(lake: Lake) -> None:
+    lake.batch({"s3://b/a": [1, 2, 3], "s3://b/b": [4]}, files=2)
+    lake.batch({"s3://b/z": [5]})
+    lake.publish()
+    history = lake.maker.sink().history
+    assert history is not None
+    table = history.load()
+    assert table is not None
+    counted = replacing.count_rows(lake.maker.sink(), table, ["s3://b/a", "s3://b/absent", "s3://b/b"])
+    assert {name: (found.rows, found.files) for name, found in counted.items()} == {
+        "s3://b/a": (3, 2),
+        "s3://b/b": (1, 1),
+    }
+    lake.check()
+
+
 def test_a_batch_that_only_removes_moves_the_position_without_files(lake: Lake) -> None:
     lake.batch({"s3://b/a": [1], "s3://b/b": [2]})
     lake.publish()

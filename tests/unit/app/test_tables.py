@@ -13,6 +13,7 @@ from penstock.app.tables import Tables
 from penstock.errors import PublishHalted, TableError
 from penstock.events import Bus, Event, JobFailed
 from penstock.ledger import Ledger
+from penstock.ledger.retractions import Retraction
 from penstock.messaging.steps import Step
 from penstock.pipeline.maintenance import gc
 from penstock.pipeline.spark.source.quarantine import QUARANTINE_SCHEMA
@@ -171,3 +172,24 @@ def test_a_sweep_with_the_ledger_of_another_table_deletes_nothing(
         restored_tables.sweep()
     assert garbage.exists()
     restored.ledger.close()
+
+
+def test_a_batch_that_only_replaces_rows_changes_a_table_that_exists(tables: Tables, mill: Mill) -> None:
+    def retract(attempt_id: str) -> None:
+        mill.ledger.retractions.retract(
+            Retraction(
+                pipeline=mill.pipeline, attempt_id=attempt_id, worker="w", addresses=["s3://landing/0"], reason="r"
+            )
+        )
+
+    retract("before-the-table")
+    assert (tables.unpublished(), tables.shown_to(0, 1)) == (0, 1)
+    mill.batch([1])
+    retract("after-it")
+    assert (tables.unpublished(), tables.shown_to(0, 3)) == (2, 1)
+    tables.publish()
+    assert (tables.unpublished(), tables.shown_to(0, 3)) == (0, 3)
+    retract("last")
+    assert (tables.unpublished(), tables.shown_to(0, 4)) == (1, 3)
+    tables.publish()
+    assert (tables.unpublished(), tables.shown_to(0, 4), tables.visible_to) == (0, 4, 4)

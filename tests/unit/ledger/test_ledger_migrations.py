@@ -16,6 +16,7 @@ from sqlalchemy.schema import CreateTable
 from penstock.errors import ConfigurationError
 from penstock.ledger import Ledger
 from penstock.ledger.migrate import SCRIPTS, downgrade, newest_revision, upgrade
+from penstock.ledger.retractions import Retraction
 from penstock.ledger.schema import VERSION_TABLE, metadata
 
 
@@ -131,3 +132,13 @@ def test_the_tables_compile_for_other_databases(url: str, key: str) -> None:
     dialect = make_url(url).get_dialect()()
     tables = {name: str(CreateTable(table).compile(dialect=dialect)) for name, table in metadata.tables.items()}
     assert key in tables["objects"]
+
+
+def test_a_ledger_with_retractions_is_not_downgraded_to_a_revision_that_would_ignore_them() -> None:
+    ledger = Ledger.open("sqlite://")
+    ledger.ensure_pipeline("clicks")
+    ledger.retractions.retract(
+        Retraction(pipeline="clicks", attempt_id="a", worker="w", addresses=["s3://b/a"], reason="r")
+    )
+    with pytest.raises(ConfigurationError, match="cannot be downgraded"), ledger.database.writing() as connection:
+        downgrade(connection, "0012")

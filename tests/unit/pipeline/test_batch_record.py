@@ -91,6 +91,14 @@ def test_fields_of_a_newer_version_are_ignored(table: LocalFiles) -> None:
     assert load(table, RECORD.attempt_id) == RECORD
 
 
+def test_a_record_of_a_batch_that_replaces_rows_is_refused_by_versions_that_would_ignore_it(table: LocalFiles) -> None:
+    replacing = replace(RECORD, objects=[], record=replace(RECORD.record, replaces='["s3://b/a"]'))
+    save(table, replacing)
+    assert load(table, RECORD.attempt_id) == replacing
+    document = json.loads(gzip.decompress(table.read(f"_penstock/batches/{RECORD.attempt_id}.json.gz")))
+    assert (document["version"], document["replaces"]) == (2, '["s3://b/a"]')
+
+
 def test_records_are_listed_oldest_first_and_deleted(table: LocalFiles) -> None:
     assert recorded(table) == []
     older = "01ARZ3NDEKTSV4RRFFQ69G5FAA"

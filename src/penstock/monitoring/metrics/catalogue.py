@@ -161,7 +161,7 @@ _METRICS = (
         "objects",
         ("pipeline", "state"),
         "Objects in the ledger.",
-        state=("unprocessed", "processing", "processed", "dead", "gone", "superseded"),
+        state=("unprocessed", "processing", "processed", "dead", "gone", "superseded", "retracted"),
     ),
     _gauge(
         "object_oldest_unprocessed_age_seconds",

@@ -85,6 +85,7 @@ class IngestReport:
     table: str
     table_version: int | None  # None: no table yet
     quarantine_table: str | None  # None: nothing was ever quarantined
+    objects_retracted: int = 0  # left alone, until `penstock objects retry`
     objects_replayed: int = 0  # objects of which the bad lines were read again
     warned_objects: int = 0  # objects with too many bad lines, in this run or an earlier one; see `QuarantineWarning`
     warned_lines: int = 0  # the bad lines of these objects
@@ -366,6 +367,7 @@ def _report(
         objects_dead=count[ObjectState.DEAD],
         objects_gone=count[ObjectState.DELETED],
         objects_superseded=count[ObjectState.SUPERSEDED],
+        objects_retracted=count[ObjectState.RETRACTED],
         objects_unfinished=unfinished,
         objects_new_versions=other_versions,
         files_ignored={str(reason): number for reason, number in ignored.items()},

@@ -1,11 +1,10 @@
-"""Retry failed, deleted and superseded objects by sending new notifications.
+"""Retry failed, deleted, superseded and retracted objects by sending new notifications.
 
 For objects without a dead letter to replay, and for objects recorded as deleted or replaced that do exist. Like a
 replay, a retry only sends messages. Each carries a replay id for the object's end, which reopens the object once,
 inside the claim of the worker that receives it, however often the message is sent.
 """
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from penstock.dead_letters.operator import ProgressCallback, ReplayRate, Stopped
 from penstock.errors import UsageError
 from penstock.ledger import Ledger
 from penstock.ledger.records import UNREAD, ObjectRow, ObjectState
+from penstock.ledger.rules import retry_id
 from penstock.messaging.broker import names_dead_letters
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.message import Outgoing
@@ -26,10 +26,11 @@ from penstock.messaging.replay import REPLAY_ID_ATTRIBUTE
 from penstock.messaging.steps import Probe, Step, no_probe
 from penstock.objects.notification import announce
 from penstock.objects.reference import ObjectRef, decode_key
+from penstock.objects.replays import is_replay
 from penstock.operations.dead_letters.selection import audited, check_destination, dlqs_of
 from penstock.operations.inspection import PAGE, ScopeView
 
-RETRIED = frozenset({ObjectState.DEAD}) | UNREAD
+RETRIED = frozenset({ObjectState.DEAD, ObjectState.RETRACTED}) | UNREAD
 """The ends that `penstock objects retry` opens again: all but processed."""
 
 
@@ -141,8 +142,7 @@ def announced_anew(pipeline: str, dead: ObjectRow) -> Outgoing:
         version_id=dead.version_id,
         etag=dead.etag,
     )
-    death = f"{pipeline}\0{dead.object_id.hex()}\0{dead.ended_at or 0.0:.6f}"
-    replay_id = hashlib.sha256(death.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    replay_id = retry_id(pipeline, dead.object_id, dead.ended_at)
     attributes = MappingProxyType({REPLAY_ID_ATTRIBUTE: replay_id})
     return Outgoing(body=announce(ref), attributes=attributes, deduplication_id=str(ULID()))
 
@@ -154,10 +154,12 @@ def _dead(
     if selection.uris:
         for uri in dict.fromkeys(selection.uris):
             for whose, row in seen.ledger.find(uri):
-                if whose == pipeline and row.state in RETRIED:
+                if whose == pipeline and _may_be_retried(row):
                     yield row
         return
     for one in seen.failed_objects(pipeline, state=selection.state, uri_contains=selection.uri_contains, page=page):
+        if not _may_be_retried(one.row):
+            continue
         if not one.replaced:
             yield one.row
         elif found is not None:
@@ -166,15 +168,22 @@ def _dead(
 
 def _judge(seen: ScopeView, uri: str, found: RetryPlan) -> None:
     """Record why a named object needs no retry, unless one of its versions does."""
-    states = [row.state for pipeline, row in seen.ledger.find(uri) if pipeline in found.queues]
-    if RETRIED.intersection(states):
+    rows = [row for pipeline, row in seen.ledger.find(uri) if pipeline in found.queues]
+    if any(map(_may_be_retried, rows)):
         return
+    states = [row.state for row in rows]
     if states:
         found.not_dead.append((uri, states[-1]))
     elif _is_archived(seen, uri, found):
         found.not_dead.append((uri, ObjectState.PROCESSED))
     else:
         found.unknown.append(uri)
+
+
+def _may_be_retried(row: ObjectRow) -> bool:
+    """Return True unless the object needs no retry. A retracted replay needs none: its source is read whole again."""
+    is_covered = row.state is ObjectState.RETRACTED and is_replay(row.version_id, row.etag)
+    return row.state in RETRIED and not is_covered
 
 
 def _is_archived(seen: ScopeView, uri: str, found: RetryPlan) -> bool:

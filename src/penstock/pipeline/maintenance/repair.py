@@ -248,8 +248,11 @@ class Repairer:
         return numbers_of(self._tails, list(self._batches.values()), named=self._named())
 
     def _named(self) -> set[str]:
-        """Return attempt ids from record and folder names, if the log is too short to contain them all."""
-        if all(tail.whole for tail in self._tails):
+        """Return attempt ids from record and folder names, if the log is too short to contain them all.
+
+        A batch that only replaces rows has no file in the log.
+        """
+        if all(tail.whole and all(map(_names_tip, tail.shown)) for tail in self._tails):
             return set()
         folders = [name for sink in (self._rows, self._quarantine) for name in sink.root.names(DATA_FOLDER)]
         return {*recorded(self._rows.root), *(name.rstrip("/") for name in folders)}
@@ -315,7 +318,9 @@ class Repairer:
         withdrawn: list[int] = []
         for seq in numbers.unshown:
             wider = widened(columns, self._batches[seq].table_schema, table=self._rows.uri)
-            if wider is None or not imported_ids.isdisjoint(self._objects_of(seq)):
+            if self._is_retraction(seq):
+                moved[seq] = numbers.tip + len(moved) + 1
+            elif wider is None or not imported_ids.isdisjoint(self._objects_of(seq)):
                 withdrawn.append(seq)
             else:
                 moved[seq] = numbers.tip + len(moved) + 1
@@ -338,6 +343,11 @@ class Repairer:
         for batch in self._records.values():
             columns = widened(columns, batch.columns, table=self._rows.uri) or columns
         return columns
+
+    def _is_retraction(self, seq: int) -> bool:
+        """Return True if the batch only replaces rows; never withdrawn, it replaces rows of imported batches too."""
+        batch = self._batches[seq]
+        return bool(batch.record.replaces) and not batch.objects
 
     def _objects_of(self, seq: int) -> Iterator[bytes]:
         after = b""
@@ -421,6 +431,11 @@ def _spans(tails: Sequence[TableTail], named: Collection[str]) -> Mapping[str, t
     return spans
 
 
+def _names_tip(shown: VisibleCommit) -> bool:
+    """Return True if the commit's files tell which attempt its last batch is of."""
+    return any(attempt_token(attempt_id) == shown.token for attempt_id in shown.files)
+
+
 def _narrowed(shown: VisibleCommit, least: int, greatest: int, *, is_tip: bool) -> tuple[int, int]:
     if is_tip:
         return max(least, shown.seq), min(greatest, shown.seq)
@@ -445,7 +460,7 @@ def _assigned(wanted: Mapping[str, tuple[int, int]], free: Sequence[int]) -> Map
 
 
 def _is_empty(batch: BatchRow) -> bool:
-    return is_empty(batch.record.manifest) and is_empty(batch.record.quarantine_manifest)
+    return is_empty(batch.record.manifest) and is_empty(batch.record.quarantine_manifest) and not batch.record.replaces
 
 
 def _contradiction(tails: Sequence[TableTail], seq: int) -> TableError:

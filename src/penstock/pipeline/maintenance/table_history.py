@@ -6,7 +6,8 @@ forgotten.
 `shortfall` detects rows that committed batches wrote and that the table no longer shows. The position in the table
 survives a RESTORE and an overwrite by another writer, so publishing would go on as if nothing had happened. Rows are
 counted instead: the table may have more rows than its batches wrote, but not fewer. If it has fewer, its log says which
-commit removed which files. A deliberate change of rows (DELETE, UPDATE, MERGE) is no shortfall.
+commit removed which files. A deliberate change of rows (DELETE, UPDATE, MERGE) is no shortfall. If batches replaced
+rows (`REPLACES_ROWS`), the number that should be left is not known: only the log is evidence then.
 
 `RowLossCheck` checks the files of single batches before their objects leave the source. Each file is in the newest
 snapshot, or the log names the commit that removed it. A commit that merged files (it changed no data) or edited rows
@@ -15,7 +16,7 @@ other commit removed a file, and no later one added it again, its rows are gone.
 
 Old commits are deleted from the log. If the commit that removed a file is no longer there, rows are counted: the table,
 without the rows that other writers are known to have appended, must show as many as its batches wrote. If it shows
-fewer, the rows of the batch are assumed to be gone.
+fewer, or batches replaced rows, the rows of the batch are assumed to be gone.
 """
 
 from collections import defaultdict
@@ -32,6 +33,9 @@ from penstock.sinks.manifest import DataFile, decode
 from penstock.sinks.sink import Position, SparseHistory, TableCommit, TableHistory, TableSink, TableSnapshot
 
 Knows = Callable[[int, int | None], bool]  # (batch number, attempt token): True if the ledger has that batch
+
+# Returns how many rows all batches up to a number wrote; None if batches replaced some, so the count is no evidence.
+Written = Callable[[int], int | None]
 
 COMMITS_MAX = 1_000  # commits of the log that are read, newest first
 BATCHES_NAMED_MAX = 10
@@ -105,29 +109,31 @@ def shortfall(
     sink: TableSink,
     *,
     pipeline: str,
-    written: Callable[[int], int],
+    written: Written,
     manifest_of: Callable[[BatchRow], str],
 ) -> Shortfall | None:
-    """Return the rows of its batches that the table lacks; None if it lacks none, or if its log does not count rows.
-
-    ``written`` returns how many rows all batches up to a number wrote.
-    """
+    """Return the rows of its batches that the table lacks; None if it lacks none, or if its log does not count rows."""
     table = sink.load()
     if table is None or (shown := table.rows()) is None:
         return None
-    missing = written(table.position.seq) - shown
-    if missing <= 0:
+    expected = written(table.position.seq)
+    missing = None if expected is None else expected - shown
+    if missing is not None and missing <= 0:
         return None
     removed = _removed(sink)
-    if removed and all(one.operation in EDITS for one in removed.values()):
+    if all(one.operation in EDITS for one in removed.values()) and (removed or missing is None):
         return None
     if not removed:
-        rows = counted(missing, "row")
+        rows = counted(missing or 0, "row")
         text = f"the table {sink.uri} shows {rows} fewer than its batches wrote, and its log does not say why"
         return Shortfall(text=text, is_explained=False)
+    if missing is None:
+        removed = {path: one for path, one in removed.items() if one.operation not in EDITS}
     last = max(removed.values(), key=lambda one: one.version)
     numbers = _batches(ledger, pipeline, removed, manifest_of)
-    rows = worded(missing, "{} row that batches wrote is", "{} rows that batches wrote are")
+    rows = "rows that batches wrote are"
+    if missing is not None:
+        rows = worded(missing, "{} row that batches wrote is", "{} rows that batches wrote are")
     text = (
         f"version {last.version} of the table {sink.uri} ({last.operation}, by another writer) removed rows: "
         f"{rows} no longer in the table{numbers}; restore version {last.version - 1}, "
@@ -163,11 +169,8 @@ class RowLossCheck:
         self._sink = sink
         self._read: dict[int, _Change] = {}  # by version; a commit never changes
 
-    def check(self, batches: Sequence[BatchFiles], *, written: Callable[[int], int]) -> None:
-        """Raise `PublishHalted` if the table may have lost rows of one of these batches, all of which it once showed.
-
-        ``written`` returns how many rows all batches up to a sequence number wrote.
-        """
+    def check(self, batches: Sequence[BatchFiles], *, written: Written) -> None:
+        """Raise `PublishHalted` if the table may have lost rows of these batches, all of which it once showed."""
         paths = {path for batch in batches for path in batch.paths}
         table = self._sink.load() if paths else None
         shown = set() if table is None else {file.path for file in table.files()}
@@ -186,11 +189,14 @@ class RowLossCheck:
             seq = next(batch.seq for batch in batches if not unknown.isdisjoint(batch.paths))
             history = self._sink.history
             setting = "" if history is None else f" (the table's property {history.retention_property})"
+            rows = "it shows fewer rows than its batches wrote"
+            if table is not None and written(table.position.seq) is None:
+                rows = "batches replaced rows, so their number is no evidence"
             raise PublishHalted(
-                f"The table {self._sink.uri} may have lost rows of batch {seq}: it shows fewer rows than its batches "
-                "wrote, and its log no longer says what became of files of this batch. So its objects, and those of "
-                f"later batches, stay in their source. Let the log reach back further than the cleanup waits{setting}; "
-                f"or, if the rows were meant to go, {SKIP_HINT}."
+                f"The table {self._sink.uri} may have lost rows of batch {seq}: {rows}, and its log no longer says "
+                "what became of files of this batch. So its objects, and those of later batches, stay in their source. "
+                f"Let the log reach back further than the cleanup waits{setting}; or, if the rows were meant to go, "
+                f"{SKIP_HINT}."
             )
 
     def _fates(self, missing: Set[str], shown: Set[str]) -> tuple[Mapping[str, _Change], Set[str]]:
@@ -218,14 +224,15 @@ class RowLossCheck:
         lost = {path: change for path, change in lost.items() if path not in there}
         return lost, missing - there - lost.keys()
 
-    def _shows_all(self, table: TableSnapshot | None, shown: Collection[str], written: Callable[[int], int]) -> bool:
+    def _shows_all(self, table: TableSnapshot | None, shown: Collection[str], written: Written) -> bool:
         """Return True if the table shows as many rows as its batches wrote; see the module's docstring."""
         rows = None if table is None else table.rows()
-        if table is None or rows is None:
+        expected = None if table is None else written(table.position.seq)
+        if rows is None or expected is None:
             return False
         appends = (change.added for change in self._changes() if change.is_append)
         foreign_rows = sum(count for added in appends for path, count in added.items() if path in shown)
-        return rows - foreign_rows >= written(table.position.seq)
+        return rows - foreign_rows >= expected
 
     def _all_changes(self) -> Iterator[tuple[_Change, bool]]:
         """Yield the known commits, newest first; True: commits after it may be unknown."""
