@@ -112,7 +112,11 @@ def test_an_iceberg_table_is_found_with_and_without_its_scheme(
     for address in ("iceberg:views", "views", str(tmp_path / "views")):
         shown = penstock("table", "show", address, "--limit", "1", "--json").document
         assert (shown["format"], shown["rows_total"], shown["rows"]) == ("iceberg", 3, [{"id": 7}])
-    assert penstock("table", "show", "delta:views").exit_code == USAGE
+    other = penstock("table", "show", "delta:views")
+    assert (other.exit_code, "holds a table in the format iceberg and no Delta table; write iceberg:" in other.err) == (
+        1,
+        True,
+    )
     assert "is in no known format" in penstock("table", "show", "parquet:/views").err
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from penstock.app.paths import TablePaths, recorded_format, table_paths
 from penstock.config import load_settings
-from penstock.errors import TableFolderTaken, UsageError
+from penstock.errors import TableError, TableFolderTaken, UsageError
 from penstock.pipeline.extra import require_rows
 from penstock.sinks.registry import SINKS, is_installed, named_scheme, open_sink, split_address
 from penstock.sinks.rows import first_rows
@@ -47,7 +47,7 @@ def paths_of(address: str, state: str | None) -> TablePaths:
     recorded = recorded_format(found)
     if recorded is not None:
         return replace(found, scheme=recorded)
-    return next((one for one in _in_each_format(found) if _loaded(one, one.table) is not None), found)
+    return next((one for one in _in_each_format(found) if _is_there(one)), found)
 
 
 def rows_of(where: TablePaths, *, quarantine: bool, columns: Sequence[str], limit: int) -> ShownRows:
@@ -88,10 +88,18 @@ def _in_each_format(where: TablePaths) -> Iterator[TablePaths]:
     yield from (replace(where, scheme=scheme) for scheme in SINKS if scheme != where.scheme and is_installed(scheme))
 
 
+def _is_there(where: TablePaths) -> bool:
+    """Return True if there is a table in this format that can be read."""
+    try:
+        return _loaded(where, where.table) is not None
+    except TableError:  # it is in another format, or reading its rows will tell
+        return False
+
+
 def _loaded(where: TablePaths, root: Files) -> TableSnapshot | None:
-    """Return the newest snapshot; None if there is no table."""
+    """Return the newest snapshot; None if there is no table. Raises `TableError` for a table in another format."""
     require_rows(where.scheme)
     try:
         return open_sink(root, pipeline=where.pipeline, partition_by=None, scheme=where.scheme).load()
-    except TableFolderTaken:  # the folder holds something else, such as a table in another format
+    except TableFolderTaken:  # the folder holds something else
         return None
