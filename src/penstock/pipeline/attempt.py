@@ -405,14 +405,14 @@ class Attempts:
 
     def _run_and_commit(self, work: ClaimedWork) -> dict[bytes, ObjectOutcome]:
         refused = self._refused(work)
+        causes = {failure.object_id: ReadFailure(failure=failure.failure, reason=failure.reason) for failure in refused}
         if len(refused) == len(work.refs):
             with self._stage("commit", work), self._runtime.ledger_watch.watch_request():
                 self._guard.commit(work, self._outcome(work, failed=refused))
-            return self._report_failed(work, refused)
-        refused_ids = {failure.object_id for failure in refused}
+            return self._report_failed(work, refused, causes)
         request = RunRequest(
             attempt_id=work.attempt_id,
-            objects=tuple(ref for object_id, ref in work.refs.items() if object_id not in refused_ids),
+            objects=tuple(ref for object_id, ref in work.refs.items() if object_id not in causes),
             claimed=work.claim.claimed,
             current_only=self._settings.on_change is not OnChange.ADD,
         )
@@ -429,7 +429,7 @@ class Attempts:
         if result.works or any(done.rows for done in result.processed):  # without a row, success proves nothing
             self._runtime.streak.clear()
         done: dict[bytes, ObjectOutcome] = {processed.object_id: DONE for processed in result.processed}
-        outcomes = done | self._report_failed(work, failed, result.failed)
+        outcomes = done | self._report_failed(work, failed, {**result.failed, **causes})
         refusal = _all_refused(result)
         if refusal is not None:  # no attempt was counted, so count a fault: otherwise a one-off job would never end
             self.add_fault(refusal)

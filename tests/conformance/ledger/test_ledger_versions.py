@@ -307,6 +307,14 @@ def test_versions_that_return_while_their_archive_is_written_stay_out_of_it(harn
     assert object_id_of("v1") in ids_with_row(harness.ledger)
 
 
+def test_a_version_whose_batch_is_unknown_came_before_those_of_known_ones(harness: LedgerHarness) -> None:
+    """Identities that an import stored, or revision 0014, have no batch."""
+    harness.ledger.adoptions.adopt(PIPELINE, [version("v1")], source="done.csv")
+    assert not claim(harness, version("v1")).claimed
+    process(harness, version("v2"))
+    assert commit(harness, claim(harness, version("v1"))) == Committed(seq=2, replaced_objects=1, replaced_rows=10)
+
+
 def test_objects_of_an_import_are_not_taken_again_without_a_later_version(harness: LedgerHarness) -> None:
     adopt(harness.ledger, "a")
     assert not claim(harness, candidate("a")).claimed

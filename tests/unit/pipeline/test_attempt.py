@@ -898,6 +898,7 @@ def test_a_pipeline_that_refuses_changes_dead_letters_them_without_a_run(ledger:
     (refused,) = deliver(pipeline, 2)
     assert isinstance(refused, DeadLetter)
     assert "penstock objects retract" in refused.reason
+    assert refused.poison, "another attempt cannot help"
     assert len(engine.requests) == 1
     assert count_of(pipeline.events, ObjectFailed) == 1
     assert ledger.counts(PIPELINE)[ObjectState.DEAD] == 1
