@@ -67,8 +67,10 @@ class SupersededVersions:
         if not superseded_versions(connection, pipeline):
             return
         binds = {"in_pipeline": pipeline}
-        connection.execute(self._add_progress, {"pipeline": pipeline, "task": ARCHIVING, "done_seq": 0})
-        connection.execute(_LOCK_ARCHIVING, binds)
+        # Not added first: on MariaDB two inserts that find the row would both share its lock, and then deadlock.
+        if connection.execute(_LOCK_ARCHIVING, binds).first() is None:
+            connection.execute(self._add_progress, {"pipeline": pipeline, "task": ARCHIVING, "done_seq": 0})
+            connection.execute(_LOCK_ARCHIVING, binds)
         for ids in slices(sorted(found_by(connection, pipeline, SUPERSEDED))):
             connection.execute(_FREE, {**binds, "of_objects": list(ids)})
         archived = sorted(found_by(connection, pipeline, SUPERSEDED_ARCHIVED))
