@@ -24,6 +24,7 @@
     ├── NewerMessage             its type or schema version needs a newer worker; it waits for one
     ├── ClaimLost                our attempt is no longer open: another worker took it over, stop working on it
     ├── SchemaMoved              the table's schema changed since the run was planned; plan it again
+    ├── VersionsMoved            another version of an object was committed since the claim; claim it again
     ├── PublishConflict          the table changed since we loaded it; reload it and check
     ├── PublishHalted        1   publishing further would damage the table; needs a person
     └── ObjectError              one object could not be read; the other objects of its batch are unaffected
@@ -151,6 +152,11 @@ class ClaimLost(PenstockError):
 
 class SchemaMoved(PenstockError):
     """The table's schema is not the one the run was planned with. Nothing was committed; the claim still holds."""
+
+
+class VersionsMoved(PenstockError):
+    """Another version of an object was committed since the claim, or is in the same batch. Nothing was committed; the
+    claim still holds."""
 
 
 class PublishConflict(PenstockError):

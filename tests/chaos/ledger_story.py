@@ -138,11 +138,14 @@ class Story:
             schema_id=self._schemas,
             new_schema="{}" if self.chance.random() < 0.2 else None,
         )
-        seq = self.ask("commit", lambda: self.ledger.commit(outcome))
+        committed = self.ask("commit", lambda: self.ledger.commit(outcome))
+        assert committed is not None
         self._schemas += outcome.new_schema is not None
         assert books.attempt(self.url, claim.attempt_id) == ("committed", None)
-        assert books.batches_of(self.url, claim.attempt_id) == [seq]
-        assert self.ask("commit", lambda: self.ledger.commit(outcome)) == seq, "a repeated commit returns the same"
+        assert books.batches_of(self.url, claim.attempt_id) == [committed.seq]
+        assert self.ask("commit", lambda: self.ledger.commit(outcome)) == committed, (
+            "a repeated commit returns the same"
+        )
         if failure is AttemptFailure.RETRY:
             self._free.append(failed)
             self._counted[failed] -= 1

@@ -143,8 +143,8 @@ class LedgerWorker:
             failed=failed,
             record=BatchRecord(rows=3 * len(done)),
         )
-        seq = self._repeat_until_answered(lambda: self._ledger.commit(outcome))
-        self._note(committed=claim.attempt_id, seq=seq)
+        committed = self._repeat_until_answered(lambda: self._ledger.commit(outcome))
+        self._note(committed=claim.attempt_id, seq=None if committed is None else committed.seq)
 
     def _failed(self, id: bytes) -> FailedObject:
         """Return a failure: to be retried, missing for the first time, deleted, or superseded."""

@@ -21,7 +21,7 @@ from penstock.ledger.database import OutcomeUnknown
 from penstock.ledger.dialects import DatabaseNow, mysql
 from penstock.ledger.dialects.mysql import Mysql
 from penstock.ledger.migrate import Revisions, revision_of
-from penstock.ledger.records import AttemptState, BatchRecord, ObjectState
+from penstock.ledger.records import AttemptState, BatchRecord, Committed, ObjectState
 from penstock.ledger.schema import VERSION_TABLE, pipelines
 from penstock.messaging.steps import Step
 
@@ -92,13 +92,13 @@ def test_a_commit_is_repeated_after_its_server_died_before_it(
     dying = Ledger.open(url, probe=die)
     opened.callback(dying.close)
     if restarted:
-        assert dying.commit(outcome(claim)) == 1, "it commits by repeating the transaction"
+        assert dying.commit(outcome(claim)) == Committed(seq=1), "it commits by repeating the transaction"
     else:
         with pytest.raises(TemporaryError):
             dying.commit(outcome(claim))
         server.start()
         assert harness.state("a") is ObjectState.PROCESSING
-        assert harness.ledger.commit(outcome(claim)) == 1
+        assert harness.ledger.commit(outcome(claim)) == Committed(seq=1)
     assert [batch.objects for batch in harness.ledger.batches(PIPELINE)] == [2]
 
 
@@ -145,7 +145,7 @@ def test_a_lock_wait_timeout_is_temporary_and_rolls_the_transaction_back(
     attempt = harness.ledger.attempt(claim.attempt_id)
     assert attempt is not None
     assert attempt.ended_at is None, "the attempt was ended before the lock wait, and that was rolled back"
-    assert harness.ledger.commit(outcome(claim)) == 1
+    assert harness.ledger.commit(outcome(claim)) == Committed(seq=1)
     other.close()
 
 
@@ -399,7 +399,9 @@ def test_a_manifest_over_the_servers_limit_is_refused_with_its_size(
         harness.ledger.commit(replace(outcome(claimed), record=BatchRecord(manifest=manifest)))
     (attempt,) = harness.ledger.open_attempts(PIPELINE)
     assert attempt.state is AttemptState.OPEN
-    assert harness.ledger.commit(replace(outcome(claimed), record=BatchRecord(manifest="['" * (1 << 20)))) == 1
+    assert harness.ledger.commit(replace(outcome(claimed), record=BatchRecord(manifest="['" * (1 << 20)))) == Committed(
+        seq=1
+    )
 
 
 def test_a_server_that_accepts_only_small_statements_is_refused(start_mariadb: StartMariadb) -> None:

@@ -17,7 +17,7 @@ from penstock.ledger import Ledger
 from penstock.ledger.database import OutcomeUnknown
 from penstock.ledger.dialects import Clash, postgresql
 from penstock.ledger.dialects.postgresql_connection import BoundedConnection
-from penstock.ledger.records import ObjectState
+from penstock.ledger.records import Committed, ObjectState
 from penstock.messaging.steps import Step
 
 ANSWER_SECONDS = 1.0  # in place of the usual timeout
@@ -93,7 +93,7 @@ def test_a_commit_can_be_repeated_after_its_server_was_killed_before_it(
         ledger.commit(outcome(claim))
     dying = False
     server.start()
-    assert ledger.commit(outcome(claim)) == 1
+    assert ledger.commit(outcome(claim)) == Committed(seq=1)
     assert [batch.seq for batch in ledger.batches(PIPELINE)] == [1]
     ledger.close()
 
@@ -139,7 +139,7 @@ def test_a_lock_wait_timeout_is_a_temporary_error(server: PostgresqlServer, monk
         other.execute("SELECT * FROM pipelines FOR UPDATE")
         with pytest.raises(TemporaryError, match="lock"):
             ledger.commit(outcome(claim))
-    assert ledger.commit(outcome(claim)) == 1
+    assert ledger.commit(outcome(claim)) == Committed(seq=1)
     ledger.close()
 
 

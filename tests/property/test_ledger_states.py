@@ -229,7 +229,8 @@ class LedgerMachine(RuleBasedStateMachine):
         if self.tries[attempt].state != "open":
             self.commit_again(outcome)
             return
-        seq = self.ledger.commit(outcome)
+        committed = self.ledger.commit(outcome)
+        seq = None if committed is None else committed.seq
         processed = frozenset(name for name, failure in ends.items() if failure is None)
         if processed:
             self.batches.append((attempt, processed))
@@ -240,15 +241,15 @@ class LedgerMachine(RuleBasedStateMachine):
         for name, failure in ends.items():
             self.leave(name, failure, seq, uncounted=uncounted, unattributed=unattributed)
             self.miss(name, failure, attempt, missing=missing)
-        assert self.ledger.commit(outcome) == seq, "the same outcome again returns the same"
+        assert self.ledger.commit(outcome) == committed, "the same outcome again returns the same"
 
     def commit_again(self, outcome: BatchOutcome) -> None:
         """Commit after the attempt ended: a commit with a batch returns it again, anything else lost its claim."""
         try:
-            seq = self.ledger.commit(outcome)
+            committed = self.ledger.commit(outcome)
         except ClaimLost:
             return
-        assert seq == self.tries[outcome.attempt_id].batch
+        assert (None if committed is None else committed.seq) == self.tries[outcome.attempt_id].batch
         assert self.tries[outcome.attempt_id].state != "never"
 
     @precondition(lambda self: self.tries)

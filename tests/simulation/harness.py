@@ -27,7 +27,7 @@ from penstock.errors import PublishHalted, TemporaryError, TransformError, UserE
 from penstock.events import Bus
 from penstock.ledger import Ledger
 from penstock.ledger.database import Database
-from penstock.ledger.records import TERMINAL, UNREAD, BatchOutcome
+from penstock.ledger.records import TERMINAL, UNREAD, BatchOutcome, Committed
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import Ack, Release, Settlement
@@ -516,7 +516,7 @@ class _Sabotaged:
         return self._replaced.get(name) or getattr(self._ledger, name)
 
 
-def _commit_by_force(schedule: Schedule, outcome: BatchOutcome) -> int | None:
+def _commit_by_force(schedule: Schedule, outcome: BatchOutcome) -> Committed | None:
     schedule.scheduler.step("ledger.commit")
     ids = [result.object_id for result in outcome.processed] + [failed.object_id for failed in outcome.failed]
     with schedule.ledger.database.writing() as connection:

@@ -264,7 +264,14 @@ _ADVANCE = (
     update(progress).values(done_seq=bindparam("to_seq")).where(_of_archiving, progress.c.done_seq == bindparam("was"))
 )
 _LEAVE_IDENTITIES = (
-    select(objects.c.pipeline, objects.c.object_id, objects.c.uri_digest, bindparam("archive"))
+    select(
+        objects.c.pipeline,
+        objects.c.object_id,
+        objects.c.uri_digest,
+        bindparam("archive"),
+        objects.c.batch_seq,
+        objects.c.rows,
+    )
     .join_from(batches, objects, objects.c.attempt_id == batches.c.attempt_id)
     .where(OF_BATCHES)
 )
@@ -298,7 +305,7 @@ class Archives(ArchiveQueries):
         )
         self._add_identities = (
             database.dialect.insert_or_ignore(archived_objects)
-            .from_select(["pipeline", "object_id", "uri_digest", "archive_id"], _LEAVE_IDENTITIES)
+            .from_select(["pipeline", "object_id", "uri_digest", "archive_id", "batch_seq", "rows"], _LEAVE_IDENTITIES)
             .execution_options(preserve_rowcount=True)
         )
 

@@ -21,7 +21,7 @@ one writer at a time). The object ends as processed whenever the archive's trans
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlalchemy import Connection, Update, bindparam, case, delete, func, insert, literal_column, or_, select, update
 
@@ -38,12 +38,13 @@ from penstock.ledger.records import (
     EndedObject,
     ObjectClaims,
     ObjectState,
+    OnChange,
     OriginalMessage,
 )
 from penstock.ledger.revivals import record_original_messages, renumber, revive
 from penstock.ledger.rows import AnyRow, Values, new_claimed_object, original_message_of, wanted_object
 from penstock.ledger.rules import is_later, latest, storable
-from penstock.ledger.schema import archived_objects, attempts, object_attempts, objects, wanted
+from penstock.ledger.schema import archived_objects, attempts, object_attempts, objects, pipelines, wanted
 from penstock.ledger.sets import (
     ARCHIVED,
     among,
@@ -56,6 +57,7 @@ from penstock.ledger.sets import (
     of_pipeline,
     slices,
 )
+from penstock.ledger.superseded import SupersededVersions
 from penstock.messaging.handler import Extension
 from penstock.messaging.steps import Probe, Step
 
@@ -168,6 +170,7 @@ _DROP_ARCHIVED = delete(objects).where(
     objects.c.attempt_id == bindparam("fresh"),
     objects.c.state == ObjectState.PROCESSING.value,
 )
+_NEXT_SEQ = select(pipelines.c.next_seq).where(pipelines.c.id == bindparam("in_pipeline"))
 _ARCHIVED_OBJECT = EndedObject(state=ObjectState.PROCESSED, reason=None, original_message=None)
 _IS_OPEN = attempts.c.state == AttemptState.OPEN.value
 _OPEN_AMONG = select(attempts.c.id).where(attempts.c.id.in_(bindparam("named", expanding=True)), _IS_OPEN)
@@ -198,6 +201,7 @@ class Claims:
         self._database = database
         self._probe = probe
         self._abandonments = abandonments
+        self._superseded = SupersededVersions(database)
         self._insert = database.dialect.insert_or_ignore(objects).values(
             # Literals, because a bound constant is processed again for each of thousands of rows.
             state=literal_column(f"'{ObjectState.PROCESSING}'"),
@@ -208,7 +212,14 @@ class Claims:
         )
 
     def claim(
-        self, pipeline: str, candidates: Sequence[Claimable], *, attempt_id: str, worker: str, lease_seconds: float
+        self,
+        pipeline: str,
+        candidates: Sequence[Claimable],
+        *,
+        attempt_id: str,
+        worker: str,
+        lease_seconds: float,
+        on_change: OnChange,
     ) -> ObjectClaims:
         """Claim the free objects among the candidates; see `penstock.ledger.ledger.Ledger.claim`."""
         if not candidates:
@@ -221,12 +232,12 @@ class Claims:
             "lease_seconds": lease_seconds,
         }
         try:
-            found = self._insert_new(opening, named)
+            found = self._insert_new(opening, named, on_change)
             self._probe(Step.OBJECTS_REGISTERED)
             if found.expired:
                 self._abandonments.abandon_expired(pipeline, sparing=attempt_id)
             remaining = {id: messages for id, messages in named.items() if id not in found.ours}
-            taken = self._take(opening, remaining, opened=bool(found.ours)) if remaining else _NOTHING
+            taken = self._take(opening, remaining, on_change, opened=bool(found.ours)) if remaining else _NOTHING
         except PenstockError:
             with suppress(PenstockError):  # if this fails too, the lease expires
                 self._abandonments.abandon(
@@ -235,7 +246,10 @@ class Claims:
             raise
         new = {id: _new_object(id, named[id][0].original_message) for id in named if id in found.ours}
         claimed = {**new, **taken.claimed} if taken.claimed else new
-        claim = ObjectClaims(attempt_id=attempt_id, claimed=claimed, busy=taken.busy, ended=taken.ended)
+        next_seq = taken.next_seq if remaining else found.next_seq
+        claim = ObjectClaims(
+            attempt_id=attempt_id, claimed=claimed, busy=taken.busy, ended=taken.ended, next_seq=next_seq
+        )
         if claim.claimed:
             self._probe(Step.ATTEMPT_OPENED)
         return claim
@@ -255,7 +269,7 @@ class Claims:
 
         return self._database.for_heartbeats(response_seconds).transact(extend)
 
-    def _insert_new(self, opening: Values, named: Mapping[bytes, Sequence[Claimable]]) -> "_Found":
+    def _insert_new(self, opening: Values, named: Mapping[bytes, Sequence[Claimable]], on_change: OnChange) -> "_Found":
         """Insert and claim the objects that the ledger does not know; ignore the others."""
         ordered = sorted(named)  # neighbours in the index together; the same order in overlapping claims
         sequenced = _may_be_superseded(named)
@@ -280,7 +294,7 @@ class Claims:
             if ours:
                 connection.execute(_OPEN, opening)
                 connection.execute(_NOTE, opening)
-            return _Found(ours=ours, expired=expired)
+            return _Found(ours=ours, expired=expired, next_seq=_next_seq(connection, opening, on_change))
 
         return self._database.transact(insert_new)
 
@@ -288,6 +302,7 @@ class Claims:
         self,
         opening: Values,
         named: Mapping[bytes, Sequence[Claimable]],
+        on_change: OnChange,
         *,
         opened: bool,
     ) -> ObjectClaims:
@@ -301,6 +316,8 @@ class Claims:
             if opened and connection.execute(_EXTEND, holding).rowcount != 1:
                 raise TemporaryError(f"attempt {opening['fresh']} was abandoned while it claimed: claim again")
             fill(connection, wanted, first)
+            if on_change is OnChange.REPLACE:
+                self._superseded.free(connection, opening["in_pipeline"], named)
             restored = revive(connection, opening["in_pipeline"], named)
             taken = connection.execute(_TAKE, opening).rowcount
             archived = set(connection.scalars(ARCHIVED, opening))
@@ -318,7 +335,8 @@ class Claims:
             if taken:
                 connection.execute(_NOTE_TAKEN, opening)
             chosen = {id: original_messages.get(id, messages[0].original_message) for id, messages in named.items()}
-            return _read_back(connection, opening, chosen, claimed=taken, archived=archived)
+            found = _read_back(connection, opening, chosen, claimed=taken, archived=archived)
+            return replace(found, next_seq=_next_seq(connection, opening, on_change))
 
         return self._database.transact(take)
 
@@ -332,6 +350,13 @@ class _Found:
 
     ours: frozenset[bytes]  # new objects, now claimed
     expired: bool  # some attempt of the pipeline has an expired lease
+    next_seq: int | None = None  # as in `ObjectClaims`
+
+
+def _next_seq(connection: Connection, binds: Values, on_change: OnChange) -> int | None:
+    if on_change is OnChange.ADD:
+        return None
+    return int(connection.execute(_NEXT_SEQ, binds).scalar_one_or_none() or 1)
 
 
 def _named(candidates: Sequence[Claimable]) -> Mapping[bytes, Sequence[Claimable]]:

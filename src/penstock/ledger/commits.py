@@ -15,11 +15,21 @@ from penstock.errors import ClaimLost, ConfigurationError, SchemaMoved, Temporar
 from penstock.ledger.database import Database, OutcomeUnknown
 from penstock.ledger.dialects import DatabaseNow
 from penstock.ledger.quarantine import record_quarantined
-from penstock.ledger.records import AttemptFailure, AttemptState, BatchOutcome, FailedObject, ObjectResult, ObjectState
+from penstock.ledger.records import (
+    AttemptFailure,
+    AttemptState,
+    BatchOutcome,
+    Committed,
+    FailedObject,
+    ObjectResult,
+    ObjectState,
+    replaced_objects,
+)
 from penstock.ledger.rows import AnyRow, leaving_object, new_batch, with_added
 from penstock.ledger.rules import made_with
 from penstock.ledger.schema import attempts, batches, leaving, object_attempts, objects, pipelines, table_schemas
 from penstock.ledger.sets import among, fill_from, of_pipeline
+from penstock.ledger.versions import replace_earlier
 from penstock.messaging.steps import Probe, Step
 
 Ended = ObjectResult | FailedObject
@@ -105,7 +115,14 @@ _HAS_TRANSFORMED = (
     .limit(1)
 )
 _RECORDED = (
-    select(attempts.c.state, attempts.c.outcome, attempts.c.reason, batches.c.seq)
+    select(
+        attempts.c.state,
+        attempts.c.outcome,
+        attempts.c.reason,
+        batches.c.seq,
+        batches.c.replaces,
+        batches.c.replaced_rows,
+    )
     .outerjoin_from(attempts, batches, batches.c.attempt_id == attempts.c.id)
     .where(attempts.c.id == bindparam("ours"), attempts.c.pipeline == bindparam("in_pipeline"))
 )
@@ -122,16 +139,16 @@ class Commits:
         self._database = database
         self._probe = probe
 
-    def commit(self, outcome: BatchOutcome) -> int | None:
+    def commit(self, outcome: BatchOutcome) -> Committed | None:
         """Commit a batch; see `penstock.ledger.ledger.Ledger.commit`."""
         rows: list[Ended] = sorted((*outcome.processed, *outcome.failed), key=attrgetter("object_id"))
         if len({row.object_id for row in rows}) != len(rows):
             raise ValueError(f"attempt {outcome.attempt_id} ends an object twice")
-        seq = self._until_known(outcome, rows)
+        committed = self._until_known(outcome, rows)
         self._probe(Step.COMMITTED)
-        return seq
+        return committed
 
-    def _until_known(self, outcome: BatchOutcome, rows: Sequence[Ended]) -> int | None:
+    def _until_known(self, outcome: BatchOutcome, rows: Sequence[Ended]) -> Committed | None:
         """Run the transaction until its outcome is known.
 
         If an earlier run did commit, the next one fails at the fence, and `_recorded_result` returns it.
@@ -147,23 +164,27 @@ class Commits:
             f"attempt {outcome.attempt_id}: no answer to {TRIES_MAX} commits, try again later"
         ) from unknown
 
-    def _record(self, outcome: BatchOutcome, rows: Sequence[Ended]) -> int | None:
+    def _record(self, outcome: BatchOutcome, rows: Sequence[Ended]) -> Committed | None:
 
-        def record(connection: Connection) -> int | None:
+        def record(connection: Connection) -> Committed | None:
             pipeline = _lock(connection, outcome.pipeline)
             _end_attempt(connection, outcome)
             seq = int(pipeline.next_seq) if outcome.processed else None
             _leave(connection, outcome, rows, seq=seq)
-            if seq is not None:
-                added = with_added(pipeline.added_columns, outcome.added_columns)
-                _check_transform(connection, outcome, pipeline.transform)
-                _add_batch(connection, outcome, seq=seq, schema_id=pipeline.schema_id, added=added)
-                record_quarantined(connection, outcome)
-            return seq
+            if seq is None:
+                return None
+            added = with_added(pipeline.added_columns, outcome.added_columns)
+            _check_transform(connection, outcome, pipeline.transform)
+            whole, replaced_rows = replace_earlier(connection, outcome, seq=seq)
+            _add_batch(
+                connection, whole, seq=seq, schema_id=pipeline.schema_id, added=added, replaced_rows=replaced_rows
+            )
+            record_quarantined(connection, outcome)
+            return _committed(seq, whole.record.replaces, replaced_rows)
 
         return self._database.transact(record, before_commit=partial(self._probe, Step.COMMITTING))
 
-    def _recorded_result(self, outcome: BatchOutcome) -> int | None:
+    def _recorded_result(self, outcome: BatchOutcome) -> Committed | None:
         """Return the result of our own commit; raise `ClaimLost` if something else ended the attempt."""
         binds = {"ours": outcome.attempt_id, "in_pipeline": outcome.pipeline}
         with self._database.reading() as connection:
@@ -171,10 +192,16 @@ class Commits:
         if ended is None:
             raise ClaimLost(f"attempt {outcome.attempt_id} is not in the ledger: it never claimed anything")
         if ended.seq is not None and outcome.processed:
-            return int(ended.seq)
+            return _committed(int(ended.seq), ended.replaces, ended.replaced_rows)
         if ended.outcome == NOTHING_PROCESSED and not outcome.processed:
             return None
         raise ClaimLost(f"attempt {outcome.attempt_id} is {ended.state}: {ended.reason or 'committed otherwise'}")
+
+
+def _committed(seq: int, replaces: str | None, replaced_rows: int | None) -> Committed:
+    if replaced_rows is None:
+        return Committed(seq=seq)
+    return Committed(seq=seq, replaced_objects=len(replaced_objects(replaces or "")), replaced_rows=int(replaced_rows))
 
 
 def _lock(connection: Connection, pipeline: str) -> AnyRow:
@@ -237,7 +264,15 @@ def _check_transform(connection: Connection, outcome: BatchOutcome, recorded: st
         )
 
 
-def _add_batch(connection: Connection, outcome: BatchOutcome, *, seq: int, schema_id: int, added: str | None) -> None:
+def _add_batch(
+    connection: Connection,
+    outcome: BatchOutcome,
+    *,
+    seq: int,
+    schema_id: int,
+    added: str | None,
+    replaced_rows: int | None,
+) -> None:
     if outcome.schema_id != schema_id:
         raise SchemaMoved(
             f"the table of {outcome.pipeline} has schema {schema_id}, the run was planned with {outcome.schema_id}: "
@@ -247,7 +282,8 @@ def _add_batch(connection: Connection, outcome: BatchOutcome, *, seq: int, schem
         schema_id += 1
         new_schema = {"pipeline": outcome.pipeline, "schema_id": schema_id, "table_schema": outcome.new_schema}
         connection.execute(_ADD_SCHEMA, new_schema)
-    connection.execute(_ADD_BATCH, new_batch(outcome, seq=seq, schema_id=schema_id))
+    batch = {**new_batch(outcome, seq=seq, schema_id=schema_id), "replaced_rows": replaced_rows}
+    connection.execute(_ADD_BATCH, batch)
     binds = {
         "in_pipeline": outcome.pipeline,
         "as_seq": seq,

@@ -19,8 +19,9 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait
 from penstock.errors import TemporaryError
 from penstock.ledger.database import Database
 from penstock.ledger.dialects import DatabaseNow, dialect_for
-from penstock.ledger.records import TERMINAL, UNREAD, AttemptState, ObjectState
+from penstock.ledger.records import TERMINAL, UNREAD, AttemptState, ObjectState, OnChange
 from penstock.ledger.schema import archived_objects, attempts, objects
+from penstock.ledger.versions import superseded_between
 
 ID_BYTES: Final = 16
 IDS_END: Final = 1 << (8 * ID_BYTES)  # one past the largest id
@@ -93,17 +94,20 @@ class KnownIds:
             reraise=True,
         )
 
-    def between(self, pipeline: str, low: int, high: int, *, seen_at: float) -> Iterator[bytes]:
+    def between(
+        self, pipeline: str, low: int, high: int, *, seen_at: float, on_change: OnChange = OnChange.ADD
+    ) -> Iterator[bytes]:
         """Yield the ids from ``low`` up to but excluding ``high``, as numbers, in chunks of many ids.
 
         Covers processed, failed and archived objects and those under an open attempt with an unexpired lease. Objects
         found deleted or replaced are included only if that was at ``seen_at`` or later, because the ids are compared
-        with the objects that existed then. An id may occur twice.
+        with the objects that existed then. With ``on_change=REPLACE`` versions that a later one superseded are not
+        included: that they exist means that the object changed back. An id may occur twice.
         """
         at, step = low, min(_FIRST_STEP, max(high - low, 1))
         while at < high:
             until = min(at + step, high)
-            found = self._with_retries.copy()(self._read_range, pipeline, at, until - 1, seen_at)
+            found = self._with_retries.copy()(self._read_range, pipeline, at, until - 1, seen_at, on_change)
             if found is None:
                 step = max(step // _GROWTH_MAX, 1)
                 continue
@@ -111,9 +115,14 @@ class KnownIds:
                 yield found
             at, step = until, _next_step(step, len(found) // ID_BYTES)
 
-    def _read_range(self, pipeline: str, first: int, last: int, seen_at: float) -> bytes | None:
+    def _read_range(self, pipeline: str, first: int, last: int, seen_at: float, on_change: OnChange) -> bytes | None:
         """Return the ids of a range; None if it holds more than the server puts into one result."""
-        binds = {"in_pipeline": pipeline, "first_id": _id(first), "last_id": _id(last), "seen_at": min(seen_at, _NEVER)}
+        binds: dict[str, Any] = {
+            "in_pipeline": pipeline,
+            "first_id": _id(first),
+            "last_id": _id(last),
+            "seen_at": min(seen_at, _NEVER),
+        }
         pieces: list[bytes] = []
         with self._database.reading() as connection:
             _widen(connection)
@@ -123,15 +132,27 @@ class KnownIds:
                 if len(piece) != count * ID_BYTES:
                     return None
                 pieces.append(piece)
-        return b"".join(pieces)
+            superseded: set[bytes] = set()
+            if on_change is OnChange.REPLACE:
+                superseded = superseded_between(connection, pipeline, binds["first_id"], binds["last_id"])
+        return _without(b"".join(pieces), superseded)
 
 
-def known_ids_at(url: str, pipeline: str, low: int, high: int, *, seen_at: float) -> Iterator[bytes]:
+def known_ids_at(
+    url: str, pipeline: str, low: int, high: int, *, seen_at: float, on_change: OnChange = OnChange.ADD
+) -> Iterator[bytes]:
     """Run `KnownIds.between` on a connection of its own to an up-to-date ledger, for Spark's executors."""
     parsed = make_url(url)
     dialect = dialect_for(parsed)
     with closing(Database(dialect.create_engine(parsed, now=None), dialect)) as database:
-        yield from KnownIds(database).between(pipeline, low, high, seen_at=seen_at)
+        yield from KnownIds(database).between(pipeline, low, high, seen_at=seen_at, on_change=on_change)
+
+
+def _without(ids: bytes, left_out: set[bytes]) -> bytes:
+    if not left_out:
+        return ids
+    each = (ids[start : start + ID_BYTES] for start in range(0, len(ids), ID_BYTES))
+    return b"".join(id for id in each if id not in left_out)
 
 
 def _next_step(step: int, count: int) -> int:

@@ -30,6 +30,7 @@ from penstock.ledger.records import (
     BatchOutcome,
     BatchRow,
     Claimable,
+    Committed,
     HolderOutcome,
     LedgerRepair,
     LedgerRepaired,
@@ -37,6 +38,7 @@ from penstock.ledger.records import (
     ObjectClaims,
     ObjectRow,
     ObjectState,
+    OnChange,
     PipelineRow,
     WorkClaimResult,
     WorkOwner,
@@ -147,7 +149,14 @@ class Ledger:
     # Claims
 
     def claim(
-        self, pipeline: str, candidates: Sequence[Claimable], *, attempt_id: str, worker: str, lease_seconds: float
+        self,
+        pipeline: str,
+        candidates: Sequence[Claimable],
+        *,
+        attempt_id: str,
+        worker: str,
+        lease_seconds: float,
+        on_change: OnChange = OnChange.ADD,
     ) -> ObjectClaims:
         """Claim every candidate that is free, for an attempt id never used before.
 
@@ -157,11 +166,20 @@ class Ledger:
         without a version id ends as superseded if a later version of its key is known. A claim that takes nothing
         leaves no attempt behind.
 
+        With ``on_change=REPLACE`` it also takes a processed object of which another version was committed later: the
+        store may have it again, and its run finds out. Unless versions are added, the claim returns the number of the
+        next batch, for the commit.
+
         Raises `TemporaryError` if the outcome is unknown. The objects that this attempt did claim are released or
         expire with the lease, so retry with a new id.
         """
         return self._claims.claim(
-            pipeline, candidates, attempt_id=attempt_id, worker=worker, lease_seconds=lease_seconds
+            pipeline,
+            candidates,
+            attempt_id=attempt_id,
+            worker=worker,
+            lease_seconds=lease_seconds,
+            on_change=on_change,
         )
 
     def extend(self, attempt_id: str, *, lease_seconds: float) -> bool:
@@ -200,17 +218,23 @@ class Ledger:
 
     # Commits
 
-    def commit(self, outcome: BatchOutcome) -> int | None:
-        """End an attempt: record its batch and the result of each of its objects. Return the batch's sequence number.
+    def commit(self, outcome: BatchOutcome) -> Committed | None:
+        """End an attempt: record its batch and the result of each of its objects.
 
         The outcome names every object of the claim, as processed or failed. If no object was processed there is no
         batch: the result is None, a new schema is not recorded, and the attempt counts as abandoned so that gc may
         delete its files. An unknown outcome is resolved by reading it back; calling again with the same outcome is safe
         and returns the same.
 
+        With ``on_change=REPLACE`` the batch replaces the rows of all earlier versions of its objects, and dismisses
+        their bad lines.
+
         Raises:
             ClaimLost: The attempt is no longer ours. Nothing is changed.
             SchemaMoved: The run must be planned again. Nothing is changed.
+            VersionsMoved: Unless versions are added: another version of an object was committed since the claim, or is
+                in the same batch, or the version whose bad lines a replay read was replaced; or, with
+                ``on_change=REFUSE``, another version is processed. Nothing is changed.
             UsageError: Another transform made the pipeline's rows. Nothing is changed.
             TemporaryError: The outcome stays unknown.
         """
@@ -268,24 +292,39 @@ class Ledger:
     # Reconcile
 
     def known_ids(
-        self, pipeline: str, low: int = 0, high: int = IDS_END, *, seen_at: float = float("inf")
+        self,
+        pipeline: str,
+        low: int = 0,
+        high: int = IDS_END,
+        *,
+        seen_at: float = float("inf"),
+        on_change: OnChange = OnChange.ADD,
     ) -> Iterator[bytes]:
         """Yield the ids of objects that need no message.
 
         These are processed, failed and archived objects, and those under an attempt with an unexpired lease.
         Objects found deleted or replaced are included only if that was at ``seen_at`` (epoch seconds) or later: if the
         object existed afterwards, the earlier record is wrong. Covers ids from ``low`` up to but excluding ``high``, as
-        numbers. Each item is a chunk of many 16-byte ids, unordered; an id may occur twice.
+        numbers. ``on_change``: see `known_among`. Each item is a chunk of many 16-byte ids, unordered; an id may occur
+        twice.
         """
-        return self._known_ids.between(pipeline, low, high, seen_at=seen_at)
+        return self._known_ids.between(pipeline, low, high, seen_at=seen_at, on_change=on_change)
 
-    def known_among(self, pipeline: str, object_ids: Collection[bytes], *, seen_at: float) -> set[bytes]:
+    def known_among(
+        self,
+        pipeline: str,
+        object_ids: Collection[bytes],
+        *,
+        seen_at: float,
+        on_change: OnChange = OnChange.ADD,
+    ) -> set[bytes]:
         """Return the given ids that need no message: processed, failed, archived, or under an unexpired lease.
 
         Objects found deleted or replaced are included only if that was at ``seen_at`` (epoch seconds) or later, because
-        the ids are compared with the objects that existed then.
+        the ids are compared with the objects that existed then. With ``on_change=REPLACE``, processed objects of which
+        another version was committed later are not included: that they exist means that the object changed back.
         """
-        return self._queries.known_among(pipeline, object_ids, seen_at=seen_at)
+        return self._queries.known_among(pipeline, object_ids, seen_at=seen_at, on_change=on_change)
 
     @property
     def secret_url(self) -> str:
@@ -461,6 +500,13 @@ class Ledger:
         Replays are no versions of their own.
         """
         return self._queries.other_versions(pipeline, object_ids)
+
+    def changed(self, pipeline: str, object_ids: Collection[bytes]) -> set[bytes]:
+        """Return those of the given objects, which the ledger knows, of which another version is processed.
+
+        Replays are no versions of their own. Versions that were retracted do not count.
+        """
+        return self._queries.changed(pipeline, object_ids)
 
     def objects(
         self,

@@ -56,6 +56,7 @@ _REOPEN = (
     .where(
         _of_pipeline,
         quarantined.c.state == QuarantineState.REPLAYED.value,
+        quarantined.c.replaced_seq.is_(None),
         quarantined.c.replay_id.in_(
             select(objects.c.object_id).where(
                 objects.c.pipeline == bindparam("in_pipeline"),
@@ -227,4 +228,5 @@ def _quarantine_row(row: AnyRow) -> QuarantineRow:
         state=QuarantineState(row.state),
         recorded_at=row.recorded_at,
         ended_at=row.ended_at,
+        replaced_seq=row.replaced_seq,
     )

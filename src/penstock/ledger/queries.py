@@ -10,14 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import (
-    ColumnElement,
     Connection,
     Double,
-    FromClause,
     Select,
     bindparam,
     case,
-    exists,
     func,
     literal,
     or_,
@@ -35,6 +32,7 @@ from penstock.ledger.records import (
     ObjectAttempt,
     ObjectRow,
     ObjectState,
+    OnChange,
 )
 from penstock.ledger.rows import attempt_row, batch_row, object_attempt, object_row, uri_digest
 from penstock.ledger.rules import storable
@@ -46,11 +44,11 @@ from penstock.ledger.schema import (
     object_attempts,
     objects,
     pipelines,
-    quarantined,
     table_schemas,
     wanted,
 )
 from penstock.ledger.sets import ARCHIVED, by_state, by_uri, ids_wanted, in_state, is_in, is_wanted, of_pipeline
+from penstock.ledger.versions import changed_versions, is_no_replay, superseded_versions
 
 PAGE_BATCHES = 100
 _STATE_NAMED = {state.value: state for state in ObjectState}
@@ -110,11 +108,6 @@ _ENDED = select(objects.c.object_id).where(
 _version = objects.alias("version")
 _archived_version = archived_objects.alias("archived_version")
 
-
-def _is_no_replay(version: FromClause) -> ColumnElement[bool]:
-    return ~exists().where(quarantined.c.replay_id == version.c.object_id, quarantined.c.pipeline == version.c.pipeline)
-
-
 # The archive identifies a key by the digest of its uri. Several of these statements may return the same object.
 _OTHER_VERSIONS = (
     by_uri(select(objects.c.object_id).distinct(), _version).where(
@@ -124,7 +117,7 @@ _OTHER_VERSIONS = (
         _version.c.bucket == objects.c.bucket,
         _version.c.key == objects.c.key,
         _version.c.object_id != objects.c.object_id,
-        _is_no_replay(_version),
+        is_no_replay(_version),
     ),
     select(objects.c.object_id)
     .distinct()
@@ -133,7 +126,7 @@ _OTHER_VERSIONS = (
         _archived_version.c.uri_digest == objects.c.uri_digest,
         _archived_version.c.pipeline == objects.c.pipeline,
         _archived_version.c.object_id != objects.c.object_id,
-        _is_no_replay(_archived_version),
+        is_no_replay(_archived_version),
     ),
     *(
         select(archived_objects.c.object_id)
@@ -144,7 +137,7 @@ _OTHER_VERSIONS = (
             other.c.uri_digest == archived_objects.c.uri_digest,
             other.c.pipeline == archived_objects.c.pipeline,
             other.c.object_id != archived_objects.c.object_id,
-            _is_no_replay(other),
+            is_no_replay(other),
         )
         for other in (_version, _archived_version)
     ),
@@ -256,13 +249,21 @@ class Queries:
             found = (connection.scalars(statement, {"in_pipeline": pipeline}) for statement in _OTHER_VERSIONS)
             return len(set().union(*found))
 
-    def known_among(self, pipeline: str, object_ids: Collection[bytes], *, seen_at: float) -> set[bytes]:
+    def changed(self, pipeline: str, object_ids: Collection[bytes]) -> set[bytes]:
+        with self._database.reading() as connection:
+            ids_wanted(connection, object_ids)
+            return changed_versions(connection, pipeline)
+
+    def known_among(
+        self, pipeline: str, object_ids: Collection[bytes], *, seen_at: float, on_change: OnChange
+    ) -> set[bytes]:
         with self._database.reading() as connection:
             ids_wanted(connection, object_ids)
             # Live ones first and archived ones last: an object that ends or is archived in between is found.
             found = set(connection.scalars(_LIVE, {"in_pipeline": pipeline}))
             found |= set(connection.scalars(_ENDED, {"in_pipeline": pipeline, "seen_at": seen_at}))
-            return found | set(connection.scalars(ARCHIVED, {"in_pipeline": pipeline}))
+            found |= set(connection.scalars(ARCHIVED, {"in_pipeline": pipeline}))
+            return found - superseded_versions(connection, pipeline) if on_change is OnChange.REPLACE else found
 
     def has_replaced(self, pipeline: str, seq: int) -> bool:
         with self._database.reading() as connection:

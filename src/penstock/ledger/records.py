@@ -23,6 +23,14 @@ class ObjectState(StrEnum):
     RETRACTED = "retracted"  # processed, and its rows were taken out of the table by hand
 
 
+class OnChange(StrEnum):
+    """What a pipeline does with an object of which it has processed another version."""
+
+    ADD = "add"  # its rows are added to those of the other version
+    REPLACE = "replace"  # its rows take the place of the other version's
+    REFUSE = "refuse"  # the object fails
+
+
 TERMINAL = frozenset({*ObjectState} - {ObjectState.UNPROCESSED, ObjectState.PROCESSING})
 UNREAD = frozenset({ObjectState.DELETED, ObjectState.SUPERSEDED})
 """Ends of objects whose content was never read: a newer notification or listing takes such an object again."""
@@ -120,6 +128,8 @@ class ObjectClaims:
     claimed: Mapping[bytes, ClaimedObject]
     busy: Mapping[bytes, float]  # seconds until the other attempt's lease ends (at least 0)
     ended: Mapping[bytes, EndedObject]
+    # the number of the next batch at the claim, for `BatchOutcome.since_seq`; None if the pipeline adds versions
+    next_seq: int | None = None
 
 
 class AttemptFailure(StrEnum):
@@ -229,6 +239,7 @@ class QuarantineRow:
     state: QuarantineState
     recorded_at: float
     ended_at: float | None  # when its lines were replayed or dismissed
+    replaced_seq: int | None = None  # the batch that replaced this version's rows: its lines are not read again
 
     @property
     def share(self) -> float:
@@ -258,6 +269,17 @@ class BatchOutcome:
     bad: Sequence[BadLines] = ()  # the processed objects with lines in quarantine
     replays: Sequence[bytes] = ()  # the processed objects that are replays
     added_columns: Mapping[str, str] = field(default_factory=dict)  # as in `PipelineRow`; those that the run added
+    on_change: OnChange = OnChange.ADD
+    since_seq: int | None = None  # `ObjectClaims.next_seq`: an other version committed since then refuses the commit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """The batch that a commit recorded."""
+
+    seq: int
+    replaced_objects: int = 0  # objects whose earlier versions it replaced
+    replaced_rows: int = 0  # rows of the version of each that was committed last, with those of its replays
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -392,6 +414,7 @@ class ImportedBatch:
     committed_at: float | None = None  # epoch seconds; None: unknown, so the time of the import
     bad: Sequence[BadLines] = ()  # see `BatchOutcome`
     replays: Sequence[bytes] = ()
+    on_change: OnChange = OnChange.ADD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

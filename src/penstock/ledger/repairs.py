@@ -24,6 +24,7 @@ from penstock.ledger.records import (
     LedgerRepair,
     LedgerRepaired,
     ObjectState,
+    OnChange,
 )
 from penstock.ledger.retractions import retract_again
 from penstock.ledger.rows import Values, new_batch, new_object
@@ -31,6 +32,7 @@ from penstock.ledger.rules import storable
 from penstock.ledger.schema import attempts, batches, leaving, object_attempts, objects, pipelines, table_schemas
 from penstock.ledger.sets import among, fill, of_pipeline
 from penstock.ledger.table_commits import forget_table_commits
+from penstock.ledger.versions import earlier_versions, supersede
 from penstock.messaging.steps import Probe, Step
 
 REPAIR = "repair"  # worker of the attempts that a repair adds, and outcome of those that it abandons or forgets
@@ -105,6 +107,17 @@ _DATE_ATTEMPT = (
     update(attempts).values(started_at=bindparam("claimed_at")).where(attempts.c.id == bindparam("of_attempt"))
 )
 _DATE_BATCH = update(batches).values(committed_at=DatabaseNow()).where(_of_seq)
+_SEQS_REPLACING = (
+    select(batches.c.seq, batches.c.attempt_id)
+    .where(
+        batches.c.pipeline == bindparam("in_pipeline"),
+        batches.c.seq >= bindparam("from_seq"),
+        batches.c.replaced_rows.is_not(None),
+    )
+    .order_by(batches.c.seq)
+)
+_REPLACES = select(batches.c.replaces).where(_of_seq)
+_REPLACE = update(batches).values(replaces=bindparam("by_addresses"), replaced_rows=bindparam("by_rows")).where(_of_seq)
 _SET_TRANSFORM = update(pipelines).values(transform=bindparam("name")).where(pipelines.c.id == bindparam("in_pipeline"))
 _ADVANCE = (
     update(pipelines)
@@ -148,8 +161,9 @@ class Repairs:
         forget_table_commits(connection, repair.pipeline)
         withdrawn = [_withdraw(connection, repair.pipeline, seq) for seq in repair.withdrawn]
         _move(connection, repair)
-        for batch in repair.imported:
+        for batch in sorted(repair.imported, key=attrgetter("seq")):
             self._import(connection, repair.pipeline, batch, schema_id=schema_id)
+        _replace_imported(connection, repair)
         _take_over_transform(connection, repair)
         if repair.imported:
             retract_again(connection, repair.pipeline, from_seq=min(batch.seq for batch in repair.imported))
@@ -180,7 +194,30 @@ class Repairs:
         outcome = BatchOutcome(
             pipeline=pipeline, attempt_id=batch.attempt_id, processed=(), bad=batch.bad, replays=batch.replays
         )
+        if batch.on_change is not OnChange.ADD:
+            _replace_again(connection, pipeline, batch.seq, batch.attempt_id)
         record_quarantined(connection, outcome)
+
+
+def _replace_imported(connection: Connection, repair: LedgerRepair) -> None:
+    """Make the batches that were committed after the rollback replace versions that the ledger did not know then."""
+    if not repair.imported:
+        return
+    seqs = {batch.seq for batch in repair.imported}
+    found = connection.execute(_SEQS_REPLACING, {"in_pipeline": repair.pipeline, "from_seq": min(seqs)}).all()
+    for batch in found:
+        if batch.seq not in seqs:
+            _replace_again(connection, repair.pipeline, int(batch.seq), batch.attempt_id)
+
+
+def _replace_again(connection: Connection, pipeline: str, seq: int, attempt_id: str) -> None:
+    """Compute which objects a batch replaces. The record beside the table, written before the commit, has none."""
+    earlier = earlier_versions(connection, pipeline, attempt_id, up_to_seq=seq)
+    rows = supersede(connection, pipeline, attempt_id, earlier, seq=seq)
+    of_seq = {"in_pipeline": pipeline, "of_seq": seq}
+    replaces = connection.execute(_REPLACES, of_seq).scalar_one() or ""
+    addresses = earlier.encoded(replaces) or None
+    connection.execute(_REPLACE, {**of_seq, "by_addresses": addresses, "by_rows": rows})
 
 
 def _lock(connection: Connection, repair: LedgerRepair) -> int:

@@ -166,6 +166,7 @@ batches = Table(
     Column("spark_ui_url", Text),  # Spark UI of its run
     Column("transform", Text),  # name of the transform that made its rows; empty: none, NULL: unknown
     Column("replaces", LONG_TEXT),  # JSON: addresses of objects whose earlier rows leave the table; NULL: none
+    Column("replaced_rows", BigInteger),  # see `records.Committed`; NULL: the batch adds versions to earlier ones
     UniqueConstraint("attempt_id", name="uq_batches_attempt"),
 )
 
@@ -192,6 +193,7 @@ quarantined = Table(  # the bad lines that attempts found in objects; one row pe
     Column("replay_id", DIGEST, nullable=False),  # the id of the object that replays these lines
     Column("recorded_at", Double, nullable=False),
     Column("ended_at", Double),  # when its lines were replayed or dismissed
+    Column("replaced_seq", BigInteger),  # the batch that replaced this version's rows, and so dismissed the lines
     Index("ix_quarantined_state", "pipeline", "state", "warns"),
     Index("ix_quarantined_attempt", "attempt_id"),
     Index("ix_quarantined_uri", "uri_digest", "pipeline"),
@@ -282,6 +284,9 @@ archived_objects = Table(
     Column("object_id", DIGEST, primary_key=True),
     Column("uri_digest", DIGEST, nullable=False),
     Column("archive_id", WORD, nullable=False),
+    # as in `objects`; NULL in rows of revision 0014 and before, and of imports
+    Column("batch_seq", BigInteger),
+    Column("rows", BigInteger),
     Index("ix_archived_objects_uri", "uri_digest", "pipeline"),
     sqlite_with_rowid=False,
 )

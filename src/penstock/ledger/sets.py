@@ -168,7 +168,7 @@ def by_uri(statement: Select[Any], versions: FromClause) -> Select[Any]:
     return _with_index(statement, versions, "ix_objects_uri")
 
 
-def by_attempt_and_uri(statement: Select[Any], versions: FromClause) -> Select[Any]:
+def by_attempt_and_uri(statement: Select[Any], versions: FromClause, *, index: str = "ix_objects_uri") -> Select[Any]:
     """Make MySQL begin with the objects of an attempt, and find the other versions of each uri by their index.
 
     With outdated statistics it would read the whole table of versions first, and all objects for each of them
@@ -176,7 +176,7 @@ def by_attempt_and_uri(statement: Select[Any], versions: FromClause) -> Select[A
     """
     for dialect in ("mysql", "mariadb"):
         statement = statement.prefix_with("STRAIGHT_JOIN", dialect=dialect)
-    return by_uri(_with_index(statement, objects, "ix_objects_attempt"), versions)
+    return _with_index(_with_index(statement, objects, "ix_objects_attempt"), versions, index)
 
 
 def by_state(statement: Select[Any]) -> Select[Any]:

@@ -17,10 +17,27 @@ from dataclasses import dataclass, field, replace
 
 from ulid import ULID
 
-from penstock.errors import ClaimLost, PartAway, SchemaMoved, TemporaryError, TransformError, UserError
+from penstock.errors import (
+    ClaimLost,
+    PartAway,
+    SchemaMoved,
+    TemporaryError,
+    TransformError,
+    UserError,
+    VersionsMoved,
+)
 from penstock.events import Bus, ObjectTakenOver
 from penstock.ledger import Ledger
-from penstock.ledger.records import AttemptFailure, BadLines, BatchOutcome, FailedObject, ObjectAttempt, ObjectClaims
+from penstock.ledger.records import (
+    AttemptFailure,
+    BadLines,
+    BatchOutcome,
+    Committed,
+    FailedObject,
+    ObjectAttempt,
+    ObjectClaims,
+    OnChange,
+)
 from penstock.messaging.backoff import Random, backoff_seconds
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.failure import FailureDetails
@@ -57,6 +74,10 @@ from penstock.pipeline.quarantined import bad_lines, replays
 from penstock.pipeline.reporting import BatchEvents, ClaimedWork
 
 RELEASED = "the batch was released"
+CHANGED = (
+    "another version of this object was processed before, and the pipeline refuses objects that change: take its rows "
+    "out of the table with penstock objects retract, or set another on_change, and retry it"
+)
 AGREEMENTS_MAX = 4  # with a schema that keeps changing, before the run is repeated
 
 
@@ -119,14 +140,14 @@ class ClaimGuard:
             raise RunCancelled(RELEASED)
         return claimed_batch, work
 
-    def commit(self, work: ClaimedWork, outcome: BatchOutcome) -> int | None:
+    def commit(self, work: ClaimedWork, outcome: BatchOutcome) -> Committed | None:
         """End the attempt with a commit. The caller emits the events. Raises the same errors as `Ledger.commit`."""
         with self.lock:
             self._committing = True
-        seq = self._ledger.commit(outcome)
+        committed = self._ledger.commit(outcome)
         with self.lock:
             self._work, self._ended = None, work
-        return seq
+        return committed
 
     def abandon(self, work: ClaimedWork, *, reason: str, outcome: str) -> None:
         """End the attempt without counting it. If the ledger is unreachable, leave it to the expiry of its lease."""
@@ -214,6 +235,7 @@ class AttemptSettings:
     timeout_seconds: float | None = None  # per batch; None: no limit
     busy_seconds_max: float | None = None  # longest delay before a busy object is retried; None: until its lease ends
     emits_batches: bool = True  # emit events for batches, besides those for their objects
+    on_change: OnChange = OnChange.ADD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,9 +300,7 @@ class Attempts:
             attempts_max=self._settings.attempts_max,
             first=not self._worked,
         )
-        outcome = BatchOutcome(
-            pipeline=self._settings.pipeline, attempt_id=work.attempt_id, processed=(), failed=failed
-        )
+        outcome = self._outcome(work, failed=failed)
         try:
             ours = self._guard.fail(work, outcome)
         except TemporaryError:  # the lease will expire
@@ -319,6 +339,7 @@ class Attempts:
                     attempt_id=attempt_id,
                     worker=self._settings.worker,
                     lease_seconds=self._settings.lease_seconds,
+                    on_change=self._settings.on_change,
                 )
         except TemporaryError as unknown:
             self._abandon_unknown(attempt_id, str(unknown))
@@ -353,7 +374,7 @@ class Attempts:
             return self._handle_broken(work, broken)
         except TemporaryError as fault:
             return self._handle_fault(work, fault)
-        except SchemaMoved as moved:
+        except (SchemaMoved, VersionsMoved) as moved:
             self._guard.abandon(work, reason=str(moved), outcome="given_back")
             return dict.fromkeys(work.refs, AT_ONCE)
         except RunReleased as stopped:
@@ -383,7 +404,18 @@ class Attempts:
             return {}
 
     def _run_and_commit(self, work: ClaimedWork) -> dict[bytes, ObjectOutcome]:
-        request = RunRequest(attempt_id=work.attempt_id, objects=tuple(work.refs.values()), claimed=work.claim.claimed)
+        refused = self._refused(work)
+        causes = {failure.object_id: ReadFailure(failure=failure.failure, reason=failure.reason) for failure in refused}
+        if len(refused) == len(work.refs):
+            with self._stage("commit", work), self._runtime.ledger_watch.watch_request():
+                self._guard.commit(work, self._outcome(work, failed=refused))
+            return self._report_failed(work, refused, causes)
+        request = RunRequest(
+            attempt_id=work.attempt_id,
+            objects=tuple(ref for object_id, ref in work.refs.items() if object_id not in causes),
+            claimed=work.claim.claimed,
+            current_only=self._settings.on_change is not OnChange.ADD,
+        )
         began_at = self._runtime.clock.monotonic()
         with self._stage("spark run", work):
             result = self._runtime.engine.run(request)
@@ -392,15 +424,34 @@ class Attempts:
             classify_failure(work.claim.claimed[object_id], failure, attempts_max=self._settings.attempts_max)
             for object_id, failure in result.failed.items()
         ]
+        failed += refused
         self._commit(work, result, failed)
         if result.works or any(done.rows for done in result.processed):  # without a row, success proves nothing
             self._runtime.streak.clear()
         done: dict[bytes, ObjectOutcome] = {processed.object_id: DONE for processed in result.processed}
-        outcomes = done | self._report_failed(work, failed, result.failed)
+        outcomes = done | self._report_failed(work, failed, {**result.failed, **causes})
         refusal = _all_refused(result)
         if refusal is not None:  # no attempt was counted, so count a fault: otherwise a one-off job would never end
             self.add_fault(refusal)
         return outcomes
+
+    def _refused(self, work: ClaimedWork) -> Sequence[FailedObject]:
+        """Return the objects that fail because another version of theirs is processed, if the pipeline refuses them.
+
+        The commit checks it again, since another version may be committed meanwhile.
+        """
+        if self._settings.on_change is not OnChange.REFUSE:
+            return ()
+        with self._runtime.ledger_watch.watch_request():
+            changed = self._runtime.ledger.changed(self._settings.pipeline, list(work.refs))
+        return [
+            FailedObject(object_id=object_id, failure=AttemptFailure.DEAD, reason=CHANGED)
+            for object_id in work.refs
+            if object_id in changed
+        ]
+
+    def _outcome(self, work: ClaimedWork, *, failed: Sequence[FailedObject]) -> BatchOutcome:
+        return BatchOutcome(pipeline=self._settings.pipeline, attempt_id=work.attempt_id, processed=(), failed=failed)
 
     def _commit(self, work: ClaimedWork, result: RunResult, failed: Sequence[FailedObject]) -> None:
         began_at = self._runtime.clock.monotonic()
@@ -415,15 +466,17 @@ class Attempts:
             bad=_bad_lines(work, result),
             replays=replays(work.refs, result.processed),
             added_columns=result.added_columns,
+            on_change=self._settings.on_change,
+            since_seq=work.claim.next_seq,
         )
         with self._stage("commit", work), self._runtime.ledger_watch.watch_request():
-            seq = self._commit_as_agreed(work, outcome, result.agree_again)
-        if seq is not None:
-            self._events.emit_committed(work, result, seq, seconds=self._runtime.clock.monotonic() - began_at)
+            committed = self._commit_as_agreed(work, outcome, result.agree_again)
+        if committed is not None:
+            self._events.emit_committed(work, result, committed.seq, seconds=self._runtime.clock.monotonic() - began_at)
 
     def _commit_as_agreed(
         self, work: ClaimedWork, outcome: BatchOutcome, agree_again: Callable[[], tuple[int, str | None]] | None
-    ) -> int | None:
+    ) -> Committed | None:
         """Commit; if another batch changed the table's schema meanwhile, commit to that one if the columns fit it.
 
         Batches that ran at the same time on a new table would otherwise be repeated, all but one. Raises `SchemaMoved`
@@ -459,9 +512,7 @@ class Attempts:
             suspects, broken, self._runtime.streak, attempts_max=attempts_max, worked_before=self._worked_before
         )
         failed = [classify_suspect(suspect, broken, meaning, attempts_max=attempts_max) for suspect in suspects]
-        outcome = BatchOutcome(
-            pipeline=self._settings.pipeline, attempt_id=work.attempt_id, processed=(), failed=failed
-        )
+        outcome = self._outcome(work, failed=failed)
         try:
             with self._runtime.ledger_watch.watch_request():
                 self._guard.commit(work, outcome)

@@ -72,6 +72,7 @@ class RecordedBatch:
     columns: str  # the columns of its files, encoded as the ledger stores them
     record: BatchRecord
     place: str = OFFSET  # the column with a row's place in its object; not stored if it is this one
+    replaces_versions: bool = False  # the commit will replace the rows of earlier versions of its objects
 
 
 def save(table: Files, batch: RecordedBatch) -> None:
@@ -113,12 +114,13 @@ def _encoded(batch: RecordedBatch) -> bytes:
     if not batch.record.replaces:
         del values["replaces"]
     document = {
-        "version": _VERSION_REPLACING if batch.record.replaces else _VERSION,
+        "version": _VERSION_REPLACING if batch.record.replaces or batch.replaces_versions else _VERSION,
         "pipeline": batch.pipeline,
         "attempt_id": batch.attempt_id,
         **{name: values.pop(name) for name in _FIRST},
         "columns": batch.columns,
         **({} if batch.place == OFFSET else {"place": batch.place}),
+        **({"replaces_versions": True} if batch.replaces_versions else {}),
         **values,
         **({} if transform is None else {"transform": transform}),
     }
@@ -160,6 +162,7 @@ def _decoded(data: bytes) -> RecordedBatch:
         objects=[_object(stored) for stored in document.pop("objects")],
         columns=document.pop("columns"),
         place=document.pop("place", OFFSET),
+        replaces_versions=document.pop("replaces_versions", False),
         record=BatchRecord(**{name: document.pop(name) for name in _FIRST}, **_only(_KNOWN, document)),
     )
 

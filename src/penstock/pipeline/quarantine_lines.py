@@ -58,6 +58,11 @@ class QuarantineLines:
                 refused[ref.object_id] = (
                     f"the ledger knows no bad lines of {ref.uri} in the attempt {replayed_attempt(ref)}"
                 )
+            elif row.replaced_seq is not None:
+                refused[ref.object_id] = (
+                    f"the bad lines of {ref.uri} are of a version that a later one replaced in batch "
+                    f"{row.replaced_seq:,}: its rows are no longer in the table"
+                )
             elif row.bad.place != place:
                 refused[ref.object_id] = (
                     f"the bad lines of {ref.uri} were found by {row.bad.place}, and the pipeline's format now places "

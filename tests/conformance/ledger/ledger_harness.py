@@ -12,10 +12,12 @@ from penstock.ledger.records import (
     AttemptFailure,
     BatchOutcome,
     Candidate,
+    Committed,
     FailedObject,
     ObjectClaims,
     ObjectResult,
     ObjectState,
+    OnChange,
     OriginalMessage,
     WorkClaimResult,
     WorkRow,
@@ -84,6 +86,11 @@ def outcome(
     return BatchOutcome(pipeline=pipeline, attempt_id=claim.attempt_id, processed=processed, failed=failures, **fields)
 
 
+def seq_of(committed: Committed | None) -> int | None:
+    """Return the number of a committed batch."""
+    return None if committed is None else committed.seq
+
+
 @dataclass
 class LedgerHarness:
     """A ledger with its pipeline, and attempt ids that never repeat."""
@@ -103,13 +110,19 @@ class LedgerHarness:
         worker: str = "worker-1",
         lease_seconds: float = LEASE_SECONDS,
         pipeline: str = PIPELINE,
+        on_change: OnChange = OnChange.ADD,
     ) -> ObjectClaims:
         return self.ledger.claim(
-            pipeline, wanted, attempt_id=attempt or self.next_attempt_id(), worker=worker, lease_seconds=lease_seconds
+            pipeline,
+            wanted,
+            attempt_id=attempt or self.next_attempt_id(),
+            worker=worker,
+            lease_seconds=lease_seconds,
+            on_change=on_change,
         )
 
     def process(self, *names: str) -> int | None:
-        return self.ledger.commit(outcome(self.claim(candidates(*names))))
+        return seq_of(self.ledger.commit(outcome(self.claim(candidates(*names)))))
 
     def fail(self, failure: AttemptFailure, wanted: Candidate, name: str) -> None:
         claim = self.claim([wanted])

@@ -16,7 +16,7 @@ from tests.conformance.ledger.lost_responses import responses_lost
 from penstock.errors import ConfigurationError
 from penstock.ledger import Ledger
 from penstock.ledger.archive import ARCHIVING, ArchiveFile
-from penstock.ledger.records import AttemptFailure, ObjectState
+from penstock.ledger.records import AttemptFailure, Committed, ObjectState
 from penstock.messaging.steps import Step
 
 
@@ -58,7 +58,7 @@ def test_a_claim_treats_archived_objects_as_ended_and_takes_the_new_ones(harness
     assert set(claim.claimed) == ids(["new"])
     assert set(claim.busy) == ids(["busy"])
     assert set(claim.ended) == ids(["archived", "done"])
-    assert harness.ledger.commit(outcome(claim)) == 3
+    assert harness.ledger.commit(outcome(claim)) == Committed(seq=3)
     assert ids_with_row(harness.ledger) == ids(["busy", "done", "new"])
 
 
@@ -238,7 +238,7 @@ def test_adopting_keeps_claimed_and_processed_objects_and_replaces_the_others(ha
     assert adoption.replaced == {ObjectState.UNPROCESSED: 1, ObjectState.DEAD: 1}
     assert ids_with_row(harness.ledger) == ids(["done", "busy"])
     assert harness.timeline("dead") == []
-    assert harness.ledger.commit(outcome(claim)) == 2, "the running attempt is not disturbed"
+    assert harness.ledger.commit(outcome(claim)) == Committed(seq=2), "the running attempt is not disturbed"
     revival = harness.claim([candidate("dead", enqueued_at=AFTER, replay="r-1")])
     assert revival.ended[object_id_of("dead")].state is ObjectState.PROCESSED
 

@@ -18,7 +18,7 @@ from tests.conformance.ledger.ledger_harness import (
 )
 
 from penstock.ledger import sets
-from penstock.ledger.records import AttemptFailure, AttemptState, Candidate, ObjectState, OriginalMessage
+from penstock.ledger.records import AttemptFailure, AttemptState, Candidate, Committed, ObjectState, OriginalMessage
 from penstock.ledger.schema import attempts
 
 A, B, C = (object_id_of(name) for name in "abc")
@@ -201,7 +201,7 @@ def test_row_59_a_newer_version_that_is_retried_supersedes_an_older_one_in_its_c
     assert set(claim.claimed) == {object_id_of("new"), A}
     assert set(claim.ended) == {object_id_of("old")}
     assert (harness.timeline("old"), harness.attempts("old")) == ([], 0)
-    assert harness.ledger.commit(outcome(claim)) == 1
+    assert harness.ledger.commit(outcome(claim)) == Committed(seq=1)
 
 
 def test_row_59_a_newer_version_that_is_replayed_supersedes_an_older_one_in_its_claim(harness: LedgerHarness) -> None:
@@ -217,7 +217,7 @@ def test_row_59_a_newer_version_waiting_for_a_retry_supersedes_nothing_yet(harne
     claim = harness.claim([sequenced("old", "0055AA"), candidate("a")])
     assert set(claim.claimed) == {object_id_of("old"), A}
     assert [ended for _, ended, _ in harness.timeline("old")] == ["open"]
-    assert harness.ledger.commit(outcome(claim)) == 1
+    assert harness.ledger.commit(outcome(claim)) == Committed(seq=1)
 
 
 def test_row_59_the_shorter_sequencer_is_padded_on_the_right(harness: LedgerHarness) -> None:
@@ -237,7 +237,7 @@ def test_row_60_same_key_two_versions_are_both_processed(harness: LedgerHarness)
     harness.ledger.commit(outcome(harness.claim([sequenced("v2", "0055AB", version_id="v2")])))
     claim = harness.claim([sequenced("v1", "0055AA", version_id="v1")])
     assert set(claim.claimed) == {object_id_of("v1")}
-    assert harness.ledger.commit(outcome(claim)) == 2
+    assert harness.ledger.commit(outcome(claim)) == Committed(seq=2)
 
 
 def test_row_64_a_duplicate_with_a_new_message_id_has_no_second_effect(harness: LedgerHarness) -> None:
@@ -263,7 +263,7 @@ SIMILAR_KEYS = {
 def test_rows_41_and_43_to_46_similar_keys_are_different_objects(harness: LedgerHarness, names: list[str]) -> None:
     keys = {object_id_of(name): name.encode("utf-8", "surrogateescape") for name in names}
     wanted = [candidate(name, key=key) for name, key in zip(names, keys.values(), strict=True)]
-    assert harness.ledger.commit(outcome(harness.claim(wanted))) == 1
+    assert harness.ledger.commit(outcome(harness.claim(wanted))) == Committed(seq=1)
     rows = harness.ledger.objects(PIPELINE)
     assert {row.object_id: row.key for row in rows} == keys
     assert {row.state for row in rows} == {ObjectState.PROCESSED}

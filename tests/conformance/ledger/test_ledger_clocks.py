@@ -16,7 +16,7 @@ from tests.conformance.ledger.ledger_harness import (
 
 from penstock.errors import ClaimLost
 from penstock.ledger import Ledger
-from penstock.ledger.records import WorkBusy
+from penstock.ledger.records import Committed, WorkBusy
 
 A = object_id_of("a")
 DAY_SECONDS = 86_400.0
@@ -53,7 +53,7 @@ def test_row_85_a_worker_with_a_wrong_clock_takes_no_lease(
     assert 0 < result.seconds <= LEASE_SECONDS
     assert skewed.ledger.abandon_expired(PIPELINE) == []
     skewed.ledger.close()
-    assert harness.ledger.commit(outcome(held)) == 1
+    assert harness.ledger.commit(outcome(held)) == Committed(seq=1)
 
 
 def test_an_expired_lease_is_expired_for_a_worker_whose_clock_is_late(

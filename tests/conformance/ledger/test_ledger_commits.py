@@ -18,6 +18,7 @@ from penstock.ledger.records import (
     AttemptState,
     BatchOutcome,
     BatchRecord,
+    Committed,
     FailedObject,
     ObjectResult,
     ObjectState,
@@ -37,7 +38,7 @@ def test_a_batch_is_recorded_with_all_its_fields(harness: LedgerHarness) -> None
         stage_seconds={"run": 1.5},
         spark_ui_url="http://history/1",
     )
-    assert harness.ledger.commit(outcome(claim, record=record)) == 1
+    assert harness.ledger.commit(outcome(claim, record=record)) == Committed(seq=1)
     batch = harness.ledger.batch(PIPELINE, 1)
     assert batch is not None
     assert batch.record == record
@@ -73,7 +74,7 @@ def test_a_commit_records_failed_objects_in_the_same_transaction(harness: Ledger
         "gone": AttemptFailure.DELETED,
         "old": AttemptFailure.SUPERSEDED,
     }
-    assert harness.ledger.commit(outcome(claim, failed=failed)) == 1
+    assert harness.ledger.commit(outcome(claim, failed=failed)) == Committed(seq=1)
     assert {name: harness.state(name) for name in ("ok", *failed)} == {
         "ok": ObjectState.PROCESSED,
         "again": ObjectState.UNPROCESSED,
@@ -121,7 +122,7 @@ def test_a_stale_attempt_changes_nothing(harness: LedgerHarness) -> None:
     with pytest.raises(ClaimLost, match="stale is abandoned: its lease ran out"):
         harness.ledger.commit(outcome(stale))
     assert harness.everything() == before
-    assert harness.ledger.commit(outcome(fresh)) == 1
+    assert harness.ledger.commit(outcome(fresh)) == Committed(seq=1)
 
 
 def test_a_stale_attempt_without_processed_objects_changes_nothing(harness: LedgerHarness) -> None:
@@ -146,7 +147,7 @@ def test_a_commit_for_another_pipeline_raises_claim_lost(harness: LedgerHarness)
     claim = harness.claim(candidates("a"))
     with pytest.raises(ClaimLost):
         harness.ledger.commit(outcome(claim, pipeline="other"))
-    assert harness.ledger.commit(outcome(claim)) == 1
+    assert harness.ledger.commit(outcome(claim)) == Committed(seq=1)
 
 
 def test_a_commit_to_an_unknown_pipeline_names_it(harness: LedgerHarness) -> None:
@@ -157,10 +158,10 @@ def test_a_commit_to_an_unknown_pipeline_names_it(harness: LedgerHarness) -> Non
 
 def test_committing_the_same_outcome_again_returns_the_same_batch(harness: LedgerHarness) -> None:
     first = outcome(harness.claim(candidates("a")))
-    assert harness.ledger.commit(first) == 1
+    assert harness.ledger.commit(first) == Committed(seq=1)
     harness.process("b")
     before = harness.everything()
-    assert harness.ledger.commit(first) == 1
+    assert harness.ledger.commit(first) == Committed(seq=1)
     assert harness.everything() == before
 
 
@@ -182,7 +183,7 @@ def test_an_outcome_that_does_not_fit_the_claim_changes_nothing(
     with pytest.raises(expected):
         harness.ledger.commit(BatchOutcome(pipeline=PIPELINE, attempt_id=claim.attempt_id, processed=results))
     assert harness.everything() == before
-    assert harness.ledger.commit(outcome(claim)) == 1
+    assert harness.ledger.commit(outcome(claim)) == Committed(seq=1)
 
 
 def test_a_commit_is_refused_if_an_object_left_its_open_attempt(harness: LedgerHarness) -> None:
@@ -217,12 +218,12 @@ def test_a_new_schema_applies_from_its_batch_on(harness: LedgerHarness) -> None:
 
 def test_one_of_two_runs_that_change_the_schema_must_plan_again(harness: LedgerHarness) -> None:
     one, two = harness.claim(candidates("a")), harness.claim(candidates("b"))
-    assert harness.ledger.commit(outcome(one, schema_id=0, new_schema='{"x": "int"}')) == 1
+    assert harness.ledger.commit(outcome(one, schema_id=0, new_schema='{"x": "int"}')) == Committed(seq=1)
     before = harness.everything()
     with pytest.raises(SchemaMoved, match="schema 1"):
         harness.ledger.commit(outcome(two, schema_id=0, new_schema='{"x": "string"}'))
     assert harness.everything() == before
-    assert harness.ledger.commit(outcome(two, schema_id=1)) == 2, "the claim still holds"
+    assert harness.ledger.commit(outcome(two, schema_id=1)) == Committed(seq=2), "the claim still holds"
 
 
 def test_a_lost_claim_is_reported_before_a_changed_schema(harness: LedgerHarness) -> None:

@@ -17,7 +17,7 @@ from tests.conformance.ledger.lost_responses import responses_lost
 
 from penstock.errors import ClaimLost, ConfigurationError, PenstockError, TemporaryError
 from penstock.ledger import Ledger
-from penstock.ledger.records import AttemptFailure, ObjectState
+from penstock.ledger.records import AttemptFailure, Committed, ObjectState
 from penstock.messaging.steps import Step
 
 A = object_id_of("a")
@@ -128,7 +128,7 @@ def test_a_crash_before_commit_changes_nothing(harness: LedgerHarness) -> None:
     with pytest.raises(Crash):
         crashing_at(harness, Step.COMMITTING).commit(outcome(claim))
     assert harness.everything() == before
-    assert harness.ledger.commit(outcome(claim)) == 1
+    assert harness.ledger.commit(outcome(claim)) == Committed(seq=1)
 
 
 def test_a_crash_after_commit_loses_nothing(harness: LedgerHarness) -> None:
@@ -136,7 +136,7 @@ def test_a_crash_after_commit_loses_nothing(harness: LedgerHarness) -> None:
     with pytest.raises(Crash):
         crashing_at(harness, Step.COMMITTED).commit(outcome(claim))
     assert harness.state("a") is ObjectState.PROCESSED
-    assert harness.ledger.commit(outcome(claim)) == 1
+    assert harness.ledger.commit(outcome(claim)) == Committed(seq=1)
     assert len(harness.ledger.batches(PIPELINE)) == 1
 
 
@@ -157,7 +157,7 @@ def test_a_crash_after_abandoning_leaves_the_objects_free(harness: LedgerHarness
 def test_a_commit_whose_response_is_lost_counts_once(harness: LedgerHarness, committed: bool, times: int) -> None:
     claim = harness.claim(candidates("a", "b"))
     with responses_lost(harness.ledger.database.engine, times=times, committed=committed):
-        assert harness.ledger.commit(outcome(claim, failed={"b": AttemptFailure.DEAD})) == 1
+        assert harness.ledger.commit(outcome(claim, failed={"b": AttemptFailure.DEAD})) == Committed(seq=1)
     assert [batch.attempt_id for batch in harness.ledger.batches(PIPELINE)] == [claim.attempt_id]
     assert (harness.state("a"), harness.state("b")) == (ObjectState.PROCESSED, ObjectState.DEAD)
     assert harness.process("c") == 2
@@ -178,7 +178,7 @@ def test_a_commit_that_never_gets_a_response_can_be_repeated(harness: LedgerHarn
         pytest.raises(TemporaryError, match=claim.attempt_id),
     ):
         harness.ledger.commit(outcome(claim))
-    assert harness.ledger.commit(outcome(claim)) == 1
+    assert harness.ledger.commit(outcome(claim)) == Committed(seq=1)
 
 
 def test_a_claim_lost_while_a_commit_waits_for_its_response_raises_claim_lost(shared_harness: LedgerHarness) -> None:

@@ -1,7 +1,7 @@
 """Progress of maintenance tasks, and the objects that a batch processed."""
 
 from sqlalchemy import update
-from tests.conformance.ledger.ledger_harness import PIPELINE, LedgerHarness, candidates, object_id_of, outcome
+from tests.conformance.ledger.ledger_harness import PIPELINE, LedgerHarness, candidates, object_id_of, outcome, seq_of
 
 from penstock.ledger.records import AttemptFailure
 from penstock.ledger.schema import batches
@@ -36,7 +36,7 @@ def test_progress_only_grows_and_is_kept_per_task_and_pipeline(harness: LedgerHa
 
 def test_a_batch_lists_exactly_the_objects_it_processed(harness: LedgerHarness) -> None:
     claim = harness.claim(candidates("good", "bad", "better"))
-    seq = harness.ledger.commit(outcome(claim, failed={"bad": AttemptFailure.DEAD}))
+    seq = seq_of(harness.ledger.commit(outcome(claim, failed={"bad": AttemptFailure.DEAD})))
     harness.process("later")
     assert seq is not None
     found = harness.ledger.processed_objects(PIPELINE, seq)

@@ -12,7 +12,7 @@ from tests.conformance.ledger.ledger_harness import (
     outcome,
 )
 
-from penstock.ledger.records import AttemptFailure, FailedObject, ObjectState
+from penstock.ledger.records import AttemptFailure, Committed, FailedObject, ObjectState
 
 UNKNOWN = b"?" * 16
 
@@ -173,7 +173,7 @@ def test_five_thousand_objects_are_claimed_and_committed_in_one_call(harness: Le
     claim = harness.claim(candidates(*names))
     assert len(claim.claimed) == 5_000
     failed = dict.fromkeys(names[:10], AttemptFailure.RETRY)
-    assert harness.ledger.commit(outcome(claim, failed=failed)) == 1
+    assert harness.ledger.commit(outcome(claim, failed=failed)) == Committed(seq=1)
     ids = [object_id_of(name) for name in names]
     assert len(harness.ledger.states(PIPELINE, ids)) == 5_000
     again = harness.claim(candidates(*names))

@@ -9,7 +9,15 @@ from multiprocessing.synchronize import Barrier
 
 import pytest
 from tests.conformance.ledger.concurrency import CLAIMERS, DEADLINE_SECONDS, spawning, together
-from tests.conformance.ledger.ledger_harness import OVER, PIPELINE, LedgerHarness, candidates, object_id_of, outcome
+from tests.conformance.ledger.ledger_harness import (
+    OVER,
+    PIPELINE,
+    LedgerHarness,
+    candidates,
+    object_id_of,
+    outcome,
+    seq_of,
+)
 
 from penstock.errors import ClaimLost
 from penstock.ledger import Ledger
@@ -58,7 +66,7 @@ def test_threads_on_an_in_memory_ledger_take_turns() -> None:
 def test_concurrent_commits_leave_no_gap_in_the_sequence(shared_harness: LedgerHarness) -> None:
     def process(number: int) -> list[int | None]:
         claims = [shared_harness.claim(candidates(f"{number}/{n}"), attempt=f"{number}/{n}") for n in range(5)]
-        return [shared_harness.ledger.commit(outcome(claim)) for claim in claims]
+        return [seq_of(shared_harness.ledger.commit(outcome(claim))) for claim in claims]
 
     seqs = [seq for own in together(process) for seq in own]
     assert sorted(seq for seq in seqs if seq is not None) == list(range(1, CLAIMERS * 5 + 1))
@@ -68,7 +76,7 @@ def test_concurrent_commits_leave_no_gap_in_the_sequence(shared_harness: LedgerH
 
 def test_concurrent_commits_of_one_attempt_make_one_batch(shared_harness: LedgerHarness) -> None:
     claim = shared_harness.claim(candidates("a", "b"))
-    assert together(lambda _: shared_harness.ledger.commit(outcome(claim))) == [1] * CLAIMERS
+    assert together(lambda _: seq_of(shared_harness.ledger.commit(outcome(claim)))) == [1] * CLAIMERS
     assert len(shared_harness.ledger.batches(PIPELINE)) == 1
 
 

@@ -28,6 +28,7 @@ from penstock.ledger.records import (
     AttemptFailure,
     AttemptState,
     BadLines,
+    Committed,
     LedgerRepair,
     ObjectState,
     QuarantineState,
@@ -156,7 +157,7 @@ def test_a_retry_of_the_retraction_reads_it_once_and_a_later_retraction_needs_it
     replay = retry_of(harness, "a")
     claim = harness.claim([candidate("a", message="m-2", replay=replay)])
     assert claim.claimed[object_id_of("a")].attempts == 1
-    assert harness.ledger.commit(outcome(claim)) == 3
+    assert harness.ledger.commit(outcome(claim)) == Committed(seq=3)
     assert harness.state("a") is ObjectState.PROCESSED
     assert retract(harness, "a", attempt="retraction-2").versions == 1
     assert not harness.claim([candidate("a", message="m-2", replay=replay)]).claimed
@@ -222,7 +223,7 @@ def test_an_archived_object_returns_as_retracted_and_can_be_processed_again(harn
     again = harness.ledger.retractions.retract(retraction("a", attempt="retraction-2", archived=[returning]))
     assert again.versions == 0, "another retraction took it out of the archive"
     claim = harness.claim([candidate("a", message="m-2", replay=retry_of(harness, "a"))])
-    assert harness.ledger.commit(outcome(claim)) == 4
+    assert harness.ledger.commit(outcome(claim)) == Committed(seq=4)
 
 
 def test_objects_retracted_while_their_archive_is_written_stay_out_of_it(harness: LedgerHarness) -> None:

@@ -1,7 +1,7 @@
 """The name of the transform that made a pipeline's rows."""
 
 import pytest
-from tests.conformance.ledger.ledger_harness import PIPELINE, LedgerHarness, candidates, outcome
+from tests.conformance.ledger.ledger_harness import PIPELINE, LedgerHarness, candidates, outcome, seq_of
 
 from penstock.errors import UsageError
 from penstock.ledger import Ledger
@@ -12,7 +12,7 @@ CLEAN, TIDY = "cleaning:clean", "shop:Tidy.__call__"
 
 
 def commit(harness: LedgerHarness, claim: ObjectClaims, transform: str | None) -> int | None:
-    return harness.ledger.commit(outcome(claim, record=BatchRecord(transform=transform)))
+    return seq_of(harness.ledger.commit(outcome(claim, record=BatchRecord(transform=transform))))
 
 
 def process(harness: LedgerHarness, name: str, transform: str | None) -> int | None:

@@ -118,7 +118,7 @@ class BatchMaker:
         """Commit the files that the attempt wrote; return the batch's sequence number."""
         row = self.ledger.ensure_pipeline(self.pipeline)
         text = encode_schema(schema)
-        seq = self.ledger.commit(
+        committed = self.ledger.commit(
             BatchOutcome(
                 pipeline=self.pipeline,
                 attempt_id=attempt_id,
@@ -133,8 +133,8 @@ class BatchMaker:
                 new_schema=None if row.table_schema == text else text,
             )
         )
-        assert seq is not None
-        return seq
+        assert committed is not None
+        return committed.seq
 
     def batch(self, ids: Sequence[int], *, schema: pa.Schema = SCHEMA) -> int:
         """Commit a batch of these rows; without rows it has no file."""

@@ -85,7 +85,7 @@ class SharedTable:
         self.ledger.claim(PIPELINE, [candidate], attempt_id=attempt_id, worker="w", lease_seconds=600.0)
         row = self.ledger.ensure_pipeline(PIPELINE)
         text = encode_schema(schema)
-        seq = self.ledger.commit(
+        committed = self.ledger.commit(
             BatchOutcome(
                 pipeline=PIPELINE,
                 attempt_id=attempt_id,
@@ -100,9 +100,9 @@ class SharedTable:
                 new_schema=None if row.table_schema == text else text,
             )
         )
-        assert seq is not None
+        assert committed is not None
         self.expected += ids
-        return seq
+        return committed.seq
 
     def publish(self, *, probe: Probe = no_probe, watched: bool = True) -> Published:
         return publish(

@@ -19,7 +19,8 @@ def commit(ledger: Ledger, name: str) -> int | None:
     )
     claim = ledger.claim(PIPELINE, [candidate], attempt_id=name, worker="w", lease_seconds=60)
     processed = [ObjectResult(object_id=object_id, rows=1, lines_quarantined=0) for object_id in claim.claimed]
-    return ledger.commit(BatchOutcome(pipeline=PIPELINE, attempt_id=name, processed=processed))
+    committed = ledger.commit(BatchOutcome(pipeline=PIPELINE, attempt_id=name, processed=processed))
+    return None if committed is None else committed.seq
 
 
 def test_batches_committed_before_announcing_began_count_as_announced() -> None:

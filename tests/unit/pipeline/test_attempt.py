@@ -34,7 +34,16 @@ from penstock.events import (
     RunFailed,
 )
 from penstock.ledger import Ledger
-from penstock.ledger.records import AttemptFailure, BatchOutcome, BatchRecord, ObjectClaims, ObjectResult, ObjectState
+from penstock.ledger.records import (
+    AttemptFailure,
+    BatchOutcome,
+    BatchRecord,
+    Committed,
+    ObjectClaims,
+    ObjectResult,
+    ObjectState,
+    OnChange,
+)
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import HeldClaim, ServiceWatch, Unwatched
@@ -106,6 +115,7 @@ class Pipeline:
         clock: Clock | None = None,
         lease_seconds: float = 60.0,
         faults_max: int | None = 3,
+        on_change: OnChange = OnChange.ADD,
     ) -> None:
         self.ledger = ledger
         self.events: list[Event] = []
@@ -117,6 +127,7 @@ class Pipeline:
             attempts_max=3,
             backoff_base_seconds=1.0,
             backoff_cap_seconds=300.0,
+            on_change=on_change,
         )
         self._around = PipelineRuntime(
             ledger=ledger,
@@ -588,11 +599,11 @@ def test_a_heartbeat_that_overlaps_the_commit_does_not_lose_the_claim(ledger: Le
         claims.append(executions[0].claim())
         return result(request)
 
-    def committing(outcome: BatchOutcome) -> int | None:
+    def committing(outcome: BatchOutcome) -> Committed | None:
         assert claims[0] is not None
-        seq = commit(outcome)
+        committed = commit(outcome)
         lost.append(executions[0].loses(claims[0]))  # for the ledger, the attempt is no longer open
-        return seq
+        return committed
 
     executions.append(Pipeline(ledger, Engine(running)).execution("a"))
     with mock.patch.object(ledger, "commit", committing):
@@ -846,3 +857,58 @@ def test_a_run_that_cannot_be_checked_again_is_repeated_when_the_schema_changed(
         return replace(result(request), new_schema="the first")
 
     assert Pipeline(ledger, Engine(overlapped)).run("a") == [Release(uncounted=True)]
+
+
+def changed_ref(version: int) -> ObjectRef:
+    return replace(ref("a"), etag=str(version))
+
+
+def deliver(pipeline: Pipeline, *versions: int) -> list[Settlement]:
+    return pipeline.run_bodies(*(announce(changed_ref(version)) for version in versions))
+
+
+def test_a_version_of_which_another_was_committed_meanwhile_is_released_and_read_again_at_once(ledger: Ledger) -> None:
+    other = Pipeline(ledger, Engine(), on_change=OnChange.REPLACE)
+
+    def overlapped(request: RunRequest) -> RunResult:
+        if not ledger.batches(PIPELINE):
+            assert deliver(other, 2) == [Ack()]
+        return result(request)
+
+    engine = Engine(overlapped)
+    pipeline = Pipeline(ledger, engine, on_change=OnChange.REPLACE)
+    assert deliver(pipeline, 1) == [Release(uncounted=True)]
+    assert ledger.counts(PIPELINE)[ObjectState.UNPROCESSED] == 1
+    assert deliver(pipeline, 1) == [Ack()]
+    assert [batch.record.replaces for batch in ledger.batches(PIPELINE)] == ["", '["s3://bucket/a"]']
+    assert all(request.current_only for request in engine.requests)
+    assert [claimed.attempts for request in engine.requests for claimed in request.claimed.values()] == [1, 1]
+
+
+def test_versions_are_added_without_a_check_of_the_store(ledger: Ledger) -> None:
+    engine = Engine()
+    assert deliver(Pipeline(ledger, engine), 1, 2) == [Ack(), Ack()]
+    assert [request.current_only for request in engine.requests] == [False]
+
+
+def test_a_pipeline_that_refuses_changes_dead_letters_them_without_a_run(ledger: Ledger) -> None:
+    engine = Engine()
+    pipeline = Pipeline(ledger, engine, on_change=OnChange.REFUSE)
+    assert deliver(pipeline, 1) == [Ack()]
+    (refused,) = deliver(pipeline, 2)
+    assert isinstance(refused, DeadLetter)
+    assert "penstock objects retract" in refused.reason
+    assert refused.poison, "another attempt cannot help"
+    assert len(engine.requests) == 1
+    assert count_of(pipeline.events, ObjectFailed) == 1
+    assert ledger.counts(PIPELINE)[ObjectState.DEAD] == 1
+
+
+def test_the_other_objects_of_a_batch_with_a_refused_one_are_processed(ledger: Ledger) -> None:
+    engine = Engine()
+    pipeline = Pipeline(ledger, engine, on_change=OnChange.REFUSE)
+    deliver(pipeline, 1)
+    settled = pipeline.run_bodies(announce(changed_ref(2)), announce(ref("b")))
+    assert [type(one) for one in settled] == [DeadLetter, Ack]
+    assert engine.group_sizes == [1, 1]
+    assert pipeline.state("b") is ObjectState.PROCESSED

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import TableError
-from penstock.ledger.records import BatchRecord
+from penstock.ledger.records import BatchRecord, OnChange
 from penstock.objects.reference import ObjectRef
 from penstock.pipeline.batch_record import RecordedBatch, RecordedObject, forget, load, recorded, save
+from penstock.pipeline.maintenance.repair import imported_batch
+from penstock.pipeline.maintenance.table_history import TableTail
 from penstock.storage.local import LocalFiles
 
 RECORD = RecordedBatch(
@@ -131,3 +133,19 @@ def test_a_record_of_more_objects_than_a_slice_is_one_document(table: LocalFiles
 def test_a_record_has_the_kind_of_places_if_it_is_not_the_usual_one(table: LocalFiles) -> None:
     save(table, by_row := replace(RECORD, place="_row"))
     assert load(table, RECORD.attempt_id) == by_row
+
+
+def test_a_record_says_that_its_batch_replaces_versions_and_older_releases_refuse_it(table: LocalFiles) -> None:
+    replacing = replace(RECORD, replaces_versions=True)
+    save(table, replacing)
+    assert load(table, RECORD.attempt_id) == replacing
+    document = json.loads(gzip.decompress(table.read(f"_penstock/batches/{RECORD.attempt_id}.json.gz")))
+    assert document["version"] == 2
+
+
+@pytest.mark.parametrize("replaces", [True, False])
+def test_a_repair_imports_what_the_record_says_about_versions(replaces: bool) -> None:
+    tail = TableTail(uri="clicks", table=None, agrees_at=0, shown=())
+    saved = replace(RECORD, replaces_versions=replaces)
+    imported = imported_batch(1, RECORD.attempt_id, tails=(tail, tail), saved=saved)
+    assert imported.on_change is (OnChange.REPLACE if replaces else OnChange.ADD)

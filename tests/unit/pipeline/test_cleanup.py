@@ -104,7 +104,8 @@ class Site:
             ObjectResult(object_id=reference(key, version).object_id, rows=1, lines_quarantined=0) for key in keys
         ]
         fields = {"pipeline": CLICKS, "processed": processed, **more}
-        return self.ledger.commit(BatchOutcome(attempt_id=attempt_id, **fields))
+        committed = self.ledger.commit(BatchOutcome(attempt_id=attempt_id, **fields))
+        return None if committed is None else committed.seq
 
     def process(self, *keys: str, pipeline: str = CLICKS, version: str | None = None) -> None:
         attempt_id = self.claim(*keys, pipeline=pipeline, version=version)

@@ -8,7 +8,15 @@ import pytest
 
 from penstock.app.paths import TablePaths, table_paths
 from penstock.ledger import Ledger
-from penstock.ledger.records import AttemptFailure, BatchOutcome, BatchRecord, Candidate, ObjectResult, OriginalMessage
+from penstock.ledger.records import (
+    AttemptFailure,
+    BatchOutcome,
+    BatchRecord,
+    Candidate,
+    ObjectResult,
+    OnChange,
+    OriginalMessage,
+)
 from penstock.objects.reference import LOCAL_BUCKET, ObjectRef
 from penstock.objects.replays import replay_of
 from penstock.pipeline.batch_record import run_files
@@ -123,3 +131,36 @@ def test_lines_that_are_no_longer_all_there_fail_the_replay(
     _, failed = replay_places([replay_of(A, "one")], lines, "_offset")
     (failure,) = failed.values()
     assert "has 0 lines of file:///in/a, and the attempt one quarantined 1" in failure.reason
+
+
+def test_a_replay_of_a_version_that_was_replaced_fails_for_good(
+    where: TablePaths, ledger: Ledger, lines: QuarantineLines
+) -> None:
+    quarantine(where, ledger, "one", [(A, 0, b"xyz")])
+    changed = ObjectRef(bucket=A.bucket, key=A.key, size_bytes=8, etag="2-8")
+    wanted = Candidate(
+        object_id=changed.object_id,
+        bucket=changed.bucket,
+        key=changed.key_bytes,
+        size_bytes=8,
+        uri=changed.uri,
+        original_message=OriginalMessage(message_id="m", enqueued_at=0.0),
+        etag=changed.etag,
+    )
+    claim = ledger.claim(
+        where.pipeline, [wanted], attempt_id="two", worker="w", lease_seconds=60.0, on_change=OnChange.REPLACE
+    )
+    ledger.commit(
+        BatchOutcome(
+            pipeline=where.pipeline,
+            attempt_id="two",
+            processed=[ObjectResult(object_id=changed.object_id, rows=1, lines_quarantined=0)],
+            on_change=OnChange.REPLACE,
+            since_seq=claim.next_seq,
+        )
+    )
+    places, failed = replay_places([replay_of(A, "one")], lines, "_offset")
+    assert places == {}
+    (failure,) = failed.values()
+    assert failure.failure is AttemptFailure.DEAD
+    assert "a later one replaced in batch 2" in failure.reason

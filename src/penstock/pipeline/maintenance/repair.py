@@ -34,6 +34,7 @@ from penstock.ledger.records import (
     LedgerRepair,
     LedgerRepaired,
     ObjectResult,
+    OnChange,
     OriginalMessage,
 )
 from penstock.objects.reference import ObjectRef
@@ -84,6 +85,7 @@ def imported_batch(
         committed_at=_shown_since(tails, attempt_id),
         bad=() if is_empty(saved.record.quarantine_manifest) else _bad_lines(saved),
         replays=replays(*_results(saved)),
+        on_change=OnChange.REPLACE if saved.replaces_versions else OnChange.ADD,
     )
 
 

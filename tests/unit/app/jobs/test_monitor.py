@@ -18,7 +18,7 @@ from penstock.errors import ConfigurationError, TemporaryError
 from penstock.events import Event, MonitorPollFailed, MonitorPollRecovered, ObjectsOverdue
 from penstock.ledger import Ledger
 from penstock.ledger.pipelines import ReconcileResult
-from penstock.ledger.records import BatchOutcome, Candidate, ObjectResult, OriginalMessage
+from penstock.ledger.records import BatchOutcome, Candidate, Committed, ObjectResult, OriginalMessage
 from penstock.messaging.broker import Broker, QueueSettings, QueueStats
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
@@ -200,7 +200,7 @@ def record_object(ledger: Ledger, *, claim_only: bool = False) -> None:
     ledger.claim(PIPELINE, [candidate], attempt_id=attempt, worker="w", lease_seconds=60.0)
     if not claim_only:
         done = ObjectResult(object_id=candidate.object_id, rows=1, lines_quarantined=0)
-        assert ledger.commit(BatchOutcome(pipeline=PIPELINE, attempt_id=attempt, processed=[done])) == 1
+        assert ledger.commit(BatchOutcome(pipeline=PIPELINE, attempt_id=attempt, processed=[done])) == Committed(seq=1)
 
 
 def test_the_gauges_of_a_ledger_are_states_ages_and_the_latest_reconcile(scene: Scene) -> None:

@@ -1,0 +1,85 @@
+"""Make processed versions claimable again after another version replaced them; used only inside a claim.
+
+The store may have such a version as its current one once more (A-B-A), which a message or a listing reports. The claim
+takes it, and its run finds out. If it is a late duplicate of the version's old message, the run finds another version
+in the store, and the object ends as superseded.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from sqlalchemy import Connection, bindparam, delete, null, select, update
+
+from penstock.ledger.archive import ARCHIVING
+from penstock.ledger.database import Database
+from penstock.ledger.records import Claimable, ObjectState
+from penstock.ledger.rows import new_object
+from penstock.ledger.schema import archived_objects, archives, objects, progress
+from penstock.ledger.sets import insert_from, slices, unprocessed
+from penstock.ledger.versions import SUPERSEDED, SUPERSEDED_ARCHIVED, found_by, superseded_versions
+
+_LOCK_ARCHIVING = (
+    select(progress.c.done_seq)
+    .where(progress.c.pipeline == bindparam("in_pipeline"), progress.c.task == ARCHIVING)
+    .with_for_update()
+)
+_FREE = (
+    update(objects)
+    .values(
+        state=ObjectState.UNPROCESSED.value,
+        attempt_id=null(),
+        batch_seq=null(),
+        rows=null(),
+        lines_quarantined=null(),
+        unknown_fields=null(),
+        refunds=objects.c.charged,  # its attempts begin again
+        ended_at=null(),
+    )
+    .where(
+        objects.c.pipeline == bindparam("in_pipeline"),
+        objects.c.object_id.in_(bindparam("of_objects", expanding=True)),
+        objects.c.state == ObjectState.PROCESSED.value,
+    )
+)
+_of_archived = (archived_objects.c.pipeline == bindparam("in_pipeline")) & archived_objects.c.object_id.in_(
+    bindparam("of_objects", expanding=True)
+)
+_ARCHIVES_OF = select(archived_objects.c.archive_id).where(_of_archived)
+_LEAVE_ARCHIVE = delete(archived_objects).where(_of_archived)
+_SHRINK = (
+    update(archives).values(objects=archives.c.objects - bindparam("fewer")).where(archives.c.id == bindparam("of_id"))
+)
+
+
+class SupersededVersions:
+    """Make superseded versions claimable, inside a claim. Thread-safe."""
+
+    def __init__(self, database: Database) -> None:
+        self._add_progress = database.dialect.insert_or_ignore(progress)
+        self._add_objects = unprocessed(database.dialect.insert_or_ignore(objects))
+
+    def free(self, connection: Connection, pipeline: str, named: Mapping[bytes, Sequence[Claimable]]) -> None:
+        """Free those of ``wanted`` that are processed and superseded. ``named``: the messages by object id.
+
+        The progress of the archive is locked first, so that none of them moves there meanwhile, and two claims with the
+        same objects wait for each other before they lock any of them.
+        """
+        if not superseded_versions(connection, pipeline):
+            return
+        binds = {"in_pipeline": pipeline}
+        # Not added first: on MariaDB two inserts that find the row would both share its lock, and then deadlock.
+        if connection.execute(_LOCK_ARCHIVING, binds).first() is None:
+            connection.execute(self._add_progress, {"pipeline": pipeline, "task": ARCHIVING, "done_seq": 0})
+            connection.execute(_LOCK_ARCHIVING, binds)
+        for ids in slices(sorted(found_by(connection, pipeline, SUPERSEDED))):
+            connection.execute(_FREE, {**binds, "of_objects": list(ids)})
+        archived = sorted(found_by(connection, pipeline, SUPERSEDED_ARCHIVED))
+        if not archived:
+            return
+        insert_from(connection, self._add_objects, archived, lambda id: new_object(pipeline, named[id][0]))
+        fewer: Counter[str] = Counter()
+        for ids in slices(archived):
+            fewer.update(connection.scalars(_ARCHIVES_OF, {**binds, "of_objects": list(ids)}))
+            connection.execute(_LEAVE_ARCHIVE, {**binds, "of_objects": list(ids)})
+        for archive_id, count in sorted(fewer.items()):
+            connection.execute(_SHRINK, {"of_id": archive_id, "fewer": count})
