@@ -276,6 +276,10 @@ def test_a_terminal_shows_a_progress_bar_below_the_lines(monkeypatch: pytest.Mon
             {"objects_changed": 1},
             "1 file had changed: all its lines were added, and the rows of its earlier version stay.",
         ),
+        ({"replaced_objects": 1, "replaced_rows": 2}, "1 file changed: its 2 earlier rows were replaced."),
+        ({"replaced_objects": 1, "replaced_rows": 1}, "1 file changed: its 1 earlier row was replaced."),
+        ({"replaced_objects": 2, "replaced_rows": 1_200}, "2 files changed: their 1,200 earlier rows were replaced."),
+        ({"replaced_objects": 2}, "2 files changed: their 0 earlier rows were replaced."),
         ({"files_ignored": {"hidden": 3}}, "Left out: 3 hidden."),
         (
             {"files_ignored": {"excluded": 9, "hidden": 1}, "folders_excluded": ("s3://b/t",)},
@@ -317,6 +321,13 @@ def test_the_report_of_a_run_counts_superseded_objects(
 ) -> None:
     print_run_report(dataclasses.replace(RUN, objects_superseded=superseded))
     assert line in capsys.readouterr().out.splitlines()
+
+
+def test_the_report_of_a_run_counts_replaced_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    print_run_report(dataclasses.replace(RUN, replaced_objects=1, replaced_rows=2))
+    assert "1 file changed: its 2 earlier rows were replaced." in capsys.readouterr().out.splitlines()
+    print_run_report(RUN)
+    assert "changed" not in capsys.readouterr().out
 
 
 def test_hints_name_a_table_outside_the_current_folder(capsys: pytest.CaptureFixture[str]) -> None:

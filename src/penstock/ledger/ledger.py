@@ -37,6 +37,7 @@ from penstock.ledger.records import (
     ObjectClaims,
     ObjectRow,
     ObjectState,
+    OnChange,
     PipelineRow,
     WorkClaimResult,
     WorkOwner,
@@ -279,7 +280,14 @@ class Ledger:
         """
         return self._known_ids.between(pipeline, low, high, seen_at=seen_at)
 
-    def known_among(self, pipeline: str, object_ids: Collection[bytes], *, seen_at: float) -> set[bytes]:
+    def known_among(
+        self,
+        pipeline: str,
+        object_ids: Collection[bytes],
+        *,
+        seen_at: float,
+        on_change: OnChange = OnChange.ADD,  # noqa: ARG002
+    ) -> set[bytes]:
         """Return the given ids that need no message: processed, failed, archived, or under an unexpired lease.
 
         Objects found deleted or replaced are included only if that was at ``seen_at`` (epoch seconds) or later, because

@@ -28,6 +28,14 @@ UNREAD = frozenset({ObjectState.DELETED, ObjectState.SUPERSEDED})
 """Ends of objects whose content was never read: a newer notification or listing takes such an object again."""
 
 
+class OnChange(StrEnum):
+    """What a pipeline does with an object of which another version was processed."""
+
+    ADD = "add"  # its rows are added to those of the other versions
+    REPLACE = "replace"  # its rows take the place of theirs
+    REFUSE = "refuse"  # it fails
+
+
 class AttemptState(StrEnum):
     """State of an attempt. Only open attempts can change."""
 
@@ -120,6 +128,7 @@ class ObjectClaims:
     claimed: Mapping[bytes, ClaimedObject]
     busy: Mapping[bytes, float]  # seconds until the other attempt's lease ends (at least 0)
     ended: Mapping[bytes, EndedObject]
+    next_seq: int | None = None  # `PipelineRow.next_seq` of this moment; None with `OnChange.ADD`
 
 
 class AttemptFailure(StrEnum):
@@ -258,6 +267,17 @@ class BatchOutcome:
     bad: Sequence[BadLines] = ()  # the processed objects with lines in quarantine
     replays: Sequence[bytes] = ()  # the processed objects that are replays
     added_columns: Mapping[str, str] = field(default_factory=dict)  # as in `PipelineRow`; those that the run added
+    on_change: OnChange = OnChange.ADD
+    since_seq: int | None = None  # `ObjectClaims.next_seq`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """A committed batch."""
+
+    seq: int
+    replaced_objects: int = 0  # processed objects of which an earlier version was replaced
+    replaced_rows: int = 0  # the rows of these versions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,6 +72,7 @@ class RecordedBatch:
     columns: str  # the columns of its files, encoded as the ledger stores them
     record: BatchRecord
     place: str = OFFSET  # the column with a row's place in its object; not stored if it is this one
+    replaces_versions: bool = False  # the commit will replace the rows of earlier versions of its objects
 
 
 def save(table: Files, batch: RecordedBatch) -> None:
