@@ -137,6 +137,11 @@ def test_hostile_text_is_printed_escaped_on_one_line(capsys: pytest.CaptureFixtu
     assert line.endswith("\\x1b[2J[red]two\\nlines")
 
 
+def test_a_batch_that_replaces_rows_says_how_many(capsys: pytest.CaptureFixture[str]) -> None:
+    replacing = dataclasses.replace(committed(2, 3), replaced_objects=1, replaced_rows=2)
+    assert printed_lines(capsys, replacing) == ["batch 1 committed: 2 objects, 3 rows, 2 earlier rows replaced"]
+
+
 def test_progress_within_a_batch_is_reported_at_intervals(capsys: pytest.CaptureFixture[str]) -> None:
     now = iter([100.0, 101.0, 100.0 + LINE_EVERY_SECONDS])
     steps = [BatchProgressed(pipeline="p", attempt_id="a", tasks_done=done, tasks=9) for done in (1, 2, 3)]

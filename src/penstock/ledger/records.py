@@ -128,7 +128,8 @@ class ObjectClaims:
     claimed: Mapping[bytes, ClaimedObject]
     busy: Mapping[bytes, float]  # seconds until the other attempt's lease ends (at least 0)
     ended: Mapping[bytes, EndedObject]
-    next_seq: int | None = None  # `PipelineRow.next_seq` of this moment; None with `OnChange.ADD`
+    # The number of the next batch when the objects were claimed, for `BatchOutcome.since_seq`; None if the pipeline adds
+    next_seq: int | None = None
 
 
 class AttemptFailure(StrEnum):
@@ -268,16 +269,16 @@ class BatchOutcome:
     replays: Sequence[bytes] = ()  # the processed objects that are replays
     added_columns: Mapping[str, str] = field(default_factory=dict)  # as in `PipelineRow`; those that the run added
     on_change: OnChange = OnChange.ADD
-    since_seq: int | None = None  # `ObjectClaims.next_seq`
+    since_seq: int | None = None  # `ObjectClaims.next_seq`: an other version committed since then refuses the commit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
-    """A committed batch."""
+    """The batch that a commit recorded."""
 
     seq: int
-    replaced_objects: int = 0  # processed objects of which an earlier version was replaced
-    replaced_rows: int = 0  # the rows of these versions
+    replaced_objects: int = 0  # objects whose earlier versions it replaced
+    replaced_rows: int = 0  # rows of the version of each that was committed last, with those of its replays
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

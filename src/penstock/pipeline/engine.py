@@ -41,7 +41,7 @@ class RunRequest:
     attempt_id: str
     objects: Sequence[ObjectRef]
     claimed: Mapping[bytes, ClaimedObject] = field(default_factory=dict)  # the claim's result, by object id
-    current_only: bool = False  # an object counts only if the store has it as the current version of its key
+    current_only: bool = False  # read a version only if it is the store's current one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,15 +34,7 @@ from penstock.events import (
     RunFailed,
 )
 from penstock.ledger import Ledger
-from penstock.ledger.records import (
-    AttemptFailure,
-    BatchOutcome,
-    BatchRecord,
-    ObjectClaims,
-    ObjectResult,
-    ObjectState,
-    OnChange,
-)
+from penstock.ledger.records import AttemptFailure, BatchOutcome, BatchRecord, ObjectClaims, ObjectResult, ObjectState
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import HeldClaim, ServiceWatch, Unwatched
@@ -114,7 +106,6 @@ class Pipeline:
         clock: Clock | None = None,
         lease_seconds: float = 60.0,
         faults_max: int | None = 3,
-        change_rule: Callable[[], OnChange] | None = None,
     ) -> None:
         self.ledger = ledger
         self.events: list[Event] = []
@@ -134,7 +125,6 @@ class Pipeline:
             publish=lambda: None,
             streak=FailureStreak(faults_max=faults_max),
             bus=Bus(self.events.append, listen),
-            change_rule=change_rule,
             clock=SystemClock() if clock is None else clock,
             random=lambda: 0.5,
             ledger_watch=watch or Unwatched(),
@@ -856,46 +846,3 @@ def test_a_run_that_cannot_be_checked_again_is_repeated_when_the_schema_changed(
         return replace(result(request), new_schema="the first")
 
     assert Pipeline(ledger, Engine(overlapped)).run("a") == [Release(uncounted=True)]
-
-
-def committed_rules(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> list[OnChange]:
-    """Return a list to which each commit appends its rule for objects that change."""
-    rules: list[OnChange] = []
-    commit = ledger.commit
-
-    def record(outcome: BatchOutcome) -> Any:
-        rules.append(outcome.on_change)
-        return commit(outcome)
-
-    monkeypatch.setattr(ledger, "commit", record)
-    return rules
-
-
-def test_each_batch_reads_the_rule_for_objects_that_change(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A table's first batch sets its columns, and these may decide."""
-    rules = committed_rules(ledger, monkeypatch)
-    engine, now = Engine(), iter((OnChange.REPLACE, OnChange.ADD))
-    pipeline = Pipeline(ledger, engine, change_rule=lambda: next(now))
-    assert (pipeline.run("a"), pipeline.run("b")) == ([Ack()], [Ack()])
-    assert [request.current_only for request in engine.requests] == [True, False]
-    assert rules == [OnChange.REPLACE, OnChange.ADD]
-
-
-def test_rows_that_do_not_name_their_objects_are_added(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    rules = committed_rules(ledger, monkeypatch)
-    engine = Engine(lambda request: replace(result(request), has_addresses=False))
-    assert Pipeline(ledger, engine, change_rule=lambda: OnChange.REPLACE).run("a") == [Ack()]
-    assert Pipeline(ledger, engine, change_rule=lambda: OnChange.REFUSE).run("b") == [Ack()]
-    assert rules == [OnChange.ADD, OnChange.REFUSE]
-
-
-def test_a_batch_waits_for_a_ledger_that_does_not_return_the_rule(ledger: Ledger) -> None:
-    engine = Engine()
-
-    def away() -> OnChange:
-        raise TemporaryError("the ledger is away")
-
-    settled = Pipeline(ledger, engine, change_rule=away).run("a")
-    assert isinstance(settled[0], Release)
-    assert settled[0].uncounted
-    assert not engine.requests
