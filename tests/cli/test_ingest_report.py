@@ -51,7 +51,10 @@ def test_changed_files_are_reported_by_the_run_that_adds_them(
     ("options", "words"),
     [
         (("--on-change", "merge"), "--on-change merge is unknown; write one of add, replace, refuse."),
-        (("--on-change", "replace", "--no-provenance"), "leave out --no-provenance, or write --on-change add or refuse."),
+        (
+            ("--on-change", "replace", "--no-provenance"),
+            "leave out --no-provenance, or write --on-change add or refuse.",
+        ),
     ],
 )
 def test_a_rule_for_changed_files_that_cannot_hold_is_a_mistake(

@@ -1,7 +1,7 @@
 """Enqueue notifications for the objects of a scan, and detect when all of them have reached a terminal state.
 
-An object that the scan found although the ledger has it as deleted or replaced is not done: that state is outdated. Nor
-is a processed one if another version was committed after it and the pipeline replaces rows: the object has changed back.
+An object that the scan found although the ledger has it as deleted or replaced is not done: that state is outdated.
+Nor is a processed one if another version was committed after it and the pipeline replaces rows: it has changed back.
 
 `QueueDrainCheck` detects an empty queue. If a broker's counts are approximate, one check proves nothing: on SQS they
 may be 0 for a while after messages were sent or received. So the count must stay 0 for longer than a poll takes. The

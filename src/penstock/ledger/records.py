@@ -128,7 +128,7 @@ class ObjectClaims:
     claimed: Mapping[bytes, ClaimedObject]
     busy: Mapping[bytes, float]  # seconds until the other attempt's lease ends (at least 0)
     ended: Mapping[bytes, EndedObject]
-    # The number of the next batch when the objects were claimed, for `BatchOutcome.since_seq`; None if the pipeline adds
+    # The next batch's number when the objects were claimed, for `BatchOutcome.since_seq`; None if the pipeline adds
     next_seq: int | None = None
 
 

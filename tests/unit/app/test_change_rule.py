@@ -70,7 +70,10 @@ def test_a_given_rule_holds_whatever_the_columns(ledger: Ledger, given: OnChange
     ("options", "words"),
     [
         ({"on_change": "merge"}, "--on-change merge is unknown; write one of add, replace, refuse"),
-        ({"on_change": "replace", "provenance": False}, "leave out --no-provenance, or write --on-change add or refuse"),
+        (
+            {"on_change": "replace", "provenance": False},
+            "leave out --no-provenance, or write --on-change add or refuse",
+        ),
     ],
 )
 def test_an_ingest_that_cannot_do_what_is_asked_is_refused_before_it_starts(

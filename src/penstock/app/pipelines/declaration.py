@@ -130,8 +130,8 @@ class ObjectSource:
             )
         if self.on_change is not None and self.on_change not in CHANGES:
             raise UsageError(
-                f"The source {self.folder} has on_change={self.on_change!r}; write one of {', '.join(CHANGES)}, or leave "
-                "it out."
+                f"The source {self.folder} has on_change={self.on_change!r}; write one of {', '.join(CHANGES)}, or "
+                "leave it out."
             )
         if isinstance(self.null, str):
             raise UsageError(f"The source {self.folder} has null={self.null!r}; write a list of texts, such as ['NA'].")
