@@ -32,15 +32,37 @@ def test_changed_files_are_reported_by_the_run_that_adds_them(
 
     monkeypatch.setattr(IngestPipeline, "serve", serve)
     (scene.source / "a.jsonl").write_text('{"id": 1}\n')
-    assert "had changed" not in penstock("ingest", "landing", "clicks").out
+    adding = ("ingest", "landing", "clicks", "--on-change", "add")
+    assert "had changed" not in penstock(*adding).out
 
     (scene.source / "a.jsonl").write_text('{"id": 1}\n{"id": 2}\n')
-    result = penstock("ingest", "landing", "clicks")
+    result = penstock(*adding)
     assert "1 file had changed: all its lines were added, and the rows of its earlier version stay." in result.out
 
-    document = penstock("ingest", "landing", "clicks", "--json").document
+    document = penstock(*adding, "--json").document
     assert (document["objects_skipped"], document["objects_new_versions"]) == (1, 1)
     assert "objects_changed" not in document
-    result = penstock("ingest", "landing", "clicks")
+    result = penstock(*adding)
     assert result.out.startswith("Nothing new: the only object is in the table already. 0 rows added.")
     assert "had changed" not in result.out
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--on-change", "merge"), "--on-change merge is unknown; write one of add, replace, refuse."),
+        (
+            ("--on-change", "replace", "--no-provenance"),
+            "leave out --no-provenance, or write --on-change add or refuse.",
+        ),
+    ],
+)
+def test_a_rule_for_changed_files_that_cannot_hold_is_a_mistake(
+    penstock: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "landing").mkdir()
+    result = penstock("ingest", "landing", "clicks", *options)
+    assert result.exit_code == 2
+    assert words in result.err
+    assert not (tmp_path / "clicks").exists()

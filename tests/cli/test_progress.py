@@ -137,6 +137,11 @@ def test_hostile_text_is_printed_escaped_on_one_line(capsys: pytest.CaptureFixtu
     assert line.endswith("\\x1b[2J[red]two\\nlines")
 
 
+def test_a_batch_that_replaces_rows_says_how_many(capsys: pytest.CaptureFixture[str]) -> None:
+    replacing = dataclasses.replace(committed(2, 3), replaced_objects=1, replaced_rows=2)
+    assert printed_lines(capsys, replacing) == ["batch 1 committed: 2 objects, 3 rows, 2 earlier rows replaced"]
+
+
 def test_progress_within_a_batch_is_reported_at_intervals(capsys: pytest.CaptureFixture[str]) -> None:
     now = iter([100.0, 101.0, 100.0 + LINE_EVERY_SECONDS])
     steps = [BatchProgressed(pipeline="p", attempt_id="a", tasks_done=done, tasks=9) for done in (1, 2, 3)]
@@ -276,6 +281,10 @@ def test_a_terminal_shows_a_progress_bar_below_the_lines(monkeypatch: pytest.Mon
             {"objects_changed": 1},
             "1 file had changed: all its lines were added, and the rows of its earlier version stay.",
         ),
+        ({"replaced_objects": 1, "replaced_rows": 2}, "1 file changed: its 2 earlier rows were replaced."),
+        ({"replaced_objects": 1, "replaced_rows": 1}, "1 file changed: its 1 earlier row was replaced."),
+        ({"replaced_objects": 2, "replaced_rows": 1_200}, "2 files changed: their 1,200 earlier rows were replaced."),
+        ({"replaced_objects": 2}, "2 files changed: their 0 earlier rows were replaced."),
         ({"files_ignored": {"hidden": 3}}, "Left out: 3 hidden."),
         (
             {"files_ignored": {"excluded": 9, "hidden": 1}, "folders_excluded": ("s3://b/t",)},
@@ -317,6 +326,13 @@ def test_the_report_of_a_run_counts_superseded_objects(
 ) -> None:
     print_run_report(dataclasses.replace(RUN, objects_superseded=superseded))
     assert line in capsys.readouterr().out.splitlines()
+
+
+def test_the_report_of_a_run_counts_replaced_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    print_run_report(dataclasses.replace(RUN, replaced_objects=1, replaced_rows=2))
+    assert "1 file changed: its 2 earlier rows were replaced." in capsys.readouterr().out.splitlines()
+    print_run_report(RUN)
+    assert "changed" not in capsys.readouterr().out
 
 
 def test_hints_name_a_table_outside_the_current_folder(capsys: pytest.CaptureFixture[str]) -> None:

@@ -87,6 +87,29 @@ def test_a_version_survives_a_delete_marker_and_not_its_own_deletion(store: S3St
 
 
 @both_clients
+def test_only_the_current_version_of_a_key_passes_the_check_for_it(store: S3Store, versioned: Any, key: str) -> None:
+    first = put(versioned, key, b"one")
+    store.check_current(first)
+    second = put(versioned, key, b"two")
+    store.check_current(second)
+    with pytest.raises(ObjectSuperseded, match=f"announced as version {first.version_id}, now {second.version_id}"):
+        store.check_current(first)
+    versioned.delete_object(Bucket=BUCKET, Key=key, VersionId=second.version_id)
+    store.check_current(first)
+    versioned.delete_object(Bucket=BUCKET, Key=key)
+    with pytest.raises(ObjectGone):
+        store.check_current(first)
+
+
+def test_a_version_before_versioning_was_suspended_is_not_current_any_more(store: S3Store, versioned: Any) -> None:
+    before = put(versioned, "in/a", b"one")
+    versioned.put_bucket_versioning(Bucket=BUCKET, VersioningConfiguration={"Status": "Suspended"})
+    put(versioned, "in/a", b"one")
+    with pytest.raises(ObjectSuperseded):
+        store.check_current(before)
+
+
+@both_clients
 def test_an_object_without_versions_is_superseded_or_deleted(store: S3Store, s3: Any, key: str) -> None:
     ref = put(s3, key, b"one")
     assert read_all(store, ref) == b"one"

@@ -155,8 +155,9 @@ def test_a_second_ingest_adds_nothing_and_a_third_only_new_files(case: Case) -> 
     # An empty line first, so that every line of the new version has another place than in the old one.
     paths[1].write_bytes(b"\n" + b"\n".join(line(1, place, note="changed") for place in range(30)))
     whole = truth(case.source).plus(first)
-    third = case.ingest().report
+    third = case.ingest("--on-change", "add").report
     check_done(whole, case.table)
+    assert (third["replaced_objects"], third["replaced_rows"]) == (0, 0)
     assert (third["objects_skipped"], third["objects_processed"], third["objects_new_versions"]) == (11, 4, 1)
     assert third["rows_written"] == len(whole.good) - len(first.good)
 

@@ -1,6 +1,7 @@
 """Enqueue notifications for the objects of a scan, and detect when all of them have reached a terminal state.
 
 An object that the scan found although the ledger has it as deleted or replaced is not done: that state is outdated.
+Nor is a processed one if another version was committed after it and the pipeline replaces rows: it has changed back.
 
 `QueueDrainCheck` detects an empty queue. If a broker's counts are approximate, one check proves nothing: on SQS they
 may be 0 for a while after messages were sent or received. So the count must stay 0 for longer than a poll takes. The
@@ -14,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from penstock.errors import PenstockError
 from penstock.events import SourceScanned
 from penstock.ledger import Ledger
-from penstock.ledger.records import TERMINAL, UNREAD, ObjectState
+from penstock.ledger.records import TERMINAL, UNREAD, ObjectState, OnChange
 from penstock.messaging.broker import SEND_CHUNK, Broker
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.message import Outgoing
@@ -67,9 +68,14 @@ def announce_all(broker: Broker, queue: str, refs: Sequence[ObjectRef], *, probe
         probe(Step.ANNOUNCED)
 
 
+_ANY_TIME = float("inf")
 ANNOUNCEMENTS_MAX = 5  # notifications of one object by one process; more of them are an error
 
 _SYSTEM_CLOCK = SystemClock()  # stateless
+
+
+def _adds() -> OnChange:
+    return OnChange.ADD
 
 
 class PendingObjects:
@@ -85,14 +91,19 @@ class PendingObjects:
         release_dead: Callable[[], object],
         probe: Probe,
         objects: Sequence[ObjectRef],
+        change_rule: Callable[[], OnChange] = _adds,
         clock: Clock = _SYSTEM_CLOCK,
     ) -> None:
-        """``objects`` are the first ones. ``release_dead`` releases everything that dead processes hold."""
+        """``objects`` are the first ones. ``release_dead`` releases everything that dead processes hold.
+
+        ``change_rule`` returns what the pipeline does with objects that change.
+        """
         self._ledger = ledger
         self._broker = broker
         self._pipeline = pipeline
         self._queue = queue
         self._release_dead = release_dead
+        self._change_rule = change_rule
         self._probe = probe
         self.drain_check = QueueDrainCheck(broker, queue, clock=clock)
         self._lock = threading.RLock()  # guards every field below
@@ -137,12 +148,15 @@ class PendingObjects:
         with self._lock:
             known = dict(self._ledger.states(self._pipeline, list(refs))) if refs else {}
             outdated = self._ends_of_unread(known)
-            for object_id in outdated:
+            for object_id in (*outdated, *self._changed_back(known)):
                 known.pop(object_id, None)
             new = [object_id for object_id in refs if known.get(object_id) not in TERMINAL]
             self._refs |= refs
             self._outdated |= outdated
             self._unread -= refs.keys()
+            for object_id in refs.keys() & self._processed:
+                self._announcements.pop(object_id, None)  # those before were for another time that it was there
+            self._processed -= refs.keys()
             self._begun.update(object_id for object_id in new if object_id in known)
             self.before |= known
             self._processed |= _processed(known)
@@ -152,9 +166,10 @@ class PendingObjects:
     def add(self, objects: Iterable[ObjectRef]) -> None:
         """Add objects that were found later, and send notifications for those that are new and not done."""
         with self._lock:
-            new = self.take(
-                [ref for ref in objects if ref.object_id not in self._refs or ref.object_id in self._unread]
-            )
+            again = self._unread
+            if self._change_rule() is OnChange.REPLACE:  # an object that changed back is in an earlier version again
+                again = again | self._processed
+            new = self.take([ref for ref in objects if ref.object_id not in self._refs or ref.object_id in again])
             self._send([self._refs[object_id] for object_id in new])
 
     def announce(self) -> None:
@@ -227,7 +242,17 @@ class PendingObjects:
         for object_id, ended_at in self._ends_of_unread(states).items():
             if self._outdated.get(object_id) == ended_at:
                 del states[object_id]
+        for object_id in self._changed_back(states):
+            del states[object_id]
         return states
+
+    def _changed_back(self, states: Mapping[bytes, ObjectState]) -> set[bytes]:
+        """Return the processed objects whose rows another version has replaced since: they have to be read again."""
+        processed = _processed(states)
+        if not processed or self._change_rule() is not OnChange.REPLACE:
+            return set()
+        known = self._ledger.known_among(self._pipeline, processed, seen_at=_ANY_TIME, on_change=OnChange.REPLACE)
+        return processed - known
 
     def _ends_of_unread(self, states: Mapping[bytes, ObjectState]) -> Mapping[bytes, float]:
         unread = [object_id for object_id, state in states.items() if state in UNREAD]

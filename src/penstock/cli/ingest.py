@@ -14,7 +14,7 @@ from penstock.app.telemetry import is_logged
 from penstock.cli.exits import leave_job, stoppable
 from penstock.cli.options import Master, SparkSession, StopTimeout, grouped_options
 from penstock.cli.output import Json, print_json, printable
-from penstock.cli.progress import IngestProgress, losses, replayed, warning_of
+from penstock.cli.progress import IngestProgress, losses, replaced, replayed, warning_of
 from penstock.config import Settings, load_settings
 from penstock.errors import UsageError
 from penstock.messaging.wording import counted, worded
@@ -64,6 +64,14 @@ class FormatOptions:
             help="Fields without a column: none (counted), rescue, add (as columns) or fail; default: none.",
         ),
     ] = "none"
+    on_change: Annotated[
+        str | None,
+        typer.Option(
+            "--on-change",
+            metavar="HOW",
+            help="A file that was loaded and has changed: replace its rows, add, or refuse; default: replace.",
+        ),
+    ] = None
     partition_by: Annotated[
         str | None,
         typer.Option(
@@ -222,8 +230,8 @@ def ingest(
 ) -> None:
     """Load files into a table exactly once.
 
-    Every file of SOURCE goes into TABLE, on Spark. Write a pattern in quotes. Run it again at any time: rows in the
-    table stay as they are, new and changed files are added, and an interrupted run is finished. Exit code 3: an object
+    Every file of SOURCE goes into TABLE, on Spark. Write a pattern in quotes. Run it again at any time: new files are
+    added, the rows of changed files replaced, and an interrupted run is finished. Exit code 3: an object
     failed for good. 75: stopped before everything was done. With --watch it runs until it is stopped, and exits with 0
     if all stable files are done. Queue and ledger are files beside the table (for a table in S3 in a directory of this
     host), whatever the settings broker and ledger say.
@@ -289,6 +297,7 @@ def _request(
         register=format_.register,
         catalog=format_.catalog,
         evolve=format_.evolve,
+        on_change=format_.on_change,
         partition_by=_columns(format_.partition_by) if format_.partition_by is not None else (),
         settings=_settings(arrival, limits),
     )
@@ -354,7 +363,7 @@ def _remarks(report: "IngestReport", options: str) -> list[str]:
                 "{} files had changed: all their lines were added, and the rows of their earlier versions stay.",
             )
         )
-    remarks += [*losses(report, options), *replayed(report)]
+    remarks += [*replaced(report), *losses(report, options), *replayed(report)]
     if report.objects_superseded:
         changed = worded(
             report.objects_superseded,

@@ -190,7 +190,8 @@ def event_lines(event: Event) -> list[str]:
         case BatchCommitted():
             bad = f", {counted(event.lines_quarantined, 'line')} quarantined" if event.lines_quarantined else ""
             objects, rows = counted(event.objects, "object"), counted(event.rows, "row")
-            return [f"batch {event.seq} committed: {objects}, {rows}{bad}"]
+            gone = f", {counted(event.replaced_rows, 'earlier row')} replaced" if event.replaced_objects else ""
+            return [f"batch {event.seq} committed: {objects}, {rows}{gone}{bad}"]
         case ColumnsAdded():
             columns = ", ".join(f"{name} {kind}" for name, kind in event.columns.items())
             return [f"{worded(len(event.columns), 'column', 'columns')} added for new fields: {columns}"]
@@ -287,6 +288,14 @@ def losses(report: "IngestReport | RunReport", options: str) -> list[str]:
         )
         remarks.append(f"Gone: {subject} read.")
     return remarks
+
+
+def replaced(report: "IngestReport | RunReport") -> list[str]:
+    """Return a line for the objects whose earlier versions were replaced, if there are any."""
+    if not report.replaced_objects:
+        return []
+    changed = worded(report.replaced_objects, "{} file changed: its", "{} files changed: their")
+    return [f"{changed} {worded(report.replaced_rows, '{} earlier row was', '{} earlier rows were')} replaced."]
 
 
 def replayed(report: "IngestReport | RunReport") -> list[str]:

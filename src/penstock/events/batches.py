@@ -66,6 +66,8 @@ class BatchCommitted(Event):
     bytes: int  # stored size of the processed objects, as in the batch's ledger row
     seconds: float  # duration of the ledger commit
     replays: int = 0  # of the objects: those of which only the bad lines were read again
+    replaced_objects: int = 0  # of the objects: those that replace an earlier version
+    replaced_rows: int = 0  # the rows of these versions, which leave the table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,10 +45,28 @@ class FetchedRange:
     chunks: Iterator[bytes]  # raises the library's errors
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurrentVersion:
+    """The current version of a key, as S3 names it."""
+
+    version_id: str | None  # None: the bucket keeps no versions, or the server does not name it
+    etag: str | None
+
+    def is_of(self, ref: ObjectRef) -> bool:
+        """Return True if the reference, which has a version id, is of this version."""
+        if self.version_id is None:
+            return self.etag is not None and self.etag == ref.etag
+        return self.version_id == ref.version_id
+
+
 class Fetch(Protocol):
     """A request for the bytes [start, stop) of a version; (0, 0) for an empty object. Raises the errors of `refuse`."""
 
     def __call__(self, ref: ObjectRef, start: int, stop: int) -> FetchedRange: ...
+
+    def current(self, ref: ObjectRef) -> CurrentVersion:
+        """Return the current version of the key, whichever the reference names. Raises the errors of `refuse`."""
+        ...
 
 
 def fetch_of(ref: ObjectRef, aws: Aws) -> Fetch:
@@ -70,6 +88,11 @@ class NamedFetch:
             got = bucket_client(ref.bucket, self.aws).get(ref.key, options=options)
         whole = stop - start <= WHOLE_BYTES_MAX
         return FetchedRange(size_bytes=got.meta["size"], chunks=_at_once(got) if whole else got.stream(CHUNK_BYTES))
+
+    def current(self, ref: ObjectRef) -> CurrentVersion:
+        with explained(ref):
+            found = bucket_client(ref.bucket, self.aws).head(ref.key)
+        return CurrentVersion(version_id=found["version"], etag=_unquoted(found["e_tag"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +118,11 @@ class LiteralFetch:
             size_bytes=int(total) if total.isdigit() else got["ContentLength"],
             chunks=got["Body"].iter_chunks(CHUNK_BYTES),
         )
+
+    def current(self, ref: ObjectRef) -> CurrentVersion:
+        with explained(ref):
+            found = service_client(self.aws).head_object(Bucket=ref.bucket, Key=ref.key, **requester(self.aws))
+        return CurrentVersion(version_id=found.get("VersionId"), etag=_unquoted(found.get("ETag")))
 
 
 @contextmanager
@@ -139,6 +167,10 @@ def _quoted(ref: ObjectRef) -> str | None:
     return f'"{ref.etag}"' if ref.etag else None
 
 
+def _unquoted(etag: str | None) -> str | None:
+    return etag.strip('"') if etag else None
+
+
 def _at_once(got: Any) -> Iterator[bytes]:
     yield bytes(got.bytes())
 
@@ -172,9 +204,26 @@ class S3Store:
         stop = min(offset + length_bytes, ref.size_bytes)
         return self._body(ref, offset, stop).read_all() if stop > offset else b""
 
-    def _body(self, ref: ObjectRef, start: int, stop: int) -> "_ResumingBody":
+    def check_current(self, ref: ObjectRef) -> None:
+        """Raise `ObjectSuperseded` or `ObjectGone` if the store has another version as the key's current one, or none.
+
+        Sends one HEAD if the reference has a version id. Without one, every GET has the ETag as its condition, which
+        only the current version meets. Raises also as `open`.
+        """
+        if ref.version_id is None:
+            return
+        self._check_inside(ref)
+        current = fetch_of(ref, self.aws).current(ref)
+        if not current.is_of(ref):
+            now = current.version_id or f"one with the ETag {current.etag}"
+            raise ObjectSuperseded(f"{ref.uri} changed: announced as version {ref.version_id}, now {now}")
+
+    def _check_inside(self, ref: ObjectRef) -> None:
         if not self.contains(ref.bucket, ref.key):
             raise ObjectUnreadable(f"{ref.uri} is outside {self.address}, so it is not read")
+
+    def _body(self, ref: ObjectRef, start: int, stop: int) -> "_ResumingBody":
+        self._check_inside(ref)
         return _ResumingBody(ref, fetch_of(ref, self.aws), start, stop, self.pause)
 
 

@@ -1,14 +1,16 @@
-"""Create the store for a source's address, and open objects ahead of their reader.
+"""Create the store for a source's address, open objects ahead of their reader, and find versions that were replaced.
 
 An object in S3 takes tens of milliseconds to its first byte, and a small one little more to its last. A reader that
 opens them one by one spends its time waiting, so `ahead` opens several in parallel, bounded in number and bytes.
+`replaced` asks for the current versions of many objects in parallel, too.
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
+from penstock.errors import ObjectError
 from penstock.objects.local_store import LocalStore
 from penstock.objects.reference import ObjectRef
 from penstock.objects.s3_store import S3Store, prefetched_bytes
@@ -51,6 +53,34 @@ def ahead(
     finally:
         pool.shutdown(cancel_futures=True)
         opening.close()
+
+
+def replaced(
+    store: ObjectStore, refs: Sequence[ObjectRef], *, requests_max: int = OPENED_MAX
+) -> Mapping[int, ObjectError]:
+    """Return why versions are not the current ones of their keys, by position. Those that are current are omitted.
+
+    Opening a local file checks that already. Raises `TemporaryError` and `ConfigurationError` as opening does.
+    """
+    if not isinstance(store, S3Store):
+        return {}
+    versions = [position for position, ref in enumerate(refs) if ref.version_id is not None]
+    if not versions:
+        return {}
+    pool = ThreadPoolExecutor(min(requests_max, len(versions)), thread_name_prefix="penstock-s3-current")
+    try:
+        failures = pool.map(lambda position: _failure_of(store, refs[position]), versions)
+        return {position: failure for position, failure in zip(versions, failures, strict=True) if failure is not None}
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _failure_of(store: S3Store, ref: ObjectRef) -> ObjectError | None:
+    try:
+        store.check_current(ref)
+    except ObjectError as error:
+        return error
+    return None
 
 
 class _PrefetchingStore:

@@ -235,7 +235,7 @@ class AttemptSettings:
     timeout_seconds: float | None = None  # per batch; None: no limit
     busy_seconds_max: float | None = None  # longest delay before a busy object is retried; None: until its lease ends
     emits_batches: bool = True  # emit events for batches, besides those for their objects
-    on_change: OnChange = OnChange.ADD
+    on_change: OnChange = OnChange.ADD  # see also `PipelineRuntime.change_rule`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,6 +250,7 @@ class PipelineRuntime:
     bus: Bus
     publish_jobs: Mapping[str, Callable[[], object]] | None = None  # the same per table; None: one job for both
     check_engine: Callable[[], object] | None = None  # called while idle; raises `RestartNeeded`
+    change_rule: Callable[[], OnChange] | None = None  # read by each batch; None: as in the settings
     clock: Clock = field(default_factory=SystemClock)
     tracing: Tracing = NO_TRACING
     random: Random = random.random
@@ -264,12 +265,17 @@ class Attempts:
     def __init__(
         self, settings: AttemptSettings, runtime: PipelineRuntime, *, guard: ClaimGuard, events: BatchEvents
     ) -> None:
-        self._settings = settings
+        self._settings = settings  # the run thread replaces it once, in `begin`
         self._runtime = runtime
         self._guard = guard
         self._events = events
         self._worked = False  # set by the run thread once a run has ended
         self._faults_known = runtime.streak.faults  # when the present work began; written by the run thread
+
+    def begin(self) -> None:
+        """Read the rule for changed objects, before the first group. Raises `TemporaryError`."""
+        if self._runtime.change_rule is not None:
+            self._settings = replace(self._settings, on_change=self._runtime.change_rule())
 
     def run_group(self, group: Sequence[NotificationDelivery]) -> Mapping[bytes, ObjectOutcome]:
         """Claim the free objects of the group, run and commit them, and return the outcome of each object.
@@ -466,13 +472,13 @@ class Attempts:
             bad=_bad_lines(work, result),
             replays=replays(work.refs, result.processed),
             added_columns=result.added_columns,
-            on_change=self._settings.on_change,
+            on_change=self._rule_for(result),
             since_seq=work.claim.next_seq,
         )
         with self._stage("commit", work), self._runtime.ledger_watch.watch_request():
             committed = self._commit_as_agreed(work, outcome, result.agree_again)
         if committed is not None:
-            self._events.emit_committed(work, result, committed.seq, seconds=self._runtime.clock.monotonic() - began_at)
+            self._events.emit_committed(work, result, committed, seconds=self._runtime.clock.monotonic() - began_at)
 
     def _commit_as_agreed(
         self, work: ClaimedWork, outcome: BatchOutcome, agree_again: Callable[[], tuple[int, str | None]] | None
@@ -491,6 +497,11 @@ class Attempts:
                 schema_id, new_schema = agree_again()
                 outcome = replace(outcome, schema_id=schema_id, new_schema=new_schema)
         return self._guard.commit(work, outcome)
+
+    def _rule_for(self, result: RunResult) -> OnChange:
+        """Return the rule for changed objects. Rows that do not name their objects can only be added."""
+        rule = self._settings.on_change
+        return OnChange.ADD if rule is OnChange.REPLACE and not result.has_addresses else rule
 
     def _stage(self, name: str, work: ClaimedWork) -> AbstractContextManager[None]:
         """Return a tracing span, or nothing if batches are not traced apart from their messages."""

@@ -70,6 +70,7 @@ class BatchExecution:
         self._thread_id = threading.get_ident()
         self._open()
         try:
+            self._attempts.begin()
             suspects = self._suspects()
         except TemporaryError as away:  # the ledger is unreachable: counts as a fault, so that a one-off job ends
             self._attempts.add_fault(away)

@@ -31,6 +31,7 @@ from penstock.events import (
 )
 from penstock.ledger.records import (
     TAKEN_OVER,
+    Committed,
     FailedObject,
     ObjectAttempt,
     ObjectClaims,
@@ -141,20 +142,22 @@ class BatchEvents:
         for object_id, ended in claim.ended.items():
             self._emit_skipped(refs[object_id], _SKIPPED[ended.state])
 
-    def emit_committed(self, work: ClaimedWork, result: RunResult, seq: int, *, seconds: float) -> None:
+    def emit_committed(self, work: ClaimedWork, result: RunResult, committed: Committed, *, seconds: float) -> None:
         """Report a committed batch and its finished objects."""
         if self._batches:
             self._bus.emit(
                 BatchCommitted(
                     pipeline=self._pipeline,
                     attempt_id=work.attempt_id,
-                    seq=seq,
+                    seq=committed.seq,
                     objects=len(result.processed),
                     rows=result.record.rows,
                     lines_quarantined=result.record.lines_quarantined,
                     bytes=result.record.bytes,
                     seconds=seconds,
                     replays=len(replays(work.refs, result.processed)),
+                    replaced_objects=committed.replaced_objects,
+                    replaced_rows=committed.replaced_rows,
                 )
             )
         if result.new_columns:

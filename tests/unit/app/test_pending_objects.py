@@ -1,6 +1,6 @@
 """When an ingest sends notifications, and when it is done. On a real data directory, without Spark."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from penstock.app.paths import TablePaths, table_paths
 from penstock.app.pending import ANNOUNCEMENTS_MAX, CALM_SECONDS, PendingObjects
 from penstock.app.state import StateFolder, open_state
 from penstock.brokers.memory.broker import MemoryBroker
-from penstock.ledger.records import BatchOutcome, Candidate, ObjectResult, ObjectState, OriginalMessage
+from penstock.ledger.records import BatchOutcome, Candidate, ObjectResult, ObjectState, OnChange, OriginalMessage
 from penstock.messaging.broker import Broker, BrokerCapabilities, QueueStats
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.delivery import Delivery
@@ -38,7 +38,12 @@ def state(paths: TablePaths) -> Iterator[StateFolder]:
 
 
 def new_pending(
-    state: StateFolder, paths: TablePaths, *, broker: Broker | None = None, clock: Clock | None = None
+    state: StateFolder,
+    paths: TablePaths,
+    *,
+    broker: Broker | None = None,
+    clock: Clock | None = None,
+    on_change: OnChange = OnChange.ADD,
 ) -> PendingObjects:
     return PendingObjects(
         ledger=state.ledger,
@@ -48,6 +53,7 @@ def new_pending(
         release_dead=state.release_dead,
         probe=no_probe,
         objects=REFS,
+        change_rule=lambda: on_change,
         clock=clock or SystemClock(),
     )
 
@@ -259,3 +265,70 @@ def test_the_objects_to_enqueue_are_computed_once_for_all(state: StateFolder, pa
     pending.unfinished = CountingSet(pending.unfinished)
     pending.announce()
     assert CountingSet.differences == 1
+
+
+class ChangedBack:
+    """The answers of a ledger about objects that changed back: processed, and replaced by a later version since."""
+
+    def __init__(self, state: StateFolder, monkeypatch: pytest.MonkeyPatch, *refs: ObjectRef) -> None:
+        self.ids = {ref.object_id for ref in refs}
+        self._known_among = state.ledger.known_among
+        monkeypatch.setattr(state.ledger, "known_among", self.known_among)
+
+    def known_among(
+        self,
+        pipeline: str,
+        object_ids: Collection[bytes],
+        *,
+        seen_at: float,
+        on_change: OnChange = OnChange.ADD,
+    ) -> set[bytes]:
+        known = self._known_among(pipeline, object_ids, seen_at=seen_at)
+        return known - self.ids if on_change is OnChange.REPLACE else known
+
+
+def test_a_file_that_changed_back_is_read_again_and_done_once_its_rows_are_back(
+    state: StateFolder, paths: TablePaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process(state, paths)
+    changed_back = ChangedBack(state, monkeypatch, REFS[0])
+    pending = new_pending(state, paths, on_change=OnChange.REPLACE)
+    assert pending.unfinished == {REFS[0].object_id}
+    assert pending.before.keys() == {ref.object_id for ref in REFS[1:]}
+    pending.begin()
+    ack(state, receive(state))
+    assert not is_done_after_advance(pending)
+    assert pending.left() == 1
+    ack(state, receive(state))
+    changed_back.ids.clear()  # a batch has replaced the rows of the later version
+    assert is_done_after_advance(pending)
+    assert pending.left() == 0
+
+
+def test_a_watched_file_that_changes_back_and_forth_is_enqueued_each_time(
+    state: StateFolder, paths: TablePaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process(state, paths)
+    changed_back = ChangedBack(state, monkeypatch)
+    pending = new_pending(state, paths, on_change=OnChange.REPLACE)
+    for _ in range(ANNOUNCEMENTS_MAX + 1):
+        pending.add([REFS[0]])
+        assert not receive(state), "it is in the table in this version"
+        changed_back.ids = {REFS[0].object_id}
+        pending.add([REFS[0]])
+        deliveries = receive(state)
+        assert len(deliveries) == 1
+        ack(state, deliveries)
+        changed_back.ids = set()
+        assert is_done_after_advance(pending)
+
+
+def test_a_processed_file_stays_done_if_versions_are_added(
+    state: StateFolder, paths: TablePaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process(state, paths)
+    ChangedBack(state, monkeypatch, *REFS)
+    pending = new_pending(state, paths)
+    pending.add(REFS)
+    assert is_done_after_advance(pending)
+    assert not receive(state)

@@ -209,7 +209,17 @@ CASES = {
             claimed(),
             events.ObjectStarted(**{**OBJECT, **RUN}, attempt=1),
             events.BatchWritten(**RUN, rows=10, lines_quarantined=3, seconds=60.0),
-            events.BatchCommitted(**RUN, seq=1, objects=2, rows=10, lines_quarantined=3, bytes=700, seconds=0.5),
+            events.BatchCommitted(
+                **RUN,
+                seq=1,
+                objects=2,
+                rows=10,
+                lines_quarantined=3,
+                bytes=700,
+                seconds=0.5,
+                replaced_objects=1,
+                replaced_rows=4,
+            ),
             events.ObjectFinished(**{**OBJECT, **RUN}, rows=10, lines_quarantined=3),
             events.LinesQuarantined(
                 pipeline="clicks", object_uri="s3://b/k", count=3, reasons={"malformed": 2, "invalid UTF-8": 1}
@@ -228,6 +238,8 @@ CASES = {
             "unknown_field_values_total{pipeline=clicks}": 7,
             "wrong_type_values_total{pipeline=clicks}": 10,
             "batch_bytes_total{pipeline=clicks}": 700,
+            "replaced_objects_total{pipeline=clicks}": 1,
+            "replaced_rows_total{pipeline=clicks}": 4,
             "quarantined_lines_total{pipeline=clicks,reason=malformed}": 2,
             "quarantined_lines_total{pipeline=clicks,reason=invalid UTF-8}": 1,
         },

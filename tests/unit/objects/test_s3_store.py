@@ -127,6 +127,31 @@ def test_a_version_is_requested_by_its_id(store: S3Store, stub: S3Stub) -> None:
     assert "if-match" not in stub.asked[0].headers
 
 
+def test_the_current_version_is_asked_for_with_one_request_without_a_version(store: S3Store, stub: S3Stub) -> None:
+    stub.answer = lambda asked: Answered(headers={"ETag": '"0f"', "x-amz-version-id": "2"})
+    store.check_current(replace(SMALL, version_id="2"))
+    with pytest.raises(ObjectSuperseded, match="announced as version 1, now 2"):
+        store.check_current(replace(SMALL, version_id="1"))
+    assert [(asked.method, asked.target) for asked in stub.asked] == [("HEAD", "/landing/in/a.jsonl")] * 2
+
+
+def test_a_server_that_names_no_current_version_is_asked_for_its_etag(store: S3Store, stub: S3Stub) -> None:
+    store.check_current(replace(SMALL, version_id="1", etag="0f"))
+    with pytest.raises(ObjectSuperseded, match="now one with the ETag 0f"):
+        store.check_current(replace(SMALL, version_id="1", etag="0e"))
+
+
+def test_an_object_without_a_version_id_costs_no_request_for_its_current_version(store: S3Store, stub: S3Stub) -> None:
+    store.check_current(SMALL)
+    assert not stub.asked, "its GET has the ETag as a condition"
+
+
+def test_the_current_version_of_a_key_outside_the_source_is_not_asked_for(store: S3Store, stub: S3Stub) -> None:
+    with pytest.raises(ObjectUnreadable, match="outside"):
+        store.check_current(replace(SMALL, key="else/a", version_id="1"))
+    assert not stub.asked
+
+
 def test_an_empty_object_is_read_without_a_range(store: S3Store, stub: S3Stub) -> None:
     stub.answer = serve(b"")
     assert read_all(store, replace(SMALL, size_bytes=0)) == b""

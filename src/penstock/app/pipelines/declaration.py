@@ -10,6 +10,7 @@ from penstock.app.cleanup import Cleanup, Keep, check_fits
 from penstock.app.pipelines.published import PublishedBatch
 from penstock.errors import UsageError
 from penstock.handlers.durations import Duration, Size, bytes_of, seconds_of
+from penstock.ledger.records import OnChange
 from penstock.messaging.declarations import checks_class_options
 from penstock.messaging.schema import Queue
 from penstock.objects.selection import checked_patterns
@@ -30,6 +31,8 @@ DEFAULT_FORMAT = "jsonl"
 OWN_SCHEMA = ("text", "binary")  # formats whose columns need not be declared
 Evolve = Literal["none", "rescue", "add", "fail"]
 EVOLUTIONS: tuple[Evolve, ...] = get_args(Evolve)
+Change = Literal["add", "replace", "refuse"]
+CHANGES: tuple[Change, ...] = get_args(Change)
 _CSV_OPTIONS: dict[str, Any] = {
     "delimiter": None,
     "header": True,
@@ -69,6 +72,9 @@ class ObjectSource:
         evolve: What happens to fields that no column takes. "none": they are counted. "rescue": they, and values of the
             wrong type, are kept as JSON in the column _rescued. "add": new fields become columns; what fits none is in
             _rescued. "fail": an object with such a field fails.
+        on_change: What happens to an object that was processed and has changed since. "replace": the rows of the new
+            version take the place of the old one's, in one commit. "add": they are added. "refuse": the object fails.
+            Default: replace, or add if the rows have no column _object.
         cleanup: One of `from penstock import cleanup`, applied to objects whose rows are published. Default: keep them.
 
     Raises:
@@ -91,6 +97,7 @@ class ObjectSource:
     partitions: Mapping[str, str] = field(default_factory=dict, kw_only=True)
     reader: "ReaderFunction | None" = field(default=None, kw_only=True)
     evolve: Evolve = field(default="none", kw_only=True)
+    on_change: Change | None = field(default=None, kw_only=True)
     cleanup: Cleanup = field(default_factory=Keep, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -121,6 +128,11 @@ class ObjectSource:
                 f"The source {self.folder} has the format {self.format}, whose files have no other fields; leave out "
                 "evolve."
             )
+        if self.on_change is not None and self.on_change not in CHANGES:
+            raise UsageError(
+                f"The source {self.folder} has on_change={self.on_change!r}; write one of {', '.join(CHANGES)}, or "
+                "leave it out."
+            )
         if isinstance(self.null, str):
             raise UsageError(f"The source {self.folder} has null={self.null!r}; write a list of texts, such as ['NA'].")
         if not isinstance(self.partitions, Mapping):
@@ -131,6 +143,11 @@ class ObjectSource:
         checked_patterns(self.include, "include")
         checked_patterns(self.exclude, "exclude")
         check_fits(self.cleanup, self.folder)
+
+
+def change_rule(source: ObjectSource) -> OnChange | None:
+    """Return the declared rule for objects that change; None: as the table's columns allow."""
+    return None if source.on_change is None else OnChange(source.on_change)
 
 
 def reader_name(reader: Any) -> str:
@@ -195,6 +212,12 @@ def declared(
         )
     if transform is not None and not callable(transform):
         raise UsageError(f"The pipeline {name} has a transform that is not a function: {transform!r}.")
+    if source.on_change == OnChange.REPLACE and not provenance:
+        raise UsageError(
+            f"The pipeline {name} has on_change='replace' and provenance=False, so its rows have no column _object, by "
+            "which the rows of a changed object are found: leave out provenance=False, or write on_change='add' or "
+            "'refuse'."
+        )
     _check_range(name, "max_batch_objects", max_batch_objects, 1, OBJECTS_LIMIT)
     _check_range(name, "max_attempts", max_attempts, 1, ATTEMPTS_LIMIT)
     _check_range(name, "max_quarantine_ratio", max_quarantine_ratio, 0, 1)

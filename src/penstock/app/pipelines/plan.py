@@ -11,7 +11,8 @@ from penstock.app.catalogs import TableRegistration
 from penstock.app.cleanup_runner import moved_to
 from penstock.app.context import PipelineTools
 from penstock.app.paths import TablePaths, declared_table_paths
-from penstock.app.pipelines.declaration import ObjectSource, PipelineDeclaration, reader_name
+from penstock.app.pipelines.declaration import ObjectSource, PipelineDeclaration, change_rule, reader_name
+from penstock.app.pipelines.on_change import ChangeRule
 from penstock.app.pipelines.published import PublishNotifier
 from penstock.app.pipelines.sources import declared_source
 from penstock.app.pipelines.transforms import accepting, check_transform, name_of
@@ -135,6 +136,17 @@ class PipelineBlueprint:
             start=start,
         )
 
+    @property
+    def change_rule(self) -> ChangeRule:
+        """What is done with objects that change."""
+        return ChangeRule(
+            given=self.declaration.on_change,
+            provenance=self.declaration.read.provenance,
+            ledger=self.ledger,
+            sink=self.tables.rows,
+            pipeline=self.declaration.pipeline,
+        )
+
     def check_columns(self) -> None:
         """Check the columns before Spark starts, which is possible without a transform."""
         read = self.declaration.read
@@ -185,6 +197,7 @@ class PipelineBlueprint:
             publish_jobs={**self.publish_jobs, **self.registration.jobs},
             streak=FailureStreak(faults_max=self.faults_max),
             bus=self.tools.bus,
+            change_rule=self.change_rule.current,
             clock=self.tools.clock,
             tracing=self.tools.tracing,
             ledger_watch=self.ledger_watch,
@@ -263,6 +276,7 @@ def plan_of(declaration: PipelineDeclaration, context: ServiceContext, *, faults
             read=read,
             transform=declaration.transform,
             transform_name=transform,
+            on_change=change_rule(declaration.source),
             partition_by=declaration.sink.partition_by,
         ),
         buckets=source.buckets,

@@ -55,6 +55,8 @@ class RunCounts(SelectiveListener):
         self.lines_quarantined = 0
         self.batches = 0
         self.objects_processed = 0
+        self.replaced_objects = 0  # processed ones that replaced an earlier version
+        self.replaced_rows = 0  # rows of these versions
         self.replays = 0
         self.unknown_fields: Counter[str] = Counter()  # rows that have them, by name
         self.unknown_objects = 0  # objects with such fields
@@ -80,6 +82,8 @@ class RunCounts(SelectiveListener):
                 self.batches += 1
                 self.objects_processed += event.objects - event.replays
                 self.replays += event.replays
+                self.replaced_objects += event.replaced_objects
+                self.replaced_rows += event.replaced_rows
             case UnknownFieldsFound():
                 self.unknown_objects += 1
                 _add(self.unknown_fields, event.fields)
@@ -119,6 +123,8 @@ class RunReport:
     table_version: int | None  # None: no table yet
     quarantine_table: str | None  # None: nothing was ever quarantined
     objects_replayed: int = 0  # objects of which the bad lines were read again
+    replaced_objects: int = 0  # processed objects of which an earlier version was in the table, and was replaced
+    replaced_rows: int = 0  # the rows of these versions
     warned_objects: int = 0  # objects with too many bad lines, in this run or an earlier one; see `QuarantineWarning`
     warned_lines: int = 0  # the bad lines of these objects
     stopped: bool  # a run with ``available_now`` was stopped before it was done
@@ -265,6 +271,7 @@ class _RunCompletion:
                 release_dead=lambda: None,  # this process's housekeeping does that
                 probe=context.probe,
                 objects=objects,
+                change_rule=plan.blueprint.change_rule.current,
             )
             context.bus.emit(self._pending.scanned(str(source)))
 
@@ -316,6 +323,8 @@ class _RunCompletion:
             table_version=tables.version(),
             quarantine_table=str(where.quarantine) if tables.has_quarantine() else None,
             objects_replayed=counts.replays,
+            replaced_objects=counts.replaced_objects,
+            replaced_rows=counts.replaced_rows,
             warned_objects=warning.objects,
             warned_lines=warning.lines,
             stopped=stopped and (left > 0 or unfinished > 0 or tables.unpublished() > 0),

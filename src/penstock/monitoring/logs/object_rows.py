@@ -114,7 +114,11 @@ BATCH_ROWS: Rows = {
         name="batch.committed",
         level="info",
         msg="The batch was committed.",
-        fields={**_BATCH, **same("seq", "objects", "rows", "lines_quarantined", "bytes"), "duration_s": "seconds"},
+        fields={
+            **_BATCH,
+            **same("seq", "objects", "rows", "lines_quarantined", "bytes", "replaced_objects", "replaced_rows"),
+            "duration_s": "seconds",
+        },
     ),
     events.BatchPublished: LogRow(
         name="batch.published",

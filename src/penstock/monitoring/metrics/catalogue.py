@@ -199,6 +199,8 @@ _METRICS = (
     _counter("monitor_poll_failures_total", _SOURCE, "Failed polls of the monitor.", source=_SOURCES),
     _counter("batch_rows_total", _PIPELINE, "Rows of committed batches."),
     _counter("batch_bytes_total", _PIPELINE, "Stored bytes of the objects of committed batches.", "bytes"),
+    _counter("replaced_objects_total", _PIPELINE, "Objects that changed, and whose earlier rows were replaced."),
+    _counter("replaced_rows_total", _PIPELINE, "Rows that left a table because their object had changed."),
     _counter(
         "quarantined_lines_total",
         ("pipeline", "reason"),

@@ -175,6 +175,9 @@ class MetricsListener(events.SelectiveListener):
         self._stage(event.pipeline, "commit", event.seconds)
         self._meters.count("batch_rows_total", pipeline, event.rows)
         self._meters.count("batch_bytes_total", pipeline, event.bytes)
+        if event.replaced_objects:
+            self._meters.count("replaced_objects_total", pipeline, event.replaced_objects)
+            self._meters.count("replaced_rows_total", pipeline, event.replaced_rows)
 
     def _on_published(self, event: events.BatchPublished) -> None:
         self._stage(event.pipeline, "publish", event.seconds)

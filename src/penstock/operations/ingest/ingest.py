@@ -25,7 +25,7 @@ from penstock.app.tables import Tables
 from penstock.app.telemetry import open_reports, open_telemetry
 from penstock.errors import TableFolderTaken, TemporaryError, UsageError
 from penstock.events import Bus, JobFailed, Listener, WatchDegraded, WatchStarted
-from penstock.ledger.records import ObjectState, PipelineRow
+from penstock.ledger.records import ObjectState, OnChange, PipelineRow
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.threads import WorkThread
 from penstock.messaging.tracing import NO_TRACING
@@ -87,6 +87,8 @@ class IngestReport:
     quarantine_table: str | None  # None: nothing was ever quarantined
     objects_retracted: int = 0  # left alone, until `penstock objects retry`
     objects_replayed: int = 0  # objects of which the bad lines were read again
+    replaced_objects: int = 0  # processed objects of which an earlier version was in the table, and was replaced
+    replaced_rows: int = 0  # the rows of these versions
     warned_objects: int = 0  # objects with too many bad lines, in this run or an earlier one; see `QuarantineWarning`
     warned_lines: int = 0  # the bad lines of these objects
     schema: str | None
@@ -99,7 +101,7 @@ class IngestReport:
     unregistered: tuple[str, ...] = ()  # the reasons why tables are not registered in their data catalog
     # The fields in `NOT_IN_JSON`:
     folders_excluded: tuple[str, ...] = ()  # tables, and folders with a data directory
-    objects_changed: int = 0  # of those processed in this run: files that the ledger also has in another version
+    objects_changed: int = 0  # of those processed in this run: files whose other versions stay in the table
 
 
 def ingest(
@@ -331,6 +333,7 @@ def _pending(work: IngestPipeline, objects: Sequence[ObjectRef]) -> PendingObjec
         release_dead=work.state.release_dead,
         probe=work.tools.probe,
         objects=objects,
+        change_rule=work.change_rule.current,
     )
 
 
@@ -357,6 +360,7 @@ def _report(
         count = counts.objects
     pipeline = ledger.pipeline(where.pipeline)
     other_versions = ledger.other_versions(where.pipeline, list(states))
+    adds = work.change_rule.current() is OnChange.ADD
     warning = ledger.quarantines.warning(where.pipeline)
     ignored = scan.report.ignored if scan.report is not None else {}
     return IngestReport(
@@ -383,6 +387,8 @@ def _report(
         table_version=tables.version(),
         quarantine_table=str(where.quarantine) if tables.has_quarantine() else None,
         objects_replayed=counts.replays,
+        replaced_objects=counts.replaced_objects,
+        replaced_rows=counts.replaced_rows,
         warned_objects=warning.objects,
         warned_lines=warning.lines,
         schema=_schema(pipeline),
@@ -390,7 +396,7 @@ def _report(
         problems=() if scan.report is None else tuple(scan.report.problems),
         unregistered=unregistered,
         folders_excluded=() if scan.report is None else tuple(scan.report.excluded),
-        objects_changed=ledger.other_versions(where.pipeline, processed) if other_versions else 0,
+        objects_changed=ledger.other_versions(where.pipeline, processed) if other_versions and adds else 0,
     )
 
 

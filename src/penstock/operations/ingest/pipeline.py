@@ -13,6 +13,8 @@ from penstock.app.cleanup import Cleanup, Keep, check_fits
 from penstock.app.cleanup_runner import CleanupRunner, moved_to, source_cleanup
 from penstock.app.context import PipelineTools
 from penstock.app.paths import TablePaths
+from penstock.app.pipelines.declaration import CHANGES
+from penstock.app.pipelines.on_change import ChangeRule, check_provenance
 from penstock.app.pipelines.plan import FAULTS_MAX, BatchLimits, PipelineBlueprint, worker_settings
 from penstock.app.pipelines.transforms import NO_TRANSFORM, accepting, check_transform
 from penstock.app.scope import ScopeRequest
@@ -26,7 +28,7 @@ from penstock.config import Settings
 from penstock.errors import RestartNeeded, TemporaryError, UsageError
 from penstock.events import SchemaInferred
 from penstock.handlers.outage import OutageWatch
-from penstock.ledger.records import PipelineRow
+from penstock.ledger.records import OnChange, PipelineRow
 from penstock.objects.reference import ObjectRef
 from penstock.objects.watcher import SETTLE_SECONDS
 from penstock.pipeline.spark.declaration import Declaration, Transform
@@ -84,6 +86,7 @@ class IngestRequest:
     state: str | None = None
     provenance: bool = True
     evolve: str = "none"  # what happens to fields without a column
+    on_change: str | None = None  # what happens to objects that change; None: as the table's columns allow
     partition_by: tuple[str, ...] = ()
     register: str | None = None  # the table's entry in a data catalog
     catalog: str | None = None  # the Iceberg table in a catalog of PyIceberg's configuration
@@ -107,6 +110,13 @@ class IngestRequest:
             comment=self.comment,
             skip_lines=self.skip_lines,
         )
+
+    @property
+    def given_rule(self) -> OnChange | None:
+        """The rule for objects that change, if it is given. Raises `UsageError` if there is no such rule."""
+        if self.on_change is not None and self.on_change not in CHANGES:
+            raise UsageError(f"--on-change {self.on_change} is unknown; write one of {', '.join(CHANGES)}.")
+        return None if self.on_change is None else OnChange(self.on_change)
 
     def read(self, format_name: str) -> ReadOptions:
         """Return how files are read; the schema is empty if none was given."""
@@ -138,6 +148,17 @@ class IngestPipeline:
     def queue(self) -> str:
         """The queue of its notifications: the named one, or one that only this ingest uses."""
         return self.request.queue or self.where.queue(self.source)
+
+    @property
+    def change_rule(self) -> ChangeRule:
+        """What is done with objects that change."""
+        return ChangeRule(
+            given=self.request.given_rule,
+            provenance=self.request.provenance,
+            ledger=self.state.ledger,
+            sink=self.tables.rows,
+            pipeline=self.where.pipeline,
+        )
 
     def serve(self, *, sample: Sequence[ObjectRef], until: Callable[[], bool], spark: GivenSpark | None = None) -> None:
         """Run a worker on the source's queue until ``until`` or a stop. Raises the error that stopped it.
@@ -316,6 +337,7 @@ class IngestPipeline:
             read=checked(read),
             transform=self.transform,
             transform_name=self.request.transform or NO_TRANSFORM,
+            on_change=self.request.given_rule,
             partition_by=self.request.partition_by,
         )
         return PipelineBlueprint(
@@ -382,6 +404,12 @@ def check(request: IngestRequest, source: SourceLocation) -> Transform | None:
         columns = parse_ddl(request.schema).names if request.schema is not None else ()
         checked_partitions(request.partitions or "", columns)
     check_evolution(request.evolve)
+    check_provenance(
+        request.given_rule,
+        provenance=request.provenance,
+        wants="--on-change replace and --no-provenance were given",
+        remedies="leave out --no-provenance, or write --on-change add or refuse",
+    )
     return _load_transform(request.transform) if request.transform is not None else None
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame
 
+from penstock.ledger.records import OnChange
 from penstock.pipeline.spark.source.options import ReadOptions
 from penstock.storage.address import is_s3
 from penstock.storage.aws import Aws
@@ -26,6 +27,7 @@ class Declaration:
     read: ReadOptions
     transform: Transform | None = None
     transform_name: str | None = None  # as the ledger records it, see `BatchRecord`
+    on_change: OnChange | None = None  # None: as the columns allow
     partition_by: Sequence[str] = ()
     aws: Aws = field(default_factory=Aws)
 

@@ -163,7 +163,16 @@ class SparkEngine:
             objects = [ref for ref in request.objects if ref.object_id not in left_out]
             if not objects:
                 return _nothing(left_out)
-            run = SparkRun(context, request.attempt_id, number, objects, cuts, added, places)
+            run = SparkRun(
+                context,
+                request.attempt_id,
+                number,
+                objects,
+                cuts,
+                added,
+                places,
+                current_only=request.current_only,
+            )
             try:
                 summary = run.read_and_write()
             except SPARK_ERRORS as error:

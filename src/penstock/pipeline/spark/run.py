@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.errors import ObjectError, TemporaryError, TransformError
-from penstock.ledger.records import BatchRecord, ObjectResult
+from penstock.errors import ObjectError, TemporaryError, TransformError, UsageError
+from penstock.ledger.records import BatchRecord, ObjectResult, OnChange
 from penstock.messaging.clock import Clock
 from penstock.messaging.failure import location_of
 from penstock.messaging.steps import Probe, Step
@@ -38,6 +38,7 @@ from penstock.pipeline.spark.session import runtime_of
 from penstock.pipeline.spark.shared_folders import prove_shared
 from penstock.pipeline.spark.source.added import new_columns, unknown_counts, with_added
 from penstock.pipeline.spark.source.datasource import drain, read
+from penstock.pipeline.spark.source.ddl import OBJECT
 from penstock.pipeline.spark.source.plan import ReadPlan, make_plan
 from penstock.pipeline.spark.source.report import REFUSALS, FailureKind, ObjectFailure
 from penstock.pipeline.spark.source.summary import Summary, summarise
@@ -152,14 +153,17 @@ class SparkRun:
         cuts: Cuts | None = None,
         added: Mapping[str, str] | None = None,
         places: Mapping[bytes, bytes] | None = None,
+        *,
+        current_only: bool = False,
     ) -> None:
-        """``places``: the ranges that replays read, by object id."""
+        """``places``: the ranges that replays read, by object id. ``current_only``: see `RunRequest`."""
         self._context = context
         self._added = added or {}
         self._attempt_id = attempt_id
         self._declaration = context.declaration
         self._files = run_files(attempt_id, number)
         self._work = run_work(self._declaration.work, attempt_id, number)
+        self._current_only = current_only
         self._plan = self._made_plan(attempt_id, number, objects, cuts or {}, places or {})
         self._stopwatch = Stopwatch(context.clock)
         self._agreement: SchemaAgreement | None = None  # set by read_and_write, as is _written
@@ -170,8 +174,8 @@ class SparkRun:
         self._plan.save()
         self._context.probe(Step.PLANNED)
         with self._stopwatch.stage("read and write"):
-            frame = self._transformed(read(self._context.spark, self._plan))
-            self._agreement = self._agree(_columns(frame, self._declaration.partition_by))
+            frame, columns = self._planned()
+            self._agreement = self._agree(columns)
             self._written = write(
                 frame, self._declaration.table, self._files, partition_by=self._declaration.partition_by
             )
@@ -234,6 +238,7 @@ class SparkRun:
             new_schema=agreement.new_schema,
             samples=self.by_object(summary.readings.samples),
             reasons=self.by_object(summary.readings.reasons),
+            has_addresses=OBJECT.name in agreement.schema.names,
             place=self._declaration.read.place,
             agree_again=self._agree_again,
             added_columns=self._added,
@@ -263,7 +268,13 @@ class SparkRun:
             columns=encode_columns(columns),
             record=result.record,
             place=self._declaration.read.place,
+            replaces_versions=self._replaces_versions(columns),
         )
+
+    def _replaces_versions(self, columns: pa.Schema) -> bool:
+        """Return True if the commit will replace the rows of earlier versions: not if changed objects are refused."""
+        refuses = self._declaration.on_change is OnChange.REFUSE
+        return self._plan.current_only and not refuses and OBJECT.name in columns.names
 
     def by_object(self, found: Mapping[int, F]) -> dict[bytes, F]:
         """Convert keys from positions in the plan to object ids."""
@@ -289,7 +300,29 @@ class SparkRun:
             work=self._work,
             cuts={index: cuts[ref.object_id] for index, ref in enumerate(objects) if ref.object_id in cuts},
             places={index: places[ref.object_id] for index, ref in enumerate(objects) if ref.object_id in places},
+            current_only=self._current_only,
         )
+
+    def _planned(self) -> tuple[DataFrame, pa.Schema]:
+        """Return the rows that the run will write, and their columns.
+
+        Raises `UsageError` if the rows of earlier versions are to be replaced and cannot be found.
+        """
+        frame = self._transformed(read(self._context.spark, self._plan))
+        columns = _columns(frame, self._declaration.partition_by)
+        if OBJECT.name in columns.names:
+            return frame, columns
+        if self._declaration.on_change is OnChange.REPLACE:
+            raise UsageError(
+                f"The transform drops the column {OBJECT.name}, by which the rows of a changed object are found: let "
+                "it return this column, or choose on_change='add' or 'refuse' (--on-change)."
+            )
+        if self._declaration.on_change is None and self._plan.current_only:
+            # Such a table gets the rows of every version, also of those that are not current any more.
+            self._plan = replace(self._plan, current_only=False)
+            self._plan.save()
+            frame = self._transformed(read(self._context.spark, self._plan))
+        return frame, columns
 
     def _transformed(self, frame: DataFrame) -> DataFrame:
         transform = self._declaration.transform

@@ -33,7 +33,7 @@ from penstock.storage.files import Files
 from penstock.storage.roots import files_at
 
 _MIB = 1 << 20
-_VERSION = 5
+_VERSION = 6
 PLAN_FILE = "plan.arrow"
 
 # The overhead of one object, and the cost of one compressed byte, both in bytes of plain lines.
@@ -141,6 +141,7 @@ class ReadPlan(_RunFolders):
     quarantine: Files  # the table's root
     work: Files  # the run's own folder
     places: Mapping[int, bytes] = field(default_factory=dict)  # of the objects that are replays
+    current_only: bool = False  # see `RunRequest`
 
     @property
     def cuts_are_guesses(self) -> bool:
@@ -192,6 +193,7 @@ class SavedPlan(_RunFolders):
     aws: Aws
     quarantine: Files
     work: Files
+    current_only: bool = False
 
     @staticmethod
     def load(work: Files) -> "SavedPlan":
@@ -241,6 +243,7 @@ def make_plan(
     work: Files,
     cuts: Mapping[int, Sequence[int]] | None = None,
     places: Mapping[int, bytes] | None = None,
+    current_only: bool = False,
 ) -> ReadPlan:
     """Cut the objects into partitions of about equal cost, a few per core.
 
@@ -258,6 +261,7 @@ def make_plan(
         quarantine=quarantine,
         work=work,
         places=places or {},
+        current_only=current_only,
     )
 
 
@@ -364,6 +368,7 @@ def _header(plan: ReadPlan) -> dict[str, Any]:
         "source": _percent(plan.source),
         "aws": asdict(plan.aws),
         "quarantine": _percent(str(plan.quarantine)),
+        "current_only": plan.current_only,
     }
 
 
@@ -400,6 +405,7 @@ def _plan(header: Mapping[str, Any], work: Files, *, partitions_count: int) -> S
         aws=aws,
         quarantine=files_at(_unpercent(header["quarantine"]), aws),
         work=work,
+        current_only=header["current_only"],
     )
 
 

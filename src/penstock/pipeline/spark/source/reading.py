@@ -17,7 +17,7 @@ from penstock.events.objects import QuarantineReason
 from penstock.objects.reference import ObjectRef
 from penstock.objects.replays import source_of
 from penstock.objects.store import ObjectStore
-from penstock.objects.stores import ahead
+from penstock.objects.stores import ahead, replaced
 from penstock.pipeline.spark.source.blocks import Flags, Positions
 from penstock.pipeline.spark.source.contents import BadRecord, Quotes
 from penstock.pipeline.spark.source.formats import format_of
@@ -53,6 +53,7 @@ class PartitionTask:
     quarantine_dir: str
     reports: Files
     drain: bool = False
+    current_only: bool = False  # see `RunRequest`
 
 
 def partition_task(plan: ReadPlan | SavedPlan, partition: int, *, drain: bool = False) -> PartitionTask:
@@ -65,6 +66,7 @@ def partition_task(plan: ReadPlan | SavedPlan, partition: int, *, drain: bool = 
         quarantine_dir=plan.quarantine_dir,
         reports=plan.reports,
         drain=drain,
+        current_only=plan.current_only,
     )
 
 
@@ -152,6 +154,7 @@ class _PartitionScan:
         for counts, (ref, _) in zip(self._tallies, self._task.pieces, strict=True):
             counts.failure = _too_large(ref, self._task.options.object_bytes_max)
         self._read_paths()
+        self._check_current()
         opened = [index for index, counts in enumerate(self._tallies) if counts.failure is None]
         with ahead(self._store, [self._task.pieces[index][0] for index in opened]) as store:
             for index in opened:
@@ -165,6 +168,18 @@ class _PartitionScan:
                 self._in_paths[index] = self._paths.values(ref)
             except ObjectError as error:
                 self._tallies[index].failure = ObjectFailure.of(error)
+
+    def _check_current(self) -> None:
+        """Leave out versions that were replaced in the store. A replay adds lines to a version that counts already."""
+        if not self._task.current_only:
+            return
+        checked = [
+            index
+            for index, (_, piece) in enumerate(self._task.pieces)
+            if piece.start == 0 and piece.places is None and self._tallies[index].failure is None
+        ]
+        for position, error in replaced(self._store, [self._task.pieces[index][0] for index in checked]).items():
+            self._tallies[checked[position]].failure = ObjectFailure.of(error)
 
     def _parts_of(self, index: int, store: ObjectStore) -> Iterator[tuple[int, Part]]:
         ref, piece = self._task.pieces[index]

@@ -1,0 +1,48 @@
+"""The rule for objects that change: what a pipeline does with an object of which it has processed another version.
+
+Rows can be replaced only if the table says which object each is from, in the column `_object`. So without a rule of the
+user, a table with this column replaces them, and another one adds the rows of every version. A transform may drop the
+column, which is known once the first batch has set the table's columns. Until then nothing can be replaced wrongly: its
+runs find out themselves.
+"""
+
+from dataclasses import dataclass
+
+from penstock.errors import UsageError
+from penstock.ledger import Ledger
+from penstock.ledger.records import OnChange
+from penstock.pipeline.spark.source.ddl import OBJECT
+from penstock.pipeline.spark.table_schema import table_columns
+from penstock.sinks.sink import Sink
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeRule:
+    """The rule of one pipeline. Thread-safe."""
+
+    given: OnChange | None  # by the user
+    provenance: bool  # objects are read with the column `_object`
+    ledger: Ledger
+    sink: Sink
+    pipeline: str
+
+    def current(self) -> OnChange:
+        """Return the rule by the table's present columns. Reads the ledger, unless the rule is given."""
+        if self.given is not None:
+            return self.given
+        if not self.provenance:
+            return OnChange.ADD
+        columns = table_columns(self.sink, self.ledger.ensure_pipeline(self.pipeline).table_schema)
+        return OnChange.REPLACE if columns is None or OBJECT.name in columns.names else OnChange.ADD
+
+
+def check_provenance(given: OnChange | None, *, provenance: bool, wants: str, remedies: str) -> None:
+    """Raise `UsageError` if rows are to be replaced that do not say which object they are from.
+
+    ``wants`` is the subject and verb with the option; ``remedies`` are the ways out, as a part of a sentence.
+    """
+    if given is OnChange.REPLACE and not provenance:
+        raise UsageError(
+            f"{wants}, and the rows have no column {OBJECT.name}, by which the rows of a changed object are found: "
+            f"{remedies}."
+        )
