@@ -84,9 +84,10 @@ def _round(ledger: Ledger, attempts: Iterator[str], objects: int, number: int) -
         lambda: ledger.claim(PIPELINE, candidates, attempt_id=attempt, worker="benchmark", lease_seconds=60.0)
     )
     _, extend_seconds = _timed(lambda: ledger.extend(attempt, lease_seconds=60.0))
-    seq, commit_seconds = _timed(lambda: ledger.commit(_outcome(claim)))
+    committed, commit_seconds = _timed(lambda: ledger.commit(_outcome(claim)))
     assert len(claim.claimed) == objects
-    assert seq == number + 1
+    assert committed is not None
+    assert committed.seq == number + 1
     return claim_seconds, extend_seconds, commit_seconds
 
 

@@ -24,7 +24,7 @@ class ObjectState(StrEnum):
 
 
 class OnChange(StrEnum):
-    """What a pipeline does with an object of which it has processed another version."""
+    """The rule of a pipeline for an object of which it has processed another version."""
 
     ADD = "add"  # its rows are added to those of the other version
     REPLACE = "replace"  # its rows take the place of the other version's

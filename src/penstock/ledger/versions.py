@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import (
+    BindParameter,
     ColumnElement,
     Connection,
     FromClause,
@@ -182,7 +183,7 @@ _ARCHIVED_VERSIONS = (
     .where(_processed_now, _of_one_object(objects, _archived_version))
     .group_by(objects.c.uri_digest)
 )
-_digests = bindparam("digests", expanding=True)
+_digests: BindParameter[bytes] = bindparam("digests", expanding=True)
 _ROWS = select(objects.c.uri_digest, objects.c.batch_seq, objects.c.rows).where(
     objects.c.uri_digest.in_(_digests),
     objects.c.pipeline == bindparam("in_pipeline"),

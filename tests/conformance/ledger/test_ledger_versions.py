@@ -394,7 +394,7 @@ def imported(seq: int, *names: str, on_change: OnChange = OnChange.REPLACE, **mo
     return ImportedBatch(seq=seq, attempt_id=f"imported-{seq}", objects=objects, on_change=on_change, **more)
 
 
-def test_a_repair_computes_again_what_imported_batches_replace(harness: LedgerHarness) -> None:
+def test_a_repair_computes_again_the_objects_that_imported_batches_replace(harness: LedgerHarness) -> None:
     process(harness, version("v1"), bad=[bad_lines_of("v1", "replay")])
     batches = [imported(4, "v1"), imported(2, "x"), imported(3, "v2")]
     batches[1] = replace(
@@ -439,7 +439,7 @@ def test_a_batch_that_moves_behind_imported_ones_replaces_their_versions(harness
 
 
 def test_concurrent_workers_commit_versions_in_one_order(shared_harness: LedgerHarness) -> None:
-    """Of claims taken before the first commit, one commits; the others are refused, and one of them at each try."""
+    """One of the claims taken before the first commit commits; the others are refused, and one of them at each try."""
     ledger = shared_harness.ledger
 
     def work(number: int) -> int:

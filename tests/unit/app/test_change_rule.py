@@ -1,4 +1,4 @@
-"""What is done with objects that change: as given, or as the columns of the table allow."""
+"""The rule for objects that change: as given, or as the columns of the table allow."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -76,7 +76,7 @@ def test_a_given_rule_holds_whatever_the_columns(ledger: Ledger, given: OnChange
         ),
     ],
 )
-def test_an_ingest_that_cannot_do_what_is_asked_is_refused_before_it_starts(
+def test_an_ingest_that_cannot_replace_rows_is_refused_before_it_starts(
     tmp_path: Path, options: dict[str, Any], words: str
 ) -> None:
     request = IngestRequest(source=str(tmp_path), table="t", **options)

@@ -144,7 +144,7 @@ def test_a_record_says_that_its_batch_replaces_versions_and_older_releases_refus
 
 
 @pytest.mark.parametrize("replaces", [True, False])
-def test_a_repair_imports_what_the_record_says_about_versions(replaces: bool) -> None:
+def test_a_repair_imports_the_rule_for_versions_from_the_record(replaces: bool) -> None:
     tail = TableTail(uri="clicks", table=None, agrees_at=0, shown=())
     saved = replace(RECORD, replaces_versions=replaces)
     imported = imported_batch(1, RECORD.attempt_id, tails=(tail, tail), saved=saved)

@@ -1,4 +1,4 @@
-"""What a run may do with objects that changed, by the columns that its transform returns. Without Spark."""
+"""The rule of a run for objects that changed, by the columns that its transform returns. Without Spark."""
 
 from dataclasses import replace
 from pathlib import Path

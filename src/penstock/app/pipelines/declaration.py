@@ -212,7 +212,7 @@ def declared(
         )
     if transform is not None and not callable(transform):
         raise UsageError(f"The pipeline {name} has a transform that is not a function: {transform!r}.")
-    if source.on_change == OnChange.REPLACE and not provenance:
+    if change_rule(source) is OnChange.REPLACE and not provenance:
         raise UsageError(
             f"The pipeline {name} has on_change='replace' and provenance=False, so its rows have no column _object, by "
             "which the rows of a changed object are found: leave out provenance=False, or write on_change='add' or "

@@ -138,7 +138,7 @@ class PipelineBlueprint:
 
     @property
     def change_rule(self) -> ChangeRule:
-        """What is done with objects that change."""
+        """The rule for objects that change."""
         return ChangeRule(
             given=self.declaration.on_change,
             provenance=self.declaration.read.provenance,

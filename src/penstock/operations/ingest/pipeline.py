@@ -151,7 +151,7 @@ class IngestPipeline:
 
     @property
     def change_rule(self) -> ChangeRule:
-        """What is done with objects that change."""
+        """The rule for objects that change."""
         return ChangeRule(
             given=self.request.given_rule,
             provenance=self.request.provenance,
