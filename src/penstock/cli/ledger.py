@@ -13,7 +13,7 @@ from penstock.cli.where import ScopeOptions
 from penstock.errors import UsageError
 from penstock.ledger.migrate import Revisions, TableRows, revision_names
 from penstock.messaging.wording import counted
-from penstock.pipeline.extra import require_arrow
+from penstock.pipeline.extra import require_archive
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -114,7 +114,7 @@ def archive(
     """
     older_than_seconds = duration("--older-than", older_than)
     scope = where.scope()
-    require_arrow()
+    require_archive()
     from penstock.operations.tables.upkeep import archive_scope
 
     done = archive_scope(scope, app=where.request.app, older_than_seconds=older_than_seconds, dry_run=dry_run)

@@ -55,7 +55,7 @@ def show(
     """
     if ddl and json_:
         raise UsageError("--ddl and --json are two formats: give one.")
-    require_tables()
+    require_tables(work="Schemas are compared with Arrow")
     documents: list[dict[str, Any]] = []
     scopes = where.scopes()
     print_each(scopes, lambda scope: documents.extend(_show(scope, ddl=ddl, quiet=json_)), quiet=json_ or ddl)
@@ -235,7 +235,7 @@ def diff(
         )
     if source is not None and schema is not None:
         raise UsageError("SOURCE and --schema are two things to compare with: give one.")
-    require_tables()
+    require_tables(work="Schemas are compared with Arrow")
     from penstock.operations.tables.schemas import compare  # loads Arrow
 
     found = compare(where.scope(), source=source, schema=schema)
@@ -339,7 +339,7 @@ def set_(
         )
     if source is not None and not infer:
         raise UsageError("--source is for --infer: nothing else reads objects.")
-    require_tables()
+    require_tables(work="Schemas are compared with Arrow")
     from penstock.operations.tables.schemas import SchemaChange, change  # loads Arrow
 
     wanted = SchemaChange(

@@ -15,7 +15,7 @@ from penstock.cli.output import Json, print_json, print_table, printable, talk
 from penstock.cli.where import ScopeOptions
 from penstock.errors import UsageError
 from penstock.messaging.wording import counted
-from penstock.pipeline.extra import require_rows
+from penstock.pipeline.extra import require_tables
 
 if TYPE_CHECKING:
     from penstock.app.paths import TablePaths
@@ -63,7 +63,7 @@ def show(
     Any Delta or Iceberg table, read without Spark. On a terminal it shows the columns that fit and cuts long values;
     with --json values are whole. Exit code 2: there is no table.
     """
-    require_rows()
+    require_tables(work="Rows are read with Arrow")
     from penstock.operations.tables.rows import rows_of  # loads Arrow
 
     found = rows_of(_table(where, address), quarantine=quarantine, columns=_names(columns), limit=limit)

@@ -9,7 +9,7 @@ from penstock.ledger import Ledger
 from penstock.ledger.archive import PAGE_OBJECTS, ArchivedObject, ArchiveRow, RetiredObject
 from penstock.ledger.rows import uri_digest
 from penstock.ledger.rules import storable
-from penstock.pipeline.extra import require_arrow
+from penstock.pipeline.extra import require_archive
 from penstock.storage.aws import Aws
 from penstock.storage.files import Files
 from penstock.storage.roots import files_at
@@ -43,7 +43,7 @@ def archived_objects(
 
     Raises `ConfigurationError` if a file or the package that reads it is missing.
     """
-    require_arrow()
+    require_archive()
     from penstock.pipeline.maintenance.archive import read_file
 
     contained = None if uri_contains is None else storable(uri_contains)
@@ -83,7 +83,7 @@ def _version(archived: ArchivedObject, uri: str, aws: Aws) -> ArchivedVersion:
 
 
 def _find_retired(archived: ArchivedObject, file: str, uri: str, aws: Aws) -> RetiredObject | None:
-    require_arrow()
+    require_archive()
     from penstock.pipeline.maintenance.archive import find_in_file
 
     files, path = _location(file, aws)

@@ -44,51 +44,22 @@ def require_connect() -> None:
         )
 
 
-def require_tables(*formats: str) -> None:
-    """Raise `ConfigurationError`, naming the extra, if a package that work on tables without Spark needs is missing.
+def require_tables(*formats: str, work: str, otherwise: str = "") -> None:
+    """Raise `ConfigurationError`, naming the extra, if a package that reads tables in these formats is missing.
 
-    Imports nothing.
+    Imports nothing. ``work`` begins the sentence: "The archive's files are Parquet". ``otherwise`` is another way out.
     """
     missing = [name for name in dict.fromkeys(["pyarrow", *_libraries(formats)]) if find_spec(name) is None]
     if missing:
         raise ConfigurationError(
-            f"Background jobs of pipelines work on tables, and {', '.join(missing)} cannot be found here: run pip "
-            f"install 'penstock[{_extra(formats, missing)}]', or run none of them here (worker.jobs)."
+            f"{work}, and {', '.join(missing)} cannot be found here: run pip install "
+            f"'penstock[{_extra(formats, missing)}]'{otherwise and f', or {otherwise}'}."
         )
 
 
-def require_arrow() -> None:
-    """Raise `ConfigurationError`, naming the extra, if pyarrow is missing. Archives are read and written with it."""
-    if find_spec("pyarrow") is None:
-        raise ConfigurationError(
-            "The archive's files are Parquet, and pyarrow cannot be found here: run pip install 'penstock[pipeline]'."
-        )
-
-
-def require_rows(*formats: str) -> None:
-    """Raise `ConfigurationError`, naming the extra, if a package that reads the rows of tables is missing.
-
-    Imports nothing.
-    """
-    missing = [name for name in dict.fromkeys(["pyarrow", *_libraries(formats)]) if find_spec(name) is None]
-    if missing:
-        raise ConfigurationError(
-            f"Rows are read with {', '.join(missing)}, which cannot be found here: run pip install "
-            f"'penstock[{_extra(formats, missing)}]'."
-        )
-
-
-def require_quarantine(*formats: str) -> None:
-    """Raise `ConfigurationError`, naming the extra, if a package that reads quarantined lines is missing.
-
-    Imports nothing.
-    """
-    missing = [name for name in dict.fromkeys(["pyarrow", *_libraries(formats)]) if find_spec(name) is None]
-    if missing:
-        raise ConfigurationError(
-            f"Quarantined lines are in a table, and {', '.join(missing)} cannot be found here: run pip install "
-            f"'penstock[{_extra(formats, missing)}]'."
-        )
+def require_archive() -> None:
+    """Raise `ConfigurationError`, naming the extra, if the package that reads and writes archives is missing."""
+    require_tables(work="The archive's files are Parquet")
 
 
 def _libraries(formats: Sequence[str]) -> Sequence[str]:

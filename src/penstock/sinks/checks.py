@@ -14,20 +14,23 @@ from penstock.errors import PublishHalted, TableError, TableFolderTaken, Tempora
 from penstock.sinks.manifest import DataFile
 from penstock.sinks.parquet import check_partition_types
 from penstock.sinks.partitions import resolve
-from penstock.sinks.registry import SINKS, TABLE_MARK, address_in
+from penstock.sinks.registry import LOG_FOLDERS, SINKS, TABLE_MARK, address_in, format_in
 from penstock.storage.files import Files
 
 CHECKS_AT_ONCE = 16  # parallel checks of files in S3
 _OWN_FOLDERS = frozenset({"data/", "compacted/", "_penstock/"})  # folders that Penstock creates beside a log
-_DELTA_LOG = "_delta_log/"
 
 
-def check_free(root: Files, *, kind: str, own: Collection[str] = ()) -> None:
+def check_free(root: Files, *, kind: str, scheme: str | None = None, own: Collection[str] = ()) -> None:
     """Raise `TableFolderTaken` for a folder with other contents: readers of Parquet would mix them with the table.
 
     Raises `TableError` for a table in another format: its files would belong to two tables.
 
-    ``kind`` names the format: "Delta table". ``own`` are more folders that the format creates there.
+    Args:
+        root: The table's location.
+        kind: The format for people: "Delta table".
+        scheme: The format, if it is registered: a table in it is no table in another format.
+        own: More folders that the format creates there.
     """
     if root.is_local and Path(str(root)).is_file():
         raise TableError(f"The table {root} is a file; give the folder that is to hold the table.")
@@ -40,27 +43,19 @@ def check_free(root: Files, *, kind: str, own: Collection[str] = ()) -> None:
     others = [
         name
         for name in names
-        if name not in _OWN_FOLDERS and name not in own and (name == _DELTA_LOG or not name.startswith((".", "_")))
+        if name not in _OWN_FOLDERS and name not in own and (name in LOG_FOLDERS or not name.startswith((".", "_")))
     ]
     if others:
-        scheme = _format_in(root, others)
-        if scheme is not None and not kind.lower().startswith(scheme):  # else it is in another catalog, for example
+        found = format_in(root, names)
+        if found not in (None, scheme):  # the same one: it is in another catalog, for example
             raise TableError(
-                f"The folder {root} holds a table in the format {scheme} and no {kind}; write "
-                f"{address_in(scheme, str(root))} ({SINKS[scheme].declaration} in an app), or give another folder."
+                f"The folder {root} holds a table in the format {found} and no {kind}; write "
+                f"{address_in(found, str(root))} ({SINKS[found].declaration} in an app), or give another folder."
             )
         raise TableFolderTaken(
             f"The folder {root} is no {kind} and not empty (it holds {others[0].rstrip('/')}); give an empty or a "
             f"new folder."
         )
-
-
-def _format_in(root: Files, names: Collection[str]) -> str | None:
-    """Return the scheme of the format of the table in a folder with these names, None if it holds none."""
-    if _DELTA_LOG in names:
-        return "delta"
-    is_iceberg = "metadata/" in names and any(name.endswith(".metadata.json") for name in root.names("metadata"))
-    return "iceberg" if is_iceberg else None
 
 
 def is_own(path: str) -> bool:

@@ -7,7 +7,7 @@ without one is in the default format. A package is imported when a table is open
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import StrEnum
@@ -52,6 +52,8 @@ class SinkPackage:
     module: str
     factory: str  # a `SinkFactory` in that module
     requires: str  # the library that it imports
+    log_folder: str | None = None  # below a table's root: names end in "/", as in `Files.names`
+    log_suffix: str = ""  # a folder of this name without such a file holds no table; empty: the name suffices
     declaration: str = "..."  # the subclass of `SinkDeclaration` that users name, for error messages
     extra: str = "pipeline"  # of Penstock, with the library
     tested: tuple[Version, Version] | None = None  # the library's versions: from the first to below the second
@@ -77,6 +79,7 @@ SINKS: Mapping[str, SinkPackage] = {
         "penstock.sinks.delta.sink",
         "DeltaTableSink",
         "deltalake",
+        log_folder="_delta_log/",
         declaration="DeltaSink",
         tested=((1, 6, 6), (1, 7, 0)),
         catalog_option=CatalogOption.REGISTER,
@@ -85,6 +88,8 @@ SINKS: Mapping[str, SinkPackage] = {
         "penstock.sinks.iceberg.sink",
         "IcebergTableSink",
         "pyiceberg",
+        log_folder="metadata/",
+        log_suffix=".metadata.json",
         declaration="IcebergSink",
         extra="iceberg",
         tested=((0, 12, 0), (0, 13, 0)),
@@ -92,6 +97,23 @@ SINKS: Mapping[str, SinkPackage] = {
         catalog_option=CatalogOption.CATALOG,
     ),
 }
+
+LOG_FOLDERS = frozenset(package.log_folder for package in SINKS.values() if package.log_folder is not None)
+
+
+def format_in(root: Files, names: Collection[str] | None = None) -> str | None:
+    """Return the scheme of the format of the table in a folder, None if there is none. Loads no format's package.
+
+    ``names`` are the folder's, if they are known.
+    """
+    names = root.names() if names is None else names
+    for scheme, package in SINKS.items():
+        folder = package.log_folder
+        if folder is None or folder not in names:
+            continue
+        if not package.log_suffix or any(name.endswith(package.log_suffix) for name in root.names(folder.rstrip("/"))):
+            return scheme
+    return None
 
 
 def split_address(address: str) -> tuple[str, str]:

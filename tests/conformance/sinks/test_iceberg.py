@@ -360,6 +360,11 @@ def test_spark_is_given_no_files_of_a_table_in_which_rows_were_deleted(sink: Ice
 # Columns that other writers change
 
 
+def rows_by_id(root: Path, row_filter: str = "true") -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = iceberg_table(root).scan(row_filter=row_filter).to_arrow().sort_by("id").to_pylist()
+    return found
+
+
 def as_other_writer(root: Path, change: Callable[[UpdateSchema], object], *, maps_names: bool = True) -> None:
     """Change the columns with PyIceberg. Not every engine keeps the name mapping right, as it does."""
     before = stored(root)
@@ -379,7 +384,7 @@ def test_a_dropped_column_that_batches_still_have_is_added_with_all_its_values(
     as_other_writer(root, lambda update: update.delete_column("name"), maps_names=maps_names)
     sink.ensure_schema(SCHEMA)
     published(sink, root, 2)
-    rows = iceberg_table(root).scan(row_filter="id > 0").to_arrow().sort_by("id").to_pylist()
+    rows = rows_by_id(root, "id > 0")
     assert rows == [{"id": 1, "name": "n1"}, {"id": 2, "name": "n2"}]
     assert iceberg_table(root).scan(row_filter="name = 'n2'").to_arrow().num_rows == 1
     assert loaded(sink).dataset().to_table().num_rows == 2
@@ -396,7 +401,7 @@ def test_a_renamed_column_that_batches_have_under_its_old_name_is_refused(
     as_other_writer(root, lambda update: update.rename_column("title", "name"), maps_names=maps_names)
     sink.ensure_schema(SCHEMA)
     published(sink, root, 2)
-    rows = iceberg_table(root).scan().to_arrow().sort_by("id").to_pylist()
+    rows = rows_by_id(root)
     assert rows == [{"id": 1, "name": "n1"}, {"id": 2, "name": "n2"}]
 
 
@@ -407,7 +412,7 @@ def test_batches_with_the_new_name_of_a_renamed_column_are_read_with_the_old_one
     published(sink, root, 1)
     as_other_writer(root, lambda update: update.rename_column("name", "title"), maps_names=maps_names)
     loaded(sink).append(append(2, THIRD, write(root, THIRD, id=[2], title=["n2"])))
-    rows = iceberg_table(root).scan().to_arrow().sort_by("id").to_pylist()
+    rows = rows_by_id(root)
     assert rows == [{"id": 1, "title": "n1"}, {"id": 2, "title": "n2"}]
     with pytest.raises(TableError, match="were renamed"):
         loaded(sink).check_readable()

@@ -19,7 +19,7 @@ from penstock.app.reconcile import ReconcileRequest, reconcile
 from penstock.app.reconcile_target import ReconcileTarget, targets_in
 from penstock.app.replayer import ReplayedQueue
 from penstock.app.service import Service, ServiceContext, needs_objects
-from penstock.pipeline.extra import require_arrow, require_spark, require_tables
+from penstock.pipeline.extra import require_archive, require_spark, require_tables
 from penstock.worker.shutdown import StopSignal
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def _archive(objects: Sequence[Service], context: ServiceContext) -> ElectedJob 
     older_than_seconds = context.settings.objects_archive_after
     if older_than_seconds is None or not objects:
         return None
-    require_arrow()
+    require_archive()
     _require_tables(_pipelines(objects))
     from penstock.app.jobs.archive import archive_job
 
@@ -130,4 +130,8 @@ def _require_tables(pipelines: Iterable[PipelineService]) -> None:
     """Raise `ConfigurationError` if a package for the tables of these pipelines is missing."""
     formats = _formats(pipelines)
     if formats:
-        require_tables(*formats)
+        require_tables(
+            *formats,
+            work="Background jobs of pipelines work on tables",
+            otherwise="run none of them here (worker.jobs)",
+        )

@@ -25,7 +25,7 @@ from penstock.ledger.records import Candidate, ObjectState, OriginalMessage
 from penstock.objects.processed_lists import ListedObject, read_list
 from penstock.objects.reference import LOCAL_BUCKET, ObjectRef
 from penstock.objects.s3_facts import INVENTORY_REMEDY, LIST_REMEDY, require_no_versions
-from penstock.pipeline.extra import require_arrow
+from penstock.pipeline.extra import require_archive
 from penstock.pipeline.reconcile.manifest import find_inventory, inventory_refs
 from penstock.storage.address import is_s3
 from penstock.storage.aws import Aws
@@ -177,7 +177,7 @@ def _from_beginning(file: IO[bytes]) -> Iterator[ListedObject]:
 
 def _inventory(file: str) -> tuple[str, Callable[[], Iterator[ListedObject]]]:
 
-    require_arrow()
+    require_archive()
 
     found = find_inventory(file if is_s3(file) else str(Path(file).resolve()), load_settings().aws)
 

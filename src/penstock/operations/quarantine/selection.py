@@ -10,7 +10,7 @@ from penstock.ledger.records import ObjectRow, ObjectState, QuarantineRow, Quara
 from penstock.objects.reference import ObjectRef, decode_key
 from penstock.objects.replays import source_of
 from penstock.operations.inspection import PAGE, ScopeView
-from penstock.pipeline.extra import require_quarantine
+from penstock.pipeline.extra import require_tables
 from penstock.sinks.registry import open_sink
 
 REPLAY_ENDED = frozenset({ObjectState.DEAD, ObjectState.DELETED, ObjectState.SUPERSEDED})
@@ -104,7 +104,7 @@ def lines_of(seen: ScopeView, row: QuarantineRow, *, limit: int) -> Sequence[Map
         raise UsageError(
             "Only the app's code names the folder of the pipeline's table: give --app, such as --app shop:app."
         )
-    require_quarantine(where.scheme)
+    require_tables(where.scheme, work="Quarantined lines are in a table")
     from penstock.pipeline.quarantine_lines import QuarantineLines  # loads Arrow
 
     sink = open_sink(where.quarantine, scheme=where.scheme, pipeline=row.pipeline, partition_by=None)

@@ -1,14 +1,14 @@
 """Show the rows of a table: Penstock's or another writer's, without Spark and without a ledger."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.app.paths import TablePaths, recorded_format, table_paths
 from penstock.config import load_settings
-from penstock.errors import TableError, TableFolderTaken, UsageError
-from penstock.pipeline.extra import require_rows
-from penstock.sinks.registry import SINKS, is_installed, named_scheme, open_sink, split_address
+from penstock.errors import TableFolderTaken, UsageError
+from penstock.pipeline.extra import require_tables
+from penstock.sinks.registry import format_in, named_scheme, open_sink, split_address
 from penstock.sinks.rows import first_rows
 from penstock.sinks.sink import TableSnapshot
 from penstock.storage.address import is_s3
@@ -38,7 +38,7 @@ class ShownRows:
 def paths_of(address: str, state: str | None) -> TablePaths:
     """Return the paths of a table at an address, of any writer.
 
-    It has the format that the address or its data directory names, else the first one in which there is a table.
+    It has the format that the address or its data directory names, else the one whose log is there.
     """
     aws = load_settings().aws if is_s3(split_address(address)[1]) else None
     found = table_paths(address, state, aws=aws)
@@ -47,7 +47,7 @@ def paths_of(address: str, state: str | None) -> TablePaths:
     recorded = recorded_format(found)
     if recorded is not None:
         return replace(found, scheme=recorded)
-    return next((one for one in _in_each_format(found) if _is_there(one)), found)
+    return replace(found, scheme=format_in(found.table) or found.scheme)
 
 
 def rows_of(where: TablePaths, *, quarantine: bool, columns: Sequence[str], limit: int) -> ShownRows:
@@ -83,22 +83,9 @@ def _wanted(known: Sequence[Column], names: Sequence[str], *, table: str) -> Seq
     return [by_name[name] for name in names] or known
 
 
-def _in_each_format(where: TablePaths) -> Iterator[TablePaths]:
-    yield where
-    yield from (replace(where, scheme=scheme) for scheme in SINKS if scheme != where.scheme and is_installed(scheme))
-
-
-def _is_there(where: TablePaths) -> bool:
-    """Return True if there is a table in this format that can be read."""
-    try:
-        return _loaded(where, where.table) is not None
-    except TableError:  # it is in another format, or reading its rows will tell
-        return False
-
-
 def _loaded(where: TablePaths, root: Files) -> TableSnapshot | None:
     """Return the newest snapshot; None if there is no table. Raises `TableError` for a table in another format."""
-    require_rows(where.scheme)
+    require_tables(where.scheme, work="Rows are read with libraries of the table's format")
     try:
         return open_sink(root, pipeline=where.pipeline, partition_by=None, scheme=where.scheme).load()
     except TableFolderTaken:  # the folder holds something else

@@ -80,7 +80,7 @@ class DeltaTableSink:
 
     def check_location(self) -> None:
         if f"{LOG_FOLDER}/" not in self._root.names():
-            check_free(self._root, kind=_KIND, own={f"{LOG_FOLDER}/"})
+            check_free(self._root, kind=_KIND, scheme="delta", own={f"{LOG_FOLDER}/"})
 
     def load(self) -> "LoadedDelta | None":
         """Return the newest snapshot, or None if there is no table.
@@ -90,7 +90,7 @@ class DeltaTableSink:
         """
         table = _load(self._root)
         if table is None:
-            check_free(self._root, kind=_KIND, own={f"{LOG_FOLDER}/"})
+            check_free(self._root, kind=_KIND, scheme="delta", own={f"{LOG_FOLDER}/"})
             return None
         loaded = LoadedDelta(table, root=self._root, app=self._app)
         check_features(table.protocol(), table.metadata().configuration, table.schema().to_json(), where=self.uri)

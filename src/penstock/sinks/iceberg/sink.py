@@ -240,7 +240,8 @@ class IcebergTableSink:
         return LoadedIceberg(stored, catalog=catalog, root=self._root, pipeline=self._pipeline)
 
     def _check_free(self) -> None:
-        check_free(self._root, kind=_KIND, own={f"{METADATA_FOLDER}/"} if self._choice.owns_metadata() else ())
+        own = {f"{METADATA_FOLDER}/"} if self._choice.owns_metadata() else ()
+        check_free(self._root, kind=_KIND, scheme="iceberg", own=own)
 
     def _chain(self) -> Sequence[log.KnownCommit]:
         stored = self._choice.current().load()
