@@ -544,6 +544,10 @@ class Ledger:
         """Return True if a batch up to this one replaced rows of earlier batches."""
         return self._queries.has_replaced(pipeline, seq)
 
+    def replaced(self, pipeline: str, *, after_seq: int = 0) -> tuple[int, int]:
+        """Return how often batches replaced an earlier version of an object, and the rows of these versions."""
+        return self._queries.replaced(pipeline, after_seq=after_seq)
+
     def written_to(self, pipeline: str, seq: int) -> tuple[int, int]:
         """Return the number of rows and of quarantined lines that all batches up to this one wrote."""
         return self._queries.written_to(pipeline, seq)

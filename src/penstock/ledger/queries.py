@@ -78,6 +78,13 @@ _REPLACING = (
     )
     .limit(1)
 )
+_REPLACED = select(
+    func.coalesce(func.sum(batches.c.replaced_objects), 0), func.coalesce(func.sum(batches.c.replaced_rows), 0)
+).where(
+    batches.c.pipeline == bindparam("in_pipeline"),
+    batches.c.seq > bindparam("after_seq"),
+    batches.c.replaced_objects > 0,
+)
 _BATCH = _BATCHES.where(batches.c.seq == bindparam("at_seq"))
 _BATCH_OF = _ALL_BATCHES.where(batches.c.attempt_id == bindparam("of_attempt"))
 
@@ -268,6 +275,11 @@ class Queries:
     def has_replaced(self, pipeline: str, seq: int) -> bool:
         with self._database.reading() as connection:
             return connection.execute(_REPLACING, {"in_pipeline": pipeline, "to_seq": seq}).first() is not None
+
+    def replaced(self, pipeline: str, *, after_seq: int) -> tuple[int, int]:
+        with self._database.reading() as connection:
+            objects_, rows = connection.execute(_REPLACED, {"in_pipeline": pipeline, "after_seq": after_seq}).one()
+        return int(objects_), int(rows)
 
     def written_to(self, pipeline: str, seq: int) -> tuple[int, int]:
         with self._database.reading() as connection:

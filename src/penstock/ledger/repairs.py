@@ -25,6 +25,7 @@ from penstock.ledger.records import (
     LedgerRepaired,
     ObjectState,
     OnChange,
+    replaced_objects,
 )
 from penstock.ledger.retractions import retract_again
 from penstock.ledger.rows import Values, new_batch, new_object
@@ -117,7 +118,15 @@ _SEQS_REPLACING = (
     .order_by(batches.c.seq)
 )
 _REPLACES = select(batches.c.replaces).where(_of_seq)
-_REPLACE = update(batches).values(replaces=bindparam("by_addresses"), replaced_rows=bindparam("by_rows")).where(_of_seq)
+_REPLACE = (
+    update(batches)
+    .values(
+        replaces=bindparam("by_addresses"),
+        replaced_objects=bindparam("of_objects"),
+        replaced_rows=bindparam("by_rows"),
+    )
+    .where(_of_seq)
+)
 _SET_TRANSFORM = update(pipelines).values(transform=bindparam("name")).where(pipelines.c.id == bindparam("in_pipeline"))
 _ADVANCE = (
     update(pipelines)
@@ -216,8 +225,9 @@ def _replace_again(connection: Connection, pipeline: str, seq: int, attempt_id: 
     rows = supersede(connection, pipeline, attempt_id, earlier, seq=seq)
     of_seq = {"in_pipeline": pipeline, "of_seq": seq}
     replaces = connection.execute(_REPLACES, of_seq).scalar_one() or ""
-    addresses = earlier.encoded(replaces) or None
-    connection.execute(_REPLACE, {**of_seq, "by_addresses": addresses, "by_rows": rows})
+    addresses = earlier.encoded(replaces)
+    found = {"by_addresses": addresses or None, "of_objects": len(replaced_objects(addresses)), "by_rows": rows}
+    connection.execute(_REPLACE, {**of_seq, **found})
 
 
 def _lock(connection: Connection, repair: LedgerRepair) -> int:

@@ -166,7 +166,9 @@ batches = Table(
     Column("spark_ui_url", Text),  # Spark UI of its run
     Column("transform", Text),  # name of the transform that made its rows; empty: none, NULL: unknown
     Column("replaces", LONG_TEXT),  # JSON: addresses of objects whose earlier rows leave the table; NULL: none
-    Column("replaced_rows", BigInteger),  # see `records.Committed`; NULL: the batch adds versions to earlier ones
+    # See `records.Committed`; NULL: the batch adds versions to earlier ones.
+    Column("replaced_objects", BigInteger),
+    Column("replaced_rows", BigInteger),
     UniqueConstraint("attempt_id", name="uq_batches_attempt"),
 )
 

@@ -75,8 +75,8 @@ from penstock.pipeline.reporting import BatchEvents, ClaimedWork
 
 RELEASED = "the batch was released"
 CHANGED = (
-    "another version of this object was processed before, and the pipeline refuses objects that change: take its rows "
-    "out of the table with penstock objects retract, or set another on_change, and retry it"
+    "another version of this object was processed before, and changed objects are refused (on_change): retry it once its "
+    "rows are out of the table (`penstock objects retract`), or once on_change is replace or add"
 )
 AGREEMENTS_MAX = 4  # with a schema that keeps changing, before the run is repeated
 

@@ -13,6 +13,7 @@ depends_on = None
 def upgrade() -> None:
     add_column("archived_objects", sa.Column("batch_seq", sa.BigInteger))
     add_column("archived_objects", sa.Column("rows", sa.BigInteger))
+    add_column("batches", sa.Column("replaced_objects", sa.BigInteger))
     add_column("batches", sa.Column("replaced_rows", sa.BigInteger))
     add_column("quarantined", sa.Column("replaced_seq", sa.BigInteger))
 
@@ -20,5 +21,6 @@ def upgrade() -> None:
 def downgrade() -> None:
     drop_column("quarantined", "replaced_seq")
     drop_column("batches", "replaced_rows")
+    drop_column("batches", "replaced_objects")
     drop_column("archived_objects", "rows")
     drop_column("archived_objects", "batch_seq")
