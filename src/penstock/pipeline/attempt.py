@@ -75,8 +75,8 @@ from penstock.pipeline.reporting import BatchEvents, ClaimedWork
 
 RELEASED = "the batch was released"
 CHANGED = (
-    "another version of this object was processed before, and changed objects are refused (on_change): retry it once its "
-    "rows are out of the table (`penstock objects retract`), or once on_change is replace or add"
+    "another version of this object was processed before, and changed objects are refused (on_change): retry it once "
+    "these rows are out of the table (`penstock objects retract`), or once on_change is replace or add"
 )
 AGREEMENTS_MAX = 4  # with a schema that keeps changing, before the run is repeated
 
