@@ -508,6 +508,13 @@ class Ledger:
         """
         return self._queries.changed(pipeline, object_ids)
 
+    def replaced(self, pipeline: str, object_ids: Collection[bytes]) -> set[bytes]:
+        """Return those of the given objects that are processed, and whose rows a later version took out of the table.
+
+        Archived ones are left out.
+        """
+        return self._queries.replaced(pipeline, object_ids)
+
     def objects(
         self,
         pipeline: str,

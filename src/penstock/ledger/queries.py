@@ -48,7 +48,7 @@ from penstock.ledger.schema import (
     wanted,
 )
 from penstock.ledger.sets import ARCHIVED, by_state, by_uri, ids_wanted, in_state, is_in, is_wanted, of_pipeline
-from penstock.ledger.versions import changed_versions, is_no_replay, superseded_versions
+from penstock.ledger.versions import changed_versions, is_no_replay, replaced_versions, superseded_versions
 
 PAGE_BATCHES = 100
 _STATE_NAMED = {state.value: state for state in ObjectState}
@@ -253,6 +253,11 @@ class Queries:
         with self._database.reading() as connection:
             ids_wanted(connection, object_ids)
             return changed_versions(connection, pipeline)
+
+    def replaced(self, pipeline: str, object_ids: Collection[bytes]) -> set[bytes]:
+        with self._database.reading() as connection:
+            ids_wanted(connection, object_ids)
+            return replaced_versions(connection, pipeline)
 
     def known_among(
         self, pipeline: str, object_ids: Collection[bytes], *, seen_at: float, on_change: OnChange
