@@ -47,7 +47,17 @@ from penstock.ledger.schema import (
     table_schemas,
     wanted,
 )
-from penstock.ledger.sets import ARCHIVED, by_state, by_uri, ids_wanted, in_state, is_in, is_wanted, of_pipeline
+from penstock.ledger.sets import (
+    ARCHIVED,
+    by_state,
+    by_uri,
+    filtered,
+    ids_wanted,
+    in_state,
+    is_in,
+    is_wanted,
+    of_pipeline,
+)
 from penstock.ledger.versions import changed_versions, is_no_replay, replaced_versions, superseded_versions
 
 PAGE_BATCHES = 100
@@ -124,7 +134,7 @@ _OTHER_VERSIONS = (
     .where(
         is_wanted(),
         _archived_version.c.uri_digest == objects.c.uri_digest,
-        _archived_version.c.pipeline == objects.c.pipeline,
+        filtered(_archived_version.c.pipeline) == objects.c.pipeline,
         _archived_version.c.object_id != objects.c.object_id,
         is_no_replay(_archived_version),
     ),
@@ -135,7 +145,7 @@ _OTHER_VERSIONS = (
             of_pipeline(archived_objects),
             is_in(archived_objects.c.object_id, of=select(wanted.c.object_id)),
             other.c.uri_digest == archived_objects.c.uri_digest,
-            other.c.pipeline == archived_objects.c.pipeline,
+            filtered(other.c.pipeline) == archived_objects.c.pipeline,
             other.c.object_id != archived_objects.c.object_id,
             is_no_replay(other),
         )

@@ -31,7 +31,7 @@ from penstock.ledger.schema import (
     pipelines,
     progress,
 )
-from penstock.ledger.sets import slices
+from penstock.ledger.sets import filtered, slices
 from penstock.messaging.steps import Probe, Step
 
 OUTCOME = "retracted"  # of the attempt, for each object
@@ -48,12 +48,9 @@ _LOCK_ARCHIVING = (
     .where(progress.c.pipeline == bindparam("in_pipeline"), progress.c.task == ARCHIVING)
     .with_for_update()
 )
-_VERSIONS = (
-    select(objects.c.object_id, objects.c.uri, objects.c.state, objects.c.batch_seq)
-    .where(
-        objects.c.uri_digest.in_(bindparam("digests", expanding=True)), objects.c.pipeline == bindparam("in_pipeline")
-    )
-    .order_by(objects.c.object_id)
+_VERSIONS = select(objects.c.object_id, objects.c.uri, objects.c.state, objects.c.batch_seq).where(
+    objects.c.uri_digest.in_(bindparam("digests", expanding=True)),
+    filtered(objects.c.pipeline) == bindparam("in_pipeline"),
 )
 RETRACT = (
     update(objects)
