@@ -508,6 +508,13 @@ class Ledger:
         """
         return self._queries.changed(pipeline, object_ids)
 
+    def replaced(self, pipeline: str, object_ids: Collection[bytes]) -> set[bytes]:
+        """Return those of the given objects that are processed, and whose rows a later version took out of the table.
+
+        Archived ones are left out.
+        """
+        return self._queries.replaced(pipeline, object_ids)
+
     def objects(
         self,
         pipeline: str,
@@ -544,9 +551,9 @@ class Ledger:
         """Return True if a batch up to this one replaced rows of earlier batches."""
         return self._queries.has_replaced(pipeline, seq)
 
-    def replaced(self, pipeline: str, *, after_seq: int = 0) -> tuple[int, int]:
+    def replaced_totals(self, pipeline: str, *, after_seq: int = 0) -> tuple[int, int]:
         """Return how often batches replaced an earlier version of an object, and the rows of these versions."""
-        return self._queries.replaced(pipeline, after_seq=after_seq)
+        return self._queries.replaced_totals(pipeline, after_seq=after_seq)
 
     def written_to(self, pipeline: str, seq: int) -> tuple[int, int]:
         """Return the number of rows and of quarantined lines that all batches up to this one wrote."""

@@ -47,8 +47,18 @@ from penstock.ledger.schema import (
     table_schemas,
     wanted,
 )
-from penstock.ledger.sets import ARCHIVED, by_state, by_uri, ids_wanted, in_state, is_in, is_wanted, of_pipeline
-from penstock.ledger.versions import changed_versions, is_no_replay, superseded_versions
+from penstock.ledger.sets import (
+    ARCHIVED,
+    by_state,
+    by_uri,
+    filtered,
+    ids_wanted,
+    in_state,
+    is_in,
+    is_wanted,
+    of_pipeline,
+)
+from penstock.ledger.versions import changed_versions, is_no_replay, replaced_versions, superseded_versions
 
 PAGE_BATCHES = 100
 _STATE_NAMED = {state.value: state for state in ObjectState}
@@ -78,7 +88,7 @@ _REPLACING = (
     )
     .limit(1)
 )
-_REPLACED = select(
+_REPLACED_TOTALS = select(
     func.coalesce(func.sum(batches.c.replaced_objects), 0), func.coalesce(func.sum(batches.c.replaced_rows), 0)
 ).where(
     batches.c.pipeline == bindparam("in_pipeline"),
@@ -131,7 +141,7 @@ _OTHER_VERSIONS = (
     .where(
         is_wanted(),
         _archived_version.c.uri_digest == objects.c.uri_digest,
-        _archived_version.c.pipeline == objects.c.pipeline,
+        filtered(_archived_version.c.pipeline) == objects.c.pipeline,
         _archived_version.c.object_id != objects.c.object_id,
         is_no_replay(_archived_version),
     ),
@@ -142,7 +152,7 @@ _OTHER_VERSIONS = (
             of_pipeline(archived_objects),
             is_in(archived_objects.c.object_id, of=select(wanted.c.object_id)),
             other.c.uri_digest == archived_objects.c.uri_digest,
-            other.c.pipeline == archived_objects.c.pipeline,
+            filtered(other.c.pipeline) == archived_objects.c.pipeline,
             other.c.object_id != archived_objects.c.object_id,
             is_no_replay(other),
         )
@@ -261,6 +271,11 @@ class Queries:
             ids_wanted(connection, object_ids)
             return changed_versions(connection, pipeline)
 
+    def replaced(self, pipeline: str, object_ids: Collection[bytes]) -> set[bytes]:
+        with self._database.reading() as connection:
+            ids_wanted(connection, object_ids)
+            return replaced_versions(connection, pipeline)
+
     def known_among(
         self, pipeline: str, object_ids: Collection[bytes], *, seen_at: float, on_change: OnChange
     ) -> set[bytes]:
@@ -276,9 +291,11 @@ class Queries:
         with self._database.reading() as connection:
             return connection.execute(_REPLACING, {"in_pipeline": pipeline, "to_seq": seq}).first() is not None
 
-    def replaced(self, pipeline: str, *, after_seq: int) -> tuple[int, int]:
+    def replaced_totals(self, pipeline: str, *, after_seq: int) -> tuple[int, int]:
         with self._database.reading() as connection:
-            objects_, rows = connection.execute(_REPLACED, {"in_pipeline": pipeline, "after_seq": after_seq}).one()
+            objects_, rows = connection.execute(
+                _REPLACED_TOTALS, {"in_pipeline": pipeline, "after_seq": after_seq}
+            ).one()
         return int(objects_), int(rows)
 
     def written_to(self, pipeline: str, seq: int) -> tuple[int, int]:

@@ -195,7 +195,7 @@ quarantined = Table(  # the bad lines that attempts found in objects; one row pe
     Column("replay_id", DIGEST, nullable=False),  # the id of the object that replays these lines
     Column("recorded_at", Double, nullable=False),
     Column("ended_at", Double),  # when its lines were replayed or dismissed
-    Column("replaced_seq", BigInteger),  # the batch that replaced this version's rows, and so dismissed the lines
+    Column("replaced_seq", BigInteger),  # the batch that took this version's rows out of the table
     Index("ix_quarantined_state", "pipeline", "state", "warns"),
     Index("ix_quarantined_attempt", "attempt_id"),
     Index("ix_quarantined_uri", "uri_digest", "pipeline"),

@@ -10,6 +10,7 @@ adds rows to its source's.
 """
 
 import json
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,7 +23,6 @@ from sqlalchemy import (
     Select,
     bindparam,
     case,
-    exists,
     func,
     select,
     update,
@@ -37,10 +37,13 @@ from penstock.ledger.records import (
     QuarantineState,
     replaced_objects,
 )
-from penstock.ledger.schema import archived_objects, objects, quarantined, wanted
+from penstock.ledger.rows import AnyRow
+from penstock.ledger.schema import archived_objects, batches, objects, quarantined, wanted
 from penstock.ledger.sets import (
     by_attempt_and_uri,
     by_uri,
+    filtered,
+    grouped,
     in_state,
     is_in,
     is_wanted,
@@ -50,19 +53,25 @@ from penstock.ledger.sets import (
 
 _version = objects.alias("version")
 _archived_version = archived_objects.alias("archived_version")
+_ARCHIVED_URI = "ix_archived_objects_uri"
 _archived_seq = func.coalesce(_archived_version.c.batch_seq, 0)  # an unknown batch came before the known ones
 
 
 def is_no_replay(version: FromClause) -> ColumnElement[bool]:
-    """Match objects that are no replays of bad lines."""
-    return ~exists().where(quarantined.c.replay_id == version.c.object_id, quarantined.c.pipeline == version.c.pipeline)
+    """Match objects that are no replays of bad lines.
+
+    No pipeline is named: a replay's id contains its attempt's. Counted, because MariaDB would read all bad lines first
+    for a NOT EXISTS (measured).
+    """
+    replayed = select(func.count()).select_from(quarantined).where(quarantined.c.replay_id == version.c.object_id)
+    return replayed.scalar_subquery() == 0
 
 
 def _of_one_object(mine: FromClause, other: FromClause) -> ColumnElement[bool]:
     """Match two versions of an object. The archive identifies an object by the digest of its uri."""
     found = (
         (other.c.uri_digest == mine.c.uri_digest)
-        & (other.c.pipeline == mine.c.pipeline)
+        & (filtered(other.c.pipeline) == mine.c.pipeline)
         & (other.c.object_id != mine.c.object_id)
         & is_no_replay(other)
     )
@@ -77,10 +86,14 @@ def _among_wanted(statement: Select[Any]) -> Select[Any]:
     )
 
 
+def _by_archived_uri(statement: Select[Any]) -> Select[Any]:
+    return by_uri(statement, _archived_version, index=_ARCHIVED_URI)
+
+
 _mine = select(objects.c.object_id).distinct().where(is_wanted(), is_no_replay(objects))
 _CHANGED = (
     by_uri(_mine, _version).where(_of_one_object(objects, _version), _version.c.batch_seq.is_not(None)),
-    _mine.where(_of_one_object(objects, _archived_version)),
+    _by_archived_uri(_mine).where(_of_one_object(objects, _archived_version)),
 )
 
 
@@ -92,13 +105,17 @@ def _superseded_in(processed: Select[Any], archived: Select[Any]) -> tuple[tuple
             by_uri(processed, _version).where(
                 _of_one_object(objects, _version), _version.c.batch_seq > objects.c.batch_seq
             ),
-            processed.where(_of_one_object(objects, _archived_version), _archived_seq > objects.c.batch_seq),
+            _by_archived_uri(processed).where(
+                _of_one_object(objects, _archived_version), _archived_seq > objects.c.batch_seq
+            ),
         ),
         (
             by_uri(archived, _version).where(
                 _of_one_object(archived_objects, _version), _version.c.batch_seq > archived_seq
             ),
-            archived.where(_of_one_object(archived_objects, _archived_version), _archived_seq > archived_seq),
+            _by_archived_uri(archived).where(
+                _of_one_object(archived_objects, _archived_version), _archived_seq > archived_seq
+            ),
         ),
     )
 
@@ -149,6 +166,27 @@ def found_by(connection: Connection, pipeline: str, statements: Sequence[Select[
     return {object_id for statement in statements for object_id in connection.scalars(statement, binds)}
 
 
+_replacing = (
+    select(func.count())
+    .select_from(batches)
+    .where(
+        batches.c.pipeline == _version.c.pipeline,
+        batches.c.seq == _version.c.batch_seq,
+        batches.c.replaced_rows.is_not(None),
+    )
+)
+_REPLACED = by_uri(_mine.where(in_state(ObjectState.PROCESSED)), _version).where(
+    _of_one_object(objects, _version),
+    _version.c.batch_seq > objects.c.batch_seq,
+    _replacing.scalar_subquery() == 1,
+)
+
+
+def replaced_versions(connection: Connection, pipeline: str) -> set[bytes]:
+    """Return those of ``wanted`` that are processed, and whose rows a later version's batch took out of the table."""
+    return found_by(connection, pipeline, (_REPLACED,))
+
+
 _processed_now = (
     (objects.c.attempt_id == bindparam("ours"))
     & (objects.c.state == ObjectState.PROCESSED.value)
@@ -168,7 +206,7 @@ _VERSIONS = (
         _of_one_object(objects, _version),
         _version.c.batch_seq <= bindparam("up_to_seq"),
     )
-    .group_by(objects.c.uri_digest)
+    .group_by(grouped(objects.c.uri_digest))
 )
 _ARCHIVED_VERSIONS = (
     by_attempt_and_uri(
@@ -178,26 +216,44 @@ _ARCHIVED_VERSIONS = (
             func.max(_archived_seq).label("last_seq"),
         ),
         _archived_version,
-        index="ix_archived_objects_uri",
+        index=_ARCHIVED_URI,
     )
-    .where(_processed_now, _of_one_object(objects, _archived_version))
-    .group_by(objects.c.uri_digest)
+    .where(_processed_now, _of_one_object(objects, _archived_version), _archived_seq <= bindparam("up_to_seq"))
+    .group_by(grouped(objects.c.uri_digest))
 )
 _digests: BindParameter[bytes] = bindparam("digests", expanding=True)
-_ROWS = select(objects.c.uri_digest, objects.c.batch_seq, objects.c.rows).where(
-    objects.c.uri_digest.in_(_digests),
-    objects.c.pipeline == bindparam("in_pipeline"),
-    objects.c.batch_seq >= bindparam("from_seq"),
-    objects.c.batch_seq < bindparam("before_seq"),
+
+
+def _rows_of(table: FromClause, seq: ColumnElement[int]) -> Select[Any]:
+    """Return the statement for the rows of all versions and replays of these addresses, in a range of batches."""
+    return (
+        select(
+            table.c.uri_digest,
+            seq.label("seq"),
+            table.c.rows,
+            (batches.c.replaced_rows.is_not(None) & is_no_replay(table)).label("replaced"),
+        )
+        .outerjoin_from(table, batches, (batches.c.pipeline == table.c.pipeline) & (batches.c.seq == table.c.batch_seq))
+        .where(
+            table.c.uri_digest.in_(_digests),
+            filtered(table.c.pipeline) == bindparam("in_pipeline"),
+            seq >= bindparam("from_seq"),
+            seq < bindparam("before_seq"),
+        )
+    )
+
+
+_ROWS = (
+    _rows_of(objects, objects.c.batch_seq),
+    _rows_of(archived_objects, func.coalesce(archived_objects.c.batch_seq, 0)),
 )
-_archived_batch = func.coalesce(archived_objects.c.batch_seq, 0)
-_ARCHIVED_ROWS = select(
-    archived_objects.c.uri_digest, _archived_batch.label("batch_seq"), archived_objects.c.rows
-).where(
-    archived_objects.c.uri_digest.in_(_digests),
-    archived_objects.c.pipeline == bindparam("in_pipeline"),
-    _archived_batch >= bindparam("from_seq"),
-    _archived_batch < bindparam("before_seq"),
+_REPLACING = select(batches.c.seq).where(
+    batches.c.pipeline == bindparam("in_pipeline"),
+    batches.c.seq.in_(bindparam("seqs", expanding=True)),
+    batches.c.replaced_rows.is_not(None),
+)
+_later = select(func.count()).where(
+    batches.c.attempt_id == quarantined.c.attempt_id, batches.c.seq >= bindparam("by_seq", type_=batches.c.seq.type)
 )
 _DISMISS_LINES = (
     update(quarantined)
@@ -213,6 +269,7 @@ _DISMISS_LINES = (
         quarantined.c.uri_digest.in_(_digests),
         quarantined.c.pipeline == bindparam("in_pipeline"),
         quarantined.c.attempt_id != bindparam("ours"),
+        _later.scalar_subquery() == 0,  # only a repair finds some
         quarantined.c.replaced_seq.is_(None),
     )
 )
@@ -243,10 +300,12 @@ class EarlierVersions:
 def replace_earlier(connection: Connection, outcome: BatchOutcome, *, seq: int) -> tuple[BatchOutcome, int | None]:
     """Replace the earlier versions of a batch's objects, inside its commit, after its objects are recorded.
 
-    Returns the outcome with the addresses in its record, and the number of rows that the latest versions had; None if
-    the pipeline adds versions. Raises `VersionsMoved` if one was committed since the claim.
+    Returns the outcome with the addresses in its record, and the number of their rows in the table; None if the
+    pipeline adds versions. Raises `VersionsMoved` if one was committed since the claim, or if a replay's lines left the
+    table.
     """
     if outcome.on_change is OnChange.ADD:
+        _check_replays(connection, outcome)
         return outcome, None
     if outcome.since_seq is None:
         raise ValueError(f"attempt {outcome.attempt_id}: a commit with on_change={outcome.on_change} needs since_seq")
@@ -256,7 +315,7 @@ def replace_earlier(connection: Connection, outcome: BatchOutcome, *, seq: int) 
         moved = next(found.addresses[id] for id, last_seq in found.last_seqs.items() if last_seq >= since_seq)
         raise VersionsMoved(f"another version of {moved} was committed since the claim: claim it again")
     replaced_rows = supersede(connection, outcome.pipeline, outcome.attempt_id, found, seq=seq)
-    _check_replays(connection, outcome)
+    _check_replays(connection, outcome)  # their versions may be replaced by this very batch
     replaces = found.encoded(outcome.record.replaces)
     return replace(outcome, record=replace(outcome.record, replaces=replaces)), replaced_rows
 
@@ -275,28 +334,47 @@ def earlier_versions(connection: Connection, pipeline: str, attempt_id: str, *, 
 
 def supersede(connection: Connection, pipeline: str, attempt_id: str, found: EarlierVersions, *, seq: int) -> int:
     """Dismiss the bad lines of versions that this batch replaces; return the number of rows that leave the table."""
-    rows = 0
+    binds = {"in_pipeline": pipeline, "ours": attempt_id, "by_seq": seq}
     for digests in slices(sorted(found.addresses)):
-        binds = {
-            "in_pipeline": pipeline,
-            "ours": attempt_id,
-            "digests": list(digests),
-            "from_seq": min(found.last_seqs[digest] for digest in digests),
-            "before_seq": seq,
-            "by_seq": seq,
-        }
-        for statement in (_ROWS, _ARCHIVED_ROWS):
-            rows += sum(
-                row.rows or 0
-                for row in connection.execute(statement, binds)
-                if row.batch_seq >= found.last_seqs[row.uri_digest]  # with those of its replays
-            )
-        connection.execute(_DISMISS_LINES, binds)
-    return rows
+        connection.execute(_DISMISS_LINES, {**binds, "digests": list(digests)})
+    return _count_rows(connection, pipeline, found, seq=seq)
+
+
+def _count_rows(connection: Connection, pipeline: str, found: EarlierVersions, *, seq: int) -> int:
+    """Return the number of rows that the table has of these objects before this batch.
+
+    These are the rows of the last version that replaced those before it, of versions that were added to it, and of
+    replays since then. It is nearly always the last version of all.
+    """
+    replacing: set[int] = set()
+    for seqs in slices(sorted(set(found.last_seqs.values()))):
+        replacing.update(connection.scalars(_REPLACING, {"in_pipeline": pipeline, "seqs": list(seqs)}))
+    last = [digest for digest, last_seq in found.last_seqs.items() if last_seq in replacing]
+    added = [digest for digest, last_seq in found.last_seqs.items() if last_seq not in replacing]
+    rows: defaultdict[bytes, list[AnyRow]] = defaultdict(list)
+    for of_objects, from_seq in ((last, lambda digest: found.last_seqs[digest]), (added, lambda _: 0)):
+        for digests in slices(sorted(of_objects)):
+            binds = {
+                "in_pipeline": pipeline,
+                "digests": list(digests),
+                "from_seq": min(map(from_seq, digests)),
+                "before_seq": seq,
+            }
+            for row in (row for statement in _ROWS for row in connection.execute(statement, binds)):
+                rows[row.uri_digest].append(row)
+    return sum(map(_count_shown, rows.values()))
+
+
+def _count_shown(versions: Sequence[AnyRow]) -> int:
+    """Return how many rows of one object the table has: a version that replaced those before it took theirs out."""
+    since_seq = max((row.seq for row in versions if row.replaced), default=0)
+    return sum(row.rows or 0 for row in versions if row.seq >= since_seq)
 
 
 def _check_replays(connection: Connection, outcome: BatchOutcome) -> None:
     for replays in slices(outcome.replays):
         binds = {"in_pipeline": outcome.pipeline, "replays": list(replays)}
         if connection.execute(_READABLE, binds).scalar_one() != len(replays):
-            raise VersionsMoved("bad lines were read again of a version that was replaced meanwhile: claim them again")
+            raise VersionsMoved(
+                "bad lines were read again of a version whose rows left the table meanwhile: claim them again"
+            )

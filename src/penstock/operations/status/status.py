@@ -209,7 +209,7 @@ class StatusReader:
                 replaced={pipeline: one.replaced for pipeline, one in dead.items()},
                 dead_letters_replaced=dead_letters_replaced(seen, dead.values()),
                 tables={pipeline: _table(seen, pipeline) for pipeline in dead},
-                replaced_rows={pipeline: seen.ledger.replaced(pipeline) for pipeline in dead},
+                replaced_rows={pipeline: seen.ledger.replaced_totals(pipeline) for pipeline in dead},
             )
         return self._details
 
@@ -217,7 +217,7 @@ class StatusReader:
         pipeline = health.pipeline
         table = details.tables.get(pipeline) or _table(seen, pipeline)
         row = seen.ledger.pipeline(pipeline)
-        replaced_objects, replaced_rows = details.replaced_rows.get(pipeline) or seen.ledger.replaced(pipeline)
+        replaced_objects, replaced_rows = details.replaced_rows.get(pipeline) or seen.ledger.replaced_totals(pipeline)
         return PipelineStatus(
             pipeline=pipeline,
             objects=health.objects,
@@ -264,7 +264,7 @@ class _Details:
     replaced: Mapping[str, int]  # failed objects with a later version that was processed, by pipeline
     dead_letters_replaced: int | None  # None: unknown
     tables: Mapping[str, _TableStatus]
-    replaced_rows: Mapping[str, tuple[int, int]]  # see `Ledger.replaced`
+    replaced_rows: Mapping[str, tuple[int, int]]  # see `Ledger.replaced_totals`
 
 
 def _has_settled(seen: ScopeView, pipeline: str, seconds: float) -> bool:
