@@ -1,4 +1,4 @@
-"""A restored ledger and a table whose batches replaced versions: the repair computes again what each of them replaced."""
+"""A restored ledger and a table whose batches replaced versions: a repair computes again what each of them replaced."""
 
 from collections.abc import Sequence
 
