@@ -322,7 +322,8 @@ class Ledger:
 
         Objects found deleted or replaced are included only if that was at ``seen_at`` (epoch seconds) or later, because
         the ids are compared with the objects that existed then. With ``on_change=REPLACE``, processed objects of which
-        another version was committed later are not included: that they exist means that the object changed back.
+        another version was committed later, and before ``seen_at``, are not included: that they existed then means that
+        the object changed back.
         """
         return self._queries.known_among(pipeline, object_ids, seen_at=seen_at, on_change=on_change)
 

@@ -35,7 +35,7 @@ from penstock.ledger.records import (
     OnChange,
 )
 from penstock.ledger.rows import attempt_row, batch_row, object_attempt, object_row, uri_digest
-from penstock.ledger.rules import storable
+from penstock.ledger.rules import NEVER, storable
 from penstock.ledger.schema import (
     archived_objects,
     archives,
@@ -279,13 +279,16 @@ class Queries:
     def known_among(
         self, pipeline: str, object_ids: Collection[bytes], *, seen_at: float, on_change: OnChange
     ) -> set[bytes]:
+        seen_at = min(seen_at, NEVER)
         with self._database.reading() as connection:
             ids_wanted(connection, object_ids)
             # Live ones first and archived ones last: an object that ends or is archived in between is found.
             found = set(connection.scalars(_LIVE, {"in_pipeline": pipeline}))
             found |= set(connection.scalars(_ENDED, {"in_pipeline": pipeline, "seen_at": seen_at}))
             found |= set(connection.scalars(ARCHIVED, {"in_pipeline": pipeline}))
-            return found - superseded_versions(connection, pipeline) if on_change is OnChange.REPLACE else found
+            if on_change is OnChange.REPLACE:
+                found -= superseded_versions(connection, pipeline, seen_at=seen_at)
+            return found
 
     def has_replaced(self, pipeline: str, seq: int) -> bool:
         with self._database.reading() as connection:

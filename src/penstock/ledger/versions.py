@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import (
+    BigInteger,
     BindParameter,
     ColumnElement,
     Connection,
@@ -97,24 +98,32 @@ _CHANGED = (
 )
 
 
+_before_seq: BindParameter[int] = bindparam("before_seq", value=1 << 62, type_=BigInteger)  # by default any batch
+
+
 def _superseded_in(processed: Select[Any], archived: Select[Any]) -> tuple[tuple[Select[Any], ...], ...]:
     """Return the statements that find superseded versions among processed objects, and among archived ones."""
     archived_seq = func.coalesce(archived_objects.c.batch_seq, 0)
+    later, later_archived = _version.c.batch_seq, _archived_seq
     return (
         (
             by_uri(processed, _version).where(
-                _of_one_object(objects, _version), _version.c.batch_seq > objects.c.batch_seq
+                _of_one_object(objects, _version), later > objects.c.batch_seq, later < _before_seq
             ),
             _by_archived_uri(processed).where(
-                _of_one_object(objects, _archived_version), _archived_seq > objects.c.batch_seq
+                _of_one_object(objects, _archived_version),
+                later_archived > objects.c.batch_seq,
+                later_archived < _before_seq,
             ),
         ),
         (
             by_uri(archived, _version).where(
-                _of_one_object(archived_objects, _version), _version.c.batch_seq > archived_seq
+                _of_one_object(archived_objects, _version), later > archived_seq, later < _before_seq
             ),
             _by_archived_uri(archived).where(
-                _of_one_object(archived_objects, _archived_version), _archived_seq > archived_seq
+                _of_one_object(archived_objects, _archived_version),
+                later_archived > archived_seq,
+                later_archived < _before_seq,
             ),
         ),
     )
@@ -148,22 +157,44 @@ def changed_versions(connection: Connection, pipeline: str) -> set[bytes]:
     return found_by(connection, pipeline, _CHANGED)
 
 
-def superseded_versions(connection: Connection, pipeline: str) -> set[bytes]:
-    """Return those of ``wanted`` that are processed and of which another version was committed later."""
-    return found_by(connection, pipeline, (*SUPERSEDED, *SUPERSEDED_ARCHIVED))
+def superseded_versions(connection: Connection, pipeline: str, *, seen_at: float | None = None) -> set[bytes]:
+    """Return those of ``wanted`` that are processed and of which another version was committed later.
+
+    With ``seen_at`` (epoch seconds) only commits before it count: an object that existed then may have changed since.
+    """
+    binds = {} if seen_at is None else {"before_seq": _first_seq_since(connection, pipeline, seen_at)}
+    return found_by(connection, pipeline, (*SUPERSEDED, *SUPERSEDED_ARCHIVED), **binds)
 
 
-def superseded_between(connection: Connection, pipeline: str, first_id: bytes, last_id: bytes) -> set[bytes]:
-    """Return the superseded versions among all processed objects with ids in this range."""
-    binds = {"in_pipeline": pipeline, "first_id": first_id, "last_id": last_id}
-    statements = (statement for pair in _SUPERSEDED_IN_RANGE for statement in pair)
+def superseded_between(
+    connection: Connection, pipeline: str, first_id: bytes, last_id: bytes, *, seen_at: float
+) -> set[bytes]:
+    """Return the superseded versions among all processed objects with ids in this range. ``seen_at``: as above."""
+    before_seq = _first_seq_since(connection, pipeline, seen_at)
+    statements = [statement for pair in _SUPERSEDED_IN_RANGE for statement in pair]
+    return found_by(connection, pipeline, statements, first_id=first_id, last_id=last_id, before_seq=before_seq)
+
+
+def found_by(connection: Connection, pipeline: str, statements: Sequence[Select[Any]], **more: object) -> set[bytes]:
+    """Return the ids that these statements find, with the objects in ``wanted`` and these parameters."""
+    binds = {"in_pipeline": pipeline, **more}
     return {object_id for statement in statements for object_id in connection.scalars(statement, binds)}
 
 
-def found_by(connection: Connection, pipeline: str, statements: Sequence[Select[Any]]) -> set[bytes]:
-    """Return the ids that these statements find, with the objects in ``wanted``."""
-    binds = {"in_pipeline": pipeline}
-    return {object_id for statement in statements for object_id in connection.scalars(statement, binds)}
+_LAST_BEFORE = (
+    select(batches.c.seq)
+    .where(
+        batches.c.pipeline == bindparam("in_pipeline"),
+        batches.c.committed_at < bindparam("seen_at", type_=batches.c.committed_at.type),
+    )
+    .order_by(batches.c.seq.desc())
+    .limit(1)
+)
+
+
+def _first_seq_since(connection: Connection, pipeline: str, seen_at: float) -> int:
+    last = connection.execute(_LAST_BEFORE, {"in_pipeline": pipeline, "seen_at": seen_at}).scalar_one_or_none()
+    return 0 if last is None else int(last) + 1
 
 
 _replacing = (

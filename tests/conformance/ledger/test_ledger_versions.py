@@ -278,14 +278,25 @@ def test_listings_need_a_message_for_a_replaced_version(harness: LedgerHarness, 
             assert archive(harness.ledger, f"archive-{seq}")
     process(harness, version("x", key=b"x"))
     ids = [object_id_of(name) for name in ("v1", "v2", "x")]
-    known = harness.ledger.known_among(PIPELINE, ids, seen_at=0.0, on_change=OnChange.REPLACE)
+    known = harness.ledger.known_among(PIPELINE, ids, seen_at=float("inf"), on_change=OnChange.REPLACE)
     assert known == {object_id_of("v2"), object_id_of("x")}
     assert _ids(harness, OnChange.REPLACE) == known
     assert _ids(harness, OnChange.ADD) == set(ids)
 
 
-def _ids(harness: LedgerHarness, on_change: OnChange) -> set[bytes]:
-    found = b"".join(harness.ledger.known_ids(PIPELINE, on_change=on_change))
+def test_a_version_that_was_replaced_after_a_listing_needs_no_message(harness: LedgerHarness) -> None:
+    for name in ("v1", "v2"):
+        process(harness, version(name))
+    replaced_at = harness.ledger.batches(PIPELINE)[-1].committed_at
+    ids = {object_id_of("v1"), object_id_of("v2")}
+    for seen_at, known in ((replaced_at, ids), (replaced_at + 1.0, {object_id_of("v2")})):
+        among = harness.ledger.known_among(PIPELINE, ids, seen_at=seen_at, on_change=OnChange.REPLACE)
+        assert among == known
+        assert _ids(harness, OnChange.REPLACE, seen_at=seen_at) == known
+
+
+def _ids(harness: LedgerHarness, on_change: OnChange, *, seen_at: float = float("inf")) -> set[bytes]:
+    found = b"".join(harness.ledger.known_ids(PIPELINE, on_change=on_change, seen_at=seen_at))
     return {found[start : start + 16] for start in range(0, len(found), 16)}
 
 
