@@ -165,7 +165,7 @@ def test_kills_at_every_step_in_turn_while_files_change_back(case: Case) -> None
     versions, before = story(case, STORY)
     for one in before:
         one.restore()
-    for step in STORY:
+    for step in (step for step in STORY if step is not Step.QUARANTINE_PUBLISHED):  # there are no new bad lines
         case.ingest(*OPTIONS, code=KILLED, kill_at=step.value)
         versions.check_meanwhile(case)
     case.ingest(*OPTIONS)

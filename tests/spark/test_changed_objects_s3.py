@@ -16,7 +16,6 @@ from penstock.app.reconcile import ReconcileRequest, reconcile
 from penstock.app.reconcile_target import target_in
 from penstock.config import Settings
 from penstock.events import Bus
-from penstock.ledger.records import ObjectState
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.message import Outgoing
 from penstock.messaging.steps import no_probe
@@ -76,9 +75,6 @@ class Scene:
 
     def ids(self) -> list[int]:
         return sorted(row["id"] for row in self.clicks.read(self._spark).select("id").collect())
-
-    def count(self, state: ObjectState) -> int:
-        return self.app.ledger.counts("clicks")[state]
 
 
 @pytest.fixture
