@@ -498,7 +498,7 @@ def test_a_repair_dismisses_no_bad_lines_of_later_versions(harness: LedgerHarnes
     assert (row.state, row.replaced_seq) == (QuarantineState.OPEN, None)
 
 
-def test_a_repair_keeps_what_a_batch_replaced_that_moved_on_since(harness: LedgerHarness) -> None:
+def test_a_repair_keeps_the_addresses_of_versions_that_returned_since(harness: LedgerHarness) -> None:
     process(harness, version("v1"))
     process(harness, version("v2"), bad=[bad_lines_of("v2", "replay")])
     process(harness, version("v1"))
