@@ -8,8 +8,9 @@ process can be killed at them here, too. Tests on Spark show that Spark's own ru
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +23,24 @@ from penstock.app.spark import Spark
 from penstock.cli.main import main
 from penstock.ledger.records import BatchRecord, ObjectResult
 from penstock.messaging.steps import Probe, Step
+from penstock.objects.reference import ObjectRef
 from penstock.objects.stores import store_at
 from penstock.pipeline.batch_record import RecordedBatch, RecordedObject, run_files, run_work, save
-from penstock.pipeline.engine import RunCancelled, RunRequest, RunResult
+from penstock.pipeline.engine import ReadFailure, RunCancelled, RunRequest, RunResult
 from penstock.pipeline.quarantine_lines import QuarantineLines
 from penstock.pipeline.spark.declaration import Declaration
-from penstock.pipeline.spark.engine import replay_places
+from penstock.pipeline.spark.engine import _nothing, read_failure, replay_places
 from penstock.pipeline.spark.source.added import new_columns, unknown_counts, with_added
 from penstock.pipeline.spark.source.plan import ReadPlan, make_plan
 from penstock.pipeline.spark.source.reading import partition_task, read_partition
-from penstock.pipeline.spark.source.report import ReadingId
+from penstock.pipeline.spark.source.report import FailureKind, ObjectFailure, ReadingId
 from penstock.pipeline.spark.source.summary import Summary, summarise
 from penstock.pipeline.spark.table_schema import Agree, Evolution, SchemaAgreement, agreed, agreement
 from penstock.sinks.manifest import encode
 from penstock.sinks.parquet import WrittenFile, list_files
 from penstock.sinks.schema import encode as encode_columns
 
+LEFT_OUT = {FailureKind.DELETED, FailureKind.SUPERSEDED}
 CORES = 2  # as in the tests on Spark
 GATE_SECONDS_MAX = 120.0
 
@@ -45,7 +48,8 @@ GATE_SECONDS_MAX = 120.0
 class InProcessEngine:
     """A `penstock.pipeline.engine.CheckedEngine`. One Parquet file per partition that has rows.
 
-    It supports no transforms, no partition columns and no objects that fail: tests of these need Spark.
+    It supports no transforms, no partition columns, and no objects that fail in another way than by being deleted or
+    replaced: tests of these need Spark.
     """
 
     def __init__(
@@ -71,19 +75,28 @@ class InProcessEngine:
         self._check_cancelled(request.attempt_id)
         added = dict(self._evolution.added())
         new: dict[str, str] = {}
-        for run in range(2):  # the second one if there are new columns
-            plan = self._plan(request, run, added | new)
+        left_out: dict[bytes, ReadFailure] = {}
+        for run in count():  # another one if there are new columns, or rows of an object that does not count
+            objects = [ref for ref in request.objects if ref.object_id not in left_out]
+            if not objects:
+                return _nothing(left_out)
+            plan = self._plan(request, objects, run, added | new)
             plan.save()
             self._probe(Step.PLANNED)
             columns = self._agreed(plan.options.columns, added | new)
             written = list(self._written(plan, columns.schema))
             self._probe(Step.WRITTEN)
             summary = summarise(plan)
-            assert len(summary.readings) == len(plan.objects), f"objects that fail are Spark's: {summary}"
-            if run or plan.options.evolve != "add" or not (new := self._new_columns(plan, summary, len(added))):
+            found = {} if new else self._new_columns(plan, summary, len(added))
+            if not summary.exclude and not found:
                 break
-            self._probe(Step.COLUMNS_FOUND)
-        return self._result(plan, summary, columns, written, added | new)
+            left_out |= _failures(plan, summary.exclude)
+            if found:
+                new = found
+                self._probe(Step.COLUMNS_FOUND)
+        failed = left_out | _failures(plan, summary.failures)
+        assert len(summary.readings) + len(failed) == len(request.objects), f"some objects have no result: {summary}"
+        return self._result(plan, summary, columns, written, added | new, failed=failed)
 
     def cancel(self, attempt_id: str) -> None:
         with self._lock:
@@ -93,17 +106,20 @@ class InProcessEngine:
         """Do nothing: the engine needs nothing that can end before the process."""
 
     def _new_columns(self, plan: ReadPlan, summary: Summary, added: int) -> dict[str, str]:
+        if plan.options.evolve != "add":
+            return {}
         return new_columns(summary.readings, plan.options, self._evolution.table(), added_before=added)
 
     def _agreed(self, columns: pa.Schema, added: Mapping[str, str]) -> SchemaAgreement:
         return agreed(self._agree, self._evolution, columns, added=added)
 
-    def _plan(self, request: RunRequest, run: int, added: Mapping[str, str]) -> ReadPlan:
+    def _plan(self, request: RunRequest, objects: Sequence[ObjectRef], run: int, added: Mapping[str, str]) -> ReadPlan:
         declaration = self._declaration
-        places, unknown = replay_places(request.objects, self._quarantine, declaration.read.place)
+        places, unknown = replay_places(objects, self._quarantine, declaration.read.place)
         assert not unknown, f"objects that fail are Spark's: {unknown}"
         return make_plan(
-            request.objects,
+            objects,
+            current_only=request.current_only,
             attempt_id=request.attempt_id,
             run=run,
             options=with_added(declaration.read, added),
@@ -112,9 +128,7 @@ class InProcessEngine:
             aws=declaration.aws,
             quarantine=declaration.quarantine,
             work=run_work(declaration.work, request.attempt_id, run),
-            places={
-                index: places[ref.object_id] for index, ref in enumerate(request.objects) if ref.object_id in places
-            },
+            places={index: places[ref.object_id] for index, ref in enumerate(objects) if ref.object_id in places},
         )
 
     def _written(self, plan: ReadPlan, schema: pa.Schema) -> Iterator[WrittenFile]:
@@ -141,6 +155,8 @@ class InProcessEngine:
         columns: SchemaAgreement,
         written: list[WrittenFile],
         added: Mapping[str, str],
+        *,
+        failed: Mapping[bytes, ReadFailure],
     ) -> RunResult:
         folder = run_files(plan.attempt_id, plan.run)
         files = list_files(self._declaration.table, folder, partition_by=(), schema=columns.schema, written=written)
@@ -155,7 +171,7 @@ class InProcessEngine:
                 )
                 for index, reading in summary.readings.items()
             ],
-            failed={},
+            failed=failed,
             record=BatchRecord(
                 rows=sum(file.rows for file in files),
                 lines_quarantined=summary.lines_quarantined,
@@ -172,8 +188,9 @@ class InProcessEngine:
             added_columns=added,
             new_columns={name: kind for name, kind in added.items() if name not in self._evolution.added()},
         )
-        save(self._declaration.table, self._record(plan, result, columns.schema))
-        self._probe(Step.RECORDED)
+        if result.processed:
+            save(self._declaration.table, self._record(plan, result, columns.schema))
+            self._probe(Step.RECORDED)
         return result
 
     def _record(self, plan: ReadPlan, result: RunResult, columns: pa.Schema) -> RecordedBatch:
@@ -207,6 +224,11 @@ class InProcessEngine:
         with self._lock:
             if attempt_id in self._cancelled:
                 raise RunCancelled(f"the run of attempt {attempt_id} was cancelled")
+
+
+def _failures(plan: ReadPlan, failures: Mapping[int, ObjectFailure]) -> dict[bytes, ReadFailure]:
+    assert {failure.kind for failure in failures.values()} <= LEFT_OUT, f"objects that fail are Spark's: {failures}"
+    return {plan.objects[index].object_id: read_failure(failure) for index, failure in failures.items()}
 
 
 def replace_spark() -> None:

@@ -203,7 +203,11 @@ class Case:
 
     def command(self, *arguments: str, code: int = 0, **settings: object) -> Ended:
         """Run any command and check its exit code."""
-        return self._start(arguments, before_exec=None, **settings).end().expect(code)
+        return self.begin(*arguments, **settings).end().expect(code)
+
+    def begin(self, *arguments: str, **settings: object) -> Running:
+        """Start any command."""
+        return self._start(arguments, before_exec=None, **settings)
 
     def accept_transform(self, name: str = "") -> None:
         """Allow the next ingests to have another transform, or none."""

@@ -27,6 +27,7 @@ from penstock.ledger.records import (
     FailedObject,
     ObjectClaims,
     ObjectResult,
+    OnChange,
     OriginalMessage,
     UnknownCounts,
 )
@@ -129,13 +130,15 @@ class Scene:
                 )
             )
 
-    def read(self, ids_by_name: Mapping[str, Sequence[int]], *, version: str = "1") -> None:
+    def read(
+        self, ids_by_name: Mapping[str, Sequence[int]], *, version: str = "1", on_change: OnChange = OnChange.ADD
+    ) -> None:
         """Commit one batch whose rows name their object, with its record beside the table; not yet published."""
         schema = pa.schema([*SCHEMA, ("_object", pa.string())])
         pairs = [(id, self.ref(name).uri) for name, ids in ids_by_name.items() for id in ids]
         refs = [self.ref(name, version=version) for name in ids_by_name]
         with self._state() as state:
-            claim = self._claim(state, list(ids_by_name), version=version)
+            claim = self._claim_refs(state, refs, on_change=on_change)
             directory = f"data/{claim.attempt_id}/r0"
             (self.table / directory).mkdir(parents=True)
             table = pa.table([[id for id, _ in pairs], [uri for _, uri in pairs]], schema=schema)
@@ -168,6 +171,8 @@ class Scene:
                     record=record,
                     schema_id=row.schema_id,
                     new_schema=None if row.table_schema == text else text,
+                    on_change=on_change,
+                    since_seq=claim.next_seq,
                 )
             )
 
@@ -316,7 +321,14 @@ class Scene:
             )
         )
 
-    def _claim_refs(self, state: StateFolder, refs: Sequence[ObjectRef], *, message_id: str = "m") -> ObjectClaims:
+    def _claim_refs(
+        self,
+        state: StateFolder,
+        refs: Sequence[ObjectRef],
+        *,
+        message_id: str = "m",
+        on_change: OnChange = OnChange.ADD,
+    ) -> ObjectClaims:
         wanted = [
             Candidate(
                 object_id=ref.object_id,
@@ -330,7 +342,12 @@ class Scene:
             for ref in refs
         ]
         claim = state.ledger.claim(
-            self.where.pipeline, wanted, attempt_id=str(ULID()), worker=state.worker, lease_seconds=LEASE_SECONDS
+            self.where.pipeline,
+            wanted,
+            attempt_id=str(ULID()),
+            worker=state.worker,
+            lease_seconds=LEASE_SECONDS,
+            on_change=on_change,
         )
         assert len(claim.claimed) == len(refs)
         return claim

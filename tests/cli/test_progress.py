@@ -284,7 +284,12 @@ def test_a_terminal_shows_a_progress_bar_below_the_lines(monkeypatch: pytest.Mon
         ({"replaced_objects": 1, "replaced_rows": 2}, "1 file changed: its 2 earlier rows were replaced."),
         ({"replaced_objects": 1, "replaced_rows": 1}, "1 file changed: its 1 earlier row was replaced."),
         ({"replaced_objects": 2, "replaced_rows": 1_200}, "2 files changed: their 1,200 earlier rows were replaced."),
-        ({"replaced_objects": 2}, "2 files changed: their 0 earlier rows were replaced."),
+        ({"replaced_objects": 1}, "1 file changed: its earlier version had no rows."),
+        ({"replaced_objects": 2}, "2 files changed: their earlier versions had no rows."),
+        (
+            {"objects_skipped": 3, "replaced_objects": 1, "replaced_rows": 2},
+            "An interrupted run is finished: all 3 objects are in the table.",
+        ),
         ({"files_ignored": {"hidden": 3}}, "Left out: 3 hidden."),
         (
             {"files_ignored": {"excluded": 9, "hidden": 1}, "folders_excluded": ("s3://b/t",)},

@@ -15,7 +15,7 @@ from tests.cli.scene import SCHEMA, Scene
 from penstock.app.scope import Scope, ScopeRequest, find_scope
 from penstock.brokers import capabilities
 from penstock.brokers.sqlite import broker
-from penstock.ledger.records import AttemptFailure
+from penstock.ledger.records import AttemptFailure, OnChange
 from penstock.operations.status.model import Status
 from penstock.operations.status.status import read_status
 
@@ -64,6 +64,19 @@ def test_unpublished_batches_are_reported_until_they_are_published(penstock: Cal
     assert summary(result) == "all well"
     assert "2 processed" in result.out
     assert penstock("status", "--json").document["table_version"] is not None
+
+
+def test_replaced_versions_are_counted_with_their_rows(penstock: Call, scene: Scene) -> None:
+    scene.read({"a": [1, 2], "b": [3]}, on_change=OnChange.REPLACE)
+    assert "changed object" not in penstock("status").out
+    scene.read({"a": [4]}, version="2", on_change=OnChange.REPLACE)
+    scene.publish()
+    assert "2 committed, 0 not yet published; 2 earlier rows of 1 changed object replaced" in penstock("status").out
+    scene.read({"a": [5], "b": [6, 7]}, version="3", on_change=OnChange.REPLACE)
+    document = penstock("status", "--json").document
+    assert (document["replaced_objects"], document["replaced_rows"]) == (3, 4)
+    (pipeline,) = document["pipelines"]
+    assert (pipeline["replaced_objects"], pipeline["replaced_rows"]) == (3, 4)
 
 
 def test_failed_objects_and_dead_letters_are_reported(penstock: Call, scene: Scene) -> None:

@@ -6,12 +6,13 @@ replaces leave, then its own are added.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from functools import cache
+from itertools import count, pairwise
 
-from hypothesis import given
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import VersionsMoved
@@ -29,7 +30,6 @@ from penstock.ledger.records import (
     replaced_objects,
 )
 
-PIPELINE = "file:///lake/reports"
 KEYS = ("a", "b")
 VERSIONS = (1, 2, 3)
 WORKERS = (0, 1)
@@ -69,6 +69,7 @@ class Work:
 @dataclass
 class World:
     ledger: Ledger
+    pipeline: str
     store: dict[str, int] = field(default_factory=dict)
     time: int = 0
     present: defaultdict[Version, list[int]] = field(default_factory=lambda: defaultdict(list))  # when it was current
@@ -100,9 +101,9 @@ class World:
         taken, self.messages = self.messages[:count], self.messages[count:]
         self.attempts += 1
         claim = self.ledger.claim(
-            PIPELINE,
+            self.pipeline,
             [_candidate(version, sent) for version, sent in taken],
-            attempt_id=f"attempt-{self.attempts}",
+            attempt_id=f"{self.pipeline}-{self.attempts}",
             worker=f"{worker}",
             lease_seconds=600.0,
             on_change=OnChange.REPLACE,
@@ -124,7 +125,7 @@ class World:
         del self.works[worker]
         ids = sorted(work.claim.claimed)
         outcome = BatchOutcome(
-            pipeline=PIPELINE,
+            pipeline=self.pipeline,
             attempt_id=work.claim.attempt_id,
             processed=[
                 ObjectResult(object_id=id, rows=1, lines_quarantined=0) for id in ids if VERSION_OF[id] in work.read
@@ -152,13 +153,15 @@ class World:
             self._release(work)
 
     def archive(self, _: object, __: object) -> None:
-        after_seq = self.ledger.progress(PIPELINE, ARCHIVING)
-        retiring = self.ledger.archives.retiring(PIPELINE, after_seq=after_seq, up_to_seq=1_000_000, objects_max=100)
+        after_seq = self.ledger.progress(self.pipeline, ARCHIVING)
+        retiring = self.ledger.archives.retiring(
+            self.pipeline, after_seq=after_seq, up_to_seq=1_000_000, objects_max=100
+        )
         if retiring is None:
             return
         found = sum(len(page) for page in self.ledger.archives.retired_objects(retiring))
         file = ArchiveFile(uri="file:///archive", objects=found, bytes=1)
-        assert self.ledger.archives.retire(retiring, archive_id=f"archive-{self.time}", file=file)
+        assert self.ledger.archives.retire(retiring, archive_id=f"{self.pipeline}-{self.time}", file=file)
 
     def _release(self, work: Work) -> None:
         self.ledger.abandon(work.claim.attempt_id, reason="", outcome="given_back", uncounted=True, unattributed=False)
@@ -172,7 +175,7 @@ class World:
         for found in committed.values():
             for time, version in found:
                 by_time[time].append(version)
-        batches = list(self.ledger.batches_after(PIPELINE, 0))
+        batches = list(self.ledger.batches_after(self.pipeline, 0))
         assert len(batches) == len(by_time)
         for batch, time in zip(batches, sorted(by_time), strict=True):
             for key in KEYS:
@@ -208,7 +211,7 @@ class World:
     def _deliver_current(self) -> None:
         ids = [id_of(version) for version in self.store.items()]
         now = self.ledger.now()
-        known = self.ledger.known_among(PIPELINE, ids, seen_at=now + 1.0, on_change=OnChange.REPLACE)
+        known = self.ledger.known_among(self.pipeline, ids, seen_at=now + 1.0, on_change=OnChange.REPLACE)
         self.messages += [(VERSION_OF[id], now + 2.0) for id in ids if id not in known]
 
 
@@ -225,24 +228,38 @@ def _candidate(version: Version, sent: float) -> Candidate:
     )
 
 
-@contextmanager
-def world() -> Iterator[World]:
-    ledger = Ledger.open("sqlite://")
-    ledger.ensure_pipeline(PIPELINE)
-    try:
-        yield World(ledger)
-    finally:
-        ledger.close()
+NUMBERS = count(1)
 
 
+@cache
+def shared_ledger() -> Ledger:
+    """Return one ledger for all examples, each with its own pipeline: creating the tables takes longer than most."""
+    return Ledger.open("sqlite://")
+
+
+def check(steps: Sequence[tuple[str, object, object]]) -> None:
+    world = World(ledger=shared_ledger(), pipeline=f"pipeline-{next(NUMBERS)}")
+    world.ledger.ensure_pipeline(world.pipeline)
+    for name, first, second in steps:
+        world.step(name, first, second)
+        world.check()
+    world.finish()
+    world.check()
+    assert world.table() == {key: [world.store[key]] if key in world.store else [] for key in KEYS}
+
+
+@settings(max_examples=40)
 @given(st.lists(STEP, max_size=40))
 def test_the_table_shows_one_version_of_each_object_and_in_the_end_the_stores(
     steps: Sequence[tuple[str, object, object]],
 ) -> None:
-    with world() as found:
-        for name, first, second in steps:
-            found.step(name, first, second)
-            found.check()
-        found.finish()
-        found.check()
-        assert found.table() == {key: [found.store[key]] if key in found.store else [] for key in KEYS}
+    check(steps)
+
+
+@pytest.mark.slow
+@settings(max_examples=2_000)
+@given(st.lists(STEP, min_size=20, max_size=80))
+def test_the_table_shows_one_version_of_each_object_after_many_steps(
+    steps: Sequence[tuple[str, object, object]],
+) -> None:
+    check(steps)

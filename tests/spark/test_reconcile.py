@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from penstock import App, DeltaSink, ObjectSource, Pipeline
 from penstock.app.context import PipelineTools
 from penstock.app.pending import announce_all
 from penstock.app.reconcile import ReconcileReport, ReconcileRequest, reconcile
-from penstock.app.reconcile_target import target_in
+from penstock.app.reconcile_target import ReconcileTarget, target_in
 from penstock.cli.reconcile import sentence
 from penstock.config import Settings
 from penstock.errors import UsageError
@@ -32,6 +32,7 @@ from penstock.ledger.records import (
     FailedObject,
     ObjectResult,
     ObjectState,
+    OnChange,
     OriginalMessage,
 )
 from penstock.ledger.schema import archived_objects, objects
@@ -128,9 +129,11 @@ class Scene:
         ]
         self.app.ledger.database.transact(lambda connection: connection.execute(insert(archived_objects), rows))
 
-    def reconcile(self, spark: SparkSession, request: ReconcileRequest = NOW) -> ReconcileReport:
+    def reconcile(
+        self, spark: SparkSession, request: ReconcileRequest = NOW, *, target: ReconcileTarget | None = None
+    ) -> ReconcileReport:
         tools = PipelineTools(stop=self.stop, clock=SystemClock(), bus=Bus(self.events.append), probe=no_probe)
-        return reconcile(target_in(self.app, "clicks"), request, spark=spark, tools=tools)
+        return reconcile(target or target_in(self.app, "clicks"), request, spark=spark, tools=tools)
 
     def announced(self) -> list[ObjectRef]:
         """Return the objects that the queue's messages name."""
@@ -202,6 +205,39 @@ def test_only_deliberately_lost_objects_are_announced(any_scene: Scene, spark: S
     last = scene.app.ledger.reconciliation("clicks")
     assert last is not None
     assert (last.listed, last.missing, last.sent, last.source) == (330, 210, 210, str(scene.landing))
+
+
+def test_a_file_that_changed_back_is_missing_if_its_rows_were_replaced(any_scene: Scene, spark: SparkSession) -> None:
+    scene = any_scene
+    scene.write("a", "b")
+    first, same = sorted(scene.refs(), key=lambda ref: ref.key)
+    scene.end([first, same], "first")
+    before = (scene.landing / "a").stat()
+    (scene.landing / "a").write_text('{"id": 7}\n{"id": 8}\n')
+    assert [ref.key for ref in missing_refs(scene, spark)] == [first.key]
+    scene.end([ref for ref in scene.refs() if ref.key == first.key], "changed")
+    assert missing_refs(scene, spark) == []
+
+    scene.write("a")
+    os.utime(scene.landing / "a", ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert ids(missing_refs(scene, spark)) == [first.object_id]
+    adding = replace(target_in(scene.app, "clicks"), change_rule=lambda: OnChange.ADD)
+    assert scene.reconcile(spark, target=adding).missing == 0, "its rows are in the table still"
+
+
+def missing_refs(scene: Scene, spark: SparkSession) -> list[ObjectRef]:
+    """Return the objects that a reconcile enqueues, and leave the queue empty."""
+    scene.reconcile(spark)
+    found = scene.announced()
+    scene.app.broker.purge(QUEUE)
+    return found
+
+
+def test_overwritten_versions_are_not_looked_for_if_only_current_ones_are_read(
+    scene: Scene, spark: SparkSession
+) -> None:
+    with pytest.raises(UsageError, match=r"reads only current ones .*on_change=replace.*leave --all-versions out"):
+        scene.reconcile(spark, ReconcileRequest(all_versions=True))
 
 
 def test_a_report_without_missing_objects_is_one_sentence(scene: Scene, spark: SparkSession) -> None:

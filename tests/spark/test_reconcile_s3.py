@@ -4,7 +4,7 @@ import gzip
 import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,11 @@ from tests.services.aws_server import AwsServer
 from penstock import App, DeltaSink, ObjectSource
 from penstock.app.context import PipelineTools
 from penstock.app.reconcile import ReconcileReport, ReconcileRequest, reconcile
-from penstock.app.reconcile_target import target_in
+from penstock.app.reconcile_target import ReconcileTarget, target_in
 from penstock.config import Settings
 from penstock.errors import ConfigurationError, UsageError
 from penstock.events import Bus
-from penstock.ledger.records import BatchOutcome, Candidate, ObjectResult, OriginalMessage
+from penstock.ledger.records import BatchOutcome, Candidate, ObjectResult, OnChange, OriginalMessage
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.steps import no_probe
 from penstock.objects.notification import parse
@@ -123,9 +123,11 @@ class Scene:
         processed = [ObjectResult(object_id=ref.object_id, rows=1, lines_quarantined=0) for ref in refs]
         self.app.ledger.commit(BatchOutcome(pipeline="clicks", attempt_id="a", processed=processed))
 
-    def reconcile(self, spark: SparkSession, request: ReconcileRequest = NOW) -> ReconcileReport:
+    def reconcile(
+        self, spark: SparkSession, request: ReconcileRequest = NOW, *, target: ReconcileTarget | None = None
+    ) -> ReconcileReport:
         tools = PipelineTools(stop=StopSignal(), clock=SystemClock(), bus=Bus(), probe=no_probe)
-        return reconcile(target_in(self.app, "clicks"), request, spark=spark, tools=tools)
+        return reconcile(target or target_in(self.app, "clicks"), request, spark=spark, tools=tools)
 
     def announced(self) -> list[ObjectRef]:
         messages = self.app.broker.browse(QUEUE, messages_max=10_000)
@@ -306,13 +308,14 @@ def test_overwritten_versions_are_checked_on_request(scene: Scene, spark: SparkS
     scene.put("in/a", "in/b")
     scene.put("in/a", body=b"once more")
     scene.s3.delete_object(Bucket=BUCKET, Key="in/b")
+    adding = replace(target_in(scene.app, "clicks"), change_rule=lambda: OnChange.ADD)
     uri = make_inventory(scene, "Parquet", "s3", scene.rows())
     assert scene.reconcile(spark, ReconcileRequest(older_than_seconds=-5.0, dry_run=True)).missing == 1
     for request in (
         ReconcileRequest(older_than_seconds=-5.0, all_versions=True),
         from_inventory(uri, all_versions=True),
     ):
-        assert scene.reconcile(spark, request).missing == 3
+        assert scene.reconcile(spark, request, target=adding).missing == 3
         assert len({ref.version_id for ref in scene.announced()}) == 3
         scene.app.broker.purge(QUEUE)
 

@@ -24,7 +24,7 @@ def missing_on_spark(scan: ReconcileScan, spark: Session, tools: PipelineTools) 
     """Find the missing objects; a stop cancels the Spark jobs inside the block. The caller closes the result."""
     target, tag = scan.target, f"reconcile-{ULID()}"
     with _stoppable(tools, spark, tag), jobs(spark, tag, target.pipeline, tools.bus):
-        known = known_frame(spark, target.ledger, target.pipeline, seen_at=scan.seen_at)
+        known = known_frame(spark, target.ledger, target.pipeline, seen_at=scan.seen_at, on_change=target.change_rule())
         yield find_missing(_existing(scan, spark), known, scan.scope())
 
 

@@ -9,12 +9,14 @@ from penstock.app.brokers import open_broker
 from penstock.app.naming import object_names
 from penstock.app.object_service import ObjectService
 from penstock.app.paths import TablePaths, declared_table_paths
+from penstock.app.pipelines.declaration import change_rule as declared_rule
 from penstock.app.pipelines.service import PipelineService
 from penstock.app.pipelines.sources import declared_source
 from penstock.app.scope import scope_ledger
 from penstock.app.sources import SourceLocation, source_at, source_of
 from penstock.errors import UsageError
 from penstock.ledger import Ledger
+from penstock.ledger.records import OnChange
 from penstock.messaging.broker import Broker
 from penstock.objects.reference import LOCAL_BUCKET
 from penstock.objects.s3_facts import INVENTORY_REMEDY, require_no_versions
@@ -31,8 +33,13 @@ from penstock.storage.files import Files
 
 if TYPE_CHECKING:
     from penstock.app.app import App
+    from penstock.app.pipelines.on_change import ChangeRule
     from penstock.app.scope import Scope
     from penstock.app.service import Service
+
+
+def _adds() -> OnChange:
+    return OnChange.ADD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +47,8 @@ class ReconcileTarget:
     """A source to reconcile, with its ledger and queue.
 
     ``own``: the places that Penstock itself writes; objects there are left out. ``alone``: the comparison runs in this
-    process, because an object handler needs no Spark.
+    process, because an object handler needs no Spark. ``change_rule`` returns what happens to objects that change: if
+    their rows are replaced, an object that changed back is missing.
     """
 
     pipeline: str
@@ -50,6 +58,7 @@ class ReconcileTarget:
     ledger: Ledger
     broker: Broker
     alone: bool = False
+    change_rule: Callable[[], OnChange] = _adds
 
 
 def target_in(app: "App", name: str) -> ReconcileTarget:
@@ -73,9 +82,14 @@ def targets_in(app: "App", services: "Sequence[Service]") -> Sequence[ReconcileT
 
 @contextmanager
 def target_of_table(
-    scope: "Scope", source: str, *, include: Sequence[str] = (), exclude: Sequence[str] = ()
+    scope: "Scope",
+    source: str,
+    *,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    on_change: OnChange | None = None,
 ) -> Iterator[ReconcileTarget]:
-    """Yield the target of an ingest's table that is fed from this source, with the filters of the ingest."""
+    """Yield the target of an ingest's table that is fed from this source, with the ingest's filters and rule."""
     where = scope.table
     assert where is not None, "the scope is a table's"
     found = source_of(source, where, include=include, exclude=exclude)
@@ -91,6 +105,7 @@ def target_of_table(
             queue=where.queue(found),
             ledger=ledger,
             broker=broker,
+            change_rule=lambda: _rule(where.pipeline, ledger, given=on_change).current(),
         )
 
 
@@ -160,6 +175,11 @@ def scan_of(
     """
     source = target.source
     found = None
+    if all_versions and (rule := target.change_rule()) is not OnChange.ADD:
+        raise UsageError(
+            f"--all-versions finds overwritten versions, and {target.pipeline} reads only current ones "
+            f"(on_change={rule}): leave --all-versions out, or write on_change='add' (for a table --on-change add)."
+        )
     if inventory is not None:
         if source.is_local:
             raise UsageError(f"{source} is a folder, and only buckets in S3 have inventories; leave --inventory out.")
@@ -187,10 +207,14 @@ def _has_objects(service: Any) -> bool:
 
 def _target_of(app: "App", service: Any) -> ReconcileTarget:
     own: Sequence[Files] = ()
+    change_rule: Callable[[], OnChange] = _adds
     if isinstance(service, PipelineService):
         declared = service.pipeline.declaration
         where = declared_table_paths(declared.name, declared.sink.address, app.settings)
         source, own = declared_source(declared.source, where), where.own
+
+        rule = _rule(service.name, app.ledger, given=declared_rule(declared.source), provenance=declared.provenance)
+        change_rule = rule.current
     else:
         source = source_at(service.source, app.settings.aws)
     app.ledger.ensure_pipeline(service.name)
@@ -202,7 +226,15 @@ def _target_of(app: "App", service: Any) -> ReconcileTarget:
         ledger=app.ledger,
         broker=app.broker,
         alone=isinstance(service, ObjectService),
+        change_rule=change_rule,
     )
+
+
+def _rule(pipeline: str, ledger: Ledger, *, given: OnChange | None, provenance: bool = True) -> "ChangeRule":
+    from penstock.app.pipelines.on_change import ChangeRule  # loads Arrow
+
+    # Without a batch no object has changed, whatever the columns of the table.
+    return ChangeRule(given=given, provenance=provenance, ledger=ledger, sink=None, pipeline=pipeline)
 
 
 def _check(inventory: Inventory, address: S3Address, target: ReconcileTarget) -> None:

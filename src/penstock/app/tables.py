@@ -117,6 +117,12 @@ class Tables:
             count += changes_rows or (batch.seq > quarantine_seq and not is_empty(batch.record.quarantine_manifest))
         return count
 
+    def unpublished_replacements(self) -> tuple[int, int]:
+        """Return `Ledger.replaced_totals` of the batches that the rows table does not show yet."""
+        if not any(self._ledger.replaced_totals(self._paths.pipeline)):
+            return 0, 0
+        return self._ledger.replaced_totals(self._paths.pipeline, after_seq=_seq(self.rows))
+
     def shown_to(self, after_seq: int, up_to_seq: int) -> int:
         """Return the last batch after ``after_seq`` and up to ``up_to_seq`` that both tables show completely.
 

@@ -323,7 +323,10 @@ def print_report(report: "IngestReport", *, options: str = "") -> None:
         print(_done(report))
     elif report.objects_found and report.objects_skipped == report.objects_found:
         known = worded(report.objects_found, "the only object is", "all {} objects are")
-        print(f"Nothing new: {known} in the table already. 0 rows added.")
+        if report.replaced_objects:  # by a batch that was committed and not published
+            print(f"An interrupted run is finished: {known} in the table.")
+        else:
+            print(f"Nothing new: {known} in the table already. 0 rows added.")
     elif not report.objects_found:
         empty = "the source holds no objects" if report.queue is None else f"the queue {report.queue} announced nothing"
         print(printable(f"Nothing to do: {empty}. 0 rows added."))

@@ -294,6 +294,12 @@ def replaced(report: "IngestReport | RunReport") -> list[str]:
     """Return a line for the objects whose earlier versions were replaced, if there are any."""
     if not report.replaced_objects:
         return []
+    if not report.replaced_rows:
+        without = (
+            "{} file changed: its earlier version had no rows.",
+            "{} files changed: their earlier versions had no rows.",
+        )
+        return [worded(report.replaced_objects, *without)]
     changed = worded(report.replaced_objects, "{} file changed: its", "{} files changed: their")
     return [f"{changed} {worded(report.replaced_rows, '{} earlier row was', '{} earlier rows were')} replaced."]
 

@@ -12,6 +12,7 @@ from penstock.app.context import PipelineTools
 from penstock.app.kill import killing_probe
 from penstock.app.loading import load_app
 from penstock.app.naming import worker_id
+from penstock.app.pipelines.declaration import option_rule
 from penstock.app.queues import check_shared
 from penstock.app.reconcile import ReconcileReport, ReconcileRequest, needs_spark
 from penstock.app.reconcile import reconcile as run_reconcile
@@ -59,10 +60,20 @@ class IngestedTable:
         list[str] | None,
         typer.Option("--exclude", metavar="PATTERN", help="With --source: as given to ingest; repeatable."),
     ] = None
+    on_change: Annotated[
+        str | None,
+        typer.Option("--on-change", metavar="HOW", help="With --source: as given to ingest; default: replace."),
+    ] = None
 
     def target(self, scope: "Scope") -> "AbstractContextManager[ReconcileTarget]":
         """Return a context that opens the target. ``scope``: that of the table."""
-        return target_of_table(scope, self.source or "", include=self.include or (), exclude=self.exclude or ())
+        return target_of_table(
+            scope,
+            self.source or "",
+            include=self.include or (),
+            exclude=self.exclude or (),
+            on_change=option_rule(self.on_change),
+        )
 
 
 @grouped_options
@@ -113,8 +124,10 @@ def reconcile(
     app, pipeline = app_and_pipeline(app, pipeline)
     app_name = app or app_option if ingested.table is not None else app_if_any(app, app_option)
     flags = {"spark_master": master, "spark_session": spark_session}
-    if ingested.source is None and (ingested.include or ingested.exclude):
-        raise UsageError("--include and --exclude are for --source; an app's pipeline has them in its ObjectSource.")
+    if ingested.source is None and (ingested.include or ingested.exclude or ingested.on_change):
+        raise UsageError(
+            "--include, --exclude and --on-change are for --source; an app's pipeline has them in its ObjectSource."
+        )
     named = _named(app_name, pipeline, ingested, state=state, flags=flags)
     with stoppable() as stop, named as (target, settings, telemetry, given):
         request = ReconcileRequest(

@@ -82,7 +82,7 @@ def _of_table(found: "Status") -> Mapping[str, object]:
     return {
         "table": f"{found.table} ({_version(found.table_version)})",
         "objects": _objects(found.objects, found.objects_replaced),
-        "batches": _batches(found.batches_committed, found.batches_unpublished),
+        "batches": _batches(found.batches_committed, found.batches_unpublished) + _replaced(found),
         "reconciled": _reconciled(found.pipelines[0]) if found.pipelines else "",
         "other writers": _other_writers(found.pipelines[0]) if found.pipelines else "",
         "messages": _messages(
@@ -110,7 +110,7 @@ def _pipeline(pipeline: "PipelineStatus") -> str:
     table = "" if pipeline.table is None else f"; table {pipeline.table} ({_version(pipeline.table_version)})"
     objects = _objects(pipeline.objects, pipeline.objects_replaced)
     reconciled = f"; reconciled: {text}" if (text := _reconciled(pipeline)) else ""
-    batches = _batches(pipeline.batches_committed, pipeline.batches_unpublished)
+    batches = _batches(pipeline.batches_committed, pipeline.batches_unpublished) + _replaced(pipeline)
     overdue = f"; overdue: {pipeline.objects_overdue:,}" if pipeline.objects_overdue else ""
     others = f"; other writers: {text}" if (text := _other_writers(pipeline)) else ""
     return f"objects: {objects}{overdue}; batches: {batches}{table}{reconciled}{others}"
@@ -169,6 +169,14 @@ def _batches(committed: int, unpublished: int | None) -> str:
     if unpublished is None:
         return f"{committed:,} committed; --app shows whether they are published"
     return f"{committed:,} committed, {unpublished:,} not yet published"
+
+
+def _replaced(found: "Status | PipelineStatus") -> str:
+    """Return how often rows of changed objects were replaced; empty if never."""
+    if not found.replaced_objects:
+        return ""
+    changes, rows = counted(found.replaced_objects, "changed object"), counted(found.replaced_rows, "earlier row")
+    return f"; {rows} of {changes} replaced"
 
 
 def _dead_letters(found: "Status") -> str:

@@ -37,6 +37,8 @@ def document_of(found: "Status") -> dict[str, Any]:
         "objects_replaced": found.objects_replaced,
         "batches_committed": found.batches_committed,
         "batches_unpublished": found.batches_unpublished,
+        "replaced_objects": found.replaced_objects,
+        "replaced_rows": found.replaced_rows,
         "messages": {
             "visible": found.messages_visible,
             "in_flight": found.messages_in_flight,

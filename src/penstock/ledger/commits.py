@@ -120,7 +120,7 @@ _RECORDED = (
         attempts.c.outcome,
         attempts.c.reason,
         batches.c.seq,
-        batches.c.replaces,
+        batches.c.replaced_objects,
         batches.c.replaced_rows,
     )
     .outerjoin_from(attempts, batches, batches.c.attempt_id == attempts.c.id)
@@ -180,7 +180,7 @@ class Commits:
                 connection, whole, seq=seq, schema_id=pipeline.schema_id, added=added, replaced_rows=replaced_rows
             )
             record_quarantined(connection, outcome)
-            return _committed(seq, whole.record.replaces, replaced_rows)
+            return _committed(seq, len(replaced_objects(whole.record.replaces)), replaced_rows)
 
         return self._database.transact(record, before_commit=partial(self._probe, Step.COMMITTING))
 
@@ -192,16 +192,17 @@ class Commits:
         if ended is None:
             raise ClaimLost(f"attempt {outcome.attempt_id} is not in the ledger: it never claimed anything")
         if ended.seq is not None and outcome.processed:
-            return _committed(int(ended.seq), ended.replaces, ended.replaced_rows)
+            return _committed(int(ended.seq), ended.replaced_objects, ended.replaced_rows)
         if ended.outcome == NOTHING_PROCESSED and not outcome.processed:
             return None
         raise ClaimLost(f"attempt {outcome.attempt_id} is {ended.state}: {ended.reason or 'committed otherwise'}")
 
 
-def _committed(seq: int, replaces: str | None, replaced_rows: int | None) -> Committed:
-    if replaced_rows is None:
+def _committed(seq: int, objects_: int | None, rows: int | None) -> Committed:
+    """Return the result of a commit. ``rows`` None: the batch adds versions, whatever it replaces besides."""
+    if rows is None:
         return Committed(seq=seq)
-    return Committed(seq=seq, replaced_objects=len(replaced_objects(replaces or "")), replaced_rows=int(replaced_rows))
+    return Committed(seq=seq, replaced_objects=int(objects_ or 0), replaced_rows=int(rows))
 
 
 def _lock(connection: Connection, pipeline: str) -> AnyRow:
@@ -282,7 +283,10 @@ def _add_batch(
         schema_id += 1
         new_schema = {"pipeline": outcome.pipeline, "schema_id": schema_id, "table_schema": outcome.new_schema}
         connection.execute(_ADD_SCHEMA, new_schema)
-    batch = {**new_batch(outcome, seq=seq, schema_id=schema_id), "replaced_rows": replaced_rows}
+    batch = new_batch(outcome, seq=seq, schema_id=schema_id)
+    if replaced_rows is not None:
+        replaced = len(replaced_objects(outcome.record.replaces))
+        batch = {**batch, "replaced_objects": replaced, "replaced_rows": replaced_rows}
     connection.execute(_ADD_BATCH, batch)
     binds = {
         "in_pipeline": outcome.pipeline,

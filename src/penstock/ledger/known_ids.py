@@ -20,6 +20,7 @@ from penstock.errors import TemporaryError
 from penstock.ledger.database import Database
 from penstock.ledger.dialects import DatabaseNow, dialect_for
 from penstock.ledger.records import TERMINAL, UNREAD, AttemptState, ObjectState, OnChange
+from penstock.ledger.rules import NEVER
 from penstock.ledger.schema import archived_objects, attempts, objects
 from penstock.ledger.versions import superseded_between
 
@@ -28,7 +29,6 @@ IDS_END: Final = 1 << (8 * ID_BYTES)  # one past the largest id
 
 CHUNK_IDS = 65_536  # 1 MiB per result; MariaDB limits packets to 16 MiB by default
 _CONCAT_BYTES_MAX = 8 << 20  # several chunks, because a range may hold more ids than the previous one
-_NEVER = 1e15  # epoch seconds beyond any clock; not every database accepts infinity
 _FIRST_STEP = IDS_END >> 16
 _GROWTH_MAX = 16
 _TRIES_MAX = 5  # per range, so that a lost connection does not discard the ids already read
@@ -101,8 +101,8 @@ class KnownIds:
 
         Covers processed, failed and archived objects and those under an open attempt with an unexpired lease. Objects
         found deleted or replaced are included only if that was at ``seen_at`` or later, because the ids are compared
-        with the objects that existed then. With ``on_change=REPLACE`` versions that a later one superseded are not
-        included: that they exist means that the object changed back. An id may occur twice.
+        with the objects that existed then. With ``on_change=REPLACE`` versions that a later one superseded before
+        ``seen_at`` are not included: that they existed then means that the object changed back. An id may occur twice.
         """
         at, step = low, min(_FIRST_STEP, max(high - low, 1))
         while at < high:
@@ -121,7 +121,7 @@ class KnownIds:
             "in_pipeline": pipeline,
             "first_id": _id(first),
             "last_id": _id(last),
-            "seen_at": min(seen_at, _NEVER),
+            "seen_at": min(seen_at, NEVER),
         }
         pieces: list[bytes] = []
         with self._database.reading() as connection:
@@ -134,7 +134,9 @@ class KnownIds:
                 pieces.append(piece)
             superseded: set[bytes] = set()
             if on_change is OnChange.REPLACE:
-                superseded = superseded_between(connection, pipeline, binds["first_id"], binds["last_id"])
+                superseded = superseded_between(
+                    connection, pipeline, binds["first_id"], binds["last_id"], seen_at=binds["seen_at"]
+                )
         return _without(b"".join(pieces), superseded)
 
 

@@ -322,7 +322,8 @@ class Ledger:
 
         Objects found deleted or replaced are included only if that was at ``seen_at`` (epoch seconds) or later, because
         the ids are compared with the objects that existed then. With ``on_change=REPLACE``, processed objects of which
-        another version was committed later are not included: that they exist means that the object changed back.
+        another version was committed later, and before ``seen_at``, are not included: that they existed then means that
+        the object changed back.
         """
         return self._queries.known_among(pipeline, object_ids, seen_at=seen_at, on_change=on_change)
 
@@ -508,6 +509,13 @@ class Ledger:
         """
         return self._queries.changed(pipeline, object_ids)
 
+    def replaced(self, pipeline: str, object_ids: Collection[bytes]) -> set[bytes]:
+        """Return those of the given objects that are processed, and whose rows a later version took out of the table.
+
+        Archived ones are left out.
+        """
+        return self._queries.replaced(pipeline, object_ids)
+
     def objects(
         self,
         pipeline: str,
@@ -543,6 +551,10 @@ class Ledger:
     def has_replaced(self, pipeline: str, seq: int) -> bool:
         """Return True if a batch up to this one replaced rows of earlier batches."""
         return self._queries.has_replaced(pipeline, seq)
+
+    def replaced_totals(self, pipeline: str, *, after_seq: int = 0) -> tuple[int, int]:
+        """Return how often batches replaced an earlier version of an object, and the rows of these versions."""
+        return self._queries.replaced_totals(pipeline, after_seq=after_seq)
 
     def written_to(self, pipeline: str, seq: int) -> tuple[int, int]:
         """Return the number of rows and of quarantined lines that all batches up to this one wrote."""

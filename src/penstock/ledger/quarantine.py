@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, Select, bindparam, delete, func, insert, null, select, update
+from sqlalchemy import Connection, Select, bindparam, case, delete, func, insert, null, select, update
 
 from penstock.ledger.database import Database
 from penstock.ledger.dialects import DatabaseNow
@@ -68,11 +68,30 @@ _REOPEN = (
 )
 _DISMISS_RETRACTED = (
     update(quarantined)
-    .values(state=QuarantineState.DISMISSED.value, ended_at=DatabaseNow())
+    .values(
+        state=QuarantineState.DISMISSED.value,
+        ended_at=case(
+            (quarantined.c.replaced_seq.is_(None), DatabaseNow()),
+            else_=quarantined.c.ended_at,
+        ),
+        replaced_seq=func.coalesce(
+            quarantined.c.replaced_seq, bindparam("by_seq", type_=quarantined.c.replaced_seq.type)
+        ),
+    )
+    .where(_of_pipeline, quarantined.c.object_id.in_(bindparam("dismissed", expanding=True)))
+)
+_RENUMBER = (
+    update(quarantined)
+    .values(replaced_seq=bindparam("new_seq", type_=quarantined.c.replaced_seq.type))
+    .where(_of_pipeline, quarantined.c.replaced_seq == bindparam("of_seq"))
+)
+_RETURN = (
+    update(quarantined)
+    .values(state=QuarantineState.OPEN.value, ended_at=null(), replaced_seq=null())
     .where(
         _of_pipeline,
-        quarantined.c.object_id.in_(bindparam("dismissed", expanding=True)),
-        quarantined.c.state != QuarantineState.DISMISSED.value,
+        quarantined.c.replaced_seq == bindparam("of_seq"),
+        quarantined.c.state == QuarantineState.DISMISSED.value,
     )
 )
 _WARNING = select(
@@ -95,10 +114,10 @@ def record_quarantined(connection: Connection, outcome: BatchOutcome) -> None:
         insert_from(connection, _ADD, outcome.bad, _row_of(outcome, replayed))
 
 
-def dismiss_retracted(connection: Connection, pipeline: str, object_ids: Sequence[bytes]) -> None:
-    """Close the rows of objects that are being retracted. A replay has none of these objects' rows left to repair."""
+def dismiss_retracted(connection: Connection, pipeline: str, object_ids: Sequence[bytes], *, seq: int) -> None:
+    """Close the rows of objects that a batch retracts. A replay has none of these objects' rows left to repair."""
     for ids in slices(object_ids):
-        connection.execute(_DISMISS_RETRACTED, {"in_pipeline": pipeline, "dismissed": list(ids)})
+        connection.execute(_DISMISS_RETRACTED, {"in_pipeline": pipeline, "dismissed": list(ids), "by_seq": seq})
 
 
 def forget_quarantined(connection: Connection, pipeline: str, attempt_id: str) -> None:
@@ -106,6 +125,16 @@ def forget_quarantined(connection: Connection, pipeline: str, attempt_id: str) -
     binds = {"in_pipeline": pipeline, "of_attempt": attempt_id}
     connection.execute(_REOPEN, binds)
     connection.execute(_FORGET, binds)
+
+
+def return_replaced(connection: Connection, pipeline: str, seq: int) -> None:
+    """Open the rows again that a batch closed, which does not count any more: the table keeps what it replaced."""
+    connection.execute(_RETURN, {"in_pipeline": pipeline, "of_seq": seq})
+
+
+def renumber_replaced(connection: Connection, pipeline: str, seq: int, new_seq: int) -> None:
+    """Set the new number of a batch that closed rows."""
+    connection.execute(_RENUMBER, {"in_pipeline": pipeline, "of_seq": seq, "new_seq": new_seq})
 
 
 class Quarantines:

@@ -35,7 +35,7 @@ from penstock.ledger.records import (
     OnChange,
 )
 from penstock.ledger.rows import attempt_row, batch_row, object_attempt, object_row, uri_digest
-from penstock.ledger.rules import storable
+from penstock.ledger.rules import NEVER, storable
 from penstock.ledger.schema import (
     archived_objects,
     archives,
@@ -47,8 +47,18 @@ from penstock.ledger.schema import (
     table_schemas,
     wanted,
 )
-from penstock.ledger.sets import ARCHIVED, by_state, by_uri, ids_wanted, in_state, is_in, is_wanted, of_pipeline
-from penstock.ledger.versions import changed_versions, is_no_replay, superseded_versions
+from penstock.ledger.sets import (
+    ARCHIVED,
+    by_state,
+    by_uri,
+    filtered,
+    ids_wanted,
+    in_state,
+    is_in,
+    is_wanted,
+    of_pipeline,
+)
+from penstock.ledger.versions import changed_versions, is_no_replay, replaced_versions, superseded_versions
 
 PAGE_BATCHES = 100
 _STATE_NAMED = {state.value: state for state in ObjectState}
@@ -77,6 +87,13 @@ _REPLACING = (
         batches.c.replaces.is_not(None),
     )
     .limit(1)
+)
+_REPLACED_TOTALS = select(
+    func.coalesce(func.sum(batches.c.replaced_objects), 0), func.coalesce(func.sum(batches.c.replaced_rows), 0)
+).where(
+    batches.c.pipeline == bindparam("in_pipeline"),
+    batches.c.seq > bindparam("after_seq"),
+    batches.c.replaced_objects > 0,
 )
 _BATCH = _BATCHES.where(batches.c.seq == bindparam("at_seq"))
 _BATCH_OF = _ALL_BATCHES.where(batches.c.attempt_id == bindparam("of_attempt"))
@@ -124,7 +141,7 @@ _OTHER_VERSIONS = (
     .where(
         is_wanted(),
         _archived_version.c.uri_digest == objects.c.uri_digest,
-        _archived_version.c.pipeline == objects.c.pipeline,
+        filtered(_archived_version.c.pipeline) == objects.c.pipeline,
         _archived_version.c.object_id != objects.c.object_id,
         is_no_replay(_archived_version),
     ),
@@ -135,7 +152,7 @@ _OTHER_VERSIONS = (
             of_pipeline(archived_objects),
             is_in(archived_objects.c.object_id, of=select(wanted.c.object_id)),
             other.c.uri_digest == archived_objects.c.uri_digest,
-            other.c.pipeline == archived_objects.c.pipeline,
+            filtered(other.c.pipeline) == archived_objects.c.pipeline,
             other.c.object_id != archived_objects.c.object_id,
             is_no_replay(other),
         )
@@ -254,20 +271,35 @@ class Queries:
             ids_wanted(connection, object_ids)
             return changed_versions(connection, pipeline)
 
+    def replaced(self, pipeline: str, object_ids: Collection[bytes]) -> set[bytes]:
+        with self._database.reading() as connection:
+            ids_wanted(connection, object_ids)
+            return replaced_versions(connection, pipeline)
+
     def known_among(
         self, pipeline: str, object_ids: Collection[bytes], *, seen_at: float, on_change: OnChange
     ) -> set[bytes]:
+        seen_at = min(seen_at, NEVER)
         with self._database.reading() as connection:
             ids_wanted(connection, object_ids)
             # Live ones first and archived ones last: an object that ends or is archived in between is found.
             found = set(connection.scalars(_LIVE, {"in_pipeline": pipeline}))
             found |= set(connection.scalars(_ENDED, {"in_pipeline": pipeline, "seen_at": seen_at}))
             found |= set(connection.scalars(ARCHIVED, {"in_pipeline": pipeline}))
-            return found - superseded_versions(connection, pipeline) if on_change is OnChange.REPLACE else found
+            if on_change is OnChange.REPLACE:
+                found -= superseded_versions(connection, pipeline, seen_at=seen_at)
+            return found
 
     def has_replaced(self, pipeline: str, seq: int) -> bool:
         with self._database.reading() as connection:
             return connection.execute(_REPLACING, {"in_pipeline": pipeline, "to_seq": seq}).first() is not None
+
+    def replaced_totals(self, pipeline: str, *, after_seq: int) -> tuple[int, int]:
+        with self._database.reading() as connection:
+            objects_, rows = connection.execute(
+                _REPLACED_TOTALS, {"in_pipeline": pipeline, "after_seq": after_seq}
+            ).one()
+        return int(objects_), int(rows)
 
     def written_to(self, pipeline: str, seq: int) -> tuple[int, int]:
         with self._database.reading() as connection:

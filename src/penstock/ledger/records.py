@@ -279,7 +279,7 @@ class Committed:
 
     seq: int
     replaced_objects: int = 0  # objects whose earlier versions it replaced
-    replaced_rows: int = 0  # rows of the version of each that was committed last, with those of its replays
+    replaced_rows: int = 0  # the rows that the table had of these objects
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,12 @@ from penstock.errors import ConfigurationError, TemporaryError
 from penstock.ledger.abandonments import abandon_open
 from penstock.ledger.database import Database
 from penstock.ledger.dialects import DatabaseNow
-from penstock.ledger.quarantine import forget_quarantined, record_quarantined
+from penstock.ledger.quarantine import (
+    forget_quarantined,
+    record_quarantined,
+    renumber_replaced,
+    return_replaced,
+)
 from penstock.ledger.records import (
     AttemptState,
     BatchOutcome,
@@ -25,6 +30,7 @@ from penstock.ledger.records import (
     LedgerRepaired,
     ObjectState,
     OnChange,
+    replaced_objects,
 )
 from penstock.ledger.retractions import retract_again
 from penstock.ledger.rows import Values, new_batch, new_object
@@ -116,8 +122,16 @@ _SEQS_REPLACING = (
     )
     .order_by(batches.c.seq)
 )
-_REPLACES = select(batches.c.replaces).where(_of_seq)
-_REPLACE = update(batches).values(replaces=bindparam("by_addresses"), replaced_rows=bindparam("by_rows")).where(_of_seq)
+_REPLACED = select(batches.c.replaces, batches.c.replaced_rows).where(_of_seq)
+_REPLACE = (
+    update(batches)
+    .values(
+        replaces=bindparam("by_addresses"),
+        replaced_objects=bindparam("of_objects"),
+        replaced_rows=bindparam("by_rows"),
+    )
+    .where(_of_seq)
+)
 _SET_TRANSFORM = update(pipelines).values(transform=bindparam("name")).where(pipelines.c.id == bindparam("in_pipeline"))
 _ADVANCE = (
     update(pipelines)
@@ -215,9 +229,15 @@ def _replace_again(connection: Connection, pipeline: str, seq: int, attempt_id: 
     earlier = earlier_versions(connection, pipeline, attempt_id, up_to_seq=seq)
     rows = supersede(connection, pipeline, attempt_id, earlier, seq=seq)
     of_seq = {"in_pipeline": pipeline, "of_seq": seq}
-    replaces = connection.execute(_REPLACES, of_seq).scalar_one() or ""
-    addresses = earlier.encoded(replaces) or None
-    connection.execute(_REPLACE, {**of_seq, "by_addresses": addresses, "by_rows": rows})
+    before = connection.execute(_REPLACED, of_seq).one()
+    addresses = earlier.encoded(before.replaces or "")
+    found = {
+        "by_addresses": addresses or None,
+        "of_objects": len(replaced_objects(addresses)),
+        # Not fewer: a version that was processed again since has its rows in a later batch.
+        "by_rows": max(rows, before.replaced_rows or 0),
+    }
+    connection.execute(_REPLACE, {**of_seq, **found})
 
 
 def _lock(connection: Connection, repair: LedgerRepair) -> int:
@@ -259,6 +279,7 @@ def _withdraw(connection: Connection, pipeline: str, seq: int) -> str:
     attempt_id: str = connection.execute(_ATTEMPT_OF, binds).scalar_one()
     connection.execute(_DROP_BATCH, binds)
     forget_quarantined(connection, pipeline, attempt_id)
+    return_replaced(connection, pipeline, seq)
     connection.execute(_FREE_PROCESSED, {"of_attempt": attempt_id})
     reason = "committed after the ledger was rolled back; the table shows its objects in another batch"
     _end(connection, pipeline, attempt_id, AttemptState.ABANDONED, WITHDRAWN, reason)
@@ -272,9 +293,11 @@ def _move(connection: Connection, repair: LedgerRepair) -> None:
         binds = {"in_pipeline": repair.pipeline, "of_seq": seq}
         found[seq] = connection.execute(_ATTEMPT_OF, binds).scalar_one()
         connection.execute(_RENUMBER, {**binds, "new_seq": -seq})
+        renumber_replaced(connection, repair.pipeline, seq, -seq)
     for seq, new_seq in repair.moved.items():
         connection.execute(_RENUMBER, {"in_pipeline": repair.pipeline, "of_seq": -seq, "new_seq": new_seq})
         connection.execute(_RENUMBER_OBJECTS, {"of_attempt": found[seq], "new_seq": new_seq})
+        renumber_replaced(connection, repair.pipeline, -seq, new_seq)
 
 
 def _end(

@@ -31,7 +31,7 @@ from penstock.ledger.schema import (
     pipelines,
     progress,
 )
-from penstock.ledger.sets import slices
+from penstock.ledger.sets import filtered, slices
 from penstock.messaging.steps import Probe, Step
 
 OUTCOME = "retracted"  # of the attempt, for each object
@@ -48,12 +48,9 @@ _LOCK_ARCHIVING = (
     .where(progress.c.pipeline == bindparam("in_pipeline"), progress.c.task == ARCHIVING)
     .with_for_update()
 )
-_VERSIONS = (
-    select(objects.c.object_id, objects.c.uri, objects.c.state, objects.c.batch_seq)
-    .where(
-        objects.c.uri_digest.in_(bindparam("digests", expanding=True)), objects.c.pipeline == bindparam("in_pipeline")
-    )
-    .order_by(objects.c.object_id)
+_VERSIONS = select(objects.c.object_id, objects.c.uri, objects.c.state, objects.c.batch_seq).where(
+    objects.c.uri_digest.in_(bindparam("digests", expanding=True)),
+    filtered(objects.c.pipeline) == bindparam("in_pipeline"),
 )
 RETRACT = (
     update(objects)
@@ -220,11 +217,11 @@ class Retractions:
         ids += self._return_archived(connection, retraction)
         for page in slices(ids):
             connection.execute(self._note, [_note(retraction, object_id) for object_id in page])
-        dismiss_retracted(connection, retraction.pipeline, ids)
+        seq = int(pipeline.next_seq)
+        dismiss_retracted(connection, retraction.pipeline, ids, seq=seq)
         outcome = BatchOutcome(
             pipeline=retraction.pipeline, attempt_id=retraction.attempt_id, processed=(), record=retraction.record
         )
-        seq = int(pipeline.next_seq)
         connection.execute(_ADD_BATCH, new_batch(outcome, seq=seq, schema_id=pipeline.schema_id))
         if connection.execute(_ADVANCE, {**binds, "as_seq": seq}).rowcount != 1:
             raise TemporaryError(f"the sequence of {retraction.pipeline} moved under its lock: retract again")
@@ -277,7 +274,7 @@ def retract_again(connection: Connection, pipeline: str, *, from_seq: int) -> No
             if row.state == ObjectState.PROCESSED.value and row.batch_seq < batch.seq
         ]
         retract_versions(connection, pipeline, ids, attempt_id=batch.attempt_id, why=RETRACTED_AGAIN)
-        dismiss_retracted(connection, pipeline, ids)
+        dismiss_retracted(connection, pipeline, ids, seq=int(batch.seq))
 
 
 def retract_versions(

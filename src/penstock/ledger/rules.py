@@ -11,6 +11,7 @@ from penstock.ledger.records import OriginalMessage, WorkOwner
 REASON_CHARS_MAX = 4_000
 PIPELINE_CHARS_MAX = 512  # the size of its column, which only some databases enforce
 HANDLER_CHARS_MAX = 256
+NEVER = 1e15  # epoch seconds beyond any clock; not every database accepts infinity
 TRACEBACK_CHARS_MAX = 8_000  # together with the reason below the 65,535 bytes of a MySQL TEXT
 _TRACEBACK = "\nTraceback (most recent call last):\n"
 

@@ -166,7 +166,9 @@ batches = Table(
     Column("spark_ui_url", Text),  # Spark UI of its run
     Column("transform", Text),  # name of the transform that made its rows; empty: none, NULL: unknown
     Column("replaces", LONG_TEXT),  # JSON: addresses of objects whose earlier rows leave the table; NULL: none
-    Column("replaced_rows", BigInteger),  # see `records.Committed`; NULL: the batch adds versions to earlier ones
+    # See `records.Committed`; NULL: the batch adds versions to earlier ones.
+    Column("replaced_objects", BigInteger),
+    Column("replaced_rows", BigInteger),
     UniqueConstraint("attempt_id", name="uq_batches_attempt"),
 )
 
@@ -193,7 +195,7 @@ quarantined = Table(  # the bad lines that attempts found in objects; one row pe
     Column("replay_id", DIGEST, nullable=False),  # the id of the object that replays these lines
     Column("recorded_at", Double, nullable=False),
     Column("ended_at", Double),  # when its lines were replayed or dismissed
-    Column("replaced_seq", BigInteger),  # the batch that replaced this version's rows, and so dismissed the lines
+    Column("replaced_seq", BigInteger),  # the batch that took this version's rows out of the table
     Index("ix_quarantined_state", "pipeline", "state", "warns"),
     Index("ix_quarantined_attempt", "attempt_id"),
     Index("ix_quarantined_uri", "uri_digest", "pipeline"),

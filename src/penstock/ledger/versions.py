@@ -10,11 +10,13 @@ adds rows to its source's.
 """
 
 import json
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import (
+    BigInteger,
     BindParameter,
     ColumnElement,
     Connection,
@@ -22,7 +24,6 @@ from sqlalchemy import (
     Select,
     bindparam,
     case,
-    exists,
     func,
     select,
     update,
@@ -37,10 +38,13 @@ from penstock.ledger.records import (
     QuarantineState,
     replaced_objects,
 )
-from penstock.ledger.schema import archived_objects, objects, quarantined, wanted
+from penstock.ledger.rows import AnyRow
+from penstock.ledger.schema import archived_objects, batches, objects, quarantined, wanted
 from penstock.ledger.sets import (
     by_attempt_and_uri,
     by_uri,
+    filtered,
+    grouped,
     in_state,
     is_in,
     is_wanted,
@@ -50,19 +54,25 @@ from penstock.ledger.sets import (
 
 _version = objects.alias("version")
 _archived_version = archived_objects.alias("archived_version")
+_ARCHIVED_URI = "ix_archived_objects_uri"
 _archived_seq = func.coalesce(_archived_version.c.batch_seq, 0)  # an unknown batch came before the known ones
 
 
 def is_no_replay(version: FromClause) -> ColumnElement[bool]:
-    """Match objects that are no replays of bad lines."""
-    return ~exists().where(quarantined.c.replay_id == version.c.object_id, quarantined.c.pipeline == version.c.pipeline)
+    """Match objects that are no replays of bad lines.
+
+    No pipeline is named: a replay's id contains its attempt's. Counted, because MariaDB would read all bad lines first
+    for a NOT EXISTS (measured).
+    """
+    replayed = select(func.count()).select_from(quarantined).where(quarantined.c.replay_id == version.c.object_id)
+    return replayed.scalar_subquery() == 0
 
 
 def _of_one_object(mine: FromClause, other: FromClause) -> ColumnElement[bool]:
     """Match two versions of an object. The archive identifies an object by the digest of its uri."""
     found = (
         (other.c.uri_digest == mine.c.uri_digest)
-        & (other.c.pipeline == mine.c.pipeline)
+        & (filtered(other.c.pipeline) == mine.c.pipeline)
         & (other.c.object_id != mine.c.object_id)
         & is_no_replay(other)
     )
@@ -77,28 +87,44 @@ def _among_wanted(statement: Select[Any]) -> Select[Any]:
     )
 
 
+def _by_archived_uri(statement: Select[Any]) -> Select[Any]:
+    return by_uri(statement, _archived_version, index=_ARCHIVED_URI)
+
+
 _mine = select(objects.c.object_id).distinct().where(is_wanted(), is_no_replay(objects))
 _CHANGED = (
     by_uri(_mine, _version).where(_of_one_object(objects, _version), _version.c.batch_seq.is_not(None)),
-    _mine.where(_of_one_object(objects, _archived_version)),
+    _by_archived_uri(_mine).where(_of_one_object(objects, _archived_version)),
 )
+
+
+_before_seq: BindParameter[int] = bindparam("before_seq", value=1 << 62, type_=BigInteger)  # by default any batch
 
 
 def _superseded_in(processed: Select[Any], archived: Select[Any]) -> tuple[tuple[Select[Any], ...], ...]:
     """Return the statements that find superseded versions among processed objects, and among archived ones."""
     archived_seq = func.coalesce(archived_objects.c.batch_seq, 0)
+    later, later_archived = _version.c.batch_seq, _archived_seq
     return (
         (
             by_uri(processed, _version).where(
-                _of_one_object(objects, _version), _version.c.batch_seq > objects.c.batch_seq
+                _of_one_object(objects, _version), later > objects.c.batch_seq, later < _before_seq
             ),
-            processed.where(_of_one_object(objects, _archived_version), _archived_seq > objects.c.batch_seq),
+            _by_archived_uri(processed).where(
+                _of_one_object(objects, _archived_version),
+                later_archived > objects.c.batch_seq,
+                later_archived < _before_seq,
+            ),
         ),
         (
             by_uri(archived, _version).where(
-                _of_one_object(archived_objects, _version), _version.c.batch_seq > archived_seq
+                _of_one_object(archived_objects, _version), later > archived_seq, later < _before_seq
             ),
-            archived.where(_of_one_object(archived_objects, _archived_version), _archived_seq > archived_seq),
+            _by_archived_uri(archived).where(
+                _of_one_object(archived_objects, _archived_version),
+                later_archived > archived_seq,
+                later_archived < _before_seq,
+            ),
         ),
     )
 
@@ -131,22 +157,65 @@ def changed_versions(connection: Connection, pipeline: str) -> set[bytes]:
     return found_by(connection, pipeline, _CHANGED)
 
 
-def superseded_versions(connection: Connection, pipeline: str) -> set[bytes]:
-    """Return those of ``wanted`` that are processed and of which another version was committed later."""
-    return found_by(connection, pipeline, (*SUPERSEDED, *SUPERSEDED_ARCHIVED))
+def superseded_versions(connection: Connection, pipeline: str, *, seen_at: float | None = None) -> set[bytes]:
+    """Return those of ``wanted`` that are processed and of which another version was committed later.
+
+    With ``seen_at`` (epoch seconds) only commits before it count: an object that existed then may have changed since.
+    """
+    binds = {} if seen_at is None else {"before_seq": _first_seq_since(connection, pipeline, seen_at)}
+    return found_by(connection, pipeline, (*SUPERSEDED, *SUPERSEDED_ARCHIVED), **binds)
 
 
-def superseded_between(connection: Connection, pipeline: str, first_id: bytes, last_id: bytes) -> set[bytes]:
-    """Return the superseded versions among all processed objects with ids in this range."""
-    binds = {"in_pipeline": pipeline, "first_id": first_id, "last_id": last_id}
-    statements = (statement for pair in _SUPERSEDED_IN_RANGE for statement in pair)
+def superseded_between(
+    connection: Connection, pipeline: str, first_id: bytes, last_id: bytes, *, seen_at: float
+) -> set[bytes]:
+    """Return the superseded versions among all processed objects with ids in this range. ``seen_at``: as above."""
+    before_seq = _first_seq_since(connection, pipeline, seen_at)
+    statements = [statement for pair in _SUPERSEDED_IN_RANGE for statement in pair]
+    return found_by(connection, pipeline, statements, first_id=first_id, last_id=last_id, before_seq=before_seq)
+
+
+def found_by(connection: Connection, pipeline: str, statements: Sequence[Select[Any]], **more: object) -> set[bytes]:
+    """Return the ids that these statements find, with the objects in ``wanted`` and these parameters."""
+    binds = {"in_pipeline": pipeline, **more}
     return {object_id for statement in statements for object_id in connection.scalars(statement, binds)}
 
 
-def found_by(connection: Connection, pipeline: str, statements: Sequence[Select[Any]]) -> set[bytes]:
-    """Return the ids that these statements find, with the objects in ``wanted``."""
-    binds = {"in_pipeline": pipeline}
-    return {object_id for statement in statements for object_id in connection.scalars(statement, binds)}
+_LAST_BEFORE = (
+    select(batches.c.seq)
+    .where(
+        batches.c.pipeline == bindparam("in_pipeline"),
+        batches.c.committed_at < bindparam("seen_at", type_=batches.c.committed_at.type),
+    )
+    .order_by(batches.c.seq.desc())
+    .limit(1)
+)
+
+
+def _first_seq_since(connection: Connection, pipeline: str, seen_at: float) -> int:
+    last = connection.execute(_LAST_BEFORE, {"in_pipeline": pipeline, "seen_at": seen_at}).scalar_one_or_none()
+    return 0 if last is None else int(last) + 1
+
+
+_replacing = (
+    select(func.count())
+    .select_from(batches)
+    .where(
+        batches.c.pipeline == _version.c.pipeline,
+        batches.c.seq == _version.c.batch_seq,
+        batches.c.replaced_rows.is_not(None),
+    )
+)
+_REPLACED = by_uri(_mine.where(in_state(ObjectState.PROCESSED)), _version).where(
+    _of_one_object(objects, _version),
+    _version.c.batch_seq > objects.c.batch_seq,
+    _replacing.scalar_subquery() == 1,
+)
+
+
+def replaced_versions(connection: Connection, pipeline: str) -> set[bytes]:
+    """Return those of ``wanted`` that are processed, and whose rows a later version's batch took out of the table."""
+    return found_by(connection, pipeline, (_REPLACED,))
 
 
 _processed_now = (
@@ -168,7 +237,7 @@ _VERSIONS = (
         _of_one_object(objects, _version),
         _version.c.batch_seq <= bindparam("up_to_seq"),
     )
-    .group_by(objects.c.uri_digest)
+    .group_by(grouped(objects.c.uri_digest))
 )
 _ARCHIVED_VERSIONS = (
     by_attempt_and_uri(
@@ -178,26 +247,44 @@ _ARCHIVED_VERSIONS = (
             func.max(_archived_seq).label("last_seq"),
         ),
         _archived_version,
-        index="ix_archived_objects_uri",
+        index=_ARCHIVED_URI,
     )
-    .where(_processed_now, _of_one_object(objects, _archived_version))
-    .group_by(objects.c.uri_digest)
+    .where(_processed_now, _of_one_object(objects, _archived_version), _archived_seq <= bindparam("up_to_seq"))
+    .group_by(grouped(objects.c.uri_digest))
 )
 _digests: BindParameter[bytes] = bindparam("digests", expanding=True)
-_ROWS = select(objects.c.uri_digest, objects.c.batch_seq, objects.c.rows).where(
-    objects.c.uri_digest.in_(_digests),
-    objects.c.pipeline == bindparam("in_pipeline"),
-    objects.c.batch_seq >= bindparam("from_seq"),
-    objects.c.batch_seq < bindparam("before_seq"),
+
+
+def _rows_of(table: FromClause, seq: ColumnElement[int]) -> Select[Any]:
+    """Return the statement for the rows of all versions and replays of these addresses, in a range of batches."""
+    return (
+        select(
+            table.c.uri_digest,
+            seq.label("seq"),
+            table.c.rows,
+            (batches.c.replaced_rows.is_not(None) & is_no_replay(table)).label("replaced"),
+        )
+        .outerjoin_from(table, batches, (batches.c.pipeline == table.c.pipeline) & (batches.c.seq == table.c.batch_seq))
+        .where(
+            table.c.uri_digest.in_(_digests),
+            filtered(table.c.pipeline) == bindparam("in_pipeline"),
+            seq >= bindparam("from_seq"),
+            seq < bindparam("before_seq"),
+        )
+    )
+
+
+_ROWS = (
+    _rows_of(objects, objects.c.batch_seq),
+    _rows_of(archived_objects, func.coalesce(archived_objects.c.batch_seq, 0)),
 )
-_archived_batch = func.coalesce(archived_objects.c.batch_seq, 0)
-_ARCHIVED_ROWS = select(
-    archived_objects.c.uri_digest, _archived_batch.label("batch_seq"), archived_objects.c.rows
-).where(
-    archived_objects.c.uri_digest.in_(_digests),
-    archived_objects.c.pipeline == bindparam("in_pipeline"),
-    _archived_batch >= bindparam("from_seq"),
-    _archived_batch < bindparam("before_seq"),
+_REPLACING = select(batches.c.seq).where(
+    batches.c.pipeline == bindparam("in_pipeline"),
+    batches.c.seq.in_(bindparam("seqs", expanding=True)),
+    batches.c.replaced_rows.is_not(None),
+)
+_later = select(func.count()).where(
+    batches.c.attempt_id == quarantined.c.attempt_id, batches.c.seq >= bindparam("by_seq", type_=batches.c.seq.type)
 )
 _DISMISS_LINES = (
     update(quarantined)
@@ -213,6 +300,7 @@ _DISMISS_LINES = (
         quarantined.c.uri_digest.in_(_digests),
         quarantined.c.pipeline == bindparam("in_pipeline"),
         quarantined.c.attempt_id != bindparam("ours"),
+        _later.scalar_subquery() == 0,  # only a repair finds some
         quarantined.c.replaced_seq.is_(None),
     )
 )
@@ -243,10 +331,12 @@ class EarlierVersions:
 def replace_earlier(connection: Connection, outcome: BatchOutcome, *, seq: int) -> tuple[BatchOutcome, int | None]:
     """Replace the earlier versions of a batch's objects, inside its commit, after its objects are recorded.
 
-    Returns the outcome with the addresses in its record, and the number of rows that the latest versions had; None if
-    the pipeline adds versions. Raises `VersionsMoved` if one was committed since the claim.
+    Returns the outcome with the addresses in its record, and the number of their rows in the table; None if the
+    pipeline adds versions. Raises `VersionsMoved` if one was committed since the claim, or if a replay's lines left the
+    table.
     """
     if outcome.on_change is OnChange.ADD:
+        _check_replays(connection, outcome)
         return outcome, None
     if outcome.since_seq is None:
         raise ValueError(f"attempt {outcome.attempt_id}: a commit with on_change={outcome.on_change} needs since_seq")
@@ -256,7 +346,7 @@ def replace_earlier(connection: Connection, outcome: BatchOutcome, *, seq: int) 
         moved = next(found.addresses[id] for id, last_seq in found.last_seqs.items() if last_seq >= since_seq)
         raise VersionsMoved(f"another version of {moved} was committed since the claim: claim it again")
     replaced_rows = supersede(connection, outcome.pipeline, outcome.attempt_id, found, seq=seq)
-    _check_replays(connection, outcome)
+    _check_replays(connection, outcome)  # their versions may be replaced by this very batch
     replaces = found.encoded(outcome.record.replaces)
     return replace(outcome, record=replace(outcome.record, replaces=replaces)), replaced_rows
 
@@ -275,28 +365,47 @@ def earlier_versions(connection: Connection, pipeline: str, attempt_id: str, *, 
 
 def supersede(connection: Connection, pipeline: str, attempt_id: str, found: EarlierVersions, *, seq: int) -> int:
     """Dismiss the bad lines of versions that this batch replaces; return the number of rows that leave the table."""
-    rows = 0
+    binds = {"in_pipeline": pipeline, "ours": attempt_id, "by_seq": seq}
     for digests in slices(sorted(found.addresses)):
-        binds = {
-            "in_pipeline": pipeline,
-            "ours": attempt_id,
-            "digests": list(digests),
-            "from_seq": min(found.last_seqs[digest] for digest in digests),
-            "before_seq": seq,
-            "by_seq": seq,
-        }
-        for statement in (_ROWS, _ARCHIVED_ROWS):
-            rows += sum(
-                row.rows or 0
-                for row in connection.execute(statement, binds)
-                if row.batch_seq >= found.last_seqs[row.uri_digest]  # with those of its replays
-            )
-        connection.execute(_DISMISS_LINES, binds)
-    return rows
+        connection.execute(_DISMISS_LINES, {**binds, "digests": list(digests)})
+    return _count_rows(connection, pipeline, found, seq=seq)
+
+
+def _count_rows(connection: Connection, pipeline: str, found: EarlierVersions, *, seq: int) -> int:
+    """Return the number of rows that the table has of these objects before this batch.
+
+    These are the rows of the last version that replaced those before it, of versions that were added to it, and of
+    replays since then. It is nearly always the last version of all.
+    """
+    replacing: set[int] = set()
+    for seqs in slices(sorted(set(found.last_seqs.values()))):
+        replacing.update(connection.scalars(_REPLACING, {"in_pipeline": pipeline, "seqs": list(seqs)}))
+    last = [digest for digest, last_seq in found.last_seqs.items() if last_seq in replacing]
+    added = [digest for digest, last_seq in found.last_seqs.items() if last_seq not in replacing]
+    rows: defaultdict[bytes, list[AnyRow]] = defaultdict(list)
+    for of_objects, from_seq in ((last, lambda digest: found.last_seqs[digest]), (added, lambda _: 0)):
+        for digests in slices(sorted(of_objects)):
+            binds = {
+                "in_pipeline": pipeline,
+                "digests": list(digests),
+                "from_seq": min(map(from_seq, digests)),
+                "before_seq": seq,
+            }
+            for row in (row for statement in _ROWS for row in connection.execute(statement, binds)):
+                rows[row.uri_digest].append(row)
+    return sum(map(_count_shown, rows.values()))
+
+
+def _count_shown(versions: Sequence[AnyRow]) -> int:
+    """Return how many rows of one object the table has: a version that replaced those before it took theirs out."""
+    since_seq = max((row.seq for row in versions if row.replaced), default=0)
+    return sum(row.rows or 0 for row in versions if row.seq >= since_seq)
 
 
 def _check_replays(connection: Connection, outcome: BatchOutcome) -> None:
     for replays in slices(outcome.replays):
         binds = {"in_pipeline": outcome.pipeline, "replays": list(replays)}
         if connection.execute(_READABLE, binds).scalar_one() != len(replays):
-            raise VersionsMoved("bad lines were read again of a version that was replaced meanwhile: claim them again")
+            raise VersionsMoved(
+                "bad lines were read again of a version whose rows left the table meanwhile: claim them again"
+            )

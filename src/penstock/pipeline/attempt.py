@@ -44,6 +44,7 @@ from penstock.messaging.failure import FailureDetails
 from penstock.messaging.handler import Extension, HeldClaim, ServiceWatch, Unwatched
 from penstock.messaging.tracing import NO_TRACING, Tracing
 from penstock.objects.reference import ObjectRef
+from penstock.objects.replays import is_replay
 from penstock.pipeline.engine import (
     Engine,
     ReadFailure,
@@ -75,9 +76,10 @@ from penstock.pipeline.reporting import BatchEvents, ClaimedWork
 
 RELEASED = "the batch was released"
 CHANGED = (
-    "another version of this object was processed before, and the pipeline refuses objects that change: take its rows "
-    "out of the table with penstock objects retract, or set another on_change, and retry it"
+    "another version of this object was processed before, and changed objects are refused (on_change): retry it once "
+    "these rows are out of the table (`penstock objects retract`), or once on_change is replace or add"
 )
+WAITS = "its bad lines are read again once the other version of this object in the batch is processed"
 AGREEMENTS_MAX = 4  # with a schema that keeps changing, before the run is repeated
 
 
@@ -442,12 +444,18 @@ class Attempts:
         return outcomes
 
     def _refused(self, work: ClaimedWork) -> Sequence[FailedObject]:
-        """Return the objects that fail because another version of theirs is processed, if the pipeline refuses them.
+        """Return the objects that this attempt does not read, because of other versions of theirs.
 
-        The commit checks it again, since another version may be committed meanwhile.
+        If the pipeline refuses objects that change, these are the versions of which another one is processed. The
+        commit checks it again, since another version may be committed meanwhile.
+
+        If it replaces rows, these are replays of bad lines beside another version: that may replace the rows that they
+        would add to, and the commit would then refuse both, each time that they share an attempt.
         """
-        if self._settings.on_change is not OnChange.REFUSE:
+        if self._settings.on_change is OnChange.ADD:
             return ()
+        if self._settings.on_change is OnChange.REPLACE:
+            return _waiting_replays(work.refs)
         with self._runtime.ledger_watch.watch_request():
             changed = self._runtime.ledger.changed(self._settings.pipeline, list(work.refs))
         return [
@@ -599,6 +607,16 @@ class Attempts:
                 random=self._runtime.random,
             )
         )
+
+
+def _waiting_replays(refs: Mapping[bytes, ObjectRef]) -> Sequence[FailedObject]:
+    replays = {id: ref for id, ref in refs.items() if is_replay(ref.version_id, ref.etag)}
+    versions = {ref.uri for id, ref in refs.items() if id not in replays} if replays else set()
+    return [
+        FailedObject(object_id=object_id, failure=AttemptFailure.RETRY, reason=WAITS, uncounted=True)
+        for object_id, ref in replays.items()
+        if ref.uri in versions
+    ]
 
 
 def _bad_lines(work: ClaimedWork, result: RunResult) -> Sequence[BadLines]:

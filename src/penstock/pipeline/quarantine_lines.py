@@ -60,8 +60,8 @@ class QuarantineLines:
                 )
             elif row.replaced_seq is not None:
                 refused[ref.object_id] = (
-                    f"the bad lines of {ref.uri} are of a version that a later one replaced in batch "
-                    f"{row.replaced_seq:,}: its rows are no longer in the table"
+                    f"the bad lines of {ref.uri} are of a version whose rows left the table with batch "
+                    f"{row.replaced_seq:,}: a later version replaced them, or they were retracted"
                 )
             elif row.bad.place != place:
                 refused[ref.object_id] = (

@@ -43,6 +43,7 @@ COLUMNS_SINCE_0001 = {
     "added_columns",
     "transform",
     "replaces",
+    "replaced_objects",
     "replaced_rows",
 }
 

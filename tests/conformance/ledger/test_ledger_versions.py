@@ -167,8 +167,23 @@ def test_versions_that_are_added_replace_nothing(harness: LedgerHarness) -> None
         held = claim(harness, version(name), on_change=OnChange.ADD)
         assert harness.ledger.commit(outcome(held)) == Committed(seq=1 if name == "v1" else 2)
     assert replaces(harness, 2) == ()
-    assert process(harness, version("v3")) == Committed(seq=3, replaced_objects=1, replaced_rows=10)
+    assert process(harness, version("v3")) == Committed(seq=3, replaced_objects=1, replaced_rows=20)
     assert replaces(harness, 3) == REPLACED_ONE, "also of versions that were added"
+    assert process(harness, version("v4")) == Committed(seq=4, replaced_objects=1, replaced_rows=10)
+
+
+@pytest.mark.parametrize("archived", [0, 2, 4])
+def test_all_rows_of_versions_that_were_added_leave_and_count(harness: LedgerHarness, archived: int) -> None:
+    """A pipeline that replaced rows, then added some, and replaces them again."""
+    for seq, on_change in enumerate([OnChange.REPLACE, OnChange.REPLACE, OnChange.ADD, OnChange.ADD], start=1):
+        name = f"v{seq}"
+        bad = [bad_lines_of(name, "replay")] if name == "v2" else []
+        commit(harness, claim(harness, version(name), on_change=on_change), on_change=on_change, bad=bad)
+    replay = version("replay")
+    assert process(harness, replay, replays=[replay.object_id]) == Committed(seq=5)
+    for file in range(archived):
+        assert archive(harness.ledger, f"archive-{file}", up_to_seq=file + 1)
+    assert process(harness, version("v5")) == Committed(seq=6, replaced_objects=1, replaced_rows=40), "all but v1's"
 
 
 def test_versions_that_failed_or_were_retracted_are_not_replaced(harness: LedgerHarness) -> None:
@@ -263,15 +278,49 @@ def test_listings_need_a_message_for_a_replaced_version(harness: LedgerHarness, 
             assert archive(harness.ledger, f"archive-{seq}")
     process(harness, version("x", key=b"x"))
     ids = [object_id_of(name) for name in ("v1", "v2", "x")]
-    known = harness.ledger.known_among(PIPELINE, ids, seen_at=0.0, on_change=OnChange.REPLACE)
+    known = harness.ledger.known_among(PIPELINE, ids, seen_at=float("inf"), on_change=OnChange.REPLACE)
     assert known == {object_id_of("v2"), object_id_of("x")}
     assert _ids(harness, OnChange.REPLACE) == known
     assert _ids(harness, OnChange.ADD) == set(ids)
 
 
-def _ids(harness: LedgerHarness, on_change: OnChange) -> set[bytes]:
-    found = b"".join(harness.ledger.known_ids(PIPELINE, on_change=on_change))
+def test_a_version_that_was_replaced_after_a_listing_needs_no_message(harness: LedgerHarness) -> None:
+    for name in ("v1", "v2"):
+        process(harness, version(name))
+    replaced_at = harness.ledger.batches(PIPELINE)[-1].committed_at
+    ids = {object_id_of("v1"), object_id_of("v2")}
+    for seen_at, known in ((replaced_at, ids), (replaced_at + 1.0, {object_id_of("v2")})):
+        among = harness.ledger.known_among(PIPELINE, ids, seen_at=seen_at, on_change=OnChange.REPLACE)
+        assert among == known
+        assert _ids(harness, OnChange.REPLACE, seen_at=seen_at) == known
+
+
+def _ids(harness: LedgerHarness, on_change: OnChange, *, seen_at: float = float("inf")) -> set[bytes]:
+    found = b"".join(harness.ledger.known_ids(PIPELINE, on_change=on_change, seen_at=seen_at))
     return {found[start : start + 16] for start in range(0, len(found), 16)}
+
+
+def test_the_last_version_stays_processed_while_others_return_in_a_pipeline_that_added_them(
+    harness: LedgerHarness,
+) -> None:
+    for name in ("v1", "v2"):
+        commit(harness, claim(harness, version(name), on_change=OnChange.ADD), on_change=OnChange.ADD)
+    held = claim(harness, version("v1"))
+    assert commit(harness, held, failed={"v1": AttemptFailure.SUPERSEDED}) is None
+    assert harness.state("v2") is ObjectState.PROCESSED
+    assert process(harness, version("v3")) == Committed(seq=3, replaced_objects=1, replaced_rows=10)
+    assert replaces(harness, 3) == REPLACED_ONE, "with the rows of both"
+
+
+def test_only_versions_whose_rows_left_the_table_are_replaced(harness: LedgerHarness) -> None:
+    for name in ("v1", "v2"):
+        commit(harness, claim(harness, version(name), on_change=OnChange.ADD), on_change=OnChange.ADD)
+    ids = [object_id_of(name) for name in ("v1", "v2", "v3", "x")]
+    assert harness.ledger.replaced(PIPELINE, ids) == set()
+    process(harness, version("v3"), version("x", key=b"x"))
+    assert harness.ledger.replaced(PIPELINE, ids) == {object_id_of("v1"), object_id_of("v2")}
+    process(harness, version("v1"))
+    assert harness.ledger.replaced(PIPELINE, ids) == {object_id_of("v2"), object_id_of("v3")}
 
 
 @pytest.mark.parametrize("archived", [("v1",), ("v1", "v2")])
@@ -361,6 +410,18 @@ def test_a_replay_in_the_batch_that_replaces_its_version_is_refused(harness: Led
         commit(harness, held, replays=[replay.object_id])
 
 
+@pytest.mark.parametrize("on_change", [OnChange.REPLACE, OnChange.ADD])
+def test_a_replay_of_a_version_that_was_retracted_meanwhile_is_refused(
+    harness: LedgerHarness, on_change: OnChange
+) -> None:
+    process(harness, version("v1"), bad=[bad_lines_of("v1", "replay")])
+    retract(harness)
+    replay = version("replay")
+    held = claim(harness, replay, on_change=on_change)
+    with pytest.raises(VersionsMoved, match="bad lines were read again"):
+        commit(harness, held, on_change=on_change, replays=[replay.object_id])
+
+
 # Refusing
 
 
@@ -417,6 +478,65 @@ def test_imported_batches_that_add_replace_nothing(harness: LedgerHarness) -> No
         LedgerRepair(pipeline=PIPELINE, seen_next_seq=1, next_seq=3, table_schema=None, imported=batches)
     )
     assert replaces(harness, 2) == ()
+
+
+def test_a_repair_dismisses_no_bad_lines_of_later_versions(harness: LedgerHarness) -> None:
+    process(harness, version("v2"))
+    process(harness, version("v3"), bad=[bad_lines_of("v3", "replay")])
+    harness.ledger.repair(
+        LedgerRepair(
+            pipeline=PIPELINE,
+            seen_next_seq=3,
+            next_seq=4,
+            table_schema=None,
+            imported=[imported(1, "v1")],
+            moved={1: 2, 2: 3},
+        )
+    )
+    assert [replaces(harness, seq) for seq in (1, 2, 3)] == [(), REPLACED_ONE, REPLACED_ONE]
+    (row,) = harness.ledger.quarantines.rows(PIPELINE)
+    assert (row.state, row.replaced_seq) == (QuarantineState.OPEN, None)
+
+
+def test_a_repair_keeps_the_addresses_of_versions_that_returned_since(harness: LedgerHarness) -> None:
+    process(harness, version("v1"))
+    process(harness, version("v2"), bad=[bad_lines_of("v2", "replay")])
+    process(harness, version("v1"))
+    harness.ledger.repair(
+        LedgerRepair(
+            pipeline=PIPELINE,
+            seen_next_seq=4,
+            next_seq=5,
+            table_schema=None,
+            imported=[imported(1, "x")],
+            moved={1: 2, 2: 3, 3: 4},
+        )
+    )
+    assert [replaces(harness, seq) for seq in (2, 3, 4)] == [(), REPLACED_ONE, REPLACED_ONE]
+    held = claim(harness, version("v2"))
+    assert commit(harness, held) == Committed(seq=5, replaced_objects=1, replaced_rows=10)
+    (row,) = harness.ledger.quarantines.rows(PIPELINE)
+    assert row.replaced_seq == 4, "the number that the batch has now"
+
+
+def test_a_batch_that_is_withdrawn_replaces_nothing(harness: LedgerHarness) -> None:
+    process(harness, version("v1"), bad=[bad_lines_of("v1", "replay")])
+    process(harness, version("v2"))
+    batch = imported(2, "v2")
+    harness.ledger.repair(
+        LedgerRepair(
+            pipeline=PIPELINE,
+            seen_next_seq=3,
+            next_seq=3,
+            table_schema=None,
+            imported=[replace(batch, objects=[])],
+            withdrawn=[2],
+        )
+    )
+    (row,) = harness.ledger.quarantines.rows(PIPELINE)
+    assert (row.state, row.replaced_seq) == (QuarantineState.OPEN, None)
+    replay = version("replay")
+    assert process(harness, replay, replays=[replay.object_id]) == Committed(seq=3)
 
 
 def test_a_batch_that_moves_behind_imported_ones_replaces_their_versions(harness: LedgerHarness) -> None:

@@ -210,7 +210,7 @@ class Scene:
 
     def shown(self) -> Sequence[int]:
         """Return the objects that the table shows; fail if a line is doubled or an object is incomplete."""
-        rows = _rows(self.table_paths.table, ["object", "line"])
+        rows = table_rows(self.table_paths.table, ["object", "line"])
         count = Counter((row["object"], row["line"]) for row in rows)
         assert set(count.values()) <= {1}, f"the table has lines twice: {count}"
         numbers = sorted({number for number, _ in count})
@@ -218,7 +218,7 @@ class Scene:
         return numbers
 
     def quarantined(self) -> Sequence[str]:
-        return sorted(row["object"] for row in _rows(self.table_paths.quarantine, ["object"]))
+        return sorted(row["object"] for row in table_rows(self.table_paths.quarantine, ["object"]))
 
     def state(self, number: int) -> ObjectState | None:
         object_id = ref(number).object_id
@@ -228,7 +228,7 @@ class Scene:
         return {batch.seq: batch.attempt_id for batch in self.ledger.batches_after(PIPELINE, 0)}
 
 
-def _rows(root: Files, columns: list[str]) -> Sequence[Mapping[str, Any]]:
+def table_rows(root: Files, columns: list[str]) -> Sequence[Mapping[str, Any]]:
     """Read the rows file by file, as the table names them."""
     paths = [uri.split("/table/")[-1].split("/table_quarantine/")[-1] for uri in _locations(root)]
     files = [pq.ParquetFile(pa.BufferReader(root.read(path))) for path in paths]

@@ -12,10 +12,12 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, create_engine, inspect, make_url
 from sqlalchemy.schema import CreateTable
+from tests.conformance.ledger.ledger_harness import PIPELINE, LedgerHarness, candidate, outcome
 
 from penstock.errors import ConfigurationError
 from penstock.ledger import Ledger
 from penstock.ledger.migrate import SCRIPTS, downgrade, newest_revision, upgrade
+from penstock.ledger.records import OnChange, replaced_objects
 from penstock.ledger.retractions import Retraction
 from penstock.ledger.schema import VERSION_TABLE, metadata
 
@@ -142,3 +144,19 @@ def test_a_ledger_with_retractions_is_not_downgraded_to_a_revision_that_would_ig
     )
     with pytest.raises(ConfigurationError, match="cannot be downgraded"), ledger.database.writing() as connection:
         downgrade(connection, "0012")
+
+
+def test_a_ledger_that_replaced_versions_is_not_downgraded_to_a_revision_that_would_add_them() -> None:
+    ledger = Ledger.open("sqlite://")
+    harness = LedgerHarness(ledger)
+    harness.ledger.ensure_pipeline(PIPELINE)
+    for name in ("v1", "v2"):
+        held = harness.claim([candidate(name, key=b"a")], on_change=OnChange.REPLACE)
+        ledger.commit(outcome(held, on_change=OnChange.REPLACE, since_seq=held.next_seq))
+        if name == "v1":
+            with ledger.database.writing() as connection:
+                downgrade(connection, "0014")
+                upgrade(connection)
+    with pytest.raises(ConfigurationError, match="changed objects"), ledger.database.writing() as connection:
+        downgrade(connection, "0014")
+    assert replaced_objects(ledger.batches(PIPELINE)[-1].record.replaces) == ("s3://landing/a",)

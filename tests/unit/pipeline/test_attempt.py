@@ -51,6 +51,7 @@ from penstock.messaging.message import Message
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
 from penstock.objects.notification import announce, parse
 from penstock.objects.reference import ObjectRef
+from penstock.objects.replays import replay_of
 from penstock.pipeline.attempt import AttemptSettings, PipelineRuntime
 from penstock.pipeline.batch import BatchExecution
 from penstock.pipeline.engine import ReadFailure, RunBroken, RunCancelled, RunRequest, RunResult
@@ -912,3 +913,18 @@ def test_the_other_objects_of_a_batch_with_a_refused_one_are_processed(ledger: L
     assert [type(one) for one in settled] == [DeadLetter, Ack]
     assert engine.group_sizes == [1, 1]
     assert pipeline.state("b") is ObjectState.PROCESSED
+
+
+def test_a_replay_waits_while_another_version_of_its_object_is_in_the_batch(ledger: Ledger) -> None:
+    """The version may replace the rows to which the replay adds, and the ledger then refuses both, again and again."""
+    engine = Engine()
+    pipeline = Pipeline(ledger, engine, on_change=OnChange.REPLACE)
+    replay, other = replay_of(changed_ref(1), "earlier"), ref("b")
+    settled = pipeline.run_bodies(*(announce(one) for one in (replay, changed_ref(2), other)))
+    assert [type(one) for one in settled] == [Release, Ack, Ack]
+    assert isinstance(settled[0], Release)
+    assert settled[0].uncounted
+    assert settled[0].delay_seconds > 0.0
+    (request,) = engine.requests
+    assert {one.object_id for one in request.objects} == {changed_ref(2).object_id, other.object_id}
+    assert ledger.counts(PIPELINE)[ObjectState.UNPROCESSED] == 1

@@ -11,7 +11,15 @@ from sqlalchemy import delete, update
 from penstock.errors import ObjectDenied, TemporaryError
 from penstock.events import Bus, Event, SourceCleaned
 from penstock.ledger import Ledger
-from penstock.ledger.records import AttemptFailure, BatchOutcome, Candidate, FailedObject, ObjectResult, OriginalMessage
+from penstock.ledger.records import (
+    AttemptFailure,
+    BatchOutcome,
+    Candidate,
+    FailedObject,
+    ObjectResult,
+    OnChange,
+    OriginalMessage,
+)
 from penstock.ledger.schema import batches, objects
 from penstock.messaging.steps import Step, no_probe
 from penstock.objects.cleanup import ALREADY, CHANGED, DONE, MISSING, CleanupResult, refused
@@ -374,3 +382,61 @@ def test_a_stop_takes_effect_between_empty_batches(site: Site) -> None:
     site.ledger.database.transact(lambda connection: connection.execute(delete(objects)))
     swept = site.run(bounds=CleanupPass(stopped=lambda: True))
     assert (swept.more, site.done_to) == (True, 0)
+
+
+def change(site: Site, version: int, *, pipeline: str = CLICKS, on_change: OnChange = OnChange.REPLACE) -> None:
+    """Process a version of an object in a store that keeps one version."""
+    site.attempts += 1
+    ref = ObjectRef(bucket="landing", key="changing", size_bytes=version, etag="0f")
+    site.ledger.ensure_pipeline(pipeline)
+    claim = site.ledger.claim(
+        pipeline,
+        [
+            Candidate(
+                object_id=ref.object_id,
+                bucket=ref.bucket,
+                key=ref.key_bytes,
+                size_bytes=ref.size_bytes,
+                uri=ref.uri,
+                original_message=OriginalMessage(message_id="m", enqueued_at=0.0),
+                etag=ref.etag,
+            )
+        ],
+        attempt_id=f"attempt-{site.attempts}",
+        worker="w",
+        lease_seconds=600.0,
+        on_change=on_change,
+    )
+    assert claim.claimed
+    done = [ObjectResult(object_id=ref.object_id, rows=1, lines_quarantined=0)]
+    site.ledger.commit(
+        BatchOutcome(
+            pipeline=pipeline,
+            attempt_id=claim.attempt_id,
+            processed=done,
+            on_change=on_change,
+            since_seq=claim.next_seq,
+        )
+    )
+
+
+@pytest.mark.parametrize("pipeline", [CLICKS, VIEWS])
+def test_a_version_whose_rows_were_replaced_is_not_deleted_if_the_store_has_it_again(site: Site, pipeline: str) -> None:
+    """The object has changed back, and its notification is on the way."""
+    change(site, 1)
+    change(site, 2)
+    if pipeline == VIEWS:  # whose table shows the second version, while the other one adds both
+        site.ledger.close()
+        site.ledger = Ledger.open("sqlite://")
+        change(site, 1, on_change=OnChange.ADD)
+        for version in (1, 2):
+            change(site, version, pipeline=VIEWS)
+    swept = site.run()
+    assert swept.skipped == {cleanup.REPLACED: 1}
+    assert len(site.cleaner.done) == (1 if pipeline == CLICKS else 0), "the version that the table shows"
+
+
+def test_versions_that_were_added_are_cleaned(site: Site) -> None:
+    change(site, 1, on_change=OnChange.ADD)
+    change(site, 2, on_change=OnChange.ADD)
+    assert (site.run().objects, site.done_to) == (2, 2)

@@ -163,4 +163,4 @@ def test_a_replay_of_a_version_that_was_replaced_fails_for_good(
     assert places == {}
     (failure,) = failed.values()
     assert failure.failure is AttemptFailure.DEAD
-    assert "a later one replaced in batch 2" in failure.reason
+    assert "rows left the table with batch 2" in failure.reason

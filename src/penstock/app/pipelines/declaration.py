@@ -150,6 +150,13 @@ def change_rule(source: ObjectSource) -> OnChange | None:
     return None if source.on_change is None else OnChange(source.on_change)
 
 
+def option_rule(on_change: str | None) -> OnChange | None:
+    """Return the rule that `--on-change` names; None if it was not given. Raises `UsageError` if there is none."""
+    if on_change is not None and on_change not in CHANGES:
+        raise UsageError(f"--on-change {on_change} is unknown; write one of {', '.join(CHANGES)}.")
+    return None if on_change is None else OnChange(on_change)
+
+
 def reader_name(reader: Any) -> str:
     """Return the name of a reader as module:function. Raises `UsageError` if executors cannot import it."""
     module, name = getattr(reader, "__module__", None), getattr(reader, "__qualname__", None)

@@ -23,7 +23,7 @@ class ChangeRule:
     given: OnChange | None  # by the user
     provenance: bool  # objects are read with the column `_object`
     ledger: Ledger
-    sink: Sink
+    sink: Sink | None  # None: columns of a table that no batch was committed to do not matter
     pipeline: str
 
     def current(self) -> OnChange:

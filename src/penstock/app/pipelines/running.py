@@ -47,7 +47,8 @@ UNKNOWN_FIELDS_MAX = 1_000  # names that one process counts
 class RunCounts(SelectiveListener):
     """A listener that counts the results of this process.
 
-    Written by the emitting threads, read when they have ended.
+    Written by the emitting threads, read when they have ended. The replaced objects and rows include those of batches
+    that an earlier process committed and this one publishes.
     """
 
     def __init__(self) -> None:
@@ -55,7 +56,7 @@ class RunCounts(SelectiveListener):
         self.lines_quarantined = 0
         self.batches = 0
         self.objects_processed = 0
-        self.replaced_objects = 0  # processed ones that replaced an earlier version
+        self.replaced_objects = 0  # those that replaced an earlier version
         self.replaced_rows = 0  # rows of these versions
         self.replays = 0
         self.unknown_fields: Counter[str] = Counter()  # rows that have them, by name
@@ -71,6 +72,11 @@ class RunCounts(SelectiveListener):
         ended = {state: self.failed[str(state)] for state in terminal}
         return Counter({ObjectState.PROCESSED: self.objects_processed, **ended})
 
+    def add_replaced(self, objects: int, rows: int) -> None:
+        """Count objects that replaced an earlier version, and the rows of these versions."""
+        self.replaced_objects += objects
+        self.replaced_rows += rows
+
     def wants(self, kind: type[Event]) -> bool:
         return issubclass(kind, BatchCommitted | ObjectFailed | UnknownFieldsFound | WrongTypesRescued)
 
@@ -82,8 +88,7 @@ class RunCounts(SelectiveListener):
                 self.batches += 1
                 self.objects_processed += event.objects - event.replays
                 self.replays += event.replays
-                self.replaced_objects += event.replaced_objects
-                self.replaced_rows += event.replaced_rows
+                self.add_replaced(event.replaced_objects, event.replaced_rows)
             case UnknownFieldsFound():
                 self.unknown_objects += 1
                 _add(self.unknown_fields, event.fields)
@@ -123,7 +128,7 @@ class RunReport:
     table_version: int | None  # None: no table yet
     quarantine_table: str | None  # None: nothing was ever quarantined
     objects_replayed: int = 0  # objects of which the bad lines were read again
-    replaced_objects: int = 0  # processed objects of which an earlier version was in the table, and was replaced
+    replaced_objects: int = 0  # objects of which an earlier version was in the table, and was replaced
     replaced_rows: int = 0  # the rows of these versions
     warned_objects: int = 0  # objects with too many bad lines, in this run or an earlier one; see `QuarantineWarning`
     warned_lines: int = 0  # the bad lines of these objects
@@ -193,6 +198,7 @@ def run(
         plan.blueprint.check_columns()
         cleanup_runner = _cleanup_runner(declaration, context)
         completion = _RunCompletion(plan, context, queue=declaration.source.queue, source=source)
+        counts.add_replaced(*plan.blueprint.tables.unpublished_replacements())
         plan.blueprint.publish()  # batches that an earlier process committed but did not publish
         completion.begin()
         if not (available_now and completion.advance()) and not stop.requested:

@@ -87,7 +87,7 @@ class IngestReport:
     quarantine_table: str | None  # None: nothing was ever quarantined
     objects_retracted: int = 0  # left alone, until `penstock objects retry`
     objects_replayed: int = 0  # objects of which the bad lines were read again
-    replaced_objects: int = 0  # processed objects of which an earlier version was in the table, and was replaced
+    replaced_objects: int = 0  # objects of which an earlier version was in the table, and was replaced
     replaced_rows: int = 0  # the rows of these versions
     warned_objects: int = 0  # objects with too many bad lines, in this run or an earlier one; see `QuarantineWarning`
     warned_lines: int = 0  # the bad lines of these objects
@@ -173,6 +173,7 @@ def _ingested(
             bus=tools.bus,
             clock=tools.clock,
         )
+        counts.add_replaced(*tables.unpublished_replacements())
         tables.publish()  # batches that an earlier process committed but did not publish
         work = IngestPipeline(
             request=request,

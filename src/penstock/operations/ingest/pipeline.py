@@ -13,7 +13,7 @@ from penstock.app.cleanup import Cleanup, Keep, check_fits
 from penstock.app.cleanup_runner import CleanupRunner, moved_to, source_cleanup
 from penstock.app.context import PipelineTools
 from penstock.app.paths import TablePaths
-from penstock.app.pipelines.declaration import CHANGES
+from penstock.app.pipelines.declaration import option_rule
 from penstock.app.pipelines.on_change import ChangeRule, check_provenance
 from penstock.app.pipelines.plan import FAULTS_MAX, BatchLimits, PipelineBlueprint, worker_settings
 from penstock.app.pipelines.transforms import NO_TRANSFORM, accepting, check_transform
@@ -114,9 +114,7 @@ class IngestRequest:
     @property
     def given_rule(self) -> OnChange | None:
         """The rule for objects that change, if it is given. Raises `UsageError` if there is no such rule."""
-        if self.on_change is not None and self.on_change not in CHANGES:
-            raise UsageError(f"--on-change {self.on_change} is unknown; write one of {', '.join(CHANGES)}.")
-        return None if self.on_change is None else OnChange(self.on_change)
+        return option_rule(self.on_change)
 
     def read(self, format_name: str) -> ReadOptions:
         """Return how files are read; the schema is empty if none was given."""

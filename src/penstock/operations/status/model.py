@@ -80,6 +80,8 @@ class PipelineStatus(PipelineHealth):
     queue: str | None = None  # None: unknown, without the app
     foreign_commits: Sequence[ForeignCommitStatus] = ()  # the last ones, newest first
     transform: str | None = None  # name of the transform that makes its rows; empty: none. None: unknown
+    replaced_objects: int = 0  # how often batches replaced an earlier version of an object
+    replaced_rows: int = 0  # the rows of these versions
 
     @property
     def replaced(self) -> Sequence[ForeignCommitStatus]:
@@ -108,6 +110,8 @@ class Status:
     dead_letters: int  # in DLQs and final DLQs, including those that wait for their replay
     workers: Sequence[str]
     objects_replaced: int = 0
+    replaced_objects: int = 0  # this and the next one as in `PipelineStatus`
+    replaced_rows: int = 0
     dead_letters_replaced: int | None = 0  # dead letters of those objects; None: unknown
     dead_letters_set_aside: int = 0  # in final DLQs, which are not replayed automatically
     dead_letters_replayed: int = 0  # in DLQs that a running replayer serves

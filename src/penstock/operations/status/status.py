@@ -182,6 +182,8 @@ class StatusReader:
             dead_letters=counts.all,
             workers=workers,
             objects_replaced=sum(pipeline.objects_replaced for pipeline in pipelines),
+            replaced_objects=sum(pipeline.replaced_objects for pipeline in pipelines),
+            replaced_rows=sum(pipeline.replaced_rows for pipeline in pipelines),
             dead_letters_replaced=None if replaced is None else min(replaced, counts.all),
             dead_letters_set_aside=counts.set_aside,
             dead_letters_replayed=counts.replayed,
@@ -207,6 +209,7 @@ class StatusReader:
                 replaced={pipeline: one.replaced for pipeline, one in dead.items()},
                 dead_letters_replaced=dead_letters_replaced(seen, dead.values()),
                 tables={pipeline: _table(seen, pipeline) for pipeline in dead},
+                replaced_rows={pipeline: seen.ledger.replaced_totals(pipeline) for pipeline in dead},
             )
         return self._details
 
@@ -214,6 +217,7 @@ class StatusReader:
         pipeline = health.pipeline
         table = details.tables.get(pipeline) or _table(seen, pipeline)
         row = seen.ledger.pipeline(pipeline)
+        replaced_objects, replaced_rows = details.replaced_rows.get(pipeline) or seen.ledger.replaced_totals(pipeline)
         return PipelineStatus(
             pipeline=pipeline,
             objects=health.objects,
@@ -234,6 +238,8 @@ class StatusReader:
             queue=seen.scope.served.get(pipeline),
             foreign_commits=table.foreign_commits,
             transform=None if row is None else row.transform,
+            replaced_objects=replaced_objects,
+            replaced_rows=replaced_rows,
         )
 
 
@@ -258,6 +264,7 @@ class _Details:
     replaced: Mapping[str, int]  # failed objects with a later version that was processed, by pipeline
     dead_letters_replaced: int | None  # None: unknown
     tables: Mapping[str, _TableStatus]
+    replaced_rows: Mapping[str, tuple[int, int]]  # see `Ledger.replaced_totals`
 
 
 def _has_settled(seen: ScopeView, pipeline: str, seconds: float) -> bool:

@@ -28,6 +28,7 @@ PARALLEL = 8  # concurrent requests to S3; each spends most of its time waiting
 
 _STILL_READING = frozenset({ObjectState.UNPROCESSED, ObjectState.PROCESSING})
 NEEDED_BY_A_DEAD_ONE = "dead in another pipeline, which may be sent it again"
+REPLACED = "another version replaced its rows, so that it is read again if the object is the same once more"
 ARCHIVED = "its row left the ledger for the archive"
 
 
@@ -159,13 +160,14 @@ class SourceCleanup:
             after = page[-1].object_id
 
     def _free(self, page: Sequence[ObjectRow], swept: CleanupPassResult) -> Sequence[ObjectRow] | None:
-        """Return the objects that no other pipeline needs, or None if one has yet to read some of them.
+        """Return the objects that no pipeline needs, or None if one has yet to read some of them.
 
         Replays are left out: their source is an object of its own.
         """
         page = [row for row in page if not is_replay(row.version_id, row.etag)]
         if not self._exclusive:
             return page
+        page = self._without_replaced(page, swept)
         needed: set[bytes] = set()
         ids = [row.object_id for row in page]
         for other in self._ledger.pipelines():
@@ -179,6 +181,17 @@ class SourceCleanup:
         if needed:
             swept.skipped[NEEDED_BY_A_DEAD_ONE] += len(needed)
         return [row for row in page if row.object_id not in needed]
+
+    def _without_replaced(self, page: Sequence[ObjectRow], swept: CleanupPassResult) -> Sequence[ObjectRow]:
+        """Leave out versions whose rows left a table, unless the store keeps versions: no new object becomes one again.
+
+        If the store has such a version, its object changed back, and the table still lacks its rows.
+        """
+        ids = [row.object_id for row in page if row.version_id is None]
+        replaced = set[bytes]().union(*(self._ledger.replaced(other.id, ids) for other in self._ledger.pipelines()))
+        if replaced:
+            swept.skipped[REPLACED] += len(replaced)
+        return [row for row in page if row.object_id not in replaced]
 
     def _do(self, rows: Sequence[ObjectRow], swept: CleanupPassResult, pool: Executor) -> None:
         """Clean up objects concurrently. Those that succeed are counted even if another fails."""

@@ -155,7 +155,8 @@ def find_missing_alone(
 ) -> MissingAlone:
     """List and compare, page by page, until the end or a stop. ``on_listed`` is called with the number listed so far.
 
-    The caller closes the result. Errors of the listing and of the ledger propagate.
+    Each version of an object counts for itself, as object handlers have it. The caller closes the result. Errors of the
+    listing and of the ledger propagate.
     """
     missing = MissingAlone(scope)
     try:

@@ -20,6 +20,7 @@ from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 from penstock.events import BatchProgressed, Bus, Event, ReconcileProgressed
 from penstock.ledger import Ledger
 from penstock.ledger.known_ids import ID_BYTES, IDS_END, known_ids_at
+from penstock.ledger.records import OnChange
 from penstock.objects.notification import URL
 from penstock.objects.reference import S3_KEY_BYTES_MAX, ObjectRef, decode_key, encode_key, uri_of
 from penstock.objects.scanner import CHUNK_OBJECTS, PROBLEMS_MAX, TABLE_FOLDERS
@@ -47,14 +48,18 @@ _SKIPPED = "skipped"
 POOL = "penstock-reconcile"  # a scheduler pool, so that pipelines' batches do not wait behind these jobs
 
 
-def known_frame(spark: SparkSession, ledger: Ledger, pipeline: str, *, seen_at: float) -> DataFrame:
+def known_frame(
+    spark: SparkSession, ledger: Ledger, pipeline: str, *, seen_at: float, on_change: OnChange = OnChange.ADD
+) -> DataFrame:
     """Return a DataFrame of the ids that need no message, to compare with objects that existed at ``seen_at``.
 
     One column, `KNOWN_ID`; see `Ledger.known_ids`. The driver reads the ledger if the executors cannot reach it. Raises
     `ConfigurationError` if they could but lack the packages for its server.
     """
     if ledger.is_in_this_process or (ledger.is_local and not runtime_of(spark).is_local):
-        table = pa.Table.from_batches(_batches(ledger.known_ids(pipeline, seen_at=seen_at)), schema=_ARROW)
+        table = pa.Table.from_batches(
+            _batches(ledger.known_ids(pipeline, seen_at=seen_at, on_change=on_change)), schema=_ARROW
+        )
         return spark.createDataFrame(table, KNOWN)
     if not ledger.is_local:
         require_packages(
@@ -68,6 +73,7 @@ def known_frame(spark: SparkSession, ledger: Ledger, pipeline: str, *, seen_at: 
         url=ledger.secret_url,
         pipeline=pipeline,
         seen_at=seen_at,
+        on_change=on_change,
         bounds=[IDS_END * n // tasks for n in range(tasks + 1)],
     )
     return spark.range(0, tasks, 1, tasks).mapInArrow(task.rows, KNOWN)
@@ -192,13 +198,15 @@ class _KnownIdsTask:
     url: str = field(repr=False)
     pipeline: str
     seen_at: float
+    on_change: OnChange
     bounds: Sequence[int]
 
     def rows(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:
             for number in batch.column(0).to_pylist():
                 low, high = self.bounds[number], self.bounds[number + 1]
-                yield from _batches(known_ids_at(self.url, self.pipeline, low, high, seen_at=self.seen_at))
+                found = known_ids_at(self.url, self.pipeline, low, high, seen_at=self.seen_at, on_change=self.on_change)
+                yield from _batches(found)
 
 
 def _batches(blobs: Iterable[bytes]) -> Iterator[pa.RecordBatch]:

@@ -95,14 +95,14 @@ def check_partitions(columns: pa.Schema, partition_by: Sequence[str]) -> None:
     check_partition_types(columns, partition_by)
 
 
-def table_columns(sink: Sink, committed: str | None) -> pa.Schema | None:
+def table_columns(sink: Sink | None, committed: str | None) -> pa.Schema | None:
     """Return the table's schema, None if there is no table.
 
-    The ledger's goes first, because a committed batch may not be published yet.
+    The ledger's goes first, because a committed batch may not be published yet. ``sink`` None: only that one counts.
     """
     if committed is not None:
         return encoding.decode(committed)
-    table = sink.load()
+    table = None if sink is None else sink.load()
     return table.schema if table is not None else None
 
 
