@@ -1,4 +1,4 @@
-"""What a table must show, by the rule for objects that change. A rule is a few lines of plain Python.
+"""The rows that a table must show, by the rule for objects that change: a few lines of plain Python for each rule.
 
 The oracle of the simulation and of the random sequences on Spark. It shares no code with the product: a rule knows the
 versions that batches committed, in order, and retractions. To add a rule, write a class here and a line in `RULES`.
@@ -30,7 +30,7 @@ class Batch:
 
 
 class Rule(Protocol):
-    """What happens when another version of an object is committed."""
+    """The effect of a committed version on the rows of the object's earlier ones."""
 
     name: str  # as users write it: on_change="..."
     orders_versions: bool  # a version counts only if the store had it after every other one was committed

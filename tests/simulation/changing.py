@@ -98,12 +98,12 @@ class ChangingSchedule(Actors):
         drawn = chance.choice(("replace", "replace", "replace", "add", "refuse"))
         self.rule = RULES[rule or drawn]
         self.on_change = OnChange(self.rule.name)
-        kind = chance.choice(tuple(StoreKind))
-        self.store = ChangingStore(kind=kind, now=lambda: self.scheduler.turn)
+        self.root = root
+        self.store = self.new_store(chance.choice(tuple(StoreKind)))
         self.store.checks_reads = sabotage is not ChangeSabotage.UNCHECKED_READS
         self.table = ChangingTable(format=format, root=LocalFiles(root), pipeline=self.pipeline)
         self.table.memory.conditional = sabotage is not ChangeSabotage.UNCONDITIONAL
-        self.keys = KEYS[: chance.choice((1, 1, 2, 3))]
+        self.keys = [self.key(name) for name in KEYS[: chance.choice((1, 1, 2, 3))]]
         self.loses_notifications = chance.random() < 0.4
         self.needs_listing = self.loses_notifications
         self.changes_left = min(chance.randrange(4, CHANGES_MAX + 1), changes_max)
@@ -117,6 +117,13 @@ class ChangingSchedule(Actors):
         self._lines = 0
         self._commits = 0
         self.checks = 0
+
+    def new_store(self, kind: StoreKind) -> ChangingStore:
+        return ChangingStore(kind=kind, now=lambda: self.scheduler.turn)
+
+    def key(self, name: str) -> str:
+        """Return the key of an object with this name."""
+        return name
 
     # -- for workers ---------------------------------------------------------------------------------------------
 
@@ -190,13 +197,15 @@ class ChangingSchedule(Actors):
 
     def overtake(self, key: str) -> None:
         """Let a newer version arrive just after a run has read one, and stall that run."""
-        if self.changes_left and self.scheduler.chance(0.15):
+        if self.changes_left and self.scheduler.chance(0.25):
             self.changes_left -= 1
-            self._change(self.random.choice(("append", "put", "restore")), key)
+            self._change(self.random.choice(("append", "put", "restore", "restore")), key)
             self._deliver_all()
             self.scheduler.rest(self.random.randrange(20, 90))
 
     def _change(self, name: str, key: str) -> None:
+        if key not in self.store.current and name in ("append", "correct"):
+            name = "put"
         changed: Stored | None = None
         match name:
             case "put":
@@ -208,7 +217,7 @@ class ChangingSchedule(Actors):
             case "delete":
                 self.store.delete(key)
             case _:
-                changed = self.store.restore(key, self.random)
+                changed = self.store.restore(key, self.random, preferred=self._last_committed(key))
                 self.needs_listing |= changed is None
         self.steps.append(
             f"turn {self.scheduler.turn}: {name} {key}{'' if changed is None else ' as ' + _named(changed)}"
@@ -221,6 +230,10 @@ class ChangingSchedule(Actors):
             self._late.append(changed.ref)
         else:
             self._send([changed.ref])
+
+    def _last_committed(self, key: str) -> bytes | None:
+        committed = (version for batch in reversed(self.history) for version in batch.versions)
+        return next((version.id for version in committed if version.key == key), None)
 
     def deliver_late(self) -> None:
         if self._late:
@@ -277,6 +290,7 @@ class ChangingSchedule(Actors):
         self.notice_batches()
 
     def _send(self, refs: Sequence[ObjectRef]) -> None:
+        self.clock.advance(0.001)  # a message is later than all that happened before it
         self._sent += refs
         self.broker.send(QUEUE, [Outgoing(body=announcement(refs))])
 
@@ -310,13 +324,15 @@ class ChangingSchedule(Actors):
         compact(sink, clock=cast(Any, InstantClock(self.clock)), probe=self.probe)
 
     def _calm(self) -> None:
+        if self.random.random() < 0.5:
+            self.changes_left = 0  # what the chaos did last must be right without a later change
         while self.changes_left:
             self.change()
         self.notice_batches()
         before = self._attempts_by_object()
         worker = Worker(self, "calm")
         self._process_all(worker)
-        for _ in range(self.random.choice((0, 1, 2))):  # everything was processed before these
+        for _ in range(self.random.choice((0, 0, 1, 2))):  # everything was processed before these
             self._change(self.random.choice(("restore", "restore", "append")), self.random.choice(self.keys))
             self._process_all(worker)
         tables = self.tables(self.ledger)
@@ -333,6 +349,7 @@ class ChangingSchedule(Actors):
         for _ in range(LISTINGS_MAX):
             self._drain(worker)
             if not self.needs_listing or not self.list_objects():
+                self._check_finished()
                 return
         raise Violation("each listing finds unknown versions again")
 
@@ -394,12 +411,15 @@ class ChangingSchedule(Actors):
                 f"and lacks {dict(expected - shown)}"
             )
 
-    def _check_end(self, before: Counter[bytes]) -> None:
-        seq = len(self.history)
-        table = self.table.sink().load()
+    def _check_finished(self) -> None:
+        self.notice_batches()
         lacking = self.rule.unfinished(self.history, self.store.versions())
         if lacking is not None:
             raise Violation(lacking)
+
+    def _check_end(self, before: Counter[bytes]) -> None:
+        seq = len(self.history)
+        table = self.table.sink().load()
         if table is not None and self.rule.rows(self.history[: table.position.seq]) != self.rule.rows(self.history):
             raise Violation(f"batches up to {seq} are not published")
         after = self._attempts_by_object()
@@ -471,8 +491,9 @@ def _named(stored: Stored) -> str:
 class ChangingRunner:
     """Runs schedules one after another: one ledger for all, a pipeline for each."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, kind: Callable[..., ChangingSchedule] = ChangingSchedule) -> None:
         self._root = root
+        self._kind = kind
         self._clock = FakeClock()
         self.ledger = Ledger.open("sqlite://", now=lambda: self._clock.now())
 
@@ -483,7 +504,7 @@ class ChangingRunner:
         folder = self._root / f"{format}-{seed}"
         shutil.rmtree(folder, ignore_errors=True)
         try:
-            yield ChangingSchedule(seed, self.ledger.database, self._clock, folder / "table", format=format, **options)
+            yield self._kind(seed, self.ledger.database, self._clock, folder / "table", format=format, **options)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 

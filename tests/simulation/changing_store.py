@@ -61,7 +61,7 @@ class ChangingStore:
     def put(self, key: str, lines: Sequence[str]) -> Stored:
         stored = Stored(ref=self._ref(key, lines), lines=tuple(lines))
         self._leave(key)
-        self.current[key] = stored
+        self._set(key, stored)
         return stored
 
     def append(self, key: str, line: str) -> Stored | None:
@@ -75,23 +75,25 @@ class ChangingStore:
 
     def delete(self, key: str) -> None:
         self._leave(key)
-        self.current.pop(key, None)
+        self._set(key, None)
 
-    def restore(self, key: str, chance: Random) -> Stored | None:
+    def restore(self, key: str, chance: Random, *, preferred: bytes | None = None) -> Stored | None:
         """Bring an earlier version back; in a bucket with versions the one before, without a notification."""
-        earlier = self._below[key]
+        stored = self.current.get(key)
+        now = None if stored is None else stored.ref.object_id
+        earlier = [one for one in self._below[key] if one.ref.object_id != now]
         if not earlier:
             return None
         if self.kind is StoreKind.VERSIONED:
-            back = earlier.pop()
-            if key in self.current:
-                self._left_at[key, self.current[key].ref.object_id] = self.now()
-            self.current[key] = back
+            if now is not None:
+                self._left_at[key, now] = self.now()
+            self._set(key, self._below[key].pop())
             return None
-        back = chance.choice(earlier)
+        back = next((one for one in earlier if one.ref.object_id == preferred), None) or chance.choice(earlier)
         self._leave(key)
-        self.current[key] = Stored(ref=self._renumbered(back.ref), lines=back.lines)
-        return self.current[key]
+        again = Stored(ref=self._renumbered(back.ref), lines=back.lines)
+        self._set(key, again)
+        return again
 
     def check(self, ref: ObjectRef, *, current_only: bool) -> Stored | ReadFailure:
         """Return what a read of this version finds."""
@@ -115,6 +117,13 @@ class ChangingStore:
 
     def versions(self) -> Mapping[str, Version]:
         return {key: stored.version for key, stored in self.current.items()}
+
+    def _set(self, key: str, stored: Stored | None) -> None:
+        """Make this the current version; None deletes the object."""
+        if stored is None:
+            self.current.pop(key, None)
+        else:
+            self.current[key] = stored
 
     def _leave(self, key: str) -> None:
         stored = self.current.get(key)

@@ -1,4 +1,4 @@
-"""Random schedules of objects that change: the table always shows what the rule says.
+"""Random schedules of objects that change: the table follows the rule at every commit.
 
 A plain run executes the first schedules in each format, the long matrix (``make test-slow``) more than two thousand. A
 failure names its seed; ``python -m tests.simulation.changing SEED FORMAT`` finds a shorter schedule that fails.
@@ -38,7 +38,7 @@ def runner(tmp_path: Path) -> Iterator[ChangingRunner]:
 
 
 @pytest.mark.parametrize("format", FIRST)
-def test_the_table_shows_what_the_rule_says(runner: ChangingRunner, format: str) -> None:
+def test_the_table_follows_the_rule_at_every_commit(runner: ChangingRunner, format: str) -> None:
     happened: Counter[str] = Counter()
     for seed in range(FIRST[format]):
         schedule = runner.run(seed, format)
@@ -172,6 +172,6 @@ def test_the_rules(rule: str, history: list[Any], shown: str) -> None:
         ("refuse", [], "no version was read: ['a']"),
     ],
 )
-def test_what_the_rules_demand_in_the_end(rule: str, history: list[Any], lacks: str | None) -> None:
+def test_the_rules_find_unfinished_work(rule: str, history: list[Any], lacks: str | None) -> None:
     batches = [Batch(retracted=[one]) if isinstance(one, str) else Batch(versions=one) for one in history]
     assert RULES[rule].unfinished(batches, {"a": A2}) == lacks
