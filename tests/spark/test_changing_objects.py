@@ -49,7 +49,7 @@ class FolderStore(ChangingStore):
         return reference(os.fsencode(path), path.stat())
 
     def _set(self, key: str, stored: Stored | None) -> None:
-        super()._set(key, stored)
+        ChangingStore._set(self, key, stored)  # a class with slots has no super() of its own
         if stored is None:
             Path(key).unlink(missing_ok=True)
             return
