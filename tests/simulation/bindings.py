@@ -22,7 +22,7 @@ class Tables:
         self._world = world
         self._ledger = ledger
         self._pipeline = pipeline
-        self._clock = _InstantClock(clock)
+        self._clock = InstantClock(clock)
         self._rows_published: Published | None = None
         self._quarantine_published: Published | None = None
 
@@ -63,7 +63,7 @@ class Tables:
         )
 
 
-class _InstantClock:
+class InstantClock:
     """A clock whose waits return at once and always take the same time, so that a schedule is reproducible."""
 
     def __init__(self, clock: FakeClock) -> None:

@@ -27,7 +27,7 @@ from penstock.errors import PublishHalted, TemporaryError, TransformError, UserE
 from penstock.events import Bus
 from penstock.ledger import Ledger
 from penstock.ledger.database import Database
-from penstock.ledger.records import TERMINAL, UNREAD, BatchOutcome, Committed
+from penstock.ledger.records import TERMINAL, UNREAD, BatchOutcome, Committed, OnChange
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import Ack, Release, Settlement
@@ -36,6 +36,7 @@ from penstock.objects.notification import announce, parse
 from penstock.objects.reference import ObjectRef
 from penstock.pipeline.attempt import AttemptSettings, PipelineRuntime
 from penstock.pipeline.batch import BatchExecution, PipelineHandler
+from penstock.pipeline.engine import Engine
 from penstock.pipeline.failures import FailureStreak
 from penstock.pipeline.spark.table_schema import agreement
 from penstock.testing import FakeClock
@@ -95,10 +96,13 @@ class RunningBatch:
     ended: bool = False
 
 
-class Schedule:
-    """The state of one schedule."""
+class Actors:
+    """Workers, a sweeper and their clock, with a ledger and a broker. Subclasses add objects and tables."""
 
-    def __init__(self, seed: int, database: Database, clock: FakeClock, root: Path, sabotage: Sabotage) -> None:
+    on_change = OnChange.ADD
+    turns = range(30, 200)  # how long the chaos may last
+
+    def __init__(self, seed: int, database: Database, clock: FakeClock, sabotage: Sabotage) -> None:
         self.seed = seed
         self.random = Random(seed)
         self.clock = clock
@@ -106,7 +110,7 @@ class Schedule:
         self.pipeline = f"file:///simulated/{seed}"
         self.scheduler = Scheduler(
             self.random,
-            turns_max=self.random.randrange(30, 200),
+            turns_max=self.random.choice(self.turns),
             switch=self.random.choice((0.05, 0.2, 0.5)),
             crash=self.random.choice((0.0, 0.01, 0.03)),
             deadly_step=self.random.choice(tuple(Step)).value if self.random.random() < 0.3 else None,
@@ -116,26 +120,33 @@ class Schedule:
         self.ledger = Ledger(database, self.probe)
         self.ledger.ensure_pipeline(self.pipeline)
         self.broker = MemoryBroker(clock=clock)
-        objects = [self._object(n) for n in range(self.random.randrange(2, 7))]
-        self.world = World(
-            scheduler=self.scheduler, probe=self.probe, root=root, objects={t.ref.key: t for t in objects}
-        )
-        conditional = not sabotage.publish_unconditionally
-        self.rows = FakeTable(self.world, self.world.table_root, conditional=conditional)
-        self.quarantine = FakeTable(self.world, self.world.quarantine_root, conditional=conditional)
         self.workers: dict[str, Worker] = {}  # the living workers, by actor
         self.dead: list[str] = []
-        self.invalid = 0  # unreadable messages
         self._born = 0
         self._attempts = 0
 
-    # -- the actors ----------------------------------------------------------------------------------------------
+    # -- what a subclass adds ------------------------------------------------------------------------------------
 
-    def _object(self, n: int) -> SimulatedObject:
-        ref = ObjectRef(bucket="landing", key=f"o{n}", size_bytes=10 + n, etag=f"{self.seed:x}")
-        # One object is always good: a pipeline without any success stops and waits for a person.
-        kind = self.random.choice(KINDS) if n else Kind.GOOD
-        return SimulatedObject(ref=ref, kind=kind, rows=self.random.randrange(1, 4))
+    def engine(self, ledger: Ledger) -> Engine:
+        """Return the engine of a new process."""
+        raise NotImplementedError
+
+    def tables(self, ledger: Ledger) -> Any:
+        """Return the tables as a new process sees them."""
+        raise NotImplementedError
+
+    def publish(self, tables: Any) -> None:
+        raise NotImplementedError
+
+    def sweep(self, tables: Any) -> None:
+        raise NotImplementedError
+
+    def events(self) -> Sequence[tuple[float, Callable[[], object]]]:
+        """Return the events that may happen at any step, each with its probability."""
+        raise NotImplementedError
+
+    def check_acked(self, delivery: Delivery) -> None:
+        """Check that settled implies recorded, before a message is acked."""
 
     def new_attempt_id(self) -> str:
         self._attempts += 1
@@ -144,26 +155,6 @@ class Schedule:
     def probe(self, step: Step) -> None:
         self.scheduler.step(step.value, inside=step is Step.COMMITTING)
 
-    def send_notifications(self) -> None:
-        """Send every object at least once: some in one message, some twice, and occasionally an invalid message."""
-        refs = [obj.ref for obj in self.world.objects.values()]
-        self.random.shuffle(refs)
-        bodies = []
-        while refs:
-            count = self.random.choice((1, 1, 1, 2, 3))
-            bodies.append(announcement(refs[:count]))
-            refs = refs[count:]
-        if self.random.random() < 0.3:
-            bodies.append(self._repeat())
-        if self.random.random() < 0.1:
-            bodies.append(b"{nonsense")
-            self.invalid += 1
-        self.broker.send(QUEUE, [Outgoing(body=body) for body in bodies])
-
-    def _repeat(self) -> bytes:
-        objects = list(self.world.objects.values())
-        return announcement([obj.ref for obj in self.random.sample(objects, min(len(objects), 2))])
-
     def idle(self) -> None:
         """Advance the clock for a worker without messages, or end the chaos if no work is left."""
         stats = self.broker.stats(QUEUE)
@@ -171,8 +162,6 @@ class Schedule:
             self.clock.advance(self.random.uniform(0.5, LEASE_SECONDS / 2))
         else:
             self.scheduler.calm_down()
-
-    # -- events that may happen at any step ----------------------------------------------------------------------
 
     def disturb(self) -> None:
         """Let at most one uncontrolled event happen, between two steps of the running actor."""
@@ -183,18 +172,6 @@ class Schedule:
                 event()
                 return
             happening -= share
-
-    def events(self) -> Sequence[tuple[float, Callable[[], object]]]:
-        return (
-            (0.10, self.time_passes),
-            (0.01, self.leases_expire),
-            (0.05, self.workers_beat),
-            (0.01, self.shutdown),
-            (0.01, self.duplicate_message),
-            (0.02, self.maintain_table),
-            (0.02, self.late_executor_writes),
-            (0.02, self.release_dead_worker),
-        )
 
     def time_passes(self) -> None:
         self.clock.advance(self.random.uniform(0.1, 2.0))
@@ -211,22 +188,6 @@ class Schedule:
         if self.workers:
             self.workers[self.random.choice(list(self.workers))].release()
 
-    def duplicate_message(self) -> None:
-        self.broker.send(QUEUE, [Outgoing(body=self._repeat())])
-
-    def maintain_table(self) -> None:
-        table = self.random.choice((self.rows, self.quarantine))
-        if self.random.random() < 0.5:
-            table.compact()
-        else:
-            table.vacuum()
-
-    def late_executor_writes(self) -> None:
-        if self.world.late_files:
-            path, text = self.random.choice(self.world.late_files)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-
     def release_dead_worker(self) -> None:
         """Declare a process dead, which frees its leases."""
         if self.dead:
@@ -235,19 +196,6 @@ class Schedule:
                 _uncount(self, name)
             self.ledger.abandon_worker(self.pipeline, name)
             self.broker.release_holder(name)
-
-    # -- running the schedule ------------------------------------------------------------------------------------
-
-    def run(self) -> None:
-        """Run chaos, then calm. Raises `Violation` if the work does not complete."""
-        self.send_notifications()
-        for n in range(self.random.choice((1, 2, 2, 3))):
-            self.scheduler.enter(f"worker-{n}", partial(self._run_worker, f"worker-{n}"))
-        if self.random.random() < 0.5:
-            self.scheduler.enter("sweeper", self._run_sweeper)
-        with lossy_commits(self.ledger.database, self.scheduler):
-            self.scheduler.run()
-        self._calm()
 
     def _run_worker(self, actor: str) -> None:
         """Run one process after another. Each may die, and the next knows nothing of it."""
@@ -269,6 +217,99 @@ class Schedule:
                 self.sweep(tables)
             self.scheduler.rest(self.random.randrange(5, 60))
 
+    def _is_stable(self) -> bool:
+        stats = self.broker.stats(QUEUE)
+        return not (stats.visible or stats.in_flight or stats.delayed or self.ledger.open_attempts(self.pipeline))
+
+
+class Schedule(Actors):
+    """One schedule of objects that never change."""
+
+    def __init__(self, seed: int, database: Database, clock: FakeClock, root: Path, sabotage: Sabotage) -> None:
+        super().__init__(seed, database, clock, sabotage)
+        objects = [self._object(n) for n in range(self.random.randrange(2, 7))]
+        self.world = World(
+            scheduler=self.scheduler, probe=self.probe, root=root, objects={t.ref.key: t for t in objects}
+        )
+        conditional = not sabotage.publish_unconditionally
+        self.rows = FakeTable(self.world, self.world.table_root, conditional=conditional)
+        self.quarantine = FakeTable(self.world, self.world.quarantine_root, conditional=conditional)
+        self.invalid = 0  # unreadable messages
+
+    # -- the actors ----------------------------------------------------------------------------------------------
+
+    def engine(self, ledger: Ledger) -> Engine:
+        return FakeEngine(self.world, partial(agreement, ledger, self.rows, self.pipeline))
+
+    def _object(self, n: int) -> SimulatedObject:
+        ref = ObjectRef(bucket="landing", key=f"o{n}", size_bytes=10 + n, etag=f"{self.seed:x}")
+        # One object is always good: a pipeline without any success stops and waits for a person.
+        kind = self.random.choice(KINDS) if n else Kind.GOOD
+        return SimulatedObject(ref=ref, kind=kind, rows=self.random.randrange(1, 4))
+
+    def send_notifications(self) -> None:
+        """Send every object at least once: some in one message, some twice, and occasionally an invalid message."""
+        refs = [obj.ref for obj in self.world.objects.values()]
+        self.random.shuffle(refs)
+        bodies = []
+        while refs:
+            count = self.random.choice((1, 1, 1, 2, 3))
+            bodies.append(announcement(refs[:count]))
+            refs = refs[count:]
+        if self.random.random() < 0.3:
+            bodies.append(self._repeat())
+        if self.random.random() < 0.1:
+            bodies.append(b"{nonsense")
+            self.invalid += 1
+        self.broker.send(QUEUE, [Outgoing(body=body) for body in bodies])
+
+    def _repeat(self) -> bytes:
+        objects = list(self.world.objects.values())
+        return announcement([obj.ref for obj in self.random.sample(objects, min(len(objects), 2))])
+
+    # -- events that may happen at any step ----------------------------------------------------------------------
+
+    def events(self) -> Sequence[tuple[float, Callable[[], object]]]:
+        return (
+            (0.10, self.time_passes),
+            (0.01, self.leases_expire),
+            (0.05, self.workers_beat),
+            (0.01, self.shutdown),
+            (0.01, self.duplicate_message),
+            (0.02, self.maintain_table),
+            (0.02, self.late_executor_writes),
+            (0.02, self.release_dead_worker),
+        )
+
+    def duplicate_message(self) -> None:
+        self.broker.send(QUEUE, [Outgoing(body=self._repeat())])
+
+    def maintain_table(self) -> None:
+        table = self.random.choice((self.rows, self.quarantine))
+        if self.random.random() < 0.5:
+            table.compact()
+        else:
+            table.vacuum()
+
+    def late_executor_writes(self) -> None:
+        if self.world.late_files:
+            path, text = self.random.choice(self.world.late_files)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+
+    # -- running the schedule ------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Run chaos, then calm. Raises `Violation` if the work does not complete."""
+        self.send_notifications()
+        for n in range(self.random.choice((1, 2, 2, 3))):
+            self.scheduler.enter(f"worker-{n}", partial(self._run_worker, f"worker-{n}"))
+        if self.random.random() < 0.5:
+            self.scheduler.enter("sweeper", self._run_sweeper)
+        with lossy_commits(self.ledger.database, self.scheduler):
+            self.scheduler.run()
+        self._calm()
+
     def _calm(self) -> None:
         worker = Worker(self, "calm")
         for path, text in self.world.late_files:
@@ -283,10 +324,6 @@ class Schedule:
             raise Violation(f"does not become stable: {self.broker.stats(QUEUE)}, {self.ledger.counts(self.pipeline)}")
         self.publish(tables := self.tables(self.ledger))
         self.sweep(tables)
-
-    def _is_stable(self) -> bool:
-        stats = self.broker.stats(QUEUE)
-        return not (stats.visible or stats.in_flight or stats.delayed or self.ledger.open_attempts(self.pipeline))
 
     def publish(self, tables: Tables) -> None:
         tables.publish(self.rows, self.quarantine)
@@ -309,6 +346,24 @@ class Schedule:
                 for root in (self.world.table_root, self.world.quarantine_root):
                     for path in (root / "data" / attempt.id).rglob("*.parquet"):
                         path.unlink()
+
+    def check_acked(self, delivery: Delivery) -> None:
+        """Check that no message is acked before all its objects are in a terminal state."""
+        ids = [ref.object_id for ref in parse(delivery.message.body, buckets_allowed=None).objects]
+        states = self.ledger.states(self.pipeline, ids)
+        if not all(states.get(id) in TERMINAL or self._had_ended(id, delivery.message.enqueued_at) for id in ids):
+            raise Violation("a message is acked before its objects are done")
+
+    def _had_ended(self, object_id: bytes, enqueued_at: float) -> bool:
+        """Return True if the object ended after the message was sent, even if a later message has revived it since.
+
+        A check that found no content covers only messages older than the check.
+        """
+        timeline = self.ledger.attempts_of(self.pipeline, object_id)
+        return any(
+            attempt.outcome == "dead" or (attempt.outcome in UNREAD and attempt.started_at >= enqueued_at)
+            for attempt in timeline
+        )
 
 
 class ScheduleRunner:
@@ -336,7 +391,7 @@ class ScheduleRunner:
 class Worker:
     """A process that serves the pipeline, like `penstock.worker` without its threads."""
 
-    def __init__(self, schedule: Schedule, name: str) -> None:
+    def __init__(self, schedule: Actors, name: str) -> None:
         self.name = name
         self.batch: RunningBatch | None = None
         self._schedule = schedule
@@ -353,13 +408,13 @@ class Worker:
             attempts_max=ATTEMPTS_MAX,
             backoff_base_seconds=0.5,
             backoff_cap_seconds=5.0,
+            on_change=schedule.on_change,
         )
         self._tables = schedule.tables(self._ledger)
-        agree = partial(agreement, self._ledger, schedule.rows, schedule.pipeline)
         self._settings = settings
         self._around = PipelineRuntime(
             ledger=self._ledger,
-            engine=FakeEngine(schedule.world, agree),
+            engine=schedule.engine(self._ledger),
             parse=partial(parse, buckets_allowed=None),
             publish=partial(schedule.publish, self._tables),
             streak=FailureStreak(),
@@ -430,31 +485,13 @@ class Worker:
         settlements = [(delivery, answer.get(delivery.receipt, late)) for delivery in batch.deliveries]
         for delivery, settlement in settlements:
             if isinstance(settlement, Ack):
-                self._check_recorded(delivery)
+                self._schedule.check_acked(delivery)
         if self._schedule.sabotage.drop_dead_letters:
             settlements = [(d, s if isinstance(s, Ack | Release) else Ack()) for d, s in settlements]
         for _ in range(3):
             with suppress(TemporaryError):
                 self._broker.settle(settlements)
                 return
-
-    def _check_recorded(self, delivery: Delivery) -> None:
-        """Check that settled implies recorded: no message is acked before all its objects are in a terminal state."""
-        ids = [ref.object_id for ref in parse(delivery.message.body, buckets_allowed=None).objects]
-        states = self._schedule.ledger.states(self._schedule.pipeline, ids)
-        if not all(states.get(id) in TERMINAL or self._had_ended(id, delivery.message.enqueued_at) for id in ids):
-            raise Violation("a message is acked before its objects are done")
-
-    def _had_ended(self, object_id: bytes, enqueued_at: float) -> bool:
-        """Return True if the object ended after the message was sent, even if a later message has revived it since.
-
-        A check that found no content covers only messages older than the check.
-        """
-        timeline = self._schedule.ledger.attempts_of(self._schedule.pipeline, object_id)
-        return any(
-            attempt.outcome == "dead" or (attempt.outcome in UNREAD and attempt.started_at >= enqueued_at)
-            for attempt in timeline
-        )
 
     def beat(self) -> None:
         """Extend the claim and the deliveries, in any order, or only one of them. A lost claim ends the batch here.
@@ -516,7 +553,7 @@ class _Sabotaged:
         return self._replaced.get(name) or getattr(self._ledger, name)
 
 
-def _commit_by_force(schedule: Schedule, outcome: BatchOutcome) -> Committed | None:
+def _commit_by_force(schedule: Actors, outcome: BatchOutcome) -> Committed | None:
     schedule.scheduler.step("ledger.commit")
     ids = [result.object_id for result in outcome.processed] + [failed.object_id for failed in outcome.failed]
     with schedule.ledger.database.writing() as connection:
@@ -529,11 +566,11 @@ def _commit_by_force(schedule: Schedule, outcome: BatchOutcome) -> Committed | N
     return schedule.ledger.commit(outcome)
 
 
-def _abandon_counted(schedule: Schedule, attempt_id: str, **how: Any) -> bool:
+def _abandon_counted(schedule: Actors, attempt_id: str, **how: Any) -> bool:
     return schedule.ledger.abandon(attempt_id, **(how | {"uncounted": False}))
 
 
-def _uncount(schedule: Schedule, worker: str) -> None:
+def _uncount(schedule: Actors, worker: str) -> None:
     with schedule.ledger.database.writing() as connection:
         connection.exec_driver_sql(
             "UPDATE objects SET refunds = refunds + 1 WHERE pipeline = ? AND attempt_id IN "

@@ -58,6 +58,7 @@ from penstock.ledger.sets import (
     slices,
 )
 from penstock.ledger.superseded import SupersededVersions
+from penstock.ledger.versions import contested_versions
 from penstock.messaging.handler import Extension
 from penstock.messaging.steps import Probe, Step
 
@@ -336,6 +337,8 @@ class Claims:
                 connection.execute(_NOTE_TAKEN, opening)
             chosen = {id: original_messages.get(id, messages[0].original_message) for id, messages in named.items()}
             found = _read_back(connection, opening, chosen, claimed=taken, archived=archived)
+            if on_change is OnChange.REPLACE:
+                found = _contested(connection, opening, found)
             return replace(found, next_seq=_next_seq(connection, opening, on_change))
 
         return self._database.transact(take)
@@ -429,6 +432,17 @@ def _read_back(
         busy={row.object_id: max(0.0, row.lease_left or 0.0) for row in remaining if row.state not in TERMINAL},
         ended=ended | dict.fromkeys(archived, _ARCHIVED_OBJECT),
     )
+
+
+def _contested(connection: Connection, binds: Values, found: ObjectClaims) -> ObjectClaims:
+    """Return the claim with processed versions as busy while another version of their object is being read."""
+    processed = {id for id, ended in found.ended.items() if ended.state is ObjectState.PROCESSED}
+    if not processed:
+        return found
+    contested = contested_versions(connection, binds["in_pipeline"])
+    busy = {id: contested[id] for id in processed & contested.keys()}
+    ended = {id: one for id, one in found.ended.items() if id not in busy}
+    return replace(found, busy={**found.busy, **busy}, ended=ended)
 
 
 def _new_object(object_id: bytes, original_message: OriginalMessage) -> ClaimedObject:

@@ -39,7 +39,7 @@ from penstock.ledger.records import (
     replaced_objects,
 )
 from penstock.ledger.rows import AnyRow
-from penstock.ledger.schema import archived_objects, batches, objects, quarantined, wanted
+from penstock.ledger.schema import archived_objects, attempts, batches, objects, quarantined, wanted
 from penstock.ledger.sets import (
     by_attempt_and_uri,
     by_uri,
@@ -152,6 +152,25 @@ _SUPERSEDED_IN_RANGE = _superseded_in(
 )
 
 
+_LEASE_LEFT = (attempts.c.lease_until - DatabaseNow()).label("lease_left")
+
+
+def _beside_another(mine: FromClause) -> Select[Any]:
+    """Return the statement that finds versions of which another one is being read, with the lease of its attempt."""
+    return select(mine.c.object_id, _LEASE_LEFT).where(
+        is_no_replay(mine),
+        _of_one_object(mine, _version),
+        _version.c.state == ObjectState.PROCESSING.value,
+        attempts.c.id == _version.c.attempt_id,
+    )
+
+
+_BESIDE_ANOTHER = (
+    by_uri(_beside_another(objects).where(is_wanted(), in_state(ObjectState.PROCESSED)), _version),
+    by_uri(_among_wanted(_beside_another(archived_objects)), _version),
+)
+
+
 def changed_versions(connection: Connection, pipeline: str) -> set[bytes]:
     """Return those of ``wanted``, which have rows, of which another version is processed."""
     return found_by(connection, pipeline, _CHANGED)
@@ -164,6 +183,21 @@ def superseded_versions(connection: Connection, pipeline: str, *, seen_at: float
     """
     binds = {} if seen_at is None else {"before_seq": _first_seq_since(connection, pipeline, seen_at)}
     return found_by(connection, pipeline, (*SUPERSEDED, *SUPERSEDED_ARCHIVED), **binds)
+
+
+def contested_versions(connection: Connection, pipeline: str) -> Mapping[bytes, float]:
+    """Return those of ``wanted`` that are processed, but may be replaced by what is being read, or just were.
+
+    Each with the seconds until the lease of the other attempt ends. A message that names such a version must wait: if
+    the other one is committed, the version counts as replaced, and the store may have it as its current one again.
+    """
+    binds = {"in_pipeline": pipeline}
+    found: dict[bytes, float] = {}
+    for statement in _BESIDE_ANOTHER:
+        for row in connection.execute(statement, binds):
+            found[row.object_id] = max(0.0, row.lease_left, found.get(row.object_id, 0.0))
+    # Those first: a version that is committed between the two statements is found by the second.
+    return dict.fromkeys(superseded_versions(connection, pipeline), 0.0) | found
 
 
 def superseded_between(

@@ -11,6 +11,7 @@ from tests.conformance.ledger.archiving import adopt, archive, contents, ids_wit
 from tests.conformance.ledger.concurrency import together
 from tests.conformance.ledger.ledger_harness import (
     AFTER,
+    LEASE_SECONDS,
     OVER,
     PIPELINE,
     LedgerHarness,
@@ -257,6 +258,37 @@ def test_a_late_duplicate_of_a_replaced_version_changes_nothing_in_the_table(har
     assert len(harness.ledger.batches(PIPELINE)) == 2
     assert not claim(harness, version("v1")).claimed, "no second check of the store"
     assert claim(harness, version("v1", message="m-9", enqueued_at=AFTER)).claimed
+
+
+@pytest.mark.parametrize("archived", [False, True])
+def test_a_version_that_comes_back_while_another_one_is_read_waits_for_it(
+    harness: LedgerHarness, archived: bool
+) -> None:
+    """Its message would be lost otherwise: the other version replaces it, and the store has it again."""
+    process(harness, version("v1"))
+    if archived:
+        archive(harness.ledger)
+    read = claim(harness, version("v2"))
+    waits = claim(harness, version("v1"))
+    assert not waits.ended
+    assert 0.0 < waits.busy[object_id_of("v1")] <= LEASE_SECONDS
+    commit(harness, read)
+    assert commit(harness, claim(harness, version("v1"))) == Committed(seq=3, replaced_objects=1, replaced_rows=10)
+
+
+def test_a_version_beside_one_that_was_released_or_expired_is_processed(harness: LedgerHarness) -> None:
+    process(harness, version("v1"))
+    read = claim(harness, version("v2"))
+    harness.ledger.abandon(read.attempt_id, reason="", outcome="given_back", uncounted=True, unattributed=False)
+    assert claim(harness, version("v1")).ended[object_id_of("v1")].state is ObjectState.PROCESSED
+    claim(harness, version("v2"), lease_seconds=OVER)
+    assert claim(harness, version("v1")).ended[object_id_of("v1")].state is ObjectState.PROCESSED
+
+
+def test_pipelines_that_add_versions_acknowledge_a_processed_one_beside_another(harness: LedgerHarness) -> None:
+    harness.process("v1")
+    claim(harness, version("v2"), on_change=OnChange.ADD)
+    assert claim(harness, version("v1"), on_change=OnChange.ADD).ended[object_id_of("v1")]
 
 
 def test_pipelines_that_add_versions_never_take_a_processed_one(harness: LedgerHarness) -> None:
