@@ -15,6 +15,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -61,6 +62,8 @@ NO_SERVICE = "#!/bin/sh\nexit 101\n"
 
 SLOWEST_COUNT = 50
 
+LONG = "TESTS_LONG"  # with it, tests with the mark `generated` try all their examples (tests/examples.py)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
@@ -89,7 +92,7 @@ class Outcome:
 # Six processes on two cores: tests that start servers, workers and JVMs spend much of their time waiting for them.
 EVERYTHING = Selection(name="everything", arguments=("-m", "not slow"), processes=6)
 WITH_SPARK = Selection(name="with-spark", arguments=("-m", "spark and not slow"), processes=2)
-LONG_MATRIX = Selection(name="long-matrix", arguments=("-m", "slow"), processes=1)
+LONG_MATRIX = Selection(name="long-matrix", arguments=("-m", "slow or generated"), processes=1)
 FAST = Selection(
     name="fast",
     arguments=(
@@ -211,12 +214,15 @@ def print_durations(seconds: Sequence[tuple[str, float]]) -> None:
     say(f"The slowest {SLOWEST_COUNT} tests, in seconds")
     for test, took in sorted(seconds, key=lambda pair: -pair[1])[:SLOWEST_COUNT]:
         print(f"{took:8.1f}  {test}")
+    files: dict[str, list[float]] = defaultdict(list)
     folders: dict[str, list[float]] = defaultdict(list)
     for test, took in seconds:
+        files[test.split("::")[0]].append(took)
         folders["/".join(test.split("/")[:2])].append(took)
-    say("Seconds and tests per folder")
-    for folder, each in sorted(folders.items(), key=lambda pair: -sum(pair[1])):
-        print(f"{sum(each):8.0f} {len(each):6}  {folder}")
+    for name, sums, limit in (("file", files, SLOWEST_COUNT), ("folder", folders, None)):
+        say(f"Seconds and tests per {name}")
+        for place, each in sorted(sums.items(), key=lambda pair: -sum(pair[1]))[:limit]:
+            print(f"{sum(each):8.0f} {len(each):6}  {place}")
 
 
 def run(selection: Selection, *, processes: int) -> Outcome:
@@ -225,8 +231,32 @@ def run(selection: Selection, *, processes: int) -> Outcome:
     # This -m overrides the one in pyproject.toml. Order and grouping are those of tests/lanes.py.
     spread = ("-n", str(processes), "--no-loadscope-reorder") if processes > 1 else ()
     command = [sys.executable, "-m", "pytest", *selection.arguments, *spread, f"--junitxml={report}"]
-    code = subprocess.run(command, cwd=ROOT, check=False).returncode
+    environment = {**os.environ, LONG: "yes"} if selection is LONG_MATRIX else None
+    began_at, before = time.monotonic(), core_seconds()
+    code = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+    print_load(time.monotonic() - began_at, before)
     return judge(code, report.read_bytes() if report.exists() else None)
+
+
+def core_seconds() -> tuple[float, float] | None:
+    """Return how long the cores of this machine have been busy, and idle. None on systems that do not say it."""
+    try:
+        user, nice, system, idle, waiting, *others = map(
+            int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+        )
+    except (OSError, ValueError):
+        return None
+    tick = os.sysconf("SC_CLK_TCK")
+    return (user + nice + system + sum(others)) / tick, (idle + waiting) / tick
+
+
+def print_load(took_seconds: float, before: tuple[float, float] | None) -> None:
+    """Print whether the tests used all cores: a low share means that tests waited, or that the last one was alone."""
+    after = core_seconds()
+    if before is not None and after is not None:
+        busy, idle = (now - then for now, then in zip(after, before, strict=True))
+        share = busy / (busy + idle)
+        say(f"pytest took {took_seconds:.0f} s, and {busy:.0f} s of the cores, which were busy {share:.0%}")
 
 
 def fresh_report(name: str) -> Path:

@@ -33,6 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup, processes that tests start would ignore it too
     if isinstance(worker := getattr(config, "workerinput", None), dict):
         config.args = collection_order(config.args, worker["workerid"], worker["workercount"])
+    gc.disable()  # until all tests are collected, which makes a million objects and no garbage
 
 
 @pytest.hookimpl(trylast=True)
@@ -47,6 +48,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
+    gc.enable()
     gc.collect()
     gc.freeze()  # ten thousand tests live until the end: no later collection needs to scan them
 

@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import sqlite3
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Call
 from tests.cli.process import Process
+from tests.services.forked_process import run_forked
 
 from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.messaging.broker import QueueSettings
@@ -95,15 +95,13 @@ def test_an_archive_without_replay_is_reported_by_the_worker_and_by_doctor(
 
 def test_a_replayer_run_does_not_archive_expiring_dead_letters(here: Path, penstock: Call) -> None:
     archive = {"PENSTOCK_DEAD_LETTERS_ARCHIVE": str(here / "kept")}
-    ran = subprocess.run(
+    ran = run_forked(
         [sys.executable, "-m", "penstock", "admin", "replayer", "shop_with_dead_letters:app"],
         cwd=here,
         env={**os.environ, **archive},
-        capture_output=True,
-        text=True,
         timeout=120,
-        check=True,
     )
+    assert ran.returncode == 0, ran.stderr
     assert not {"dead_letter.archived", "dead_letter.expiring"} & set(re.findall(r"[a-z_]+\.[a-z_]+", ran.stderr))
     assert not (here / "kept").exists()
     assert {dead_letter["body"] for dead_letter in penstock("dead", "list", "--json").document} == {"old", "oldest"}

@@ -3,7 +3,6 @@
 import os
 import signal
 import sqlite3
-import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Call
 from tests.cli.scene import Scene
+from tests.services.forked_process import run_forked
 
 from penstock.ledger.migrate import newest_revision
 
@@ -140,13 +140,12 @@ def test_the_archive_is_written_to_the_configured_folder(
 def test_the_next_run_completes_an_archive_killed_at_a_step(
     penstock: Call, old_scene: Scene, step: str, rows: int, kept: int
 ) -> None:
-    killed = subprocess.run(
+    killed = run_forked(
         [sys.executable, "-m", "penstock", "admin", "ledger", "archive"],
         cwd=old_scene.table.parent,
         env={**os.environ, "PENSTOCK_KILL_AT": step, "PYTHONPATH": os.pathsep.join(sys.path)},
         start_new_session=True,
         timeout=60,
-        check=False,
     )
     assert killed.returncode == KILLED
     assert (object_rows(old_scene), len(files(old_scene))) == (rows, kept)

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 from collections import Counter
@@ -18,6 +17,7 @@ from tests.cli.conftest import Call
 from tests.cli.process import SRC
 from tests.cli.scene import Scene
 from tests.conformance.publishing.batch_maker import shown_files
+from tests.services.forked_process import run_forked
 
 from penstock.app.paths import LEDGER_FILE
 from penstock.app.tables import Tables
@@ -276,11 +276,12 @@ def test_a_retraction_that_dies_at_any_step_has_all_or_nothing_and_can_be_repeat
     "step", [step if step is Step.REWRITTEN else pytest.param(step, marks=pytest.mark.slow) for step in STEPS]
 )
 def test_a_killed_retraction_has_all_or_nothing_and_can_be_repeated(penstock: Call, table: Scene, step: Step) -> None:
-    ended = subprocess.run(
+    ended = run_forked(
         [sys.executable, "-m", "penstock", *RETRACT, path(table, "a")],
-        cwd=Path.cwd(), env={**os.environ, "PYTHONPATH": str(SRC), "PENSTOCK_KILL_AT": step.value},
-        start_new_session=True, timeout=120, check=False, capture_output=True,
-    )  # fmt: skip
+        env={**os.environ, "PYTHONPATH": str(SRC), "PENSTOCK_KILL_AT": step.value},
+        start_new_session=True,
+        timeout=120,
+    )
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     check_after_death(penstock, table, step)
 

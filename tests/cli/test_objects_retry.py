@@ -17,6 +17,7 @@ import pytest
 from tests.cli.conftest import Call
 from tests.cli.process import SRC
 from tests.cli.scene import Scene
+from tests.services.forked_process import run_forked
 
 from penstock.app.loading import load_app
 from penstock.app.scope import ScopeRequest as ScopeAsked
@@ -197,15 +198,12 @@ def test_each_death_can_be_retried_despite_clock_differences(penstock: Call, pos
 def test_a_retry_killed_after_its_first_notification_can_be_repeated(penstock: Call, post: Post) -> None:
     post.die("a", "b", "c")
     retry = ("objects", "retry", "--app", "post:app", "--yes")
-    killed = subprocess.run(
+    killed = run_forked(
         [sys.executable, "-m", "penstock", *retry, "--rate", "1"],  # notifications are sent one by one
         env={**os.environ, "PYTHONPATH": str(SRC), "PENSTOCK_KILL_AT": Step.ANNOUNCED.value},
         stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
         start_new_session=True,  # dying at a step kills the process group
         timeout=60,
-        check=False,
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert penstock("queues", "show", "letters", "--json").document["visible"] == 1

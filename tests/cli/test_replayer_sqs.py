@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.cli.process import DEADLINE_SECONDS, SRC
 from tests.services.aws_server import REGION, AwsServer
+from tests.services.forked_process import run_forked
 
 from penstock.brokers.sqs import SqsBroker
 from penstock.messaging.broker import QueueSettings
@@ -41,13 +42,10 @@ def broker(moto: AwsServer) -> Iterator[SqsBroker]:
 
 
 def run_replayer(here: Path, moto: AwsServer, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return run_forked(
         [sys.executable, "-m", "penstock", "admin", "replayer", "cloud_shop:app", "--json", *arguments],
         cwd=here,
         env={**os.environ, **moto.environment, "PYTHONPATH": str(SRC), **variables},
-        capture_output=True,
-        text=True,
-        check=False,
         timeout=DEADLINE_SECONDS,
     )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import boto3
 import pytest
 from tests.services.aws_server import AwsServer
+from tests.services.forked_process import ForkedPopen
 from tests.services.redis_server import RedisServer
 
 from penstock.brokers.sqs.envelope import sealed
@@ -41,7 +42,7 @@ def example(client: str) -> str:
 def taken(folder: Path, broker: str, *, messages: int, environment: dict[str, str]) -> set[str]:
     """Return the lines that a worker writes for the messages in the queue orders."""
     (folder / "shop.py").write_text(APP)
-    worker = subprocess.Popen(
+    worker = ForkedPopen(
         [sys.executable, "-m", "penstock", "worker", "shop:app"],
         cwd=folder,
         env={

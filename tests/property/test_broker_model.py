@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+from tests.examples import examples
 
 from penstock.brokers.memory.broker import MemoryBroker
 from penstock.brokers.sqlite.broker import SqliteBroker
@@ -20,6 +22,8 @@ from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Message, Outgoing
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
 from penstock.testing import FakeClock
+
+pytestmark = pytest.mark.generated
 
 QUEUES = (
     QueueSettings(name="q", receives_max=3, retention_seconds=500),
@@ -171,4 +175,4 @@ def delivery_facts(delivery: Delivery) -> tuple[Any, ...]:
 
 
 TestBrokers = Brokers.TestCase
-TestBrokers.settings = settings(max_examples=75, stateful_step_count=60, deadline=None)
+TestBrokers.settings = settings(max_examples=examples(75), stateful_step_count=60, deadline=None)

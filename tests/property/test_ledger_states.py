@@ -11,6 +11,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.examples import examples
 
 from penstock.errors import ClaimLost
 from penstock.ledger import Ledger
@@ -26,6 +27,8 @@ from penstock.ledger.records import (
     OriginalMessage,
 )
 from penstock.messaging.steps import Step
+
+pytestmark = pytest.mark.generated
 
 PIPELINE = "file:///table"
 NAMES = "abcd"
@@ -435,4 +438,4 @@ def _outcome(
 
 
 TestLedgerStates = LedgerMachine.TestCase
-TestLedgerStates.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestLedgerStates.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)

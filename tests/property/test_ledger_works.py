@@ -13,9 +13,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from sqlalchemy import PoolProxiedConnection
+from tests.examples import examples
 
 from penstock.ledger import Ledger
 from penstock.ledger.records import HolderOutcome, WorkBegun, WorkBusy, WorkDone
+
+pytestmark = pytest.mark.generated
 
 HANDLER = "make"
 KEYS = ("a", "b", "c")
@@ -206,4 +209,4 @@ class WorksMachine(RuleBasedStateMachine):
 
 
 TestLedgerWorks = WorksMachine.TestCase
-TestLedgerWorks.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestLedgerWorks.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule, run_state_machine_as_test
+from tests.examples import examples
 from tests.services.frozen_clock import ServerClock
 from tests.services.plugin import Servers
 from tests.services.redis_server import VERSIONS, RedisServer
@@ -22,6 +23,8 @@ from penstock.messaging.broker import QueueSettings
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
+
+pytestmark = pytest.mark.generated
 
 RECEIVES_MAX = 3
 QUEUES = (
@@ -289,6 +292,6 @@ def test_every_message_is_where_the_model_has_it_after_any_steps(machine: type[M
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=25, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=examples(25), stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.property.evolution_walks import (
     CSV_DDL,
     CSV_TEXTS,
@@ -44,7 +45,9 @@ from penstock.pipeline.spark.source.rescue import open_jsonl
 from penstock.pipeline.spark.source.summary import ObjectReading, ObjectReadings
 from penstock.pipeline.spark.source.unknown import NO_UNKNOWN, UnknownCount, UnknownFields
 
-WALKS = int(os.environ.get("PENSTOCK_WALKS", "60"))
+pytestmark = pytest.mark.generated
+
+WALKS = int(os.environ.get("PENSTOCK_WALKS", examples(60)))
 _SETTINGS = settings(max_examples=WALKS, deadline=None, suppress_health_check=list(HealthCheck))
 EVOLVES = st.sampled_from(["rescue", "add"])
 

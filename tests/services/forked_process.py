@@ -1,10 +1,10 @@
 """Python processes that start with Penstock imported: forked from a server of this pytest process.
 
-`python -m penstock` spends most of a second on imports, and tests start it many hundreds of times. `ForkedPopen` is a
-`subprocess.Popen` that runs `python -m MODULE` or `python -c CODE` as a copy of a process that has only imported the
-modules of a worker. The copy has the given working directory, environment, open files and session, and its own process
-id, signals and exit. Anything else (another program, a function before exec) is started as usual. Tests of the start
-itself, such as its imports or its behaviour in a shell, use `subprocess`.
+`python -m penstock` spends one to two seconds of CPU on imports, and tests start it many hundreds of times.
+`ForkedPopen` is a `subprocess.Popen` that runs `python -m MODULE` or `python -c CODE` as a copy of a process that has
+only imported the modules of its commands. The copy has the given working directory, environment, open files and
+session, and its own process id, signals and exit. Anything else (another program, a function before exec) is started as
+usual. Tests of the start itself, such as its imports or its behaviour in a shell, use `subprocess`.
 
 The parent of a copy is a process that waits for it and reports its exit status, so a killed copy leaves no zombie.
 """
@@ -40,8 +40,23 @@ IMPORTED = (
     "penstock.app.tracing",
     "penstock.brokers.sqlite.broker",
     "penstock.brokers.redis",
+    "penstock.brokers.sqs",
+    "penstock.cli.ingest",
+    "penstock.cli.status",
     "penstock.ledger",
+    "penstock.ledger.ledger",
+    "penstock.operations.ingest.ingest",
+    "penstock.pipeline.batch_record",
+    "penstock.pipeline.spark.run",
+    "penstock.sinks.delta.sink",
+    "alembic.command",  # with the first ledger
+    "boto3",
+    "obstore",
+    "pandas",  # PyArrow imports it with the first values that it converts
+    "psycopg",
+    "pymysql",
 )
+WITHOUT_THREADS = {"OPENBLAS_NUM_THREADS": "1"}  # NumPy's threads, which a copy would not have
 UNDERSTOOD = {"PYTHONPATH", "PYTHONHASHSEED", "PYTHONUNBUFFERED"}
 LOCALE = ("LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE")
 _UNSIGNED = struct.Struct("=I")
@@ -157,6 +172,7 @@ class _Server:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.services.forked_process", str(theirs.fileno())],
                 cwd=Path(__file__).parents[2],
+                env={**os.environ, **WITHOUT_THREADS},
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
             )

@@ -18,6 +18,7 @@ from tests.services.frozen_clock import ClockFile, compile_frozen_clock
 from tests.services.jvm import LAUNCHED
 from tests.services.mariadb_server import PROGRAMS, MariadbServer, install_template, mariadb_program
 from tests.services.postgresql_server import PostgresqlServer, make_template, postgresql_programs
+from tests.services.quick_tables import every_migration, quick_tables
 from tests.services.redis_server import VERSIONS, RedisServer, redis_program
 from tests.services.scratch import write_to_memory
 
@@ -152,6 +153,19 @@ def no_aws_account() -> Iterator[None]:
             patch.delenv(name)
         for name, value in NO_ACCOUNT.items():
             patch.setenv(name, value)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def copied_tables() -> Iterator[None]:
+    with quick_tables():
+        yield
+
+
+@pytest.fixture
+def migrations() -> Iterator[None]:
+    """Run the migrations in each ledger that the test opens."""
+    with every_migration():
         yield
 
 

@@ -181,12 +181,18 @@ def refusal(run: Callable[[], object]) -> str:
 
 def of_the_user(folder: Path) -> None:
     spark = users_session()
-    before = seen(spark)
-    stays_unchanged(folder, spark, before)
-    used_in_another_thread(folder, spark, before)
+    stays_unchanged(folder, spark, seen(spark))
+
+
+def of_another_thread(folder: Path) -> None:
+    spark = users_session()
+    used_in_another_thread(folder, spark, seen(spark))
     stopped_in_a_run(folder, spark)
+
+
+def of_own_sessions(folder: Path) -> None:
+    users_session().stop()
     sessions_afterwards(folder)
-    bare_context(folder)
 
 
 def stays_unchanged(folder: Path, spark: SparkSession, before: dict[str, Any]) -> None:

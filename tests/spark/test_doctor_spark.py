@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from tests.chaos.runs import environment
 from tests.services.aws_server import AwsServer
 from tests.services.bare_python import bare_python
+from tests.services.forked_process import run_forked
 from tests.services.one_session import Called, OneSession
 from tests.services.spark_cluster import SparkCluster
 from tests.spark.executors import settings
@@ -27,6 +27,7 @@ for number, (source, table) in enumerate({places!r}):
     app.pipeline(f"pipeline-{{number}}", source=where, sink=DeltaSink(table))
 """
 LAKE = "lake"
+SECONDS_MAX = 600.0  # of a command
 
 
 def findings(
@@ -37,14 +38,7 @@ def findings(
     own["PYTHONPATH"] += f":{folder}"
     options = ["doctor", "--spark", "--json", *arguments]
     if session is None:
-        done = subprocess.run(
-            [sys.executable, "-m", "penstock", *options],
-            cwd=folder,
-            env=own,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = run_forked([sys.executable, "-m", "penstock", *options], cwd=folder, env=own, timeout=SECONDS_MAX)
         ended = Called(code=done.returncode, out=done.stdout, err=done.stderr)
     else:
         ended = session.call(options, folder=folder, environment=own)

@@ -1,7 +1,6 @@
 """Bad lines of a folder on Spark: a warning, a schema that reads them, a replay, and each row is there once."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as users write it
+from tests.services.forked_process import run_forked
 
 from penstock.config import Settings
 from penstock.operations.ingest.ingest import IngestReport, ingest
@@ -17,6 +17,7 @@ from penstock.operations.ingest.pipeline import IngestRequest
 from penstock.worker.shutdown import StopSignal
 
 GOOD, FIXED = 40, 10  # lines
+SECONDS_MAX = 300.0  # of a command
 
 
 def in_kilograms(rows: DataFrame) -> DataFrame:
@@ -24,9 +25,7 @@ def in_kilograms(rows: DataFrame) -> DataFrame:
 
 
 def penstock(*arguments: str) -> Any:
-    done = subprocess.run(
-        [sys.executable, "-m", "penstock", *arguments, "--json"], capture_output=True, text=True, check=False
-    )
+    done = run_forked([sys.executable, "-m", "penstock", *arguments, "--json"], timeout=SECONDS_MAX)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

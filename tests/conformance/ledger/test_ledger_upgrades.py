@@ -21,6 +21,8 @@ from penstock.ledger.migrate import downgrade, newest_revision
 from penstock.ledger.records import AttemptFailure, ObjectState, WorkBegun, WorkDone, WorkOwner
 from penstock.ledger.schema import metadata, objects, works
 
+pytestmark = pytest.mark.usefixtures("migrations")
+
 SINCE_0001 = {
     "works",
     "tellings",

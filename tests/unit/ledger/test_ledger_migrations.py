@@ -4,15 +4,19 @@ import logging
 import os
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, create_engine, inspect, make_url
 from sqlalchemy.schema import CreateTable
 from tests.conformance.ledger.ledger_harness import PIPELINE, LedgerHarness, candidate, outcome
+from tests.services.quick_tables import quick_tables
 
 from penstock.errors import ConfigurationError
 from penstock.ledger import Ledger
@@ -20,6 +24,8 @@ from penstock.ledger.migrate import SCRIPTS, downgrade, newest_revision, upgrade
 from penstock.ledger.records import OnChange, replaced_objects
 from penstock.ledger.retractions import Retraction
 from penstock.ledger.schema import VERSION_TABLE, metadata
+
+pytestmark = pytest.mark.usefixtures("migrations")
 
 
 def schema_sql(connection: Connection) -> dict[str, str]:
@@ -37,6 +43,20 @@ def test_upgrading_creates_the_tables_of_the_metadata() -> None:
         created = schema_sql(connection)
     assert migrated == created
     assert len(migrated) >= len(metadata.tables)
+
+
+def test_tables_that_tests_copy_are_those_of_the_migrations(tmp_path: Path) -> None:
+    def opened(name: str) -> list[tuple[object, ...]]:
+        with closing(Ledger.open(tmp_path / name)) as ledger, ledger.database.reading() as connection:
+            versions = connection.exec_driver_sql(f"SELECT * FROM {VERSION_TABLE}").all()
+            shape = connection.exec_driver_sql("SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY rowid")
+            return [*map(tuple, versions), *map(tuple, shape)]
+
+    migrated = opened("migrated.db")
+    assert len(migrated) > len(metadata.tables)
+    with quick_tables(), patch("alembic.command.upgrade", wraps=command.upgrade) as run:
+        assert opened("first.db") == opened("second.db") == migrated
+    assert run.call_count == 1
 
 
 def test_the_migrations_leave_no_difference_to_the_metadata() -> None:

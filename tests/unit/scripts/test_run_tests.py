@@ -82,6 +82,17 @@ def test_the_slowest_tests_come_first_and_each_folder_has_its_sum(
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines.index(["2.2", "tests/cli/test_two.py::b[x/y]"]) < lines.index(["0.5", "tests/unit/test_one.py::a"])
     assert ["4", "2", "tests/cli"] in lines
+    assert ["4", "2", "tests/cli/test_two.py"] in lines
+
+
+def test_the_load_of_the_cores_is_printed_where_it_is_known(
+    runner: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(runner, "core_seconds", lambda: (40.0, 20.0))
+    runner.print_load(30.0, (10.0, 10.0))
+    assert capsys.readouterr().out == "\n== pytest took 30 s, and 30 s of the cores, which were busy 75%\n"
+    runner.print_load(30.0, None)
+    assert capsys.readouterr().out == ""
 
 
 def test_every_linter_runs_and_the_failed_ones_are_named(
