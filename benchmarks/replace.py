@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import pyarrow as pa
 
@@ -24,7 +25,7 @@ from penstock.pipeline.rewriting import write_file
 from penstock.sinks.manifest import DataFile
 from penstock.sinks.parquet import list_files
 from penstock.sinks.registry import SINKS, open_sink
-from penstock.sinks.sink import Append, TableSink
+from penstock.sinks.sink import Append, TableSink, VersionedTable
 from penstock.storage.local import LocalFiles
 
 _SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string()), ("_object", pa.string()), ("_offset", pa.int64())])
@@ -59,7 +60,7 @@ def _measure(scheme: str, order: str, root: LocalFiles, objects: Sequence[str], 
     for name in random.Random(2).sample(list(objects), arguments.rounds):
         seq += 1
         own = _written(root, seq, [name], arguments.rows)
-        table = sink.load()
+        table = cast(VersionedTable | None, sink.load())
         assert table is not None
         began = time.perf_counter()
         found = RowReplacer(sink=sink, probe=no_probe).replacement(table, [name], seq=seq)
