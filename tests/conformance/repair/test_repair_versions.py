@@ -1,5 +1,6 @@
 """A restored ledger and a table whose batches replaced versions: a repair computes again what each of them replaced."""
 
+import math
 from collections.abc import Sequence
 
 import pyarrow as pa
@@ -132,7 +133,7 @@ def test_imported_batches_replace_the_versions_before_them(sqlite_scene: Scene) 
     states = scene.ledger.states(PIPELINE, [ref(("a", number)).object_id for number in (1, 2)])
     assert set(states.values()) == {ObjectState.PROCESSED}
     known = scene.ledger.known_among(
-        PIPELINE, [ref(("a", number)).object_id for number in (1, 2)], seen_at=0.0, on_change=OnChange.REPLACE
+        PIPELINE, [ref(("a", number)).object_id for number in (1, 2)], seen_at=math.inf, on_change=OnChange.REPLACE
     )
     assert known == {ref(("a", 1)).object_id}, "the version that the table shows"
     assert process(scene, ("a", 3), ("b", 3)) == Committed(seq=6, replaced_objects=2, replaced_rows=2 * LINES)
@@ -175,7 +176,7 @@ def test_a_version_processed_again_after_the_rollback_is_read_once_more(sqlite_s
     assert findings.repair.withdrawn == [2]
     assert shown(scene) == [("a", 3)]
     ids = [ref(("a", number)).object_id for number in (1, 2, 3)]
-    known = scene.ledger.known_among(PIPELINE, ids, seen_at=0.0, on_change=OnChange.REPLACE)
+    known = scene.ledger.known_among(PIPELINE, ids, seen_at=math.inf, on_change=OnChange.REPLACE)
     assert known == {ids[2]}
     published(scene, ("a", 2))
     assert shown(scene) == [("a", 2)]
