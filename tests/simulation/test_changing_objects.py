@@ -83,7 +83,13 @@ def test_actors_die_at_every_step_and_everything_happens(runner: ChangingRunner)
         pytest.param(ChangeSabotage.NOTHING_REPLACED, 0, "too many", id="nothing-replaced"),
         pytest.param(ChangeSabotage.UNCHECKED_READS, 0, "was not the store's version", id="unchecked-reads"),
         pytest.param(ChangeSabotage.UNCONDITIONAL, 0, "too many|and lacks", id="unconditional"),
-        pytest.param(ChangeSabotage.CHANGED_BACK_UNSEEN, 22, "not the store's version", id="changed-back-unseen"),
+        pytest.param(
+            ChangeSabotage.CHANGED_BACK_UNSEEN,
+            0,
+            "not the store's version",
+            id="changed-back-unseen",
+            marks=pytest.mark.slow,  # few schedules meet it
+        ),
     ],
 )
 def test_the_oracle_detects_a_broken_rule(
@@ -110,7 +116,9 @@ def test_the_oracle_detects_versions_that_cannot_come_back(
 
     monkeypatch.setattr(SupersededVersions, "free", free)
     assert_detected(
-        lambda seed: runner.run(seed, "memory", rule="replace"), "the store's version|finds unknown", first=3
+        lambda seed: runner.run(seed, "memory", rule="replace"),
+        "the store's version|finds unknown|does not become stable",
+        first=3,
     )
 
 
