@@ -23,6 +23,7 @@ UPKEEP = {  # these steps have their own kill tests
     Step.COMPACTED,
     Step.COMPACTION_COMMITTED,
     Step.LEFTOVER_MARKED,
+    Step.REWRITTEN,
     Step.REPUBLISHING,
     Step.REPUBLISHED,
     Step.CLEANING,
