@@ -38,7 +38,7 @@ def summary(result: CommandResult) -> str:
 def test_a_new_data_directory_is_all_well(penstock: Call, scene: Scene) -> None:
     result = penstock("status")
     assert summary(result) == "all well"
-    assert "(no version yet)" in result.out
+    assert "(delta, no version yet)" in result.out
     assert "none running" in result.out
     document = penstock("status", "--json").document
     assert (document["summary"], document["problems"], document["table_version"]) == ("all well", [], None)
@@ -63,7 +63,10 @@ def test_unpublished_batches_are_reported_until_they_are_published(penstock: Cal
     result = penstock("status")
     assert summary(result) == "all well"
     assert "2 processed" in result.out
-    assert penstock("status", "--json").document["table_version"] is not None
+    assert "(delta, version 1)" in result.out
+    document = penstock("status", "--json").document
+    assert (document["table_format"], document["table_version"] is not None) == ("delta", True)
+    assert document["pipelines"][0]["table_format"] == "delta"
 
 
 def test_replaced_versions_are_counted_with_their_rows(penstock: Call, scene: Scene) -> None:
@@ -138,7 +141,7 @@ def test_every_command_needs_table_if_there_are_two(penstock: Call, scene: Scene
     assert "clicks, orders" in result.err
     result = penstock(*command, "--table", "orders")
     assert (result.exit_code, result.out) == (USAGE, "")
-    assert "no Penstock state" in result.err
+    assert "no data directory of Penstock" in result.err
 
 
 def test_the_current_folder_is_the_default_table(penstock: Call, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,7 +264,7 @@ def test_an_app_shows_its_tables_and_unpublished_batches(
     app_scene.process("a")
     result = penstock("status", "--app", shop)
     assert summary(result) == "lagging: batches committed and not yet published: 1"
-    assert f"table {app_scene.table} (no version yet)" in result.out
+    assert f"table {app_scene.table} (delta, no version yet)" in result.out
     app_scene.publish()
     result = penstock("status", "--app", shop)
     assert summary(result) == "all well"

@@ -126,7 +126,7 @@ def find_table(table: str | None, state: str | None, *, here: Path, aws: Aws | N
         below = tables_here(here, elsewhere=state is not None)
         if len(below) != 1:
             names = ", ".join(str(path.relative_to(here)) for path in below) or "none"
-            raise UsageError(f"Which table? Give --table; tables with a state found below {here}: {names}.")
+            raise UsageError(f"Which table? Give --table; tables with a data directory below {here}: {names}.")
         found = table_paths(below[0], state)
     if (found.state / LEDGER_FILE).is_file():
         if table is not None and named_scheme(table) is not None:
@@ -135,11 +135,12 @@ def find_table(table: str | None, state: str | None, *, here: Path, aws: Aws | N
         return replace(found, scheme=recorded_format(found) or found.scheme)
     if state is None and found.table.is_local and _lies_elsewhere(Path(str(found.table)) / STATE_FOLDER):
         raise UsageError(
-            f"The table {found.table} has its state elsewhere: for a pipeline of an app give --pipeline NAME in the "
-            "app's folder instead of --table; else name the state with --data-dir."
+            f"The table {found.table} has its data directory elsewhere: for a pipeline of an app give --pipeline "
+            "NAME in the app's folder instead of --table; else name it with --data-dir."
         )
     raise UsageError(
-        f"There is no Penstock state in {found.state}; `penstock ingest` makes one, --data-dir names another."
+        f"The table {found.table} has no data directory of Penstock: {found.state} has no ledger. `penstock ingest` "
+        "makes one, --data-dir names another."
     )
 
 

@@ -153,8 +153,8 @@ def find_scope(request: ScopeRequest, *, here: Path, make: bool = False) -> Scop
         if make:
             return Scope(settings=settings)
         raise UsageError(
-            f"There is nothing to look at: no table with a state in {here} or below (--table names one), and nothing "
-            f"where the settings let an app keep its state ({_addresses(settings)})."
+            f"There is nothing to look at: no table with a data directory in {here} or below (--table names one), and "
+            f"nothing where the settings let an app keep its state ({_addresses(settings)})."
         )
     return _of_table(find_table(None, None, here=here))
 

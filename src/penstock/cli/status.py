@@ -80,7 +80,7 @@ def _print(found: "Status", scope: Scope) -> None:
 
 def _of_table(found: "Status") -> Mapping[str, object]:
     return {
-        "table": f"{found.table} ({_version(found.table_version)})",
+        "table": f"{found.table} ({_version(found)})",
         "objects": _objects(found.objects, found.objects_replaced),
         "batches": _batches(found.batches_committed, found.batches_unpublished) + _replaced(found),
         "reconciled": _reconciled(found.pipelines[0]) if found.pipelines else "",
@@ -107,7 +107,7 @@ def _of_app(found: "Status", *, ledger: str) -> Mapping[str, object]:
 
 
 def _pipeline(pipeline: "PipelineStatus") -> str:
-    table = "" if pipeline.table is None else f"; table {pipeline.table} ({_version(pipeline.table_version)})"
+    table = "" if pipeline.table is None else f"; table {pipeline.table} ({_version(pipeline)})"
     objects = _objects(pipeline.objects, pipeline.objects_replaced)
     reconciled = f"; reconciled: {text}" if (text := _reconciled(pipeline)) else ""
     batches = _batches(pipeline.batches_committed, pipeline.batches_unpublished) + _replaced(pipeline)
@@ -154,8 +154,10 @@ def _workers(found: "Status") -> str:
     return ", ".join(shown) or ("none on this host" if found.workers_elsewhere else "none running")
 
 
-def _version(version: int | None) -> str:
-    return "no version yet" if version is None else f"version {version}"
+def _version(found: "Status | PipelineStatus") -> str:
+    """Return the format and version of a table, such as ``delta, version 3``."""
+    version = found.table_version
+    return f"{found.table_format}, {'no version yet' if version is None else f'version {version}'}"
 
 
 def _objects(counts: Mapping[ObjectState, int], replaced: int) -> str:

@@ -33,6 +33,7 @@ def document_of(found: "Status") -> dict[str, Any]:
         "notes": list(found.notes),
         "table": found.table,
         "table_version": found.table_version,
+        "table_format": found.table_format,
         "objects": objects_by_state(found.objects),
         "objects_replaced": found.objects_replaced,
         "batches_committed": found.batches_committed,

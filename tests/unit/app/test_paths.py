@@ -103,5 +103,5 @@ def test_a_quarantine_with_nothing_but_a_tables_mark_is_not_found_as_a_table(tmp
 
 
 def test_a_folder_without_penstock_data_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no Penstock state"):
+    with pytest.raises(UsageError, match="no data directory of Penstock"):
         find_table(str(tmp_path / "nothing"), None, here=tmp_path)

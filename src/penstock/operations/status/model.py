@@ -82,6 +82,7 @@ class PipelineStatus(PipelineHealth):
     transform: str | None = None  # name of the transform that makes its rows; empty: none. None: unknown
     replaced_objects: int = 0  # how often batches replaced an earlier version of an object
     replaced_rows: int = 0  # the rows of these versions
+    table_format: str | None = None  # such as "delta"; None if the table is
 
     @property
     def replaced(self) -> Sequence[ForeignCommitStatus]:
@@ -110,6 +111,7 @@ class Status:
     dead_letters: int  # in DLQs and final DLQs, including those that wait for their replay
     workers: Sequence[str]
     objects_replaced: int = 0
+    table_format: str | None = None
     replaced_objects: int = 0  # this and the next one as in `PipelineStatus`
     replaced_rows: int = 0
     dead_letters_replaced: int | None = 0  # dead letters of those objects; None: unknown

@@ -172,6 +172,7 @@ class StatusReader:
         return Status(
             table=None if scope.table is None else str(scope.table.table),
             table_version=None if scope.table is None else pipelines[0].table_version,
+            table_format=None if scope.table is None else scope.table.scheme,
             objects={state: sum(pipeline.objects[state] for pipeline in pipelines) for state in ObjectState},
             batches_committed=sum(pipeline.batches_committed for pipeline in pipelines),
             batches_unpublished=_summed([pipeline.batches_unpublished for pipeline in pipelines]),
@@ -240,6 +241,7 @@ class StatusReader:
             transform=None if row is None else row.transform,
             replaced_objects=replaced_objects,
             replaced_rows=replaced_rows,
+            table_format=table.scheme,
         )
 
 
@@ -248,6 +250,7 @@ class _TableStatus:
     """The status of a pipeline's table."""
 
     name: str | None
+    scheme: str | None  # of its format
     version: int | None
     unpublished: int | None
     disagreement: str | None
@@ -281,11 +284,12 @@ def _table(seen: ScopeView, pipeline: str) -> _TableStatus:
     where = seen.scope.tables.get(pipeline)
     if where is None:
         known = committed == 0 or pipeline in seen.scope.tableless
-        return _TableStatus(name=None, version=None, unpublished=0 if known else None, disagreement=None)
+        return _TableStatus(name=None, scheme=None, version=None, unpublished=0 if known else None, disagreement=None)
     tables = _tables(seen, where)
     shortfalls = tables.shortfalls()
     return _TableStatus(
         name=str(where.table),
+        scheme=where.scheme,
         version=tables.version(),
         unpublished=tables.unpublished(),
         disagreement=_disagreement(seen, pipeline, tables, committed),
