@@ -65,7 +65,7 @@ def test_no_schedule_breaks_the_rule(runner: ChangingRunner, format: str, chunk:
 @pytest.mark.slow
 def test_actors_die_at_every_step_and_everything_happens(runner: ChangingRunner) -> None:
     happened: Counter[str] = Counter()
-    for seed in range(10_000, 10_300):
+    for seed in range(10_000, 10_600):
         schedule = runner.run(seed, "memory")
         happened.update(schedule.scheduler.log)
         happened.update(schedule.scheduler.deaths)
