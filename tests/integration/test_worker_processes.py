@@ -239,7 +239,7 @@ def test_heartbeats_continue_while_a_worker_drains(start: Start, broker: SqliteB
 
 def test_a_stuck_thread_does_not_keep_the_process_alive(start: Start, broker: SqliteBroker) -> None:
     send(broker)
-    stop_timeout_seconds = 40.0  # far more than the six that it takes without draining
+    stop_timeout_seconds = 12.0  # the worker waits for its threads until two seconds before
     worker = start(stop_timeout_seconds=stop_timeout_seconds, drain_seconds=0.0, stubborn=True)
     worker.expect("started")
     signalled_at = worker.signal(signal.SIGTERM)
