@@ -58,7 +58,13 @@ from penstock.ledger.sets import (
     is_wanted,
     of_pipeline,
 )
-from penstock.ledger.versions import changed_versions, is_no_replay, replaced_versions, superseded_versions
+from penstock.ledger.versions import (
+    changed_versions,
+    is_no_replay,
+    overtaken_readings,
+    replaced_versions,
+    superseded_versions,
+)
 
 PAGE_BATCHES = 100
 _STATE_NAMED = {state.value: state for state in ObjectState}
@@ -270,6 +276,11 @@ class Queries:
         with self._database.reading() as connection:
             ids_wanted(connection, object_ids)
             return changed_versions(connection, pipeline)
+
+    def overtaken(self, pipeline: str, object_ids: Collection[bytes]) -> set[bytes]:
+        with self._database.reading() as connection:
+            ids_wanted(connection, object_ids)
+            return overtaken_readings(connection, pipeline)
 
     def replaced(self, pipeline: str, object_ids: Collection[bytes]) -> set[bytes]:
         with self._database.reading() as connection:
