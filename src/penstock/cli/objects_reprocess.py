@@ -177,12 +177,8 @@ def _print(done: "ReprocessPlan", *, json_: bool, dry_run: bool, interrupted: bo
     if not done.total:
         talk("No such objects.")
         return
-    would = "would be" if dry_run else "are to be"
-    rows = (
-        f"; the {counted(done.rows, 'row')} of {_counted(done.objects)} stay in the table until then"
-        if done.rows
-        else ""
-    )
+    would = "would be" if dry_run else "is to be" if done.total == 1 else "are to be"
+    rows = f"; their {counted(done.rows, 'row')} in the table stay until then" if done.rows else ""
     by = f"enqueued in {done.queue}" if done.queue is not None else "by the next `penstock ingest` of this table"
     print(printable(f"{_counted(done.total)} {would} read again ({by}){rows}."))
 

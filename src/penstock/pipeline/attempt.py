@@ -86,8 +86,8 @@ OVERTAKEN = (
     "(on_change): withdraw that (`penstock objects reprocess --withdraw`)"
 )
 WITHOUT_OBJECT = (
-    "its new rows have no column _object, by which its earlier rows are found, so they cannot replace them: return this "
-    "column from the transform and retry it, or withdraw that (`penstock objects reprocess --withdraw`)"
+    "its new rows have no column _object, by which its earlier rows are found, so they cannot replace them: return "
+    "this column from the transform and retry it, or withdraw that (`penstock objects reprocess --withdraw`)"
 )
 AGREEMENTS_MAX = 4  # with a schema that keeps changing, before the run is repeated
 
