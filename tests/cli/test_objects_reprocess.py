@@ -221,7 +221,10 @@ def test_one_that_fails_keeps_its_rows_and_can_be_withdrawn(penstock: Call, tabl
     result = penstock("objects", "reprocess", "--withdraw", "--yes", path(table, "a"), path(table, "b"))
     assert result.out == "2 objects processed as before.\n"
     assert states(table) == {ObjectState.PROCESSED: 3}
-    assert [one["action"] for one in penstock("admin", "audit", "--json").document] == ["reprocess withdraw", "reprocess"]
+    assert [one["action"] for one in penstock("admin", "audit", "--json").document] == [
+        "reprocess withdraw",
+        "reprocess",
+    ]
     assert penstock("objects", "reprocess", "--withdraw", "--yes", path(table, "a")).exit_code == USAGE
 
 

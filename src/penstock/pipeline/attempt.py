@@ -81,10 +81,7 @@ CHANGED = (
 )
 WAITS = "its bad lines are read again once the other version of this object in the batch is processed"
 ALONE = "it is read in the next batch, without objects that were processed before and are read again"
-OVERTAKEN = (
-    "another version of this object was processed since it was to be read again, and the table keeps the rows of both "
-    "(on_change): withdraw that (`penstock objects reprocess --withdraw`)"
-)
+OVERTAKEN = "another version of this object was processed since it was to be read again, and its rows stay"
 WITHOUT_OBJECT = (
     "its new rows have no column _object, by which its earlier rows are found, so they cannot replace them: return "
     "this column from the transform and retry it, or withdraw that (`penstock objects reprocess --withdraw`)"
@@ -490,7 +487,7 @@ class Attempts:
         with self._runtime.ledger_watch.watch_request():
             overtaken = self._runtime.ledger.overtaken(self._settings.pipeline, sorted(reopened))
         return [
-            FailedObject(object_id=object_id, failure=AttemptFailure.DEAD, reason=OVERTAKEN)
+            FailedObject(object_id=object_id, failure=AttemptFailure.SUPERSEDED, reason=OVERTAKEN)
             if object_id in reopened
             else FailedObject(object_id=object_id, failure=AttemptFailure.RETRY, reason=ALONE, uncounted=True)
             for object_id in work.refs
