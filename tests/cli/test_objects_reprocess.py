@@ -1,4 +1,4 @@
-"""`penstock objects reprocess`: processed objects are read again, and their rows stay until the new ones replace them."""
+"""`penstock objects reprocess`: processed objects are read again, and new rows replace their old ones."""
 
 import os
 import signal

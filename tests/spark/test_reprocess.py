@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql.functions import col
 
 from penstock.app.paths import table_paths
 from penstock.app.scope import ScopeRequest, find_scope, scope_ledger
+from penstock.errors import TableError
 from penstock.ledger import Ledger
 from penstock.ledger.records import ObjectState
 from penstock.operations.ingest.ingest import IngestReport, ingest
@@ -26,7 +27,7 @@ TIMES_TEN = f"{__name__}:times_ten"
 
 
 def times_ten(rows: DataFrame) -> DataFrame:
-    return rows.withColumn("id", F.col("id") * 10)
+    return rows.withColumn("id", col("id") * 10)
 
 
 def without_address(rows: DataFrame) -> DataFrame:
@@ -93,7 +94,7 @@ def test_files_are_read_again_under_the_changed_transform_and_only_their_rows_ch
     assert load(transform=TIMES_TEN).objects_processed == 0
 
 
-def test_files_that_are_gone_or_changed_keep_the_rows_of_what_was_read(
+def test_files_that_are_gone_or_changed_keep_their_earlier_rows(
     tmp_path: Path, source: Path, load: Load, ledger: Ledger
 ) -> None:
     read_again(tmp_path, ledger, *(source / f"{name}.jsonl" for name in "abc"))
@@ -106,12 +107,14 @@ def test_files_that_are_gone_or_changed_keep_the_rows_of_what_was_read(
     assert set(ledger.counts(pipeline).items()) >= {(ObjectState.PROCESSED, 4), (ObjectState.UNPROCESSED, 0)}
 
 
-def test_rows_that_lost_the_address_of_their_file_replace_nothing(
+def test_a_transform_that_drops_the_address_of_the_file_replaces_nothing(
     tmp_path: Path, source: Path, load: Load, ledger: Ledger
 ) -> None:
     transform = f"{__name__}:without_address"
     change_transform(scope_of(tmp_path), transform)
     read_again(tmp_path, ledger, source / "a.jsonl")
-    report = load(transform=transform, on_change="add")
-    assert report.objects_dead == 1
+    with pytest.raises(TableError, match=r"The column _object .* is missing"):
+        load(transform=transform, on_change="add")
     assert ids_in(tmp_path / "t") == [1, 2, 3, 4]
+    (waiting,) = ledger.reopenings.open(table_paths(str(tmp_path / "t")).pipeline, limit=10)
+    assert waiting.uri.endswith("/a.jsonl")

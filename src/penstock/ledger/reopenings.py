@@ -52,7 +52,7 @@ STAY = "the rows of its earlier reading stay in the table"  # ends the reason of
 
 
 class ReopeningState(StrEnum):
-    """What became of a reopening."""
+    """State of the last reopening of an object."""
 
     OPEN = "open"  # the object is to be read again
     READ = "read"  # a batch read it again

@@ -129,7 +129,7 @@ def test_a_preview_changes_nothing(harness: LedgerHarness) -> None:
     assert harness.everything() == before
 
 
-def test_what_is_not_processed_is_left_alone_and_named(harness: LedgerHarness) -> None:
+def test_objects_that_are_not_processed_are_left_alone_and_named(harness: LedgerHarness) -> None:
     harness.fail(AttemptFailure.DEAD, candidate("dead"), "dead")
     harness.fail(AttemptFailure.RETRY, candidate("waits"), "waits")
     harness.process("retracted")
@@ -151,7 +151,7 @@ def test_what_is_not_processed_is_left_alone_and_named(harness: LedgerHarness) -
         address("absent"): LeftAlone.UNKNOWN,
     }
     assert done.states[address("retracted")] is ObjectState.RETRACTED
-    before["progress"] = [(PIPELINE, ARCHIVING, 0)]  # locked, and so it has to be there
+    before["progress"] = [(PIPELINE, ARCHIVING, 0)]  # locked, so it must exist
     assert harness.everything() == before
 
 

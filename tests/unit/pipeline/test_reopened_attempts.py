@@ -11,9 +11,9 @@ from tests.unit.pipeline.test_change_rules import committed_rules
 from penstock.ledger import Ledger
 from penstock.ledger.records import AttemptFailure, ObjectRow, ObjectState, OnChange, replaced_objects
 from penstock.ledger.reopenings import KEPT
-from penstock.messaging.settlement import Ack, DeadLetter, Release
+from penstock.messaging.settlement import Ack, Release
 from penstock.objects.notification import announce
-from penstock.pipeline.attempt import ALONE, OVERTAKEN, WITHOUT_OBJECT
+from penstock.pipeline.attempt import ALONE, OVERTAKEN
 from penstock.pipeline.engine import ReadFailure, RunRequest, RunResult
 
 
@@ -74,23 +74,6 @@ def test_objects_beside_a_reopened_one_wait_unless_the_rule_is_the_same(ledger: 
     assert (row_of(ledger, "new").state, row_of(ledger, "new").reason) == (ObjectState.UNPROCESSED, ALONE)
     assert pipeline.run("new") == [Ack()]
     assert engine.requests[-1].current_only is (rule is OnChange.REFUSE)
-
-
-@pytest.mark.parametrize("rule", [OnChange.ADD, OnChange.REPLACE])
-def test_rows_without_an_address_replace_nothing_and_the_object_fails(ledger: Ledger, rule: OnChange) -> None:
-    engine = Engine(with_schema)
-    pipeline = Pipeline(ledger, engine, on_change=rule)
-    pipeline.run("first")
-    reopen(ledger, "first")
-    engine.answer = lambda request: replace(result(request), schema_id=1, has_addresses=False)
-    again, new = pipeline.run("first", "new")
-    assert isinstance(again, DeadLetter)
-    assert WITHOUT_OBJECT in again.reason
-    assert isinstance(new, Release)
-    row = row_of(ledger, "first")
-    assert (row.state, row.batch_seq, row.rows) == (ObjectState.DEAD, 1, 2)
-    assert ledger.batch(PIPELINE, 2) is None
-    assert pipeline.run("new") == [Ack()], "without the failed one its rows are added"
 
 
 def test_a_version_processed_since_is_not_removed_where_versions_are_added(ledger: Ledger) -> None:

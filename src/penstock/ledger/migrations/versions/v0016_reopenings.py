@@ -1,6 +1,7 @@
 """Processed objects can be read again, while their rows stay in the table."""
 
 import sqlalchemy as sa
+from alembic import op
 from sqlalchemy.dialects import mysql
 
 from penstock.errors import ConfigurationError
@@ -39,9 +40,15 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    if has_rows("reopenings"):
+    if has_rows("reopenings") and _has_open():
         raise ConfigurationError(
-            "The ledger has objects that were to be read again (penstock objects reprocess), and revision 0015 would "
-            "add their new rows to the earlier ones: it cannot be downgraded below 0016."
+            "The ledger has objects that are to be read again (penstock objects reprocess), and revision 0015 would "
+            "add their new rows to the earlier ones: let a worker read them, or withdraw that (--withdraw), first."
         )
     drop_table("reopenings")
+
+
+def _has_open() -> bool:
+    reopenings = sa.table("reopenings", sa.column("state"))
+    one = sa.select(sa.literal(1)).select_from(reopenings).where(reopenings.c.state == "open").limit(1)
+    return op.get_bind().execute(one).first() is not None
