@@ -306,6 +306,19 @@ class Reopenings:
             rows = connection.execute(statement, {"in_pipeline": pipeline, "after_id": after})
             return [object_row(row) for row in rows]
 
+    def among(self, pipeline: str, object_ids: Sequence[bytes]) -> frozenset[bytes]:
+        """Return those of these objects that are to be read again."""
+        binds = {"in_pipeline": pipeline}
+        with self._database.reading() as connection:
+            if connection.execute(_ANY_OPEN, binds).first() is None:
+                return frozenset()
+            rows = (
+                row
+                for ids in slices(object_ids)
+                for row in connection.execute(_OPEN_AMONG, {**binds, "of_objects": list(ids)})
+            )
+            return frozenset(row.object_id for row in rows)
+
     def of_batch(self, pipeline: str, seq: int) -> Sequence[bytes]:
         """Return the objects that are to be read again, and have the rows of this batch in the table."""
         with self._database.reading() as connection:

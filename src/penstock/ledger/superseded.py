@@ -26,7 +26,7 @@ _FREE = (
         rows=null(),
         lines_quarantined=null(),
         unknown_fields=null(),
-        refunds=objects.c.charged,  # its attempts begin again
+        refunds=objects.c.charged,  # its attempts begin again, whatever the last time had
         ended_at=null(),
     )
     .where(

@@ -1,6 +1,7 @@
 """Reopened objects: they are read again, and their rows stay in the table until another batch replaces them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -490,11 +491,8 @@ def imported(seq: int, *names: str, on_change: OnChange = OnChange.REPLACE) -> I
 
 def repair(harness: LedgerHarness, **changes: Any) -> None:
     next_seq = harness.ledger.ensure_pipeline(PIPELINE).next_seq
-    harness.ledger.repair(
-        LedgerRepair(
-            **{"pipeline": PIPELINE, "seen_next_seq": next_seq, "next_seq": next_seq, "table_schema": None} | changes
-        )
-    )
+    planned = LedgerRepair(pipeline=PIPELINE, seen_next_seq=next_seq, next_seq=next_seq, table_schema=None)
+    harness.ledger.repair(replace(planned, **changes))
 
 
 @pytest.mark.parametrize("on_change", [OnChange.ADD, OnChange.REPLACE])
