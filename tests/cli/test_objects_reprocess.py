@@ -343,6 +343,21 @@ def test_a_reading_after_a_rollback_follows_the_imported_batches(penstock: Call,
     assert shown(table) == ROWS | {"a": [10], "later": [7]}
 
 
+def test_a_reopened_object_of_a_batch_after_the_rollback_is_not_in_the_table_twice(
+    penstock: Call, table: Scene
+) -> None:
+    backup = (table.where.state / LEDGER_FILE).read_bytes()
+    table.read({"d": [7]})
+    table.publish()
+    (table.where.state / LEDGER_FILE).write_bytes(backup)
+    table.read({"d": [7]})  # once more, since the ledger does not know it: never visible
+    assert penstock(*REPROCESS, path(table, "d")).exit_code == 0
+    assert penstock("admin", "repair", "--yes").exit_code == 0
+    assert penstock("admin", "publish").exit_code == 0
+    assert shown(table) == ROWS | {"d": [7]}
+    assert states(table) == {ObjectState.PROCESSED: 4}
+
+
 @pytest.fixture
 def post(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Post:
     monkeypatch.chdir(tmp_path)

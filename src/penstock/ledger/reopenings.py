@@ -219,7 +219,7 @@ _OPEN_AMONG = _OPEN.where(_of_reopened, reopenings.c.object_id.in_(bindparam("of
 _OPEN_AT = _OPEN.where(
     reopenings.c.uri_digest.in_(bindparam("digests", expanding=True)),
     filtered(reopenings.c.pipeline) == bindparam("in_pipeline"),
-)
+).with_for_update(of=objects)  # no claim takes them before they are processed
 _this = (objects.c.pipeline == bindparam("in_pipeline")) & (objects.c.object_id == bindparam("of_object"))
 _RESTORED = {
     "batch_seq": bindparam("as_seq", type_=objects.c.batch_seq.type),

@@ -1,5 +1,6 @@
 """Reopened objects: they are read again, and their rows stay in the table until another batch replaces them."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -475,6 +476,28 @@ def test_reopenings_and_claims_at_once_end_as_one_reading(shared_harness: Ledger
     assert counts(shared_harness) == {"read": len(names)}
     batches = shared_harness.ledger.batches(PIPELINE)
     assert shared_harness.ledger.replaced_totals(PIPELINE)[1] == 10 * sum(batch.objects for batch in batches[1:])
+
+
+def test_withdrawals_and_claims_at_once_leave_no_object_to_both(shared_harness: LedgerHarness) -> None:
+    names = [f"n{number}" for number in range(60)]
+    shared_harness.process(*names)
+    reopen(shared_harness, *names)
+
+    def work(number: int) -> None:
+        some = names[number * 5 : number * 5 + 30]
+        if number % 2:
+            withdraw(shared_harness, *some)
+            return
+        held = shared_harness.claim(candidates(*some), attempt=f"other-{number}", on_change=OnChange.REPLACE)
+        if held.claimed:
+            commit(shared_harness, held)
+
+    together(work)
+    states = Counter(row.state for row in shared_harness.ledger.objects(PIPELINE, limit=100))
+    waiting = shared_harness.ledger.reopenings.counts(PIPELINE)[ReopeningState.OPEN]
+    assert states == Counter({ObjectState.PROCESSED: len(names) - waiting, ObjectState.UNPROCESSED: waiting})
+    read = shared_harness.ledger.reopenings.counts(PIPELINE)[ReopeningState.READ]
+    assert shared_harness.ledger.replaced_totals(PIPELINE) == (read, 10 * read)
 
 
 # Repairs
