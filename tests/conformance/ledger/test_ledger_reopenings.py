@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 from tests.conformance.ledger.archiving import adopt, archive, contents, ids_with_row, next_file
 from tests.conformance.ledger.concurrency import together
 from tests.conformance.ledger.ledger_harness import (
@@ -39,6 +40,7 @@ from penstock.ledger.records import (
 from penstock.ledger.reopenings import KEPT, STAY, LeftAlone, Reopened, ReopeningState, Withdrawn
 from penstock.ledger.retractions import Retraction
 from penstock.ledger.returns import ReturningObject
+from penstock.ledger.schema import objects
 from penstock.messaging.steps import Step
 
 KEY = b"/landing/report.csv"
@@ -452,6 +454,16 @@ def test_reopened_objects_need_a_message(harness: LedgerHarness) -> None:
     assert not harness.ledger.known_among(PIPELINE, [object_id_of("a")], seen_at=0.0)
     assert b"".join(harness.ledger.known_ids(PIPELINE)) == b""
     assert harness.ledger.processed_objects(PIPELINE, 1) == [], "a cleanup deletes the sources of these"
+
+
+def test_a_reopened_object_waits_since_it_was_reopened(harness: LedgerHarness) -> None:
+    harness.process("a")
+    with harness.ledger.database.writing() as connection:
+        connection.execute(update(objects).values(first_seen_at=objects.c.first_seen_at - 86_400.0))
+    reopen(harness, "a")
+    found = harness.ledger.ages.waiting(PIPELINE, overdue_after_seconds=3_600.0)
+    assert (found.objects[ObjectState.UNPROCESSED], found.overdue) == (1, 0)
+    assert found.oldest_age_seconds < 3_600.0
 
 
 def test_reopenings_and_claims_at_once_end_as_one_reading(shared_harness: LedgerHarness) -> None:
