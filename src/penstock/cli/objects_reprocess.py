@@ -15,7 +15,7 @@ from penstock.cli.output import Json, print_json, printable, talk
 from penstock.cli.where import ScopeOptions
 from penstock.config import load_settings
 from penstock.errors import UsageError
-from penstock.ledger.reopenings import LeftAlone
+from penstock.ledger.reopening_choice import LeftAlone
 from penstock.messaging.wording import counted
 from penstock.operations.inspection import view
 

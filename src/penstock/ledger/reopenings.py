@@ -2,7 +2,7 @@
 
 A reopened object is unprocessed, so every message and every scan that names it takes it as any other. Its row in
 ``objects`` keeps the batch and the counts of the earlier reading, and so the rules for versions still see the rows that
-the table has. What else the earlier reading was stands in ``reopenings``.
+the table has. The table ``reopenings`` has the rest of it.
 
 - Processed again: its commit replaces the earlier rows, like those of another version (`penstock.ledger.versions`).
 - Failed, or to be retried: it keeps batch and counts, since the table keeps the rows.
@@ -11,7 +11,7 @@ the table has. What else the earlier reading was stands in ``reopenings``.
 A repair of the ledger may give up the batch that read an object again, or the one before; see `Repairs`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -23,6 +23,7 @@ from penstock.ledger.archive import RetiredObject
 from penstock.ledger.database import Database
 from penstock.ledger.dialects import DatabaseNow
 from penstock.ledger.records import BatchOutcome, ObjectRow, ObjectState, OnChange
+from penstock.ledger.reopening_choice import LeftAlone, choose, versions_seen
 from penstock.ledger.returns import (
     ReturningObject,
     lock_archiving,
@@ -33,8 +34,6 @@ from penstock.ledger.returns import (
 from penstock.ledger.rows import AnyRow, Values, object_row, unknown_text, uri_digest
 from penstock.ledger.rules import storable, stored_reason
 from penstock.ledger.schema import (
-    archived_objects,
-    batches,
     leaving,
     object_attempts,
     objects,
@@ -59,54 +58,6 @@ class ReopeningState(StrEnum):
     KEPT = "kept"  # the store did not have it any more: it is processed as before
 
 
-class LeftAlone(StrEnum):
-    """Why an object is not reopened."""
-
-    UNKNOWN = "unknown"
-    BUSY = "busy"  # it, or another version or a replay of its bad lines, is being processed
-    REPLAYING = "replaying"  # a replay of its bad lines waits in the queue
-    VERSIONS = "versions"  # the table has rows of several versions of it
-    ARCHIVED = "archived"  # its record is not at hand
-    FAILED = "failed"  # it is reopened, and failed
-    UNPROCESSED = "unprocessed"  # no version of it is processed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VersionSeen:
-    """A version of an object, or a replay of its bad lines, as `choose` sees it."""
-
-    object_id: bytes
-    state: ObjectState
-    batch_seq: int | None  # the batch with its rows in the table; 0: unknown
-    is_replay: bool = False
-    replaces: bool = False  # its batch took the rows of earlier versions out of the table
-    is_archived: bool = False
-
-
-def choose(versions: Sequence[VersionSeen], *, returning: Iterable[bytes] = ()) -> bytes | LeftAlone:
-    """Return the version of an object to read again, or why there is none. ``returning``: archived ones at hand.
-
-    It is the version committed last, the only one that a replacement of the object's rows may bring again.
-    """
-    if any(one.state is ObjectState.PROCESSING for one in versions):
-        return LeftAlone.BUSY
-    if any(one.is_replay and one.state is ObjectState.UNPROCESSED for one in versions):
-        return LeftAlone.REPLAYING
-    shown = sorted(
-        (one for one in versions if one.batch_seq is not None and not one.is_replay), key=lambda one: one.batch_seq or 0
-    )
-    if not shown:
-        return LeftAlone.UNPROCESSED if versions else LeftAlone.UNKNOWN
-    last = shown[-1]
-    if len(shown) > 1 and not last.replaces:
-        return LeftAlone.VERSIONS
-    if last.is_archived and last.object_id not in returning:
-        return LeftAlone.ARCHIVED
-    if last.state not in (ObjectState.PROCESSED, ObjectState.UNPROCESSED):
-        return LeftAlone.FAILED
-    return last.object_id
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reopened:
     """The result of a reopening. ``again``: objects that an earlier one had reopened, and that still wait."""
@@ -128,42 +79,6 @@ class Withdrawn:
 _LOCK = select(pipelines.c.id).where(pipelines.c.id == bindparam("in_pipeline")).with_for_update()
 _of_ids = (objects.c.pipeline == bindparam("in_pipeline")) & objects.c.object_id.in_(
     bindparam("of_objects", expanding=True)
-)
-_VERSIONS = (
-    select(
-        objects.c.object_id,
-        objects.c.uri,
-        objects.c.uri_digest,
-        objects.c.state,
-        objects.c.batch_seq,
-        is_no_replay(objects).label("is_version"),
-        batches.c.replaced_rows.is_not(None).label("replaces"),
-    )
-    .outerjoin_from(
-        objects, batches, (batches.c.pipeline == objects.c.pipeline) & (batches.c.seq == objects.c.batch_seq)
-    )
-    .where(
-        objects.c.uri_digest.in_(bindparam("digests", expanding=True)),
-        filtered(objects.c.pipeline) == bindparam("in_pipeline"),
-    )
-)
-_ARCHIVED_VERSIONS = (
-    select(
-        archived_objects.c.object_id,
-        archived_objects.c.uri_digest,
-        archived_objects.c.batch_seq,
-        is_no_replay(archived_objects).label("is_version"),
-        batches.c.replaced_rows.is_not(None).label("replaces"),
-    )
-    .outerjoin_from(
-        archived_objects,
-        batches,
-        (batches.c.pipeline == archived_objects.c.pipeline) & (batches.c.seq == archived_objects.c.batch_seq),
-    )
-    .where(
-        archived_objects.c.uri_digest.in_(bindparam("digests", expanding=True)),
-        filtered(archived_objects.c.pipeline) == bindparam("in_pipeline"),
-    )
 )
 _FORGET = delete(reopenings).where(
     reopenings.c.pipeline == bindparam("in_pipeline"),
@@ -390,7 +305,7 @@ def _chosen(
     connection: Connection, pipeline: str, addresses: Sequence[str], archived: Sequence[ReturningObject]
 ) -> _Chosen:
     """Choose the version of each object that is read again."""
-    versions = _versions(connection, pipeline, addresses)
+    versions = versions_seen(connection, pipeline, addresses)
     returning = {one.retired.row.object_id for one in archived}
     new: set[bytes] = set()
     again: set[bytes] = set()
@@ -406,32 +321,6 @@ def _chosen(
         is_open = any(one.object_id == found and one.state is ObjectState.UNPROCESSED for one in seen)
         (again if is_open else new).add(found)
     return _Chosen(new=frozenset(new), again=frozenset(again), left_alone=left_alone, states=states)
-
-
-def _versions(connection: Connection, pipeline: str, addresses: Sequence[str]) -> Mapping[str, Sequence[VersionSeen]]:
-    """Return every version of these objects, by address."""
-    stored = {uri_digest(storable(uri)): uri for uri in addresses}
-    found: dict[str, list[VersionSeen]] = {uri: [] for uri in stored.values()}
-    for digests in slices(sorted(stored)):
-        binds = {"in_pipeline": pipeline, "digests": list(digests)}
-        for row in connection.execute(_VERSIONS, binds):
-            if row.uri == storable(stored[row.uri_digest]):
-                found[stored[row.uri_digest]].append(_seen(row, ObjectState(row.state), row.batch_seq))
-        for row in connection.execute(_ARCHIVED_VERSIONS, binds):
-            of_archive = _seen(row, ObjectState.PROCESSED, row.batch_seq or 0, is_archived=True)
-            found[stored[row.uri_digest]].append(of_archive)
-    return found
-
-
-def _seen(row: AnyRow, state: ObjectState, batch_seq: int | None, *, is_archived: bool = False) -> VersionSeen:
-    return VersionSeen(
-        object_id=row.object_id,
-        state=state,
-        batch_seq=batch_seq,
-        is_replay=not row.is_version,
-        replaces=bool(row.replaces),
-        is_archived=is_archived,
-    )
 
 
 def _rows(connection: Connection, pipeline: str, object_ids: Sequence[bytes]) -> Sequence[ObjectRow]:

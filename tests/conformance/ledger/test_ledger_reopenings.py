@@ -37,7 +37,8 @@ from penstock.ledger.records import (
     QuarantineState,
     replaced_objects,
 )
-from penstock.ledger.reopenings import KEPT, STAY, LeftAlone, Reopened, ReopeningState, Withdrawn
+from penstock.ledger.reopening_choice import LeftAlone
+from penstock.ledger.reopenings import KEPT, STAY, Reopened, ReopeningState, Withdrawn
 from penstock.ledger.retractions import Retraction
 from penstock.ledger.returns import ReturningObject
 from penstock.ledger.schema import objects

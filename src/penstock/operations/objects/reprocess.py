@@ -17,7 +17,8 @@ from penstock.dead_letters.operator import ProgressCallback, ReplayRate, Stopped
 from penstock.errors import UsageError
 from penstock.ledger import Ledger
 from penstock.ledger.records import ObjectRow, ObjectState
-from penstock.ledger.reopenings import LeftAlone, Reopened, Withdrawn
+from penstock.ledger.reopening_choice import LeftAlone
+from penstock.ledger.reopenings import Reopened, Withdrawn
 from penstock.ledger.returns import ReturningObject
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.message import Outgoing
