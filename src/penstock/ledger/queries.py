@@ -29,6 +29,7 @@ from penstock.ledger.records import (
     AttemptRow,
     AttemptState,
     BatchRow,
+    KnownBeginning,
     ObjectAttempt,
     ObjectRow,
     ObjectState,
@@ -58,7 +59,13 @@ from penstock.ledger.sets import (
     is_wanted,
     of_pipeline,
 )
-from penstock.ledger.versions import changed_versions, is_no_replay, replaced_versions, superseded_versions
+from penstock.ledger.versions import (
+    beginnings_for,
+    changed_versions,
+    is_no_replay,
+    replaced_versions,
+    superseded_versions,
+)
 
 PAGE_BATCHES = 100
 _STATE_NAMED = {state.value: state for state in ObjectState}
@@ -271,6 +278,10 @@ class Queries:
             ids_wanted(connection, object_ids)
             return changed_versions(connection, pipeline)
 
+    def beginnings(self, pipeline: str, attempt_id: str) -> Mapping[bytes, KnownBeginning]:
+        with self._database.reading() as connection:
+            return beginnings_for(connection, pipeline, attempt_id)
+
     def replaced(self, pipeline: str, object_ids: Collection[bytes]) -> set[bytes]:
         with self._database.reading() as connection:
             ids_wanted(connection, object_ids)
@@ -286,7 +297,7 @@ class Queries:
             found = set(connection.scalars(_LIVE, {"in_pipeline": pipeline}))
             found |= set(connection.scalars(_ENDED, {"in_pipeline": pipeline, "seen_at": seen_at}))
             found |= set(connection.scalars(ARCHIVED, {"in_pipeline": pipeline}))
-            if on_change is OnChange.REPLACE:
+            if on_change.replaces:
                 found -= superseded_versions(connection, pipeline, seen_at=seen_at)
             return found
 
