@@ -68,6 +68,17 @@ def addresses_of(connection: Connection, attempt_id: str, *, state: ObjectState)
     return {row.object_id: row.uri_digest for row in rows}
 
 
+def grown_addresses(
+    connection: Connection, attempt_id: str, processed: Collection[ObjectResult]
+) -> Mapping[bytes, str]:
+    """Return which beginning each processed object of an attempt was appended to, by the digest of the address."""
+    grown = {one.object_id: one.appended_to for one in processed if one.appended_to is not None}
+    if not grown:
+        return {}
+    addresses = addresses_of(connection, attempt_id, state=ObjectState.PROCESSED)
+    return {addresses[id]: base for id, base in grown.items() if id in addresses}
+
+
 def record_beginnings(
     connection: Connection,
     pipeline: str,

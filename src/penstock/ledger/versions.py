@@ -52,7 +52,13 @@ from penstock.ledger.sets import (
     of_pipeline,
     slices,
 )
-from penstock.ledger.tails import StoredBeginning, addresses_of, record_beginnings, stored_beginnings
+from penstock.ledger.tails import (
+    StoredBeginning,
+    addresses_of,
+    grown_addresses,
+    record_beginnings,
+    stored_beginnings,
+)
 
 _version = objects.alias("version")
 _archived_version = archived_objects.alias("archived_version")
@@ -419,11 +425,9 @@ def _bases(connection: Connection, outcome: BatchOutcome, found: EarlierVersions
 
     Raises `VersionsMoved` if one is no longer the table's: the rows of the batch do not fit what the table has.
     """
-    grown = outcome.grown
-    if not grown:
+    expected = grown_addresses(connection, outcome.attempt_id, outcome.processed)
+    if not expected:
         return {}
-    addresses = addresses_of(connection, outcome.attempt_id, state=ObjectState.PROCESSED)
-    expected = {addresses[one.object_id]: one.appended_to for one in grown}
     last_seqs = {digest: found.last_seqs[digest] for digest in expected if digest in found.last_seqs}
     bases = stored_beginnings(connection, outcome.pipeline, last_seqs)
     if any(digest not in bases or bases[digest].known.attempt_id != base for digest, base in expected.items()):
