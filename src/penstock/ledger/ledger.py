@@ -565,6 +565,13 @@ class Ledger:
         """Return how often batches replaced an earlier version of an object, and the rows of these versions."""
         return self._queries.replaced_totals(pipeline, after_seq=after_seq)
 
+    def grown_totals(self, pipeline: str, *, after_seq: int = 0) -> tuple[int, int]:
+        """Return how often only what was appended to an object was read, and the rows that these batches have of it.
+
+        Batches without a row, which no commit to the table shows, are left out.
+        """
+        return self._queries.grown_totals(pipeline, after_seq=after_seq)
+
     def written_to(self, pipeline: str, seq: int) -> tuple[int, int]:
         """Return the number of rows and of quarantined lines that all batches up to this one wrote."""
         return self._queries.written_to(pipeline, seq)

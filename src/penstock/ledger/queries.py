@@ -102,6 +102,14 @@ _REPLACED_TOTALS = select(
     batches.c.seq > bindparam("after_seq"),
     batches.c.replaced_objects > 0,
 )
+_GROWN_TOTALS = select(
+    func.coalesce(func.sum(batches.c.grown_objects), 0), func.coalesce(func.sum(batches.c.appended_rows), 0)
+).where(
+    batches.c.pipeline == bindparam("in_pipeline"),
+    batches.c.seq > bindparam("after_seq"),
+    batches.c.grown_objects > 0,
+    batches.c.rows > 0,
+)
 _BATCH = _BATCHES.where(batches.c.seq == bindparam("at_seq"))
 _BATCH_OF = _ALL_BATCHES.where(batches.c.attempt_id == bindparam("of_attempt"))
 
@@ -304,6 +312,11 @@ class Queries:
     def has_replaced(self, pipeline: str, seq: int) -> bool:
         with self._database.reading() as connection:
             return connection.execute(_REPLACING, {"in_pipeline": pipeline, "to_seq": seq}).first() is not None
+
+    def grown_totals(self, pipeline: str, *, after_seq: int) -> tuple[int, int]:
+        with self._database.reading() as connection:
+            objects_, rows = connection.execute(_GROWN_TOTALS, {"in_pipeline": pipeline, "after_seq": after_seq}).one()
+        return int(objects_), int(rows)
 
     def replaced_totals(self, pipeline: str, *, after_seq: int) -> tuple[int, int]:
         with self._database.reading() as connection:

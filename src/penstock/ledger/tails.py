@@ -33,6 +33,11 @@ _ADDRESSES = select(objects.c.object_id, objects.c.uri_digest).where(
 )
 
 
+# Of an object that grew and ends within a record: nothing can be appended to it, but the rows that the table has of it
+# are those of several batches.
+_NO_BEGINNING = Beginning(size_bytes=0, digest="", reading="")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredBeginning:
     """A row of ``beginnings``, with the number of the batch that committed its version."""
@@ -93,11 +98,11 @@ def record_beginnings(
     ``bases`` are those that objects were appended to, ``kept_rows`` the rows that the table has of these; both by the
     digest of the address.
     """
-    whole = [one for one in processed if one.beginning is not None]
-    if not whole:
+    recorded = [one for one in processed if one.beginning is not None or one.appended_to is not None]
+    if not recorded:
         return
     addresses = addresses_of(connection, attempt_id, state=ObjectState.PROCESSED)
-    found = {addresses[one.object_id]: one for one in whole if one.object_id in addresses}
+    found = {addresses[one.object_id]: one for one in recorded if one.object_id in addresses}
     rows = [
         _row(pipeline, attempt_id, digest, one, base=bases.get(digest), kept_rows=kept_rows.get(digest, 0))
         for digest, one in sorted(found.items())
@@ -117,8 +122,7 @@ def _row(
     base: StoredBeginning | None,
     kept_rows: int,
 ) -> dict[str, Any]:
-    beginning = one.beginning
-    assert beginning is not None, "only these are recorded"
+    beginning = one.beginning or _NO_BEGINNING
     grown = base if one.appended_to is not None else None
     return {
         "pipeline": pipeline,

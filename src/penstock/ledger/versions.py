@@ -443,7 +443,8 @@ def beginnings_for(connection: Connection, pipeline: str, attempt_id: str) -> Ma
     if not stored:
         return {}
     addresses = addresses_of(connection, attempt_id, state=held)
-    return {id: stored[digest].known for id, digest in addresses.items() if digest in stored}
+    known = {id: stored[digest].known for id, digest in addresses.items() if digest in stored}
+    return {id: one for id, one in known.items() if one.beginning.size_bytes}
 
 
 def earlier_versions(

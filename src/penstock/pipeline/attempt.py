@@ -34,6 +34,7 @@ from penstock.ledger.records import (
     BatchOutcome,
     Committed,
     FailedObject,
+    KnownBeginning,
     ObjectAttempt,
     ObjectClaims,
     OnChange,
@@ -423,6 +424,7 @@ class Attempts:
             objects=tuple(ref for object_id, ref in work.refs.items() if object_id not in causes),
             claimed=work.claim.claimed,
             current_only=self._settings.on_change is not OnChange.ADD,
+            beginnings=self._beginnings(work),
         )
         began_at = self._runtime.clock.monotonic()
         with self._stage("spark run", work):
@@ -443,6 +445,13 @@ class Attempts:
             self.add_fault(refusal)
         return outcomes
 
+    def _beginnings(self, work: ClaimedWork) -> Mapping[bytes, KnownBeginning]:
+        """Return what the table has of objects that may have grown. The commit checks that it still has that."""
+        if self._settings.on_change is not OnChange.TAIL:
+            return {}
+        with self._runtime.ledger_watch.watch_request():
+            return self._runtime.ledger.beginnings(self._settings.pipeline, work.attempt_id)
+
     def _refused(self, work: ClaimedWork) -> Sequence[FailedObject]:
         """Return the objects that this attempt does not read, because of other versions of theirs.
 
@@ -454,7 +463,7 @@ class Attempts:
         """
         if self._settings.on_change is OnChange.ADD:
             return ()
-        if self._settings.on_change is OnChange.REPLACE:
+        if self._settings.on_change.replaces:
             return _waiting_replays(work.refs)
         with self._runtime.ledger_watch.watch_request():
             changed = self._runtime.ledger.changed(self._settings.pipeline, list(work.refs))
@@ -509,7 +518,7 @@ class Attempts:
     def _rule_for(self, result: RunResult) -> OnChange:
         """Return the rule for changed objects. Rows that do not name their objects can only be added."""
         rule = self._settings.on_change
-        return OnChange.ADD if rule is OnChange.REPLACE and not result.has_addresses else rule
+        return OnChange.ADD if rule.replaces and not result.has_addresses else rule
 
     def _stage(self, name: str, work: ClaimedWork) -> AbstractContextManager[None]:
         """Return a tracing span, or nothing if batches are not traced apart from their messages."""

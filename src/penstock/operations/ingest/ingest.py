@@ -89,6 +89,8 @@ class IngestReport:
     objects_replayed: int = 0  # objects of which the bad lines were read again
     replaced_objects: int = 0  # objects of which an earlier version was in the table, and was replaced
     replaced_rows: int = 0  # the rows of these versions
+    grown_objects: int = 0  # objects of which only what was appended was read
+    appended_rows: int = 0  # the rows of these objects
     warned_objects: int = 0  # objects with too many bad lines, in this run or an earlier one; see `QuarantineWarning`
     warned_lines: int = 0  # the bad lines of these objects
     schema: str | None
@@ -174,6 +176,7 @@ def _ingested(
             clock=tools.clock,
         )
         counts.add_replaced(*tables.unpublished_replacements())
+        counts.add_grown(*tables.unpublished_growth())
         tables.publish()  # batches that an earlier process committed but did not publish
         work = IngestPipeline(
             request=request,
@@ -390,6 +393,8 @@ def _report(
         objects_replayed=counts.replays,
         replaced_objects=counts.replaced_objects,
         replaced_rows=counts.replaced_rows,
+        grown_objects=counts.grown_objects,
+        appended_rows=counts.appended_rows,
         warned_objects=warning.objects,
         warned_lines=warning.lines,
         schema=_schema(pipeline),

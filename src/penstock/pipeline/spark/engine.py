@@ -172,6 +172,7 @@ class SparkEngine:
                 added,
                 places,
                 current_only=request.current_only,
+                beginnings=request.beginnings,
             )
             try:
                 summary = run.read_and_write()
