@@ -33,6 +33,7 @@ SINCE_0001 = {
     "quarantined",
     "replays",
     "table_commits",
+    "beginnings",
     "audit",
     "owners",
 }
@@ -47,6 +48,8 @@ COLUMNS_SINCE_0001 = {
     "replaces",
     "replaced_objects",
     "replaced_rows",
+    "grown_objects",
+    "appended_rows",
 }
 
 
