@@ -16,8 +16,9 @@ from typing import Any
 from sqlalchemy import BindParameter, Connection, bindparam, delete, insert, select
 
 from penstock.ledger.records import Beginning, KnownBeginning, ObjectResult, ObjectState
+from penstock.ledger.rows import AnyRow
 from penstock.ledger.rules import storable
-from penstock.ledger.schema import batches, beginnings, objects
+from penstock.ledger.schema import batches, beginnings, objects, quarantined
 from penstock.ledger.sets import insert_from, slices
 
 _digests: BindParameter[Sequence[bytes]] = bindparam("digests", expanding=True)
@@ -28,8 +29,27 @@ _KNOWN = select(beginnings, batches.c.seq).join_from(
 _KNOWN_OF = _KNOWN.where(_of_addresses)
 _FORGET = delete(beginnings).where(_of_addresses)
 _ADD = insert(beginnings)
-_ADDRESSES = select(objects.c.object_id, objects.c.uri_digest).where(
-    objects.c.attempt_id == bindparam("ours"), objects.c.state == bindparam("in_state")
+_ADDRESSES = select(
+    objects.c.object_id, objects.c.uri_digest, objects.c.size_bytes, objects.c.version_id, objects.c.etag
+).where(objects.c.attempt_id == bindparam("ours"), objects.c.state == bindparam("in_state"))
+_own, _whole, _last = (batches.alias(name) for name in ("own", "whole", "last"))
+_CONTINUED = (
+    select(quarantined.c.replay_id, beginnings.c.object_bytes, beginnings.c.version_id, beginnings.c.etag)
+    .join_from(
+        quarantined,
+        beginnings,
+        (beginnings.c.pipeline == quarantined.c.pipeline) & (beginnings.c.uri_digest == quarantined.c.uri_digest),
+    )
+    .join(_own, _own.c.attempt_id == quarantined.c.attempt_id)
+    .join(_whole, _whole.c.attempt_id == beginnings.c.whole_attempt_id)
+    .join(_last, _last.c.attempt_id == beginnings.c.attempt_id)
+    .where(
+        quarantined.c.replay_id.in_(bindparam("replays", expanding=True)),
+        quarantined.c.pipeline == bindparam("in_pipeline"),
+        quarantined.c.replaced_seq.is_(None),
+        _own.c.seq >= _whole.c.seq,
+        _own.c.seq < _last.c.seq,
+    )
 )
 
 
@@ -69,8 +89,11 @@ def stored_beginnings(
 
 def addresses_of(connection: Connection, attempt_id: str, *, state: ObjectState) -> Mapping[bytes, bytes]:
     """Return the digest of the address of each object that an attempt has in this state, by object id."""
-    rows = connection.execute(_ADDRESSES, {"ours": attempt_id, "in_state": state.value})
-    return {row.object_id: row.uri_digest for row in rows}
+    return {row.object_id: row.uri_digest for row in _versions_of(connection, attempt_id, state=state)}
+
+
+def _versions_of(connection: Connection, attempt_id: str, *, state: ObjectState) -> Sequence[AnyRow]:
+    return connection.execute(_ADDRESSES, {"ours": attempt_id, "in_state": state.value}).all()
 
 
 def grown_addresses(
@@ -82,6 +105,31 @@ def grown_addresses(
         return {}
     addresses = addresses_of(connection, attempt_id, state=ObjectState.PROCESSED)
     return {addresses[id]: base for id, base in grown.items() if id in addresses}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContinuedVersion:
+    """The last version that begins with another one."""
+
+    size_bytes: int
+    version_id: str | None
+    etag: str | None
+
+
+def continued_versions(
+    connection: Connection, pipeline: str, replay_ids: Sequence[bytes]
+) -> Mapping[bytes, ContinuedVersion]:
+    """Return the last version that begins with the one whose bad lines a replay reads, by the replay's id.
+
+    The lines are in it at the same places. Versions that were not appended to are left out.
+    """
+    found: dict[bytes, ContinuedVersion] = {}
+    for replays in slices(replay_ids):
+        for row in connection.execute(_CONTINUED, {"in_pipeline": pipeline, "replays": list(replays)}):
+            found[row.replay_id] = ContinuedVersion(
+                size_bytes=row.object_bytes, version_id=row.version_id, etag=row.etag
+            )
+    return found
 
 
 def record_beginnings(
@@ -96,17 +144,16 @@ def record_beginnings(
     """Record the beginnings of a batch's objects inside its commit, in the place of those of their earlier versions.
 
     ``bases`` are those that objects were appended to, ``kept_rows`` the rows that the table has of these; both by the
-    digest of the address.
+    digest of the address. A repair may not know the base of an imported batch; its rows are in the table all the same.
     """
     recorded = [one for one in processed if one.beginning is not None or one.appended_to is not None]
     if not recorded:
         return
-    addresses = addresses_of(connection, attempt_id, state=ObjectState.PROCESSED)
-    found = {addresses[one.object_id]: one for one in recorded if one.object_id in addresses}
+    versions = {row.object_id: row for row in _versions_of(connection, attempt_id, state=ObjectState.PROCESSED)}
+    found = {row.uri_digest: (row, one) for one in recorded if (row := versions.get(one.object_id)) is not None}
     rows = [
-        _row(pipeline, attempt_id, digest, one, base=bases.get(digest), kept_rows=kept_rows.get(digest, 0))
-        for digest, one in sorted(found.items())
-        if one.appended_to is None or digest in bases
+        _row(pipeline, row, attempt_id, one, base=bases.get(digest), kept_rows=kept_rows.get(digest, 0))
+        for digest, (row, one) in sorted(found.items())
     ]
     for digests in slices(sorted(found)):
         connection.execute(_FORGET, {"in_pipeline": pipeline, "digests": list(digests)})
@@ -115,23 +162,27 @@ def record_beginnings(
 
 def _row(
     pipeline: str,
+    version: AnyRow,
     attempt_id: str,
-    digest: bytes,
     one: ObjectResult,
     *,
     base: StoredBeginning | None,
     kept_rows: int,
 ) -> dict[str, Any]:
     beginning = one.beginning or _NO_BEGINNING
-    grown = base if one.appended_to is not None else None
+    grew = one.appended_to is not None
+    whole_attempt_id = one.appended_to if base is None else base.whole_attempt_id
     return {
         "pipeline": pipeline,
-        "uri_digest": digest,
+        "uri_digest": version.uri_digest,
         "attempt_id": attempt_id,
         "size_bytes": beginning.size_bytes,
         "digest": beginning.digest,
         "reading": storable(beginning.reading),
-        "rows": one.rows + (kept_rows if grown is not None else 0),
-        "lines_quarantined": one.lines_quarantined + (0 if grown is None else grown.known.lines_quarantined),
-        "whole_attempt_id": attempt_id if grown is None else grown.whole_attempt_id,
+        "rows": one.rows + (kept_rows if grew else 0),
+        "lines_quarantined": one.lines_quarantined + (0 if base is None or not grew else base.known.lines_quarantined),
+        "whole_attempt_id": whole_attempt_id if grew else attempt_id,
+        "object_bytes": version.size_bytes,
+        "version_id": version.version_id,
+        "etag": version.etag,
     }

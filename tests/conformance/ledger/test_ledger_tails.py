@@ -31,6 +31,7 @@ from penstock.ledger.records import (
     OnChange,
     QuarantineState,
 )
+from penstock.ledger.tails import ContinuedVersion
 from penstock.messaging.steps import Step
 
 LONG = '[[100,"' + "f" * 64 + '"],' + ",".join(f'[{end},"{"0" * 64}"]' for end in range(1_000)) + "]"
@@ -174,9 +175,14 @@ def test_bad_lines_of_the_beginning_stay_until_it_is_replaced(harness: LedgerHar
     held = hold(harness, version("v1"))
     bad = [bad_lines_of("v1", "replay")]
     harness.ledger.commit(replace(result_of(held, "v1", beginning(100), None), bad=bad))
+    replay = version("replay")
+    continued = harness.ledger.quarantines.continued
+    assert continued(PIPELINE, [replay.object_id]) == {}
     grow(harness, "v2", found=beginning(200))
     assert _bad_states(harness) == [QuarantineState.OPEN]
-    replay = version("replay")
+    later = ContinuedVersion(size_bytes=100, version_id=None, etag="etag")
+    assert continued(PIPELINE, [replay.object_id]) == {replay.object_id: later}
+    assert continued("other", [replay.object_id]) == {}
     again = hold(harness, replay)
     done = outcome(again, on_change=OnChange.TAIL, since_seq=again.next_seq, replays=[replay.object_id])
     assert harness.ledger.commit(done) == Committed(seq=3)
@@ -187,6 +193,7 @@ def test_bad_lines_of_the_beginning_stay_until_it_is_replaced(harness: LedgerHar
     grown = harness.ledger.commit(result_of(held, "v3", beginning(300), found.attempt_id))
     assert grown == Committed(seq=4, grown_objects=1, appended_rows=10)
     assert whole(harness, "v4") == Committed(seq=5, replaced_objects=1, replaced_rows=40)
+    assert continued(PIPELINE, [replay.object_id]) == {}
     (row,) = harness.ledger.quarantines.find(PIPELINE, ADDRESS)
     assert row.replaced_seq == 5
 

@@ -24,7 +24,7 @@ from penstock.messaging.failure import location_of
 from penstock.messaging.steps import Probe, Step
 from penstock.messaging.wording import counted
 from penstock.objects.reference import ObjectRef
-from penstock.objects.replays import is_replay, source_of
+from penstock.objects.replays import is_replay
 from penstock.objects.store import ObjectStore
 from penstock.objects.stores import ahead, store_at
 from penstock.pipeline.batch_record import RecordedBatch, RecordedObject, run_files, run_work, save
@@ -74,7 +74,7 @@ def reread_on_driver(summary: Summary, plan: ReadPlan) -> Summary:
     # S3 is the same for all hosts, so a deletion there is not doubted
     doubted = REFUSALS if is_s3(plan.source) else REFUSALS | _MISSING
     refs = {
-        index: source_of(plan.objects[index])
+        index: plan.source_of(index)
         for index, failure in {**summary.failures, **summary.exclude}.items()
         if failure.kind in doubted
     }
@@ -158,8 +158,12 @@ class SparkRun:
         *,
         current_only: bool = False,
         beginnings: Mapping[bytes, KnownBeginning] | None = None,
+        sources: Mapping[bytes, ObjectRef] | None = None,
     ) -> None:
-        """``places``: the ranges that replays read, by object id. The last two: see `RunRequest`."""
+        """``places``, ``sources``: the ranges that replays read, and of which version, by object id.
+
+        ``current_only``, ``beginnings``: see `RunRequest`.
+        """
         self._context = context
         self._added = added or {}
         self._attempt_id = attempt_id
@@ -168,6 +172,7 @@ class SparkRun:
         self._work = run_work(self._declaration.work, attempt_id, number)
         self._current_only = current_only
         self._beginnings = beginnings or {}
+        self._sources = sources or {}
         self._plan = self._made_plan(attempt_id, number, objects, cuts or {}, places or {})
         self._stopwatch = Stopwatch(context.clock)
         self._agreement: SchemaAgreement | None = None  # set by read_and_write, as is _written
@@ -315,6 +320,11 @@ class SparkRun:
             current_only=self._current_only,
             hashes=self._declaration.on_change is OnChange.TAIL,
             beginnings=self._known_beginnings(objects, options),
+            sources={
+                index: self._sources[ref.object_id]
+                for index, ref in enumerate(objects if self._sources else ())
+                if ref.object_id in self._sources
+            },
         )
 
     def _known_beginnings(self, objects: Sequence[ObjectRef], options: ReadOptions) -> Mapping[int, KnownBeginning]:

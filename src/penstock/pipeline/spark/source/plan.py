@@ -25,6 +25,7 @@ import pyarrow as pa
 from penstock.errors import TemporaryError
 from penstock.ledger.records import KnownBeginning
 from penstock.objects.reference import ObjectRef, decode_key, encode_key
+from penstock.objects.replays import source_of
 from penstock.pipeline.batch_record import run_files
 from penstock.pipeline.spark.source.formats import format_of
 from penstock.pipeline.spark.source.inflate import is_compressed
@@ -158,6 +159,11 @@ class ReadPlan(_RunFolders):
     hashes: bool = False  # digests of what is read are reported
     # of the objects that may have grown: the beginning that is not read again
     beginnings: Mapping[int, KnownBeginning] = field(default_factory=dict)
+    sources: Mapping[int, ObjectRef] = field(default_factory=dict)  # of replays: the versions that have their lines
+
+    def source_of(self, index: int) -> ObjectRef:
+        """Return the version of an object that is read."""
+        return self.sources.get(index) or source_of(self.objects[index])
 
     @property
     def cuts_are_guesses(self) -> bool:
@@ -171,7 +177,7 @@ class ReadPlan(_RunFolders):
         """Return the pieces of a partition with their objects."""
         return tuple(
             (
-                self.objects[piece.object],
+                self.source_of(piece.object),
                 replace(piece, places=self.places.get(piece.object), after=self._beginning(piece.object, piece.start)),
             )
             for piece in self.partitions[partition]
@@ -194,7 +200,7 @@ class ReadPlan(_RunFolders):
         columns = PieceColumns.of(self.partitions)
         for partition in range(len(columns)):
             span = columns.span(partition)
-            refs = [self.objects[index] for index in columns.objects[span].tolist()]
+            refs = [self.source_of(index) for index in columns.objects[span].tolist()]
             texts = [[_encoded(getattr(ref, name)) for ref in refs] for name in _TEXTS]
             sizes = [ref.size_bytes for ref in refs]
             numbers = (columns.objects[span], columns.starts[span], columns.stops[span], sizes)
@@ -275,12 +281,13 @@ def make_plan(
     current_only: bool = False,
     hashes: bool = False,
     beginnings: Mapping[int, KnownBeginning] | None = None,
+    sources: Mapping[int, ObjectRef] | None = None,
 ) -> ReadPlan:
     """Cut the objects into partitions of about equal cost, a few per core.
 
     ``cuts`` maps object indexes to offsets; such an object is cut there and nowhere else. ``places`` maps those of
-    replays to the ranges that are read. ``beginnings`` maps those that may have grown to what was read before. Raises
-    `UsageError` for an invalid format or schema.
+    replays to the ranges that are read, ``sources`` to the versions. ``beginnings`` maps those that may have grown to
+    what was read before. Raises `UsageError` for an invalid format or schema.
     """
     return ReadPlan(
         attempt_id=attempt_id,
@@ -296,6 +303,7 @@ def make_plan(
         current_only=current_only,
         hashes=hashes,
         beginnings=beginnings or {},
+        sources=sources or {},
     )
 
 

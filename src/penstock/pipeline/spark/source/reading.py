@@ -15,7 +15,6 @@ import pyarrow as pa
 from penstock.errors import ObjectError
 from penstock.events.objects import QuarantineReason
 from penstock.objects.reference import ObjectRef
-from penstock.objects.replays import source_of
 from penstock.objects.store import ObjectReader, ObjectStore
 from penstock.objects.stores import ahead, replaced
 from penstock.pipeline.spark.source.beginnings import HashingReader, beginning_digest, from_text, may_begin
@@ -62,7 +61,7 @@ def partition_task(plan: ReadPlan | SavedPlan, partition: int, *, drain: bool = 
     """Return the task for one partition of a plan. Raises `TemporaryError` if this host does not see a saved plan."""
     return PartitionTask(
         partition=partition,
-        pieces=tuple((source_of(ref), piece) for ref, piece in plan.pieces(partition)),
+        pieces=tuple(plan.pieces(partition)),
         options=plan.options,
         quarantine=plan.quarantine,
         quarantine_dir=plan.quarantine_dir,
