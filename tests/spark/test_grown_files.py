@@ -1,6 +1,9 @@
 """Files that grow, on Spark: only what was appended is read, and the table is what reading the whole file gives."""
 
+import json
 import os
+import sqlite3
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +11,7 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
+from tests.services.forked_process import run_forked
 
 from penstock.operations.ingest.ingest import IngestReport, ingest
 from penstock.operations.ingest.pipeline import IngestRequest
@@ -114,3 +118,45 @@ def test_a_file_that_shrinks_to_its_beginning_and_comes_back(tmp_path: Path, sou
     back = load()
     assert (back.grown_objects, back.appended_rows) == (1, 1)
     assert rows_in(tmp_path / "t") == [("a.jsonl", 0, 1), ("a.jsonl", 10, 2)]
+
+
+def test_bad_lines_of_the_beginning_are_read_again_from_the_file_that_grew(
+    tmp_path: Path, source: Path, load: Load
+) -> None:
+    file, table = source / "a.jsonl", tmp_path / "t"
+    file.write_text('{"id": 1}\n{"id": "2"}\n')
+    assert load(schema="id int").lines_quarantined == 1
+    append(file, '{"id": 3}\n')
+    assert load(schema="id int").grown_objects == 1
+    sent = run_forked(
+        [sys.executable, "-m", "penstock", "quarantine", "replay", "--table", str(table), "--yes", "--json"],
+        timeout=300.0,
+    )
+    assert sent.returncode == 0, sent.stderr
+    assert json.loads(sent.stdout)["sent"] == 1
+    replayed = load(schema="id int")
+    assert (replayed.objects_replayed, replayed.rows_written, replayed.lines_quarantined) == (1, 0, 1)
+    assert load(schema="id int").objects_dead == 0
+    append(file, '{"id": 4}\n')
+    assert load(schema="id int, more string").replaced_rows == 2, "what was read with other columns is no beginning"
+    assert [row[2] for row in rows_in(table)] == [1, 3, 4]
+
+
+def test_a_large_file_is_read_in_pieces_and_what_is_appended_to_it_too(
+    tmp_path: Path, source: Path, load: Load
+) -> None:
+    """Several tasks read both the file and its end, so each has the digest of its piece."""
+    file = source / "a.jsonl"
+    lines = 400_000
+    file.write_text("".join(f'{{"id": {number}, "pad": "{"x" * 20}"}}\n' for number in range(lines)))
+    assert file.stat().st_size > 12 << 20
+    load()
+    with sqlite3.connect(tmp_path / "t" / "_penstock" / "ledger.db") as ledger:
+        (digest,) = ledger.execute("SELECT digest FROM beginnings").fetchone()
+    assert len(json.loads(digest)) > 1
+    append(file, "".join(f'{{"id": {number}, "pad": "{"x" * 20}"}}\n' for number in range(lines, 2 * lines)))
+    assert load().appended_rows == lines
+    assert load().objects_processed == 0
+    append(file, '{"id": 0}\n')
+    assert load().appended_rows == 1
+    assert len(rows_in(tmp_path / "t")) == 2 * lines + 1
