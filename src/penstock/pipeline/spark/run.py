@@ -18,13 +18,12 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.errors import ObjectError, TemporaryError, TransformError, UsageError
-from penstock.ledger.records import BatchRecord, Beginning, KnownBeginning, ObjectResult, OnChange
+from penstock.ledger.records import BatchRecord, KnownBeginning, ObjectResult, OnChange
 from penstock.messaging.clock import Clock
 from penstock.messaging.failure import location_of
 from penstock.messaging.steps import Probe, Step
 from penstock.messaging.wording import counted
 from penstock.objects.reference import ObjectRef
-from penstock.objects.replays import is_replay
 from penstock.objects.store import ObjectStore
 from penstock.objects.stores import ahead, store_at
 from penstock.pipeline.batch_record import RecordedBatch, RecordedObject, run_files, run_work, save
@@ -37,10 +36,10 @@ from penstock.pipeline.spark.runtime import SparkRuntime
 from penstock.pipeline.spark.session import runtime_of
 from penstock.pipeline.spark.shared_folders import prove_shared
 from penstock.pipeline.spark.source.added import new_columns, unknown_counts, with_added
-from penstock.pipeline.spark.source.beginnings import may_begin, reading_of
+from penstock.pipeline.spark.source.beginnings import beginning_of, reading_of, usable_beginnings
 from penstock.pipeline.spark.source.datasource import drain, read
 from penstock.pipeline.spark.source.ddl import OBJECT
-from penstock.pipeline.spark.source.options import ReadOptions, checked
+from penstock.pipeline.spark.source.options import checked
 from penstock.pipeline.spark.source.plan import ReadPlan, make_plan
 from penstock.pipeline.spark.source.report import REFUSALS, FailureKind, ObjectFailure
 from penstock.pipeline.spark.source.summary import Summary, summarise
@@ -319,24 +318,13 @@ class SparkRun:
             places={index: places[ref.object_id] for index, ref in enumerate(objects) if ref.object_id in places},
             current_only=self._current_only,
             hashes=self._declaration.on_change is OnChange.TAIL,
-            beginnings=self._known_beginnings(objects, options),
+            beginnings=usable_beginnings(self._beginnings, objects, options, reading=self._reading),
             sources={
                 index: self._sources[ref.object_id]
                 for index, ref in enumerate(objects if self._sources else ())
                 if ref.object_id in self._sources
             },
         )
-
-    def _known_beginnings(self, objects: Sequence[ObjectRef], options: ReadOptions) -> Mapping[int, KnownBeginning]:
-        """Return the beginnings that need not be read again if the objects begin with them, by place in the plan."""
-        found = {}
-        for index, ref in enumerate(objects if self._beginnings else ()):
-            known = self._beginnings.get(ref.object_id)
-            if known is None or is_replay(ref.version_id, ref.etag) or not may_begin(ref, options):
-                continue
-            if known.beginning.reading == self._reading and known.beginning.size_bytes < ref.size_bytes:
-                found[index] = known
-        return found
 
     def _planned(self) -> tuple[DataFrame, pa.Schema]:
         """Return the rows that the run will write, and their columns.
@@ -419,16 +407,13 @@ class SparkRun:
                 rows=rows,
                 lines_quarantined=lines_quarantined,
                 unknown=unknown_counts(readings.unknown.get(index)),
-                beginning=self._beginning(index, readings.beginnings.get(index)),
+                beginning=beginning_of(
+                    self._plan.objects[index], readings.beginnings.get(index), reading=self._reading
+                ),
                 appended_to=self._plan.beginnings[index].attempt_id if index in readings.grown else None,
             )
             for index, rows, lines_quarantined in zip(*columns, strict=True)
         ]
-
-    def _beginning(self, index: int, digest: str | None) -> Beginning | None:
-        if digest is None:
-            return None
-        return Beginning(size_bytes=self._plan.objects[index].size_bytes, digest=digest, reading=self._reading)
 
 
 def _unreadable(failures: Mapping[int, ObjectFailure]) -> Mapping[int, ObjectFailure]:

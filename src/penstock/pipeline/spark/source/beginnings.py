@@ -16,7 +16,9 @@ from dataclasses import asdict
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from penstock.ledger.records import Beginning, KnownBeginning
 from penstock.objects.reference import ObjectRef
+from penstock.objects.replays import is_replay
 from penstock.objects.store import ObjectReader
 from penstock.pipeline.spark.source.contents import UTF16_MARKS
 from penstock.pipeline.spark.source.formats import format_of
@@ -58,6 +60,28 @@ def reading_of(options: ReadOptions, transform: str | None) -> str:
 def may_begin(ref: ObjectRef, options: ReadOptions) -> bool:
     """Return True if what is appended to an object can be read alone."""
     return format_of(options.format).can_grow and not is_compressed(ref)
+
+
+def usable_beginnings(
+    known: Mapping[bytes, KnownBeginning], objects: Sequence[ObjectRef], options: ReadOptions, *, reading: str
+) -> Mapping[int, KnownBeginning]:
+    """Return the beginnings that need not be read again if the objects begin with them, by place in the plan.
+
+    ``known``: what the table has, by object id. ``reading``: how the objects are read now, see `reading_of`.
+    """
+    found: dict[int, KnownBeginning] = {}
+    for index, ref in enumerate(objects if known else ()):
+        one = known.get(ref.object_id)
+        if one is None or is_replay(ref.version_id, ref.etag) or not may_begin(ref, options):
+            continue
+        if one.beginning.reading == reading and one.beginning.size_bytes < ref.size_bytes:
+            found[index] = one
+    return found
+
+
+def beginning_of(ref: ObjectRef, digest: str | None, *, reading: str) -> Beginning | None:
+    """Return the beginning that an object is for its next version. ``digest``: of all its bytes, as text."""
+    return None if digest is None else Beginning(size_bytes=ref.size_bytes, digest=digest, reading=reading)
 
 
 class HashingReader:
