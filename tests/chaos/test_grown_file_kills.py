@@ -90,7 +90,7 @@ def test_kills_at_every_step_in_turn_leave_each_line_of_files_that_grow_once(cas
         (Step.COMMITTED, ON_SPARK),
     ],
 )
-def test_the_run_after_a_kill_reports_what_it_made_visible(tmp_path: Path, step: Step, module: str) -> None:
+def test_the_run_after_a_kill_reports_the_rows_it_made_visible(tmp_path: Path, step: Step, module: str) -> None:
     with closing(Case(tmp_path, module=module, scheme=DELTA)) as case:
         write_objects(case.source, range(OBJECTS))
         versions = Versions()

@@ -113,7 +113,7 @@ def test_the_table_has_the_lines_of_whole_versions_after_many_steps(
     check(steps, GrowingWorld)
 
 
-def test_only_what_was_appended_is_committed() -> None:
+def test_only_appended_lines_are_committed() -> None:
     steps = [("put", "a", 1), ("claim", 0, 4), ("read", 0, 0), ("commit", 0, 0), ("grow", "a", 0), ("archive", 0, 0)]
     world = check([*steps, ("grow", "a", 0)], GrowingWorld)
     assert isinstance(world, GrowingWorld)

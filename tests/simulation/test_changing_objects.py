@@ -53,7 +53,7 @@ def test_the_table_follows_the_rule_at_every_commit(runner: ChangingRunner, form
 
 
 @pytest.mark.parametrize("format", FIRST)
-def test_the_table_follows_the_rule_if_only_what_was_appended_is_read(runner: ChangingRunner, format: str) -> None:
+def test_the_table_follows_the_rule_if_only_appended_lines_are_read(runner: ChangingRunner, format: str) -> None:
     grown = sum(runner.run(seed, format, rule="tail").grown for seed in range(*GROWING[format]))
     assert grown >= 2
 

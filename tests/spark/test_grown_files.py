@@ -142,9 +142,7 @@ def test_bad_lines_of_the_beginning_are_read_again_from_the_file_that_grew(
     assert [row[2] for row in rows_in(table)] == [1, 3, 4]
 
 
-def test_a_large_file_is_read_in_pieces_and_what_is_appended_to_it_too(
-    tmp_path: Path, source: Path, load: Load
-) -> None:
+def test_a_large_file_and_the_lines_appended_to_it_are_read_in_pieces(tmp_path: Path, source: Path, load: Load) -> None:
     """Several tasks read both the file and its end, so each has the digest of its piece."""
     file = source / "a.jsonl"
     lines = 400_000

@@ -53,8 +53,8 @@ _CONTINUED = (
 )
 
 
-# Of an object that grew and ends within a record: nothing can be appended to it, but the rows that the table has of it
-# are those of several batches.
+# An object that grew and ends within a record: nothing can be appended to it, but the rows that the table has of it are
+# those of several batches.
 _NO_BEGINNING = Beginning(size_bytes=0, digest="", reading="")
 
 

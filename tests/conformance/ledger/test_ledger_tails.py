@@ -139,7 +139,7 @@ def test_a_beginning_whose_version_moved_to_the_archive_is_found(harness: Ledger
     assert done == Committed(seq=3, replaced_objects=1, replaced_rows=20)
 
 
-def test_what_was_appended_to_a_version_that_is_not_the_last_one_is_refused(harness: LedgerHarness) -> None:
+def test_rows_appended_to_a_version_that_is_not_the_last_one_are_refused(harness: LedgerHarness) -> None:
     whole(harness, "v1")
     old = hold(harness, version("v2"))
     base = known(harness, old, "v2")

@@ -137,7 +137,7 @@ def test_imported_batches_keep_the_beginnings_they_were_appended_to(sqlite_scene
     assert (lines(scene, "a"), lines(scene, "b")) == ([0], [0, 1])
 
 
-def test_what_was_appended_after_the_rollback_to_an_older_beginning_is_read_again(sqlite_scene: Scene) -> None:
+def test_rows_appended_after_the_rollback_to_an_older_beginning_are_read_again(sqlite_scene: Scene) -> None:
     """The table has more of the object by then, and would have some lines twice."""
     scene = sqlite_scene
     published(scene, "a", 2)
