@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 Stretches = Sequence[tuple[int, str]]  # where each ends, and its SHA-256 in hexadecimal
 
 _MARK_BYTES = 2
+_READ_BYTES = 1 << 20
 _NEWLINE = ord("\n")
 
 
@@ -101,11 +102,21 @@ class HashingReader:
         return self._reader.ref
 
     def result(self) -> str | None:
-        """Return the SHA-256 in hexadecimal. None: not all was read, or the object ends there within a line."""
-        ended_within = self._stop == self.ref.size_bytes and self._last != _NEWLINE
-        if self._at != self._stop or ended_within or self._mark in UTF16_MARKS:
+        """Return the SHA-256 in hexadecimal; None if the object is in UTF-16, or ends there within a line.
+
+        Reads what was passed over: no line begins in the last byte of a piece that is inside a line. Raises the store's
+        `ObjectError`.
+        """
+        if self._mark in UTF16_MARKS:
             return None
-        return self._digest.hexdigest()
+        passed_over = self._at < self._stop
+        while self._at < self._stop:
+            if not self.pread(self._at, min(_READ_BYTES, self._stop - self._at)):
+                return None
+        if passed_over:
+            self.verify()
+        ended_within = self._stop == self.ref.size_bytes and self._last != _NEWLINE
+        return None if ended_within else self._digest.hexdigest()
 
     def read(self, size_bytes: int = -1, /) -> bytes:
         return self._reader.read(size_bytes)
