@@ -185,7 +185,6 @@ beginnings = Table(  # the beginning that the table has of an object, as its las
     Column("reading", WORD, nullable=False),
     Column("rows", BigInteger, nullable=False),  # that the table had of the object then
     Column("lines_quarantined", BigInteger, nullable=False),  # bad lines in these bytes
-    Column("whole_attempt_id", WORD, nullable=False),  # the last one that read the object from its first byte on
     # of this version: bad lines of the ones before are read again from it
     Column("object_bytes", BigInteger, nullable=False),
     Column("version_id", Text),

@@ -32,7 +32,7 @@ _ADD = insert(beginnings)
 _ADDRESSES = select(
     objects.c.object_id, objects.c.uri_digest, objects.c.size_bytes, objects.c.version_id, objects.c.etag
 ).where(objects.c.attempt_id == bindparam("ours"), objects.c.state == bindparam("in_state"))
-_own, _whole, _last = (batches.alias(name) for name in ("own", "whole", "last"))
+_own, _last = batches.alias("own"), batches.alias("last")
 _CONTINUED = (
     select(quarantined.c.replay_id, beginnings.c.object_bytes, beginnings.c.version_id, beginnings.c.etag)
     .join_from(
@@ -41,13 +41,11 @@ _CONTINUED = (
         (beginnings.c.pipeline == quarantined.c.pipeline) & (beginnings.c.uri_digest == quarantined.c.uri_digest),
     )
     .join(_own, _own.c.attempt_id == quarantined.c.attempt_id)
-    .join(_whole, _whole.c.attempt_id == beginnings.c.whole_attempt_id)
     .join(_last, _last.c.attempt_id == beginnings.c.attempt_id)
     .where(
         quarantined.c.replay_id.in_(bindparam("replays", expanding=True)),
         quarantined.c.pipeline == bindparam("in_pipeline"),
         quarantined.c.replaced_seq.is_(None),
-        _own.c.seq >= _whole.c.seq,
         _own.c.seq < _last.c.seq,
     )
 )
@@ -64,7 +62,6 @@ class StoredBeginning:
 
     known: KnownBeginning
     seq: int
-    whole_attempt_id: str
 
 
 def stored_beginnings(
@@ -81,9 +78,7 @@ def stored_beginnings(
                     rows=row.rows,
                     lines_quarantined=row.lines_quarantined,
                 )
-                found[row.uri_digest] = StoredBeginning(
-                    known=known, seq=int(row.seq), whole_attempt_id=row.whole_attempt_id
-                )
+                found[row.uri_digest] = StoredBeginning(known=known, seq=int(row.seq))
     return found
 
 
@@ -121,7 +116,8 @@ def continued_versions(
 ) -> Mapping[bytes, ContinuedVersion]:
     """Return the last version that begins with the one whose bad lines a replay reads, by the replay's id.
 
-    The lines are in it at the same places. Versions that were not appended to are left out.
+    The lines are in it at the same places: a version that does not begin with the one before it has replaced that one,
+    and closed its lines. Versions that were not appended to are left out.
     """
     found: dict[bytes, ContinuedVersion] = {}
     for replays in slices(replay_ids):
@@ -171,7 +167,6 @@ def _row(
 ) -> dict[str, Any]:
     beginning = one.beginning or _NO_BEGINNING
     grew = one.appended_to is not None
-    whole_attempt_id = one.appended_to if base is None else base.whole_attempt_id
     return {
         "pipeline": pipeline,
         "uri_digest": version.uri_digest,
@@ -181,7 +176,6 @@ def _row(
         "reading": storable(beginning.reading),
         "rows": one.rows + (kept_rows if grew else 0),
         "lines_quarantined": one.lines_quarantined + (0 if base is None or not grew else base.known.lines_quarantined),
-        "whole_attempt_id": whole_attempt_id if grew else attempt_id,
         "object_bytes": version.size_bytes,
         "version_id": version.version_id,
         "etag": version.etag,

@@ -27,7 +27,6 @@ def upgrade() -> None:
         sa.Column("reading", sa.String(64), nullable=False),
         sa.Column("rows", sa.BigInteger, nullable=False),
         sa.Column("lines_quarantined", sa.BigInteger, nullable=False),
-        sa.Column("whole_attempt_id", sa.String(64), nullable=False),
         sa.Column("object_bytes", sa.BigInteger, nullable=False),
         sa.Column("version_id", sa.Text),
         sa.Column("etag", sa.Text),
