@@ -40,7 +40,7 @@ LINES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Read:
-    """What one version yields: its rows and bad lines by place."""
+    """The rows and bad lines of one version, by place."""
 
     rows: Sequence[tuple[int, Mapping[str, Any]]]
     bad: Sequence[tuple[int, bytes]]
