@@ -21,7 +21,7 @@ from tests.chaos.transforms import AT_GATE, GATE, is_shut
 from penstock.app.pipelines.plan import PipelineBlueprint
 from penstock.app.spark import Spark
 from penstock.cli.main import main
-from penstock.ledger.records import BatchRecord, ObjectResult
+from penstock.ledger.records import BatchRecord, ObjectResult, OnChange
 from penstock.messaging.steps import Probe, Step
 from penstock.objects.reference import ObjectRef
 from penstock.objects.stores import store_at
@@ -31,6 +31,8 @@ from penstock.pipeline.quarantine_lines import QuarantineLines
 from penstock.pipeline.spark.declaration import Declaration
 from penstock.pipeline.spark.engine import _nothing, read_failure, replay_places
 from penstock.pipeline.spark.source.added import new_columns, unknown_counts, with_added
+from penstock.pipeline.spark.source.beginnings import beginning_of, reading_of, usable_beginnings
+from penstock.pipeline.spark.source.options import ReadOptions, checked
 from penstock.pipeline.spark.source.plan import ReadPlan, make_plan
 from penstock.pipeline.spark.source.reading import partition_task, read_partition
 from penstock.pipeline.spark.source.report import FailureKind, ObjectFailure, ReadingId
@@ -117,18 +119,21 @@ class InProcessEngine:
         declaration = self._declaration
         places, unknown = replay_places(objects, self._quarantine, declaration.read.place)
         assert not unknown, f"objects that fail are Spark's: {unknown}"
+        options = checked(with_added(declaration.read, added))
         return make_plan(
             objects,
             current_only=request.current_only,
             attempt_id=request.attempt_id,
             run=run,
-            options=with_added(declaration.read, added),
+            options=options,
             cores=CORES,
             source=declaration.source,
             aws=declaration.aws,
             quarantine=declaration.quarantine,
             work=run_work(declaration.work, request.attempt_id, run),
             places={index: places[ref.object_id] for index, ref in enumerate(objects) if ref.object_id in places},
+            hashes=declaration.on_change is OnChange.TAIL,
+            beginnings=usable_beginnings(request.beginnings, objects, options, reading=_reading(declaration, options)),
         )
 
     def _written(self, plan: ReadPlan, schema: pa.Schema) -> Iterator[WrittenFile]:
@@ -168,6 +173,10 @@ class InProcessEngine:
                     rows=reading.rows,
                     lines_quarantined=reading.lines_quarantined,
                     unknown=unknown_counts(reading.unknown),
+                    beginning=beginning_of(
+                        plan.objects[index], reading.beginning, reading=_reading(self._declaration, plan.options)
+                    ),
+                    appended_to=plan.beginnings[index].attempt_id if reading.grew else None,
                 )
                 for index, reading in summary.readings.items()
             ],
@@ -199,7 +208,13 @@ class InProcessEngine:
             pipeline=self._declaration.pipeline,
             attempt_id=plan.attempt_id,
             objects=[
-                RecordedObject(ref=refs[one.object_id], rows=one.rows, lines_quarantined=one.lines_quarantined)
+                RecordedObject(
+                    ref=refs[one.object_id],
+                    rows=one.rows,
+                    lines_quarantined=one.lines_quarantined,
+                    beginning=one.beginning,
+                    appended_to=one.appended_to,
+                )
                 for one in result.processed
             ],
             record=result.record,
@@ -224,6 +239,10 @@ class InProcessEngine:
         with self._lock:
             if attempt_id in self._cancelled:
                 raise RunCancelled(f"the run of attempt {attempt_id} was cancelled")
+
+
+def _reading(declaration: Declaration, options: ReadOptions) -> str:
+    return reading_of(options, declaration.transform_name)
 
 
 def _failures(plan: ReadPlan, failures: Mapping[int, ObjectFailure]) -> dict[bytes, ReadFailure]:

@@ -285,6 +285,8 @@ def test_a_terminal_shows_a_progress_bar_below_the_lines(monkeypatch: pytest.Mon
         ({"replaced_objects": 1, "replaced_rows": 1}, "1 file changed: its 1 earlier row was replaced."),
         ({"replaced_objects": 2, "replaced_rows": 1_200}, "2 files changed: their 1,200 earlier rows were replaced."),
         ({"replaced_objects": 1}, "1 file changed: its earlier version had no rows."),
+        ({"grown_objects": 1, "appended_rows": 2}, "1 file grew: 2 rows were appended."),
+        ({"grown_objects": 2, "appended_rows": 1}, "2 files grew: 1 row was appended."),
         ({"replaced_objects": 2}, "2 files changed: their earlier versions had no rows."),
         (
             {"objects_skipped": 3, "replaced_objects": 1, "replaced_rows": 2},

@@ -6,7 +6,7 @@ replaces leave, then its own are added.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import count, pairwise
@@ -22,6 +22,7 @@ from penstock.ledger.records import (
     AttemptFailure,
     BatchOutcome,
     Candidate,
+    Committed,
     FailedObject,
     ObjectClaims,
     ObjectResult,
@@ -55,7 +56,7 @@ def id_of(version: Version) -> bytes:
     return f"{version[0]}{version[1]}".encode().ljust(16, b"-")
 
 
-VERSION_OF = {id_of((key, number)): (key, number) for key in KEYS for number in VERSIONS}
+VERSION_OF = {id_of((key, number)): (key, number) for key in KEYS for number in range(1, 6)}
 
 
 @dataclass
@@ -70,6 +71,7 @@ class Work:
 class World:
     ledger: Ledger
     pipeline: str
+    on_change: OnChange = OnChange.REPLACE
     store: dict[str, int] = field(default_factory=dict)
     time: int = 0
     present: defaultdict[Version, list[int]] = field(default_factory=lambda: defaultdict(list))  # when it was current
@@ -106,7 +108,7 @@ class World:
             attempt_id=f"{self.pipeline}-{self.attempts}",
             worker=f"{worker}",
             lease_seconds=600.0,
-            on_change=OnChange.REPLACE,
+            on_change=self.on_change,
         )
         self.messages += [one for one in taken if id_of(one[0]) in claim.busy]
         if claim.claimed:
@@ -127,15 +129,13 @@ class World:
         outcome = BatchOutcome(
             pipeline=self.pipeline,
             attempt_id=work.claim.attempt_id,
-            processed=[
-                ObjectResult(object_id=id, rows=1, lines_quarantined=0) for id in ids if VERSION_OF[id] in work.read
-            ],
+            processed=[self.result(work, id) for id in ids if VERSION_OF[id] in work.read],
             failed=[
                 FailedObject(object_id=id, failure=AttemptFailure.SUPERSEDED, reason="replaced", uncounted=True)
                 for id in ids
                 if VERSION_OF[id] not in work.read
             ],
-            on_change=OnChange.REPLACE,
+            on_change=self.on_change,
             since_seq=work.claim.next_seq,
         )
         try:
@@ -146,6 +146,13 @@ class World:
         if done is not None:
             for version in sorted(work.read):
                 self.committed[version[0]].append((self.time, version))
+            self.record(outcome, done)
+
+    def record(self, outcome: BatchOutcome, done: Committed) -> None:
+        """Take note of a commit."""
+
+    def result(self, _: Work, object_id: bytes) -> ObjectResult:
+        return ObjectResult(object_id=object_id, rows=1, lines_quarantined=0)
 
     def die(self, worker: int, _: object) -> None:
         work = self.works.pop(worker, None)
@@ -211,7 +218,7 @@ class World:
     def _deliver_current(self) -> None:
         ids = [id_of(version) for version in self.store.items()]
         now = self.ledger.now()
-        known = self.ledger.known_among(self.pipeline, ids, seen_at=now + 1.0, on_change=OnChange.REPLACE)
+        known = self.ledger.known_among(self.pipeline, ids, seen_at=now + 1.0, on_change=self.on_change)
         self.messages += [(VERSION_OF[id], now + 2.0) for id in ids if id not in known]
 
 
@@ -237,8 +244,8 @@ def shared_ledger() -> Ledger:
     return Ledger.open("sqlite://")
 
 
-def check(steps: Sequence[tuple[str, object, object]]) -> None:
-    world = World(ledger=shared_ledger(), pipeline=f"pipeline-{next(NUMBERS)}")
+def check(steps: Sequence[tuple[str, object, object]], kind: Callable[..., World] = World) -> World:
+    world = kind(ledger=shared_ledger(), pipeline=f"pipeline-{next(NUMBERS)}")
     world.ledger.ensure_pipeline(world.pipeline)
     for name, first, second in steps:
         world.step(name, first, second)
@@ -246,6 +253,7 @@ def check(steps: Sequence[tuple[str, object, object]]) -> None:
     world.finish()
     world.check()
     assert world.table() == {key: [world.store[key]] if key in world.store else [] for key in KEYS}
+    return world
 
 
 @settings(max_examples=40)

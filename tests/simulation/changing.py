@@ -73,6 +73,7 @@ class ChangeSabotage(StrEnum):
     NOTHING_REPLACED = "the publish leaves the earlier rows in the table"
     UNCHECKED_READS = "a run reads whatever version it was asked for"
     UNCONDITIONAL = "commits to the table have no condition"
+    BEGINNING_UNCHECKED = "a longer version is taken for one that was appended to"
     CHANGED_BACK_UNSEEN = "a listing takes a version that was replaced for a known one"
 
 
@@ -95,7 +96,7 @@ class ChangingSchedule(Actors):
     ) -> None:
         super().__init__(seed, database, clock, HONEST)
         chance, self.broken = self.random, sabotage
-        drawn = chance.choice(("replace", "replace", "replace", "add", "refuse"))
+        drawn = chance.choice(("replace", "replace", "tail", "add", "refuse"))
         self.rule = RULES[rule or drawn]
         self.on_change = OnChange(self.rule.name)
         self.root = root
@@ -117,6 +118,7 @@ class ChangingSchedule(Actors):
         self._lines = 0
         self._commits = 0
         self.checks = 0
+        self.grown = 0  # objects of which batches have only what was appended
 
     def new_store(self, kind: StoreKind) -> ChangingStore:
         return ChangingStore(kind=kind, now=lambda: self.scheduler.turn)
@@ -136,6 +138,8 @@ class ChangingSchedule(Actors):
             agree=partial(agreement, ledger, self.table.sink(), self.pipeline),
             read=self.read,
             overtake=self.overtake,
+            tails=self.on_change is OnChange.TAIL,
+            checks_beginnings=self.broken is not ChangeSabotage.BEGINNING_UNCHECKED,
         )
 
     def tables(self, ledger: Ledger) -> "ChangingTables":
@@ -192,7 +196,8 @@ class ChangingSchedule(Actors):
         if not self.changes_left:
             return
         self.changes_left -= 1
-        name = self.random.choice(("put", "put", "append", "append", "correct", "delete", "restore", "restore"))
+        often = "append" if self.on_change is OnChange.TAIL else "put"
+        name = self.random.choice((often, often, "append", "append", "correct", "delete", "restore", "restore"))
         self._change(name, self.random.choice(self.keys))
 
     def overtake(self, key: str) -> None:
@@ -381,6 +386,7 @@ class ChangingSchedule(Actors):
                 for version in batch.versions:
                     self._check_order(version)
             self.history.append(batch)
+            self.grown += row.grown_objects
             self._committed_at.append(self.scheduler.turn)
             self.steps.append(f"turn {self.scheduler.turn}: batch {row.seq}: {[v.lines for v in batch.versions]}")
 

@@ -18,13 +18,15 @@ from tests.simulation.harness import Violation
 from tests.simulation.test_schedules import UPKEEP
 
 from penstock.errors import PublishHalted
-from penstock.ledger import commits
+from penstock.ledger import commits, versions
 from penstock.ledger.records import BatchOutcome
 from penstock.ledger.superseded import SupersededVersions
-from penstock.ledger.versions import replace_earlier
+from penstock.ledger.tails import StoredBeginning
+from penstock.ledger.versions import ReplacedRows, replace_earlier
 from penstock.messaging.steps import Step
 
 FIRST = {"memory": 24, "delta": 8, "iceberg": 6}  # the schedules of a plain run
+GROWING = {"memory": (5, 11), "delta": (5, 7), "iceberg": (5, 7)}  # seeds of objects that grow
 CHUNKS = {"memory": 20, "delta": 12, "iceberg": 8}  # the others, in chunks that can be distributed over processes
 CHUNK = 60
 TRIED_MAX = 400  # until the oracle has to detect a broken rule
@@ -48,6 +50,22 @@ def test_the_table_follows_the_rule_at_every_commit(runner: ChangingRunner, form
     assert happened["batches"] > 2 * FIRST[format]
     assert happened["checks"] > 5 * FIRST[format]
     assert happened["deaths"] > FIRST[format]
+
+
+@pytest.mark.parametrize("format", FIRST)
+def test_the_table_follows_the_rule_if_only_appended_lines_are_read(runner: ChangingRunner, format: str) -> None:
+    grown = sum(runner.run(seed, format, rule="tail").grown for seed in range(*GROWING[format]))
+    assert grown >= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk", range(4))
+def test_no_schedule_of_objects_that_grow_breaks_the_rule(runner: ChangingRunner, chunk: int) -> None:
+    grown = sum(
+        runner.run(seed, "memory", rule="tail").grown
+        for seed in range(20_000 + chunk * CHUNK, 20_000 + (chunk + 1) * CHUNK)
+    )
+    assert grown > CHUNK // 5
 
 
 @pytest.mark.slow
@@ -100,12 +118,28 @@ def test_the_oracle_detects_a_broken_rule(
 
 
 def test_the_oracle_detects_commits_in_any_order(runner: ChangingRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unordered(connection: Connection, outcome: BatchOutcome, *, seq: int) -> tuple[BatchOutcome, int | None]:
+    def unordered(connection: Connection, outcome: BatchOutcome, *, seq: int) -> tuple[BatchOutcome, ReplacedRows]:
         since_seq = None if outcome.since_seq is None else seq + 1
         return replace_earlier(connection, replace(outcome, since_seq=since_seq), seq=seq)
 
     monkeypatch.setattr(commits, "replace_earlier", unordered)
     assert_detected(lambda seed: runner.run(seed, "memory", rule="replace"), "was not the store's", first=8)
+
+
+def test_the_oracle_detects_a_beginning_that_is_not_checked(runner: ChangingRunner) -> None:
+    sabotage = ChangeSabotage.BEGINNING_UNCHECKED
+    assert_detected(lambda seed: runner.run(seed, "memory", rule="tail", sabotage=sabotage), "and lacks", first=0)
+
+
+def test_the_oracle_detects_appended_rows_beside_those_of_another_version(
+    runner: ChangingRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def any_base(*_: object) -> dict[bytes, StoredBeginning]:
+        """Let what was appended to any earlier version stay beside what the table has."""
+        return {}
+
+    monkeypatch.setattr(versions, "_bases", any_base)
+    assert_detected(lambda seed: runner.run(seed, "memory", rule="tail"), "and lacks", first=0)
 
 
 def test_the_oracle_detects_versions_that_cannot_come_back(

@@ -11,6 +11,7 @@ from tests.services.aws_server import AwsServer
 
 from penstock import App, DeltaSink, IcebergSink, ObjectSource, Pipeline
 from penstock.app.context import PipelineTools
+from penstock.app.pipelines.declaration import Change
 from penstock.app.pipelines.running import RunReport
 from penstock.app.reconcile import ReconcileRequest, reconcile
 from penstock.app.reconcile_target import target_in
@@ -30,7 +31,16 @@ FUTURE_SECONDS = -60.0  # a margin: the server's times are whole seconds
 class Scene:
     """A bucket with one object, and an app with a pipeline that reads it. Messages are sent by the test."""
 
-    def __init__(self, folder: Path, server: AwsServer, spark: SparkSession, *, sink: Any, is_versioned: bool) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        server: AwsServer,
+        spark: SparkSession,
+        *,
+        sink: Any,
+        is_versioned: bool,
+        on_change: Change | None = None,
+    ) -> None:
         self.s3 = server.client("s3")
         for bucket in (BUCKET, LAKE):
             self.s3.create_bucket(Bucket=bucket)
@@ -44,7 +54,7 @@ class Scene:
             aws_region=server.aws.region,
         )
         self.app = App(settings=settings)
-        source = ObjectSource(f"s3://{BUCKET}/in", queue=QUEUE, schema="id long")
+        source = ObjectSource(f"s3://{BUCKET}/in", queue=QUEUE, schema="id long", on_change=on_change)
         self.clicks: Pipeline = self.app.pipeline("clicks", source=source, sink=sink(f"s3://{LAKE}/clicks"))
         self._spark = spark
 
@@ -92,6 +102,23 @@ def scene(tmp_path: Path, moto: AwsServer, spark: SparkSession, sink: Any, is_ve
     made = Scene(tmp_path, moto, spark, sink=sink, is_versioned=is_versioned)
     with closing(made.app):
         yield made
+
+
+@pytest.mark.parametrize("is_versioned", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_of_an_object_that_grew_only_the_appended_lines_are_read(
+    tmp_path: Path, moto: AwsServer, spark: SparkSession, is_versioned: bool
+) -> None:
+    scene = Scene(tmp_path, moto, spark, sink=DeltaSink, is_versioned=is_versioned, on_change="tail")
+    with closing(scene.app):
+        first = scene.put(1, 2)
+        scene.run(first)
+        grown = scene.run(scene.put(1, 2, 3, 4), first)
+        assert (grown.grown_objects, grown.appended_rows, grown.replaced_objects) == (1, 2, 0)
+        assert (grown.rows_written, scene.ids()) == (2, [1, 2, 3, 4])
+        late, current = scene.put(1, 2, 3, 4, 5), scene.put(9, 2, 3, 4, 5, 6)
+        corrected = scene.run(current, late)
+        assert (corrected.grown_objects, corrected.replaced_rows, corrected.objects_superseded) == (0, 4, 1)
+        assert scene.ids() == [2, 3, 4, 5, 6, 9]
 
 
 @pytest.mark.parametrize(

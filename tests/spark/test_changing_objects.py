@@ -33,6 +33,7 @@ from penstock.testing import FakeClock
 
 FORMATS = ("delta", "iceberg")
 CHUNK, CHUNKS = 10, 6  # schedules in one test, and tests for each format
+GROWING = (6, 8)  # seeds
 PATIENCE_SECONDS = 1_800.0
 
 
@@ -45,6 +46,7 @@ class FolderStore(ChangingStore):
     def _ref(self, key: str, lines: Sequence[str]) -> ObjectRef:
         path = Path(key)
         path.parent.mkdir(parents=True, exist_ok=True)
+        (path.parent / ".keep").touch()  # a folder without any file may be one that is not mounted
         self._write(path, lines, time_ns=next(self._numbers) * 1_000_000_000)
         return reference(os.fsencode(path), path.stat())
 
@@ -154,3 +156,9 @@ def test_no_schedule_on_spark_breaks_the_rule(runner: ChangingRunner, format: st
         batches += len(runner.run(seed, format).history)
 
     assert batches > CHUNK
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", FORMATS)
+def test_no_schedule_on_spark_of_files_that_grow_breaks_the_rule(runner: ChangingRunner, format: str) -> None:
+    assert sum(runner.run(seed, format, rule="tail").grown for seed in range(*GROWING)) > 0

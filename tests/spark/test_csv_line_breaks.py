@@ -34,7 +34,7 @@ def test_records_with_line_breaks_are_one_row_each_wherever_the_file_is_cut(
             rows.append((file.tell(), 2 * number + 1, 'with "quotes", and a comma'))
             file.write(b'%d,"with ""quotes"", and a comma"\n' % (2 * number + 1))
     refs = [LocalStore(source).describe(source / "a.csv")]
-    assert len(_partitions(refs, runtime_of(spark).tasks_at_once(), {}, ReadOptions(format="csv"))) >= 4, (
+    assert len(_partitions(refs, runtime_of(spark).tasks_at_once(), {}, ReadOptions(format="csv"), {})) >= 4, (
         "it is read in pieces"
     )
     request = IngestRequest(

@@ -167,7 +167,7 @@ class PendingObjects:
         """Add objects that were found later, and send notifications for those that are new and not done."""
         with self._lock:
             again = self._unread
-            if self._change_rule() is OnChange.REPLACE:  # an object that changed back is in an earlier version again
+            if self._change_rule().replaces:  # an object that changed back is in an earlier version again
                 again = again | self._processed
             new = self.take([ref for ref in objects if ref.object_id not in self._refs or ref.object_id in again])
             self._send([self._refs[object_id] for object_id in new])
@@ -249,7 +249,7 @@ class PendingObjects:
     def _changed_back(self, states: Mapping[bytes, ObjectState]) -> set[bytes]:
         """Return the processed objects whose rows another version has replaced since: they have to be read again."""
         processed = _processed(states)
-        if not processed or self._change_rule() is not OnChange.REPLACE:
+        if not processed or not self._change_rule().replaces:
             return set()
         known = self._ledger.known_among(self._pipeline, processed, seen_at=_ANY_TIME, on_change=OnChange.REPLACE)
         return processed - known

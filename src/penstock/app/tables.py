@@ -123,6 +123,12 @@ class Tables:
             return 0, 0
         return self._ledger.replaced_totals(self._paths.pipeline, after_seq=_seq(self.rows))
 
+    def unpublished_growth(self) -> tuple[int, int]:
+        """Return `Ledger.grown_totals` of the batches that the rows table does not show yet."""
+        if not any(self._ledger.grown_totals(self._paths.pipeline)):
+            return 0, 0
+        return self._ledger.grown_totals(self._paths.pipeline, after_seq=_seq(self.rows))
+
     def shown_to(self, after_seq: int, up_to_seq: int) -> int:
         """Return the last batch after ``after_seq`` and up to ``up_to_seq`` that both tables show completely.
 

@@ -100,7 +100,7 @@ def _objects(batch: "BatchRow") -> str:
     """Return the number of objects; for a batch that took rows out of the table, of how many objects these were."""
     replaced = len(replaced_objects(batch.record.replaces))
     if not replaced:
-        return f"{batch.objects:,}"
+        return f"{batch.objects:,}, {batch.grown_objects:,} grown" if batch.grown_objects else f"{batch.objects:,}"
     return f"{batch.objects:,}, {replaced:,} replaced" if batch.objects else f"{replaced:,} retracted"
 
 
@@ -111,6 +111,8 @@ def _document(batch: "BatchRow") -> dict[str, Any]:
         "attempt_id": batch.attempt_id,
         "objects": batch.objects,
         "replaced_objects": replaced_objects(batch.record.replaces),
+        "grown_objects": batch.grown_objects,
+        "appended_rows": batch.appended_rows,
         "rows": batch.record.rows,
         "lines_quarantined": batch.record.lines_quarantined,
         "bytes": batch.record.bytes,

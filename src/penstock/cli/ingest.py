@@ -14,7 +14,7 @@ from penstock.app.telemetry import is_logged
 from penstock.cli.exits import leave_job, stoppable
 from penstock.cli.options import Master, SparkSession, StopTimeout, grouped_options
 from penstock.cli.output import Json, print_json, printable
-from penstock.cli.progress import IngestProgress, losses, replaced, replayed, warning_of
+from penstock.cli.progress import IngestProgress, grown, losses, replaced, replayed, warning_of
 from penstock.config import Settings, load_settings
 from penstock.errors import UsageError
 from penstock.messaging.wording import counted, worded
@@ -69,7 +69,8 @@ class FormatOptions:
         typer.Option(
             "--on-change",
             metavar="HOW",
-            help="A file that was loaded and has changed: replace its rows, add, or refuse; default: replace.",
+            help="A file that was loaded and has changed: replace its rows, tail (the same, but read only the lines "
+            "appended to a file that grew), add, or refuse; default: replace.",
         ),
     ] = None
     partition_by: Annotated[
@@ -323,7 +324,7 @@ def print_report(report: "IngestReport", *, options: str = "") -> None:
         print(_done(report))
     elif report.objects_found and report.objects_skipped == report.objects_found:
         known = worded(report.objects_found, "the only object is", "all {} objects are")
-        if report.replaced_objects:  # by a batch that was committed and not published
+        if report.replaced_objects or report.grown_objects:  # by a batch that was committed and not published
             print(f"An interrupted run is finished: {known} in the table.")
         else:
             print(f"Nothing new: {known} in the table already. 0 rows added.")
@@ -366,7 +367,7 @@ def _remarks(report: "IngestReport", options: str) -> list[str]:
                 "{} files had changed: all their lines were added, and the rows of their earlier versions stay.",
             )
         )
-    remarks += [*replaced(report), *losses(report, options), *replayed(report)]
+    remarks += [*grown(report), *replaced(report), *losses(report, options), *replayed(report)]
     if report.objects_superseded:
         changed = worded(
             report.objects_superseded,

@@ -191,7 +191,8 @@ def event_lines(event: Event) -> list[str]:
             bad = f", {counted(event.lines_quarantined, 'line')} quarantined" if event.lines_quarantined else ""
             objects, rows = counted(event.objects, "object"), counted(event.rows, "row")
             gone = f", {counted(event.replaced_rows, 'earlier row')} replaced" if event.replaced_objects else ""
-            return [f"batch {event.seq} committed: {objects}, {rows}{gone}{bad}"]
+            grown = f", {counted(event.appended_rows, 'row')} appended" if event.grown_objects else ""
+            return [f"batch {event.seq} committed: {objects}, {rows}{gone}{grown}{bad}"]
         case ColumnsAdded():
             columns = ", ".join(f"{name} {kind}" for name, kind in event.columns.items())
             return [f"{worded(len(event.columns), 'column', 'columns')} added for new fields: {columns}"]
@@ -288,6 +289,14 @@ def losses(report: "IngestReport | RunReport", options: str) -> list[str]:
         )
         remarks.append(f"Gone: {subject} read.")
     return remarks
+
+
+def grown(report: "IngestReport | RunReport") -> list[str]:
+    """Return a line for the objects of which only what was appended was read, if there are any."""
+    if not report.grown_objects:
+        return []
+    rows = worded(report.appended_rows, "{} row was", "{} rows were")
+    return [f"{worded(report.grown_objects, '{} file', '{} files')} grew: {rows} appended."]
 
 
 def replaced(report: "IngestReport | RunReport") -> list[str]:

@@ -318,7 +318,7 @@ class Claims:
             if opened and connection.execute(_EXTEND, holding).rowcount != 1:
                 raise TemporaryError(f"attempt {opening['fresh']} was abandoned while it claimed: claim again")
             fill(connection, wanted, first)
-            if on_change is OnChange.REPLACE:
+            if on_change.replaces:
                 self._superseded.free(connection, opening["in_pipeline"], named)
             restored = revive(connection, opening["in_pipeline"], named)
             taken = connection.execute(_TAKE, opening).rowcount
@@ -339,7 +339,7 @@ class Claims:
                 connection.execute(_NOTE_TAKEN, opening)
             chosen = {id: original_messages.get(id, messages[0].original_message) for id, messages in named.items()}
             found = _read_back(connection, opening, chosen, claimed=taken, archived=archived)
-            if on_change is OnChange.REPLACE:
+            if on_change.replaces:
                 found = _contested(connection, opening, found)
             reopened = reopened_among_wanted(connection, opening["in_pipeline"]) & found.claimed.keys() if taken else ()
             if reopened:

@@ -23,14 +23,13 @@ from penstock.ledger.records import (
     FailedObject,
     ObjectResult,
     ObjectState,
-    replaced_objects,
 )
 from penstock.ledger.reopenings import settle_reopened
 from penstock.ledger.rows import AnyRow, leaving_object, new_batch, with_added
 from penstock.ledger.rules import made_with
 from penstock.ledger.schema import attempts, batches, leaving, object_attempts, objects, pipelines, table_schemas
 from penstock.ledger.sets import among, fill_from, of_pipeline
-from penstock.ledger.versions import replace_earlier
+from penstock.ledger.versions import ReplacedRows, replace_earlier
 from penstock.messaging.steps import Probe, Step
 
 Ended = ObjectResult | FailedObject
@@ -123,6 +122,8 @@ _RECORDED = (
         batches.c.seq,
         batches.c.replaced_objects,
         batches.c.replaced_rows,
+        batches.c.grown_objects,
+        batches.c.appended_rows,
     )
     .outerjoin_from(attempts, batches, batches.c.attempt_id == attempts.c.id)
     .where(attempts.c.id == bindparam("ours"), attempts.c.pipeline == bindparam("in_pipeline"))
@@ -178,12 +179,13 @@ class Commits:
                 return None
             added = with_added(pipeline.added_columns, outcome.added_columns)
             _check_transform(connection, outcome, pipeline.transform)
-            whole, replaced_rows = replace_earlier(connection, outcome, seq=seq)
-            _add_batch(
-                connection, whole, seq=seq, schema_id=pipeline.schema_id, added=added, replaced_rows=replaced_rows
-            )
+            whole, replaced = replace_earlier(connection, outcome, seq=seq)
+            _add_batch(connection, whole, seq=seq, schema_id=pipeline.schema_id, added=added, replaced=replaced)
             record_quarantined(connection, outcome)
-            return _committed(seq, len(replaced_objects(whole.record.replaces)), replaced_rows)
+            grown = outcome.grown
+            return _committed(
+                seq, replaced.replaced_objects, replaced.replaced_rows, len(grown), sum(one.rows for one in grown)
+            )
 
         return self._database.transact(record, before_commit=partial(self._probe, Step.COMMITTING))
 
@@ -195,17 +197,26 @@ class Commits:
         if ended is None:
             raise ClaimLost(f"attempt {outcome.attempt_id} is not in the ledger: it never claimed anything")
         if ended.seq is not None and outcome.processed:
-            return _committed(int(ended.seq), ended.replaced_objects, ended.replaced_rows)
+            replaced, grown = (ended.replaced_objects, ended.replaced_rows), (ended.grown_objects, ended.appended_rows)
+            return _committed(int(ended.seq), *replaced, *grown)
         if ended.outcome == NOTHING_PROCESSED and not outcome.processed:
             return None
         raise ClaimLost(f"attempt {outcome.attempt_id} is {ended.state}: {ended.reason or 'committed otherwise'}")
 
 
-def _committed(seq: int, objects_: int | None, rows: int | None) -> Committed:
+def _committed(
+    seq: int, objects_: int | None, rows: int | None, grown: int | None = None, appended_rows: int | None = None
+) -> Committed:
     """Return the result of a commit. ``rows`` None: the batch adds versions, whatever it replaces besides."""
     if rows is None:
         return Committed(seq=seq)
-    return Committed(seq=seq, replaced_objects=int(objects_ or 0), replaced_rows=int(rows))
+    return Committed(
+        seq=seq,
+        replaced_objects=int(objects_ or 0),
+        replaced_rows=int(rows),
+        grown_objects=int(grown or 0),
+        appended_rows=int(appended_rows or 0),
+    )
 
 
 def _lock(connection: Connection, pipeline: str) -> AnyRow:
@@ -275,7 +286,7 @@ def _add_batch(
     seq: int,
     schema_id: int,
     added: str | None,
-    replaced_rows: int | None,
+    replaced: ReplacedRows,
 ) -> None:
     if outcome.schema_id != schema_id:
         raise SchemaMoved(
@@ -287,9 +298,10 @@ def _add_batch(
         new_schema = {"pipeline": outcome.pipeline, "schema_id": schema_id, "table_schema": outcome.new_schema}
         connection.execute(_ADD_SCHEMA, new_schema)
     batch = new_batch(outcome, seq=seq, schema_id=schema_id)
-    if replaced_rows is not None:
-        replaced = len(replaced_objects(outcome.record.replaces))
-        batch = {**batch, "replaced_objects": replaced, "replaced_rows": replaced_rows}
+    if replaced.replaced_rows is not None:
+        batch |= {"replaced_objects": replaced.replaced_objects, "replaced_rows": replaced.replaced_rows}
+    if grown := outcome.grown:
+        batch |= {"grown_objects": len(grown), "appended_rows": sum(one.rows for one in grown)}
     connection.execute(_ADD_BATCH, batch)
     binds = {
         "in_pipeline": outcome.pipeline,

@@ -133,7 +133,7 @@ class KnownIds:
                     return None
                 pieces.append(piece)
             superseded: set[bytes] = set()
-            if on_change is OnChange.REPLACE:
+            if on_change.replaces:
                 superseded = superseded_between(
                     connection, pipeline, binds["first_id"], binds["last_id"], seen_at=binds["seen_at"]
                 )

@@ -32,6 +32,7 @@ from penstock.ledger.records import (
     Claimable,
     Committed,
     HolderOutcome,
+    KnownBeginning,
     LedgerRepair,
     LedgerRepaired,
     ObjectAttempt,
@@ -229,13 +230,14 @@ class Ledger:
         and returns the same.
 
         With ``on_change=REPLACE`` the batch replaces the rows of all earlier versions of its objects, and dismisses
-        their bad lines.
+        their bad lines. With ``TAIL`` it does the same, except for objects of which it has only what was appended.
 
         Raises:
             ClaimLost: The attempt is no longer ours. Nothing is changed.
             SchemaMoved: The run must be planned again. Nothing is changed.
             VersionsMoved: Unless versions are added: another version of an object was committed since the claim, or is
-                in the same batch, or the version whose bad lines a replay read was replaced; or, with
+                in the same batch, or the version whose bad lines a replay read was replaced, or the beginning of an
+                object that grew is no longer the last version of it that the table has; or, with
                 ``on_change=REFUSE``, another version is processed. Nothing is changed.
             UsageError: Another transform made the pipeline's rows. Nothing is changed.
             TemporaryError: The outcome stays unknown.
@@ -515,6 +517,13 @@ class Ledger:
         """Return those of the given objects, which are being read again, of which a later version is processed."""
         return self._queries.overtaken(pipeline, object_ids)
 
+    def beginnings(self, pipeline: str, attempt_id: str) -> Mapping[bytes, KnownBeginning]:
+        """Return the beginnings that the table has of the objects that an attempt holds, by object id.
+
+        A version that is longer and begins with the same bytes is appended to them; see `ObjectResult.appended_to`.
+        """
+        return self._queries.beginnings(pipeline, attempt_id)
+
     def replaced(self, pipeline: str, object_ids: Collection[bytes]) -> set[bytes]:
         """Return those of the given objects that are processed, and whose rows a later version took out of the table.
 
@@ -561,6 +570,13 @@ class Ledger:
     def replaced_totals(self, pipeline: str, *, after_seq: int = 0) -> tuple[int, int]:
         """Return how often batches replaced an earlier version of an object, and the rows of these versions."""
         return self._queries.replaced_totals(pipeline, after_seq=after_seq)
+
+    def grown_totals(self, pipeline: str, *, after_seq: int = 0) -> tuple[int, int]:
+        """Return how often only what was appended to an object was read, and the rows that these batches have of it.
+
+        Batches without a row, which no commit to the table shows, are left out.
+        """
+        return self._queries.grown_totals(pipeline, after_seq=after_seq)
 
     def written_to(self, pipeline: str, seq: int) -> tuple[int, int]:
         """Return the number of rows and of quarantined lines that all batches up to this one wrote."""

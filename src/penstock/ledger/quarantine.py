@@ -24,6 +24,7 @@ from penstock.ledger.rows import AnyRow, Values, uri_digest
 from penstock.ledger.rules import storable, stored_reason
 from penstock.ledger.schema import objects, quarantined
 from penstock.ledger.sets import insert_from, slices
+from penstock.ledger.tails import ContinuedVersion, continued_versions
 
 WARNING_SHARE = 0.05
 """A larger share of bad lines in an object is a warning."""
@@ -192,6 +193,11 @@ class Quarantines:
                 rows = connection.execute(_OF_REPLAYS, {"in_pipeline": pipeline, "replays": list(ids)})
                 found |= {row.replay_id: _quarantine_row(row) for row in rows}
         return found
+
+    def continued(self, pipeline: str, replay_ids: Sequence[bytes]) -> Mapping[bytes, ContinuedVersion]:
+        """Return the last version that begins with the one whose bad lines a replay reads, by the replay's id."""
+        with self._database.reading() as connection:
+            return continued_versions(connection, pipeline, replay_ids)
 
     def dismiss(self, pipeline: str, object_ids: Sequence[bytes]) -> int:
         """Close the open rows of these objects; return their number. Their lines stay in the quarantine table."""

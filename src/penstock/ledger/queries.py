@@ -29,6 +29,7 @@ from penstock.ledger.records import (
     AttemptRow,
     AttemptState,
     BatchRow,
+    KnownBeginning,
     ObjectAttempt,
     ObjectRow,
     ObjectState,
@@ -60,6 +61,7 @@ from penstock.ledger.sets import (
     of_pipeline,
 )
 from penstock.ledger.versions import (
+    beginnings_for,
     changed_versions,
     is_no_replay,
     overtaken_readings,
@@ -101,6 +103,14 @@ _REPLACED_TOTALS = select(
     batches.c.pipeline == bindparam("in_pipeline"),
     batches.c.seq > bindparam("after_seq"),
     batches.c.replaced_objects > 0,
+)
+_GROWN_TOTALS = select(
+    func.coalesce(func.sum(batches.c.grown_objects), 0), func.coalesce(func.sum(batches.c.appended_rows), 0)
+).where(
+    batches.c.pipeline == bindparam("in_pipeline"),
+    batches.c.seq > bindparam("after_seq"),
+    batches.c.grown_objects > 0,
+    batches.c.rows > 0,
 )
 _BATCH = _BATCHES.where(batches.c.seq == bindparam("at_seq"))
 _BATCH_OF = _ALL_BATCHES.where(batches.c.attempt_id == bindparam("of_attempt"))
@@ -283,6 +293,10 @@ class Queries:
             ids_wanted(connection, object_ids)
             return overtaken_readings(connection, pipeline)
 
+    def beginnings(self, pipeline: str, attempt_id: str) -> Mapping[bytes, KnownBeginning]:
+        with self._database.reading() as connection:
+            return beginnings_for(connection, pipeline, attempt_id)
+
     def replaced(self, pipeline: str, object_ids: Collection[bytes]) -> set[bytes]:
         with self._database.reading() as connection:
             ids_wanted(connection, object_ids)
@@ -298,13 +312,18 @@ class Queries:
             found = set(connection.scalars(_LIVE, {"in_pipeline": pipeline}))
             found |= set(connection.scalars(_ENDED, {"in_pipeline": pipeline, "seen_at": seen_at}))
             found |= set(connection.scalars(ARCHIVED, {"in_pipeline": pipeline}))
-            if on_change is OnChange.REPLACE:
+            if on_change.replaces:
                 found -= superseded_versions(connection, pipeline, seen_at=seen_at)
             return found
 
     def has_replaced(self, pipeline: str, seq: int) -> bool:
         with self._database.reading() as connection:
             return connection.execute(_REPLACING, {"in_pipeline": pipeline, "to_seq": seq}).first() is not None
+
+    def grown_totals(self, pipeline: str, *, after_seq: int) -> tuple[int, int]:
+        with self._database.reading() as connection:
+            objects_, rows = connection.execute(_GROWN_TOTALS, {"in_pipeline": pipeline, "after_seq": after_seq}).one()
+        return int(objects_), int(rows)
 
     def replaced_totals(self, pipeline: str, *, after_seq: int) -> tuple[int, int]:
         with self._database.reading() as connection:

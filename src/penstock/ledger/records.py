@@ -29,6 +29,12 @@ class OnChange(StrEnum):
     ADD = "add"  # its rows are added to those of the other version
     REPLACE = "replace"  # its rows take the place of the other version's
     REFUSE = "refuse"  # the object fails
+    TAIL = "tail"  # as replace, but if the other version is its beginning, only the bytes after it are read
+
+    @property
+    def replaces(self) -> bool:
+        """True if the table shows one version of each object."""
+        return self in (OnChange.REPLACE, OnChange.TAIL)
 
 
 TERMINAL = frozenset({*ObjectState} - {ObjectState.UNPROCESSED, ObjectState.PROCESSING})
@@ -170,6 +176,25 @@ class UnknownCounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Beginning:
+    """The bytes of a version that ended with a whole record, by which a longer version is known to begin with them."""
+
+    size_bytes: int
+    digest: str  # JSON: the end of each stretch of bytes, and its SHA-256 in hexadecimal
+    reading: str  # a digest of the options and the transform: rows read in another way would be others
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownBeginning:
+    """The beginning that the table has of an object, as recorded with the last version of it."""
+
+    beginning: Beginning
+    attempt_id: str  # the attempt that committed the version
+    rows: int  # that the table has of the object
+    lines_quarantined: int  # bad lines in these bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectResult:
     """Row counts of one processed object."""
 
@@ -177,6 +202,8 @@ class ObjectResult:
     rows: int
     lines_quarantined: int
     unknown: UnknownCounts | None = None
+    beginning: Beginning | None = None  # of this version, if only appended bytes are to be read of the next one
+    appended_to: str | None = None  # `KnownBeginning.attempt_id` of the bytes that were not read; None: all were read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,6 +301,11 @@ class BatchOutcome:
     on_change: OnChange = OnChange.ADD
     since_seq: int | None = None  # `ObjectClaims.next_seq`: an other version committed since then refuses the commit
 
+    @property
+    def grown(self) -> Sequence[ObjectResult]:
+        """The processed objects of which only what was appended was read."""
+        return [one for one in self.processed if one.appended_to is not None]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
@@ -282,6 +314,8 @@ class Committed:
     seq: int
     replaced_objects: int = 0  # objects whose earlier versions it replaced
     replaced_rows: int = 0  # the rows that the table had of these objects
+    grown_objects: int = 0  # objects of which it has only what was appended
+    appended_rows: int = 0  # the rows of these objects in it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,6 +346,8 @@ class BatchRow:
     committed_at: float
     worker: str
     schema_id: int = 0
+    grown_objects: int = 0  # as in `Committed`
+    appended_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -407,6 +443,8 @@ class ImportedObject:
     candidate: Candidate
     rows: int
     lines_quarantined: int
+    beginning: Beginning | None = None  # this and the next as in `ObjectResult`
+    appended_to: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from penstock.errors import ConfigurationError, TemporaryError
 from penstock.ledger.archive import RetiredObject
 from penstock.ledger.database import Database
 from penstock.ledger.dialects import DatabaseNow
-from penstock.ledger.records import BatchOutcome, ObjectRow, ObjectState, OnChange
+from penstock.ledger.records import BatchOutcome, ObjectRow, ObjectState
 from penstock.ledger.reopening_choice import LeftAlone, choose, versions_seen
 from penstock.ledger.returns import (
     ReturningObject,
@@ -365,7 +365,7 @@ def settle_reopened(connection: Connection, outcome: BatchOutcome, *, has_table:
     for row in connection.execute(_OPEN_LEAVING, binds).all():
         state = ObjectState(row.object_state)
         if state is ObjectState.PROCESSED:
-            if has_table and outcome.on_change is not OnChange.REPLACE:
+            if has_table and not outcome.on_change.replaces:
                 raise ValueError(f"attempt {outcome.attempt_id} would add the rows of {row.uri} to its earlier ones")
             end = {"of_object": row.object_id, "new_state": ReopeningState.READ.value}
             connection.execute(_END, {**binds, **end, "by_attempt": outcome.attempt_id})

@@ -28,6 +28,7 @@ from penstock.ledger.records import (
     ImportedObject,
     LedgerRepair,
     LedgerRepaired,
+    ObjectResult,
     ObjectState,
     OnChange,
     replaced_objects,
@@ -39,7 +40,8 @@ from penstock.ledger.rules import storable
 from penstock.ledger.schema import attempts, batches, leaving, object_attempts, objects, pipelines, table_schemas
 from penstock.ledger.sets import among, fill, of_pipeline
 from penstock.ledger.table_commits import forget_table_commits
-from penstock.ledger.versions import earlier_versions, supersede
+from penstock.ledger.tails import grown_addresses, record_beginnings, stored_beginnings
+from penstock.ledger.versions import count_rows, earlier_versions, supersede
 from penstock.messaging.steps import Probe, Step
 
 REPAIR = "repair"  # worker of the attempts that a repair adds, and outcome of those that it abandons or forgets
@@ -211,7 +213,7 @@ class Repairs:
             pipeline=pipeline, attempt_id=batch.attempt_id, processed=(), bad=batch.bad, replays=batch.replays
         )
         if batch.on_change is not OnChange.ADD or has_read_again:
-            _replace_again(connection, pipeline, batch.seq, batch.attempt_id)
+            _replace_again(connection, pipeline, batch.seq, batch.attempt_id, [_result(one) for one in batch.objects])
         record_quarantined(connection, outcome)
 
 
@@ -226,10 +228,20 @@ def _replace_imported(connection: Connection, repair: LedgerRepair) -> None:
             _replace_again(connection, repair.pipeline, int(batch.seq), batch.attempt_id)
 
 
-def _replace_again(connection: Connection, pipeline: str, seq: int, attempt_id: str) -> None:
-    """Compute which objects a batch replaces. The record beside the table, written before the commit, has none."""
+def _replace_again(
+    connection: Connection, pipeline: str, seq: int, attempt_id: str, processed: Sequence[ObjectResult] = ()
+) -> None:
+    """Compute which objects a batch replaces. The record beside the table, written before the commit, has none.
+
+    ``processed`` are the objects of an imported batch: the record does tell which of them grew, and their beginnings.
+    """
     earlier = earlier_versions(connection, pipeline, attempt_id, up_to_seq=seq)
+    grown = grown_addresses(connection, attempt_id, processed)
+    kept = count_rows(connection, pipeline, earlier.only(grown), seq=seq)
+    bases = stored_beginnings(connection, pipeline, earlier.only(grown).last_seqs)
+    earlier = earlier.without(grown)
     rows = supersede(connection, pipeline, attempt_id, earlier, seq=seq)
+    record_beginnings(connection, pipeline, attempt_id, processed, bases=bases, kept_rows=kept)
     of_seq = {"in_pipeline": pipeline, "of_seq": seq}
     before = connection.execute(_REPLACED, of_seq).one()
     addresses = earlier.encoded(before.replaces or "")
@@ -314,7 +326,20 @@ def _end(
 def _row(pipeline: str, batch: ImportedBatch, schema_id: int) -> Values:
     outcome = BatchOutcome(pipeline=pipeline, attempt_id=batch.attempt_id, processed=(), record=batch.record)
     row = new_batch(outcome, seq=batch.seq, schema_id=schema_id)
-    return {**row, "objects": len(batch.objects), "committed_at": batch.committed_at or 0.0}
+    row |= {"objects": len(batch.objects), "committed_at": batch.committed_at or 0.0}
+    if grown := [one for one in batch.objects if one.appended_to is not None]:
+        row |= {"grown_objects": len(grown), "appended_rows": sum(one.rows for one in grown)}
+    return row
+
+
+def _result(imported: ImportedObject) -> ObjectResult:
+    return ObjectResult(
+        object_id=imported.candidate.object_id,
+        rows=imported.rows,
+        lines_quarantined=imported.lines_quarantined,
+        beginning=imported.beginning,
+        appended_to=imported.appended_to,
+    )
 
 
 def _leaving(imported: ImportedObject) -> Values:

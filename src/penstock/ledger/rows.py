@@ -205,6 +205,8 @@ def batch_row(row: AnyRow) -> BatchRow:
         committed_at=row.committed_at,
         worker=row.worker,
         schema_id=row.schema_id,
+        grown_objects=int(row.grown_objects or 0),
+        appended_rows=int(row.appended_rows or 0),
     )
 
 

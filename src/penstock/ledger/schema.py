@@ -169,7 +169,27 @@ batches = Table(
     # See `records.Committed`; NULL: the batch adds versions to earlier ones.
     Column("replaced_objects", BigInteger),
     Column("replaced_rows", BigInteger),
+    Column("grown_objects", BigInteger),  # see `records.Committed`; NULL: none
+    Column("appended_rows", BigInteger),
     UniqueConstraint("attempt_id", name="uq_batches_attempt"),
+)
+
+beginnings = Table(  # the beginning that the table has of an object, as its last version was read; see `ledger.tails`
+    "beginnings",
+    metadata,
+    Column("pipeline", PIPELINE, primary_key=True),
+    Column("uri_digest", DIGEST, primary_key=True),
+    Column("attempt_id", WORD, nullable=False),  # the one that committed this version; of no use if another was later
+    Column("size_bytes", BigInteger, nullable=False),
+    Column("digest", LONG_TEXT, nullable=False),  # this and the next: see `records.Beginning`
+    Column("reading", WORD, nullable=False),
+    Column("rows", BigInteger, nullable=False),  # that the table had of the object then
+    Column("lines_quarantined", BigInteger, nullable=False),  # bad lines in these bytes
+    # of this version: bad lines of the ones before are read again from it
+    Column("object_bytes", BigInteger, nullable=False),
+    Column("version_id", Text),
+    Column("etag", Text),
+    sqlite_with_rowid=False,
 )
 
 quarantined = Table(  # the bad lines that attempts found in objects; one row per object with any

@@ -11,7 +11,7 @@ adds rows to its source's.
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,6 +33,7 @@ from penstock.errors import VersionsMoved
 from penstock.ledger.dialects import DatabaseNow
 from penstock.ledger.records import (
     BatchOutcome,
+    KnownBeginning,
     ObjectState,
     OnChange,
     QuarantineState,
@@ -50,6 +51,13 @@ from penstock.ledger.sets import (
     is_wanted,
     of_pipeline,
     slices,
+)
+from penstock.ledger.tails import (
+    StoredBeginning,
+    addresses_of,
+    grown_addresses,
+    record_beginnings,
+    stored_beginnings,
 )
 
 _version = objects.alias("version")
@@ -98,7 +106,8 @@ _CHANGED = (
 )
 
 
-_before_seq: BindParameter[int] = bindparam("before_seq", value=1 << 62, type_=BigInteger)  # by default any batch
+_ANY_SEQ = 1 << 62
+_before_seq: BindParameter[int] = bindparam("before_seq", value=_ANY_SEQ, type_=BigInteger)  # by default any batch
 
 
 def _superseded_in(processed: Select[Any], archived: Select[Any]) -> tuple[tuple[Select[Any], ...], ...]:
@@ -264,7 +273,7 @@ def replaced_versions(connection: Connection, pipeline: str) -> set[bytes]:
 
 _processed_now = (
     (objects.c.attempt_id == bindparam("ours"))
-    & (objects.c.state == ObjectState.PROCESSED.value)
+    & (objects.c.state == bindparam("in_state", value=ObjectState.PROCESSED.value))
     & is_no_replay(objects)
 )
 _VERSIONS = (
@@ -390,17 +399,37 @@ class EarlierVersions:
         addresses = {*self.addresses.values(), *replaced_objects(replaces)}
         return json.dumps(sorted(addresses), separators=(",", ":")) if addresses else ""
 
+    def only(self, digests: Collection[bytes]) -> "EarlierVersions":
+        """Return the earlier versions of these objects."""
+        return self.without(self.last_seqs.keys() - set(digests))
 
-def replace_earlier(connection: Connection, outcome: BatchOutcome, *, seq: int) -> tuple[BatchOutcome, int | None]:
+    def without(self, digests: Collection[bytes]) -> "EarlierVersions":
+        """Return the earlier versions of the other objects."""
+        return EarlierVersions(
+            addresses={digest: uri for digest, uri in self.addresses.items() if digest not in digests},
+            last_seqs={digest: seq for digest, seq in self.last_seqs.items() if digest not in digests},
+            readings=[row for row in self.readings if row.uri_digest not in digests],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplacedRows:
+    """The effect of a commit on the rows that the table has of earlier versions of the batch's objects."""
+
+    replaced_objects: int = 0
+    replaced_rows: int | None = None  # that leave the table; None: the pipeline adds versions
+    kept_rows: int = 0  # of objects of which the batch has only what was appended
+
+
+def replace_earlier(connection: Connection, outcome: BatchOutcome, *, seq: int) -> tuple[BatchOutcome, ReplacedRows]:
     """Replace the earlier versions of a batch's objects, inside its commit, after its objects are recorded.
 
-    Returns the outcome with the addresses in its record, and the number of their rows in the table; None if the
-    pipeline adds versions. Raises `VersionsMoved` if one was committed since the claim, or if a replay's lines left the
-    table.
+    Those of objects that grew stay. Returns the outcome with the addresses in its record, and the rows that this
+    concerns. Raises `VersionsMoved` if a version was committed since the claim, or if a replay's lines left the table.
     """
     if outcome.on_change is OnChange.ADD:
         _check_replays(connection, outcome)
-        return outcome, None
+        return outcome, ReplacedRows()
     if outcome.since_seq is None:
         raise ValueError(f"attempt {outcome.attempt_id}: a commit with on_change={outcome.on_change} needs since_seq")
     found = earlier_versions(connection, outcome.pipeline, outcome.attempt_id, up_to_seq=seq)
@@ -408,15 +437,56 @@ def replace_earlier(connection: Connection, outcome: BatchOutcome, *, seq: int) 
     if found.last_seq is not None and found.last_seq >= since_seq:
         moved = next(found.addresses[id] for id, last_seq in found.last_seqs.items() if last_seq >= since_seq)
         raise VersionsMoved(f"another version of {moved} was committed since the claim: claim it again")
-    replaced_rows = supersede(connection, outcome.pipeline, outcome.attempt_id, found, seq=seq)
+    bases = _bases(connection, outcome, found)
+    kept = count_rows(connection, outcome.pipeline, found.only(bases), seq=seq)
+    left = found.without(bases)
+    replaced_rows = supersede(connection, outcome.pipeline, outcome.attempt_id, left, seq=seq)
     _check_replays(connection, outcome)  # their versions may be replaced by this very batch
-    replaces = found.encoded(outcome.record.replaces)
-    return replace(outcome, record=replace(outcome.record, replaces=replaces)), replaced_rows
+    record_beginnings(connection, outcome.pipeline, outcome.attempt_id, outcome.processed, bases=bases, kept_rows=kept)
+    replaces = left.encoded(outcome.record.replaces)
+    rows = ReplacedRows(
+        replaced_objects=len(replaced_objects(replaces)), replaced_rows=replaced_rows, kept_rows=sum(kept.values())
+    )
+    return replace(outcome, record=replace(outcome.record, replaces=replaces)), rows
 
 
-def earlier_versions(connection: Connection, pipeline: str, attempt_id: str, *, up_to_seq: int) -> EarlierVersions:
-    """Return the other versions of an attempt's processed objects that were committed up to this batch."""
-    binds = {"in_pipeline": pipeline, "ours": attempt_id, "up_to_seq": up_to_seq}
+def _bases(connection: Connection, outcome: BatchOutcome, found: EarlierVersions) -> Mapping[bytes, StoredBeginning]:
+    """Return the beginnings that the batch's objects were appended to, by the digest of the address.
+
+    Raises `VersionsMoved` if one is no longer the table's: the rows of the batch do not fit what the table has.
+    """
+    expected = grown_addresses(connection, outcome.attempt_id, outcome.processed)
+    if not expected:
+        return {}
+    last_seqs = {digest: found.last_seqs[digest] for digest in expected if digest in found.last_seqs}
+    bases = stored_beginnings(connection, outcome.pipeline, last_seqs)
+    if any(digest not in bases or bases[digest].known.attempt_id != base for digest, base in expected.items()):
+        raise VersionsMoved("the beginning of an object that grew left the table meanwhile: claim it again")
+    return bases
+
+
+def beginnings_for(connection: Connection, pipeline: str, attempt_id: str) -> Mapping[bytes, KnownBeginning]:
+    """Return the beginnings that the table has of the objects that an attempt holds, by object id."""
+    held = ObjectState.PROCESSING
+    found = earlier_versions(connection, pipeline, attempt_id, up_to_seq=_ANY_SEQ, state=held)
+    stored = stored_beginnings(connection, pipeline, found.last_seqs)
+    if not stored:
+        return {}
+    addresses = addresses_of(connection, attempt_id, state=held)
+    known = {id: stored[digest].known for id, digest in addresses.items() if digest in stored}
+    return {id: one for id, one in known.items() if one.beginning.size_bytes}
+
+
+def earlier_versions(
+    connection: Connection,
+    pipeline: str,
+    attempt_id: str,
+    *,
+    up_to_seq: int,
+    state: ObjectState = ObjectState.PROCESSED,
+) -> EarlierVersions:
+    """Return the other versions of an attempt's objects, in this state, that were committed up to this batch."""
+    binds = {"in_pipeline": pipeline, "ours": attempt_id, "up_to_seq": up_to_seq, "in_state": state.value}
     addresses: dict[bytes, str] = {}
     last_seqs: dict[bytes, int] = {}
     for statement in (_VERSIONS, _ARCHIVED_VERSIONS):
@@ -435,15 +505,18 @@ def supersede(connection: Connection, pipeline: str, attempt_id: str, found: Ear
     binds = {"in_pipeline": pipeline, "ours": attempt_id, "by_seq": seq}
     for digests in slices(sorted(found.addresses)):
         connection.execute(_DISMISS_LINES, {**binds, "digests": list(digests)})
-    return _count_rows(connection, pipeline, found, seq=seq)
+    return sum(count_rows(connection, pipeline, found, seq=seq).values())
 
 
-def _count_rows(connection: Connection, pipeline: str, found: EarlierVersions, *, seq: int) -> int:
-    """Return the number of rows that the table has of these objects before this batch.
+def count_rows(connection: Connection, pipeline: str, found: EarlierVersions, *, seq: int) -> Mapping[bytes, int]:
+    """Return the number of rows that the table has of each of these objects before this batch.
 
     These are the rows of the last version that replaced those before it, of versions that were added to it, and of
-    replays since then. It is nearly always the last version of all.
+    replays since then. It is nearly always the last version of all. The rows of one that was appended to others are
+    recorded with its beginning.
     """
+    if not found.last_seqs:
+        return {}
     replacing: set[int] = set()
     for seqs in slices(sorted(set(found.last_seqs.values()))):
         replacing.update(connection.scalars(_REPLACING, {"in_pipeline": pipeline, "seqs": list(seqs)}))
@@ -462,11 +535,14 @@ def _count_rows(connection: Connection, pipeline: str, found: EarlierVersions, *
             }
             for row in (row for statement in _ROWS for row in connection.execute(statement, binds)):
                 rows[row.uri_digest].append(row)
-    return sum(map(_count_shown, rows.values()))
+    stored = stored_beginnings(connection, pipeline, found.last_seqs)
+    return {digest: _count_shown(versions, stored.get(digest)) for digest, versions in rows.items()}
 
 
-def _count_shown(versions: Sequence[AnyRow]) -> int:
+def _count_shown(versions: Sequence[AnyRow], beginning: StoredBeginning | None) -> int:
     """Return how many rows of one object the table has: a version that replaced those before it took theirs out."""
+    if beginning is not None:
+        return beginning.known.rows + sum(row.rows or 0 for row in versions if row.seq > beginning.seq)
     since_seq = max((row.seq for row in versions if row.replaced), default=0)
     return sum(row.rows or 0 for row in versions if row.seq >= since_seq)
 

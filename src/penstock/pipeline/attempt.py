@@ -34,6 +34,7 @@ from penstock.ledger.records import (
     BatchOutcome,
     Committed,
     FailedObject,
+    KnownBeginning,
     ObjectAttempt,
     ObjectClaims,
     OnChange,
@@ -426,6 +427,7 @@ class Attempts:
             objects=tuple(ref for object_id, ref in work.refs.items() if object_id not in causes),
             claimed=work.claim.claimed,
             current_only=self._settings.on_change is not OnChange.ADD or self._replaces_readings(work),
+            beginnings=self._beginnings(work),
         )
         began_at = self._runtime.clock.monotonic()
         with self._stage("spark run", work):
@@ -446,6 +448,13 @@ class Attempts:
             self.add_fault(refusal)
         return outcomes
 
+    def _beginnings(self, work: ClaimedWork) -> Mapping[bytes, KnownBeginning]:
+        """Return what the table has of objects that may have grown. The commit checks that it still has that."""
+        if self._settings.on_change is not OnChange.TAIL:
+            return {}
+        with self._runtime.ledger_watch.watch_request():
+            return self._runtime.ledger.beginnings(self._settings.pipeline, work.attempt_id)
+
     def _refused(self, work: ClaimedWork) -> Sequence[FailedObject]:
         """Return the objects that this attempt does not read, because of other versions of theirs.
 
@@ -458,11 +467,11 @@ class Attempts:
         Reopened objects replace their earlier rows under any rule. Where the rule is another one, they have an attempt
         of their own, and the objects beside them wait.
         """
-        if self._settings.on_change is not OnChange.REPLACE and self._replaces_readings(work):
+        if not self._settings.on_change.replaces and self._replaces_readings(work):
             return self._refused_beside_reopened(work)
         if self._settings.on_change is OnChange.ADD:
             return ()
-        if self._settings.on_change is OnChange.REPLACE:
+        if self._settings.on_change.replaces:
             return _waiting_replays(work.refs)
         with self._runtime.ledger_watch.watch_request():
             changed = self._runtime.ledger.changed(self._settings.pipeline, list(work.refs))
@@ -507,7 +516,7 @@ class Attempts:
             bad=_bad_lines(work, result),
             replays=replays(work.refs, result.processed),
             added_columns=result.added_columns,
-            on_change=OnChange.REPLACE if self._replaces_readings(work) else self._rule_for(result),
+            on_change=self._rule_for(work, result),
             since_seq=work.claim.next_seq,
         )
         with self._stage("commit", work), self._runtime.ledger_watch.watch_request():
@@ -533,10 +542,12 @@ class Attempts:
                 outcome = replace(outcome, schema_id=schema_id, new_schema=new_schema)
         return self._guard.commit(work, outcome)
 
-    def _rule_for(self, result: RunResult) -> OnChange:
+    def _rule_for(self, work: ClaimedWork, result: RunResult) -> OnChange:
         """Return the rule for changed objects. Rows that do not name their objects can only be added."""
         rule = self._settings.on_change
-        return OnChange.ADD if rule is OnChange.REPLACE and not result.has_addresses else rule
+        if self._replaces_readings(work):
+            return rule if rule.replaces else OnChange.REPLACE
+        return OnChange.ADD if rule.replaces and not result.has_addresses else rule
 
     def _stage(self, name: str, work: ClaimedWork) -> AbstractContextManager[None]:
         """Return a tracing span, or nothing if batches are not traced apart from their messages."""

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from penstock.errors import TableError
-from penstock.ledger.records import BatchRecord
+from penstock.ledger.records import BatchRecord, Beginning
 from penstock.objects.reference import ObjectRef, decode_key
 from penstock.storage.files import Files
 
@@ -45,9 +45,11 @@ OFFSET = "_offset"
 _SUFFIX = ".json.gz"
 _VERSION = 1
 _VERSION_REPLACING = 2  # of batches that replace rows, which older versions must not ignore
+_VERSION_APPENDING = 3  # of batches with only the appended rows of some objects, which they must not ignore either
 _FIRST = ("rows", "lines_quarantined", "bytes", "manifest", "quarantine_manifest")  # stored before the columns, always
 _KNOWN = frozenset(field.name for field in fields(BatchRecord))
 _REF_FIELDS = tuple(field.name for field in fields(ObjectRef) if field.init)
+_OF_BEGINNING = frozenset(field.name for field in fields(Beginning))
 _KNOWN_OF_OBJECT = frozenset(_REF_FIELDS) - {"key"}
 _SLICE = 1_000  # objects
 _COMPRESSION = 3  # of 9: higher levels take several times as long and save a tenth (measured)
@@ -60,6 +62,8 @@ class RecordedObject:
     ref: ObjectRef
     rows: int
     lines_quarantined: int
+    beginning: Beginning | None = None  # this and the next as in `ObjectResult`
+    appended_to: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +118,7 @@ def _encoded(batch: RecordedBatch) -> bytes:
     if not batch.record.replaces:
         del values["replaces"]
     document = {
-        "version": _VERSION_REPLACING if batch.record.replaces or batch.replaces_versions else _VERSION,
+        "version": _version_of(batch),
         "pipeline": batch.pipeline,
         "attempt_id": batch.attempt_id,
         **{name: values.pop(name) for name in _FIRST},
@@ -135,6 +139,12 @@ def _encoded(batch: RecordedBatch) -> bytes:
     return data.getvalue()
 
 
+def _version_of(batch: RecordedBatch) -> int:
+    if any(one.appended_to is not None for one in batch.objects):
+        return _VERSION_APPENDING
+    return _VERSION_REPLACING if batch.record.replaces or batch.replaces_versions else _VERSION
+
+
 def _text(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
@@ -145,6 +155,8 @@ def _stored(one: RecordedObject) -> dict[str, Any]:
         "key": quote_from_bytes(one.ref.key_bytes),
         "rows": one.rows,
         "lines_quarantined": one.lines_quarantined,
+        **({} if one.beginning is None else {"beginning": asdict(one.beginning)}),
+        **({} if one.appended_to is None else {"appended_to": one.appended_to}),
     }
 
 
@@ -154,7 +166,7 @@ def _decoded(data: bytes) -> RecordedBatch:
     """
     document = json.loads(gzip.decompress(data))
     version = document.pop("version")
-    if version not in (_VERSION, _VERSION_REPLACING):
+    if version not in (_VERSION, _VERSION_REPLACING, _VERSION_APPENDING):
         raise ValueError(f"it is of version {version}, which a newer Penstock writes")
     return RecordedBatch(
         pipeline=document.pop("pipeline"),
@@ -173,6 +185,8 @@ def _object(stored: dict[str, Any]) -> RecordedObject:
         ref=ObjectRef(key=decode_key(unquote_to_bytes(str(stored["key"]))), **_only(_KNOWN_OF_OBJECT, stored)),
         rows=stored["rows"],
         lines_quarantined=stored["lines_quarantined"],
+        beginning=None if (found := stored.get("beginning")) is None else Beginning(**_only(_OF_BEGINNING, found)),
+        appended_to=stored.get("appended_to"),
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from penstock.errors import PenstockError
-from penstock.ledger.records import AttemptFailure, BatchRecord, ClaimedObject, ObjectResult
+from penstock.ledger.records import AttemptFailure, BatchRecord, ClaimedObject, KnownBeginning, ObjectResult
 from penstock.messaging.failure import FailureDetails
 from penstock.objects.reference import ObjectRef
 
@@ -42,6 +42,8 @@ class RunRequest:
     objects: Sequence[ObjectRef]
     claimed: Mapping[bytes, ClaimedObject] = field(default_factory=dict)  # the claim's result, by object id
     current_only: bool = False  # read a version only if it is the store's current one
+    # what the table has of objects that may have grown, by object id: it need not be read again
+    beginnings: Mapping[bytes, KnownBeginning] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

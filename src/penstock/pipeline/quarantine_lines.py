@@ -18,6 +18,7 @@ from penstock.ledger.records import QuarantineRow
 from penstock.messaging.wording import counted
 from penstock.objects.reference import ObjectRef
 from penstock.objects.replays import replayed_attempt
+from penstock.pipeline.quarantined import replay_sources
 from penstock.sinks.manifest import decode
 from penstock.sinks.sink import TableSink
 
@@ -80,6 +81,10 @@ class QuarantineLines:
                 else:
                     refused[row.bad.replay_id] = self._unclear(row, len(own)).rstrip(".")
         return spans, refused
+
+    def sources(self, replays: Sequence[ObjectRef]) -> Mapping[bytes, ObjectRef]:
+        """Return the versions from which replays read their lines, by object id of the replay."""
+        return replay_sources(self._ledger, self._pipeline, replays)
 
     def _spans(self, attempt_id: str, uris: Sequence[str]) -> Mapping[str, Spans]:
         found: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)

@@ -1,10 +1,12 @@
-"""The bad lines of a batch's objects, as its commit records them in the ledger."""
+"""The bad lines of a batch's objects, as its commit records them in the ledger, and the versions that have them."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+from penstock.ledger import Ledger
 from penstock.ledger.records import BadLines, ObjectResult
 from penstock.objects.reference import ObjectRef
-from penstock.objects.replays import is_replay, replay_of
+from penstock.objects.replays import is_replay, replay_of, source_of
 from penstock.pipeline.engine import Samples
 
 
@@ -45,3 +47,18 @@ def bad_lines(
 def replays(refs: Mapping[bytes, ObjectRef], processed: Sequence[ObjectResult]) -> Sequence[bytes]:
     """Return the ids of the processed objects that are replays."""
     return [result.object_id for result in processed if is_replay((ref := refs[result.object_id]).version_id, ref.etag)]
+
+
+def replay_sources(ledger: Ledger, pipeline: str, replays: Sequence[ObjectRef]) -> Mapping[bytes, ObjectRef]:
+    """Return the versions from which replays read their lines, by object id of the replay.
+
+    It is the version that had the lines, or the last one that was appended to it if a store keeps one version only.
+    """
+    kept_only = [ref.object_id for ref in replays if ref.version_id is None]
+    later = ledger.quarantines.continued(pipeline, kept_only) if kept_only else {}
+    found = {ref.object_id: source_of(ref) for ref in replays}
+    return found | {
+        id: replace(found[id], size_bytes=version.size_bytes, etag=version.etag)
+        for id, version in later.items()
+        if version.version_id is None
+    }

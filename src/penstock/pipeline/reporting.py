@@ -158,6 +158,8 @@ class BatchEvents:
                     replays=len(replays(work.refs, result.processed)),
                     replaced_objects=committed.replaced_objects,
                     replaced_rows=committed.replaced_rows,
+                    grown_objects=committed.grown_objects,
+                    appended_rows=committed.appended_rows,
                 )
             )
         if result.new_columns:

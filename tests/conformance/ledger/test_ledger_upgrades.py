@@ -35,6 +35,7 @@ SINCE_0001 = {
     "replays",
     "table_commits",
     "reopenings",
+    "beginnings",
     "audit",
     "owners",
 }
@@ -49,6 +50,8 @@ COLUMNS_SINCE_0001 = {
     "replaces",
     "replaced_objects",
     "replaced_rows",
+    "grown_objects",
+    "appended_rows",
 }
 
 

@@ -11,12 +11,14 @@ import pytest
 from tests.conformance.ledger.ledger_harness import PIPELINE, LedgerHarness, candidates, outcome
 
 from penstock import App, DeltaSink, ObjectSource
+from penstock.app.pipelines.declaration import GROWING, Change
 from penstock.app.pipelines.on_change import ChangeRule
 from penstock.app.sources import source_at
 from penstock.errors import UsageError
 from penstock.ledger import Ledger
 from penstock.ledger.records import OnChange
 from penstock.operations.ingest.pipeline import IngestRequest, check
+from penstock.pipeline.spark.source.formats import FORMATS
 from penstock.sinks.schema import encode
 from penstock.storage.aws import Aws
 
@@ -69,11 +71,17 @@ def test_a_given_rule_holds_whatever_the_columns(ledger: Ledger, given: OnChange
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"on_change": "merge"}, "--on-change merge is unknown; write one of add, replace, refuse"),
+        ({"on_change": "merge"}, "--on-change merge is unknown; write one of add, replace, tail, refuse"),
         (
             {"on_change": "replace", "provenance": False},
             "leave out --no-provenance, or write --on-change add or refuse",
         ),
+        ({"on_change": "tail", "provenance": False}, "--on-change tail and --no-provenance were given"),
+        (
+            {"on_change": "tail", "format": "parquet"},
+            "the format is parquet: only of jsonl, csv, text can what was appended be read alone",
+        ),
+        ({"on_change": "tail", "format": "json", "schema": "id long"}, "the format is json: only of"),
     ],
 )
 def test_an_ingest_that_cannot_replace_rows_is_refused_before_it_starts(
@@ -92,16 +100,32 @@ def test_an_ingest_without_provenance_may_add_or_refuse(tmp_path: Path, given: s
 
 def test_a_source_with_an_unknown_rule_is_refused() -> None:
     unknown: Any = "merge"
-    with pytest.raises(UsageError, match="on_change='merge'; write one of add, replace, refuse, or leave it out"):
+    with pytest.raises(UsageError, match="on_change='merge'; write one of add, replace, tail, refuse, or leave it out"):
         ObjectSource("in", queue="q", schema="id long", on_change=unknown)
 
 
-def test_a_pipeline_without_provenance_cannot_replace() -> None:
+@pytest.mark.parametrize(
+    "options",
+    [{"format": "parquet", "schema": "id long"}, {"reader": check, "schema": "id long"}, {"format": "binary"}],
+)
+def test_a_source_whose_files_cannot_grow_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="only of jsonl, csv, text can what was appended be read alone"):
+        ObjectSource("in", queue="q", on_change="tail", **options)
+    ObjectSource("in", queue="q", on_change="tail", format="text")
+    ObjectSource("in", queue="q", on_change="replace", **options)
+
+
+def test_formats_of_sources_that_grow_are_those_of_the_reader() -> None:
+    assert tuple(name for name, kind in FORMATS.items() if kind.can_grow) == GROWING
+
+
+@pytest.mark.parametrize("on_change", ["replace", "tail"])
+def test_a_pipeline_without_provenance_cannot_replace(on_change: Change) -> None:
     app, sink = App(), DeltaSink("t")
     with pytest.raises(UsageError, match="leave out provenance=False, or write on_change='add' or 'refuse'"):
         app.pipeline(
             "clicks",
-            source=ObjectSource("in", queue="q", schema="id long", on_change="replace"),
+            source=ObjectSource("in", queue="q", schema="id long", on_change=on_change),
             sink=sink,
             provenance=False,
         )

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -21,7 +22,7 @@ from tests.services.quick_tables import quick_tables
 from penstock.errors import ConfigurationError
 from penstock.ledger import Ledger
 from penstock.ledger.migrate import SCRIPTS, downgrade, newest_revision, upgrade
-from penstock.ledger.records import OnChange, replaced_objects
+from penstock.ledger.records import Beginning, OnChange, replaced_objects
 from penstock.ledger.retractions import Retraction
 from penstock.ledger.schema import VERSION_TABLE, metadata
 
@@ -180,3 +181,26 @@ def test_a_ledger_that_replaced_versions_is_not_downgraded_to_a_revision_that_wo
     with pytest.raises(ConfigurationError, match="changed objects"), ledger.database.writing() as connection:
         downgrade(connection, "0014")
     assert replaced_objects(ledger.batches(PIPELINE)[-1].record.replaces) == ("s3://landing/a",)
+
+
+def test_a_ledger_with_appended_rows_is_not_downgraded_to_a_revision_that_would_take_them_for_whole_files() -> None:
+    ledger = Ledger.open("sqlite://")
+    ledger.ensure_pipeline(PIPELINE)
+    harness = LedgerHarness(ledger)
+
+    def process(name: str, base: str | None) -> str:
+        held = harness.claim([candidate(name, key=b"a")], on_change=OnChange.TAIL)
+        done = outcome(held, on_change=OnChange.TAIL, since_seq=held.next_seq)
+        beginning = Beginning(size_bytes=1, digest="d", reading="r")
+        ledger.commit(replace(done, processed=[replace(done.processed[0], beginning=beginning, appended_to=base)]))
+        return held.attempt_id
+
+    process("v1", None)
+    with ledger.database.writing() as connection:
+        downgrade(connection, "0015")
+        upgrade(connection)
+    held = harness.claim([candidate("v2", key=b"a")], on_change=OnChange.TAIL)
+    assert ledger.beginnings(PIPELINE, held.attempt_id) == {}, "the next version is read whole"
+    process("v4", process("v3", None))
+    with pytest.raises(ConfigurationError, match="files that grew"), ledger.database.writing() as connection:
+        downgrade(connection, "0015")

@@ -219,6 +219,8 @@ CASES = {
                 seconds=0.5,
                 replaced_objects=1,
                 replaced_rows=4,
+                grown_objects=1,
+                appended_rows=3,
             ),
             events.ObjectFinished(**{**OBJECT, **RUN}, rows=10, lines_quarantined=3),
             events.LinesQuarantined(
@@ -240,6 +242,8 @@ CASES = {
             "batch_bytes_total{pipeline=clicks}": 700,
             "replaced_objects_total{pipeline=clicks}": 1,
             "replaced_rows_total{pipeline=clicks}": 4,
+            "grown_objects_total{pipeline=clicks}": 1,
+            "appended_rows_total{pipeline=clicks}": 3,
             "quarantined_lines_total{pipeline=clicks,reason=malformed}": 2,
             "quarantined_lines_total{pipeline=clicks,reason=invalid UTF-8}": 1,
         },

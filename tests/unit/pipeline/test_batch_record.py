@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import TableError
-from penstock.ledger.records import BatchRecord, OnChange
+from penstock.ledger.records import BatchRecord, Beginning, OnChange
 from penstock.objects.reference import ObjectRef
 from penstock.pipeline.batch_record import RecordedBatch, RecordedObject, forget, load, recorded, save
 from penstock.pipeline.maintenance.repair import imported_batch
@@ -141,6 +141,19 @@ def test_a_record_says_that_its_batch_replaces_versions_and_older_releases_refus
     assert load(table, RECORD.attempt_id) == replacing
     document = json.loads(gzip.decompress(table.read(f"_penstock/batches/{RECORD.attempt_id}.json.gz")))
     assert document["version"] == 2
+
+
+def test_a_record_says_of_which_objects_its_batch_has_only_the_end_and_older_releases_refuse_it(
+    table: LocalFiles,
+) -> None:
+    beginning = Beginning(size_bytes=7, digest="d", reading="r")
+    read_whole = replace(RECORD.objects[0], beginning=beginning)
+    for one, version in ((read_whole, 2), (replace(read_whole, appended_to="earlier"), 3)):
+        saved = replace(RECORD, objects=[one], replaces_versions=True)
+        save(table, saved)
+        assert load(table, RECORD.attempt_id) == saved
+        document = json.loads(gzip.decompress(table.read(f"_penstock/batches/{RECORD.attempt_id}.json.gz")))
+        assert document["version"] == version
 
 
 @pytest.mark.parametrize("replaces", [True, False])

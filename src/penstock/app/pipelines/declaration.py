@@ -31,8 +31,9 @@ DEFAULT_FORMAT = "jsonl"
 OWN_SCHEMA = ("text", "binary")  # formats whose columns need not be declared
 Evolve = Literal["none", "rescue", "add", "fail"]
 EVOLUTIONS: tuple[Evolve, ...] = get_args(Evolve)
-Change = Literal["add", "replace", "refuse"]
+Change = Literal["add", "replace", "tail", "refuse"]
 CHANGES: tuple[Change, ...] = get_args(Change)
+GROWING = ("jsonl", "csv", "text")  # formats of which what was appended can be read alone
 _CSV_OPTIONS: dict[str, Any] = {
     "delimiter": None,
     "header": True,
@@ -73,8 +74,9 @@ class ObjectSource:
             wrong type, are kept as JSON in the column _rescued. "add": new fields become columns; what fits none is in
             _rescued. "fail": an object with such a field fails.
         on_change: What happens to an object that was processed and has changed since. "replace": the rows of the new
-            version take the place of the old one's, in one commit. "add": they are added. "refuse": the object fails.
-            Default: replace, or add if the rows have no column _object.
+            version take the place of the old one's, in one commit. "tail": the same, but of a file that only grew the
+            appended lines are read (jsonl, csv and text). "add": they are added. "refuse": the object fails. Default:
+            replace, or add if the rows have no column _object.
         cleanup: One of `from penstock import cleanup`, applied to objects whose rows are published. Default: keep them.
 
     Raises:
@@ -132,6 +134,12 @@ class ObjectSource:
             raise UsageError(
                 f"The source {self.folder} has on_change={self.on_change!r}; write one of {', '.join(CHANGES)}, or "
                 "leave it out."
+            )
+        if self.on_change == "tail" and (self.reader is not None or self.format not in GROWING):
+            kind = "a reader of its own" if self.reader is not None else f"the format {self.format}"
+            raise UsageError(
+                f"The source {self.folder} has on_change='tail' and {kind}: only of {', '.join(GROWING)} can what was "
+                "appended be read alone; write on_change='replace'."
             )
         if isinstance(self.null, str):
             raise UsageError(f"The source {self.folder} has null={self.null!r}; write a list of texts, such as ['NA'].")
@@ -219,9 +227,10 @@ def declared(
         )
     if transform is not None and not callable(transform):
         raise UsageError(f"The pipeline {name} has a transform that is not a function: {transform!r}.")
-    if change_rule(source) is OnChange.REPLACE and not provenance:
+    rule = change_rule(source)
+    if rule is not None and rule.replaces and not provenance:
         raise UsageError(
-            f"The pipeline {name} has on_change='replace' and provenance=False, so its rows have no column _object, by "
+            f"The pipeline {name} has on_change='{rule}' and provenance=False, so its rows have no column _object, by "
             "which the rows of a changed object are found: leave out provenance=False, or write on_change='add' or "
             "'refuse'."
         )

@@ -58,6 +58,8 @@ class RunCounts(SelectiveListener):
         self.objects_processed = 0
         self.replaced_objects = 0  # those that replaced an earlier version
         self.replaced_rows = 0  # rows of these versions
+        self.grown_objects = 0  # those of which only what was appended was read
+        self.appended_rows = 0  # rows of these objects
         self.replays = 0
         self.unknown_fields: Counter[str] = Counter()  # rows that have them, by name
         self.unknown_objects = 0  # objects with such fields
@@ -77,6 +79,11 @@ class RunCounts(SelectiveListener):
         self.replaced_objects += objects
         self.replaced_rows += rows
 
+    def add_grown(self, objects: int, rows: int) -> None:
+        """Count objects of which only what was appended was read, and their rows."""
+        self.grown_objects += objects
+        self.appended_rows += rows
+
     def wants(self, kind: type[Event]) -> bool:
         return issubclass(kind, BatchCommitted | ObjectFailed | UnknownFieldsFound | WrongTypesRescued)
 
@@ -89,6 +96,7 @@ class RunCounts(SelectiveListener):
                 self.objects_processed += event.objects - event.replays
                 self.replays += event.replays
                 self.add_replaced(event.replaced_objects, event.replaced_rows)
+                self.add_grown(event.grown_objects, event.appended_rows)
             case UnknownFieldsFound():
                 self.unknown_objects += 1
                 _add(self.unknown_fields, event.fields)
@@ -130,6 +138,8 @@ class RunReport:
     objects_replayed: int = 0  # objects of which the bad lines were read again
     replaced_objects: int = 0  # objects of which an earlier version was in the table, and was replaced
     replaced_rows: int = 0  # the rows of these versions
+    grown_objects: int = 0  # objects of which only what was appended was read
+    appended_rows: int = 0  # the rows of these objects
     warned_objects: int = 0  # objects with too many bad lines, in this run or an earlier one; see `QuarantineWarning`
     warned_lines: int = 0  # the bad lines of these objects
     stopped: bool  # a run with ``available_now`` was stopped before it was done
@@ -199,6 +209,7 @@ def run(
         cleanup_runner = _cleanup_runner(declaration, context)
         completion = _RunCompletion(plan, context, queue=declaration.source.queue, source=source)
         counts.add_replaced(*plan.blueprint.tables.unpublished_replacements())
+        counts.add_grown(*plan.blueprint.tables.unpublished_growth())
         plan.blueprint.publish()  # batches that an earlier process committed but did not publish
         completion.begin()
         if not (available_now and completion.advance()) and not stop.requested:
@@ -331,6 +342,8 @@ class _RunCompletion:
             objects_replayed=counts.replays,
             replaced_objects=counts.replaced_objects,
             replaced_rows=counts.replaced_rows,
+            grown_objects=counts.grown_objects,
+            appended_rows=counts.appended_rows,
             warned_objects=warning.objects,
             warned_lines=warning.lines,
             stopped=stopped and (left > 0 or unfinished > 0 or tables.unpublished() > 0),

@@ -116,7 +116,17 @@ BATCH_ROWS: Rows = {
         msg="The batch was committed.",
         fields={
             **_BATCH,
-            **same("seq", "objects", "rows", "lines_quarantined", "bytes", "replaced_objects", "replaced_rows"),
+            **same(
+                "seq",
+                "objects",
+                "rows",
+                "lines_quarantined",
+                "bytes",
+                "replaced_objects",
+                "replaced_rows",
+                "grown_objects",
+                "appended_rows",
+            ),
             "duration_s": "seconds",
         },
     ),

@@ -178,6 +178,9 @@ class MetricsListener(events.SelectiveListener):
         if event.replaced_objects:
             self._meters.count("replaced_objects_total", pipeline, event.replaced_objects)
             self._meters.count("replaced_rows_total", pipeline, event.replaced_rows)
+        if event.grown_objects:
+            self._meters.count("grown_objects_total", pipeline, event.grown_objects)
+            self._meters.count("appended_rows_total", pipeline, event.appended_rows)
 
     def _on_published(self, event: events.BatchPublished) -> None:
         self._stage(event.pipeline, "publish", event.seconds)

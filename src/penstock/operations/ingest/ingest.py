@@ -92,6 +92,8 @@ class IngestReport:
     replaced_objects: int = 0  # objects of which an earlier version was in the table, and was replaced
     replaced_rows: int = 0  # the rows of these versions
     objects_kept: int = 0  # objects to be read again that were gone or had changed: their earlier rows stay
+    grown_objects: int = 0  # objects of which only what was appended was read
+    appended_rows: int = 0  # the rows of these objects
     warned_objects: int = 0  # objects with too many bad lines, in this run or an earlier one; see `QuarantineWarning`
     warned_lines: int = 0  # the bad lines of these objects
     schema: str | None
@@ -178,6 +180,7 @@ def _ingested(
         )
         kept_before = _kept(state.ledger, where.pipeline)
         counts.add_replaced(*tables.unpublished_replacements())
+        counts.add_grown(*tables.unpublished_growth())
         tables.publish()  # batches that an earlier process committed but did not publish
         work = IngestPipeline(
             request=request,
@@ -399,6 +402,8 @@ def _report(
         objects_replayed=counts.replays,
         replaced_objects=counts.replaced_objects,
         replaced_rows=counts.replaced_rows,
+        grown_objects=counts.grown_objects,
+        appended_rows=counts.appended_rows,
         warned_objects=warning.objects,
         warned_lines=warning.lines,
         schema=_schema(pipeline),

@@ -14,7 +14,7 @@ from penstock.app.cleanup_runner import CleanupRunner, moved_to, source_cleanup
 from penstock.app.context import PipelineTools
 from penstock.app.paths import TablePaths
 from penstock.app.pipelines.declaration import option_rule
-from penstock.app.pipelines.on_change import ChangeRule, check_provenance
+from penstock.app.pipelines.on_change import ChangeRule, check_format, check_provenance
 from penstock.app.pipelines.plan import FAULTS_MAX, BatchLimits, PipelineBlueprint, worker_settings
 from penstock.app.pipelines.transforms import NO_TRANSFORM, accepting, check_transform
 from penstock.app.scope import ScopeRequest
@@ -324,6 +324,7 @@ class IngestPipeline:
         return replace(read, schema_ddl=ddl or "")
 
     def _blueprint(self, read: ReadOptions) -> PipelineBlueprint:
+        check_format(self.request.given_rule, read.format)
         where, settings = self.where, self.request.settings
         declaration = Declaration(
             pipeline=where.pipeline,
@@ -398,6 +399,7 @@ def check(request: IngestRequest, source: SourceLocation) -> Transform | None:
         any_schema = "" if format_of(request.format).has_own_schema else _ANY_SCHEMA
         read = request.read(request.format)
         checked(replace(read, schema_ddl=read.schema_ddl or any_schema))
+        check_format(request.given_rule, request.format)
     else:
         columns = parse_ddl(request.schema).names if request.schema is not None else ()
         checked_partitions(request.partitions or "", columns)
@@ -405,7 +407,7 @@ def check(request: IngestRequest, source: SourceLocation) -> Transform | None:
     check_provenance(
         request.given_rule,
         provenance=request.provenance,
-        wants="--on-change replace and --no-provenance were given",
+        wants=f"--on-change {request.on_change} and --no-provenance were given",
         remedies="leave out --no-provenance, or write --on-change add or refuse",
     )
     return _load_transform(request.transform) if request.transform is not None else None

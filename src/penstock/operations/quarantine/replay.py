@@ -19,12 +19,13 @@ from penstock.messaging.message import Outgoing
 from penstock.messaging.steps import Probe, Step, no_probe
 from penstock.objects.notification import announce
 from penstock.objects.reference import LOCAL_BUCKET, ObjectRef
-from penstock.objects.replays import replay_of, source_of
+from penstock.objects.replays import replay_of
 from penstock.objects.stores import ahead, store_at
 from penstock.operations.dead_letters.selection import audited
 from penstock.operations.inspection import ScopeView
 from penstock.operations.objects.retry import announced_anew, queues_of
 from penstock.operations.quarantine.selection import REPLAY_ENDED, Quarantined, QuarantineSelection, select
+from penstock.pipeline.quarantined import replay_sources
 from penstock.storage.address import S3
 from penstock.storage.aws import Aws
 
@@ -68,9 +69,10 @@ def plan_replay(seen: ScopeView, selection: QuarantineSelection, *, queue: str |
             planned.running += 1
         elif one.row.pipeline in planned.queues:
             open_ones.append(one)
-    gone = _gone([one.ref for one in open_ones], seen.scope.aws)
+    sources = _sources(seen, open_ones)
+    gone = _gone(list(sources.values()), seen.scope.aws)
     for one in open_ones:
-        reason = gone.get(source_of(one.ref).object_id)
+        reason = gone.get(sources[one.row.bad.replay_id].object_id)
         if reason is None:
             planned.objects.append(one)
         else:
@@ -152,11 +154,22 @@ def _announced(one: Quarantined) -> Outgoing:
     return Outgoing(body=announce(replay_of(one.ref, one.row.attempt_id)))
 
 
+def _sources(seen: ScopeView, found: Sequence[Quarantined]) -> Mapping[bytes, ObjectRef]:
+    """Return the versions from which the lines would be read, by the id of the replay."""
+    by_pipeline: defaultdict[str, list[ObjectRef]] = defaultdict(list)
+    for one in found:
+        by_pipeline[one.row.pipeline].append(replay_of(one.ref, one.row.attempt_id))
+    sources: dict[bytes, ObjectRef] = {}
+    for pipeline, replays in by_pipeline.items():
+        sources |= replay_sources(seen.ledger, pipeline, replays)
+    return sources
+
+
 def _gone(refs: Sequence[ObjectRef], aws: Aws) -> Mapping[bytes, str]:
     """Return why versions can no longer be read, by the object id of the version; in doubt a version is left out."""
     found: dict[bytes, str] = {}
     by_store: defaultdict[str, list[ObjectRef]] = defaultdict(list)
-    for ref in map(source_of, refs):
+    for ref in refs:
         by_store[_store_address(ref)].append(ref)
     for address, versions in by_store.items():
         with ahead(store_at(address, aws, remembers=False), versions) as store:

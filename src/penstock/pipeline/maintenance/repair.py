@@ -322,7 +322,12 @@ class Repairer:
             wider = widened(columns, self._batches[seq].table_schema, table=self._rows.uri)
             if self._is_retraction(seq):
                 moved[seq] = numbers.tip + len(moved) + 1
-            elif wider is None or not imported_ids.isdisjoint(self._objects_of(seq)):
+            elif (
+                wider is None
+                # What was appended to a version that is not the last one any more cannot be shown.
+                or (imported and self._batches[seq].grown_objects)
+                or not imported_ids.isdisjoint(self._objects_of(seq))
+            ):
                 withdrawn.append(seq)
             else:
                 moved[seq] = numbers.tip + len(moved) + 1
@@ -408,6 +413,8 @@ def _imported_object(recorded: RecordedObject) -> ImportedObject:
         ),
         rows=recorded.rows,
         lines_quarantined=recorded.lines_quarantined,
+        beginning=recorded.beginning,
+        appended_to=recorded.appended_to,
     )
 
 

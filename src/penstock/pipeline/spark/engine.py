@@ -154,6 +154,8 @@ class SparkEngine:
             raise
 
     def _until_whole(self, request: RunRequest, context: RunContext) -> RunResult:
+        replays = [ref for ref in request.objects if is_replay(ref.version_id, ref.etag)]
+        sources = self._quarantine.sources(replays) if replays else {}
         places, left_out = replay_places(request.objects, self._quarantine, self._declaration.read.place)
         cuts: dict[bytes, Sequence[int]] = {}
         added = dict(context.evolution.added())
@@ -172,6 +174,8 @@ class SparkEngine:
                 added,
                 places,
                 current_only=request.current_only,
+                beginnings=request.beginnings,
+                sources=sources,
             )
             try:
                 summary = run.read_and_write()

@@ -18,13 +18,12 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.errors import ObjectError, TemporaryError, TransformError, UsageError
-from penstock.ledger.records import BatchRecord, ObjectResult, OnChange
+from penstock.ledger.records import BatchRecord, KnownBeginning, ObjectResult, OnChange
 from penstock.messaging.clock import Clock
 from penstock.messaging.failure import location_of
 from penstock.messaging.steps import Probe, Step
 from penstock.messaging.wording import counted
 from penstock.objects.reference import ObjectRef
-from penstock.objects.replays import source_of
 from penstock.objects.store import ObjectStore
 from penstock.objects.stores import ahead, store_at
 from penstock.pipeline.batch_record import RecordedBatch, RecordedObject, run_files, run_work, save
@@ -37,8 +36,10 @@ from penstock.pipeline.spark.runtime import SparkRuntime
 from penstock.pipeline.spark.session import runtime_of
 from penstock.pipeline.spark.shared_folders import prove_shared
 from penstock.pipeline.spark.source.added import new_columns, unknown_counts, with_added
+from penstock.pipeline.spark.source.beginnings import beginning_of, reading_of, usable_beginnings
 from penstock.pipeline.spark.source.datasource import drain, read
 from penstock.pipeline.spark.source.ddl import OBJECT
+from penstock.pipeline.spark.source.options import checked
 from penstock.pipeline.spark.source.plan import ReadPlan, make_plan
 from penstock.pipeline.spark.source.report import REFUSALS, FailureKind, ObjectFailure
 from penstock.pipeline.spark.source.summary import Summary, summarise
@@ -72,7 +73,7 @@ def reread_on_driver(summary: Summary, plan: ReadPlan) -> Summary:
     # S3 is the same for all hosts, so a deletion there is not doubted
     doubted = REFUSALS if is_s3(plan.source) else REFUSALS | _MISSING
     refs = {
-        index: source_of(plan.objects[index])
+        index: plan.source_of(index)
         for index, failure in {**summary.failures, **summary.exclude}.items()
         if failure.kind in doubted
     }
@@ -155,8 +156,13 @@ class SparkRun:
         places: Mapping[bytes, bytes] | None = None,
         *,
         current_only: bool = False,
+        beginnings: Mapping[bytes, KnownBeginning] | None = None,
+        sources: Mapping[bytes, ObjectRef] | None = None,
     ) -> None:
-        """``places``: the ranges that replays read, by object id. ``current_only``: see `RunRequest`."""
+        """``places``, ``sources``: the ranges that replays read, and of which version, by object id.
+
+        ``current_only``, ``beginnings``: see `RunRequest`.
+        """
         self._context = context
         self._added = added or {}
         self._attempt_id = attempt_id
@@ -164,6 +170,8 @@ class SparkRun:
         self._files = run_files(attempt_id, number)
         self._work = run_work(self._declaration.work, attempt_id, number)
         self._current_only = current_only
+        self._beginnings = beginnings or {}
+        self._sources = sources or {}
         self._plan = self._made_plan(attempt_id, number, objects, cuts or {}, places or {})
         self._stopwatch = Stopwatch(context.clock)
         self._agreement: SchemaAgreement | None = None  # set by read_and_write, as is _written
@@ -262,7 +270,13 @@ class SparkRun:
             pipeline=self._declaration.pipeline,
             attempt_id=self._attempt_id,
             objects=[
-                RecordedObject(ref=self._plan.objects[index], rows=done.rows, lines_quarantined=done.lines_quarantined)
+                RecordedObject(
+                    ref=self._plan.objects[index],
+                    rows=done.rows,
+                    lines_quarantined=done.lines_quarantined,
+                    beginning=done.beginning,
+                    appended_to=done.appended_to,
+                )
                 for index, done in zip(summary.readings, result.processed, strict=True)
             ],
             columns=encode_columns(columns),
@@ -288,11 +302,13 @@ class SparkRun:
         cuts: Cuts,
         places: Mapping[bytes, bytes],
     ) -> ReadPlan:
+        options = checked(with_added(self._declaration.read, self._added))
+        self._reading = reading_of(options, self._declaration.transform_name)
         return make_plan(
             objects,
             attempt_id=attempt_id,
             run=number,
-            options=with_added(self._declaration.read, self._added),
+            options=options,
             cores=self._context.runtime.tasks_at_once(),
             source=self._declaration.source,
             aws=self._declaration.aws,
@@ -301,6 +317,13 @@ class SparkRun:
             cuts={index: cuts[ref.object_id] for index, ref in enumerate(objects) if ref.object_id in cuts},
             places={index: places[ref.object_id] for index, ref in enumerate(objects) if ref.object_id in places},
             current_only=self._current_only,
+            hashes=self._declaration.on_change is OnChange.TAIL,
+            beginnings=usable_beginnings(self._beginnings, objects, options, reading=self._reading),
+            sources={
+                index: self._sources[ref.object_id]
+                for index, ref in enumerate(objects if self._sources else ())
+                if ref.object_id in self._sources
+            },
         )
 
     def _planned(self) -> tuple[DataFrame, pa.Schema]:
@@ -312,7 +335,7 @@ class SparkRun:
         columns = _columns(frame, self._declaration.partition_by)
         if OBJECT.name in columns.names:
             return frame, columns
-        if self._declaration.on_change is OnChange.REPLACE:
+        if self._declaration.on_change is not None and self._declaration.on_change.replaces:
             raise UsageError(
                 f"The transform drops the column {OBJECT.name}, by which the rows of a changed object are found: let "
                 "it return this column, or choose on_change='add' or 'refuse' (--on-change)."
@@ -384,6 +407,10 @@ class SparkRun:
                 rows=rows,
                 lines_quarantined=lines_quarantined,
                 unknown=unknown_counts(readings.unknown.get(index)),
+                beginning=beginning_of(
+                    self._plan.objects[index], readings.beginnings.get(index), reading=self._reading
+                ),
+                appended_to=self._plan.beginnings[index].attempt_id if index in readings.grown else None,
             )
             for index, rows, lines_quarantined in zip(*columns, strict=True)
         ]

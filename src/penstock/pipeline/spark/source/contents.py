@@ -21,7 +21,7 @@ from penstock.pipeline.spark.source.options import ReadOptions
 from penstock.pipeline.spark.source.plan import Piece
 
 BOM = b"\xef\xbb\xbf"
-_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _UTF32 = (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)
 _SEARCH_BYTES = 64 << 10  # per read while searching for a newline
 _BEGINNING_BYTES = 16  # tells what an object is
@@ -102,7 +102,7 @@ def read_lines(reader: ObjectReader, piece: Piece, options: ReadOptions) -> Iter
 
 def is_utf16(reader: ObjectReader) -> bool:
     """Return True if a plain object begins with a byte order mark of UTF-16."""
-    return reader.pread(0, len(_UTF16[0])) in _UTF16
+    return reader.pread(0, len(UTF16_MARKS[0])) in UTF16_MARKS
 
 
 def whole(reader: ObjectReader, options: ReadOptions, *, inflated: bool = True) -> bytes:
@@ -219,7 +219,7 @@ def _as_utf8(chunks: Iterator[bytes], uri: str) -> Iterator[bytes]:
             break
     if beginning.startswith(_UTF32):
         raise ObjectUnreadable(f"{uri} is UTF-32, which is not read: convert it to UTF-8")
-    if not beginning.startswith(_UTF16):
+    if not beginning.startswith(UTF16_MARKS):
         if beginning:
             yield beginning
         yield from chunks

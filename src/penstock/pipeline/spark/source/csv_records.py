@@ -92,7 +92,7 @@ class Records:
     """The records of one piece. Used by the thread that reads it."""
 
     def __init__(self, csv: CsvOptions, *, from_start: bool, record_bytes_max: int, uri: str) -> None:
-        """``from_start``: the piece begins at the object's first byte."""
+        """``from_start``: a record is known to begin where the piece does."""
         self._csv = csv
         self._quoting = _Quoting(csv)
         self._begun_within = None if from_start else _BegunWithin(self._quoting)
@@ -196,7 +196,7 @@ def read_parts(reader: ObjectReader, piece: Piece, options: ReadOptions) -> Iter
     compressed = codec_of(reader.ref) is not None
     records = Records(
         options.csv,
-        from_start=piece.start == 0 or compressed,
+        from_start=piece.is_first or compressed,
         record_bytes_max=options.line_bytes_max,
         uri=reader.ref.uri,
     )

@@ -26,14 +26,15 @@ class Format:
     suffixes: tuple[bytes, ...]  # names of objects end so, before the suffix of a compression
     has_own_schema: bool = False  # nothing has to be declared or inferred
     can_be_named: bool = True  # False: chosen in another way
+    can_grow: bool = False  # what is appended to an object can be read alone
 
 
 OWN_FORMAT = "reader"  # read by a function of the user's
 
 FORMATS: Mapping[str, Format] = {
-    "jsonl": Format(suffixes=(b".jsonl", b".ndjson", b".json")),
-    "csv": Format(suffixes=(b".csv", b".tsv")),
-    "text": Format(suffixes=(b".txt", b".log"), has_own_schema=True),
+    "jsonl": Format(suffixes=(b".jsonl", b".ndjson", b".json"), can_grow=True),
+    "csv": Format(suffixes=(b".csv", b".tsv"), can_grow=True),
+    "text": Format(suffixes=(b".txt", b".log"), has_own_schema=True, can_grow=True),
     "json": Format(suffixes=(), position=ROW, can_be_cut=False, inflation=2),  # documents; names do not tell
     "parquet": Format(suffixes=(b".parquet", b".parq"), position=ROW, is_inflated=False, inflation=4),
     "orc": Format(suffixes=(b".orc",), position=ROW, is_inflated=False, inflation=4),

@@ -23,7 +23,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import TemporaryError
+from penstock.ledger.records import KnownBeginning
 from penstock.objects.reference import ObjectRef, decode_key, encode_key
+from penstock.objects.replays import source_of
 from penstock.pipeline.batch_record import run_files
 from penstock.pipeline.spark.source.formats import format_of
 from penstock.pipeline.spark.source.inflate import is_compressed
@@ -33,7 +35,7 @@ from penstock.storage.files import Files
 from penstock.storage.roots import files_at
 
 _MIB = 1 << 20
-_VERSION = 6
+_VERSION = 7
 PLAN_FILE = "plan.arrow"
 
 # The overhead of one object, and the cost of one compressed byte, both in bytes of plain lines.
@@ -49,7 +51,13 @@ Numbers = npt.NDArray[np.int64]
 _PIECES = pa.schema([("object", pa.int64()), ("start", pa.int64()), ("stop", pa.int64())])
 _TEXTS = ("bucket", "key", "version_id", "etag", "sequencer")  # bytes, since a name may not be valid Unicode
 _SCHEMA = pa.schema(
-    [*_PIECES, ("size_bytes", pa.int64()), *((name, pa.binary()) for name in _TEXTS), ("places", pa.binary())]
+    [
+        *_PIECES,
+        ("size_bytes", pa.int64()),
+        *((name, pa.binary()) for name in _TEXTS),
+        ("places", pa.binary()),
+        ("after", pa.string()),
+    ]
 )
 _HEADER = b"penstock"  # the key of the header in the schema's metadata
 
@@ -62,6 +70,12 @@ class Piece:
     start: int
     stop: int
     places: bytes | None = None  # of a replay: only the lines that begin in these ranges; see places.py
+    after: str | None = None  # the beginning before the start; if it is another, all is read; see beginnings.py
+
+    @property
+    def is_first(self) -> bool:
+        """True if no piece of the object is before this one."""
+        return self.start == 0 or self.after is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -142,20 +156,37 @@ class ReadPlan(_RunFolders):
     work: Files  # the run's own folder
     places: Mapping[int, bytes] = field(default_factory=dict)  # of the objects that are replays
     current_only: bool = False  # see `RunRequest`
+    hashes: bool = False  # digests of what is read are reported
+    # of the objects that may have grown: the beginning that is not read again
+    beginnings: Mapping[int, KnownBeginning] = field(default_factory=dict)
+    sources: Mapping[int, ObjectRef] = field(default_factory=dict)  # of replays: the versions that have their lines
+
+    def source_of(self, index: int) -> ObjectRef:
+        """Return the version of an object that is read."""
+        return self.sources.get(index) or source_of(self.objects[index])
 
     @property
     def cuts_are_guesses(self) -> bool:
         """Return True if an object is cut at a point that may be inside a record of several lines."""
         if self.options.format != "csv" or not self.options.csv.quote:
             return False
-        return bool(PieceColumns.of(self.partitions).starts.any())
+        pieces = PieceColumns.of(self.partitions)
+        return bool((pieces.starts != _begins(self.beginnings, len(self.objects))[pieces.objects]).any())
 
     def pieces(self, partition: int) -> Sequence[tuple[ObjectRef, Piece]]:
         """Return the pieces of a partition with their objects."""
         return tuple(
-            (self.objects[piece.object], replace(piece, places=self.places.get(piece.object)))
+            (
+                self.source_of(piece.object),
+                replace(piece, places=self.places.get(piece.object), after=self._beginning(piece.object, piece.start)),
+            )
             for piece in self.partitions[partition]
         )
+
+    def _beginning(self, index: int, start: int) -> str | None:
+        """Return the beginning that a piece follows; None if another piece does, or none is known."""
+        known = self.beginnings.get(index)
+        return known.beginning.digest if known is not None and known.beginning.size_bytes == start else None
 
     def save(self) -> None:
         """Write the plan atomically into its work folder."""
@@ -169,14 +200,17 @@ class ReadPlan(_RunFolders):
         columns = PieceColumns.of(self.partitions)
         for partition in range(len(columns)):
             span = columns.span(partition)
-            refs = [self.objects[index] for index in columns.objects[span].tolist()]
+            refs = [self.source_of(index) for index in columns.objects[span].tolist()]
             texts = [[_encoded(getattr(ref, name)) for ref in refs] for name in _TEXTS]
             sizes = [ref.size_bytes for ref in refs]
             numbers = (columns.objects[span], columns.starts[span], columns.stops[span], sizes)
-            places = [self.places.get(index) for index in columns.objects[span].tolist()]
+            indexes, starts = columns.objects[span].tolist(), columns.starts[span].tolist()
+            places = [self.places.get(index) for index in indexes]
+            after = [self._beginning(index, start) for index, start in zip(indexes, starts, strict=True)]
             arrays = [
                 *(pa.array(column, pa.int64()) for column in numbers),
                 *(pa.array(column, pa.binary()) for column in (*texts, places)),
+                pa.array(after, pa.string()),
             ]
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -194,6 +228,7 @@ class SavedPlan(_RunFolders):
     quarantine: Files
     work: Files
     current_only: bool = False
+    hashes: bool = False
 
     @staticmethod
     def load(work: Files) -> "SavedPlan":
@@ -211,7 +246,7 @@ class SavedPlan(_RunFolders):
         assert batch is not None, "a partition was named"
         numbers = [batch.column(name).to_pylist() for name in ("object", "start", "stop", "size_bytes")]
         texts = [map(_decoded, batch.column(name).to_pylist()) for name in _TEXTS]
-        places = batch.column("places").to_pylist()
+        places, after = (batch.column(name).to_pylist() for name in ("places", "after"))
         return tuple(
             (
                 ObjectRef(
@@ -222,10 +257,10 @@ class SavedPlan(_RunFolders):
                     etag=etag,
                     sequencer=sequencer,
                 ),
-                Piece(object=index, start=start, stop=stop, places=ranges),
+                Piece(object=index, start=start, stop=stop, places=ranges, after=beginning),
             )
-            for index, start, stop, size_bytes, bucket, key, version_id, etag, sequencer, ranges in zip(
-                *numbers, *texts, places, strict=True
+            for index, start, stop, size_bytes, bucket, key, version_id, etag, sequencer, ranges, beginning in zip(
+                *numbers, *texts, places, after, strict=True
             )
         )
 
@@ -244,29 +279,48 @@ def make_plan(
     cuts: Mapping[int, Sequence[int]] | None = None,
     places: Mapping[int, bytes] | None = None,
     current_only: bool = False,
+    hashes: bool = False,
+    beginnings: Mapping[int, KnownBeginning] | None = None,
+    sources: Mapping[int, ObjectRef] | None = None,
 ) -> ReadPlan:
     """Cut the objects into partitions of about equal cost, a few per core.
 
     ``cuts`` maps object indexes to offsets; such an object is cut there and nowhere else. ``places`` maps those of
-    replays to the ranges that are read. Raises `UsageError` for an invalid format or schema.
+    replays to the ranges that are read, ``sources`` to the versions. ``beginnings`` maps those that may have grown to
+    what was read before. Raises `UsageError` for an invalid format or schema.
     """
     return ReadPlan(
         attempt_id=attempt_id,
         run=run,
         options=checked(options),
         objects=tuple(objects),
-        partitions=_partitions(objects, cores, cuts or {}, options),
+        partitions=_partitions(objects, cores, cuts or {}, options, beginnings or {}),
         source=source,
         aws=aws,
         quarantine=quarantine,
         work=work,
         places=places or {},
         current_only=current_only,
+        hashes=hashes,
+        beginnings=beginnings or {},
+        sources=sources or {},
     )
 
 
+def _begins(beginnings: Mapping[int, KnownBeginning], count: int) -> Numbers:
+    """Return where each object's first piece begins."""
+    found = np.zeros(count, dtype=np.int64)
+    for index, known in beginnings.items():
+        found[index] = known.beginning.size_bytes
+    return found
+
+
 def _partitions(
-    objects: Sequence[ObjectRef], cores: int, cuts: Mapping[int, Sequence[int]], options: ReadOptions
+    objects: Sequence[ObjectRef],
+    cores: int,
+    cuts: Mapping[int, Sequence[int]],
+    options: ReadOptions,
+    beginnings: Mapping[int, KnownBeginning],
 ) -> PieceColumns:
     kind = format_of(options.format)
     sizes = np.fromiter((ref.size_bytes for ref in objects), dtype=np.int64, count=len(objects))
@@ -276,29 +330,38 @@ def _partitions(
     refused = sizes > options.object_bytes_max  # the reader refuses these unread: they cost as much as an empty object
     whole = compressed | refused if kind.can_be_cut else np.ones(len(objects), dtype=np.bool_)
     factors = np.where(refused, 0, np.where(compressed, _INFLATION, kind.inflation))
-    total = float(np.sum(_OBJECT_COST_BYTES + sizes.astype(np.float64) * factors))
+    begins = _begins(beginnings, len(objects))
+    total = float(np.sum(_OBJECT_COST_BYTES + (sizes - begins).astype(np.float64) * factors))
     least = -(-total // _PARTITION_COST_MAX)
     count = int(max(1, least, min(cores * _PARTITIONS_A_CORE, -(-total // _PARTITION_COST_MIN))))
     target = max(1, int(-(-total // count)))
-    is_cut = ~whole & (sizes > max(target, _PARTITION_COST_MIN))
+    is_cut = ~whole & (sizes - begins > max(target, _PARTITION_COST_MIN))
     is_cut[list(cuts)] = True
-    owners, starts, stops = _pieces(sizes, is_cut, target, cuts)
+    owners, starts, stops = _pieces(begins, sizes, is_cut, target, cuts)
     costs = _OBJECT_COST_BYTES + (stops - starts).astype(np.float64) * factors[owners]
     return _balance(owners, starts, stops, costs, count)
 
 
 def _pieces(
-    sizes: Numbers, is_cut: npt.NDArray[np.bool_], target_bytes: int, cuts: Mapping[int, Sequence[int]]
+    begins: Numbers,
+    sizes: Numbers,
+    is_cut: npt.NDArray[np.bool_],
+    target_bytes: int,
+    cuts: Mapping[int, Sequence[int]],
 ) -> tuple[Numbers, Numbers, Numbers]:
     """Return object, start and stop of all pieces: whole objects, and equal pieces of at most the target size.
 
     An object with ``cuts`` becomes the pieces between them.
     """
-    owners, starts, stops = np.arange(len(sizes)), np.zeros(len(sizes), dtype=np.int64), sizes
+    owners, starts, stops = np.arange(len(sizes)), begins, sizes
     cut = np.flatnonzero(is_cut).tolist()
     if not cut:
         return owners, starts, stops
-    pieces = [edge for index in cut for edge in _cut(index, int(sizes[index]), target_bytes, cuts.get(index))]
+    pieces = [
+        edge
+        for index in cut
+        for edge in _cut(index, int(begins[index]), int(sizes[index]), target_bytes, cuts.get(index))
+    ]
     more = np.array(pieces, dtype=np.int64).reshape(-1, 3)
     owners, starts, stops = (
         np.concatenate([column[~is_cut], more[:, number]]) for number, column in enumerate((owners, starts, stops))
@@ -307,9 +370,12 @@ def _pieces(
     return owners[order], starts[order], stops[order]
 
 
-def _cut(index: int, size: int, target_bytes: int, cuts: Sequence[int] | None) -> Iterator[tuple[int, int, int]]:
+def _cut(
+    index: int, begin: int, end: int, target_bytes: int, cuts: Sequence[int] | None
+) -> Iterator[tuple[int, int, int]]:
+    size = end - begin
     count = -(-size // target_bytes)
-    edges = [0, *cuts, size] if cuts is not None else [size * part // count for part in range(count + 1)]
+    edges = [begin, *cuts, end] if cuts is not None else [begin + size * part // count for part in range(count + 1)]
     return ((index, start, stop) for start, stop in pairwise(edges))
 
 
@@ -369,6 +435,7 @@ def _header(plan: ReadPlan) -> dict[str, Any]:
         "aws": asdict(plan.aws),
         "quarantine": _percent(str(plan.quarantine)),
         "current_only": plan.current_only,
+        "hashes": plan.hashes,
     }
 
 
@@ -406,6 +473,7 @@ def _plan(header: Mapping[str, Any], work: Files, *, partitions_count: int) -> S
         quarantine=files_at(_unpercent(header["quarantine"]), aws),
         work=work,
         current_only=header["current_only"],
+        hashes=header["hashes"],
     )
 
 

@@ -15,9 +15,9 @@ import pyarrow as pa
 from penstock.errors import ObjectError
 from penstock.events.objects import QuarantineReason
 from penstock.objects.reference import ObjectRef
-from penstock.objects.replays import source_of
-from penstock.objects.store import ObjectStore
+from penstock.objects.store import ObjectReader, ObjectStore
 from penstock.objects.stores import ahead, replaced
+from penstock.pipeline.spark.source.beginnings import HashingReader, beginning_digest, from_text, may_begin
 from penstock.pipeline.spark.source.blocks import Flags, Positions
 from penstock.pipeline.spark.source.contents import BadRecord, Quotes
 from penstock.pipeline.spark.source.formats import format_of
@@ -54,19 +54,21 @@ class PartitionTask:
     reports: Files
     drain: bool = False
     current_only: bool = False  # see `RunRequest`
+    hashes: bool = False  # see `ReadPlan`
 
 
 def partition_task(plan: ReadPlan | SavedPlan, partition: int, *, drain: bool = False) -> PartitionTask:
     """Return the task for one partition of a plan. Raises `TemporaryError` if this host does not see a saved plan."""
     return PartitionTask(
         partition=partition,
-        pieces=tuple((source_of(ref), piece) for ref, piece in plan.pieces(partition)),
+        pieces=tuple(plan.pieces(partition)),
         options=plan.options,
         quarantine=plan.quarantine,
         quarantine_dir=plan.quarantine_dir,
         reports=plan.reports,
         drain=drain,
         current_only=plan.current_only,
+        hashes=plan.hashes,
     )
 
 
@@ -104,6 +106,8 @@ class _PieceCounts:
     samples: list[tuple[int, str]] = field(default_factory=list)  # offset and reason of the first bad lines
     quotes: Quotes | None = None  # set once the piece was read to its end
     unknown: UnknownCount = field(default_factory=UnknownCount)
+    piece: Piece | None = None  # in place of the planned one, if the object does not begin as it did before
+    digest: str | None = None  # of the piece, and of the beginning before it
 
 
 class _PartitionScan:
@@ -136,7 +140,7 @@ class _PartitionScan:
     def readings(self) -> tuple[PieceReading, ...]:
         return tuple(
             PieceReading(
-                piece=piece,
+                piece=counts.piece or piece,
                 rows=counts.rows,
                 lines_quarantined=counts.reasons.total(),
                 reasons=dict(counts.reasons),
@@ -145,6 +149,7 @@ class _PartitionScan:
                 broken_midway=counts.failure is not None and counts.parts > 0,
                 quotes=counts.quotes,
                 unknown=counts.unknown.result(),
+                digest=counts.digest,
             )
             for (_, piece), counts in zip(self._task.pieces, self._tallies, strict=True)
         )
@@ -176,7 +181,7 @@ class _PartitionScan:
         checked = [
             index
             for index, (_, piece) in enumerate(self._task.pieces)
-            if piece.start == 0 and piece.places is None and self._tallies[index].failure is None
+            if piece.is_first and piece.places is None and self._tallies[index].failure is None
         ]
         for position, error in replaced(self._store, [self._task.pieces[index][0] for index in checked]).items():
             self._tallies[checked[position]].failure = ObjectFailure.of(error)
@@ -185,7 +190,8 @@ class _PartitionScan:
         ref, piece = self._task.pieces[index]
         counts = self._tallies[index]
         try:
-            with store.open(ref) as reader:
+            with store.open(ref) as opened:
+                reader, piece = self._hashing(index, opened, piece)
                 for part in self._reader.read(reader, piece):
                     match part:
                         case Quotes():
@@ -197,8 +203,26 @@ class _PartitionScan:
                         case _:
                             counts.parts += 1
                             yield index, part
+                if isinstance(reader, HashingReader):
+                    ends_open = counts.quotes is not None and counts.quotes.ends_open
+                    counts.digest = None if ends_open and piece.stop == ref.size_bytes else reader.result()
         except ObjectError as error:
             counts.failure = ObjectFailure.of(error)
+
+    def _hashing(self, index: int, reader: ObjectReader, piece: Piece) -> tuple[ObjectReader, Piece]:
+        """Return the reader that computes the digest of the piece, if one is wanted, and what is read.
+
+        That is the object's beginning as well, unless it is the one that was read before.
+        """
+        if not self._task.hashes or piece.places is not None or not may_begin(reader.ref, self._task.options):
+            return reader, piece
+        digest = None
+        if piece.after is not None:
+            stretches = from_text(piece.after)
+            digest = beginning_digest(reader, stretches, block_bytes=self._task.options.block_bytes)
+            if digest is None:
+                piece = self._tallies[index].piece = replace(piece, start=0, after=None)
+        return HashingReader(reader, piece.start, piece.stop, digest), piece
 
     def _release(self, pack: Sequence[tuple[int, Part]]) -> Iterator[pa.RecordBatch]:
         """Decode a pack of parts, keep its bad lines, and yield its rows."""

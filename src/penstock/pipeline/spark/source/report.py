@@ -54,6 +54,7 @@ _SCHEMA = pa.schema(
         ("ends_open_if_open", pa.bool_()),
         ("closes_at", pa.int64()),
         ("details", pa.string()),  # JSON; null for a piece without failure, bad lines and unknown fields
+        ("digest", pa.string()),
     ]
 )
 _HEADER = b"penstock"  # the key of the header in the schema's metadata
@@ -118,6 +119,7 @@ class PieceReading:
     broken_midway: bool = False  # it failed after some of its lines had been released
     quotes: Quotes | None = None  # for CSV pieces read to their end
     unknown: UnknownFields = NO_UNKNOWN
+    digest: str | None = None  # SHA-256 of its bytes, and of the beginning before them; see beginnings.py
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +162,14 @@ class LoadedReport:
             broken_midway=values["broken_midway"],
             quotes=None if values["ends_open"] is None else Quotes(**{name: values[name] for name in _QUOTES}),
             unknown=unknown_in(details),
+            digest=values["digest"],
         )
+
+    def digests(self, positions: Numbers) -> Iterator[tuple[int, int, str]]:
+        """Yield object index, end and digest of pieces that have one."""
+        texts = self._batch.column("digest").take(pa.array(positions)).to_pylist()
+        columns = (self.objects[positions].tolist(), self.stops[positions].tolist(), texts)
+        yield from ((index, stop, text) for index, stop, text in zip(*columns, strict=True) if text is not None)
 
     def with_details(self) -> npt.NDArray[np.bool_]:
         """Return a flag per piece, set if it has details."""
@@ -211,6 +220,7 @@ def _encoded(report: PartitionReport) -> bytes:
             one.broken_midway,
             *((None,) * len(_QUOTES) if one.quotes is None else (getattr(one.quotes, name) for name in _QUOTES)),
             _details(one),
+            one.digest,
         )
         for one in report.pieces
     ]

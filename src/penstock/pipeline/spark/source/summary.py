@@ -4,14 +4,16 @@
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.ledger.records import KnownBeginning
 from penstock.messaging.wording import counted, worded
+from penstock.pipeline.spark.source.beginnings import as_text, joined
 from penstock.pipeline.spark.source.ddl import ROW
 from penstock.pipeline.spark.source.formats import format_of
 from penstock.pipeline.spark.source.plan import Numbers, PieceColumns, ReadPlan
@@ -41,6 +43,8 @@ class ObjectReading:
     samples: Sequence[tuple[int, str]]  # offset and reason of the first of these lines
     bytes: int  # of the object as stored
     unknown: UnknownFields = NO_UNKNOWN
+    beginning: str | None = None  # what its next version may begin with, see beginnings.py
+    grew: bool = False  # only what was appended was read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -54,6 +58,8 @@ class ObjectReadings(Mapping[int, ObjectReading]):
     reasons: Mapping[int, Mapping[str, int]]  # of the objects with bad lines
     samples: Mapping[int, Sequence[tuple[int, str]]]  # the same
     unknown: Mapping[int, UnknownFields] = field(default_factory=dict)  # of the objects with some
+    beginnings: Mapping[int, str] = field(default_factory=dict)  # of the objects that have one
+    grown: Collection[int] = ()  # those of which only what was appended was read
 
     @staticmethod
     def of(readings: Mapping[int, ObjectReading]) -> "ObjectReadings":
@@ -71,6 +77,8 @@ class ObjectReadings(Mapping[int, ObjectReading]):
             reasons={index: reading.reasons for index, reading in ordered if reading.reasons},
             samples={index: reading.samples for index, reading in ordered if reading.samples},
             unknown={index: reading.unknown for index, reading in ordered if reading.unknown},
+            beginnings={index: reading.beginning for index, reading in ordered if reading.beginning is not None},
+            grown=frozenset(index for index, reading in ordered if reading.grew),
         )
 
     def joined(self, other: "ObjectReadings") -> "ObjectReadings":
@@ -88,6 +96,8 @@ class ObjectReadings(Mapping[int, ObjectReading]):
             reasons={**self.reasons, **other.reasons},
             samples={**self.samples, **other.samples},
             unknown={**self.unknown, **other.unknown},
+            beginnings={**self.beginnings, **other.beginnings},
+            grown=frozenset(self.grown) | frozenset(other.grown),
         )
 
     def __getitem__(self, index: int) -> ObjectReading:
@@ -101,6 +111,8 @@ class ObjectReadings(Mapping[int, ObjectReading]):
             samples=self.samples.get(index, []),
             bytes=int(self.bytes[at]),
             unknown=self.unknown.get(index, NO_UNKNOWN),
+            beginning=self.beginnings.get(index),
+            grew=index in self.grown,
         )
 
     def __iter__(self) -> Iterator[int]:
@@ -159,6 +171,7 @@ def summarise(plan: ReadPlan) -> Summary:
         chosen, [*unknown, *leaked], count=len(plan.objects), ratio_max=plan.options.quarantine_ratio_max
     )
     looked_at[list(plan.places)] = True
+    looked_at[list(plan.beginnings)] = True
     if plan.options.evolve == "fail":
         for report in chosen:
             looked_at[report.objects[report.with_details()]] = True
@@ -173,11 +186,12 @@ def summarise(plan: ReadPlan) -> Summary:
             continue
         failure = _failure(pieces)
         if failure is None and index not in unknown:
-            readings[index] = _sum(pieces)
+            readings[index] = _sum(pieces, plan.objects[index].size_bytes)
             if index in plan.places:
                 failure = _replay_failure(readings[index], plan, index)
             else:
-                failure = _ratio_failure(readings[index], plan.options.quarantine_ratio_max)
+                base = plan.beginnings[index] if readings[index].grew else None
+                failure = _ratio_failure(readings[index], plan.options.quarantine_ratio_max, base)
             if failure is None and plan.options.evolve == "fail":
                 failure = _unknown_failure(readings[index], plan, index)
         if failure is not None:
@@ -186,7 +200,7 @@ def summarise(plan: ReadPlan) -> Summary:
             leaked.setdefault(index, failure)
     counting = {index: reading for index, reading in readings.items() if index not in failures | leaked}
     return Summary(
-        readings=_plain(chosen, looked_at).joined(ObjectReadings.of(counting)),
+        readings=_plain(chosen, looked_at, hashes=plan.hashes).joined(ObjectReadings.of(counting)),
         failures={index: failure for index, failure in failures.items() if index not in leaked},
         exclude=leaked,
         recut=recut,
@@ -230,7 +244,7 @@ def _looked_at(
     return marked | (pieces > 1)
 
 
-def _plain(reports: Sequence[LoadedReport], looked_at: npt.NDArray[np.bool_]) -> ObjectReadings:
+def _plain(reports: Sequence[LoadedReport], looked_at: npt.NDArray[np.bool_], *, hashes: bool) -> ObjectReadings:
     """Return the readings of all other objects: each has one piece, which was read to its end."""
     at = [np.flatnonzero(~looked_at[report.objects]) for report in reports]
     if not at:
@@ -253,7 +267,13 @@ def _plain(reports: Sequence[LoadedReport], looked_at: npt.NDArray[np.bool_]) ->
         reasons={index: details["reasons"] for index, details in detailed.items() if details["reasons"]},
         samples={index: sorted(samples_in(details)) for index, details in detailed.items() if details["samples"]},
         unknown={index: unknown_in(details) for index, details in detailed.items() if "unknown" in details},
+        beginnings=dict(chain.from_iterable(map(_beginnings, reports, at))) if hashes else {},
     )
+
+
+def _beginnings(report: LoadedReport, positions: Numbers) -> Iterator[tuple[int, str]]:
+    """Yield the beginnings of objects of one piece. An empty one is none."""
+    return ((index, as_text([(stop, digest)])) for index, stop, digest in report.digests(positions) if stop)
 
 
 def _is_beyond(failure: ObjectFailure | None) -> bool:
@@ -325,7 +345,7 @@ def _let_out(piece: PieceReading) -> bool:
     return piece.broken_midway or piece.rows > 0 or piece.lines_quarantined > 0
 
 
-def _sum(pieces: Sequence[PieceReading]) -> ObjectReading:
+def _sum(pieces: Sequence[PieceReading], size_bytes: int) -> ObjectReading:
     reasons: Counter[str] = Counter()
     for piece in pieces:
         reasons.update(piece.reasons)
@@ -336,15 +356,21 @@ def _sum(pieces: Sequence[PieceReading]) -> ObjectReading:
         samples=sorted(sample for piece in pieces for sample in piece.samples)[:SAMPLES_MAX],
         bytes=sum(piece.piece.stop - piece.piece.start for piece in pieces),
         unknown=UnknownFields.sum(piece.unknown for piece in pieces),
+        beginning=joined({piece.piece.start: (piece.piece.stop, piece.digest) for piece in pieces}, size_bytes),
+        grew=min(piece.piece.start for piece in pieces) > 0,
     )
 
 
-def _ratio_failure(reading: ObjectReading, ratio_max: float) -> ObjectFailure | None:
-    lines = reading.rows + reading.lines_quarantined
-    if reading.lines_quarantined <= ratio_max * lines:
+def _ratio_failure(
+    reading: ObjectReading, ratio_max: float, base: KnownBeginning | None = None
+) -> ObjectFailure | None:
+    """Return a failure for an object with too many bad lines. ``base``: the beginning, if it was not read again."""
+    bad = reading.lines_quarantined + (0 if base is None else base.lines_quarantined)
+    lines = reading.rows + bad + (0 if base is None else base.rows)
+    if bad <= ratio_max * lines:
         return None
-    are = worded(reading.lines_quarantined, "is", "are")
-    of = f"{reading.lines_quarantined:,} of its {counted(lines, 'line')}"
+    are = worded(bad, "is", "are")
+    of = f"{bad:,} of its {counted(lines, 'line')}"
     reason = f"{of} {are} bad, more than the limit of {ratio_max:.0%}"
     return ObjectFailure(kind=FailureKind.QUARANTINE_RATIO, reason=reason)
 
