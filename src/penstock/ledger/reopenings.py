@@ -386,6 +386,9 @@ def withdraw_reopenings(connection: Connection, pipeline: str, addresses: Sequen
         if row.object_state == ObjectState.PROCESSING.value:
             busy.append(row.uri)
             continue
+        if row.object_state == ObjectState.PROCESSED.value:
+            # PostgreSQL: read again while this waited for the object's lock. Only the locked row is the newest one.
+            continue
         connection.execute(_RESTORE, _earlier(row) | {"why": None})
         connection.execute(_FORGET, {"in_pipeline": pipeline, "of_objects": [row.object_id]})
         withdrawn.append(row.uri)
