@@ -103,6 +103,35 @@ def test_appended_rows_replace_nothing_and_a_correction_replaces_those_of_all_ba
     assert harness.ledger.grown_totals(PIPELINE) == (0, 0), "batches without a row in the table"
 
 
+def test_an_object_that_grew_and_is_read_again_replaces_the_rows_of_all_its_batches(harness: LedgerHarness) -> None:
+    whole(harness, "v1")
+    grow(harness, "v2", found=beginning(200))
+    assert [row.object_id for row in harness.ledger.reopenings.reopen(PIPELINE, [ADDRESS]).objects] == [
+        object_id_of("v2")
+    ]
+    held = hold(harness, version("v2"))
+    assert held.claimed[object_id_of("v2")].is_reopened
+    assert known(harness, held, "v2") is None, "it would be appended to itself"
+    done = harness.ledger.commit(result_of(held, "v2", beginning(200, digest="n"), None))
+    assert done == Committed(seq=3, replaced_objects=1, replaced_rows=20)
+    assert grow(harness, "v3", found=beginning(300)) == Committed(seq=4, grown_objects=1, appended_rows=10)
+    found = known(harness, hold(harness, version("v4")), "v4")
+    assert found is not None
+    assert found.rows == 20, "what the second reading wrote, and what was appended to it"
+
+
+def test_a_version_that_grew_is_appended_to_one_that_waits_to_be_read_again(harness: LedgerHarness) -> None:
+    whole(harness, "v1")
+    harness.ledger.reopenings.reopen(PIPELINE, [ADDRESS])
+    assert grow(harness, "v2", found=beginning(200)) == Committed(seq=2, grown_objects=1, appended_rows=10)
+    held = hold(harness, version("v3"))
+    found = known(harness, held, "v3")
+    assert found is not None
+    assert found.rows == 20
+    done = harness.ledger.commit(result_of(held, "v3", beginning(300), None))
+    assert done == Committed(seq=3, replaced_objects=1, replaced_rows=20)
+
+
 def test_a_version_that_ends_within_a_line_is_no_beginning_and_its_rows_count(harness: LedgerHarness) -> None:
     whole(harness, "v1")
     grow(harness, "v2", found=None)
