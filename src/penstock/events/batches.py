@@ -79,6 +79,7 @@ class BatchPublished(Event):
     seq: int
     table_version: int
     seconds: float  # duration of this commit to the table, including its checks and the wait for other writers
+    merged: Mapping[str, int] | None = None  # rows inserted, updated, deleted and left_out, if the batch was merged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
