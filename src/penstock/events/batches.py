@@ -1,5 +1,6 @@
 """Events of batches, of the attempts on them, and of their tables."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock.events.bus import Event

@@ -34,7 +34,7 @@ _REMEMBER = pipelines.update().values(merge=bindparam("own_merge")).where(pipeli
 
 
 def check_not_merged(row: PipelineRow, action: str) -> None:
-    """Raise `UsageError` if the pipeline merges rows by key. ``action`` begins the sentence, as "Retracting objects"."""
+    """Raise `UsageError` if the pipeline merges rows by key. ``action``: the subject, as "Retracting objects"."""
     if row.merge is not None:
         raise UsageError(
             f"{action} is not possible for {row.id}, whose rows are merged by key: the rows that theirs took the place "
@@ -55,8 +55,8 @@ def check_merge(row: PipelineRow, merge: str | None, *, table: str, has: str) ->
         )
     given = f"the merge {merge}" if merge is not None else "no merge"
     raise UsageError(
-        f"The rows of {table} are merged by key as in {row.merge}, and {has} {given}: give the same one, or load into a "
-        "new table."
+        f"The rows of {table} are merged by key as in {row.merge}, and {has} {given}: give the same one, or load into "
+        "a new table."
     )
 
 

@@ -19,8 +19,8 @@ class Merge:
     equal in ``order_by`` are ordered by a delete (last) and then by the values of their columns, by name.
 
     Args:
-        key: The columns that identify a row, after the transform: whole numbers, strings, dates, timestamps, decimals or
-            booleans. An object with a null in one of them fails.
+        key: The columns that identify a row, after the transform: whole numbers, strings, dates, timestamps, decimals
+            or booleans. An object with a null in one of them fails.
         order_by: The column, or columns in order, that say which row of a key is later, such as "updated_at". Null is
             the oldest. They stay in the table.
         delete_when: A condition in Spark SQL, such as "op = 'D'". A row for which it is true removes its key, also from

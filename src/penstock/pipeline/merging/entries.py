@@ -73,8 +73,15 @@ def read_entries(reader: RowReader, merge: Merge, files: Sequence[RowFile], dele
                 flags.append(np.full(rows, is_delete))
     keys = _joined([part.keys for part in parts], pa.large_string())
     order = [_joined([part.order[column] for part in parts], kind) for column, kind in enumerate(kinds)]
-    found = _Rows(reader=reader, files=files, order=order, deletes=_all(flags, np.bool_), file_of=_all(file_of, np.int64),
-                  row_of=_all(row_of, np.int64), content=content_names(reader.schema, merge.compared))  # fmt: skip
+    found = _Rows(
+        reader=reader,
+        files=files,
+        order=order,
+        deletes=_all(flags, np.bool_),
+        file_of=_all(file_of, np.int64),
+        row_of=_all(row_of, np.int64),
+        content=content_names(reader.schema, merge.compared),
+    )
     last = last_of_each(keys, found.decide)
     picked = pa.array(last)
     return MergeEntries(

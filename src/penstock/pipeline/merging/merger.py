@@ -115,7 +115,7 @@ class RowMerger:
             content=content_names(table.schema, batch.merge.compared),
         )
         gone = {}
-            for file in table.logged_files():
+        for file in table.logged_files():
             lost = outcome.lost_rows(_row_file(file))
             if len(lost):
                 gone[file.path] = (file, lost)
@@ -145,9 +145,7 @@ class RowMerger:
         stay = [outcome.staying(number) for number in range(len(batch.files))]
         kept = {file.path: rows for file, rows in zip(batch.files, stay, strict=True)}
         self._forget({*gone, *kept})
-        files = [
-            RewrittenFile(removed=file, added=self._without(file, lost, expected)) for file, lost in gone.values()
-        ]
+        files = [RewrittenFile(removed=file, added=self._without(file, lost, expected)) for file, lost in gone.values()]
         fresh: list[DataFile] = []
         for file in batch.files:
             lost = np.setdiff1d(np.arange(file.rows, dtype=np.int64), kept[file.path])
@@ -291,6 +289,4 @@ def _kept(batches: Iterator[pa.RecordBatch], lost: Rows) -> Iterator[pa.RecordBa
 
 
 def _row_file(file: DataFile | LoggedFile) -> RowFile:
-    return RowFile(
-        path=file.path, rows=file.rows, partition_values=file.partition_values, statistics=file.statistics
-    )
+    return RowFile(path=file.path, rows=file.rows, partition_values=file.partition_values, statistics=file.statistics)
