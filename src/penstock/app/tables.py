@@ -151,7 +151,7 @@ class Tables:
         later = self._ledger.batches_after(self._paths.pipeline, after_seq)
         batches = list(takewhile(lambda batch: batch.seq <= shown, later))
         for retained, manifest_of, index in (
-            (self._retained_rows, _rows_manifest, _ROWS),
+            (self._retained_rows, _added_manifest, _ROWS),
             (self._retained_quarantine, _quarantine_manifest, _QUARANTINE),
         ):
             files = [
@@ -207,11 +207,12 @@ class Tables:
             manifest_of=_rows_manifest,
             schema_of=partial(rows_schema, partition_by=self._partition_by),
             replaces=lambda batch: replaced_objects(batch.record.replaces),
+            merges=True,
             bus=self._bus,
             probe=self._probe,
             step=Step.ROWS_PUBLISHED,
             after=self._rows_published,
-            watch=self._watch(self.rows, _rows_manifest),
+            watch=self._watch(self.rows, _added_manifest),
         )
 
     def _publish_quarantine(self) -> None:
@@ -242,6 +243,8 @@ class Tables:
         """Return the rows that the batches up to this one wrote to a table; None if some were replaced since."""
         if index == _ROWS and self._ledger.has_replaced(self._paths.pipeline, seq):
             return None
+        if index == _ROWS and self._ledger.is_merged(self._paths.pipeline, seq):
+            return None
         return self._ledger.written_to(self._paths.pipeline, seq)[index]
 
     def _collect(
@@ -268,12 +271,18 @@ def _seq(sink: TableSink) -> int:
 
 
 def _changes_rows(batch: BatchRow, *, has_table: bool) -> bool:
-    """Return True if the batch changes the rows table. Without a table it has no rows to replace."""
-    return not is_empty(batch.record.manifest) or (has_table and bool(batch.record.replaces))
+    """Return True if the batch changes the rows table. Without a table it has no rows to replace or to delete."""
+    takes_rows = bool(batch.record.replaces) or not is_empty(batch.record.tombstones)
+    return not is_empty(batch.record.manifest) or (has_table and takes_rows)
 
 
 def _rows_manifest(batch: BatchRow) -> str:
     return batch.record.manifest
+
+
+def _added_manifest(batch: BatchRow) -> str:
+    """Return the files that the batch adds to the table as they are: none if its rows are merged."""
+    return "" if batch.record.merge is not None else batch.record.manifest
 
 
 def _quarantine_manifest(batch: BatchRow) -> str:

@@ -1,5 +1,6 @@
 """Events of batches, of the attempts on them, and of their tables."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock.events.bus import Event
@@ -79,6 +80,7 @@ class BatchPublished(Event):
     seq: int
     table_version: int
     seconds: float  # duration of this commit to the table, including its checks and the wait for other writers
+    merged: Mapping[str, int] | None = None  # rows inserted, updated, deleted and left_out, if the batch was merged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

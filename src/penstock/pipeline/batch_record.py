@@ -22,6 +22,7 @@ from penstock.storage.files import Files
 
 DATA_FOLDER = "data"  # below a table's root
 COMPACTED_FOLDER = "compacted"  # below a table's root
+TOMBSTONES_FOLDER = "_penstock/tombstones"  # below a table's root, likewise; deletes of batches that are merged
 RECORDS_FOLDER = "_penstock/batches"  # below a table's root; its readers and a vacuum skip names that begin with "_"
 
 
@@ -36,15 +37,16 @@ def run_work(work: Files, attempt_id: str, run: int) -> Files:
 
 
 def attempt_of(path: str) -> str:
-    """Return the attempt id in the path of a file below `DATA_FOLDER`; for other paths a string that is no id."""
-    folder, _, rest = path.partition("/")
-    return rest.partition("/")[0] if folder == DATA_FOLDER else ""
+    """Return the attempt id in the path of a batch's file: data or deletes; for other paths a string that is no id."""
+    parent = next((one for one in (DATA_FOLDER, TOMBSTONES_FOLDER) if path.startswith(f"{one}/")), None)
+    return "" if parent is None else path[len(parent) + 1 :].partition("/")[0]
 
 
 OFFSET = "_offset"
 _SUFFIX = ".json.gz"
 _VERSION = 1
 _VERSION_REPLACING = 2  # of batches that replace rows, which older versions must not ignore
+_VERSION_MERGED = 3  # of batches whose rows are merged by key, likewise
 _FIRST = ("rows", "lines_quarantined", "bytes", "manifest", "quarantine_manifest")  # stored before the columns, always
 _KNOWN = frozenset(field.name for field in fields(BatchRecord))
 _REF_FIELDS = tuple(field.name for field in fields(ObjectRef) if field.init)
@@ -113,8 +115,10 @@ def _encoded(batch: RecordedBatch) -> bytes:
     transform = values.pop("transform")
     if not batch.record.replaces:
         del values["replaces"]
+    if batch.record.merge is None:
+        del values["merge"], values["tombstones"]
     document = {
-        "version": _VERSION_REPLACING if batch.record.replaces or batch.replaces_versions else _VERSION,
+        "version": _version_of(batch),
         "pipeline": batch.pipeline,
         "attempt_id": batch.attempt_id,
         **{name: values.pop(name) for name in _FIRST},
@@ -133,6 +137,12 @@ def _encoded(batch: RecordedBatch) -> bytes:
             file.write((b"," if start else b"") + objects[1:-1])
         file.write(b"]}")
     return data.getvalue()
+
+
+def _version_of(batch: RecordedBatch) -> int:
+    if batch.record.merge is not None:
+        return _VERSION_MERGED
+    return _VERSION_REPLACING if batch.record.replaces or batch.replaces_versions else _VERSION
 
 
 def _text(value: object) -> bytes:
@@ -154,7 +164,7 @@ def _decoded(data: bytes) -> RecordedBatch:
     """
     document = json.loads(gzip.decompress(data))
     version = document.pop("version")
-    if version not in (_VERSION, _VERSION_REPLACING):
+    if version not in (_VERSION, _VERSION_REPLACING, _VERSION_MERGED):
         raise ValueError(f"it is of version {version}, which a newer Penstock writes")
     return RecordedBatch(
         pipeline=document.pop("pipeline"),

@@ -13,6 +13,7 @@ from ulid import ULID
 
 from penstock.app.naming import worker_id
 from penstock.errors import TableError, TemporaryError, UsageError
+from penstock.ledger.merges import check_not_merged
 from penstock.ledger.records import ObjectState
 from penstock.ledger.retractions import Retraction, ReturningObject
 from penstock.messaging.steps import Step
@@ -92,6 +93,7 @@ def retract(planned: RetractPlan, *, reason: str | None) -> RetractResult:
 
 def _plan_in(pipeline: MaintainedPipeline, uris: Sequence[str], aws: Aws) -> RetractPlan:
     found, ledger = RetractPlan(pipeline=pipeline), pipeline.ledger
+    check_not_merged(ledger.ensure_pipeline(pipeline.pipeline), "Retracting objects")
     ledger.abandon_expired(pipeline.pipeline)
     busy: list[str] = []
     for uri in uris:
