@@ -25,7 +25,7 @@ from typing import Any, cast
 
 from tests.simulation.bindings import InstantClock
 from tests.simulation.change_rules import RULES, Batch, Version
-from tests.simulation.changing_store import ChangingStore, Stored, StoreEngine, StoreKind
+from tests.simulation.changing_store import SCHEMA, ChangingStore, Stored, StoreEngine, StoreKind
 from tests.simulation.changing_tables import FORMATS, ChangingTable
 from tests.simulation.harness import (
     LEASE_SECONDS,
@@ -80,6 +80,8 @@ class ChangingSchedule(Actors):
     """The state of one schedule."""
 
     turns = range(100, 500)
+    schema = SCHEMA
+    merges = False  # rows are merged by key
 
     def __init__(
         self,
@@ -101,7 +103,7 @@ class ChangingSchedule(Actors):
         self.root = root
         self.store = self.new_store(chance.choice(tuple(StoreKind)))
         self.store.checks_reads = sabotage is not ChangeSabotage.UNCHECKED_READS
-        self.table = ChangingTable(format=format, root=LocalFiles(root), pipeline=self.pipeline)
+        self.table = ChangingTable(format=format, root=LocalFiles(root), pipeline=self.pipeline, schema=self.schema)
         self.table.memory.conditional = sabotage is not ChangeSabotage.UNCONDITIONAL
         self.keys = [self.key(name) for name in KEYS[: chance.choice((1, 1, 2, 3))]]
         self.loses_notifications = chance.random() < 0.4
@@ -454,6 +456,7 @@ class ChangingTables:
             manifest_of=_manifest,
             schema_of=lambda batch: rows_schema(batch, partition_by=()),
             replaces=self._replaces,
+            merges=schedule.merges,
             bus=Bus(),
             probe=schedule.probe,
             step=Step.ROWS_PUBLISHED,

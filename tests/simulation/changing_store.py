@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import count
 from random import Random
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -166,6 +167,7 @@ class StoreEngine:
     agree: Agree
     read: dict[str, Sequence[Version]]  # by attempt, of all processes
     overtake: Callable[[str], None]  # lets a newer version of a key arrive, and other actors run
+    schema: pa.Schema = field(default_factory=lambda: SCHEMA)
     _cancelled: set[str] = field(default_factory=set)
 
     def cancel(self, attempt_id: str) -> None:
@@ -174,7 +176,7 @@ class StoreEngine:
     def run(self, request: RunRequest) -> RunResult:
         self._check_cancelled(request)
         self.probe(Step.PLANNED)
-        agreed = self.agree(SCHEMA)
+        agreed = self.agree(self.schema)
         if self.scheduler.chance(0.01):
             raise TemporaryError("no space left on device")
         failed: dict[bytes, ReadFailure] = {}
@@ -187,7 +189,7 @@ class StoreEngine:
                     self.overtake(ref.key)
                 case failure:
                     failed[ref.object_id] = failure
-        files = self._write(request, found)
+        record = self.write(request.attempt_id, found)
         self.probe(Step.WRITTEN)
         self._check_cancelled(request)
         self.probe(Step.MANIFESTED)
@@ -198,25 +200,30 @@ class StoreEngine:
                 ObjectResult(object_id=one.ref.object_id, rows=len(one.lines), lines_quarantined=0) for one in found
             ],
             failed=failed,
-            record=BatchRecord(rows=sum(file.rows for file in files), bytes=1, manifest=encode(files)),
+            record=record,
             schema_id=agreed.schema_id,
             new_schema=agreed.new_schema,
             works=True,
         )
 
-    def _write(self, request: RunRequest, found: Sequence[Stored]) -> Sequence[DataFile]:
+    def write(self, attempt_id: str, found: Sequence[Stored]) -> BatchRecord:
+        """Write the rows of these versions, and return the record of their batch."""
         rows = [(line, stored.ref.uri) for stored in found for line in stored.lines]
+        files = self.write_rows(f"data/{attempt_id}/r0", rows, self.schema)
+        return BatchRecord(rows=sum(file.rows for file in files), bytes=1, manifest=encode(files))
+
+    def write_rows(self, folder: str, rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> Sequence[DataFile]:
+        """Write rows into one or two files."""
         if not rows:
             return ()
-        folder = f"data/{request.attempt_id}/r0"
         count = self.scheduler.random.choice((1, 1, 2))
         for number in range(count):
             self.scheduler.step("writes a file")
             part = rows[number::count]
             if part:
                 with self.table.open_output(f"{folder}/part-{number}.parquet") as output:
-                    pq.write_table(pa.table(list(zip(*part, strict=True)), schema=SCHEMA), output)
-        return list_files(self.table, folder, partition_by=(), schema=SCHEMA)
+                    pq.write_table(pa.table(list(zip(*part, strict=True)), schema=schema), output)
+        return list_files(self.table, folder, partition_by=(), schema=schema)
 
     def _check_cancelled(self, request: RunRequest) -> None:
         if request.attempt_id in self._cancelled:

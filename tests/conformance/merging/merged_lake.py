@@ -50,7 +50,7 @@ class MergedLake:
                     manifest=encode(written),
                     quarantine_manifest=encode(()),
                     merge=self.merge.text(),
-                    tombstones=encode(gone),
+                    tombstones=encode(gone) if gone else "",
                 ),
                 schema_id=row.schema_id,
                 new_schema=None if row.table_schema == text else text,
