@@ -1,9 +1,11 @@
 """`Debezium`: change events of Debezium become rows."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 from penstock.errors import UsageError
+from penstock.pipeline.merging.declaration import Merge
 from penstock.transforms.naming import transform_name
 
 if TYPE_CHECKING:
@@ -11,7 +13,7 @@ if TYPE_CHECKING:
 
 Order = Literal["log", "time"]
 ORDERS: tuple[Order, ...] = get_args(Order)
-DELETED = "_op = 'd'"
+_DELETED = "_op = 'd'"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +64,14 @@ class Debezium:
     def transform_name(self) -> str:
         """The name that the ledger remembers: of the ready-made transform, else of the class with its options."""
         return transform_name(self, debezium=Debezium(), debezium_flattened=Debezium(flattened=True))
+
+    def merge(self, *, key: str | Sequence[str]) -> Merge:
+        """Return the merge for these rows: the last change of each key, and none if that is a delete.
+
+        Raises:
+            UsageError: The key is empty, or has a column twice.
+        """
+        return Merge(key=key, order_by="_position", delete_when=_DELETED, drop="_op")
 
     def schema(self, columns: str, *, wrapped: bool = False) -> str:
         """Return the schema of the files for the table's columns, both in Spark DDL.

@@ -1,16 +1,18 @@
 """`Dms`: files of AWS Database Migration Service become rows."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.errors import UsageError
+from penstock.pipeline.merging.declaration import Merge
 from penstock.transforms.naming import transform_name
 
 if TYPE_CHECKING:
     from penstock.pipeline.spark.declaration import Frame
 
 TIMESTAMP_COLUMN = "dms_timestamp"
-DELETED = "_op = 'D'"
+_DELETED = "_op = 'D'"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,14 @@ class Dms:
     def transform_name(self) -> str:
         """The name that the ledger remembers: of the ready-made transform, else of the class with its options."""
         return transform_name(self, dms=Dms())
+
+    def merge(self, *, key: str | Sequence[str]) -> Merge:
+        """Return the merge for these rows: the last change of each key, and none if that is a delete.
+
+        Raises:
+            UsageError: The key is empty, or has a column twice.
+        """
+        return Merge(key=key, order_by="_position", delete_when=_DELETED, drop="_op")
 
     def schema(self, columns: str) -> str:
         """Return the schema of the files for the table's columns, both in Spark DDL.

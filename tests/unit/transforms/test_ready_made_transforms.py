@@ -10,6 +10,7 @@ from tests.conformance.formats.outcomes import read_each
 from penstock import transforms
 from penstock.app.pipelines.transforms import name_of
 from penstock.errors import UsageError
+from penstock.pipeline.merging.declaration import Merge
 from penstock.pipeline.spark.source.options import ReadOptions
 from penstock.transforms import Debezium, Dms, debezium, debezium_flattened, dms
 
@@ -31,8 +32,15 @@ COLUMNS = "id BIGINT, name STRING"
         (Dms(timestamp_column="at"), "penstock.transforms:Dms(timestamp_column='at')"),
     ],
 )
-def test_the_remembered_name_tells_the_options(transform: Debezium | Dms, name: str) -> None:
+def test_the_remembered_name_contains_the_options(transform: Debezium | Dms, name: str) -> None:
     assert name_of(transform) == name
+
+
+@pytest.mark.parametrize(("transform", "operation"), [(debezium, "d"), (debezium_flattened, "d"), (dms, "D")])
+def test_the_merge_uses_the_columns_that_the_transform_adds(transform: Debezium | Dms, operation: str) -> None:
+    assert transform.merge(key=["id", "region"]) == Merge(
+        key=["id", "region"], order_by="_position", delete_when=f"_op = '{operation}'", drop="_op"
+    )
 
 
 def test_a_command_can_name_the_ready_made_ones() -> None:
