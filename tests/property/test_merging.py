@@ -21,13 +21,13 @@ KILLED_AT = (Step.PUBLISHING, Step.REWRITTEN, Step.ROWS_PUBLISHED)
 
 CHANGE = st.builds(
     Change,
-    id=st.integers(1, 4),
-    at=st.none() | st.integers(1, 3),
+    id=st.integers(1, 2),
+    at=st.none() | st.integers(1, 2),
     part=st.sampled_from(["p", "q"]),
     value=st.none() | st.sampled_from([0.0, 1.5]),
     is_delete=st.booleans(),
 )
-OBJECTS = st.lists(st.lists(CHANGE, min_size=1, max_size=4), min_size=1, max_size=8)
+OBJECTS = st.lists(st.lists(CHANGE, min_size=1, max_size=4), min_size=1, max_size=10)
 
 
 class Killed(BaseException):

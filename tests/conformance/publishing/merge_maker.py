@@ -146,9 +146,7 @@ class MergeMaker(BatchMaker):
         sink = self.sink(partition_by=self.partition_by)
         watch = None
         if watched and sink.commit_log is not None:
-            watch = CommitWatch(
-                self.ledger, sink, sink.commit_log, pipeline=self.pipeline, manifest_of=lambda _: ""
-            )
+            watch = CommitWatch(self.ledger, sink, sink.commit_log, pipeline=self.pipeline, manifest_of=lambda _: "")
         return publish(
             self.ledger,
             sink,
