@@ -19,6 +19,7 @@ class Step(StrEnum):
     PLANNED = "planned"  # the read plan is on disk
     WRITTEN = "written"  # Spark has written the files
     COLUMNS_FOUND = "columns_found"  # a run met new fields; the objects are about to be read again with their columns
+    DELETES_WRITTEN = "deletes_written"  # the deletes of a run that is merged have a file of their own
     MANIFESTED = "manifested"  # files are listed and reports read; nothing is committed yet
     RECORDED = "recorded"  # the batch is recorded beside its table
     COMMITTING = "committing"  # all statements of the ledger commit are sent, COMMIT is not

@@ -26,6 +26,7 @@ from penstock.app.tracing import traced, tracing_of
 from penstock.errors import RestartNeeded, TemporaryError, UsageError
 from penstock.events import (
     BatchCommitted,
+    BatchPublished,
     Bus,
     Event,
     Listener,
@@ -41,6 +42,7 @@ from penstock.worker.liveness import Liveness
 from penstock.worker.shutdown import StopSignal
 from penstock.worker.worker import Worker
 
+MERGED = ("inserted", "updated", "deleted", "left_out")  # the counts of a merge, in `BatchPublished`
 UNKNOWN_FIELDS_MAX = 1_000  # names that one process counts
 
 
@@ -59,6 +61,7 @@ class RunCounts(SelectiveListener):
         self.replaced_objects = 0  # those that replaced an earlier version
         self.replaced_rows = 0  # rows of these versions
         self.replays = 0
+        self.merged = Counter(dict.fromkeys(MERGED, 0))  # rows of batches that this process has published
         self.unknown_fields: Counter[str] = Counter()  # rows that have them, by name
         self.unknown_objects = 0  # objects with such fields
         self.wrong_type_fields: Counter[str] = Counter()  # rows with a rescued value of another type, by column
@@ -78,7 +81,7 @@ class RunCounts(SelectiveListener):
         self.replaced_rows += rows
 
     def wants(self, kind: type[Event]) -> bool:
-        return issubclass(kind, BatchCommitted | ObjectFailed | UnknownFieldsFound | WrongTypesRescued)
+        return issubclass(kind, BatchCommitted | BatchPublished | ObjectFailed | UnknownFieldsFound | WrongTypesRescued)
 
     def __call__(self, event: Event) -> None:
         match event:
@@ -89,6 +92,8 @@ class RunCounts(SelectiveListener):
                 self.objects_processed += event.objects - event.replays
                 self.replays += event.replays
                 self.add_replaced(event.replaced_objects, event.replaced_rows)
+            case BatchPublished() if event.merged is not None:
+                self.merged.update(event.merged)
             case UnknownFieldsFound():
                 self.unknown_objects += 1
                 _add(self.unknown_fields, event.fields)
@@ -130,6 +135,7 @@ class RunReport:
     objects_replayed: int = 0  # objects of which the bad lines were read again
     replaced_objects: int = 0  # objects of which an earlier version was in the table, and was replaced
     replaced_rows: int = 0  # the rows of these versions
+    merged_rows: dict[str, int] = field(default_factory=dict)  # by what the merge did: see `MERGED`; empty: no merge
     warned_objects: int = 0  # objects with too many bad lines, in this run or an earlier one; see `QuarantineWarning`
     warned_lines: int = 0  # the bad lines of these objects
     stopped: bool  # a run with ``available_now`` was stopped before it was done
@@ -331,6 +337,7 @@ class _RunCompletion:
             objects_replayed=counts.replays,
             replaced_objects=counts.replaced_objects,
             replaced_rows=counts.replaced_rows,
+            merged_rows=dict(counts.merged) if self._plan.blueprint.declaration.merge is not None else {},
             warned_objects=warning.objects,
             warned_lines=warning.lines,
             stopped=stopped and (left > 0 or unfinished > 0 or tables.unpublished() > 0),

@@ -42,7 +42,7 @@ class Merge:
         for name in ("key", "order_by"):
             if not getattr(self, name):
                 raise UsageError(f"The merge has no {name}; name at least one column.")
-        if self.delete_when is not None and (not isinstance(self.delete_when, str) or not self.delete_when.strip()):
+        if self.delete_when is not None and not str(self.delete_when).strip():
             raise UsageError("The merge has an empty delete_when; write a condition such as \"op = 'D'\".")
         needed = sorted(set(self.drop) & {*self.key, *self.order_by})
         if needed:

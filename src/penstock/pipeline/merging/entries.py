@@ -111,18 +111,16 @@ class _Rows:
 
     def decide(self, left: Rows, right: Rows) -> Signs:
         """Compare rows, given by number."""
-        one, other = (
-            [column.take(pa.array(rows)) for column in (*self.order, pa.array(self.deletes))] for rows in (left, right)
-        )
+        ordered = (*self.order, pa.array(self.deletes))
+        one, other = ([column.take(pa.array(rows)) for column in ordered] for rows in (left, right))
         signs = compare(one, other, len(left))
         tied = np.flatnonzero((signs == 0) & ~self.deletes[left])
         if len(tied):
-            one, other = (
-                self.reader.at(self.files, self.file_of[rows], self.row_of[rows], self.content)
-                for rows in (left[tied], right[tied])
-            )
-            signs[tied] = compare(one, other, len(tied))
+            signs[tied] = compare(*(self._contents(rows[tied]) for rows in (left, right)), len(tied))
         return signs
+
+    def _contents(self, rows: Rows) -> Sequence[pa.Array]:
+        return self.reader.at(self.files, self.file_of[rows], self.row_of[rows], self.content)
 
 
 def _joined(arrays: Sequence[pa.Array], kind: pa.DataType) -> pa.Array:

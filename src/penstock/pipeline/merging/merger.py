@@ -210,8 +210,8 @@ class _MergeOutcome:
         """Return the numbers of the file's rows that leave the table."""
         lost: list[Rows] = []
         if len(self.entries) and self.entries.range.may_hold(file):
-            for part in keyed_rows(self.reader, file, self.merge, within=self.entries.range):
-                lost.append(self._lost_in(file, part))
+            parts = keyed_rows(self.reader, file, self.merge, within=self.entries.range)
+            lost = [self._lost_in(file, part) for part in parts]
         return np.concatenate(lost) if lost else np.array([], np.int64)
 
     def _lost_in(self, file: RowFile, part: KeyedRows) -> Rows:

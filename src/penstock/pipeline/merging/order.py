@@ -104,11 +104,13 @@ def _compared(one: pa.Array, other: pa.Array) -> Signs:
         found += _flags(pc.is_nan(one)).astype(np.int8) - _flags(pc.is_nan(other)).astype(np.int8)
     nulls = _flags(other.is_null()).astype(np.int8) - _flags(one.is_null()).astype(np.int8)
     is_null = _flags(one.is_null()) | _flags(other.is_null())
-    return np.where(is_null, nulls, found).astype(np.int8)
+    signs: Signs = np.where(is_null, nulls, found).astype(np.int8)
+    return signs
 
 
 def _flags(values: pa.Array) -> "np.ndarray[Any, np.dtype[np.bool_]]":
-    return pc.fill_null(values, False).to_numpy(zero_copy_only=False)
+    flags: np.ndarray[Any, np.dtype[np.bool_]] = pc.fill_null(values, False).to_numpy(zero_copy_only=False)
+    return flags
 
 
 def _texts(column: pa.Array) -> pa.Array:

@@ -1,7 +1,7 @@
 """The deletes of merged batches, which stay known after their rows have left the table.
 
-A delete has to win also against an older row that arrives later, so it is remembered: with its key and order, in Parquet
-files below ``_penstock/tombstones/<attempt>/``, named by the manifest of its batch in the ledger. These files are
+A delete has to win also against an older row that arrives later, so it is remembered: with its key and order, in
+Parquet files below ``_penstock/tombstones/<attempt>/``, named by the manifest of its batch in the ledger. These are
 immutable, and only gc deletes those of attempts without a batch.
 
 A publish compares its batch with the deletes of all earlier ones. So that it does not open a file for each of them, the
@@ -17,6 +17,7 @@ from functools import partial
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from ulid import ULID
 
 from penstock.errors import TableError
@@ -94,11 +95,13 @@ def fold_deletes(ledger: Ledger, root: Files, *, pipeline: str, now: float, file
     rows, files, attempts = 0, list[DataFile](), list[str]()
     units = [*((one.attempts, [one.file]) for one in small), *(([id], by_attempt[id]) for id in single)]
     for ids, some in units:
-        if files and rows + sum(file.rows for file in some) > FOLD_ROWS_MAX:
-            break
+        if rows + sum(file.rows for file in some) > FOLD_ROWS_MAX:
+            continue
         rows += sum(file.rows for file in some)
         files += some
         attempts += ids
+    if len(files) < 2:
+        return 0
     _write_folded(root, merge_of(row.merge), files, attempts)
     return len(files)
 
@@ -135,7 +138,7 @@ def _folded(root: Files) -> Sequence[FoldedDeletes]:
 
 def _write_folded(root: Files, merge: Merge, files: Sequence[DataFile], attempts: Sequence[str]) -> None:
     with root.open_input(files[0].path) as opened:
-        schema = pa.parquet.read_schema(opened).remove_metadata()
+        schema = pq.read_schema(opened).remove_metadata()
     reader = RowReader(root=root, schema=schema)
     parts = [
         (part, columns)

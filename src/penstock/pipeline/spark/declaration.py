@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pyspark.sql import DataFrame
 
 from penstock.ledger.records import OnChange
+from penstock.pipeline.merging.declaration import Merge
 from penstock.pipeline.spark.source.options import ReadOptions
 from penstock.storage.address import is_s3
 from penstock.storage.aws import Aws
@@ -29,6 +30,7 @@ class Declaration:
     transform_name: str | None = None  # as the ledger records it, see `BatchRecord`
     on_change: OnChange | None = None  # None: as the columns allow
     partition_by: Sequence[str] = ()
+    merge: Merge | None = None  # None: rows are added as they are
     aws: Aws = field(default_factory=Aws)
 
     @property
