@@ -6,14 +6,20 @@ The events have the shapes of the connectors' pages (see penstock.pipeline.spark
 import json
 import random
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from penstock.config import Settings
 from penstock.errors import UsageError
+from penstock.operations.ingest.ingest import ingest
+from penstock.operations.ingest.pipeline import IngestRequest
 from penstock.transforms import Debezium, debezium, debezium_flattened, dms
+from penstock.worker.shutdown import StopSignal
 
 COLUMNS = "id BIGINT, name STRING"
 OBJECT = "file:///landing/a.jsonl"
@@ -170,6 +176,30 @@ def test_a_delete_may_lack_values_and_tombstones_may_be_left_out(spark: SparkSes
 def test_columns_of_another_shape_are_refused_before_a_job_runs(spark: SparkSession, ddl: str, sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         debezium(spark.createDataFrame([], ddl))
+
+
+@pytest.mark.slow  # the object is tried alone, and again
+def test_only_the_object_with_such_an_event_fails(spark: SparkSession, tmp_path: Path) -> None:
+    good = [event("c", {"lsn": 1}, after={"id": 1, "name": "a"}), event("u", {"lsn": 2}, after={"id": 1, "name": "A"})]
+    files = {"good": good, "truncated": [event("c", {"lsn": 3}, after={"id": 3}), event("t", {"lsn": 4})]}
+    for name, events in files.items():
+        lines = "".join(f"{json.dumps(one)}\n" for one in events)
+        (tmp_path / "in").mkdir(exist_ok=True)
+        (tmp_path / "in" / f"{name}.jsonl").write_text(lines)
+    report = ingest(
+        IngestRequest(
+            source=str(tmp_path / "in"),
+            table=str(tmp_path / "customers"),
+            schema=debezium.schema(COLUMNS),
+            transform="penstock.transforms:debezium",
+            merge=debezium.merge(key=["id"]),
+            settings=Settings(objects_retry_base=0.05, objects_max_attempts=2),
+        ),
+        stop=StopSignal(),
+        spark=spark,
+    )
+    assert [row["name"] for row in DeltaTable(str(tmp_path / "customers")).to_pyarrow_table().to_pylist()] == ["A"]
+    assert (report.objects_processed, report.objects_dead) == (1, 1)
 
 
 # Flattened by ExtractNewRecordState
