@@ -80,7 +80,7 @@ def test_a_run_with_another_merge_is_refused(tmp_path: Path, load: Load) -> None
     write(tmp_path, "a.jsonl", (1, 1, "I", "mon", 1.0))
     load()
     for other in (None, Merge(key=["id"], order_by="day")):
-        with pytest.raises(UsageError, match="are merged by key as in .* load into a new table"):
+        with pytest.raises(UsageError, match=r"are merged by key as in .* load into a new table"):
             load(merge=other)
     with pytest.raises(UsageError, match="--merge-key and --on-change replace"):
         load(on_change="replace")

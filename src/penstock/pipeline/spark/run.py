@@ -253,8 +253,9 @@ class SparkRun:
         list_ = partial(list_files, root, partition_by=partition_by, schema=schema)
         if merge is None:
             return list_(self._files, written=self._written), ()
-        deletes = move_deletes(root, self._files, merge, list_, schema=schema, written=self._written)
-        self._context.probe(Step.DELETES_WRITTEN)
+        deletes = move_deletes(
+            root, self._files, merge, list_, schema=schema, written=self._written, probe=self._context.probe
+        )
         return list_kept(self._files, list_, written=self._written), deletes
 
     def _agree_again(self) -> tuple[int, str | None]:
