@@ -3,6 +3,7 @@
 import random
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from tests.conformance.publishing.batch_maker import OVER
-from tests.conformance.publishing.merge_maker import Change, MergeMaker, folded, leftovers
+from tests.conformance.publishing.merge_maker import SCHEMA, Change, MergeMaker, folded, leftovers
 from tests.services.spark_writer import PendingCommit, SparkWriter
 
 from penstock.errors import PublishHalted, UsageError
@@ -24,6 +25,8 @@ from penstock.pipeline.maintenance.gc import collect
 from penstock.pipeline.merging import tombstones
 from penstock.pipeline.merging.declaration import Merge
 from penstock.pipeline.merging.tombstones import FOLDED_FOLDER, KEPT_SECONDS, fold_deletes
+from penstock.pipeline.spark.fold import DELETES, move_deletes
+from penstock.sinks.parquet import list_files
 from penstock.storage.local import LocalFiles
 from penstock.testing import FakeClock
 
@@ -247,6 +250,32 @@ def test_gc_deletes_the_deletes_of_abandoned_attempts_only(table: MergeMaker) ->
     assert abandoned not in str(kept)
     merged(table, up(2, 1))
     assert [row[0] for row in table.rows()] == [1]
+
+
+@pytest.mark.parametrize("step", [Step.DELETES_WRITTEN, None])
+def test_deletes_of_a_run_that_dies_are_garbage(table: MergeMaker, step: Step | None) -> None:
+    attempt_id = table.claim(lease_seconds=OVER)
+    root, run = LocalFiles(table.root), f"data/{attempt_id}/r0"
+    table.write_rows(f"{run}/{DELETES}=true", [up(1, 5), up(2, 6)], row_group=2)
+    moved = partial(
+        move_deletes,
+        root,
+        run,
+        table.merge,
+        lambda folder, *, written: list_files(root, folder, partition_by=(), schema=SCHEMA, written=written),
+        schema=SCHEMA,
+        written=None,
+    )
+    if step is None:
+        (deletes,) = moved(probe=no_probe)
+        assert pq.read_table(table.root / deletes.path).to_pylist() == [{"id": 1, "at": 5}, {"id": 2, "at": 6}]
+        assert leftovers(table.root) == [deletes.path]
+    else:
+        with pytest.raises(Died):
+            moved(probe=dying_at(step))
+        assert len(leftovers(table.root)) == 2
+    swept(table)
+    assert leftovers(table.root) == []
 
 
 # Deletes that are folded
