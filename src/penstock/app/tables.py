@@ -280,9 +280,9 @@ def _seq(sink: TableSink) -> int:
 
 
 def _changes_rows(batch: BatchRow, *, has_table: bool) -> bool:
-    """Return True if the batch changes the rows table. Without a table it has no rows to replace or to delete."""
-    takes_rows = bool(batch.record.replaces) or not is_empty(batch.record.tombstones)
-    return not is_empty(batch.record.manifest) or (has_table and takes_rows)
+    """Return True if the batch changes the rows table. Without a table it has no rows to replace."""
+    is_shown = not (is_empty(batch.record.manifest) and is_empty(batch.record.tombstones))
+    return is_shown or (has_table and bool(batch.record.replaces))
 
 
 def _rows_manifest(batch: BatchRow) -> str:
