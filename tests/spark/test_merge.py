@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from pyspark.sql import SparkSession
 
 from penstock import Merge
 from penstock.errors import UsageError
+from penstock.ledger import Ledger
 from penstock.operations.ingest.ingest import IngestReport, ingest
 from penstock.operations.ingest.pipeline import IngestRequest
 from penstock.worker.shutdown import StopSignal
@@ -73,6 +75,9 @@ def test_an_object_with_a_null_key_fails_and_the_others_are_merged(tmp_path: Pat
     write(tmp_path, "b.jsonl", (3, 1, "I", "mon", 3.0))
     report = load()
     assert (report.objects_processed, report.objects_dead) == (1, 1)
+    with closing(Ledger.open(tmp_path / "t" / "_penstock" / "ledger.db")) as ledger:
+        ((_, failed),) = ledger.find(f"file://{tmp_path}/in/a.jsonl")
+    assert f"the key column id is null in a row of file://{tmp_path}/in/a.jsonl" in str(failed.reason)
     assert rows_in(tmp_path / "t") == [(3, 1, "mon", 3.0)]
 
 

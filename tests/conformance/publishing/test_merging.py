@@ -187,6 +187,19 @@ def test_after_a_conflict_the_batch_is_compared_with_the_newer_snapshot(table: M
     assert table.rows() == folded([up(1, 3), up(2, 5)])
 
 
+def test_what_was_written_for_a_snapshot_is_not_taken_for_another_one(delta: MergeMaker) -> None:
+    merged(delta, up(1, 5))
+    delta.changes([up(1, 1), up(2, 1), up(3, 1)])
+    others = [foreign_append(delta, 2, at=9)]
+
+    def probe(at: Step) -> None:
+        if at is Step.REWRITTEN and others:
+            others.pop().put()
+
+    delta.publish(probe=probe)
+    assert [row[:2] for row in delta.rows()] == [(1, 5), (2, 9), (3, 1)]
+
+
 def test_publishers_that_race_merge_each_batch_once(table: MergeMaker) -> None:
     rng = random.Random(7)
     done: list[Change] = []
@@ -376,22 +389,23 @@ def test_a_merge_that_was_overwritten_is_merged_again(delta: MergeMaker) -> None
     assert own_rows(delta) == folded([up(1, 2), up(3, 1)])
 
 
-def test_a_merge_that_was_overwritten_before_later_ones_is_put_back(delta: MergeMaker) -> None:
+@pytest.mark.parametrize("later", [[up(3, 2), gone(5, 2)], [gone(5, 2)], [up(7, 1)]])
+def test_a_merge_that_was_overwritten_before_later_ones_is_put_back(delta: MergeMaker, later: list[Change]) -> None:
     merged(delta, up(1, 1), up(2, 1), up(5, 1))
     delta.publish(watched=True)
     late = foreign_append(delta, 100)
     delta.changes([up(1, 2), up(2, 0), up(3, 1)])
     delta.publish(watched=True)
-    delta.changes([up(3, 2), gone(5, 2)])
+    delta.changes(later)
     delta.publish(watched=True)
     late.put()
     delta.publish(watched=True)
     assert rows_of_others(delta) == [100]
-    assert own_rows(delta) == folded([up(1, 2), up(2, 1), up(3, 2)])
+    assert own_rows(delta) == folded([up(1, 2), up(2, 1), up(3, 1), up(5, 1), *later])
 
 
-def foreign_append(delta: MergeMaker, id: int) -> PendingCommit:
-    rows = {"id": [id], "at": [1], "part": ["x"], "value": [0.5], "_object": ["foreign"], "_offset": [0]}
+def foreign_append(delta: MergeMaker, id: int, *, at: int = 1) -> PendingCommit:
+    rows = {"id": [id], "at": [at], "part": ["x"], "value": [0.5], "_object": ["foreign"], "_offset": [0]}
     return SparkWriter(files=LocalFiles(delta.root)).append(rows)
 
 
