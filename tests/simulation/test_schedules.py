@@ -21,6 +21,8 @@ HONEST = Sabotage()
 UPKEEP = {  # these steps have their own kill tests
     Step.COLUMNS_FOUND,
     Step.COMPACTED,
+    Step.DELETES_FOLDED,
+    Step.DELETES_WRITTEN,
     Step.COMPACTION_COMMITTED,
     Step.LEFTOVER_MARKED,
     Step.REWRITTEN,

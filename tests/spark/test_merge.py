@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from pyspark.sql import SparkSession
 
 from penstock import Merge
 from penstock.errors import UsageError
+from penstock.ledger import Ledger
 from penstock.operations.ingest.ingest import IngestReport, ingest
 from penstock.operations.ingest.pipeline import IngestRequest
 from penstock.worker.shutdown import StopSignal
@@ -73,6 +75,9 @@ def test_an_object_with_a_null_key_fails_and_the_others_are_merged(tmp_path: Pat
     write(tmp_path, "b.jsonl", (3, 1, "I", "mon", 3.0))
     report = load()
     assert (report.objects_processed, report.objects_dead) == (1, 1)
+    with closing(Ledger.open(tmp_path / "t" / "_penstock" / "ledger.db")) as ledger:
+        ((_, failed),) = ledger.find(f"file://{tmp_path}/in/a.jsonl")
+    assert f"the key column id is null in a row of file://{tmp_path}/in/a.jsonl" in str(failed.reason)
     assert rows_in(tmp_path / "t") == [(3, 1, "mon", 3.0)]
 
 
@@ -80,7 +85,7 @@ def test_a_run_with_another_merge_is_refused(tmp_path: Path, load: Load) -> None
     write(tmp_path, "a.jsonl", (1, 1, "I", "mon", 1.0))
     load()
     for other in (None, Merge(key=["id"], order_by="day")):
-        with pytest.raises(UsageError, match="are merged by key as in .* load into a new table"):
+        with pytest.raises(UsageError, match=r"are merged by key as in .* load into a new table"):
             load(merge=other)
     with pytest.raises(UsageError, match="--merge-key and --on-change replace"):
         load(on_change="replace")

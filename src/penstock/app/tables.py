@@ -15,6 +15,7 @@ from penstock.messaging.steps import Probe, Step, no_probe
 from penstock.pipeline.maintenance.gc import CollectedGarbage, collect
 from penstock.pipeline.maintenance.leftovers import collect_leftovers
 from penstock.pipeline.maintenance.table_history import BatchFiles, RowLossCheck, Shortfall, shortfall
+from penstock.pipeline.merging.tombstones import fold_deletes
 from penstock.pipeline.overwritten import CommitWatch
 from penstock.pipeline.publish import Published, check_tip, publish, rows_schema
 from penstock.pipeline.quarantine_lines import QuarantineLines
@@ -187,6 +188,14 @@ class Tables:
         """
         collected = self._collect(dry_run=dry_run, stragglers=True, stopped=stopped)
         try:
+            if not dry_run and not stopped():
+                fold_deletes(
+                    self._ledger,
+                    self._paths.table,
+                    pipeline=self._paths.pipeline,
+                    now=_CLOCK.now(),
+                    probe=self._probe,
+                )
             for sink in (self.rows, self.quarantine):
                 left = collect_leftovers(sink, clock=_CLOCK, probe=self._probe, dry_run=dry_run, stopped=stopped)
                 collected = replace(
@@ -271,9 +280,9 @@ def _seq(sink: TableSink) -> int:
 
 
 def _changes_rows(batch: BatchRow, *, has_table: bool) -> bool:
-    """Return True if the batch changes the rows table. Without a table it has no rows to replace or to delete."""
-    takes_rows = bool(batch.record.replaces) or not is_empty(batch.record.tombstones)
-    return not is_empty(batch.record.manifest) or (has_table and takes_rows)
+    """Return True if the batch changes the rows table. Without a table it has no rows to replace."""
+    is_shown = not (is_empty(batch.record.manifest) and is_empty(batch.record.tombstones))
+    return is_shown or (has_table and bool(batch.record.replaces))
 
 
 def _rows_manifest(batch: BatchRow) -> str:

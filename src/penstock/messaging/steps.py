@@ -37,6 +37,7 @@ class Step(StrEnum):
     DELETED = "deleted"  # garbage collection has deleted them
     COMPACTED = "compacted"  # merged files are written, but no version of the table names them
     COMPACTION_COMMITTED = "compaction_committed"  # the table's log names them
+    DELETES_FOLDED = "deletes_folded"  # deletes of several batches are in one more file, which nothing names yet
     LEFTOVER_MARKED = "leftover_marked"  # garbage collection gave up an old compaction; its files still exist
     CLEANING = "cleaning"  # a published object of the source is about to be tagged, moved or deleted
     SET_ASIDE = "set_aside"  # such an object exists in both places, or its file was renamed and still exists

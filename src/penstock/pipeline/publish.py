@@ -420,7 +420,7 @@ def _next_chunk(
             if tip is not None:
                 break
             read_to = position_of(batch)
-            if named or (batch.record.tombstones and not is_new):
+            if named or batch.record.tombstones:
                 return _merged_chunk(batch, start), read_to
             continue
         replaces = () if is_new and tip is None else target.replaces(batch)

@@ -47,6 +47,8 @@ COLUMNS_SINCE_0001 = {
     "replaces",
     "replaced_objects",
     "replaced_rows",
+    "merge",
+    "tombstones",
 }
 
 

@@ -364,7 +364,7 @@ def _report(
         count = counts.objects
     pipeline = ledger.pipeline(where.pipeline)
     other_versions = ledger.other_versions(where.pipeline, list(states))
-    adds = (work.change_rule.current() is OnChange.ADD) and work.request.merge is None
+    adds = work.change_rule.current() is OnChange.ADD and work.request.merge is None
     warning = ledger.quarantines.warning(where.pipeline)
     ignored = scan.report.ignored if scan.report is not None else {}
     return IngestReport(

@@ -47,8 +47,13 @@ class KeyRange:
             column = group.column(index)
             values = self.columns.get(column.path_in_schema)
             found = column.statistics if values is not None else None
-            if found is not None and found.has_min_max and not self._overlaps(values, found.min, found.max):
-                return False
+            if found is not None and found.has_min_max:
+                try:
+                    bounds = found.min, found.max
+                except ValueError:  # cut within a character
+                    continue
+                if not self._overlaps(values, *bounds):
+                    return False
         return True
 
     @staticmethod

@@ -23,6 +23,7 @@ from ulid import ULID
 from penstock.errors import TableError
 from penstock.ledger import Ledger
 from penstock.ledger.records import BatchRow
+from penstock.messaging.steps import Probe, Step, no_probe
 from penstock.pipeline.merging.declaration import Merge, merge_of
 from penstock.pipeline.merging.entries import keyed_rows
 from penstock.pipeline.merging.merger import MergeBatch
@@ -78,7 +79,15 @@ def write_deletes(
     return list_files(root, folder, partition_by=(), schema=schema, written=[written])
 
 
-def fold_deletes(ledger: Ledger, root: Files, *, pipeline: str, now: float, files_min: int = FOLD_FILES_MIN) -> int:
+def fold_deletes(
+    ledger: Ledger,
+    root: Files,
+    *,
+    pipeline: str,
+    now: float,
+    probe: Probe = no_probe,
+    files_min: int = FOLD_FILES_MIN,
+) -> int:
     """Fold the files of deletes if a publish reads many, and return how many were folded.
 
     Also deletes folded files that an earlier call has folded again.
@@ -102,7 +111,7 @@ def fold_deletes(ledger: Ledger, root: Files, *, pipeline: str, now: float, file
         attempts += ids
     if len(files) < 2:
         return 0
-    _write_folded(root, merge_of(row.merge), files, attempts)
+    _write_folded(root, merge_of(row.merge), files, attempts, probe)
     return len(files)
 
 
@@ -136,7 +145,7 @@ def _folded(root: Files) -> Sequence[FoldedDeletes]:
     return found
 
 
-def _write_folded(root: Files, merge: Merge, files: Sequence[DataFile], attempts: Sequence[str]) -> None:
+def _write_folded(root: Files, merge: Merge, files: Sequence[DataFile], attempts: Sequence[str], probe: Probe) -> None:
     with root.open_input(files[0].path) as opened:
         schema = pq.read_schema(opened).remove_metadata()
     reader = RowReader(root=root, schema=schema)
@@ -156,6 +165,7 @@ def _write_folded(root: Files, merge: Merge, files: Sequence[DataFile], attempts
     written = write_file(root, f"{FOLDED_FOLDER}/{name}.parquet", table.to_batches(65_536), schema)
     (file,) = list_files(root, FOLDED_FOLDER, partition_by=(), schema=schema, written=[written])
     index = {"attempts": sorted(attempts), "file": asdict(file)}
+    probe(Step.DELETES_FOLDED)
     root.write(f"{FOLDED_FOLDER}/{name}{_INDEX}", json.dumps(index).encode())
 
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Window, functions
 
 from penstock.errors import TableError, TransformError, UsageError
+from penstock.messaging.steps import Probe, Step
 from penstock.pipeline.batch_record import TOMBSTONES_FOLDER
 from penstock.pipeline.merging.declaration import Merge
 from penstock.pipeline.merging.order import check_types
@@ -68,6 +69,7 @@ def move_deletes(
     *,
     schema: pa.Schema,
     written: Sequence[WrittenFile] | None,
+    probe: Probe,
 ) -> Sequence[DataFile]:
     """Write key and order of the rows that delete into a file beside the table, and remove their data files."""
     folder = f"{directory}/{DELETES}={_DELETED}"
@@ -78,6 +80,7 @@ def move_deletes(
     files = [RowFile(path=file.path, rows=file.rows, partition_values=file.partition_values) for file in found]
     reader = RowReader(root=root, schema=schema)
     deletes = write_deletes(root, f"{TOMBSTONES_FOLDER}/{attempt_and_run}", reader, files, merge)
+    probe(Step.DELETES_WRITTEN)
     root.delete(file.path for file in found)
     return deletes
 
@@ -123,7 +126,7 @@ def _condition(frame: DataFrame, merge: Merge) -> Column:
     if merge.delete_when is None:
         return functions.lit(_KEPT)
     try:
-        condition = functions.coalesce(functions.expr(merge.delete_when), functions.lit(False))
+        condition = functions.expr(merge.delete_when)
         kind = frame.select(condition.alias("condition")).schema["condition"].dataType.typeName()
     except Exception as error:
         if not type(error).__name__.endswith(("AnalysisException", "ParseException")):

@@ -112,17 +112,19 @@ class Stopwatch:
 
 
 def write(
-    frame: DataFrame, files: Files, directory: str, *, partition_by: Sequence[str]
+    frame: DataFrame, files: Files, directory: str, *, partition_by: Sequence[str], marks: Sequence[str] = ()
 ) -> Sequence[WrittenFile] | None:
     """Write the frame's rows as Parquet below ``directory``. Return the files that count; None: all files in there.
+
+    ``marks`` are more columns to partition by, the first ones, which have few values.
 
     Spark's own writer is a little faster but does not report its files. It is used only when no stray file is possible:
     the directory is on this host's disk, and all tasks run on this host with one attempt each.
     """
-    frame, partition_by = with_partition_columns(frame, partition_by)
+    frame, partition_by = with_partition_columns(frame, [*marks, *partition_by])
     if not (files.is_local and runtime_of(frame.sparkSession).tasks_run_once):
-        return write_parquet(frame, files, directory, partition_by=partition_by)
-    writer = gathered(frame, partition_by).write.options(**_PARQUET_OPTIONS)
+        return write_parquet(frame, files, directory, partition_by=partition_by, marks=marks)
+    writer = gathered(frame, partition_by, marks=marks).write.options(**_PARQUET_OPTIONS)
     writer.partitionBy(*partition_by).parquet(f"{files}/{directory}")
     return None
 
@@ -178,9 +180,12 @@ class SparkRun:
         with self._stopwatch.stage("read and write"):
             frame, columns = self._planned()
             self._agreement = self._agree(columns)
-            marks = () if self._declaration.merge is None else (DELETES,)
             self._written = write(
-                frame, self._declaration.table, self._files, partition_by=(*marks, *self._declaration.partition_by)
+                frame,
+                self._declaration.table,
+                self._files,
+                partition_by=self._declaration.partition_by,
+                marks=() if self._declaration.merge is None else (DELETES,),
             )
         self._context.probe(Step.WRITTEN)
         with self._stopwatch.stage("drain"):
@@ -253,8 +258,9 @@ class SparkRun:
         list_ = partial(list_files, root, partition_by=partition_by, schema=schema)
         if merge is None:
             return list_(self._files, written=self._written), ()
-        deletes = move_deletes(root, self._files, merge, list_, schema=schema, written=self._written)
-        self._context.probe(Step.DELETES_WRITTEN)
+        deletes = move_deletes(
+            root, self._files, merge, list_, schema=schema, written=self._written, probe=self._context.probe
+        )
         return list_kept(self._files, list_, written=self._written), deletes
 
     def _agree_again(self) -> tuple[int, str | None]:
