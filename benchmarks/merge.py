@@ -4,9 +4,9 @@
 
 The table has ``--millions`` of narrow rows in ``--files`` files, in the order of their key. A batch has ``--percent``
 of the keys, each with a newer row: "clustered" keys are neighbours, "scattered" ones are in all files. Prints, as
-medians, the seconds until the commit that shows the batch, the files that left the table, and the bytes of all files
-that came in. "deltalake" merges the same batch with `DeltaTable.merge` into a table of its own with the same rows; with
-"range" its predicate also has the bounds of the batch's keys.
+medians, the seconds until the commit that shows the batch, the CPU time, the files that left the table, and the bytes
+of all files that came in. "deltalake" merges the same batch with `DeltaTable.merge` into a table of its own with the
+same rows; with "range" its predicate also has the bounds of the batch's keys.
 """
 
 import argparse
@@ -45,6 +45,7 @@ class _Cost:
     """One merge."""
 
     seconds: float
+    cpu_seconds: float  # of all threads of this process
     files_removed: int
     bytes_added: int
 
@@ -62,7 +63,7 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = arguments.millions * 1_000_000
     print(f"{rows:,} rows in {arguments.files} files; a batch has {arguments.percent:g} % of the keys")
-    print(f"{'merge':24} {'keys':>10} {'seconds':>8} {'files':>6} {'MB written':>11}")
+    print(f"{'merge':24} {'keys':>10} {'seconds':>8} {'CPU':>6} {'files':>6} {'MB written':>11}")
     for scheme in arguments.formats:
         with tempfile.TemporaryDirectory() as folder:
             _measure(
@@ -92,9 +93,10 @@ def _measure(name: str, merger: _Merger, arguments: argparse.Namespace) -> None:
             )
             costs.append(merger(_rows(np.fromiter(ids, np.int64)[:many], version=version)))
         seconds = statistics.median(cost.seconds for cost in costs)
+        cpu = statistics.median(cost.cpu_seconds for cost in costs)
         files = statistics.median(cost.files_removed for cost in costs)
         written = statistics.median(cost.bytes_added for cost in costs)
-        print(f"{name:24} {order:>10} {seconds:>8.2f} {files:>6.0f} {written / 1e6:>11.1f}", flush=True)
+        print(f"{name:24} {order:>10} {seconds:>8.2f} {cpu:>6.2f} {files:>6.0f} {written / 1e6:>11.1f}", flush=True)
 
 
 def _penstock(root: LocalFiles, scheme: str, rows: int, files: int) -> _Merger:
@@ -109,7 +111,7 @@ def _penstock(root: LocalFiles, scheme: str, rows: int, files: int) -> _Merger:
     def merge(batch: pa.Table) -> _Cost:
         number = next(numbers)
         own = _written(root, f"data/{number}", batch)
-        began = time.perf_counter()
+        began, cpu = time.perf_counter(), time.process_time()
         table = _load(sink)
         found = RowMerger(sink=sink, probe=no_probe).merged(
             table, MergeBatch(seq=number, merge=_MERGE, files=own, deletes=())
@@ -129,6 +131,7 @@ def _penstock(root: LocalFiles, scheme: str, rows: int, files: int) -> _Merger:
         )
         return _Cost(
             seconds=time.perf_counter() - began,
+            cpu_seconds=time.process_time() - cpu,
             files_removed=len(left.removed),
             bytes_added=sum(file.size_bytes for file in files),
         )
@@ -150,7 +153,7 @@ def _deltalake(root: Path, rows: int, files: int, *, with_range: bool) -> _Merge
         if with_range:
             bounds = pc.min_max(batch["id"]).as_py()
             predicate += f" and t.id >= {bounds['min']} and t.id <= {bounds['max']}"
-        began = time.perf_counter()
+        began, cpu = time.perf_counter(), time.process_time()
         table = DeltaTable(str(root))
         metrics = (
             table.merge(batch, predicate, source_alias="s", target_alias="t", streamed_exec=False)
@@ -158,11 +161,12 @@ def _deltalake(root: Path, rows: int, files: int, *, with_range: bool) -> _Merge
             .when_not_matched_insert_all()
             .execute()
         )
-        seconds = time.perf_counter() - began
+        seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu
         assert metrics["num_target_rows_updated"] == len(batch)
         added = [Path(file) for file in DeltaTable(str(root)).file_uris() if file not in before]
         return _Cost(
             seconds=seconds,
+            cpu_seconds=cpu_seconds,
             files_removed=int(metrics["num_target_files_removed"]),
             bytes_added=sum(file.stat().st_size for file in added),
         )

@@ -26,6 +26,7 @@ from tests.simulation.changing_tables import FORMATS
 
 from penstock.ledger import Ledger
 from penstock.ledger.records import BatchRecord
+from penstock.messaging.steps import Step
 from penstock.pipeline.batch_record import TOMBSTONES_FOLDER
 from penstock.pipeline.engine import Engine
 from penstock.pipeline.merging.declaration import Merge
@@ -57,6 +58,7 @@ class MergingEngine(StoreEngine):
                     rows.append((key, int(rank), line, stored.ref.uri))
         files = self.write_rows(f"data/{attempt_id}/r0", rows, self.schema)
         gone = self.write_rows(f"{TOMBSTONES_FOLDER}/{attempt_id}", deletes, _DELETES)
+        self.probe(Step.DELETES_WRITTEN)
         return BatchRecord(
             rows=sum(file.rows for file in files),
             bytes=1,
@@ -94,7 +96,14 @@ class MergingSchedule(ChangingSchedule):
 
     def compact(self, sink: TableSink) -> None:
         super().compact(sink)
-        fold_deletes(self.ledger, sink.root, pipeline=self.pipeline, now=self.clock.now(), files_min=FOLDED_MIN)
+        fold_deletes(
+            self.ledger,
+            sink.root,
+            pipeline=self.pipeline,
+            now=self.clock.now(),
+            probe=self.probe,
+            files_min=FOLDED_MIN,
+        )
 
     def _line(self) -> str:
         self._lines += 1

@@ -5,7 +5,7 @@ failure names its seed; ``python -m tests.simulation.merging SEED FORMAT`` runs 
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,14 @@ from tests.simulation.harness import Violation
 from tests.simulation.merging import MergingSchedule
 
 from penstock.errors import PublishHalted
-from penstock.messaging.steps import Step
+from penstock.messaging.steps import Probe, Step
 from penstock.pipeline.merging import merger, tombstones
+from penstock.pipeline.merging.declaration import Merge
 from penstock.pipeline.merging.entries import MergeEntries
 from penstock.pipeline.merging.merger import MergeBatch
 from penstock.pipeline.merging.rows import RowReader
+from penstock.sinks.manifest import DataFile
+from penstock.storage.files import Files
 
 FIRST = {"memory": 20, "delta": 5, "iceberg": 4}  # the schedules of a plain run
 CHUNKS = {"memory": 20, "delta": 12, "iceberg": 8}  # the others, in chunks that can be distributed over processes
@@ -62,12 +65,15 @@ def test_no_schedule_breaks_the_rule(runner: ChangingRunner, format: str, chunk:
 
 
 @pytest.mark.slow
-def test_actors_die_at_every_step_of_a_publish(runner: ChangingRunner) -> None:
+def test_actors_die_at_every_step_of_a_merge(runner: ChangingRunner) -> None:
     deaths: Counter[str] = Counter()
     for seed in range(10_000, 10_200):
         deaths.update(runner.run(seed, "memory").scheduler.deaths)
 
-    steps = (Step.WRITTEN, Step.COMMITTED, Step.PUBLISHING, Step.REWRITTEN, Step.ROWS_PUBLISHED, Step.COMPACTED)
+    steps = (
+        *(Step.WRITTEN, Step.DELETES_WRITTEN, Step.COMMITTED, Step.PUBLISHING, Step.REWRITTEN, Step.ROWS_PUBLISHED),
+        *(Step.COMPACTION_COMMITTED, Step.DELETES_FOLDED),
+    )
     assert not {step.value for step in steps if not deaths[step.value]}, deaths
 
 
@@ -83,12 +89,16 @@ def test_the_oracle_detects_forgotten_deletes(runner: ChangingRunner, monkeypatc
     assert_detected(lambda seed: runner.run(seed, "memory"))
 
 
-def test_the_oracle_detects_a_fold_that_keeps_the_first_delete(
+def test_the_oracle_detects_a_fold_that_leaves_deletes_out(
     runner: ChangingRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compare = tombstones.compare
-    monkeypatch.setattr(tombstones, "compare", lambda *given: -compare(*given))
-    assert_detected(lambda seed: runner.run(seed, "memory"), first=90)  # few schedules meet it
+    write = tombstones._write_folded
+
+    def first_only(root: Files, merge: Merge, files: Sequence[DataFile], attempts: Sequence[str], probe: Probe) -> None:
+        write(root, merge, files[:1], attempts, probe)
+
+    monkeypatch.setattr(tombstones, "_write_folded", first_only)
+    assert_detected(lambda seed: runner.run(seed, "memory"), first=37)  # few schedules meet it
 
 
 def assert_detected(run: Callable[[int], Any], *, first: int = 0) -> None:
