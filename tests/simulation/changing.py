@@ -448,7 +448,7 @@ class ChangingTables:
         schedule, log = self._schedule, self._sink.commit_log
         watch = None
         if log is not None:
-            watch = CommitWatch(self._ledger, self._sink, log, pipeline=schedule.pipeline, manifest_of=_manifest)
+            watch = CommitWatch(self._ledger, self._sink, log, pipeline=schedule.pipeline, manifest_of=_added_manifest)
         self._published = publish(
             self._ledger,
             self._sink,
@@ -485,6 +485,10 @@ class ChangingTables:
 
 def _manifest(batch: BatchRow) -> str:
     return batch.record.manifest
+
+
+def _added_manifest(batch: BatchRow) -> str:
+    return "" if batch.record.merge is not None else batch.record.manifest
 
 
 def _named(stored: Stored) -> str:
