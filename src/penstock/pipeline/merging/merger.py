@@ -142,13 +142,11 @@ class RowMerger:
         outcome: "_MergeOutcome",
     ) -> Replacement:
         expected = stored_columns(table.schema, table.partition_by)
-        stay = [outcome.staying(number) for number in range(len(batch.files))]
-        kept = {file.path: rows for file, rows in zip(batch.files, stay, strict=True)}
-        self._forget({*gone, *kept})
+        self._forget({*gone, *(file.path for file in batch.files)})
         files = [RewrittenFile(removed=file, added=self._without(file, lost, expected)) for file, lost in gone.values()]
         fresh: list[DataFile] = []
-        for file in batch.files:
-            lost = np.setdiff1d(np.arange(file.rows, dtype=np.int64), kept[file.path])
+        for number, file in enumerate(batch.files):
+            lost = outcome.left_out(number)
             fresh += self._without(file, lost, expected) if len(lost) else [file]
         found = Replacement(files=files, fresh=fresh, folder=self._folder)
         if self.sink.commit_log is not None:  # other writers may overwrite the commit
@@ -238,10 +236,12 @@ class _MergeOutcome:
             signs[tied] = compare(one, other, len(tied))
         return signs
 
-    def staying(self, number: int) -> Rows:
-        """Return the numbers of the rows of a file of the batch that come into the table, in ascending order."""
-        ours = (self.entries.file_of == number) & ~self.entries.deletes & self.is_in & ~self._loses
-        return np.sort(self.entries.row_of[ours])
+    def left_out(self, number: int) -> Rows:
+        """Return the numbers of the rows of a file of the batch that do not come into the table, in ascending order."""
+        stays = (self.entries.file_of == number) & ~self.entries.deletes & self.is_in & ~self._loses
+        is_out = np.ones(self.own[number].rows, np.bool_)
+        is_out[self.entries.row_of[stays]] = False
+        return np.flatnonzero(is_out).astype(np.int64)
 
     def counts(self) -> MergeCounts:
         stays = self.is_in & ~self._loses & ~self.entries.deletes
