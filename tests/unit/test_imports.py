@@ -41,7 +41,7 @@ def test_the_report_lists_a_heavy_library_that_is_loaded() -> None:
 @pytest.mark.parametrize(
     "module", ["arrow_writer", "declaration", "probe", "shared_folders", "source.datasource", "survey_task", "trial"]
 )
-def test_what_tasks_import_needs_no_package_that_executors_lack(module: str) -> None:
+def test_modules_of_tasks_need_no_package_that_executors_lack(module: str) -> None:
     code = (
         "import sys\n"
         "for name in ('alembic', 'deltalake', 'pydantic', 'rich', 'sqlalchemy', 'structlog', 'tenacity', 'typer'):\n"

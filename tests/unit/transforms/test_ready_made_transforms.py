@@ -1,4 +1,4 @@
-"""Ready-made transforms: their options, their names in the ledger, and the schemas that they give."""
+"""Ready-made transforms: their options, their merges, and the schemas that they give."""
 
 import json
 import subprocess
@@ -7,8 +7,6 @@ import sys
 import pytest
 from tests.conformance.formats.outcomes import read_each
 
-from penstock import transforms
-from penstock.app.pipelines.transforms import name_of
 from penstock.errors import UsageError
 from penstock.pipeline.merging.declaration import Merge
 from penstock.pipeline.spark.source.options import ReadOptions
@@ -17,35 +15,11 @@ from penstock.transforms import Debezium, Dms, debezium, debezium_flattened, dms
 COLUMNS = "id BIGINT, name STRING"
 
 
-@pytest.mark.parametrize(
-    ("transform", "name"),
-    [
-        (debezium, "penstock.transforms:debezium"),
-        (Debezium(), "penstock.transforms:debezium"),
-        (Debezium(flattened=True), "penstock.transforms:debezium_flattened"),
-        (Debezium(order="time"), "penstock.transforms:Debezium(order='time')"),
-        (
-            Debezium(order="time", flattened=True),
-            "penstock.transforms:Debezium(flattened=True, order='time')",
-        ),
-        (dms, "penstock.transforms:dms"),
-        (Dms(timestamp_column="at"), "penstock.transforms:Dms(timestamp_column='at')"),
-    ],
-)
-def test_the_remembered_name_contains_the_options(transform: Debezium | Dms, name: str) -> None:
-    assert name_of(transform) == name
-
-
 @pytest.mark.parametrize(("transform", "operation"), [(debezium, "d"), (debezium_flattened, "d"), (dms, "D")])
 def test_the_merge_uses_the_columns_that_the_transform_adds(transform: Debezium | Dms, operation: str) -> None:
     assert transform.merge(key=["id", "region"]) == Merge(
         key=["id", "region"], order_by="_position", delete_when=f"_op = '{operation}'", drop="_op"
     )
-
-
-def test_a_command_can_name_the_ready_made_ones() -> None:
-    for transform in (debezium, debezium_flattened, dms):
-        assert getattr(transforms, name_of(transform).partition(":")[2]) is transform
 
 
 @pytest.mark.parametrize(
