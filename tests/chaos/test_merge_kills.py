@@ -43,7 +43,7 @@ def write_changes(folder: Path) -> dict[int, float]:
     last: dict[int, dict[str, Any]] = {}
     orders = iter(rng.sample(range(10_000), OBJECTS * LINES))  # no two changes have the same
     for number in range(OBJECTS):
-        changes = [
+        changes: list[dict[str, Any]] = [
             {"id": rng.randrange(KEYS), "at": next(orders), "op": rng.choice("IUUD"), "v": rng.random()}
             for _ in range(LINES)
         ]
