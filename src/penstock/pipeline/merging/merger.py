@@ -43,7 +43,7 @@ from penstock.sinks.sink import LoggedFile, TableSink, VersionedTable
 class MergeBatch:
     """A committed batch whose rows are merged."""
 
-    seq: int
+    attempt_id: str
     merge: Merge
     files: Sequence[DataFile]
     deletes: Sequence[DataFile]
@@ -79,7 +79,7 @@ class RowMerger:
     sink: TableSink
     probe: Probe
     _folder: str = field(default_factory=new_folder)
-    _seq: int = 0
+    _attempt_id: str = ""
     _entries: MergeEntries | None = None
     _known_deleted: Flags | None = None  # entries for which an earlier batch has a later delete
     # Files written so far, by the path of the file that they are made of, and the numbers of the rows that they lack.
@@ -97,8 +97,8 @@ class RowMerger:
             check_types(table.schema, batch.merge.key, batch.merge.order_by)
         except TableError as error:
             raise PublishHalted(f"{self.sink.uri}: {error}") from error
-        if batch.seq != self._seq:
-            self._start(batch.seq)
+        if batch.attempt_id != self._attempt_id:  # a ledger that failed over to a replica may reuse numbers
+            self._start(batch.attempt_id)
         reader = RowReader(root=self.sink.root, schema=table.schema)
         own = [_row_file(file) for file in batch.files]
         if self._entries is None:
@@ -122,7 +122,7 @@ class RowMerger:
         replacement = self._written_again(table, batch, gone, outcome)
         self.probe(Step.REWRITTEN)
         if is_abandoned(self.sink.root, self._folder, self._paths(replacement)):
-            self._start(batch.seq)
+            self._start(batch.attempt_id)
             raise PublishConflict(f"{self.sink.uri}: gc deleted the files written for this commit")
         return MergedBatch(replacement=replacement, counts=outcome.counts())
 
@@ -130,8 +130,8 @@ class RowMerger:
         added = [*replacement.added, *replacement.fresh]
         return [file.path for file in added if file.path.startswith(f"{self._folder}/")]
 
-    def _start(self, seq: int) -> None:
-        self._folder, self._written, self._seq = new_folder(), {}, seq
+    def _start(self, attempt_id: str) -> None:
+        self._folder, self._written, self._attempt_id = new_folder(), {}, attempt_id
         self._entries = self._known_deleted = None
 
     def _written_again(

@@ -57,7 +57,7 @@ def merge_batch(ledger: Ledger, root: Files, batch: BatchRow) -> MergeBatch:
     by_attempt = {id: decode(text) for id, text in ledger.deletes_before(batch.pipeline, batch.seq).items()}
     folded, single = _units(root, by_attempt)
     return MergeBatch(
-        seq=batch.seq,
+        attempt_id=batch.attempt_id,
         merge=merge_of(batch.record.merge),
         files=decode(batch.record.manifest),
         deletes=decode(batch.record.tombstones),
