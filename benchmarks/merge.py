@@ -114,7 +114,7 @@ def _penstock(root: LocalFiles, scheme: str, rows: int, files: int) -> _Merger:
         began, cpu = time.perf_counter(), time.process_time()
         table = _load(sink)
         found = RowMerger(sink=sink, probe=no_probe).merged(
-            table, MergeBatch(seq=number, merge=_MERGE, files=own, deletes=())
+            table, MergeBatch(attempt_id=f"attempt-{number}", merge=_MERGE, files=own, deletes=())
         )
         assert found.counts.updated == len(batch)
         left = found.replacement
