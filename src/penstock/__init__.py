@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from penstock.handlers.context import BatchContext, Context, Item
     from penstock.messaging.message import Message
     from penstock.messaging.schema import Queue
+    from penstock.pipeline.merging.declaration import Merge
     from penstock.pipeline.objects.declaration import ObjectContext
     from penstock.pipeline.objects.stream import IncomingObject
     from penstock.pipeline.spark.source.own_reader import SourceObject
@@ -34,6 +35,7 @@ _HOMES = {
     "IncomingObject": "penstock.pipeline.objects.stream",
     "Interrupted": "penstock.errors",
     "Item": "penstock.handlers.context",
+    "Merge": "penstock.pipeline.merging.declaration",
     "Message": "penstock.messaging.message",
     "ObjectContext": "penstock.pipeline.objects.declaration",
     "ObjectSource": "penstock.app.pipelines.declaration",
@@ -58,6 +60,7 @@ __all__ = [
     "IncomingObject",
     "Interrupted",
     "Item",
+    "Merge",
     "Message",
     "ObjectContext",
     "ObjectSource",

@@ -68,6 +68,7 @@ WITHOUT_SPARK = {
 WITH_SPARK = {
     "files": (Part(page="docs/learn/files.md"),),
     "from Auto Loader": (Part(page="docs/learn/from-auto-loader.md"),),
+    "merge": (Part(page="docs/use/merge.md"),),
     "readme": (Part(page="README.md"), Part(page="docs/use/reading-tables.md")),
 }
 PAGES = ("README.md", *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs").rglob("*.md"))))

@@ -122,6 +122,24 @@ class Refuse(Add):
         return f"no version was read: {missing}" if missing else None
 
 
+class MergeByKey(Add):
+    """Every version is read, and the table has the last row of each key, if it is no delete.
+
+    A line is "KEY RANK OPERATION NUMBER". Of rows with equal rank a delete is the last, then the greatest line. The
+    order of the batches does not matter.
+    """
+
+    def rows(self, history: Sequence[Batch]) -> Counter[Row]:
+        last: dict[str, tuple[int, bool, str, str]] = {}
+        for batch in history:
+            for version in batch.versions:
+                for line in version.lines:
+                    key, rank, operation, _ = line.split()
+                    row = (int(rank), operation == "D", line, version.key)
+                    last[key] = max(last.get(key, row), row)
+        return Counter((address, line) for _, deletes, line, address in last.values() if not deletes)
+
+
 RULES: Mapping[str, Rule] = {rule.name: rule for rule in (Add(), Replace(), Tail(), Refuse())}
 
 

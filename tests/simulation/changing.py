@@ -25,7 +25,7 @@ from typing import Any, cast
 
 from tests.simulation.bindings import InstantClock
 from tests.simulation.change_rules import RULES, Batch, Version
-from tests.simulation.changing_store import ChangingStore, Stored, StoreEngine, StoreKind
+from tests.simulation.changing_store import SCHEMA, ChangingStore, Stored, StoreEngine, StoreKind
 from tests.simulation.changing_tables import FORMATS, ChangingTable
 from tests.simulation.harness import (
     LEASE_SECONDS,
@@ -81,6 +81,8 @@ class ChangingSchedule(Actors):
     """The state of one schedule."""
 
     turns = range(100, 500)
+    schema = SCHEMA
+    merges = False  # rows are merged by key
 
     def __init__(
         self,
@@ -102,7 +104,7 @@ class ChangingSchedule(Actors):
         self.root = root
         self.store = self.new_store(chance.choice(tuple(StoreKind)))
         self.store.checks_reads = sabotage is not ChangeSabotage.UNCHECKED_READS
-        self.table = ChangingTable(format=format, root=LocalFiles(root), pipeline=self.pipeline)
+        self.table = ChangingTable(format=format, root=LocalFiles(root), pipeline=self.pipeline, schema=self.schema)
         self.table.memory.conditional = sabotage is not ChangeSabotage.UNCONDITIONAL
         self.keys = [self.key(name) for name in KEYS[: chance.choice((1, 1, 2, 3))]]
         self.loses_notifications = chance.random() < 0.4
@@ -452,7 +454,7 @@ class ChangingTables:
         schedule, log = self._schedule, self._sink.commit_log
         watch = None
         if log is not None:
-            watch = CommitWatch(self._ledger, self._sink, log, pipeline=schedule.pipeline, manifest_of=_manifest)
+            watch = CommitWatch(self._ledger, self._sink, log, pipeline=schedule.pipeline, manifest_of=_added_manifest)
         self._published = publish(
             self._ledger,
             self._sink,
@@ -460,6 +462,7 @@ class ChangingTables:
             manifest_of=_manifest,
             schema_of=lambda batch: rows_schema(batch, partition_by=()),
             replaces=self._replaces,
+            merges=schedule.merges,
             bus=Bus(),
             probe=schedule.probe,
             step=Step.ROWS_PUBLISHED,
@@ -488,6 +491,10 @@ class ChangingTables:
 
 def _manifest(batch: BatchRow) -> str:
     return batch.record.manifest
+
+
+def _added_manifest(batch: BatchRow) -> str:
+    return "" if batch.record.merge is not None else batch.record.manifest
 
 
 def _named(stored: Stored) -> str:

@@ -3,10 +3,11 @@
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import count
 from random import Random
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -168,6 +169,7 @@ class StoreEngine:
     overtake: Callable[[str], None]  # lets a newer version of a key arrive, and other actors run
     tails: bool = False  # of an object that grew it returns only what was appended
     checks_beginnings: bool = True  # False: every longer version is taken for one that grew
+    schema: pa.Schema = field(default_factory=lambda: SCHEMA)
     _cancelled: set[str] = field(default_factory=set)
 
     def cancel(self, attempt_id: str) -> None:
@@ -176,7 +178,7 @@ class StoreEngine:
     def run(self, request: RunRequest) -> RunResult:
         self._check_cancelled(request)
         self.probe(Step.PLANNED)
-        agreed = self.agree(SCHEMA)
+        agreed = self.agree(self.schema)
         if self.scheduler.chance(0.01):
             raise TemporaryError("no space left on device")
         failed: dict[bytes, ReadFailure] = {}
@@ -190,7 +192,11 @@ class StoreEngine:
                 case failure:
                     failed[ref.object_id] = failure
         results = [self._result(request, stored) for stored in found]
-        files = self._write(request, found, results)
+        parts = [
+            replace(stored, lines=stored.lines[len(stored.lines) - result.rows :])
+            for stored, result in zip(found, results, strict=True)
+        ]
+        record = self.write(request.attempt_id, parts)
         self.probe(Step.WRITTEN)
         self._check_cancelled(request)
         self.probe(Step.MANIFESTED)
@@ -199,7 +205,7 @@ class StoreEngine:
         return RunResult(
             processed=results,
             failed=failed,
-            record=BatchRecord(rows=sum(file.rows for file in files), bytes=1, manifest=encode(files)),
+            record=record,
             schema_id=agreed.schema_id,
             new_schema=agreed.new_schema,
             works=True,
@@ -220,25 +226,24 @@ class StoreEngine:
             object_id=stored.ref.object_id, rows=rows, lines_quarantined=0, beginning=beginning, appended_to=base
         )
 
-    def _write(
-        self, request: RunRequest, found: Sequence[Stored], results: Sequence[ObjectResult]
-    ) -> Sequence[DataFile]:
-        rows = [
-            (line, stored.ref.uri)
-            for stored, result in zip(found, results, strict=True)
-            for line in stored.lines[len(stored.lines) - result.rows :]
-        ]
+    def write(self, attempt_id: str, found: Sequence[Stored]) -> BatchRecord:
+        """Write the rows of these versions or their ends, and return the record of their batch."""
+        rows = [(line, stored.ref.uri) for stored in found for line in stored.lines]
+        files = self.write_rows(f"data/{attempt_id}/r0", rows, self.schema)
+        return BatchRecord(rows=sum(file.rows for file in files), bytes=1, manifest=encode(files))
+
+    def write_rows(self, folder: str, rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> Sequence[DataFile]:
+        """Write rows into one or two files."""
         if not rows:
             return ()
-        folder = f"data/{request.attempt_id}/r0"
         count = self.scheduler.random.choice((1, 1, 2))
         for number in range(count):
             self.scheduler.step("writes a file")
             part = rows[number::count]
             if part:
                 with self.table.open_output(f"{folder}/part-{number}.parquet") as output:
-                    pq.write_table(pa.table(list(zip(*part, strict=True)), schema=SCHEMA), output)
-        return list_files(self.table, folder, partition_by=(), schema=SCHEMA)
+                    pq.write_table(pa.table(list(zip(*part, strict=True)), schema=schema), output)
+        return list_files(self.table, folder, partition_by=(), schema=schema)
 
     def _check_cancelled(self, request: RunRequest) -> None:
         if request.attempt_id in self._cancelled:

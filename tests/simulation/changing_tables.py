@@ -43,6 +43,7 @@ class MemoryTable:
     """The log of a table. Every commit is conditional on the version that it was made for."""
 
     root: LocalFiles
+    schema: pa.Schema = field(default_factory=lambda: SCHEMA)
     conditional: bool = True
     versions: list[LogVersion] = field(default_factory=list)
 
@@ -120,7 +121,7 @@ class MemorySink:
         return iter(())
 
     def ensure_schema(self, schema: pa.Schema) -> None:
-        assert schema.names in ([], SCHEMA.names)
+        assert schema.names in ([], self.table.schema.names)
         if not self.table.versions:
             self.table.versions.append(LogVersion(files={}, position=START))
 
@@ -135,12 +136,15 @@ class MemorySnapshot:
     """One version of a `MemoryTable`. A `VersionedTable`."""
 
     partition_by: Sequence[str] = ()
-    schema = SCHEMA
     schema_document: Mapping[str, Any] = {}
 
     def __init__(self, table: MemoryTable, version: int) -> None:
         self._table = table
         self.version = version
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._table.schema
 
     @property
     def root(self) -> LocalFiles:
@@ -227,12 +231,13 @@ class ChangingTable:
     format: str
     root: LocalFiles
     pipeline: str
+    schema: pa.Schema = field(default_factory=lambda: SCHEMA)
     memory: MemoryTable = field(init=False)
     foreign: Counter[Row] = field(default_factory=Counter)  # the rows of another writer
     _foreign_files: int = 0
 
     def __post_init__(self) -> None:
-        self.memory = MemoryTable(root=self.root)
+        self.memory = MemoryTable(root=self.root, schema=self.schema)
 
     def sink(self) -> TableSink:
         """Return the sink of a new process, without steps."""
@@ -269,7 +274,7 @@ class ChangingTable:
         if self.format == "delta":
             SparkWriter(files=self.root).append({"line": [line], "_object": [FOREIGN]}).put()
         else:
-            file = self._write([(line, FOREIGN)])
+            file = self._write(pa.table([[line], [FOREIGN]], schema=SCHEMA))
             self.memory.commit(self.memory.newest, removed=(), added=[file], position=None)
         self.foreign[FOREIGN, line] += 1
 
@@ -286,12 +291,11 @@ class ChangingTable:
         if len(files) > 1:
             self._foreign_files += 1
             tables = [pq.read_table(f"{self.root}/{file.path}") for file in files]
-            merged = pa.concat_tables(tables)
-            rows = list(zip(merged["line"].to_pylist(), merged["_object"].to_pylist(), strict=True))
-            self.memory.commit(self.memory.newest, removed=files, added=[self._write(rows)], position=None)
+            merged = self._write(pa.concat_tables(tables))
+            self.memory.commit(self.memory.newest, removed=files, added=[merged], position=None)
 
-    def _write(self, rows: Sequence[tuple[str, str]]) -> DataFile:
+    def _write(self, rows: pa.Table) -> DataFile:
         data, path = io.BytesIO(), f"theirs-{self._foreign_files}.parquet"
-        pq.write_table(pa.table(list(zip(*rows, strict=True)), schema=SCHEMA), data)
+        pq.write_table(rows, data)
         self.root.write(path, data.getvalue())
         return DataFile(path=path, size_bytes=len(data.getvalue()), rows=len(rows), modified_at=1.0)

@@ -22,6 +22,8 @@ UPKEEP = {  # these steps have their own kill tests
     Step.REOPENED,
     Step.COLUMNS_FOUND,
     Step.COMPACTED,
+    Step.DELETES_FOLDED,
+    Step.DELETES_WRITTEN,
     Step.COMPACTION_COMMITTED,
     Step.LEFTOVER_MARKED,
     Step.REWRITTEN,

@@ -26,6 +26,8 @@ from tests.services.connect_server import ConnectServer
 from tests.services.one_session import OneSession
 from tests.services.ports import free_port
 
+from penstock.transforms import debezium
+
 pytestmark = pytest.mark.timeout(900)
 
 PATIENCE_SECONDS = 400.0
@@ -316,6 +318,28 @@ def test_a_transform_that_cannot_be_planned_is_one_sentence(place: Path, server:
     assert "no_such_column" in err.strip().splitlines()[-1]
     assert "JVM stacktrace" not in err
     assert "org.apache.spark" not in err
+
+
+@pytest.mark.slow
+def test_events_of_debezium_are_merged_by_key(place: Path, server: ConnectServer) -> None:
+    changes = [
+        {"after": {"id": 1, "name": "a"}, "source": {"lsn": 5}, "op": "c"},
+        {"after": {"id": 1, "name": "A"}, "source": {"lsn": 40}, "op": "u"},
+        {"after": {"id": 2, "name": "b"}, "source": {"lsn": 6}, "op": "c"},
+        {"before": {"id": 2}, "source": {"lsn": 41}, "op": "d"},
+    ]
+    (place / "changes").mkdir()
+    (place / "changes" / "1.jsonl").write_text("".join(f"{json.dumps(change)}\n" for change in changes))
+    code, _, err = ingest(
+        place,
+        *("changes", "customers", "--master", server.url, "--transform", "penstock.transforms:debezium"),
+        *("--schema", debezium.schema("id BIGINT, name STRING"), "--merge-key", "id", "--order-by", "_position"),
+        *("--delete-when", "_op = 'd'", "--merge-drop", "_op"),
+    )
+    assert code == 0, err
+    table = DeltaTable(str(place / "customers")).to_pyarrow_table()
+    assert table.select(["id", "name"]).to_pylist() == [{"id": 1, "name": "A"}]
+    assert "_op" not in table.column_names
 
 
 @pytest.mark.slow

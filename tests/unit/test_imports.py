@@ -38,6 +38,20 @@ def test_the_report_lists_a_heavy_library_that_is_loaded() -> None:
     assert done.stdout.splitlines()[-1] == "loaded: sqlalchemy"
 
 
+@pytest.mark.parametrize(
+    "module", ["arrow_writer", "declaration", "probe", "shared_folders", "source.datasource", "survey_task", "trial"]
+)
+def test_modules_of_tasks_need_no_package_that_executors_lack(module: str) -> None:
+    code = (
+        "import sys\n"
+        "for name in ('alembic', 'deltalake', 'pydantic', 'rich', 'sqlalchemy', 'structlog', 'tenacity', 'typer'):\n"
+        "    sys.modules[name] = None\n"
+        f"import penstock.pipeline.spark.{module}"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
 def test_plain_sessions_need_no_greenlet() -> None:
     """Greenlet is needed by SQLAlchemy's async part only, and need not be installed."""
     code = (

@@ -22,6 +22,7 @@ from penstock.ledger.rules import HANDLER_CHARS_MAX
 from penstock.messaging.backoff import RETRY_ATTEMPTS_MAX, RETRY_BASE_SECONDS, RETRY_CAP_SECONDS
 from penstock.messaging.declarations import OnStop, checks_options
 from penstock.messaging.schema import Queue
+from penstock.pipeline.merging.declaration import Merge
 from penstock.pipeline.objects.declaration import ObjectHandlerDeclaration
 from penstock.sinks.declaration import SinkDeclaration
 
@@ -247,6 +248,7 @@ class Handlers:
         source: ObjectSource,
         sink: SinkDeclaration,
         transform: Transform | None = None,
+        merge: Merge | None = None,
         provenance: bool = True,
         max_batch_objects: int | None = None,
         max_batch_bytes: Size | None = None,
@@ -261,6 +263,7 @@ class Handlers:
             source: The objects and their queue.
             sink: The table to write, such as DeltaSink(...).
             transform: Function from DataFrame to DataFrame, applied to each batch.
+            merge: Merge(key=..., order_by=...): the table has the last row of each key. Default: rows are added.
             provenance: Add the columns _object and _offset (_row for formats without lines).
             max_batch_objects: Maximum number of objects in a batch. None: the app's setting, as for the following.
             max_batch_bytes: Maximum size of a batch.
@@ -279,6 +282,7 @@ class Handlers:
             source=source,
             sink=sink,
             transform=transform,
+            merge=merge,
             provenance=provenance,
             max_batch_objects=max_batch_objects,
             max_batch_bytes=max_batch_bytes,

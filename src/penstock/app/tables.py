@@ -15,6 +15,7 @@ from penstock.messaging.steps import Probe, Step, no_probe
 from penstock.pipeline.maintenance.gc import CollectedGarbage, collect
 from penstock.pipeline.maintenance.leftovers import collect_leftovers
 from penstock.pipeline.maintenance.table_history import BatchFiles, RowLossCheck, Shortfall, shortfall
+from penstock.pipeline.merging.tombstones import fold_deletes
 from penstock.pipeline.overwritten import CommitWatch
 from penstock.pipeline.publish import Published, check_tip, publish, rows_schema
 from penstock.pipeline.quarantine_lines import QuarantineLines
@@ -157,7 +158,7 @@ class Tables:
         later = self._ledger.batches_after(self._paths.pipeline, after_seq)
         batches = list(takewhile(lambda batch: batch.seq <= shown, later))
         for retained, manifest_of, index in (
-            (self._retained_rows, _rows_manifest, _ROWS),
+            (self._retained_rows, _added_manifest, _ROWS),
             (self._retained_quarantine, _quarantine_manifest, _QUARANTINE),
         ):
             files = [
@@ -193,6 +194,14 @@ class Tables:
         """
         collected = self._collect(dry_run=dry_run, stragglers=True, stopped=stopped)
         try:
+            if not dry_run and not stopped():
+                fold_deletes(
+                    self._ledger,
+                    self._paths.table,
+                    pipeline=self._paths.pipeline,
+                    now=_CLOCK.now(),
+                    probe=self._probe,
+                )
             for sink in (self.rows, self.quarantine):
                 left = collect_leftovers(sink, clock=_CLOCK, probe=self._probe, dry_run=dry_run, stopped=stopped)
                 collected = replace(
@@ -213,11 +222,12 @@ class Tables:
             manifest_of=_rows_manifest,
             schema_of=partial(rows_schema, partition_by=self._partition_by),
             replaces=lambda batch: replaced_objects(batch.record.replaces),
+            merges=True,
             bus=self._bus,
             probe=self._probe,
             step=Step.ROWS_PUBLISHED,
             after=self._rows_published,
-            watch=self._watch(self.rows, _rows_manifest),
+            watch=self._watch(self.rows, _added_manifest),
         )
 
     def _publish_quarantine(self) -> None:
@@ -248,6 +258,8 @@ class Tables:
         """Return the rows that the batches up to this one wrote to a table; None if some were replaced since."""
         if index == _ROWS and self._ledger.has_replaced(self._paths.pipeline, seq):
             return None
+        if index == _ROWS and self._ledger.is_merged(self._paths.pipeline, seq):
+            return None
         return self._ledger.written_to(self._paths.pipeline, seq)[index]
 
     def _collect(
@@ -275,11 +287,17 @@ def _seq(sink: TableSink) -> int:
 
 def _changes_rows(batch: BatchRow, *, has_table: bool) -> bool:
     """Return True if the batch changes the rows table. Without a table it has no rows to replace."""
-    return not is_empty(batch.record.manifest) or (has_table and bool(batch.record.replaces))
+    is_shown = not (is_empty(batch.record.manifest) and is_empty(batch.record.tombstones))
+    return is_shown or (has_table and bool(batch.record.replaces))
 
 
 def _rows_manifest(batch: BatchRow) -> str:
     return batch.record.manifest
+
+
+def _added_manifest(batch: BatchRow) -> str:
+    """Return the files that the batch adds to the table as they are: none if its rows are merged."""
+    return "" if batch.record.merge is not None else batch.record.manifest
 
 
 def _quarantine_manifest(batch: BatchRow) -> str:

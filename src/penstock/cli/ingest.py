@@ -14,7 +14,7 @@ from penstock.app.telemetry import is_logged
 from penstock.cli.exits import leave_job, stoppable
 from penstock.cli.options import Master, SparkSession, StopTimeout, grouped_options
 from penstock.cli.output import Json, print_json, printable
-from penstock.cli.progress import IngestProgress, grown, losses, replaced, replayed, warning_of
+from penstock.cli.progress import IngestProgress, grown, losses, merged, replaced, replayed, warning_of
 from penstock.config import Settings, load_settings
 from penstock.errors import UsageError
 from penstock.messaging.wording import counted, worded
@@ -26,6 +26,7 @@ from penstock.sinks.registry import split_address
 if TYPE_CHECKING:
     from penstock.operations.ingest.ingest import IngestReport
     from penstock.operations.ingest.pipeline import IngestRequest
+    from penstock.pipeline.merging.declaration import Merge
 
 NAMED_MAX = 3  # excluded folders named in a report
 
@@ -72,6 +73,26 @@ class FormatOptions:
             help="A file that was loaded and has changed: replace its rows, tail (the same, but read only the lines "
             "appended to a file that grew), add, or refuse; default: replace.",
         ),
+    ] = None
+    merge_key: Annotated[
+        str | None,
+        typer.Option(
+            "--merge-key", metavar="COLUMNS", help="Keep the last row of each key: the columns, separated by commas."
+        ),
+    ] = None
+    order_by: Annotated[
+        str | None,
+        typer.Option("--order-by", metavar="COLUMNS", help="With --merge-key: which row of a key is the last one."),
+    ] = None
+    delete_when: Annotated[
+        str | None,
+        typer.Option(
+            "--delete-when", metavar="SQL", help="With --merge-key: rows that delete their key, such as \"op = 'D'\"."
+        ),
+    ] = None
+    merge_drop: Annotated[
+        str | None,
+        typer.Option("--merge-drop", metavar="COLUMNS", help="With --merge-key: columns that are not stored."),
     ] = None
     partition_by: Annotated[
         str | None,
@@ -299,7 +320,8 @@ def _request(
         catalog=format_.catalog,
         evolve=format_.evolve,
         on_change=format_.on_change,
-        partition_by=_columns(format_.partition_by) if format_.partition_by is not None else (),
+        merge=_merge(format_),
+        partition_by=_columns("--partition-by", format_.partition_by) if format_.partition_by is not None else (),
         settings=_settings(arrival, limits),
     )
 
@@ -347,13 +369,33 @@ def _done(report: "IngestReport") -> str:
     )
 
 
-def _columns(text: str) -> tuple[str, ...]:
+def _merge(given: FormatOptions) -> "Merge | None":
+    """Return the merge of the options. Raises `UsageError` for options that do not go together."""
+    from penstock.pipeline.merging.declaration import Merge
+
+    if given.merge_key is None:
+        others = {"--order-by": given.order_by, "--delete-when": given.delete_when, "--merge-drop": given.merge_drop}
+        alone = [flag for flag, value in others.items() if value is not None]
+        if alone:
+            raise UsageError(f"{alone[0]} is for --merge-key, which names the columns that identify a row.")
+        return None
+    if given.order_by is None:
+        raise UsageError("--merge-key needs --order-by, which says which row of a key is the last one.")
+    return Merge(
+        key=_columns("--merge-key", given.merge_key),
+        order_by=_columns("--order-by", given.order_by),
+        delete_when=given.delete_when,
+        drop=() if given.merge_drop is None else _columns("--merge-drop", given.merge_drop),
+    )
+
+
+def _columns(flag: str, text: str) -> tuple[str, ...]:
     names = tuple(split(text))
     if not all(names):
-        raise UsageError(f"--partition-by {text!r} has an empty column name; write column names separated by commas.")
+        raise UsageError(f"{flag} {text!r} has an empty column name; write column names separated by commas.")
     twice = [name for name in names if names.count(name) > 1]
     if twice:
-        raise UsageError(f"--partition-by {text!r} names {twice[0]} more than once.")
+        raise UsageError(f"{flag} {text!r} names {twice[0]} more than once.")
     return names
 
 
@@ -367,7 +409,7 @@ def _remarks(report: "IngestReport", options: str) -> list[str]:
                 "{} files had changed: all their lines were added, and the rows of their earlier versions stay.",
             )
         )
-    remarks += [*grown(report), *replaced(report), *losses(report, options), *replayed(report)]
+    remarks += [*merged(report), *grown(report), *replaced(report), *losses(report, options), *replayed(report)]
     if report.objects_superseded:
         changed = worded(
             report.objects_superseded,

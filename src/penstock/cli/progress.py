@@ -299,6 +299,18 @@ def grown(report: "IngestReport | RunReport") -> list[str]:
     return [f"{worded(report.grown_objects, '{} file', '{} files')} grew: {rows} appended."]
 
 
+def merged(report: "IngestReport | RunReport") -> list[str]:
+    """Return the sentence about a merge by key; none if rows are added."""
+    if not report.merged_rows:
+        return []
+    rows = report.merged_rows
+    text = (
+        f"Merged by key: {counted(rows['inserted'], 'row')} inserted, {rows['updated']:,} updated, "
+        f"{rows['deleted']:,} deleted, {worded(rows['left_out'], '{} older one', '{} older ones')} left out."
+    )
+    return [text]
+
+
 def replaced(report: "IngestReport | RunReport") -> list[str]:
     """Return a line for the objects whose earlier versions were replaced, if there are any."""
     if not report.replaced_objects:

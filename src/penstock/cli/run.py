@@ -12,7 +12,7 @@ from penstock.cli.apps import AppArgument, AppOption, PipelineArgument, app_and_
 from penstock.cli.exits import leave_job, stoppable
 from penstock.cli.options import Master, SparkSession, StopTimeout
 from penstock.cli.output import Json, print_json, printable
-from penstock.cli.progress import IngestProgress, grown, losses, replaced, replayed, warning_of
+from penstock.cli.progress import IngestProgress, grown, losses, merged, replaced, replayed, warning_of
 from penstock.config import with_flags
 from penstock.errors import UsageError
 from penstock.messaging.wording import counted, worded
@@ -94,7 +94,7 @@ def _remarks(report: "RunReport", options: str) -> list[str]:
     if report.objects_skipped:
         skipped = counted(report.objects_skipped, "object")
         remarks.append(f"Skipped: {skipped} of {report.objects_found:,} found, done before.")
-    remarks += [*grown(report), *replaced(report), *losses(report, options), *replayed(report)]
+    remarks += [*merged(report), *grown(report), *replaced(report), *losses(report, options), *replayed(report)]
     if report.objects_superseded:
         subject = worded(
             report.objects_superseded, "{} object, changed before it was", "{} objects, changed before they were"

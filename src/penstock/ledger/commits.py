@@ -14,6 +14,7 @@ from sqlalchemy import Connection, bindparam, case, func, insert, literal, null,
 from penstock.errors import ClaimLost, ConfigurationError, SchemaMoved, TemporaryError, UsageError
 from penstock.ledger.database import Database, OutcomeUnknown
 from penstock.ledger.dialects import DatabaseNow
+from penstock.ledger.merges import remember_merge
 from penstock.ledger.quarantine import record_quarantined
 from penstock.ledger.records import (
     AttemptFailure,
@@ -179,6 +180,7 @@ class Commits:
                 return None
             added = with_added(pipeline.added_columns, outcome.added_columns)
             _check_transform(connection, outcome, pipeline.transform)
+            remember_merge(connection, outcome)
             whole, replaced = replace_earlier(connection, outcome, seq=seq)
             _add_batch(connection, whole, seq=seq, schema_id=pipeline.schema_id, added=added, replaced=replaced)
             record_quarantined(connection, outcome)

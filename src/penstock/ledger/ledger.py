@@ -567,6 +567,14 @@ class Ledger:
         """Return True if a batch up to this one replaced rows of earlier batches."""
         return self._queries.has_replaced(pipeline, seq)
 
+    def is_merged(self, pipeline: str, seq: int) -> bool:
+        """Return True if the rows of a batch up to this one are merged by key."""
+        return self._queries.is_merged(pipeline, seq)
+
+    def deletes_before(self, pipeline: str, seq: int) -> Mapping[str, str]:
+        """Return the manifests of deletes of the batches before this one, by attempt, in order of the batches."""
+        return self._queries.deletes_before(pipeline, seq)
+
     def replaced_totals(self, pipeline: str, *, after_seq: int = 0) -> tuple[int, int]:
         """Return how often batches replaced an earlier version of an object, and the rows of these versions."""
         return self._queries.replaced_totals(pipeline, after_seq=after_seq)

@@ -23,6 +23,7 @@ from sqlalchemy import (
 
 from penstock.ledger.database import Database
 from penstock.ledger.dialects import DatabaseNow
+from penstock.ledger.merges import DELETES_BEFORE, FIRST_MERGED
 from penstock.ledger.records import (
     TERMINAL,
     UNREAD,
@@ -324,6 +325,15 @@ class Queries:
         with self._database.reading() as connection:
             objects_, rows = connection.execute(_GROWN_TOTALS, {"in_pipeline": pipeline, "after_seq": after_seq}).one()
         return int(objects_), int(rows)
+
+    def is_merged(self, pipeline: str, seq: int) -> bool:
+        with self._database.reading() as connection:
+            return connection.execute(FIRST_MERGED, {"in_pipeline": pipeline, "to_seq": seq}).first() is not None
+
+    def deletes_before(self, pipeline: str, seq: int) -> Mapping[str, str]:
+        binds = {"in_pipeline": pipeline, "before_seq": seq}
+        with self._database.reading() as connection:
+            return {row.attempt_id: row.tombstones for row in connection.execute(DELETES_BEFORE, binds)}
 
     def replaced_totals(self, pipeline: str, *, after_seq: int) -> tuple[int, int]:
         with self._database.reading() as connection:

@@ -224,6 +224,8 @@ class BatchRecord:
     transform: str | None = None  # name of the transform that made the rows; empty: none. None: unknown
     # JSON list of addresses, sorted: with this batch, earlier rows that have one of them in `_object` leave the table
     replaces: str = ""
+    merge: str | None = None  # text of the declaration by which its rows are merged by key
+    tombstones: str = ""  # manifest of its deletes, which are files beside the table
 
 
 def replaced_objects(replaces: str) -> Sequence[str]:
@@ -331,6 +333,7 @@ class PipelineRow:
     # Types by name, in order: columns of new fields that batches added to the declared or inferred ones
     added_columns: Mapping[str, str] = field(default_factory=dict)
     transform: str | None = None  # as in `BatchRecord`: of the next batch. None: the next batch records its own
+    merge: str | None = None  # as in `BatchRecord`: of all batches. None: there is none yet, or rows are not merged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

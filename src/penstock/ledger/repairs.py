@@ -136,6 +136,7 @@ _REPLACE = (
     .where(_of_seq)
 )
 _SET_TRANSFORM = update(pipelines).values(transform=bindparam("name")).where(pipelines.c.id == bindparam("in_pipeline"))
+_SET_MERGE = update(pipelines).values(merge=bindparam("text")).where(pipelines.c.id == bindparam("in_pipeline"))
 _ADVANCE = (
     update(pipelines)
     .values(next_seq=bindparam("new_next_seq"), schema_id=bindparam("new_schema_id"))
@@ -182,6 +183,7 @@ class Repairs:
             self._import(connection, repair.pipeline, batch, schema_id=schema_id)
         _replace_imported(connection, repair)
         _take_over_transform(connection, repair)
+        _take_over_merge(connection, repair)
         if repair.imported:
             retract_again(connection, repair.pipeline, from_seq=min(batch.seq for batch in repair.imported))
         for attempt_id in repair.forgotten:
@@ -276,6 +278,13 @@ def _take_over_transform(connection: Connection, repair: LedgerRepair) -> None:
     if newest is not None and newest.record.transform is not None and not repair.moved:
         binds = {"in_pipeline": repair.pipeline, "name": storable(newest.record.transform)}
         connection.execute(_SET_TRANSFORM, binds)
+
+
+def _take_over_merge(connection: Connection, repair: LedgerRepair) -> None:
+    """Record the merge of the imported batches, which is that of the whole pipeline."""
+    merged = next((batch.record.merge for batch in repair.imported if batch.record.merge is not None), None)
+    if merged is not None:
+        connection.execute(_SET_MERGE, {"in_pipeline": repair.pipeline, "text": merged})
 
 
 def _abandon_open(connection: Connection, pipeline: str) -> Sequence[str]:

@@ -140,6 +140,7 @@ def new_batch(outcome: BatchOutcome, *, seq: int, schema_id: int) -> Values:
         "spark_ui_url": _optional(outcome.record.spark_ui_url),
         "transform": _optional(outcome.record.transform),
         "replaces": outcome.record.replaces or None,
+        "tombstones": outcome.record.tombstones or None,
     }
 
 
@@ -162,6 +163,7 @@ def pipeline_row(row: AnyRow) -> PipelineRow:
         source_options=row.source_options,
         added_columns=added_columns(row.added_columns),
         transform=row.transform,
+        merge=row.merge,
     )
 
 
@@ -198,7 +200,12 @@ def batch_row(row: AnyRow) -> BatchRow:
         seq=row.seq,
         attempt_id=row.attempt_id,
         record=BatchRecord(
-            **columns | {"stage_seconds": json.loads(row.stage_seconds), "replaces": row.replaces or ""}
+            **columns
+            | {
+                "stage_seconds": json.loads(row.stage_seconds),
+                "replaces": row.replaces or "",
+                "tombstones": row.tombstones or "",
+            }
         ),
         table_schema=row.table_schema,
         objects=row.objects,

@@ -68,6 +68,7 @@ pipelines = Table(
     Column("source_options", LONG_TEXT),  # JSON: how the objects are read
     Column("added_columns", LONG_TEXT),  # JSON: types by name, of columns that batches added for new fields
     Column("transform", Text),  # as in `batches`, of the next ones
+    Column("merge", Text),  # as in `batches`, of the first one; NULL: rows are added as they are
 )
 
 table_schemas = Table(  # every schema a pipeline's table has had; a batch refers to its schema by number
@@ -171,6 +172,8 @@ batches = Table(
     Column("replaced_rows", BigInteger),
     Column("grown_objects", BigInteger),  # see `records.Committed`; NULL: none
     Column("appended_rows", BigInteger),
+    Column("merge", Text),  # JSON: how its rows are merged by key; NULL: they are not
+    Column("tombstones", LONG_TEXT),  # JSON: the manifest of its deletes; NULL: none
     UniqueConstraint("attempt_id", name="uq_batches_attempt"),
 )
 

@@ -19,6 +19,7 @@ class Step(StrEnum):
     PLANNED = "planned"  # the read plan is on disk
     WRITTEN = "written"  # Spark has written the files
     COLUMNS_FOUND = "columns_found"  # a run met new fields; the objects are about to be read again with their columns
+    DELETES_WRITTEN = "deletes_written"  # the deletes of a run that is merged have a file of their own
     MANIFESTED = "manifested"  # files are listed and reports read; nothing is committed yet
     RECORDED = "recorded"  # the batch is recorded beside its table
     COMMITTING = "committing"  # all statements of the ledger commit are sent, COMMIT is not
@@ -36,6 +37,7 @@ class Step(StrEnum):
     DELETED = "deleted"  # garbage collection has deleted them
     COMPACTED = "compacted"  # merged files are written, but no version of the table names them
     COMPACTION_COMMITTED = "compaction_committed"  # the table's log names them
+    DELETES_FOLDED = "deletes_folded"  # deletes of several batches are in one more file, which nothing names yet
     LEFTOVER_MARKED = "leftover_marked"  # garbage collection gave up an old compaction; its files still exist
     CLEANING = "cleaning"  # a published object of the source is about to be tagged, moved or deleted
     SET_ASIDE = "set_aside"  # such an object exists in both places, or its file was renamed and still exists

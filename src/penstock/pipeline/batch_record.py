@@ -22,6 +22,7 @@ from penstock.storage.files import Files
 
 DATA_FOLDER = "data"  # below a table's root
 COMPACTED_FOLDER = "compacted"  # below a table's root
+TOMBSTONES_FOLDER = "_penstock/tombstones"  # below a table's root, likewise; deletes of batches that are merged
 RECORDS_FOLDER = "_penstock/batches"  # below a table's root; its readers and a vacuum skip names that begin with "_"
 
 
@@ -36,9 +37,9 @@ def run_work(work: Files, attempt_id: str, run: int) -> Files:
 
 
 def attempt_of(path: str) -> str:
-    """Return the attempt id in the path of a file below `DATA_FOLDER`; for other paths a string that is no id."""
-    folder, _, rest = path.partition("/")
-    return rest.partition("/")[0] if folder == DATA_FOLDER else ""
+    """Return the attempt id in the path of a batch's file: data or deletes; for other paths a string that is no id."""
+    parent = next((one for one in (DATA_FOLDER, TOMBSTONES_FOLDER) if path.startswith(f"{one}/")), None)
+    return "" if parent is None else path[len(parent) + 1 :].partition("/")[0]
 
 
 OFFSET = "_offset"
@@ -46,6 +47,8 @@ _SUFFIX = ".json.gz"
 _VERSION = 1
 _VERSION_REPLACING = 2  # of batches that replace rows, which older versions must not ignore
 _VERSION_APPENDING = 3  # of batches with only the appended rows of some objects, which they must not ignore either
+_VERSION_MERGED = 4  # of batches whose rows are merged by key, likewise
+_VERSIONS = (_VERSION, _VERSION_REPLACING, _VERSION_APPENDING, _VERSION_MERGED)
 _FIRST = ("rows", "lines_quarantined", "bytes", "manifest", "quarantine_manifest")  # stored before the columns, always
 _KNOWN = frozenset(field.name for field in fields(BatchRecord))
 _REF_FIELDS = tuple(field.name for field in fields(ObjectRef) if field.init)
@@ -117,6 +120,8 @@ def _encoded(batch: RecordedBatch) -> bytes:
     transform = values.pop("transform")
     if not batch.record.replaces:
         del values["replaces"]
+    if batch.record.merge is None:
+        del values["merge"], values["tombstones"]
     document = {
         "version": _version_of(batch),
         "pipeline": batch.pipeline,
@@ -140,6 +145,8 @@ def _encoded(batch: RecordedBatch) -> bytes:
 
 
 def _version_of(batch: RecordedBatch) -> int:
+    if batch.record.merge is not None:
+        return _VERSION_MERGED
     if any(one.appended_to is not None for one in batch.objects):
         return _VERSION_APPENDING
     return _VERSION_REPLACING if batch.record.replaces or batch.replaces_versions else _VERSION
@@ -166,7 +173,7 @@ def _decoded(data: bytes) -> RecordedBatch:
     """
     document = json.loads(gzip.decompress(data))
     version = document.pop("version")
-    if version not in (_VERSION, _VERSION_REPLACING, _VERSION_APPENDING):
+    if version not in _VERSIONS:
         raise ValueError(f"it is of version {version}, which a newer Penstock writes")
     return RecordedBatch(
         pipeline=document.pop("pipeline"),

@@ -46,6 +46,9 @@ table again, beside later commits that were made on what was left of them. They 
 with what was left and with the lost files of the batch, as far as no later commit moved it (`unreplaced`). If the
 commit in its place removed one of these files, their rows are in files of the other writer, and publishing halts.
 
+**Batches that are merged** (`penstock.pipeline.merging`) may not add the files that they wrote, so their manifests say
+nothing here. Each of their commits replaces rows, and its folder names the files that it added.
+
 **Limits.** An overwritten commit is noticed by the next publish to the table; until then its rows are missing. A put
 that arrives more than `COMMITS_KEPT` versions late is not noticed. If others made more than that many commits between
 two publishes, or cleaned up the log in between, the versions before are not checked. Two drivers of other programs that
@@ -262,7 +265,7 @@ class CommitWatch:
         written = {file.path: file for _, file in batches}
         unreplaced: list[Unreplaced] = []
         for row, plan in self._overwritten_plans(foreign):
-            written |= {file.path: file for file in plan.added}
+            written |= {file.path: file for file in (*plan.added, *plan.fresh)}
             if not scan.replaces_again(row):
                 unreplaced.append(_unreplaced(row, plan, scan, table))
         return Inspection(
@@ -449,8 +452,12 @@ def _unreplaced(row: SeenCommit, plan: Replacement, scan: _Scan, table: TableSna
         seq=row.replacing or 0,
         folder=plan.folder,
         removed=[one.removed for one in back],
-        added=[file for one in back for file in one.added if file.path not in gone_later and file.path not in shown],
-        moved=any(file.path in gone_later for file in plan.added),
+        added=[
+            file
+            for file in (*(file for one in back for file in one.added), *plan.fresh)
+            if file.path not in gone_later and file.path not in shown
+        ],
+        moved=any(file.path in gone_later for file in (*plan.added, *plan.fresh)),
         contradicted=any(one.removed.path in gone_there for one in plan.files),
     )
 

@@ -12,7 +12,7 @@ import random
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import cast
 
 import pyarrow as pa
@@ -24,6 +24,8 @@ from penstock.ledger.records import BatchRow
 from penstock.messaging.backoff import backoff_seconds
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.steps import Probe, Step
+from penstock.pipeline.merging.merger import MergeCounts, RowMerger
+from penstock.pipeline.merging.tombstones import merge_batch
 from penstock.pipeline.overwritten import CommitWatch, Inspection
 from penstock.pipeline.replacing import RowReplacer
 from penstock.pipeline.republish import FILES_MAX, Restorer
@@ -91,11 +93,13 @@ def publish(
     after: Published | None = None,
     watch: CommitWatch | None = None,
     replaces: ReplacedBy = _nothing,
+    merges: bool = False,
 ) -> Published:
     """Make every committed batch visible in the sink.
 
     Args:
         replaces: Returns the addresses of the objects whose earlier rows leave the table with a batch.
+        merges: Rows of batches with a merge are merged by key; otherwise their files are added as they are.
         watch: The check for overwritten commits, if other writers may overwrite commits of this sink.
         step: Reported to ``probe`` after each commit to the table.
         after: An earlier result for the same ledger, pipeline and sink.
@@ -113,6 +117,7 @@ def publish(
         schema_of=schema_of,
         replaces=replaces,
         replacer=RowReplacer(sink=cast(TableSink, sink), probe=probe),
+        merger=RowMerger(sink=cast(TableSink, sink), probe=probe) if merges else None,
         probe=probe,
     )
     progress = _PublishProgress()
@@ -160,6 +165,7 @@ def publish(
                 seq=chunk.tip.seq,
                 table_version=progress.table_version or 0,
                 seconds=published_at - began_at,
+                merged={} if chunk.counts is None else asdict(chunk.counts),
             )
         )
         began_at = published_at
@@ -216,6 +222,8 @@ class _PublishChunk:
     named: Collection[str]  # paths of these and of files that the table's log knows already
     replaced: Collection[str]  # addresses of objects: their rows in the snapshot leave the table
     replacing: int | None  # the batch that names them
+    is_merged: bool = False  # the only batch of the chunk, whose rows are merged
+    counts: MergeCounts | None = None  # the rows of its merge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +237,7 @@ class _PublishTarget:
     schema_of: SchemaOf
     replaces: ReplacedBy
     replacer: RowReplacer
+    merger: RowMerger | None
     probe: Probe
 
     def check_tip(self, table: LoadedTable | None) -> Position:
@@ -288,28 +297,38 @@ def _publish_some(
     if table is not loaded and not found.is_settled:
         raise PublishConflict("the table's columns were updated: check its log again")
     target.probe(Step.PUBLISHING)
-    progress.table_version = table.append(_append(target, cast(VersionedTable, table), chunk, found, restorer))
+    append, counts = _append(target, cast(VersionedTable, table), chunk, found, restorer)
+    progress.table_version = table.append(append)
     # The ledger must remember a commit that replaces rows before another one follows it.
     is_known = found.is_settled and chunk.replacing is None
     progress.appended = (progress.table_version, position_of(chunk.tip)) if is_known else None
-    return chunk
+    return replace(chunk, counts=counts)
 
 
 def _append(
     target: _PublishTarget, table: VersionedTable, chunk: _PublishChunk, found: Inspection, restorer: Restorer | None
-) -> Append:
-    """Return the commit that shows a chunk, and that takes the rows which it replaces out of this snapshot."""
+) -> tuple[Append, MergeCounts | None]:
+    """Return the commit that shows a chunk, and that takes the rows which it replaces out of this snapshot.
+
+    If the chunk is merged, also return the rows of the merge.
+    """
     removed: Sequence[LoggedFile] = ()
     added: Sequence[DataFile] = ()
     folder = ""
+    counts: MergeCounts | None = None
     again = found.of_batch(chunk.replacing)
     if again is not None and restorer is not None:
         restorer.check(found, again)
         removed, added, folder = again.removed, again.added, again.folder
+    elif chunk.is_merged and target.merger is not None:
+        batch = merge_batch(target.ledger, table.root, chunk.tip)
+        merged = target.merger.merged(table, batch)
+        left, counts = merged.replacement, merged.counts
+        removed, added, folder = left.removed, [*left.added, *left.fresh], left.folder
     elif chunk.replaced:
         left = target.replacer.replacement(table, chunk.replaced, seq=chunk.tip.seq, keep=chunk.named)
         removed, added, folder = left.removed, left.added, left.folder
-    return Append(
+    append = Append(
         seq=chunk.tip.seq,
         attempt_id=chunk.tip.attempt_id,
         files=[*chunk.files, *added],
@@ -317,6 +336,7 @@ def _append(
         replacing=chunk.replacing,
         rewritten_in=folder,
     )
+    return append, counts
 
 
 class _PutBack(Exception):
@@ -382,7 +402,8 @@ def _next_chunk(
     A commit must end at a batch that changes the table, so that position and files move together. Batches that change
     nothing are skipped and counted with the next batch that does. A batch that replaces rows begins a commit: the rows
     may be in files of the batch before it. If it has no files of its own, it also ends the commit, whose position then
-    names it: a repair of the ledger finds no other trace of it in the table.
+    names it: a repair of the ledger finds no other trace of it in the table. A batch that is merged has a commit of its
+    own, since it is compared with all earlier rows.
 
     ``acted``: files that the table's log knows already, since the commit of their batch was overwritten after another
     one had merged or removed them. They are left out. ``is_new``: there is no table, and so no row to replace.
@@ -395,6 +416,13 @@ def _next_chunk(
     read_to = start
     for batch in _in_order(target, start):
         named = decode(target.manifest_of(batch))
+        if target.merger is not None and batch.record.merge is not None:
+            if tip is not None:
+                break
+            read_to = position_of(batch)
+            if named or batch.record.tombstones:
+                return _merged_chunk(batch, start), read_to
+            continue
         replaces = () if is_new and tip is None else target.replaces(batch)
         only_replaces = bool(replaced) and not files
         if tip is not None and (replaces or (only_replaces and named) or len(files) + len(named) > FILES_MAX):
@@ -412,6 +440,18 @@ def _next_chunk(
         tip=tip, batches=tip.seq - start.seq, files=files, named=paths, replaced=replaced, replacing=replacing
     )
     return chunk, read_to
+
+
+def _merged_chunk(batch: BatchRow, start: Position) -> _PublishChunk:
+    return _PublishChunk(
+        tip=batch,
+        batches=batch.seq - start.seq,
+        files=(),
+        named=(),
+        replaced=(),
+        replacing=batch.seq,
+        is_merged=True,
+    )
 
 
 def _in_order(target: _PublishTarget, start: Position) -> Iterator[BatchRow]:

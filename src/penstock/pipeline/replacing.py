@@ -38,7 +38,7 @@ from penstock.storage.files import Files
 OBJECT = "_object"  # the column with the address of the object that a row is from
 
 
-_PLAN = "_replaced.json"  # in the folder of a replacement
+PLAN = "_replaced.json"  # in the folder of a replacement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +55,7 @@ class Replacement:
 
     files: Sequence[RewrittenFile] = ()
     folder: str = ""  # of the added files, relative to the table's root; empty if no file leaves
+    fresh: Sequence[DataFile] = ()  # files with rows of a batch that is merged, see `penstock.pipeline.merging`
 
     @property
     def removed(self) -> Sequence[LoggedFile]:
@@ -71,10 +72,11 @@ def load_replacement(root: Files, folder: str) -> Replacement | None:
     Only `penstock.pipeline.overwritten` reads it, after the commit that named these files was overwritten. Raises
     `TableError` if it cannot be read.
     """
-    path = f"{folder}/{_PLAN}"
+    path = f"{folder}/{PLAN}"
     try:
         stored = json.loads(root.read(path))
-        return Replacement(folder=folder, files=[_decoded(one) for one in stored["files"]])
+        fresh = [DataFile(**fields) for fields in stored.get("fresh", ())]
+        return Replacement(folder=folder, files=[_decoded(one) for one in stored["files"]], fresh=fresh)
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:
@@ -147,7 +149,7 @@ class RowReplacer:
         found = Replacement(files=files, folder=self._folder)
         if self.sink.commit_log is not None:  # other writers may overwrite the commit
             plan = {"files": [asdict(one) for one in files]}
-            self.sink.root.write(f"{self._folder}/{_PLAN}", json.dumps(plan, default=str).encode())
+            self.sink.root.write(f"{self._folder}/{PLAN}", json.dumps(plan, default=str).encode())
         self.probe(Step.REWRITTEN)
         if is_abandoned(self.sink.root, self._folder, [file.path for file in found.added]):
             self._start(objects, seq)

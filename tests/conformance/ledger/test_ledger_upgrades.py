@@ -52,6 +52,8 @@ COLUMNS_SINCE_0001 = {
     "replaced_rows",
     "grown_objects",
     "appended_rows",
+    "merge",
+    "tombstones",
 }
 
 

@@ -89,6 +89,10 @@ class BatchMaker:
         self._held[attempt_id] = candidate.object_id
         return attempt_id
 
+    def held(self, attempt_id: str) -> bytes:
+        """Return the id of the object that an attempt holds."""
+        return self._held[attempt_id]
+
     def write(
         self,
         attempt_id: str,

@@ -26,6 +26,14 @@ class Cleaner:
         return frame
 
 
+class NamedCleaner:
+    def __init__(self, unit: str) -> None:
+        self.transform_name = f"shop:NamedCleaner({unit})"
+
+    def __call__(self, frame: Any) -> Any:
+        return frame
+
+
 def logged(function: Any) -> Any:
     @wraps(function)
     def wrapper(frame: Any) -> Any:
@@ -55,6 +63,9 @@ def made() -> Any:
         (partial(Cleaner()), f"{HERE}:Cleaner"),
         (Cleaner().clean, f"{HERE}:Cleaner.clean"),
         (Cleaner, f"{HERE}:Cleaner"),
+        (NamedCleaner("g"), "shop:NamedCleaner(g)"),
+        (partial(NamedCleaner("g")), "shop:NamedCleaner(g)"),
+        (NamedCleaner, f"{HERE}:NamedCleaner"),
         (dict, "builtins:dict"),
     ],
 )

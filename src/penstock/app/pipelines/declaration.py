@@ -14,6 +14,7 @@ from penstock.ledger.records import OnChange
 from penstock.messaging.declarations import checks_class_options
 from penstock.messaging.schema import Queue
 from penstock.objects.selection import checked_patterns
+from penstock.pipeline.merging.declaration import Merge
 from penstock.sinks.declaration import SinkDeclaration
 from penstock.sinks.registry import SINKS
 from penstock.storage.address import check_address
@@ -165,6 +166,15 @@ def option_rule(on_change: str | None) -> OnChange | None:
     return None if on_change is None else OnChange(on_change)
 
 
+def check_change_rule(on_change: str | None, *, wants: str) -> None:
+    """Raise `UsageError` if the rule for objects that change does not fit a merge. ``wants``: subject and verb."""
+    if on_change not in (None, "add", "refuse"):
+        raise UsageError(
+            f"{wants}: rows are replaced by their keys there, and a changed object adds its rows to the merge. Leave "
+            "out one of the two."
+        )
+
+
 def reader_name(reader: Any) -> str:
     """Return the name of a reader as module:function. Raises `UsageError` if executors cannot import it."""
     module, name = getattr(reader, "__module__", None), getattr(reader, "__qualname__", None)
@@ -193,6 +203,7 @@ class PipelineDeclaration:
     max_attempts: int | None
     max_quarantine_ratio: float | None
     published: Queue[PublishedBatch]
+    merge: Merge | None = None
 
 
 def declared(
@@ -201,6 +212,7 @@ def declared(
     source: Any,
     sink: Any,
     transform: Any,
+    merge: Any = None,
     provenance: bool,
     max_batch_objects: int | None,
     max_batch_bytes: Size | None,
@@ -234,6 +246,10 @@ def declared(
             "which the rows of a changed object are found: leave out provenance=False, or write on_change='add' or "
             "'refuse'."
         )
+    if merge is not None and not isinstance(merge, Merge):
+        raise UsageError(f"The pipeline {name} has merge={merge!r}; write merge=Merge(key=..., order_by=...).")
+    if merge is not None:
+        check_change_rule(source.on_change, wants=f"The pipeline {name} has a merge and on_change={source.on_change!r}")
     _check_range(name, "max_batch_objects", max_batch_objects, 1, OBJECTS_LIMIT)
     _check_range(name, "max_attempts", max_attempts, 1, ATTEMPTS_LIMIT)
     _check_range(name, "max_quarantine_ratio", max_quarantine_ratio, 0, 1)
@@ -249,6 +265,7 @@ def declared(
         max_attempts=max_attempts,
         max_quarantine_ratio=max_quarantine_ratio,
         published=Queue(f"{name}{PUBLISHED_SUFFIX}", PublishedBatch),
+        merge=merge,
     )
 
 

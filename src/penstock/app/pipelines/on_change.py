@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from penstock.errors import UsageError
 from penstock.ledger import Ledger
 from penstock.ledger.records import OnChange
+from penstock.pipeline.merging.declaration import Merge
 from penstock.pipeline.spark.source.ddl import OBJECT
 from penstock.pipeline.spark.source.formats import FORMATS, format_of
 from penstock.pipeline.spark.table_schema import table_columns
@@ -35,6 +36,11 @@ class ChangeRule:
             return OnChange.ADD
         columns = table_columns(self.sink, self.ledger.ensure_pipeline(self.pipeline).table_schema)
         return OnChange.REPLACE if columns is None or OBJECT.name in columns.names else OnChange.ADD
+
+
+def merge_rule(given: OnChange | None, merge: Merge | None) -> OnChange | None:
+    """Return the rule for objects that change. A merge adds the rows of each version, since keys replace them."""
+    return OnChange.ADD if given is None and merge is not None else given
 
 
 def check_format(given: OnChange | None, format_name: str) -> None:

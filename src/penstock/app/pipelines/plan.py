@@ -12,7 +12,7 @@ from penstock.app.cleanup_runner import moved_to
 from penstock.app.context import PipelineTools
 from penstock.app.paths import TablePaths, declared_table_paths
 from penstock.app.pipelines.declaration import ObjectSource, PipelineDeclaration, change_rule, reader_name
-from penstock.app.pipelines.on_change import ChangeRule
+from penstock.app.pipelines.on_change import ChangeRule, merge_rule
 from penstock.app.pipelines.published import PublishNotifier
 from penstock.app.pipelines.sources import declared_source
 from penstock.app.pipelines.transforms import accepting, check_transform, name_of
@@ -22,6 +22,7 @@ from penstock.app.spark import SESSION_END_SECONDS
 from penstock.app.tables import Tables
 from penstock.config import Settings
 from penstock.ledger import Ledger
+from penstock.ledger.merges import check_merge
 from penstock.messaging.broker import Broker
 from penstock.messaging.handler import ServiceWatch, Unwatched
 from penstock.objects.notification import parse_others
@@ -255,6 +256,12 @@ def plan_of(declaration: PipelineDeclaration, context: ServiceContext, *, faults
         remedy=f"declare the same for the pipeline {declaration.name}",
         command=accepting(transform, f" --pipeline {declaration.name}"),
     )
+    check_merge(
+        ledger.ensure_pipeline(where.pipeline),
+        None if declaration.merge is None else declaration.merge.text(),
+        table=str(where.table),
+        has=f"the pipeline {declaration.name} of the app has",
+    )
     tables = Tables(
         where,
         ledger,
@@ -276,7 +283,8 @@ def plan_of(declaration: PipelineDeclaration, context: ServiceContext, *, faults
             read=read,
             transform=declaration.transform,
             transform_name=transform,
-            on_change=change_rule(declaration.source),
+            on_change=merge_rule(change_rule(declaration.source), declaration.merge),
+            merge=declaration.merge,
             partition_by=declaration.sink.partition_by,
         ),
         buckets=source.buckets,

@@ -26,6 +26,7 @@ from penstock.app.tracing import traced, tracing_of
 from penstock.errors import RestartNeeded, TemporaryError, UsageError
 from penstock.events import (
     BatchCommitted,
+    BatchPublished,
     Bus,
     Event,
     Listener,
@@ -41,6 +42,7 @@ from penstock.worker.liveness import Liveness
 from penstock.worker.shutdown import StopSignal
 from penstock.worker.worker import Worker
 
+MERGED = ("inserted", "updated", "deleted", "left_out")  # the counts of a merge, in `BatchPublished`
 UNKNOWN_FIELDS_MAX = 1_000  # names that one process counts
 
 
@@ -61,6 +63,7 @@ class RunCounts(SelectiveListener):
         self.grown_objects = 0  # those of which only what was appended was read
         self.appended_rows = 0  # rows of these objects
         self.replays = 0
+        self.merged = Counter(dict.fromkeys(MERGED, 0))  # rows of batches that this process has published
         self.unknown_fields: Counter[str] = Counter()  # rows that have them, by name
         self.unknown_objects = 0  # objects with such fields
         self.wrong_type_fields: Counter[str] = Counter()  # rows with a rescued value of another type, by column
@@ -85,7 +88,7 @@ class RunCounts(SelectiveListener):
         self.appended_rows += rows
 
     def wants(self, kind: type[Event]) -> bool:
-        return issubclass(kind, BatchCommitted | ObjectFailed | UnknownFieldsFound | WrongTypesRescued)
+        return issubclass(kind, BatchCommitted | BatchPublished | ObjectFailed | UnknownFieldsFound | WrongTypesRescued)
 
     def __call__(self, event: Event) -> None:
         match event:
@@ -97,6 +100,8 @@ class RunCounts(SelectiveListener):
                 self.replays += event.replays
                 self.add_replaced(event.replaced_objects, event.replaced_rows)
                 self.add_grown(event.grown_objects, event.appended_rows)
+            case BatchPublished():
+                self.merged.update(event.merged)
             case UnknownFieldsFound():
                 self.unknown_objects += 1
                 _add(self.unknown_fields, event.fields)
@@ -140,6 +145,7 @@ class RunReport:
     replaced_rows: int = 0  # the rows of these versions
     grown_objects: int = 0  # objects of which only what was appended was read
     appended_rows: int = 0  # the rows of these objects
+    merged_rows: dict[str, int] = field(default_factory=dict)  # by what the merge did: see `MERGED`; empty: no merge
     warned_objects: int = 0  # objects with too many bad lines, in this run or an earlier one; see `QuarantineWarning`
     warned_lines: int = 0  # the bad lines of these objects
     stopped: bool  # a run with ``available_now`` was stopped before it was done
@@ -344,6 +350,7 @@ class _RunCompletion:
             replaced_rows=counts.replaced_rows,
             grown_objects=counts.grown_objects,
             appended_rows=counts.appended_rows,
+            merged_rows=dict(counts.merged) if self._plan.blueprint.declaration.merge is not None else {},
             warned_objects=warning.objects,
             warned_lines=warning.lines,
             stopped=stopped and (left > 0 or unfinished > 0 or tables.unpublished() > 0),

@@ -22,13 +22,16 @@ _SCRIPT = "__main__"
 def name_of(transform: Callable[..., Any] | None) -> str:
     """Return the name of a declared transform, empty for none.
 
-    A partial has the name of its function, whatever its arguments, an object with ``__call__`` that of its class. All
-    lambdas of one module have the same name.
+    A partial has the name of its function, whatever its arguments, and an object with ``__call__`` that of its class,
+    unless its attribute ``transform_name`` has another one. All lambdas of one module have the same name.
     """
     if transform is None:
         return NO_TRANSFORM
     while isinstance(transform, partial):
         transform = transform.func
+    own = None if isinstance(transform, type) else getattr(transform, "transform_name", None)
+    if isinstance(own, str):
+        return own
     named: Any = transform if isinstance(getattr(transform, "__qualname__", None), str) else type(transform)
     return f"{_module_name(str(named.__module__))}:{named.__qualname__}"
 

@@ -40,6 +40,7 @@ from penstock.operations.ingest.pipeline import (
     IngestPipeline,
     IngestRequest,
     check,
+    check_remembered_merge,
     check_remembered_transform,
     queue_of,
     shared_settings,
@@ -94,6 +95,7 @@ class IngestReport:
     objects_kept: int = 0  # objects to be read again that were gone or had changed: their earlier rows stay
     grown_objects: int = 0  # objects of which only what was appended was read
     appended_rows: int = 0  # the rows of these objects
+    merged_rows: dict[str, int] = field(default_factory=dict)  # inserted, updated, deleted, left_out; see `MergeCounts`
     warned_objects: int = 0  # objects with too many bad lines, in this run or an earlier one; see `QuarantineWarning`
     warned_lines: int = 0  # the bad lines of these objects
     schema: str | None
@@ -162,6 +164,7 @@ def _ingested(
             check_owner(state.ledger, where)
         record_format(where)
         check_remembered_transform(request, state.ledger.ensure_pipeline(where.pipeline), where)
+        check_remembered_merge(request, state.ledger.ensure_pipeline(where.pipeline), where)
         tables = Tables(
             where,
             state.ledger,
@@ -373,7 +376,7 @@ def _report(
         count = counts.objects
     pipeline = ledger.pipeline(where.pipeline)
     other_versions = ledger.other_versions(where.pipeline, list(states))
-    adds = work.change_rule.current() is OnChange.ADD
+    adds = work.change_rule.current() is OnChange.ADD and work.request.merge is None
     warning = ledger.quarantines.warning(where.pipeline)
     ignored = scan.report.ignored if scan.report is not None else {}
     return IngestReport(
@@ -404,6 +407,7 @@ def _report(
         replaced_rows=counts.replaced_rows,
         grown_objects=counts.grown_objects,
         appended_rows=counts.appended_rows,
+        merged_rows=dict(counts.merged) if work.request.merge is not None else {},
         warned_objects=warning.objects,
         warned_lines=warning.lines,
         schema=_schema(pipeline),

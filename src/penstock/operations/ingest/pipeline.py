@@ -13,8 +13,8 @@ from penstock.app.cleanup import Cleanup, Keep, check_fits
 from penstock.app.cleanup_runner import CleanupRunner, moved_to, source_cleanup
 from penstock.app.context import PipelineTools
 from penstock.app.paths import TablePaths
-from penstock.app.pipelines.declaration import option_rule
-from penstock.app.pipelines.on_change import ChangeRule, check_format, check_provenance
+from penstock.app.pipelines.declaration import check_change_rule, option_rule
+from penstock.app.pipelines.on_change import ChangeRule, check_format, check_provenance, merge_rule
 from penstock.app.pipelines.plan import FAULTS_MAX, BatchLimits, PipelineBlueprint, worker_settings
 from penstock.app.pipelines.transforms import NO_TRANSFORM, accepting, check_transform
 from penstock.app.scope import ScopeRequest
@@ -28,9 +28,11 @@ from penstock.config import Settings
 from penstock.errors import RestartNeeded, TemporaryError, UsageError
 from penstock.events import SchemaInferred
 from penstock.handlers.outage import OutageWatch
+from penstock.ledger.merges import check_merge
 from penstock.ledger.records import OnChange, PipelineRow
 from penstock.objects.reference import ObjectRef
 from penstock.objects.watcher import SETTLE_SECONDS
+from penstock.pipeline.merging.declaration import Merge
 from penstock.pipeline.spark.declaration import Declaration, Transform
 from penstock.pipeline.spark.runtime import GivenSpark
 from penstock.pipeline.spark.session import has_session
@@ -87,6 +89,7 @@ class IngestRequest:
     provenance: bool = True
     evolve: str = "none"  # what happens to fields without a column
     on_change: str | None = None  # what happens to objects that change; None: as the table's columns allow
+    merge: Merge | None = None  # how rows are merged by key; None: they are added
     partition_by: tuple[str, ...] = ()
     register: str | None = None  # the table's entry in a data catalog
     catalog: str | None = None  # the Iceberg table in a catalog of PyIceberg's configuration
@@ -114,7 +117,7 @@ class IngestRequest:
     @property
     def given_rule(self) -> OnChange | None:
         """The rule for objects that change, if it is given. Raises `UsageError` if there is no such rule."""
-        return option_rule(self.on_change)
+        return merge_rule(option_rule(self.on_change), self.merge)
 
     def read(self, format_name: str) -> ReadOptions:
         """Return how files are read; the schema is empty if none was given."""
@@ -338,6 +341,7 @@ class IngestPipeline:
             transform_name=self.request.transform or NO_TRANSFORM,
             on_change=self.request.given_rule,
             partition_by=self.request.partition_by,
+            merge=self.request.merge,
         )
         return PipelineBlueprint(
             declaration=declaration,
@@ -404,6 +408,8 @@ def check(request: IngestRequest, source: SourceLocation) -> Transform | None:
         columns = parse_ddl(request.schema).names if request.schema is not None else ()
         checked_partitions(request.partitions or "", columns)
     check_evolution(request.evolve)
+    if request.merge is not None:
+        check_change_rule(request.on_change, wants=f"--merge-key and --on-change {request.on_change} were given")
     check_provenance(
         request.given_rule,
         provenance=request.provenance,
@@ -424,6 +430,12 @@ def check_remembered_transform(request: IngestRequest, row: PipelineRow, where: 
         remedy=f"give --transform {recorded}" if recorded else "leave out --transform",
         command=accepting(given, ScopeRequest(table=request.table, state=request.state).options),
     )
+
+
+def check_remembered_merge(request: IngestRequest, row: PipelineRow, where: TablePaths) -> None:
+    """Raise `UsageError` if the rows of the table are merged in another way than the given one."""
+    given = None if request.merge is None else request.merge.text()
+    check_merge(row, given, table=str(where.table), has="this ingest has")
 
 
 def _check_csv(request: IngestRequest, format_name: str) -> None:

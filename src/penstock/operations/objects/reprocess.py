@@ -16,6 +16,7 @@ from ulid import ULID
 from penstock.dead_letters.operator import ProgressCallback, ReplayRate, Stopped
 from penstock.errors import UsageError
 from penstock.ledger import Ledger
+from penstock.ledger.merges import check_not_merged
 from penstock.ledger.records import ObjectRow, ObjectState
 from penstock.ledger.reopening_choice import LeftAlone
 from penstock.ledger.reopenings import Reopened, Withdrawn
@@ -89,10 +90,10 @@ class ReprocessPlan:
 def plan(seen: ScopeView, selection: ReprocessSelection) -> ReprocessPlan:
     """Inspect and count the selected objects.
 
-    Raises `UsageError` if the pipeline or its queue is unknown, or if its rows do not say which object they are from.
+    Raises `UsageError` if the pipeline or its queue is unknown, or if the rows of an object cannot be replaced.
     """
     pipeline = _pipeline_of(seen, selection.uris)
-    _check_columns(seen, pipeline)
+    _check_replaceable(seen, pipeline)
     planned = ReprocessPlan(pipeline=pipeline, queue=_queue_of(seen, pipeline, selection.queue))
     for chunk in _chunks(seen, pipeline, selection, PAGE):
         archived = _archived(seen, pipeline, chunk.addresses) if selection.uris else ()
@@ -224,11 +225,12 @@ def _pipeline_of(seen: ScopeView, uris: Sequence[str]) -> str:
     raise UsageError(f"Which pipeline? Give --pipeline; there are {', '.join(names)}.")
 
 
-def _check_columns(seen: ScopeView, pipeline: str) -> None:
-    """Raise `UsageError` if the rows of the table do not name their object. An object handler has no table."""
+def _check_replaceable(seen: ScopeView, pipeline: str) -> None:
+    """Raise `UsageError` if the rows of an object cannot be replaced. An object handler has no table."""
     row = seen.ledger.pipeline(pipeline)
     if row is None or row.table_schema is None:
         return
+    check_not_merged(row, "Reprocessing objects")
     if OBJECT not in {field["name"] for field in json.loads(row.table_schema)["fields"]}:
         raise UsageError(
             f"The table of {pipeline} has no column {OBJECT}, so it does not say which rows are of which object, and "

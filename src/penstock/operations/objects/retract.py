@@ -13,6 +13,7 @@ from ulid import ULID
 
 from penstock.app.naming import worker_id
 from penstock.errors import TableError, TemporaryError, UsageError
+from penstock.ledger.merges import check_not_merged
 from penstock.ledger.records import ObjectState
 from penstock.ledger.retractions import Retraction
 from penstock.ledger.returns import ReturningObject
@@ -115,6 +116,8 @@ def _plan_in(pipeline: MaintainedPipeline, uris: Sequence[str], aws: Aws) -> Ret
         else:
             found.unknown.append(uri)
     _refuse(busy)
+    if found.versions:
+        check_not_merged(ledger.ensure_pipeline(pipeline.pipeline), "Retracting objects")
     return found
 
 

@@ -18,7 +18,7 @@ from penstock.events import AttemptAbandoned, Bus
 from penstock.ledger import Ledger
 from penstock.ledger.records import AttemptState
 from penstock.messaging.steps import Probe, Step
-from penstock.pipeline.batch_record import DATA_FOLDER, attempt_of, forget
+from penstock.pipeline.batch_record import DATA_FOLDER, TOMBSTONES_FOLDER, attempt_of, forget
 from penstock.pipeline.maintenance.interruption import PassEnded, interruptible
 from penstock.sinks.manifest import decode
 from penstock.storage.files import FileInfo, Files
@@ -196,7 +196,8 @@ def _listed(
     """Return folders by the attempt that they are named after, and the paths of everything else."""
     found: defaultdict[str, _AttemptFolders] = defaultdict(_AttemptFolders)
     unknown: list[str] = []
-    for root, parent in interruptible([*((root, DATA_FOLDER) for root in roots), (work, "")], stopped):
+    deletes = [(roots[0], TOMBSTONES_FOLDER)]
+    for root, parent in interruptible([*((root, DATA_FOLDER) for root in roots), *deletes, (work, "")], stopped):
         if root.stat(parent) is not None:  # a file or a link, not a folder of ours
             unknown.append(f"{root}/{parent}".rstrip("/"))
             continue
@@ -219,7 +220,8 @@ def _named_files(
     the check prevents data loss if a defect elsewhere breaks that rule."""
     named: set[str] = set()
     for batch in interruptible(ledger.batches_after(pipeline, 0) if attempt_ids else (), stopped):
-        files = [*decode(batch.record.manifest), *decode(batch.record.quarantine_manifest)]
+        manifests = (batch.record.manifest, batch.record.quarantine_manifest, batch.record.tombstones)
+        files = [file for manifest in manifests for file in decode(manifest)]
         named.update(file.path for file in files if attempt_of(file.path) in attempt_ids)
     return frozenset(named)
 

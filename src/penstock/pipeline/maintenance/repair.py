@@ -470,7 +470,8 @@ def _assigned(wanted: Mapping[str, tuple[int, int]], free: Sequence[int]) -> Map
 
 
 def _is_empty(batch: BatchRow) -> bool:
-    return is_empty(batch.record.manifest) and is_empty(batch.record.quarantine_manifest) and not batch.record.replaces
+    manifests = (batch.record.manifest, batch.record.quarantine_manifest, batch.record.tombstones)
+    return all(map(is_empty, manifests)) and not batch.record.replaces
 
 
 def _contradiction(tails: Sequence[TableTail], seq: int) -> TableError:

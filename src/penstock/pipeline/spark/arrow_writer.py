@@ -94,9 +94,13 @@ def column(name: str) -> Column:
     return functions.col("`" + name.replace("`", "``") + "`")
 
 
-def gathered(frame: DataFrame, partition_by: Sequence[str]) -> DataFrame:
-    """Gather the rows of each partition in few tasks; otherwise every task writes a tiny file into every partition."""
-    return frame.hint("rebalance", *map(column, partition_by)) if partition_by else frame
+def gathered(frame: DataFrame, partition_by: Sequence[str], *, marks: Sequence[str] = ()) -> DataFrame:
+    """Gather the rows of each partition in few tasks; otherwise every task writes a tiny file into every partition.
+
+    Columns in ``marks`` have few values, by which gathering would leave few tasks.
+    """
+    by = [column(name) for name in partition_by if name not in marks]
+    return frame.hint("rebalance", *by) if by else frame
 
 
 def write_parquet(
@@ -105,6 +109,7 @@ def write_parquet(
     directory: str,
     *,
     partition_by: Sequence[str],
+    marks: Sequence[str] = (),
     row_group_bytes: int = ROW_GROUP_BYTES,
     file_bytes: int = FILE_BYTES,
 ) -> Sequence[WrittenFile]:
@@ -125,7 +130,7 @@ def write_parquet(
         file_bytes=file_bytes,
         driver_host=gethostname(),
     )
-    results = _arranged(frame, stored, partition_by).mapInArrow(task.results, _RESULT_DDL).collect()
+    results = _arranged(frame, stored, partition_by, marks).mapInArrow(task.results, _RESULT_DDL).collect()
     for result in results:
         if result.fault is not None:
             raise _FAULTS[result.fault](result.reason)
@@ -157,7 +162,7 @@ def _arrow_type(kind: spark_types.DataType, column: str) -> pa.DataType:
     return found
 
 
-def _arranged(frame: DataFrame, stored: Sequence[str], partition_by: Sequence[str]) -> DataFrame:
+def _arranged(frame: DataFrame, stored: Sequence[str], partition_by: Sequence[str], marks: Sequence[str]) -> DataFrame:
     """Put the partition columns last, as the text that Spark casts them to, and sort by them.
 
     A sorted task has one file open at a time. Columns are renamed to numbers because `mapInArrow` fails on names with a
@@ -171,7 +176,7 @@ def _arranged(frame: DataFrame, stored: Sequence[str], partition_by: Sequence[st
         functions.coalesce(column(name).cast("string"), functions.lit("")).alias(key)
         for name, key in zip(partition_by, keys, strict=True)
     ]
-    return gathered(frame, partition_by).select(*columns, *texts).sortWithinPartitions(*keys)
+    return gathered(frame, partition_by, marks=marks).select(*columns, *texts).sortWithinPartitions(*keys)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

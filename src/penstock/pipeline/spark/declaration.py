@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from pyspark.sql import DataFrame
 
@@ -10,6 +11,9 @@ from penstock.pipeline.spark.source.options import ReadOptions
 from penstock.storage.address import is_s3
 from penstock.storage.aws import Aws
 from penstock.storage.files import Files
+
+if TYPE_CHECKING:  # it needs pydantic, and tasks import this module
+    from penstock.pipeline.merging.declaration import Merge
 
 Frame = DataFrame  # for packages above, which name the type but never import Spark
 Transform = Callable[[DataFrame], DataFrame]
@@ -29,6 +33,7 @@ class Declaration:
     transform_name: str | None = None  # as the ledger records it, see `BatchRecord`
     on_change: OnChange | None = None  # None: as the columns allow
     partition_by: Sequence[str] = ()
+    merge: "Merge | None" = None  # None: rows are added as they are
     aws: Aws = field(default_factory=Aws)
 
     @property

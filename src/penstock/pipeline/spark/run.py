@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from socket import gethostname
 from typing import Any, TypeVar
 
@@ -31,6 +32,7 @@ from penstock.pipeline.engine import ReadFailure, RunResult
 from penstock.pipeline.spark.arrow_writer import arrow_schema, gathered, write_parquet
 from penstock.pipeline.spark.declaration import Declaration
 from penstock.pipeline.spark.faults import is_of_spark
+from penstock.pipeline.spark.fold import DELETES, folded, list_kept, move_deletes
 from penstock.pipeline.spark.partition_columns import with_partition_columns
 from penstock.pipeline.spark.runtime import SparkRuntime
 from penstock.pipeline.spark.session import runtime_of
@@ -111,17 +113,19 @@ class Stopwatch:
 
 
 def write(
-    frame: DataFrame, files: Files, directory: str, *, partition_by: Sequence[str]
+    frame: DataFrame, files: Files, directory: str, *, partition_by: Sequence[str], marks: Sequence[str] = ()
 ) -> Sequence[WrittenFile] | None:
     """Write the frame's rows as Parquet below ``directory``. Return the files that count; None: all files in there.
+
+    ``marks`` are more columns to partition by, the first ones, which have few values.
 
     Spark's own writer is a little faster but does not report its files. It is used only when no stray file is possible:
     the directory is on this host's disk, and all tasks run on this host with one attempt each.
     """
-    frame, partition_by = with_partition_columns(frame, partition_by)
+    frame, partition_by = with_partition_columns(frame, [*marks, *partition_by])
     if not (files.is_local and runtime_of(frame.sparkSession).tasks_run_once):
-        return write_parquet(frame, files, directory, partition_by=partition_by)
-    writer = gathered(frame, partition_by).write.options(**_PARQUET_OPTIONS)
+        return write_parquet(frame, files, directory, partition_by=partition_by, marks=marks)
+    writer = gathered(frame, partition_by, marks=marks).write.options(**_PARQUET_OPTIONS)
     writer.partitionBy(*partition_by).parquet(f"{files}/{directory}")
     return None
 
@@ -185,7 +189,11 @@ class SparkRun:
             frame, columns = self._planned()
             self._agreement = self._agree(columns)
             self._written = write(
-                frame, self._declaration.table, self._files, partition_by=self._declaration.partition_by
+                frame,
+                self._declaration.table,
+                self._files,
+                partition_by=self._declaration.partition_by,
+                marks=() if self._declaration.merge is None else (DELETES,),
             )
         self._context.probe(Step.WRITTEN)
         with self._stopwatch.stage("drain"):
@@ -219,13 +227,7 @@ class SparkRun:
         agreement = self._agreement
         assert agreement is not None, "read_and_write comes first"
         with self._stopwatch.stage("list"):
-            files = list_files(
-                self._declaration.table,
-                self._files,
-                partition_by=self._declaration.partition_by,
-                schema=agreement.schema,
-                written=self._written,
-            )
+            files, deletes = self._listed(agreement.schema)
             self._check_rows(files, summary)
             self._check_quarantine(summary)
         self._context.probe(Step.MANIFESTED)
@@ -241,6 +243,8 @@ class SparkRun:
                 stage_seconds=self._stopwatch.seconds,
                 spark_ui_url=self._context.runtime.page(self._attempt_id),
                 transform=self._declaration.transform_name,
+                merge=None if self._declaration.merge is None else self._declaration.merge.text(),
+                tombstones=encode(deletes) if deletes else "",
             ),
             schema_id=agreement.schema_id,
             new_schema=agreement.new_schema,
@@ -255,6 +259,17 @@ class SparkRun:
             save(self._declaration.table, self._recorded(result, summary, agreement.schema))
             self._context.probe(Step.RECORDED)
         return result
+
+    def _listed(self, schema: pa.Schema) -> tuple[Sequence[DataFile], Sequence[DataFile]]:
+        """Return the files that the run wrote, and those with its deletes."""
+        merge, root, partition_by = self._declaration.merge, self._declaration.table, self._declaration.partition_by
+        list_ = partial(list_files, root, partition_by=partition_by, schema=schema)
+        if merge is None:
+            return list_(self._files, written=self._written), ()
+        deletes = move_deletes(
+            root, self._files, merge, list_, schema=schema, written=self._written, probe=self._context.probe
+        )
+        return list_kept(self._files, list_, written=self._written), deletes
 
     def _agree_again(self) -> tuple[int, str | None]:
         assert self._agreement is not None, "read_and_write comes first"
@@ -332,6 +347,10 @@ class SparkRun:
         Raises `UsageError` if the rows of earlier versions are to be replaced and cannot be found.
         """
         frame = self._transformed(read(self._context.spark, self._plan))
+        if self._declaration.merge is not None:
+            _columns(frame, ())
+            last = folded(frame, self._declaration.merge)
+            return last, _columns(last.drop(DELETES), self._declaration.partition_by)
         columns = _columns(frame, self._declaration.partition_by)
         if OBJECT.name in columns.names:
             return frame, columns
@@ -377,9 +396,10 @@ class SparkRun:
         return summary
 
     def _check_rows(self, files: Sequence[DataFile], summary: Summary) -> None:
-        """Raise `TemporaryError` if the row counts written and read differ and no transform can be the reason."""
+        """Raise `TemporaryError` if the row counts written and read differ without a transform or a merge."""
         rows = sum(file.rows for file in files)
-        if self._declaration.transform is None and not summary.exclude and rows != summary.rows:
+        changes_rows = self._declaration.transform is not None or self._declaration.merge is not None
+        if not changes_rows and not summary.exclude and rows != summary.rows:
             raise TemporaryError(
                 f"{self._declaration.table}/{self._files} holds {counted(rows, 'row')}, and {summary.rows:,} were "
                 "read; nothing was committed."
