@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from sqlalchemy import update
 from tests.cli.conftest import Call
 from tests.cli.process import SRC
 from tests.cli.scene import Scene
@@ -20,6 +21,7 @@ from penstock.app.paths import LEDGER_FILE
 from penstock.app.scope import ScopeRequest, find_scope, scope_ledger
 from penstock.ledger.records import AttemptFailure, ObjectState, OnChange
 from penstock.ledger.reopenings import KEPT, ReopeningState
+from penstock.ledger.schema import pipelines
 from penstock.messaging.steps import Step
 from penstock.operations.inspection import view
 from penstock.operations.objects.reprocess import ReprocessSelection, plan, reprocess
@@ -65,6 +67,15 @@ def test_objects_are_enqueued_and_their_rows_stay_until_they_are_read_again(pens
     assert states(table) == {ObjectState.PROCESSED: 1, ObjectState.UNPROCESSED: 2}
     read_again(table, {"a": [10], "c": []})
     assert shown(table) == {"a": [10], "b": [3]}
+    assert states(table) == {ObjectState.PROCESSED: 3}
+
+
+def test_rows_that_are_merged_by_key_cannot_be_read_again(penstock: Call, table: Scene) -> None:
+    with ledger_of(table) as ledger, ledger.database.writing() as connection:
+        connection.execute(update(pipelines).values(merge="{}"))
+    result = penstock(*REPROCESS, path(table, "a"))
+    assert result.exit_code == USAGE
+    assert "Reprocessing objects is not possible" in result.err
     assert states(table) == {ObjectState.PROCESSED: 3}
 
 
