@@ -50,7 +50,7 @@ def test_changed_files_are_reported_by_the_run_that_adds_them(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--on-change", "merge"), "--on-change merge is unknown; write one of add, replace, refuse."),
+        (("--on-change", "merge"), "--on-change merge is unknown; write one of add, replace, tail, refuse."),
         (
             ("--on-change", "replace", "--no-provenance"),
             "leave out --no-provenance, or write --on-change add or refuse.",

@@ -106,7 +106,7 @@ def test_a_record_of_a_merged_batch_is_refused_by_versions_that_would_add_its_ro
     save(table, merged)
     assert load(table, RECORD.attempt_id) == merged
     document = json.loads(gzip.decompress(table.read(f"_penstock/batches/{RECORD.attempt_id}.json.gz")))
-    assert (document["version"], document["merge"], document["tombstones"]) == (3, '{"key":["id"]}', "[]")
+    assert (document["version"], document["merge"], document["tombstones"]) == (4, '{"key":["id"]}', "[]")
     save(table, RECORD)
     document = json.loads(gzip.decompress(table.read(f"_penstock/batches/{RECORD.attempt_id}.json.gz")))
     assert (document["version"], "merge" in document, "tombstones" in document) == (1, False, False)
