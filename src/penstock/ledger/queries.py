@@ -21,6 +21,7 @@ from sqlalchemy import (
     select,
 )
 
+from penstock.ledger.addresses import of_several_objects
 from penstock.ledger.database import Database
 from penstock.ledger.dialects import DatabaseNow
 from penstock.ledger.records import (
@@ -275,6 +276,11 @@ class Queries:
         with self._database.reading() as connection:
             ids_wanted(connection, object_ids)
             return replaced_versions(connection, pipeline)
+
+    def of_several_objects(self, pipeline: str, object_ids: Collection[bytes]) -> set[bytes]:
+        with self._database.reading() as connection:
+            ids_wanted(connection, object_ids)
+            return of_several_objects(connection, pipeline)
 
     def known_among(
         self, pipeline: str, object_ids: Collection[bytes], *, seen_at: float, on_change: OnChange

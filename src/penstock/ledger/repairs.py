@@ -13,6 +13,7 @@ from sqlalchemy import Connection, bindparam, delete, insert, null, select, upda
 
 from penstock.errors import ConfigurationError, TemporaryError
 from penstock.ledger.abandonments import abandon_open
+from penstock.ledger.addresses import WITHDRAWN
 from penstock.ledger.database import Database
 from penstock.ledger.dialects import DatabaseNow
 from penstock.ledger.quarantine import (
@@ -42,7 +43,6 @@ from penstock.ledger.versions import earlier_versions, supersede
 from penstock.messaging.steps import Probe, Step
 
 REPAIR = "repair"  # worker of the attempts that a repair adds, and outcome of those that it abandons or forgets
-WITHDRAWN = "withdrawn"
 
 _LOCK = (
     select(pipelines.c.next_seq, pipelines.c.schema_id, table_schemas.c.table_schema)

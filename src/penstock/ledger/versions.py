@@ -30,6 +30,7 @@ from sqlalchemy import (
 )
 
 from penstock.errors import VersionsMoved
+from penstock.ledger.addresses import with_withdrawn
 from penstock.ledger.dialects import DatabaseNow
 from penstock.ledger.records import (
     BatchOutcome,
@@ -374,6 +375,7 @@ def replace_earlier(connection: Connection, outcome: BatchOutcome, *, seq: int) 
         return outcome, None
     if outcome.since_seq is None:
         raise ValueError(f"attempt {outcome.attempt_id}: a commit with on_change={outcome.on_change} needs since_seq")
+    outcome = with_withdrawn(connection, outcome)
     found = earlier_versions(connection, outcome.pipeline, outcome.attempt_id, up_to_seq=seq)
     since_seq = 0 if outcome.on_change is OnChange.REFUSE else outcome.since_seq
     if found.last_seq is not None and found.last_seq >= since_seq:

@@ -43,7 +43,7 @@ from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.failure import FailureDetails
 from penstock.messaging.handler import Extension, HeldClaim, ServiceWatch, Unwatched
 from penstock.messaging.tracing import NO_TRACING, Tracing
-from penstock.objects.reference import ObjectRef
+from penstock.objects.reference import ObjectRef, is_escaped
 from penstock.objects.replays import is_replay
 from penstock.pipeline.engine import (
     Engine,
@@ -78,6 +78,10 @@ RELEASED = "the batch was released"
 CHANGED = (
     "another version of this object was processed before, and changed objects are refused (on_change): retry it once "
     "these rows are out of the table (`penstock objects retract`), or once on_change is replace or add"
+)
+SHARED = (
+    "an earlier version of Penstock gave its address to another object, too, and the rows of both cannot be told apart: "
+    "take them out of the table (`penstock objects retract`), then give both objects other names"
 )
 WAITS = "its bad lines are read again once the other version of this object in the batch is processed"
 AGREEMENTS_MAX = 4  # with a schema that keeps changing, before the run is repeated
@@ -450,18 +454,31 @@ class Attempts:
         commit checks it again, since another version may be committed meanwhile.
 
         If it replaces rows, these are replays of bad lines beside another version: that may replace the rows that they
-        would add to, and the commit would then refuse both, each time that they share an attempt.
+        would add to, and the commit would then refuse both, each time that they share an attempt. They are also objects
+        whose rows cannot be told from those of another one, see `penstock.objects.reference.uri_of`.
         """
         if self._settings.on_change is OnChange.ADD:
             return ()
         if self._settings.on_change is OnChange.REPLACE:
-            return _waiting_replays(work.refs)
+            return [*_waiting_replays(work.refs), *self._of_several_objects(work.refs)]
         with self._runtime.ledger_watch.watch_request():
             changed = self._runtime.ledger.changed(self._settings.pipeline, list(work.refs))
         return [
             FailedObject(object_id=object_id, failure=AttemptFailure.DEAD, reason=CHANGED)
             for object_id in work.refs
             if object_id in changed
+        ]
+
+    def _of_several_objects(self, refs: Mapping[bytes, ObjectRef]) -> Sequence[FailedObject]:
+        escaped = [object_id for object_id, ref in refs.items() if is_escaped(ref.uri)]
+        if not escaped:
+            return ()
+        with self._runtime.ledger_watch.watch_request():
+            shared = self._runtime.ledger.of_several_objects(self._settings.pipeline, escaped)
+        return [
+            FailedObject(object_id=object_id, failure=AttemptFailure.DEAD, reason=SHARED)
+            for object_id in escaped
+            if object_id in shared and not is_replay(refs[object_id].version_id, refs[object_id].etag)
         ]
 
     def _outcome(self, work: ClaimedWork, *, failed: Sequence[FailedObject]) -> BatchOutcome:

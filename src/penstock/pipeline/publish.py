@@ -35,6 +35,7 @@ from penstock.sinks.sink import (
     LoadedTable,
     LoggedFile,
     Position,
+    RemovalCheck,
     Sink,
     TableSink,
     TableSnapshot,
@@ -302,6 +303,8 @@ def _append(
     removed: Sequence[LoggedFile] = ()
     added: Sequence[DataFile] = ()
     folder = ""
+    if chunk.replacing is not None:
+        _check_removal(table)
     again = found.of_batch(chunk.replacing)
     if again is not None and restorer is not None:
         restorer.check(found, again)
@@ -317,6 +320,15 @@ def _append(
         replacing=chunk.replacing,
         rewritten_in=folder,
     )
+
+
+def _check_removal(table: VersionedTable) -> None:
+    """Raise `PublishHalted` if the table got a setting that forbids it after the batch was committed."""
+    if isinstance(table, RemovalCheck):
+        try:
+            table.check_removal()
+        except TableError as error:
+            raise PublishHalted(f"A committed batch replaces rows. {error}") from error
 
 
 class _PutBack(Exception):

@@ -13,7 +13,7 @@ from penstock.ledger import Ledger
 from penstock.ledger.records import OnChange
 from penstock.pipeline.spark.source.ddl import OBJECT
 from penstock.pipeline.spark.table_schema import table_columns
-from penstock.sinks.sink import Sink
+from penstock.sinks.sink import RemovalCheck, Sink
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,9 +27,18 @@ class ChangeRule:
     pipeline: str
 
     def current(self) -> OnChange:
-        """Return the rule by the table's present columns. Reads the ledger, unless the rule is given."""
-        if self.given is not None:
-            return self.given
+        """Return the rule by the table's present columns. Reads the ledger, unless the rule is given.
+
+        Raises `TableError` if rows are to be replaced in a table with a setting that forbids it.
+        """
+        rule = self._by_columns() if self.given is None else self.given
+        if rule is OnChange.REPLACE and self.sink is not None:
+            table = self.sink.load()
+            if isinstance(table, RemovalCheck):
+                table.check_removal()
+        return rule
+
+    def _by_columns(self) -> OnChange:
         if not self.provenance:
             return OnChange.ADD
         columns = table_columns(self.sink, self.ledger.ensure_pipeline(self.pipeline).table_schema)

@@ -148,7 +148,8 @@ class PipelineBlueprint:
         )
 
     def check_columns(self) -> None:
-        """Check the columns before Spark starts, which is possible without a transform."""
+        """Check the columns before Spark starts, which is possible without a transform, and whether rows may leave."""
+        self.change_rule.current()
         read = self.declaration.read
         if self.declaration.transform is None:
             check_partitions(read.columns, self.declaration.partition_by)
