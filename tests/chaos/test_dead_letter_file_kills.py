@@ -199,8 +199,20 @@ def test_a_killed_export_that_removes_loses_no_dead_letter(scene: Scene, step: S
     assert Counter(scene.bodies_in_queue()) == Counter(dead_letters), "each once, from however many files"
 
 
-@pytest.mark.parametrize("one_more", [False, True], ids=["alone", "with one more meanwhile"])
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize(
+    ("step", "one_more"),
+    [
+        pytest.param(
+            step,
+            one_more,
+            id=f"{step}-{'with one more meanwhile' if one_more else 'alone'}",
+            # quick: each step alone, and with one more where that makes a second file
+            marks=pytest.mark.slow if one_more and step is not Step.DEAD_LETTERS_KEPT else (),
+        )
+        for step in STEPS
+        for one_more in (False, True)
+    ],
+)
 def test_a_killed_archive_of_expiring_dead_letters_loses_none(scene: Scene, step: Step, one_more: bool) -> None:
     scene.environment["PENSTOCK_DEAD_LETTERS_ARCHIVE"] = str(scene.folder / "archive")
     dead_letters = scene.add_dead_letters(FILE_MESSAGES_MAX + FEW if step is Step.DEAD_LETTERS_REMOVED else FEW)

@@ -72,7 +72,16 @@ def added(case: Case) -> Mapping[str, str]:
     return dict(json.loads(text))
 
 
-@pytest.mark.parametrize("step", KILLS)
+QUICK = {
+    f"{Step.WRITTEN}:2",
+    Step.COLUMNS_FOUND.value,
+    Step.COMMITTED.value,
+}  # the next test kills at every step, in turn
+
+
+@pytest.mark.parametrize(
+    "step", [pytest.param(step, marks=() if step in QUICK else pytest.mark.slow) for step in KILLS]
+)
 def test_a_kill_of_a_batch_that_adds_columns_loses_no_value(case: Case, step: str) -> None:
     write(case, 0, {"v": 1.5, "x": 1}, {"x": "no number", "s": 5})
     write(case, 1, {"y": [True]}, {"v": "text"})

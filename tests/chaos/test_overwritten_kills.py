@@ -1,13 +1,13 @@
 """A publisher that puts back an overwritten commit is killed at each step; the next one completes its work."""
 
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from tests.chaos import publish_once
 from tests.conformance.publishing.shared_table import SharedTable
+from tests.services.forked_process import run_forked
 
 from penstock.ledger import Ledger
 from penstock.messaging.steps import Step
@@ -18,12 +18,10 @@ SECONDS_MAX = 120.0
 
 def publish(folder: Path, *step: str) -> int:
     """Publish in a process group of its own; return its exit code."""
-    command = [sys.executable, publish_once.__file__, str(folder), *step]
+    command = [sys.executable, "-m", publish_once.__name__, str(folder), *step]
     root = Path(__file__).parents[2]
-    return subprocess.run(
-        command, cwd=root, env={"PYTHONPATH": f"{root}:{root / 'src'}"}, start_new_session=True, timeout=SECONDS_MAX,
-        check=False,
-    ).returncode  # fmt: skip
+    environment = {"PYTHONPATH": f"{root}:{root / 'src'}"}
+    return run_forked(command, cwd=root, env=environment, start_new_session=True, timeout=SECONDS_MAX).returncode
 
 
 @pytest.mark.parametrize("step", [Step.REPUBLISHING, Step.REPUBLISHED])

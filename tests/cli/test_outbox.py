@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.integration.fleet import wait_for
+from tests.services.forked_process import ForkedPopen, run_forked
 
 APP = """
 import sys
@@ -48,13 +49,11 @@ class Shop:
         }
 
     def start(self, *words: str, **options: Any) -> "subprocess.Popen[str]":
-        return subprocess.Popen([sys.executable, *words], cwd=self.folder, env=self.environment, text=True, **options)
+        return ForkedPopen([sys.executable, *words], cwd=self.folder, env=self.environment, text=True, **options)
 
     def run(self, *words: str) -> "subprocess.CompletedProcess[str]":
         command = [sys.executable, *words]
-        return subprocess.run(
-            command, cwd=self.folder, env=self.environment, text=True, capture_output=True, check=False, timeout=120
-        )
+        return run_forked(command, cwd=self.folder, env=self.environment, timeout=120)
 
     def penstock(self, *words: str) -> "subprocess.CompletedProcess[str]":
         return self.run("-m", "penstock", *words)

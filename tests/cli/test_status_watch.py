@@ -21,6 +21,7 @@ import pytest
 from rich.console import Console
 from tests.cli.conftest import Call
 from tests.cli.scene import Scene
+from tests.services.forked_process import ForkedPopen
 
 from penstock.app.scope import ScopeRequest, find_scope
 from penstock.cli.status_screen import lines, screen
@@ -62,7 +63,7 @@ def start_watch(environment: dict[str, str]) -> Iterator[StartWatch]:
     started: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str) -> subprocess.Popen[str]:
-        child = subprocess.Popen(command(*arguments), env=environment, stdout=subprocess.PIPE, text=True)
+        child = ForkedPopen(command(*arguments), env=environment, stdout=subprocess.PIPE, text=True)
         started.append(child)
         return child
 
@@ -213,7 +214,7 @@ class Terminal:
         self._controller, terminal_end = pty.openpty()
         self.before = termios.tcgetattr(terminal_end)
         self._terminal_end = terminal_end
-        self.child = subprocess.Popen(
+        self.child = ForkedPopen(
             command(*arguments),
             env=environment,
             stdin=terminal_end,

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from tests.services.aws_server import AwsServer
+from tests.services.forked_process import ForkedPopen
 from tests.services.plugin import Servers
 from tests.services.redis_server import RedisServer
 
@@ -212,7 +213,7 @@ while True:
 def start(script: str, place: str, name: str, output: Path) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
     with output.open("wb") as sink:
-        return subprocess.Popen([sys.executable, "-c", OPEN + script, place, name], stdout=sink, env=environment)
+        return ForkedPopen([sys.executable, "-c", OPEN + script, place, name], stdout=sink, env=environment)
 
 
 def wait_for_lines(output: Path, count: int) -> None:

@@ -1,4 +1,5 @@
-"""A gate before an SQS server: counts calls, and lets entries of batches fail as AWS does, with a 200 and `Failed`.
+"""A gate before an SQS server: counts calls, loses responses, and lets entries of batches fail as AWS does, with a 200
+and `Failed`.
 
 A failing entry never reaches the server. Requests of other services are passed on.
 """
@@ -35,6 +36,9 @@ class SqsGate:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 status, response_text = gate._handle(host, dict(self.headers.items()), body, self.path)
+                if gate._loses(response_text):
+                    self.close_connection = True
+                    return
                 self.send_response(status)
                 self.send_header("Content-Type", "application/x-amz-json-1.0")
                 self.send_header("Content-Length", str(len(response_text)))
@@ -48,6 +52,7 @@ class SqsGate:
         self._server.daemon_threads = True
         self._lock = threading.Lock()
         self._refusals: dict[str, list[Refuse]] = {}  # under the lock, as is the next; by operation, one per call
+        self._lost: bytes | None = None  # under the lock: the next response that contains it is lost
         self.calls: list[tuple[str, int]] = []  # operation, and how many entries
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
@@ -59,6 +64,17 @@ class SqsGate:
         """Set the errors of an operation's next calls."""
         with self._lock:
             self._refusals.setdefault(operation, []).extend(calls)
+
+    def lose(self, marker: bytes) -> None:
+        """End the connection in place of the next response that contains these bytes. The server has done the call."""
+        with self._lock:
+            self._lost = marker
+
+    @property
+    def has_lost(self) -> bool:
+        """Return True if the response set by `lose` came and was lost."""
+        with self._lock:
+            return self._lost is None
 
     def counts(self) -> Counter[str]:
         """Return the calls by operation."""
@@ -100,6 +116,13 @@ class SqsGate:
                 {**response_body, "Failed": [*response_body.get("Failed", ()), *failed]}
             ).encode()
         return status, response_text
+
+    def _loses(self, response_text: bytes) -> bool:
+        with self._lock:
+            found = self._lost is not None and self._lost in response_text
+            if found:
+                self._lost = None
+        return found
 
     def _forward(self, host: str, headers: Mapping[str, str], body: bytes, path: str) -> tuple[int, bytes]:
         connection = HTTPConnection(host, timeout=ANSWER_SECONDS)

@@ -1,5 +1,6 @@
 """A broker and a plain client at one SQS server."""
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from penstock.messaging.message import Outgoing
 from penstock.storage.aws import Aws
 
 LEASE = 60.0
+DEADLINE_SECONDS = 180.0
 SERVERS: tuple[Kind, ...] = ("moto", "fauxqs")
 
 
@@ -66,6 +68,21 @@ def take(broker: SqsBroker, count: int = 10, *, queue: str = "q", lease: float =
 def take_later(broker: SqsBroker, count: int = 10, *, queue: str = "q", seconds: float = 10.0) -> list[Delivery]:
     """Return the messages that arrive within the seconds."""
     return list(broker.receive(queue, messages_max=count, lease_seconds=LEASE, wait_seconds=seconds))
+
+
+def take_all(broker: SqsBroker, count: int, *, queue: str = "q") -> list[Delivery]:
+    """Return the queue's ``count`` messages, received in several calls.
+
+    On a busy machine, the response of one of the calls can be lost to its timeout. Its messages come after their lease.
+    """
+    taken: dict[str, Delivery] = {}
+    give_up = time.monotonic() + DEADLINE_SECONDS
+    while len(taken) < count:
+        assert time.monotonic() < give_up, f"{count - len(taken)} messages never came"
+        received = broker.receive(queue, messages_max=50, lease_seconds=LEASE, wait_seconds=1.0)
+        taken |= {delivery.message.id: delivery for delivery in received}
+    assert len(taken) == count
+    return list(taken.values())
 
 
 def bodies(deliveries: Sequence[Delivery]) -> list[str]:

@@ -36,7 +36,7 @@ def open_fleet(folder: Path, *, lease_seconds: float = 30, **settings: Any) -> F
 @pytest.mark.parametrize(
     ("restarts", "prefix"),
     [
-        pytest.param(8, (), id="8-restarts"),
+        pytest.param(4, (), id="4-restarts"),
         pytest.param(30, (), id="30-restarts", marks=[pytest.mark.slow, pytest.mark.timeout(1800)]),
         pytest.param(
             30,

@@ -171,7 +171,8 @@ def wait_for_pings(pings: list[threading.Event], count: int) -> None:
     raise AssertionError(f"the watches have {len(pings)} failed pings, expected {count}")
 
 
-@pytest.mark.parametrize("open_broker", [on_sqlite, on_redis, on_sqs])
+# quick: one broker in a file, and SQS, which counts every receive
+@pytest.mark.parametrize("open_broker", [on_sqlite, pytest.param(on_redis, marks=pytest.mark.slow), on_sqs])
 def test_an_outage_of_the_ledger_costs_messages_no_more_than_a_receive(
     request: pytest.FixtureRequest,
     tmp_path: Path,

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from botocore.session import get_session
 from tests.integration.sqs_gate import SqsGate, all_entries, entries_of
-from tests.integration.sqs_scene import Scene, bodies, numbered, outgoing, scene, take
+from tests.integration.sqs_scene import Scene, bodies, numbered, outgoing, scene, take, take_all, take_later
 
 from penstock.brokers.sqs import SqsBroker
 from penstock.errors import ConfigurationError, TemporaryError
@@ -20,6 +20,7 @@ __all__ = ["scene"]
 
 DEADLINE_SECONDS = 180.0
 TURNS = 200
+LOST_LEASE_SECONDS = 2.0  # the test waits for its end
 DELETE, SEND, CHANGE = "DeleteMessageBatch", "SendMessageBatch", "ChangeMessageVisibilityBatch"
 
 
@@ -45,8 +46,7 @@ def test_row_67_more_than_ten_entries_are_deleted_extended_and_sent_ten_at_a_tim
     broker: SqsBroker, gate: SqsGate
 ) -> None:
     broker.send("q", numbered(25))
-    deliveries = take(broker, 50)
-    assert len(deliveries) == 25
+    deliveries = take_all(broker, 25)
     assert not broker.extend(deliveries, lease_seconds=30)
     assert not broker.settle([(delivery, Ack()) for delivery in deliveries])
     for operation in (SEND, CHANGE, DELETE):
@@ -139,17 +139,35 @@ def test_full_batches_cost_at_most_three_tenths_of_a_call_per_message(broker: Sq
     gate.calls.clear()
     done: list[str] = []
     settling: Sequence[tuple[Delivery, Settlement]] = ()
-    while True:
-        turn = broker.turn(settling, [ReceiveRequest(queue="q", messages_max=50)], lease_seconds=60)
+    calls: int | None = None  # until the queue seems to be empty
+    give_up = time.monotonic() + DEADLINE_SECONDS
+    while calls is None or len(done) < count:
+        assert time.monotonic() < give_up, f"{count - len(done)} messages never came"
+        wait_seconds = 0.0 if calls is None else 1.0
+        requests = [ReceiveRequest(queue="q", messages_max=50)]
+        turn = broker.turn(settling, requests, lease_seconds=60, wait_seconds=wait_seconds)
         assert not turn.failures
-        assert (turn.settle_error, turn.receive_error) == (None, None)
-        if not turn.deliveries:
-            break
-        assert not broker.extend(turn.deliveries, lease_seconds=60)  # one heartbeat
+        assert turn.settle_error is None
+        if turn.deliveries:
+            assert not broker.extend(turn.deliveries, lease_seconds=60)  # one heartbeat
+        elif calls is None:
+            # On a busy machine, a response can be lost to its timeout: its messages come when their lease has ended.
+            calls = gate.counts().total()
         done += bodies(turn.deliveries)
         settling = [(delivery, Ack()) for delivery in turn.deliveries]
     assert sorted(map(int, done)) == list(range(count))
-    assert gate.counts().total() <= 0.3 * count + 5  # and the polls that find nothing
+    assert calls <= 0.3 * count + 5  # and the polls that find nothing
+
+
+def test_messages_of_a_response_lost_beside_others_come_after_their_lease(broker: SqsBroker, gate: SqsGate) -> None:
+    broker.send("q", numbered(50))
+    gate.lose(b'"45"')
+    first = bodies(take(broker, 50, lease=LOST_LEASE_SECONDS))  # no error, as the other calls returned messages
+    assert gate.has_lost
+    assert "45" not in first
+    give_up = time.monotonic() + DEADLINE_SECONDS
+    while "45" not in bodies(take_later(broker, 50)):
+        assert time.monotonic() < give_up, "the messages of the lost response never came"
 
 
 def test_turns_during_a_listeners_poll_cost_no_call_and_get_its_messages(broker: SqsBroker, gate: SqsGate) -> None:

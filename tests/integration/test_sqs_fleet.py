@@ -37,7 +37,6 @@ settling.BURYING_SECONDS = {LEASE_SECONDS}
 """
 
 OpenFleet = Callable[..., Fleet]
-both_kinds = pytest.mark.parametrize("kind", ["fauxqs", "moto"])
 mostly_fauxqs = pytest.mark.parametrize("kind", ["fauxqs", pytest.param("moto", marks=SLOW)])
 mostly_moto = pytest.mark.parametrize("kind", ["moto", pytest.param("fauxqs", marks=SLOW)])
 
@@ -84,7 +83,7 @@ def starts_of(fleet: Fleet, id: str) -> list[Line]:
 # Killed and halted
 
 
-@both_kinds
+@mostly_fauxqs
 def test_messages_of_a_killed_worker_are_redelivered_after_their_lease(
     server: AwsServer, open_fleet: OpenFleet
 ) -> None:

@@ -64,8 +64,15 @@ def test_a_broker_that_remembers_ids_drops_repeated_messages(request: pytest.Fix
     assert sorted(shop.calls()) == list(range(ORDERS))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("step", ["committing", "committed"])
+@pytest.mark.parametrize(
+    ("kind", "step"),
+    [
+        *((kind, "committing") for kind in KINDS),
+        ("sqlite", "committed"),
+        # quick: this step on servers with one app, above
+        *(pytest.param(kind, "committed", marks=pytest.mark.slow) for kind in KINDS if kind != "sqlite"),
+    ],
+)
 def test_two_killed_apps_that_share_an_inbox_take_effect_once_each(
     kind: str, step: str, request: pytest.FixtureRequest, folder: Path
 ) -> None:
@@ -88,7 +95,10 @@ def test_two_killed_apps_that_share_an_inbox_take_effect_once_each(
     assert database.effects() == sorted([*range(ORDERS)] * 2)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=pytest.mark.slow if kind == "mariadb" else ()) for kind in KINDS],  # quick: one server
+)
 def test_random_kills_lose_and_double_nothing(kind: str, request: pytest.FixtureRequest, folder: Path) -> None:
     shop = Shop(folder=folder, database=make_user_database(kind, request, folder))
     chance = random.Random(f"outbox {kind}")

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.services.forked_process import ForkedPopen
 
 from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.messaging.message import Outgoing
 
-TOY = Path(__file__).with_name("toy_worker.py")
+TOY = "tests.integration.toy_worker"
 SRC = Path(__file__).parents[2] / "src"
 DEADLINE_SECONDS = 180.0
 NEVER_SECONDS = 3_600.0  # a lease or a stop timeout whose end no test waits for
@@ -28,11 +29,11 @@ class Process:
     """A toy worker, and every line that it printed, with its time."""
 
     def __init__(self, path: Path, name: str, options: dict[str, Any]) -> None:
-        self._child = subprocess.Popen(
-            [sys.executable, str(TOY), str(path), name, json.dumps(options)],
+        self._child = ForkedPopen(
+            [sys.executable, "-m", TOY, str(path), name, json.dumps(options)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(SRC)},
+            env={**os.environ, "PYTHONPATH": f"{SRC}{os.pathsep}{SRC.parent}"},
             text=True,
         )
         self.lines: list[dict[str, Any]] = []
@@ -238,7 +239,7 @@ def test_heartbeats_continue_while_a_worker_drains(start: Start, broker: SqliteB
 
 def test_a_stuck_thread_does_not_keep_the_process_alive(start: Start, broker: SqliteBroker) -> None:
     send(broker)
-    stop_timeout_seconds = 40.0  # far more than the six that it takes without draining
+    stop_timeout_seconds = 12.0  # the worker waits for its threads until two seconds before
     worker = start(stop_timeout_seconds=stop_timeout_seconds, drain_seconds=0.0, stubborn=True)
     worker.expect("started")
     signalled_at = worker.signal(signal.SIGTERM)

@@ -19,6 +19,7 @@ FIRST = 600  # the schedules whose events one test checks
 CHUNKS, CHUNK = 49, 400  # the other schedules, in chunks that can be distributed over processes
 HONEST = Sabotage()
 UPKEEP = {  # these steps have their own kill tests
+    Step.REOPENED,
     Step.COLUMNS_FOUND,
     Step.COMPACTED,
     Step.COMPACTION_COMMITTED,

@@ -180,18 +180,15 @@ def refusal(run: Callable[[], object]) -> str:
 
 
 def of_the_user(folder: Path) -> None:
-    spark = users_session()
-    stays_unchanged(folder, spark, seen(spark))
+    """Use one session of the user until it is stopped in a run, and then sessions of Penstock's own.
 
-
-def of_another_thread(folder: Path) -> None:
+    One process, as the start of a JVM and its first run take longer than all that follows.
+    """
     spark = users_session()
-    used_in_another_thread(folder, spark, seen(spark))
+    before = seen(spark)
+    stays_unchanged(folder, spark, before)
+    used_in_another_thread(folder, spark, before)
     stopped_in_a_run(folder, spark)
-
-
-def of_own_sessions(folder: Path) -> None:
-    users_session().stop()
     sessions_afterwards(folder)
 
 

@@ -45,16 +45,11 @@ def check_story(name: str, folder: Path) -> None:
     assert ended.returncode == 0, ended.stderr[-6000:]
 
 
-def test_a_session_of_the_user_is_neither_changed_nor_stopped(tmp_path: Path) -> None:
+def test_a_session_of_the_user_stays_as_it_was_also_in_another_thread_and_its_end_in_a_run_is_one_sentence(
+    tmp_path: Path,
+) -> None:
+    """Sessions of Penstock's own, one after the other, then leave the process as it was."""
     check_story("of_the_user", tmp_path)
-
-
-def test_a_session_is_used_in_another_thread_and_its_end_in_a_run_is_one_sentence(tmp_path: Path) -> None:
-    check_story("of_another_thread", tmp_path)
-
-
-def test_sessions_of_penstock_follow_each_other_and_leave_the_process_as_it_was(tmp_path: Path) -> None:
-    check_story("of_own_sessions", tmp_path)
 
 
 def test_the_spark_of_a_bare_context_is_used_and_left_running(tmp_path: Path) -> None:

@@ -144,7 +144,8 @@ def test_a_handler_is_served_before_spark_starts_and_the_pipeline_after(scene: S
     assert worker.exit_code() == 0, worker.log_lines
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+# quick: SIGINT, which a terminal also sends to Spark; SIGTERM while Spark starts is in tests/chaos/test_spark_stop.py
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGINT])
 def test_a_stop_does_not_wait_for_spark_to_start_and_leaves_no_spark_behind(
     scene: Scene, number: signal.Signals
 ) -> None:

@@ -165,7 +165,7 @@ def any_scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]
     made.app.close()
 
 
-@pytest.mark.parametrize("seed", [11, 12])
+@pytest.mark.parametrize("seed", [11, pytest.param(12, marks=pytest.mark.slow)])
 def test_only_deliberately_lost_objects_are_announced(any_scene: Scene, spark: SparkSession, seed: int) -> None:
     scene, chance = any_scene, random.Random(seed)
     scene.write(*(f"{chance.choice('abc')}/{chance.choice('xyz')}-{number:04}.jsonl" for number in range(330)))

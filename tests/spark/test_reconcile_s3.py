@@ -288,8 +288,14 @@ def test_a_listing_finds_exactly_the_lost_objects(
     assert report.listed == len(PLAIN_KEYS) + len(ODD_KEYS) + len(NO_OBJECTS) - versions
 
 
-@pytest.mark.parametrize("where", ["s3", "folder"])
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(
+    ("form", "where"),
+    [
+        *((form, "s3") for form in FORMATS),
+        (FORMATS[0], "folder"),
+        *(pytest.param(form, "folder", marks=pytest.mark.slow) for form in FORMATS[1:]),
+    ],
+)
 def test_an_inventory_finds_exactly_the_lost_objects(scene: Scene, spark: SparkSession, form: str, where: str) -> None:
     scene.keep_versions()
     scene.put("elsewhere/a", *PLAIN_KEYS, *ODD_KEYS, *NO_OBJECTS)

@@ -211,6 +211,7 @@ def test_a_mixed_worker_whose_jvm_dies_finishes_its_handlers_and_is_not_ready(sc
     assert worker.exit_code() == TEMPORARY_FAILURE, worker.log_lines
 
 
+@pytest.mark.slow  # quick: the two above, idle and in a run
 def test_a_jvm_that_dies_right_after_its_start_is_handled_the_same(scene: Scene) -> None:
     worker = scene.start("--queues", "clicks-events")
     worker.expect("spark.started")

@@ -11,6 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 from tests.chaos import transforms
+from tests.services.forked_process import ForkedPopen
 
 from penstock.brokers.sqlite.broker import SqliteBroker
 
@@ -63,7 +64,7 @@ def test_a_stop_in_two_spark_runs_releases_their_messages_and_exits_with_0(tmp_p
     command = [sys.executable, "-m", "penstock", "worker", "clicks_app:app"]
     command += ["--stop-timeout", f"{STOP_TIMEOUT_SECONDS:g}"]
     with log.open("wb") as stream:
-        worker = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=stream, stdin=subprocess.DEVNULL)
+        worker = ForkedPopen(command, cwd=tmp_path, env=environment, stderr=stream, stdin=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not ((tmp_path / transforms.AT_GATE).exists() and attempts_open(tmp_path) == 2):

@@ -381,6 +381,13 @@ def _remarks(report: "IngestReport", options: str) -> list[str]:
             "{} objects, not read; `penstock objects retry` reads them again",
         )
         remarks.append(f"Retracted: {retracted}.")
+    if report.objects_kept:
+        kept = worded(
+            report.objects_kept,
+            "{} object to be read again is gone or has changed; its earlier rows stay",
+            "{} objects to be read again are gone or have changed; their earlier rows stay",
+        )
+        remarks.append(f"Kept: {kept}.")
     if report.objects_unfinished:
         left = counted(report.objects_unfinished, "object")
         remarks.append(f"Stopped with {left} left; run the same command again to continue.")

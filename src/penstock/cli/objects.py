@@ -1,4 +1,4 @@
-"""`penstock objects`: list objects with their states, show one, and retry, retract or import them."""
+"""`penstock objects`: list objects with their states, show one, and retry, reprocess, retract or import them."""
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,6 +10,7 @@ import typer
 
 from penstock.app.scope import Scope
 from penstock.cli.objects_import import import_
+from penstock.cli.objects_reprocess import reprocess
 from penstock.cli.objects_retract import retract
 from penstock.cli.objects_retry import retry
 from penstock.cli.options import duration_if, grouped_options, object_uri
@@ -43,6 +44,7 @@ LOCAL = "file://"  # omitted in tables
 
 app = typer.Typer(no_args_is_help=True)
 app.command("import")(import_)
+app.command("reprocess")(reprocess)
 app.command("retract")(retract)
 app.command("retry")(retry)
 
@@ -134,7 +136,7 @@ def _listed(scope: Scope, wanted: _Wanted, *, quiet: bool) -> list[dict[str, Any
             (
                 *((one,) if seen.several else ()),
                 row.uri.removeprefix(LOCAL),
-                f"{row.state}, replay" if is_replay(row.version_id, row.etag) else row.state,
+                _short_state(row),
                 row.attempts,
                 _or_blank(row.rows),
                 _or_blank(row.lines_quarantined),
@@ -245,6 +247,7 @@ def as_document(pipeline: str, row: ObjectRow, *, archived: bool = False) -> dic
         "size_bytes": row.size_bytes,
         "version": row.version_id or row.etag,
         "replay": is_replay(row.version_id, row.etag),
+        "reopened": row.is_reopened,
         "rows": row.rows,
         "lines_quarantined": row.lines_quarantined,
         "unknown_fields": dict(unknown.fields),
@@ -308,7 +311,7 @@ def _print_version(
             "object": row.uri,
             "pipeline": pipeline,
             "version": row.version_id or row.etag,
-            "state": f"{row.state.value}, archived" if archived else row.state.value,
+            "state": f"{row.state.value}, archived" if archived else _state(row),
             "reason": row.reason or "",
             "size": f"{row.size_bytes:,} bytes",
             "rows read": _or_blank(row.rows),
@@ -331,6 +334,17 @@ def _print_version(
                 print(f"{'':<10}  {printable(line)}")
         for line in (attempt.traceback or "").splitlines():
             print(f"{'':<10}  | {printable(line)}")
+
+
+def _short_state(row: ObjectRow) -> str:
+    kind = "replay" if is_replay(row.version_id, row.etag) else "reopened" if row.is_reopened else ""
+    return f"{row.state.value}, {kind}" if kind else row.state.value
+
+
+def _state(row: ObjectRow) -> str:
+    if row.is_reopened:
+        return f"{row.state.value}, to be read again; until then the table keeps the rows of batch {row.batch_seq}"
+    return row.state.value
 
 
 def _by_field(fields: Mapping[str, int], others: int) -> str:

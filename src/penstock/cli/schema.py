@@ -382,7 +382,8 @@ def transform_(
     """Accept another transform for later rows of a table.
 
     A run with another transform than the one that made the rows is refused until then. Rows in the table stay as they
-    are. Workers that run now keep their transform until they are restarted.
+    are, until `penstock objects reprocess` reads their objects again. Workers that run now keep their transform until
+    they are restarted.
     """
     if (name is None) != none:
         raise UsageError("Give the name of the transform, or --none.")

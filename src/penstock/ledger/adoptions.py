@@ -32,6 +32,7 @@ _DROP = delete(objects).where(
     objects.c.pipeline == bindparam("in_pipeline"),
     objects.c.object_id.in_(_of_slice),
     objects.c.state.in_(_REPLACED),
+    objects.c.batch_seq.is_(None),  # not reopened: its rows are in the table
 )
 _DROP_ATTEMPTS = delete(object_attempts).where(
     object_attempts.c.pipeline == bindparam("in_pipeline"), object_attempts.c.object_id.in_(_of_slice)

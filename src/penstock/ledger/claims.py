@@ -41,6 +41,7 @@ from penstock.ledger.records import (
     OnChange,
     OriginalMessage,
 )
+from penstock.ledger.reopenings import keep_unread, reopened_among_wanted
 from penstock.ledger.revivals import record_original_messages, renumber, revive
 from penstock.ledger.rows import AnyRow, Values, new_claimed_object, original_message_of, wanted_object
 from penstock.ledger.rules import is_later, latest, storable
@@ -329,6 +330,7 @@ class Claims:
             if taken and sequenced:
                 overtaken, _ = _overtaken(connection, opening, named.keys())
                 _take_out(connection, opening, overtaken, _SUPERSEDE)
+                keep_unread(connection, opening["in_pipeline"], sorted(overtaken))
                 taken -= len(overtaken)
             if taken and not opened:
                 connection.execute(_OPEN, opening)
@@ -339,6 +341,10 @@ class Claims:
             found = _read_back(connection, opening, chosen, claimed=taken, archived=archived)
             if on_change is OnChange.REPLACE:
                 found = _contested(connection, opening, found)
+            reopened = reopened_among_wanted(connection, opening["in_pipeline"]) & found.claimed.keys() if taken else ()
+            if reopened:
+                found = replace(found, claimed={**found.claimed, **_read_again(found.claimed, reopened)})
+                return replace(found, next_seq=_next_seq(connection, opening, OnChange.REPLACE))
             return replace(found, next_seq=_next_seq(connection, opening, on_change))
 
         return self._database.transact(take)
@@ -447,6 +453,10 @@ def _contested(connection: Connection, binds: Values, found: ObjectClaims) -> Ob
 
 def _new_object(object_id: bytes, original_message: OriginalMessage) -> ClaimedObject:
     return ClaimedObject(object_id=object_id, attempts=1, unattributed_failures=0, original_message=original_message)
+
+
+def _read_again(claimed: Mapping[bytes, ClaimedObject], reopened: Collection[bytes]) -> Mapping[bytes, ClaimedObject]:
+    return {object_id: replace(claimed[object_id], is_reopened=True) for object_id in reopened}
 
 
 def _claimed_object(row: AnyRow, original_message: OriginalMessage) -> ClaimedObject:

@@ -25,6 +25,7 @@ from penstock.ledger.records import (
     ObjectState,
     replaced_objects,
 )
+from penstock.ledger.reopenings import settle_reopened
 from penstock.ledger.rows import AnyRow, leaving_object, new_batch, with_added
 from penstock.ledger.rules import made_with
 from penstock.ledger.schema import attempts, batches, leaving, object_attempts, objects, pipelines, table_schemas
@@ -171,6 +172,8 @@ class Commits:
             _end_attempt(connection, outcome)
             seq = int(pipeline.next_seq) if outcome.processed else None
             _leave(connection, outcome, rows, seq=seq)
+            has_table = pipeline.schema_id > 0 or outcome.new_schema is not None
+            settle_reopened(connection, outcome, has_table=has_table)
             if seq is None:
                 return None
             added = with_added(pipeline.added_columns, outcome.added_columns)

@@ -45,6 +45,7 @@ from penstock.ledger.records import (
     WorkRow,
     WorkState,
 )
+from penstock.ledger.reopenings import Reopenings
 from penstock.ledger.repairs import Repairs
 from penstock.ledger.retractions import Retractions
 from penstock.ledger.table_commits import TableCommits
@@ -70,6 +71,7 @@ class Ledger:
         self.archives = Archives(database, probe)  # rows that were moved out of `objects`
         self.adoptions = Adoptions(database)  # objects that another system processed
         self.retractions = Retractions(database, probe)  # objects whose rows leave the table
+        self.reopenings = Reopenings(database, probe)  # processed objects that are read again
         self.replays = Replays(database)  # replays of dead-lettered messages
         self.audits = Audits(database)  # operators' actions on queues
         self.quarantines = Quarantines(database)  # the bad lines of objects, and what became of them
@@ -508,6 +510,10 @@ class Ledger:
         Replays are no versions of their own. Versions that were retracted do not count.
         """
         return self._queries.changed(pipeline, object_ids)
+
+    def overtaken(self, pipeline: str, object_ids: Collection[bytes]) -> set[bytes]:
+        """Return those of the given objects, which are being read again, of which a later version is processed."""
+        return self._queries.overtaken(pipeline, object_ids)
 
     def replaced(self, pipeline: str, object_ids: Collection[bytes]) -> set[bytes]:
         """Return those of the given objects that are processed, and whose rows a later version took out of the table.

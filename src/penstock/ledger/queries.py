@@ -45,6 +45,7 @@ from penstock.ledger.schema import (
     object_attempts,
     objects,
     pipelines,
+    reopenings,
     table_schemas,
     wanted,
 )
@@ -59,7 +60,13 @@ from penstock.ledger.sets import (
     is_wanted,
     of_pipeline,
 )
-from penstock.ledger.versions import changed_versions, is_no_replay, replaced_versions, superseded_versions
+from penstock.ledger.versions import (
+    changed_versions,
+    is_no_replay,
+    overtaken_readings,
+    replaced_versions,
+    superseded_versions,
+)
 
 PAGE_BATCHES = 100
 _STATE_NAMED = {state.value: state for state in ObjectState}
@@ -272,6 +279,11 @@ class Queries:
             ids_wanted(connection, object_ids)
             return changed_versions(connection, pipeline)
 
+    def overtaken(self, pipeline: str, object_ids: Collection[bytes]) -> set[bytes]:
+        with self._database.reading() as connection:
+            ids_wanted(connection, object_ids)
+            return overtaken_readings(connection, pipeline)
+
     def replaced(self, pipeline: str, object_ids: Collection[bytes]) -> set[bytes]:
         with self._database.reading() as connection:
             ids_wanted(connection, object_ids)
@@ -393,10 +405,19 @@ _WAITING_COUNTS = (
     .where(_of_pipeline, objects.c.state.in_([state.value for state in _OTHERS]))
     .group_by(objects.c.state)
 )
-_WAITING = select(
-    func.min(objects.c.first_seen_at).label("oldest_at"),
-    func.sum(case((objects.c.first_seen_at < DatabaseNow() - bindparam("after_seconds"), 1), else_=0)).label("overdue"),
-).where(_of_pipeline, objects.c.state.in_([state.value for state in _OTHERS if state not in TERMINAL]))
+_waiting_since = func.coalesce(reopenings.c.reopened_at, objects.c.first_seen_at)
+_WAITING = (
+    select(
+        func.min(_waiting_since).label("oldest_at"),
+        func.sum(case((_waiting_since < DatabaseNow() - bindparam("after_seconds"), 1), else_=0)).label("overdue"),
+    )
+    .outerjoin_from(
+        objects,
+        reopenings,
+        (reopenings.c.pipeline == objects.c.pipeline) & (reopenings.c.object_id == objects.c.object_id),
+    )
+    .where(_of_pipeline, objects.c.state.in_([state.value for state in _OTHERS if state not in TERMINAL]))
+)
 _NOW = select(DatabaseNow())
 _PROCESSED = by_state(
     select(func.count()).select_from(objects).where(_of_pipeline, objects.c.state == ObjectState.PROCESSED.value)
@@ -416,7 +437,8 @@ class UnprocessedObjects:
     """The unprocessed objects of a pipeline. Ages are by the database's clock."""
 
     objects: Mapping[ObjectState, int]  # in every state except processed
-    oldest_age_seconds: float  # of the unfinished ones, since the ledger first recorded them; 0 if there are none
+    # of the unfinished ones, since the ledger first recorded or last reopened them; 0 if there are none
+    oldest_age_seconds: float
     overdue: int  # unfinished objects older than the given limit
     committed_seq: int  # the last batch; 0 before the first
 

@@ -109,6 +109,8 @@ class ClaimedObject:
     original_message: OriginalMessage  # the message to dead-letter if the object fails for good
     # seconds since an attempt first found it missing; None: not missing, or found again since
     missing_seconds: float | None = None
+    # It was processed before, and its rows are in the table: those of this attempt must replace them
+    is_reopened: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -363,6 +365,11 @@ class ObjectRow:
     ended_at: float | None
     original_message: OriginalMessage | None
     unknown: UnknownCounts | None = None
+
+    @property
+    def is_reopened(self) -> bool:
+        """Return True if it is to be read again, and the rows of its earlier reading are in the table until then."""
+        return self.batch_seq is not None and self.state is not ObjectState.PROCESSED
 
 
 OwnerKind = Literal["keys", "objects"]

@@ -33,6 +33,7 @@ from penstock.ledger.records import (
     OnChange,
     replaced_objects,
 )
+from penstock.ledger.reopenings import free_reopened, read_by_import, renumber_reopened
 from penstock.ledger.retractions import retract_again
 from penstock.ledger.rows import Values, new_batch, new_object
 from penstock.ledger.rules import storable
@@ -203,12 +204,13 @@ class Repairs:
         rows = [new_object(pipeline, imported.candidate) for imported in batch.objects]
         connection.execute(self._add_objects, sorted(rows, key=itemgetter("object_id")))
         fill(connection, leaving, [_leaving(imported) for imported in batch.objects])
+        has_read_again = read_by_import(connection, pipeline, batch.attempt_id, seq=batch.seq)
         connection.execute(_PROCESS, {"in_pipeline": pipeline, "of_attempt": batch.attempt_id, "as_seq": batch.seq})
         connection.execute(self._note, [_noted(pipeline, row["object_id"], batch.attempt_id) for row in rows])
         outcome = BatchOutcome(
             pipeline=pipeline, attempt_id=batch.attempt_id, processed=(), bad=batch.bad, replays=batch.replays
         )
-        if batch.on_change is not OnChange.ADD:
+        if batch.on_change is not OnChange.ADD or has_read_again:
             _replace_again(connection, pipeline, batch.seq, batch.attempt_id)
         record_quarantined(connection, outcome)
 
@@ -281,6 +283,7 @@ def _withdraw(connection: Connection, pipeline: str, seq: int) -> str:
     forget_quarantined(connection, pipeline, attempt_id)
     return_replaced(connection, pipeline, seq)
     connection.execute(_FREE_PROCESSED, {"of_attempt": attempt_id})
+    free_reopened(connection, pipeline, attempt_id)
     reason = "committed after the ledger was rolled back; the table shows its objects in another batch"
     _end(connection, pipeline, attempt_id, AttemptState.ABANDONED, WITHDRAWN, reason)
     return attempt_id
@@ -297,6 +300,7 @@ def _move(connection: Connection, repair: LedgerRepair) -> None:
     for seq, new_seq in repair.moved.items():
         connection.execute(_RENUMBER, {"in_pipeline": repair.pipeline, "of_seq": -seq, "new_seq": new_seq})
         connection.execute(_RENUMBER_OBJECTS, {"of_attempt": found[seq], "new_seq": new_seq})
+        renumber_reopened(connection, repair.pipeline, found[seq], new_seq)
         renumber_replaced(connection, repair.pipeline, -seq, new_seq)
 
 

@@ -2,28 +2,34 @@
 
 The one transaction locks the pipeline's row first, like a commit, and so every batch before the retraction's has its
 objects processed by then, and every later one shows its rows after it. Then it locks the progress of the archive, so
-that no object moves there meanwhile. Archived objects get a row in ``objects`` again: their identity alone would keep
-them from ever being processed again.
+that no object moves there meanwhile; see `penstock.ledger.returns`.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from sqlalchemy import Connection, bindparam, delete, insert, null, select, update
+from sqlalchemy import Connection, bindparam, insert, null, select, update
 
 from penstock.errors import ClaimLost, ConfigurationError, TemporaryError
-from penstock.ledger.archive import ARCHIVING, RetiredObject
+from penstock.ledger.archive import RetiredObject
 from penstock.ledger.database import Database, OutcomeUnknown
 from penstock.ledger.dialects import DatabaseNow
 from penstock.ledger.quarantine import dismiss_retracted
 from penstock.ledger.records import AttemptState, BatchOutcome, BatchRecord, ObjectState, replaced_objects
-from penstock.ledger.rows import AnyRow, Values, new_batch, uri_digest
-from penstock.ledger.rules import failure_note, storable, stored_reason
+from penstock.ledger.reopenings import withdraw_reopenings
+from penstock.ledger.returns import (
+    ReturningObject,
+    lock_archiving,
+    returning_object,
+    returning_timeline,
+    take_back,
+    versions_of,
+)
+from penstock.ledger.rows import Values, new_batch
+from penstock.ledger.rules import storable, stored_reason
 from penstock.ledger.schema import (
-    archived_objects,
-    archives,
     attempts,
     batches,
     object_attempts,
@@ -31,7 +37,7 @@ from penstock.ledger.schema import (
     pipelines,
     progress,
 )
-from penstock.ledger.sets import filtered, slices
+from penstock.ledger.sets import slices
 from penstock.messaging.steps import Probe, Step
 
 OUTCOME = "retracted"  # of the attempt, for each object
@@ -42,15 +48,6 @@ _LOCK = (
     select(pipelines.c.next_seq, pipelines.c.schema_id)
     .where(pipelines.c.id == bindparam("in_pipeline"))
     .with_for_update()
-)
-_LOCK_ARCHIVING = (
-    select(progress.c.done_seq)
-    .where(progress.c.pipeline == bindparam("in_pipeline"), progress.c.task == ARCHIVING)
-    .with_for_update()
-)
-_VERSIONS = select(objects.c.object_id, objects.c.uri, objects.c.state, objects.c.batch_seq).where(
-    objects.c.uri_digest.in_(bindparam("digests", expanding=True)),
-    filtered(objects.c.pipeline) == bindparam("in_pipeline"),
 )
 RETRACT = (
     update(objects)
@@ -73,12 +70,6 @@ RETRACT = (
         objects.c.state == ObjectState.PROCESSED.value,
     )
 )
-_LEAVE_ARCHIVE = delete(archived_objects).where(
-    archived_objects.c.pipeline == bindparam("in_pipeline"),
-    archived_objects.c.object_id == bindparam("of_object"),
-    archived_objects.c.archive_id == bindparam("of_archive"),
-)
-_SHRINK = update(archives).values(objects=archives.c.objects - 1).where(archives.c.id == bindparam("of_archive"))
 _RETURN = insert(objects).values(ended_at=DatabaseNow())
 _ADD_BATCH = insert(batches).values(committed_at=DatabaseNow())
 _ADVANCE = (
@@ -102,14 +93,6 @@ _RETRACTIONS = (
 _BY_ATTEMPT = select(objects.c.object_id).where(
     objects.c.attempt_id == bindparam("of_attempt"), objects.c.state == ObjectState.RETRACTED.value
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReturningObject:
-    """An archived object, which a retraction brings back from this archive."""
-
-    archive_id: str
-    retired: RetiredObject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,8 +186,8 @@ class Retractions:
         pipeline = connection.execute(_LOCK, binds).one_or_none()
         if pipeline is None:
             raise ConfigurationError(f"the ledger has no pipeline {retraction.pipeline}: it has nothing to retract")
-        connection.execute(self._add_progress, {"pipeline": retraction.pipeline, "task": ARCHIVING, "done_seq": 0})
-        connection.execute(_LOCK_ARCHIVING, binds)
+        lock_archiving(connection, self._add_progress, retraction.pipeline)
+        withdraw_reopenings(connection, retraction.pipeline, retraction.addresses)
         versions = versions_of(connection, retraction.pipeline, retraction.addresses)
         busy = sorted({row.uri for row in versions if row.state == ObjectState.PROCESSING.value})
         if busy:
@@ -230,17 +213,9 @@ class Retractions:
     def _return_archived(self, connection: Connection, retraction: Retraction) -> Sequence[bytes]:
         """Give archived objects a row again, as retracted; return their ids. Leave out those that another one took."""
         returned: list[bytes] = []
-        for one in sorted(retraction.archived, key=lambda one: one.retired.row.object_id):
-            binds = {
-                "in_pipeline": retraction.pipeline,
-                "of_object": one.retired.row.object_id,
-                "of_archive": one.archive_id,
-            }
-            if connection.execute(_LEAVE_ARCHIVE, binds).rowcount != 1:
-                continue
-            connection.execute(_SHRINK, binds)
+        for one in take_back(connection, retraction.pipeline, retraction.archived):
             connection.execute(_RETURN, _returning(retraction, one.retired))
-            for timeline in _timeline(retraction.pipeline, one.retired):
+            for timeline in returning_timeline(retraction.pipeline, one.retired):
                 connection.execute(self._note, timeline)
             returned.append(one.retired.row.object_id)
         return returned
@@ -255,19 +230,10 @@ class Retractions:
         return Retracted(seq=int(seq), versions=versions)
 
 
-def versions_of(connection: Connection, pipeline: str, addresses: Sequence[str]) -> Sequence[AnyRow]:
-    """Return id, address, state and batch of every version of these objects that has a row, by id."""
-    stored = {uri_digest(uri): uri for uri in map(storable, addresses)}
-    found: list[AnyRow] = []
-    for digests in slices(sorted(stored)):
-        rows = connection.execute(_VERSIONS, {"in_pipeline": pipeline, "digests": list(digests)})
-        found += (row for row in rows if row.uri == stored[uri_digest(row.uri)])
-    return sorted(found, key=lambda row: row.object_id)
-
-
 def retract_again(connection: Connection, pipeline: str, *, from_seq: int) -> None:
     """Repeat the retractions from this batch on, after a repair brought back batches before them, inside it."""
     for batch in connection.execute(_RETRACTIONS, {"in_pipeline": pipeline, "from_seq": from_seq}).all():
+        withdraw_reopenings(connection, pipeline, replaced_objects(batch.replaces))
         ids = [
             row.object_id
             for row in versions_of(connection, pipeline, replaced_objects(batch.replaces))
@@ -301,40 +267,9 @@ def _note(retraction: Retraction, object_id: bytes) -> Values:
 
 
 def _returning(retraction: Retraction, retired: RetiredObject) -> Values:
-    row, message = retired.row, retired.row.original_message
     return {
-        "pipeline": retraction.pipeline,
-        "object_id": row.object_id,
-        "bucket": row.bucket,
-        "key": row.key,
-        "uri": row.uri,
-        "uri_digest": retired.uri_digest,
-        "size_bytes": row.size_bytes,
-        "version_id": row.version_id,
-        "etag": row.etag,
-        "sequencer": retired.sequencer,
+        **returning_object(retraction.pipeline, retired),
         "state": ObjectState.RETRACTED.value,
         "attempt_id": retraction.attempt_id,
-        "charged": row.attempts,
-        "refunds": 0,
-        "unattributed_failures": retired.unattributed_failures,
         "reason": stored_reason(retraction.reason),
-        "carrier_message_id": None if message is None else message.message_id,
-        "carrier_enqueued_at": None if message is None else message.enqueued_at,
-        "carrier_replay_id": None if message is None else message.replay_id,
-        "first_seen_at": row.first_seen_at,
     }
-
-
-def _timeline(pipeline: str, retired: RetiredObject) -> Sequence[Mapping[str, object]]:
-    """Return the earlier attempts of an archived object. One without an outcome of its own has its attempt's."""
-    return [
-        {
-            "pipeline": pipeline,
-            "object_id": retired.row.object_id,
-            "attempt_id": attempt.attempt_id,
-            "outcome": None if attempt.outcome == ObjectState.PROCESSED.value else attempt.outcome,
-            "reason": None if attempt.reason is None else failure_note(attempt.reason, attempt.traceback),
-        }
-        for attempt in retired.timeline
-    ]

@@ -293,6 +293,29 @@ archived_objects = Table(
     sqlite_with_rowid=False,
 )
 
+reopenings = Table(  # processed objects that are, or were, to be read again; the last time of each
+    "reopenings",
+    metadata,
+    Column("pipeline", PIPELINE, primary_key=True),
+    Column("object_id", DIGEST, primary_key=True),
+    Column("uri", Text, nullable=False),
+    Column("uri_digest", DIGEST, nullable=False),
+    Column("state", WORD, nullable=False),  # see `reopenings.ReopeningState`
+    # The earlier reading, as it was in `objects`: its rows are in the table until another batch replaces them.
+    Column("attempt_id", WORD, nullable=False),
+    Column("batch_seq", BigInteger, nullable=False),
+    Column("rows", BigInteger),
+    Column("lines_quarantined", BigInteger),
+    Column("unknown_fields", LONG_TEXT),
+    Column("ended_at", Double),
+    Column("reopened_at", Double, nullable=False),
+    Column("read_attempt_id", WORD),  # the attempt that read it again; NULL until then
+    Index("ix_reopenings_state", "pipeline", "state", "object_id"),
+    Index("ix_reopenings_uri", "uri_digest", "pipeline"),
+    Index("ix_reopenings_attempt", "attempt_id"),
+    Index("ix_reopenings_read", "read_attempt_id"),
+)
+
 table_commits = Table(  # the last versions of a table's log, as publishes of a pipeline saw them
     "table_commits",
     metadata,

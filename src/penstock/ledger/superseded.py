@@ -5,24 +5,18 @@ takes it, and its run finds out. If it is a late duplicate of the version's old 
 in the store, and the object ends as superseded.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from sqlalchemy import Connection, bindparam, delete, null, select, update
+from sqlalchemy import Connection, bindparam, null, update
 
-from penstock.ledger.archive import ARCHIVING
 from penstock.ledger.database import Database
 from penstock.ledger.records import Claimable, ObjectState
+from penstock.ledger.returns import leave_archive, lock_archiving
 from penstock.ledger.rows import new_object
-from penstock.ledger.schema import archived_objects, archives, objects, progress
+from penstock.ledger.schema import objects, progress
 from penstock.ledger.sets import insert_from, slices, unprocessed
 from penstock.ledger.versions import SUPERSEDED, SUPERSEDED_ARCHIVED, found_by, superseded_versions
 
-_LOCK_ARCHIVING = (
-    select(progress.c.done_seq)
-    .where(progress.c.pipeline == bindparam("in_pipeline"), progress.c.task == ARCHIVING)
-    .with_for_update()
-)
 _FREE = (
     update(objects)
     .values(
@@ -32,7 +26,7 @@ _FREE = (
         rows=null(),
         lines_quarantined=null(),
         unknown_fields=null(),
-        refunds=objects.c.charged,  # its attempts begin again
+        refunds=objects.c.charged,  # its attempts begin again, whatever the last time had
         ended_at=null(),
     )
     .where(
@@ -40,14 +34,6 @@ _FREE = (
         objects.c.object_id.in_(bindparam("of_objects", expanding=True)),
         objects.c.state == ObjectState.PROCESSED.value,
     )
-)
-_of_archived = (archived_objects.c.pipeline == bindparam("in_pipeline")) & archived_objects.c.object_id.in_(
-    bindparam("of_objects", expanding=True)
-)
-_ARCHIVES_OF = select(archived_objects.c.archive_id).where(_of_archived)
-_LEAVE_ARCHIVE = delete(archived_objects).where(_of_archived)
-_SHRINK = (
-    update(archives).values(objects=archives.c.objects - bindparam("fewer")).where(archives.c.id == bindparam("of_id"))
 )
 
 
@@ -67,19 +53,11 @@ class SupersededVersions:
         if not superseded_versions(connection, pipeline):
             return
         binds = {"in_pipeline": pipeline}
-        # Not added first: on MariaDB two inserts that find the row would both share its lock, and then deadlock.
-        if connection.execute(_LOCK_ARCHIVING, binds).first() is None:
-            connection.execute(self._add_progress, {"pipeline": pipeline, "task": ARCHIVING, "done_seq": 0})
-            connection.execute(_LOCK_ARCHIVING, binds)
+        lock_archiving(connection, self._add_progress, pipeline)
         for ids in slices(sorted(found_by(connection, pipeline, SUPERSEDED))):
             connection.execute(_FREE, {**binds, "of_objects": list(ids)})
         archived = sorted(found_by(connection, pipeline, SUPERSEDED_ARCHIVED))
         if not archived:
             return
         insert_from(connection, self._add_objects, archived, lambda id: new_object(pipeline, named[id][0]))
-        fewer: Counter[str] = Counter()
-        for ids in slices(archived):
-            fewer.update(connection.scalars(_ARCHIVES_OF, {**binds, "of_objects": list(ids)}))
-            connection.execute(_LEAVE_ARCHIVE, {**binds, "of_objects": list(ids)})
-        for archive_id, count in sorted(fewer.items()):
-            connection.execute(_SHRINK, {"of_id": archive_id, "fewer": count})
+        leave_archive(connection, pipeline, archived)

@@ -40,7 +40,7 @@ from penstock.ledger.records import (
     replaced_objects,
 )
 from penstock.ledger.rows import AnyRow
-from penstock.ledger.schema import archived_objects, attempts, batches, objects, quarantined, wanted
+from penstock.ledger.schema import archived_objects, attempts, batches, objects, quarantined, reopenings, wanted
 from penstock.ledger.sets import (
     by_attempt_and_uri,
     by_uri,
@@ -136,6 +136,11 @@ SUPERSEDED, SUPERSEDED_ARCHIVED = _superseded_in(
 )
 
 
+_OVERTAKEN, _ = _superseded_in(
+    _mine.where(in_state(ObjectState.PROCESSING)), _among_wanted(select(archived_objects.c.object_id).distinct())
+)
+
+
 def _in_range(table: FromClause) -> Select[Any]:
     return (
         select(table.c.object_id)
@@ -175,6 +180,11 @@ _BESIDE_ANOTHER = (
 def changed_versions(connection: Connection, pipeline: str) -> set[bytes]:
     """Return those of ``wanted``, which have rows, of which another version is processed."""
     return found_by(connection, pipeline, _CHANGED)
+
+
+def overtaken_readings(connection: Connection, pipeline: str) -> set[bytes]:
+    """Return those of ``wanted`` that are read again, and of which another version was committed after them."""
+    return found_by(connection, pipeline, _OVERTAKEN)
 
 
 def superseded_versions(connection: Connection, pipeline: str, *, seen_at: float | None = None) -> set[bytes]:
@@ -287,6 +297,24 @@ _ARCHIVED_VERSIONS = (
     .where(_processed_now, _of_one_object(objects, _archived_version), _archived_seq <= bindparam("up_to_seq"))
     .group_by(grouped(objects.c.uri_digest))
 )
+# The earlier readings of objects that the attempt has read again: such an object has only its new batch in its row.
+_EARLIER_READINGS = (
+    select(
+        reopenings.c.uri_digest,
+        reopenings.c.uri,
+        reopenings.c.batch_seq.label("seq"),
+        reopenings.c.rows,
+        batches.c.replaced_rows.is_not(None).label("replaced"),
+    )
+    .outerjoin_from(
+        reopenings, batches, (batches.c.pipeline == reopenings.c.pipeline) & (batches.c.seq == reopenings.c.batch_seq)
+    )
+    .where(
+        reopenings.c.read_attempt_id == bindparam("ours"),
+        reopenings.c.pipeline == bindparam("in_pipeline"),
+        reopenings.c.batch_seq <= bindparam("up_to_seq"),
+    )
+)
 _digests: BindParameter[bytes] = bindparam("digests", expanding=True)
 
 
@@ -352,6 +380,7 @@ class EarlierVersions:
 
     addresses: Mapping[bytes, str]
     last_seqs: Mapping[bytes, int]  # the batch that committed the latest one; 0: unknown
+    readings: Sequence[AnyRow] = ()  # of the batch's own objects that it has read again, like rows of `_ROWS`
 
     @property
     def last_seq(self) -> int | None:
@@ -396,7 +425,11 @@ def earlier_versions(connection: Connection, pipeline: str, attempt_id: str, *, 
         for row in connection.execute(statement, binds):
             addresses[row.uri_digest] = row.uri
             last_seqs[row.uri_digest] = max(int(row.last_seq), last_seqs.get(row.uri_digest, 0))
-    return EarlierVersions(addresses=addresses, last_seqs=last_seqs)
+    readings = connection.execute(_EARLIER_READINGS, binds).all()
+    for row in readings:
+        addresses[row.uri_digest] = row.uri
+        last_seqs[row.uri_digest] = max(int(row.seq), last_seqs.get(row.uri_digest, 0))
+    return EarlierVersions(addresses=addresses, last_seqs=last_seqs, readings=readings)
 
 
 def supersede(connection: Connection, pipeline: str, attempt_id: str, found: EarlierVersions, *, seq: int) -> int:
@@ -419,6 +452,8 @@ def _count_rows(connection: Connection, pipeline: str, found: EarlierVersions, *
     last = [digest for digest, last_seq in found.last_seqs.items() if last_seq in replacing]
     added = [digest for digest, last_seq in found.last_seqs.items() if last_seq not in replacing]
     rows: defaultdict[bytes, list[AnyRow]] = defaultdict(list)
+    for reading in found.readings:
+        rows[reading.uri_digest].append(reading)
     for of_objects, from_seq in ((last, lambda digest: found.last_seqs[digest]), (added, lambda _: 0)):
         for digests in slices(sorted(of_objects)):
             binds = {

@@ -49,6 +49,7 @@ class Step(StrEnum):
     DEAD_LETTERS_WRITTEN = "dead_letters_written"  # an archive or export is written, but not under its final name
     DEAD_LETTERS_KEPT = "dead_letters_kept"  # the file is durable; all of its dead letters are still in their queues
     DEAD_LETTERS_REMOVED = "dead_letters_removed"  # some are deleted from their queues; that is not recorded yet
+    REOPENED = "reopened"  # processed objects are to be read again, which no message says yet
     REPAIRING = "repairing"  # all statements of a repair are sent, COMMIT is not
     REPAIRED = "repaired"  # COMMIT returned
 

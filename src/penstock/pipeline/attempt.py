@@ -84,6 +84,8 @@ SHARED = (
     "take them out of the table (`penstock objects retract`), then give both objects other names"
 )
 WAITS = "its bad lines are read again once the other version of this object in the batch is processed"
+ALONE = "it is read in the next batch, without objects that were processed before and are read again"
+OVERTAKEN = "another version of this object was processed since it was to be read again, and its rows stay"
 AGREEMENTS_MAX = 4  # with a schema that keeps changing, before the run is repeated
 
 
@@ -242,6 +244,7 @@ class AttemptSettings:
     busy_seconds_max: float | None = None  # longest delay before a busy object is retried; None: until its lease ends
     emits_batches: bool = True  # emit events for batches, besides those for their objects
     on_change: OnChange = OnChange.ADD  # see also `PipelineRuntime.change_rule`
+    has_table: bool = True  # its rows go to a table, where those of an object that is read again have to be replaced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,6 +260,7 @@ class PipelineRuntime:
     publish_jobs: Mapping[str, Callable[[], object]] | None = None  # the same per table; None: one job for both
     check_engine: Callable[[], object] | None = None  # called while idle; raises `RestartNeeded`
     change_rule: Callable[[], OnChange] | None = None  # read by each batch; None: as in the settings
+    check_removal: Callable[[], None] | None = None  # raises `TableError` if no row may leave the table
     clock: Clock = field(default_factory=SystemClock)
     tracing: Tracing = NO_TRACING
     random: Random = random.random
@@ -426,7 +430,7 @@ class Attempts:
             attempt_id=work.attempt_id,
             objects=tuple(ref for object_id, ref in work.refs.items() if object_id not in causes),
             claimed=work.claim.claimed,
-            current_only=self._settings.on_change is not OnChange.ADD,
+            current_only=self._settings.on_change is not OnChange.ADD or self._replaces_readings(work),
         )
         began_at = self._runtime.clock.monotonic()
         with self._stage("spark run", work):
@@ -454,9 +458,19 @@ class Attempts:
         commit checks it again, since another version may be committed meanwhile.
 
         If it replaces rows, these are replays of bad lines beside another version: that may replace the rows that they
-        would add to, and the commit would then refuse both, each time that they share an attempt. They are also objects
-        whose rows cannot be told from those of another one, see `penstock.objects.reference.uri_of`.
+        would add to, and the commit would then refuse both, each time that they share an attempt.
+
+        Reopened objects replace their earlier rows under any rule. Where the rule is another one, they have an attempt
+        of their own, and the objects beside them wait.
+
+        Objects whose rows cannot be told from those of another one are not read: see `penstock.objects.reference.uri_of`.
         """
+        if self._settings.on_change is not OnChange.REPLACE and self._replaces_readings(work):
+            if self._runtime.check_removal is not None:
+                self._runtime.check_removal()
+            refused = self._refused_beside_reopened(work)
+            left = work.refs.keys() - {one.object_id for one in refused}
+            return [*refused, *self._of_several_objects({id: work.refs[id] for id in left})]
         if self._settings.on_change is OnChange.ADD:
             return ()
         if self._settings.on_change is OnChange.REPLACE:
@@ -481,6 +495,25 @@ class Attempts:
             if object_id in shared and not is_replay(refs[object_id].version_id, refs[object_id].etag)
         ]
 
+    def _replaces_readings(self, work: ClaimedWork) -> bool:
+        """Return True if the attempt has objects whose earlier rows are in the table, and are to be replaced.
+
+        Their rows name the object: the table has the column, and refuses runs without it.
+        """
+        return self._settings.has_table and any(claimed.is_reopened for claimed in work.claim.claimed.values())
+
+    def _refused_beside_reopened(self, work: ClaimedWork) -> Sequence[FailedObject]:
+        reopened = {id for id, claimed in work.claim.claimed.items() if claimed.is_reopened}
+        with self._runtime.ledger_watch.watch_request():
+            overtaken = self._runtime.ledger.overtaken(self._settings.pipeline, sorted(reopened))
+        return [
+            FailedObject(object_id=object_id, failure=AttemptFailure.SUPERSEDED, reason=OVERTAKEN)
+            if object_id in reopened
+            else FailedObject(object_id=object_id, failure=AttemptFailure.RETRY, reason=ALONE, uncounted=True)
+            for object_id in work.refs
+            if object_id in overtaken or object_id not in reopened
+        ]
+
     def _outcome(self, work: ClaimedWork, *, failed: Sequence[FailedObject]) -> BatchOutcome:
         return BatchOutcome(pipeline=self._settings.pipeline, attempt_id=work.attempt_id, processed=(), failed=failed)
 
@@ -497,7 +530,7 @@ class Attempts:
             bad=_bad_lines(work, result),
             replays=replays(work.refs, result.processed),
             added_columns=result.added_columns,
-            on_change=self._rule_for(result),
+            on_change=OnChange.REPLACE if self._replaces_readings(work) else self._rule_for(result),
             since_seq=work.claim.next_seq,
         )
         with self._stage("commit", work), self._runtime.ledger_watch.watch_request():

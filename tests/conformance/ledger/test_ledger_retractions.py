@@ -34,7 +34,8 @@ from penstock.ledger.records import (
     QuarantineState,
     replaced_objects,
 )
-from penstock.ledger.retractions import Retracted, Retraction, ReturningObject
+from penstock.ledger.retractions import Retracted, Retraction
+from penstock.ledger.returns import ReturningObject
 from penstock.ledger.rules import retry_id
 from penstock.messaging.steps import Step
 

@@ -15,6 +15,7 @@ from tests.conformance.ledger.ledger_harness import (
     outcome,
 )
 
+from penstock.errors import ConfigurationError
 from penstock.ledger import Ledger
 from penstock.ledger.dialects import DatabaseNow
 from penstock.ledger.migrate import downgrade, newest_revision
@@ -33,6 +34,7 @@ SINCE_0001 = {
     "quarantined",
     "replays",
     "table_commits",
+    "reopenings",
     "audit",
     "owners",
 }
@@ -104,6 +106,25 @@ def test_a_ledger_with_data_upgrades_from_0001_and_downgrades_again(shared_url: 
     harness = LedgerHarness(again, old.numbers)
     assert isinstance(harness.begin(), WorkBegun)
     assert harness.claim(candidates("a")).ended
+    again.close()
+
+
+def test_a_ledger_with_objects_to_be_read_again_is_not_downgraded_below_0016(shared_url: str) -> None:
+    ledger = Ledger.open(shared_url)
+    ledger.ensure_pipeline(PIPELINE)
+    harness = LedgerHarness(ledger)
+    harness.process("a")
+    addresses = [candidate("a").uri]
+    ledger.reopenings.reopen(PIPELINE, addresses)
+    with pytest.raises(ConfigurationError, match="to be read again"), ledger.database.writing() as connection:
+        downgrade(connection, "0015")
+    assert ledger.reopenings.withdraw(PIPELINE, addresses).withdrawn
+    with ledger.database.writing() as connection:
+        downgrade(connection, "0015")
+    assert "reopenings" not in table_names(ledger)
+    ledger.close()
+    again = Ledger.open(shared_url)
+    assert len(again.reopenings.reopen(PIPELINE, addresses).objects) == 1, "as a ledger of 0015 has processed it"
     again.close()
 
 

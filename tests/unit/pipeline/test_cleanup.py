@@ -440,3 +440,28 @@ def test_versions_that_were_added_are_cleaned(site: Site) -> None:
     change(site, 1, on_change=OnChange.ADD)
     change(site, 2, on_change=OnChange.ADD)
     assert (site.run().objects, site.done_to) == (2, 2)
+
+
+@pytest.mark.parametrize("pipeline", [CLICKS, VIEWS])
+def test_the_source_of_an_object_that_is_to_be_read_again_is_kept(site: Site, pipeline: str) -> None:
+    site.process("a", "b")
+    site.process("a", pipeline=VIEWS)
+    site.ledger.reopenings.reopen(pipeline, [reference("a").uri])
+    swept = site.run()
+    assert "a" not in site.cleaner.done
+    assert swept.waits_for == (VIEWS if pipeline == VIEWS else None)
+    site.process("a", pipeline=pipeline)
+    site.run()
+    assert set(site.cleaner.done) == {"a", "b"}
+
+
+def test_an_object_reopened_during_a_slow_pass_is_kept(site: Site) -> None:
+    site.process(*names(*range(20)))
+    last = names(19)[0]
+
+    def reopening(step: Step) -> None:
+        site.ledger.reopenings.reopen(CLICKS, [reference(last).uri])
+
+    swept = site.run(bounds=CleanupPass(per_second=0.1), probe=reopening)
+    assert (swept.objects, swept.skipped) == (19, {cleanup.REOPENED: 1})
+    assert last not in site.cleaner.done

@@ -32,11 +32,15 @@ class ChangeRule:
         Raises `TableError` if rows are to be replaced in a table with a setting that forbids it.
         """
         rule = self._by_columns() if self.given is None else self.given
-        if rule is OnChange.REPLACE and self.sink is not None:
-            table = self.sink.load()
-            if isinstance(table, RemovalCheck):
-                table.check_removal()
+        if rule is OnChange.REPLACE:
+            self.check_removal()
         return rule
+
+    def check_removal(self) -> None:
+        """Raise `TableError` if a setting of the table forbids to take rows out of it."""
+        table = None if self.sink is None else self.sink.load()
+        if isinstance(table, RemovalCheck):
+            table.check_removal()
 
     def _by_columns(self) -> OnChange:
         if not self.provenance:

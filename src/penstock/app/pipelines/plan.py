@@ -199,6 +199,7 @@ class PipelineBlueprint:
             streak=FailureStreak(faults_max=self.faults_max),
             bus=self.tools.bus,
             change_rule=self.change_rule.current,
+            check_removal=self.change_rule.check_removal,
             clock=self.tools.clock,
             tracing=self.tools.tracing,
             ledger_watch=self.ledger_watch,

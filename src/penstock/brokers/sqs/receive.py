@@ -54,7 +54,11 @@ class ReceiveCalls:
         self._widths: dict[str, int] = {}  # parallel calls, by queue; written by any thread, the last write counts
 
     def take(self, queue: str, messages_max: int, lease_seconds: float) -> Sequence[SqsDelivery]:
-        """Receive the messages available now. SQS may overlook some when there are few."""
+        """Receive the messages available now. SQS may overlook some when there are few.
+
+        Raises the error of a failed call only if no call returned messages. Messages of a lost response stay in the
+        queue: they can be received again when their lease has ended.
+        """
         taken: list[SqsDelivery] = []
         width = self._widths.get(queue, 1)
         while len(taken) < messages_max:

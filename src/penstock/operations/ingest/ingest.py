@@ -25,7 +25,9 @@ from penstock.app.tables import Tables
 from penstock.app.telemetry import open_reports, open_telemetry
 from penstock.errors import TableFolderTaken, TemporaryError, UsageError
 from penstock.events import Bus, JobFailed, Listener, WatchDegraded, WatchStarted
+from penstock.ledger import Ledger
 from penstock.ledger.records import ObjectState, OnChange, PipelineRow
+from penstock.ledger.reopenings import ReopeningState
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.threads import WorkThread
 from penstock.messaging.tracing import NO_TRACING
@@ -89,6 +91,7 @@ class IngestReport:
     objects_replayed: int = 0  # objects of which the bad lines were read again
     replaced_objects: int = 0  # objects of which an earlier version was in the table, and was replaced
     replaced_rows: int = 0  # the rows of these versions
+    objects_kept: int = 0  # objects to be read again that were gone or had changed: their earlier rows stay
     warned_objects: int = 0  # objects with too many bad lines, in this run or an earlier one; see `QuarantineWarning`
     warned_lines: int = 0  # the bad lines of these objects
     schema: str | None
@@ -173,6 +176,7 @@ def _ingested(
             bus=tools.bus,
             clock=tools.clock,
         )
+        kept_before = _kept(state.ledger, where.pipeline)
         counts.add_replaced(*tables.unpublished_replacements())
         tables.publish()  # batches that an earlier process committed but did not publish
         work = IngestPipeline(
@@ -198,7 +202,12 @@ def _ingested(
         if cleanup_runner is not None and not request.watch:
             cleanup_runner.once(objects_max=None)  # everything due; nothing after a stop
         seconds = tools.clock.monotonic() - began_at
-        return _report(work, pending, scan, counts, seconds=seconds, unregistered=unregistered)
+        report = _report(work, pending, scan, counts, seconds=seconds, unregistered=unregistered)
+        return replace(report, objects_kept=max(0, _kept(state.ledger, where.pipeline) - kept_before))
+
+
+def _kept(ledger: Ledger, pipeline: str) -> int:
+    return ledger.reopenings.counts(pipeline)[ReopeningState.KEPT]
 
 
 def _catalogs(request: IngestRequest, where: TablePaths) -> tuple[CatalogName | None, CatalogName | None]:

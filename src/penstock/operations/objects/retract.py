@@ -14,7 +14,8 @@ from ulid import ULID
 from penstock.app.naming import worker_id
 from penstock.errors import TableError, TemporaryError, UsageError
 from penstock.ledger.records import ObjectState
-from penstock.ledger.retractions import Retraction, ReturningObject
+from penstock.ledger.retractions import Retraction
+from penstock.ledger.returns import ReturningObject
 from penstock.messaging.steps import Step
 from penstock.operations.archived_objects import find_archived
 from penstock.operations.dead_letters.selection import audited, current_user

@@ -29,6 +29,7 @@ PARALLEL = 8  # concurrent requests to S3; each spends most of its time waiting
 _STILL_READING = frozenset({ObjectState.UNPROCESSED, ObjectState.PROCESSING})
 NEEDED_BY_A_DEAD_ONE = "dead in another pipeline, which may be sent it again"
 REPLACED = "another version replaced its rows, so that it is read again if the object is the same once more"
+REOPENED = "is to be read again"
 ARCHIVED = "its row left the ledger for the archive"
 
 
@@ -145,7 +146,7 @@ class SourceCleanup:
                         swept.more = True
                         return False
                     some, left = _apart(left, allowed)
-                    self._do(some, swept, pool)
+                    self._do(self._without_reopened(some, swept), swept, pool)
                     pace.wait_after(len(some))
                 if left is None:
                     return False
@@ -192,6 +193,13 @@ class SourceCleanup:
         if replaced:
             swept.skipped[REPLACED] += len(replaced)
         return [row for row in page if row.object_id not in replaced]
+
+    def _without_reopened(self, rows: Sequence[ObjectRow], swept: CleanupPassResult) -> Sequence[ObjectRow]:
+        """Leave out objects that are to be read again since the page was read: a slow pass may take hours for it."""
+        reopened = self._ledger.reopenings.among(self._pipeline, [row.object_id for row in rows])
+        if reopened:
+            swept.skipped[REOPENED] += len(reopened)
+        return [row for row in rows if row.object_id not in reopened]
 
     def _do(self, rows: Sequence[ObjectRow], swept: CleanupPassResult, pool: Executor) -> None:
         """Clean up objects concurrently. Those that succeed are counted even if another fails."""

@@ -356,6 +356,7 @@ class Repairer:
         while page := self._ledger.processed_objects(self._pipeline, seq, after=after, limit=_PAGE):
             yield from (row.object_id for row in page)
             after = page[-1].object_id
+        yield from self._ledger.reopenings.of_batch(self._pipeline, seq)
 
     @cached_property
     def _lost(self) -> Sequence[RecordedBatch]:

@@ -79,6 +79,7 @@ class ObjectHandler:
             timeout_seconds=declaration.timeout_seconds,
             busy_seconds_max=runtime.busy_seconds_max,
             emits_batches=False,
+            has_table=False,
         )
         self._streak = FailureStreak(faults_max=runtime.faults_max)
         self._known = False  # to the ledger; several threads may set it, all to True
