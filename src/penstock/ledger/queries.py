@@ -21,7 +21,7 @@ from sqlalchemy import (
     select,
 )
 
-from penstock.ledger.addresses import of_several_objects
+from penstock.ledger.addresses import is_no_replay, of_several_objects
 from penstock.ledger.database import Database
 from penstock.ledger.dialects import DatabaseNow
 from penstock.ledger.records import (
@@ -62,7 +62,6 @@ from penstock.ledger.sets import (
 )
 from penstock.ledger.versions import (
     changed_versions,
-    is_no_replay,
     overtaken_readings,
     replaced_versions,
     superseded_versions,

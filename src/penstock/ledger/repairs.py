@@ -13,7 +13,7 @@ from sqlalchemy import Connection, bindparam, delete, insert, null, select, upda
 
 from penstock.errors import ConfigurationError, TemporaryError
 from penstock.ledger.abandonments import abandon_open
-from penstock.ledger.addresses import WITHDRAWN
+from penstock.ledger.addresses import WITHDRAWN, note_withdrawn
 from penstock.ledger.database import Database
 from penstock.ledger.dialects import DatabaseNow
 from penstock.ledger.quarantine import (
@@ -279,6 +279,7 @@ def _abandon_open(connection: Connection, pipeline: str) -> Sequence[str]:
 def _withdraw(connection: Connection, pipeline: str, seq: int) -> str:
     binds = {"in_pipeline": pipeline, "of_seq": seq}
     attempt_id: str = connection.execute(_ATTEMPT_OF, binds).scalar_one()
+    note_withdrawn(connection, pipeline, attempt_id)
     connection.execute(_DROP_BATCH, binds)
     forget_quarantined(connection, pipeline, attempt_id)
     return_replaced(connection, pipeline, seq)

@@ -30,7 +30,7 @@ from sqlalchemy import (
 )
 
 from penstock.errors import VersionsMoved
-from penstock.ledger.addresses import with_withdrawn
+from penstock.ledger.addresses import is_no_replay, with_withdrawn
 from penstock.ledger.dialects import DatabaseNow
 from penstock.ledger.records import (
     BatchOutcome,
@@ -57,16 +57,6 @@ _version = objects.alias("version")
 _archived_version = archived_objects.alias("archived_version")
 _ARCHIVED_URI = "ix_archived_objects_uri"
 _archived_seq = func.coalesce(_archived_version.c.batch_seq, 0)  # an unknown batch came before the known ones
-
-
-def is_no_replay(version: FromClause) -> ColumnElement[bool]:
-    """Match objects that are no replays of bad lines.
-
-    No pipeline is named: a replay's id contains its attempt's. Counted, because MariaDB would read all bad lines first
-    for a NOT EXISTS (measured).
-    """
-    replayed = select(func.count()).select_from(quarantined).where(quarantined.c.replay_id == version.c.object_id)
-    return replayed.scalar_subquery() == 0
 
 
 def _of_one_object(mine: FromClause, other: FromClause) -> ColumnElement[bool]:

@@ -80,7 +80,7 @@ CHANGED = (
     "these rows are out of the table (`penstock objects retract`), or once on_change is replace or add"
 )
 SHARED = (
-    "an earlier version of Penstock gave its address to another object, too, and the rows of both cannot be told apart: "
+    "an earlier version of Penstock gave another object the same address, and the rows of both cannot be told apart: "
     "take them out of the table (`penstock objects retract`), then give both objects other names"
 )
 WAITS = "its bad lines are read again once the other version of this object in the batch is processed"
@@ -463,7 +463,7 @@ class Attempts:
         Reopened objects replace their earlier rows under any rule. Where the rule is another one, they have an attempt
         of their own, and the objects beside them wait.
 
-        Objects whose rows cannot be told from those of another one are not read: see `penstock.objects.reference.uri_of`.
+        Nor are objects read whose rows cannot be told from those of another one: see `_of_several_objects`.
         """
         if self._settings.on_change is not OnChange.REPLACE and self._replaces_readings(work):
             if self._runtime.check_removal is not None:
@@ -484,6 +484,7 @@ class Attempts:
         ]
 
     def _of_several_objects(self, refs: Mapping[bytes, ObjectRef]) -> Sequence[FailedObject]:
+        """Return the objects that share an address with another one: see `penstock.objects.reference.uri_of`."""
         escaped = [object_id for object_id, ref in refs.items() if is_escaped(ref.uri)]
         if not escaped:
             return ()
