@@ -1,4 +1,4 @@
-"""A table whose settings forbid to take rows out: publishing halts before it writes a file, and goes on once they are gone."""
+"""Tables whose settings forbid to take rows out: publishing halts before it writes a file, until they are gone."""
 
 import pytest
 from deltalake import DeltaTable
