@@ -394,7 +394,6 @@ def replace_earlier(connection: Connection, outcome: BatchOutcome, *, seq: int) 
         return outcome, None
     if outcome.since_seq is None:
         raise ValueError(f"attempt {outcome.attempt_id}: a commit with on_change={outcome.on_change} needs since_seq")
-    outcome = with_withdrawn(connection, outcome)
     found = earlier_versions(connection, outcome.pipeline, outcome.attempt_id, up_to_seq=seq)
     since_seq = 0 if outcome.on_change is OnChange.REFUSE else outcome.since_seq
     if found.last_seq is not None and found.last_seq >= since_seq:
@@ -402,7 +401,7 @@ def replace_earlier(connection: Connection, outcome: BatchOutcome, *, seq: int) 
         raise VersionsMoved(f"another version of {moved} was committed since the claim: claim it again")
     replaced_rows = supersede(connection, outcome.pipeline, outcome.attempt_id, found, seq=seq)
     _check_replays(connection, outcome)  # their versions may be replaced by this very batch
-    replaces = found.encoded(outcome.record.replaces)
+    replaces = found.encoded(with_withdrawn(connection, outcome).record.replaces)
     return replace(outcome, record=replace(outcome.record, replaces=replaces)), replaced_rows
 
 

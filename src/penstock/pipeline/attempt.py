@@ -463,7 +463,7 @@ class Attempts:
         Reopened objects replace their earlier rows under any rule. Where the rule is another one, they have an attempt
         of their own, and the objects beside them wait.
 
-        Nor are objects read whose rows cannot be told from those of another one: see `_of_several_objects`.
+        Objects that share their address with another one are not read either: see `_of_several_objects`.
         """
         if self._settings.on_change is not OnChange.REPLACE and self._replaces_readings(work):
             if self._runtime.check_removal is not None:

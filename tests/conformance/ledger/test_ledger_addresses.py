@@ -64,7 +64,7 @@ def end_late_duplicate(harness: LedgerHarness, name: str) -> None:
     assert commit(harness, held, failed={name: AttemptFailure.SUPERSEDED}) is None
 
 
-def test_a_withdrawn_version_still_replaces_what_is_in_the_table(harness: LedgerHarness) -> None:
+def test_a_withdrawn_version_still_replaces_the_rows_in_the_table(harness: LedgerHarness) -> None:
     process(harness, version("v1"))
     process(harness, version("v2"), z())
     withdraw(harness, 2)

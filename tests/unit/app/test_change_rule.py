@@ -161,7 +161,7 @@ def test_two_pipelines_with_one_table_may_add_or_refuse() -> None:
     _declare(app, "third", "t", provenance=False)
 
 
-def test_tables_in_a_bucket_are_told_apart_by_their_addresses() -> None:
+def test_tables_in_a_bucket_differ_by_their_addresses() -> None:
     app = App()
     _declare(app, "one", "s3://lake/t")
     _declare(app, "other", "s3://lake/T")

@@ -38,7 +38,9 @@ class ChangeRule:
 
     def check_removal(self) -> None:
         """Raise `TableError` if a setting of the table forbids to take rows out of it."""
-        table = None if self.sink is None else self.sink.load()
+        if self.sink is None:
+            return
+        table: object = self.sink.load()
         if isinstance(table, RemovalCheck):
             table.check_removal()
 
