@@ -328,7 +328,7 @@ def _rows_of(table: FromClause, seq: ColumnElement[int]) -> Select[Any]:
 
 
 _ROWS = (
-    _rows_of(objects, objects.c.batch_seq),
+    _rows_of(objects, func.coalesce(objects.c.batch_seq, 0)),  # 0: freed, see `penstock.ledger.superseded`
     _rows_of(archived_objects, func.coalesce(archived_objects.c.batch_seq, 0)),
 )
 _REPLACING = select(batches.c.seq).where(
