@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import write_deltalake
+from deltalake import DeltaTable, write_deltalake
 from sqlalchemy import update
 from tests.cli.conftest import Call
 from tests.cli.process import SRC
@@ -100,6 +100,16 @@ def test_a_dry_run_counts_rows_and_files_and_changes_nothing(penstock: Call, tab
     assert shown(table) == before
     assert states(table) == {ObjectState.PROCESSED: 3}
     assert penstock("admin", "audit", "--json").document == []
+
+
+def test_in_a_table_that_is_only_appended_to_nothing_is_retracted(penstock: Call, table: Scene) -> None:
+    DeltaTable(str(table.table)).alter.set_table_properties({"delta.appendOnly": "true"})
+    before = shown(table)
+    for options in (("--dry-run",), ("--yes",)):
+        result = penstock("objects", "retract", path(table, "a"), *options)
+        assert (result.exit_code, result.out) == (FAILED, "")
+        assert "delta.appendOnly=true" in result.err
+    assert (shown(table), states(table)) == (before, {ObjectState.PROCESSED: 3})
 
 
 def test_without_a_terminal_it_asks_for_yes(penstock: Call, table: Scene) -> None:

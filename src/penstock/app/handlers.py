@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from penstock.app.cleanup import Cleanup, Keep, check_apart, check_fits
 from penstock.app.object_service import ObjectService, check_functions, check_source
-from penstock.app.pipelines.declaration import ObjectSource, Transform, declared
+from penstock.app.pipelines.declaration import ObjectSource, Transform, check_one_table, declared
 from penstock.app.pipelines.pipeline import Pipeline
 from penstock.app.pipelines.service import PipelineService
 from penstock.app.service import FunctionService, Service
@@ -326,8 +326,8 @@ class Handlers:
         """Add a service.
 
         Raises:
-            UsageError: If its queue or name is taken, its name is too long for a ledger, or a cleanup conflicts with
-                another source.
+            UsageError: If its queue or name is taken, its name is too long for a ledger, a cleanup conflicts with
+                another source, or another pipeline writes the same table and rows may be replaced there.
         """
         queue = service.queue_name
         if (chars := len(service.name)) > HANDLER_CHARS_MAX:
@@ -348,6 +348,8 @@ class Handlers:
             if isinstance(declared, ObjectService | PipelineService)
         ]
         check_apart(readers)
+        pipelines = [one.pipeline.declaration for one in (*self.services, service) if isinstance(one, PipelineService)]
+        check_one_table(pipelines)
         self._services[queue] = service
 
 

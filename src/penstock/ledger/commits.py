@@ -66,7 +66,8 @@ _LEAVE = (
         state=leaving.c.state,
         attempt_id=case((_is_free, null()), else_=objects.c.attempt_id),
         batch_seq=case((leaving.c.state == ObjectState.PROCESSED.value, bindparam("as_seq", type_=batches.c.seq.type))),
-        rows=leaving.c.rows,
+        # A version that another one was added to has rows in the table still, although it ends as superseded now.
+        rows=case((leaving.c.state == ObjectState.PROCESSED.value, leaving.c.rows), else_=objects.c.rows),
         lines_quarantined=leaving.c.lines_quarantined,
         reason=leaving.c.reason,
         unknown_fields=leaving.c.unknown_fields,

@@ -531,6 +531,10 @@ class Ledger:
         """
         return self._queries.replaced(pipeline, object_ids)
 
+    def of_several_objects(self, pipeline: str, object_ids: Collection[bytes]) -> set[bytes]:
+        """Return those of the given objects whose address another processed object has, one of another key."""
+        return self._queries.of_several_objects(pipeline, object_ids)
+
     def objects(
         self,
         pipeline: str,

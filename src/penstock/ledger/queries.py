@@ -21,6 +21,7 @@ from sqlalchemy import (
     select,
 )
 
+from penstock.ledger.addresses import is_no_replay, of_several_objects
 from penstock.ledger.database import Database
 from penstock.ledger.dialects import DatabaseNow
 from penstock.ledger.merges import DELETES_BEFORE, FIRST_MERGED
@@ -64,7 +65,6 @@ from penstock.ledger.sets import (
 from penstock.ledger.versions import (
     beginnings_for,
     changed_versions,
-    is_no_replay,
     overtaken_readings,
     replaced_versions,
     superseded_versions,
@@ -302,6 +302,11 @@ class Queries:
         with self._database.reading() as connection:
             ids_wanted(connection, object_ids)
             return replaced_versions(connection, pipeline)
+
+    def of_several_objects(self, pipeline: str, object_ids: Collection[bytes]) -> set[bytes]:
+        with self._database.reading() as connection:
+            ids_wanted(connection, object_ids)
+            return of_several_objects(connection, pipeline)
 
     def known_among(
         self, pipeline: str, object_ids: Collection[bytes], *, seen_at: float, on_change: OnChange

@@ -6,12 +6,12 @@ from enum import StrEnum
 
 from sqlalchemy import Connection, bindparam, select
 
+from penstock.ledger.addresses import is_no_replay
 from penstock.ledger.records import ObjectState
 from penstock.ledger.rows import AnyRow, uri_digest
 from penstock.ledger.rules import storable
 from penstock.ledger.schema import archived_objects, batches, objects
 from penstock.ledger.sets import filtered, slices
-from penstock.ledger.versions import is_no_replay
 
 
 class LeftAlone(StrEnum):

@@ -19,6 +19,7 @@ from functools import partial
 from sqlalchemy import Connection, bindparam, delete, func, insert, null, or_, select, update
 
 from penstock.errors import ConfigurationError, TemporaryError
+from penstock.ledger.addresses import is_no_replay
 from penstock.ledger.archive import RetiredObject
 from penstock.ledger.database import Database
 from penstock.ledger.dialects import DatabaseNow
@@ -43,7 +44,6 @@ from penstock.ledger.schema import (
     wanted,
 )
 from penstock.ledger.sets import filtered, is_in, of_pipeline, slices
-from penstock.ledger.versions import is_no_replay
 from penstock.messaging.steps import Probe, Step
 
 KEPT = "not read again, its earlier rows stay"  # begins the reason of an object that is processed as before

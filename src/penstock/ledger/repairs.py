@@ -13,6 +13,7 @@ from sqlalchemy import Connection, bindparam, delete, insert, null, select, upda
 
 from penstock.errors import ConfigurationError, TemporaryError
 from penstock.ledger.abandonments import abandon_open
+from penstock.ledger.addresses import WITHDRAWN, note_withdrawn
 from penstock.ledger.database import Database
 from penstock.ledger.dialects import DatabaseNow
 from penstock.ledger.quarantine import (
@@ -45,7 +46,6 @@ from penstock.ledger.versions import count_rows, earlier_versions, supersede
 from penstock.messaging.steps import Probe, Step
 
 REPAIR = "repair"  # worker of the attempts that a repair adds, and outcome of those that it abandons or forgets
-WITHDRAWN = "withdrawn"
 
 _LOCK = (
     select(pipelines.c.next_seq, pipelines.c.schema_id, table_schemas.c.table_schema)
@@ -300,6 +300,7 @@ def _abandon_open(connection: Connection, pipeline: str) -> Sequence[str]:
 def _withdraw(connection: Connection, pipeline: str, seq: int) -> str:
     binds = {"in_pipeline": pipeline, "of_seq": seq}
     attempt_id: str = connection.execute(_ATTEMPT_OF, binds).scalar_one()
+    note_withdrawn(connection, pipeline, attempt_id)
     connection.execute(_DROP_BATCH, binds)
     forget_quarantined(connection, pipeline, attempt_id)
     return_replaced(connection, pipeline, seq)

@@ -22,8 +22,7 @@ _FREE = (
     .values(
         state=ObjectState.UNPROCESSED.value,
         attempt_id=null(),
-        batch_seq=null(),
-        rows=null(),
+        batch_seq=null(),  # its rows are kept: the table has them if the later version was added
         lines_quarantined=null(),
         unknown_fields=null(),
         refunds=objects.c.charged,  # its attempts begin again, whatever the last time had

@@ -30,6 +30,7 @@ from sqlalchemy import (
 )
 
 from penstock.errors import VersionsMoved
+from penstock.ledger.addresses import is_no_replay, withdrawn_addresses
 from penstock.ledger.dialects import DatabaseNow
 from penstock.ledger.records import (
     BatchOutcome,
@@ -64,16 +65,6 @@ _version = objects.alias("version")
 _archived_version = archived_objects.alias("archived_version")
 _ARCHIVED_URI = "ix_archived_objects_uri"
 _archived_seq = func.coalesce(_archived_version.c.batch_seq, 0)  # an unknown batch came before the known ones
-
-
-def is_no_replay(version: FromClause) -> ColumnElement[bool]:
-    """Match objects that are no replays of bad lines.
-
-    No pipeline is named: a replay's id contains its attempt's. Counted, because MariaDB would read all bad lines first
-    for a NOT EXISTS (measured).
-    """
-    replayed = select(func.count()).select_from(quarantined).where(quarantined.c.replay_id == version.c.object_id)
-    return replayed.scalar_subquery() == 0
 
 
 def _of_one_object(mine: FromClause, other: FromClause) -> ColumnElement[bool]:
@@ -346,7 +337,7 @@ def _rows_of(table: FromClause, seq: ColumnElement[int]) -> Select[Any]:
 
 
 _ROWS = (
-    _rows_of(objects, objects.c.batch_seq),
+    _rows_of(objects, func.coalesce(objects.c.batch_seq, 0)),  # 0: freed, see `penstock.ledger.superseded`
     _rows_of(archived_objects, func.coalesce(archived_objects.c.batch_seq, 0)),
 )
 _REPLACING = select(batches.c.seq).where(
@@ -394,9 +385,9 @@ class EarlierVersions:
     def last_seq(self) -> int | None:
         return max(self.last_seqs.values(), default=None)
 
-    def encoded(self, replaces: str) -> str:
-        """Return the addresses, and those in ``replaces``, as `BatchRecord.replaces`."""
-        addresses = {*self.addresses.values(), *replaced_objects(replaces)}
+    def encoded(self, replaces: str, more: Collection[str] = ()) -> str:
+        """Return the addresses, ``more``, and those in ``replaces``, as `BatchRecord.replaces`."""
+        addresses = {*self.addresses.values(), *more, *replaced_objects(replaces)}
         return json.dumps(sorted(addresses), separators=(",", ":")) if addresses else ""
 
     def only(self, digests: Collection[bytes]) -> "EarlierVersions":
@@ -443,7 +434,8 @@ def replace_earlier(connection: Connection, outcome: BatchOutcome, *, seq: int) 
     replaced_rows = supersede(connection, outcome.pipeline, outcome.attempt_id, left, seq=seq)
     _check_replays(connection, outcome)  # their versions may be replaced by this very batch
     record_beginnings(connection, outcome.pipeline, outcome.attempt_id, outcome.processed, bases=bases, kept_rows=kept)
-    replaces = left.encoded(outcome.record.replaces)
+    withdrawn = withdrawn_addresses(connection, outcome) - {found.addresses[digest] for digest in bases}
+    replaces = left.encoded(outcome.record.replaces, withdrawn)
     rows = ReplacedRows(
         replaced_objects=len(replaced_objects(replaces)), replaced_rows=replaced_rows, kept_rows=sum(kept.values())
     )

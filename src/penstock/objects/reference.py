@@ -4,12 +4,15 @@ Identity is computed from bytes, never from text: databases fold case, trailing 
 """
 
 import hashlib
+import re
 from dataclasses import dataclass, field
 
 LOCAL_BUCKET = "file"  # pseudo-bucket of local files; their key is the absolute real path
 
 S3_KEY_BYTES_MAX = 1_024
 PATH_BYTES_MAX = 4_096  # Linux's PATH_MAX
+
+_ESCAPED = re.compile(r"\\x[89a-f][0-9a-f]")  # a byte outside UTF-8 as `uri_of` writes it
 
 
 def encode_key(key: str) -> bytes:
@@ -28,9 +31,20 @@ def key_bytes_max(bucket: str) -> int:
 
 
 def uri_of(bucket: str, key: str) -> str:
-    """Return the address for people, logs and the ``_object`` column: valid Unicode, invalid bytes escaped."""
+    r"""Return the address for people, logs and the ``_object`` column: valid Unicode, a different one for each key.
+
+    Bytes outside UTF-8 are escaped, such as \xff. A key with such bytes, or with text that looks like one of them, has
+    its own backslashes doubled; every other key is shown as it is.
+    """
     shown = key if key.isascii() else encode_key(key).decode("utf-8", errors="backslashreplace")
+    if "\\" in shown and is_escaped(shown):
+        shown = encode_key(key.replace("\\", "\\\\")).decode("utf-8", errors="backslashreplace")
     return f"file://{shown}" if bucket == LOCAL_BUCKET else f"s3://{bucket}/{shown}"
+
+
+def is_escaped(uri: str) -> bool:
+    """Return True if the address is not simply the key: earlier versions gave two keys the same one, see `uri_of`."""
+    return _ESCAPED.search(uri) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,7 +44,7 @@ from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.failure import FailureDetails
 from penstock.messaging.handler import Extension, HeldClaim, ServiceWatch, Unwatched
 from penstock.messaging.tracing import NO_TRACING, Tracing
-from penstock.objects.reference import ObjectRef
+from penstock.objects.reference import ObjectRef, is_escaped
 from penstock.objects.replays import is_replay
 from penstock.pipeline.engine import (
     Engine,
@@ -79,6 +79,10 @@ RELEASED = "the batch was released"
 CHANGED = (
     "another version of this object was processed before, and changed objects are refused (on_change): retry it once "
     "these rows are out of the table (`penstock objects retract`), or once on_change is replace or add"
+)
+SHARED = (
+    "an earlier version of Penstock gave another object the same address, and the rows of both cannot be told apart: "
+    "take them out of the table (`penstock objects retract`), then give both objects other names"
 )
 WAITS = "its bad lines are read again once the other version of this object in the batch is processed"
 ALONE = "it is read in the next batch, without objects that were processed before and are read again"
@@ -257,6 +261,7 @@ class PipelineRuntime:
     publish_jobs: Mapping[str, Callable[[], object]] | None = None  # the same per table; None: one job for both
     check_engine: Callable[[], object] | None = None  # called while idle; raises `RestartNeeded`
     change_rule: Callable[[], OnChange] | None = None  # read by each batch; None: as in the settings
+    check_removal: Callable[[], None] | None = None  # raises `TableError` if no row may leave the table
     clock: Clock = field(default_factory=SystemClock)
     tracing: Tracing = NO_TRACING
     random: Random = random.random
@@ -466,19 +471,38 @@ class Attempts:
 
         Reopened objects replace their earlier rows under any rule. Where the rule is another one, they have an attempt
         of their own, and the objects beside them wait.
+
+        Objects that share their address with another one are not read either: see `_of_several_objects`.
         """
         if not self._settings.on_change.replaces and self._replaces_readings(work):
-            return self._refused_beside_reopened(work)
+            if self._runtime.check_removal is not None:
+                self._runtime.check_removal()
+            refused = self._refused_beside_reopened(work)
+            left = work.refs.keys() - {one.object_id for one in refused}
+            return [*refused, *self._of_several_objects({id: work.refs[id] for id in left})]
         if self._settings.on_change is OnChange.ADD:
             return ()
         if self._settings.on_change.replaces:
-            return _waiting_replays(work.refs)
+            return [*_waiting_replays(work.refs), *self._of_several_objects(work.refs)]
         with self._runtime.ledger_watch.watch_request():
             changed = self._runtime.ledger.changed(self._settings.pipeline, list(work.refs))
         return [
             FailedObject(object_id=object_id, failure=AttemptFailure.DEAD, reason=CHANGED)
             for object_id in work.refs
             if object_id in changed
+        ]
+
+    def _of_several_objects(self, refs: Mapping[bytes, ObjectRef]) -> Sequence[FailedObject]:
+        """Return the objects that share an address with another one: see `penstock.objects.reference.uri_of`."""
+        escaped = [object_id for object_id, ref in refs.items() if is_escaped(ref.uri)]
+        if not escaped:
+            return ()
+        with self._runtime.ledger_watch.watch_request():
+            shared = self._runtime.ledger.of_several_objects(self._settings.pipeline, escaped)
+        return [
+            FailedObject(object_id=object_id, failure=AttemptFailure.DEAD, reason=SHARED)
+            for object_id in escaped
+            if object_id in shared and not is_replay(refs[object_id].version_id, refs[object_id].etag)
         ]
 
     def _replaces_readings(self, work: ClaimedWork) -> bool:

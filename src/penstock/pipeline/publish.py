@@ -37,6 +37,7 @@ from penstock.sinks.sink import (
     LoadedTable,
     LoggedFile,
     Position,
+    RemovalCheck,
     Sink,
     TableSink,
     TableSnapshot,
@@ -316,6 +317,8 @@ def _append(
     added: Sequence[DataFile] = ()
     folder = ""
     counts: MergeCounts | None = None
+    if chunk.replacing is not None:
+        _check_removal(table)
     again = found.of_batch(chunk.replacing)
     if again is not None and restorer is not None:
         restorer.check(found, again)
@@ -337,6 +340,15 @@ def _append(
         rewritten_in=folder,
     )
     return append, counts
+
+
+def _check_removal(table: VersionedTable) -> None:
+    """Raise `PublishHalted` if the table got a setting that forbids it after the batch was committed."""
+    if isinstance(table, RemovalCheck):
+        try:
+            table.check_removal()
+        except TableError as error:
+            raise PublishHalted(f"A committed batch replaces rows. {error}") from error
 
 
 class _PutBack(Exception):

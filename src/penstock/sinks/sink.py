@@ -188,6 +188,15 @@ class ReadCheck(Protocol):
         ...
 
 
+@runtime_checkable
+class RemovalCheck(Protocol):
+    """A snapshot of a table with a setting that may forbid to take rows out of it."""
+
+    def check_removal(self) -> None:
+        """Raise `TableError` if no row may leave the table in a file that is written again without it."""
+        ...
+
+
 class TableSnapshot(LoadedTable, ReadableTable, Protocol):
     """One snapshot of a table, for publishing, reading and checks."""
 

@@ -340,7 +340,7 @@ def test_the_last_version_stays_processed_while_others_return_in_a_pipeline_that
     held = claim(harness, version("v1"))
     assert commit(harness, held, failed={"v1": AttemptFailure.SUPERSEDED}) is None
     assert harness.state("v2") is ObjectState.PROCESSED
-    assert process(harness, version("v3")) == Committed(seq=3, replaced_objects=1, replaced_rows=10)
+    assert process(harness, version("v3")) == Committed(seq=3, replaced_objects=1, replaced_rows=20)
     assert replaces(harness, 3) == REPLACED_ONE, "with the rows of both"
 
 

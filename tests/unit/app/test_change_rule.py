@@ -8,19 +8,22 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 from tests.conformance.ledger.ledger_harness import PIPELINE, LedgerHarness, candidates, outcome
 
 from penstock import App, DeltaSink, ObjectSource
 from penstock.app.pipelines.declaration import GROWING, Change
 from penstock.app.pipelines.on_change import ChangeRule
 from penstock.app.sources import source_at
-from penstock.errors import UsageError
+from penstock.errors import TableError, UsageError
 from penstock.ledger import Ledger
 from penstock.ledger.records import OnChange
 from penstock.operations.ingest.pipeline import IngestRequest, check
 from penstock.pipeline.spark.source.formats import FORMATS
+from penstock.sinks.delta.sink import DeltaTableSink
 from penstock.sinks.schema import encode
 from penstock.storage.aws import Aws
+from penstock.storage.local import LocalFiles
 
 ID, OBJECT = pa.field("id", pa.int64()), pa.field("_object", pa.string())
 
@@ -130,3 +133,61 @@ def test_a_pipeline_without_provenance_cannot_replace(on_change: Change) -> None
             provenance=False,
         )
     app.pipeline("c", source=ObjectSource("in", queue="q", schema="id long"), sink=sink, provenance=False)
+
+
+@pytest.mark.parametrize("setting", ["delta.appendOnly", "delta.enableChangeDataFeed"])
+def test_rows_are_not_replaced_in_a_table_whose_settings_forbid_it(
+    tmp_path: Path, ledger: Ledger, setting: str
+) -> None:
+    DeltaTable.create(str(tmp_path / "t"), pa.schema([ID, OBJECT]), configuration={setting: "true"})
+    sink = DeltaTableSink(LocalFiles(tmp_path / "t"), pipeline=PIPELINE)
+
+    def current(given: OnChange | None, *, provenance: bool = True) -> OnChange:
+        rule = ChangeRule(given=given, provenance=provenance, ledger=ledger, sink=sink, pipeline=PIPELINE)
+        return rule.current()
+
+    for given in (OnChange.REPLACE, None):
+        with pytest.raises(TableError, match=f"{setting}=true.*on_change='add'.*UNSET TBLPROPERTIES"):
+            current(given)
+    assert current(OnChange.ADD) is OnChange.ADD
+    assert current(OnChange.REFUSE) is OnChange.REFUSE
+    assert current(None, provenance=False) is OnChange.ADD
+    DeltaTable(str(tmp_path / "t")).alter.set_table_properties({setting: "false"})
+    assert current(None) is OnChange.REPLACE
+
+
+def _declare(app: App, name: str, table: str, **options: Any) -> None:
+    provenance = options.pop("provenance", True)
+    source = ObjectSource("in", queue=name, schema="id long", **options)
+    app.pipeline(name, source=source, sink=DeltaSink(table), provenance=provenance)
+
+
+@pytest.mark.parametrize("table", ["t", "./t/", "delta:t", "a/../t"])
+@pytest.mark.parametrize(
+    ("one", "other", "replacing"),
+    [({}, {}, "one and other"), ({"on_change": "add"}, {}, "other"), ({"on_change": "replace"}, {}, "one and other")],
+)
+def test_two_pipelines_with_one_table_cannot_replace_rows(
+    table: str, one: dict[str, Any], other: dict[str, Any], replacing: str
+) -> None:
+    app = App()
+    _declare(app, "one", "t", **one)
+    with pytest.raises(UsageError, match=f"and {replacing} would replace rows there.*on_change='add'"):
+        _declare(app, "other", table, **other)
+    _declare(app, "third", "t2")
+    assert [service.name for service in app.services] == ["one", "third"]
+
+
+def test_two_pipelines_with_one_table_may_add_or_refuse() -> None:
+    app = App()
+    _declare(app, "one", "t", on_change="add")
+    _declare(app, "other", "t", on_change="refuse")
+    _declare(app, "third", "t", provenance=False)
+
+
+def test_tables_in_a_bucket_differ_by_their_addresses() -> None:
+    app = App()
+    _declare(app, "one", "s3://lake/t")
+    _declare(app, "other", "s3://lake/T")
+    with pytest.raises(UsageError, match="give each pipeline its own table"):
+        _declare(app, "third", "s3a://lake/t/")

@@ -2,7 +2,11 @@
 
 import hashlib
 
-from penstock.objects.reference import ObjectRef, decode_key, encode_key
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.objects.reference import ObjectRef, decode_key, encode_key, uri_of
 
 
 def ref(key: str, **changes: str | int | None) -> ObjectRef:
@@ -34,3 +38,34 @@ def test_the_uri_is_always_valid_unicode() -> None:
     assert ref("a\udcff/é").uri == "s3://b/a\\xff/é"
     assert ref("/a b", bucket="file").uri == "file:///a b"
     ref("\udc80").uri.encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        (b"a\xff", r"a\xff"),
+        (rb"a\xff", r"a\\xff"),
+        (rb"a\\xff", r"a\\\\xff"),
+        (rb"a\xff" + b"\xff", r"a\\xff\xff"),
+        (b"\\\xff", r"\\\xff"),
+        (rb"a\x41\d\\", r"a\x41\d\\"),
+        ("\\é\\xfg".encode(), r"\é\xfg"),
+    ],
+)
+def test_two_keys_never_have_one_uri(name: bytes, shown: str) -> None:
+    """A name that is not UTF-8, and one that spells its escapes: the rows of a table are found by this address."""
+    assert uri_of("b", decode_key(name)) == f"s3://b/{shown}"
+
+
+_NAMES = st.lists(st.sampled_from([b"\\", b"x", b"f", b"7", b"\xff", b"\xc3", b"\xa9", b"a"]), max_size=8).map(b"".join)
+
+
+@given(_NAMES, _NAMES)
+def test_any_two_keys_have_different_uris(one: bytes, other: bytes) -> None:
+    assert (uri_of("b", decode_key(one)) == uri_of("b", decode_key(other))) is (one == other)
+
+
+@given(_NAMES)
+def test_different_keys_have_different_uris_if_one_spells_the_other(name: bytes) -> None:
+    spelled = name.decode("utf-8", "backslashreplace").encode()
+    assert (uri_of("b", decode_key(name)) == uri_of("b", decode_key(spelled))) is (name == spelled)

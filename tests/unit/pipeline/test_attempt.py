@@ -38,11 +38,13 @@ from penstock.ledger.records import (
     AttemptFailure,
     BatchOutcome,
     BatchRecord,
+    Candidate,
     Committed,
     ObjectClaims,
     ObjectResult,
     ObjectState,
     OnChange,
+    OriginalMessage,
 )
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.delivery import Delivery
@@ -117,6 +119,7 @@ class Pipeline:
         lease_seconds: float = 60.0,
         faults_max: int | None = 3,
         on_change: OnChange = OnChange.ADD,
+        check_removal: Callable[[], None] | None = None,
     ) -> None:
         self.ledger = ledger
         self.events: list[Event] = []
@@ -140,6 +143,7 @@ class Pipeline:
             clock=SystemClock() if clock is None else clock,
             random=lambda: 0.5,
             ledger_watch=watch or Unwatched(),
+            check_removal=check_removal,
         )
         self._receipts = itertools.count()
 
@@ -928,3 +932,31 @@ def test_a_replay_waits_while_another_version_of_its_object_is_in_the_batch(ledg
     (request,) = engine.requests
     assert {one.object_id for one in request.objects} == {changed_ref(2).object_id, other.object_id}
     assert ledger.counts(PIPELINE)[ObjectState.UNPROCESSED] == 1
+
+
+def test_an_object_that_shares_its_address_with_another_one_is_dead_lettered_without_a_run(ledger: Ledger) -> None:
+    """An earlier version of Penstock gave a name outside UTF-8, and one that spells its escapes, the same address."""
+    engine = Engine()
+    pipeline = Pipeline(ledger, engine, on_change=OnChange.REPLACE)
+    odd, usual = ref("a\udcff"), ref("b")
+    spelled = Candidate(
+        object_id=ref(r"a\xff").object_id,
+        bucket=odd.bucket,
+        key=rb"a\xff",
+        size_bytes=1,
+        uri=odd.uri,
+        original_message=OriginalMessage(message_id="m", enqueued_at=1.0),
+    )
+    claim = ledger.claim(PIPELINE, [spelled], attempt_id="earlier", worker="w", lease_seconds=60.0)
+    done = [ObjectResult(object_id=spelled.object_id, rows=1, lines_quarantined=0)]
+    ledger.commit(BatchOutcome(pipeline=PIPELINE, attempt_id=claim.attempt_id, processed=done))
+    settled = pipeline.run_bodies(announce(odd), announce(usual))
+    assert isinstance(settled[0], DeadLetter)
+    assert "give both objects other names" in settled[0].reason
+    assert settled[1] == Ack()
+    assert engine.group_sizes == [1]
+
+
+def test_objects_with_addresses_of_their_own_cost_no_lookup(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "of_several_objects", None)
+    assert Pipeline(ledger, Engine(), on_change=OnChange.REPLACE).run("a", r"b\c") == [Ack(), Ack()]

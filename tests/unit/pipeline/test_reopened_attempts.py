@@ -8,6 +8,7 @@ import pytest
 from tests.unit.pipeline.test_attempt import PIPELINE, Engine, Pipeline, ref, result
 from tests.unit.pipeline.test_change_rules import committed_rules
 
+from penstock.errors import TableError
 from penstock.ledger import Ledger
 from penstock.ledger.records import AttemptFailure, ObjectRow, ObjectState, OnChange, replaced_objects
 from penstock.ledger.reopenings import KEPT
@@ -101,3 +102,18 @@ def test_an_object_that_was_replaced_is_settled_and_keeps_its_rows(ledger: Ledge
     assert pipeline.run("first") == [Ack()]
     row = row_of(ledger, "first")
     assert (row.state, row.batch_seq, row.rows) == (ObjectState.PROCESSED, 1, 2)
+
+
+@pytest.mark.parametrize("rule", [OnChange.ADD, OnChange.REFUSE])
+def test_a_reopened_object_is_not_read_if_no_row_may_leave_the_table(ledger: Ledger, rule: OnChange) -> None:
+    def refuse() -> None:
+        raise TableError("rows stay")
+
+    engine = Engine(with_schema)
+    pipeline = Pipeline(ledger, engine, on_change=rule, check_removal=refuse)
+    assert pipeline.run("first") == [Ack()], "it replaces nothing"
+    reopen(ledger, "first")
+    with pytest.raises(TableError, match="rows stay"):
+        pipeline.run("first")
+    assert len(engine.requests) == 1
+    assert row_of(ledger, "first").state is ObjectState.UNPROCESSED

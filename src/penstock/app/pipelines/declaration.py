@@ -3,10 +3,12 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from os import PathLike
+from itertools import combinations
+from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from penstock.app.cleanup import Cleanup, Keep, check_fits
+from penstock.app.paths import real
 from penstock.app.pipelines.published import PublishedBatch
 from penstock.errors import UsageError
 from penstock.handlers.durations import Duration, Size, bytes_of, seconds_of
@@ -16,8 +18,8 @@ from penstock.messaging.schema import Queue
 from penstock.objects.selection import checked_patterns
 from penstock.pipeline.merging.declaration import Merge
 from penstock.sinks.declaration import SinkDeclaration
-from penstock.sinks.registry import SINKS
-from penstock.storage.address import check_address
+from penstock.sinks.registry import SINKS, split_address
+from penstock.storage.address import check_address, is_s3, s3_address
 
 if TYPE_CHECKING:
     from penstock.pipeline.spark.declaration import Frame
@@ -205,6 +207,14 @@ class PipelineDeclaration:
     published: Queue[PublishedBatch]
     merge: Merge | None = None
 
+    @property
+    def may_replace(self) -> bool:
+        """True unless every row stays in the table. The table's columns are not known yet."""
+        if self.merge is not None:
+            return True
+        rule = change_rule(self.source)
+        return self.provenance if rule is None else rule.replaces
+
 
 def declared(
     name: Any,
@@ -267,6 +277,28 @@ def declared(
         published=Queue(f"{name}{PUBLISHED_SUFFIX}", PublishedBatch),
         merge=merge,
     )
+
+
+def check_one_table(pipelines: Sequence[PipelineDeclaration]) -> None:
+    """Raise `UsageError` if a pipeline may replace rows of a table that another one writes, too.
+
+    Rows are found by their object alone, so those that the other pipeline made of the same object would leave as well.
+    """
+    for one, other in combinations(pipelines, 2):
+        replacing = [pipeline.name for pipeline in (one, other) if pipeline.may_replace]
+        if replacing and _place(one.sink) == _place(other.sink):
+            raise UsageError(
+                f"The pipelines {one.name} and {other.name} write the table {other.sink.address}, and "
+                f"{' and '.join(replacing)} would replace rows there, those of the other pipeline included: rows say "
+                f"which object they are of, not which pipeline made them. Write on_change='add' or 'refuse' in "
+                f"ObjectSource(...) of {' and '.join(replacing)}, or give each pipeline its own table."
+            )
+
+
+def _place(sink: SinkDeclaration) -> str:
+    """Return where a table is, the same for every spelling of its address."""
+    _, address = split_address(fspath(sink.address))
+    return str(s3_address(address)) if is_s3(address) else str(real(address))
 
 
 def _check_range(name: str, option: str, given: float | None, least: float, most: float) -> None:

@@ -15,7 +15,7 @@ from penstock.pipeline.merging.declaration import Merge
 from penstock.pipeline.spark.source.ddl import OBJECT
 from penstock.pipeline.spark.source.formats import FORMATS, format_of
 from penstock.pipeline.spark.table_schema import table_columns
-from penstock.sinks.sink import Sink
+from penstock.sinks.sink import RemovalCheck, Sink
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,11 +27,27 @@ class ChangeRule:
     ledger: Ledger
     sink: Sink | None  # None: columns of a table that no batch was committed to do not matter
     pipeline: str
+    merges: bool = False  # rows of the same key take the place of earlier ones
 
     def current(self) -> OnChange:
-        """Return the rule by the table's present columns. Reads the ledger, unless the rule is given."""
-        if self.given is not None:
-            return self.given
+        """Return the rule by the table's present columns. Reads the ledger, unless the rule is given.
+
+        Raises `TableError` if rows are to be replaced in a table with a setting that forbids it.
+        """
+        rule = self._by_columns() if self.given is None else self.given
+        if rule.replaces or self.merges:
+            self.check_removal()
+        return rule
+
+    def check_removal(self) -> None:
+        """Raise `TableError` if a setting of the table forbids to take rows out of it."""
+        if self.sink is None:
+            return
+        table: object = self.sink.load()
+        if isinstance(table, RemovalCheck):
+            table.check_removal()
+
+    def _by_columns(self) -> OnChange:
         if not self.provenance:
             return OnChange.ADD
         columns = table_columns(self.sink, self.ledger.ensure_pipeline(self.pipeline).table_schema)

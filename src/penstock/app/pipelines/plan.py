@@ -146,10 +146,12 @@ class PipelineBlueprint:
             ledger=self.ledger,
             sink=self.tables.rows,
             pipeline=self.declaration.pipeline,
+            merges=self.declaration.merge is not None,
         )
 
     def check_columns(self) -> None:
-        """Check the columns before Spark starts, which is possible without a transform."""
+        """Check the columns before Spark starts, which is possible without a transform, and whether rows may leave."""
+        self.change_rule.current()
         read = self.declaration.read
         if self.declaration.transform is None:
             check_partitions(read.columns, self.declaration.partition_by)
@@ -199,6 +201,7 @@ class PipelineBlueprint:
             streak=FailureStreak(faults_max=self.faults_max),
             bus=self.tools.bus,
             change_rule=self.change_rule.current,
+            check_removal=self.change_rule.check_removal,
             clock=self.tools.clock,
             tracing=self.tools.tracing,
             ledger_watch=self.ledger_watch,

@@ -195,6 +195,7 @@ def _ingested(
             registration=registration,
             tools=tools,
         )
+        work.change_rule.current()  # before Spark starts: a setting of the table may forbid to replace rows
         if request.watch:
             tools.bus.emit(WatchStarted(source=str(source)))
         how = _fed if request.queue is not None else _watch if request.watch else _until_done

@@ -159,6 +159,7 @@ class IngestPipeline:
             ledger=self.state.ledger,
             sink=self.tables.rows,
             pipeline=self.where.pipeline,
+            merges=self.request.merge is not None,
         )
 
     def serve(self, *, sample: Sequence[ObjectRef], until: Callable[[], bool], spark: GivenSpark | None = None) -> None:

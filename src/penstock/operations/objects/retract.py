@@ -23,6 +23,7 @@ from penstock.operations.dead_letters.selection import audited, current_user
 from penstock.operations.tables.upkeep import MaintainedPipeline
 from penstock.pipeline.batch_record import RecordedBatch, forget, save
 from penstock.pipeline.replacing import OBJECT, RowsOfObject, count_rows
+from penstock.sinks.sink import RemovalCheck
 from penstock.storage.aws import Aws
 
 
@@ -52,6 +53,7 @@ def plan(pipelines: Mapping[str, MaintainedPipeline], uris: Sequence[str], aws: 
 
     Raises:
         UsageError: Several pipelines know the objects, or the table cannot tell the rows of an object.
+        TableError: A setting of the table forbids to take rows out.
         TemporaryError: An object is being processed.
     """
     named = list(dict.fromkeys(uris))
@@ -132,6 +134,8 @@ def _rows_in_table(planned: RetractPlan) -> Mapping[str, RowsOfObject]:
             f"them by a column of your own (DELETE FROM, with Spark or another engine). For objects read from now on, "
             f"keep {OBJECT} in the pipeline's columns: a transform must not drop it."
         )
+    if isinstance(table, RemovalCheck):
+        table.check_removal()
     return count_rows(sink, table, planned.versions)
 
 

@@ -1,8 +1,9 @@
 """Check which Delta tables may be written, by an allow-list: the library ignores features that it does not know.
 
 Measured with deltalake 1.6: it commits to tables with generated columns or CHECK constraints without enforcing them,
-and readers of a column-mapped table see nulls in the written rows. A feature is allowed if Penstock's only kind of
-commit (adding files and nullable columns) needs no work for it; everything not listed here is refused.
+and readers of a column-mapped table see nulls in the written rows. A feature is allowed if a commit that adds files and
+nullable columns needs no work for it; everything not listed here is refused. Two settings allow these commits, and not
+those that take rows out of the table; see `check_removal`.
 """
 
 import json
@@ -20,7 +21,7 @@ FEATURES_KEPT = frozenset(
         "appendOnly",
         "invariants",
         "checkConstraints",
-        "changeDataFeed",  # readers derive inserts from a commit that only adds files
+        "changeDataFeed",  # readers derive inserts from a commit that only adds files; see `check_removal`
         "generatedColumns",
         "timestampNtz",
     }
@@ -31,6 +32,15 @@ _COLUMN_FEATURES = {
     "delta.invariants": "column invariants",
     "delta.columnMapping.": "column mapping",
     "CURRENT_DEFAULT": "column defaults",
+}
+
+
+# Settings with which rows must not leave in files that are written again, and why.
+_ROWS_STAY = {
+    "delta.appendOnly": "rows may only be added to it",
+    # Delta's protocol wants change files from a writer that rewrites rows. Without them, the rows of such a file that
+    # stay are deleted and inserted for those who read the changes (measured).
+    "delta.enableChangeDataFeed": "its change data feed would show all other rows of a file as deleted and inserted",
 }
 
 
@@ -57,6 +67,17 @@ def check_features(
             f"The table {where} uses {feature}, which Penstock does not keep when it writes; remove that from the "
             f"table, or write to another one."
         )
+
+
+def check_removal(configuration: Mapping[str, str | None], *, where: str) -> None:
+    """Raise `TableError` if a setting forbids to replace rows. Files may still be merged, which changes no rows."""
+    for setting, reason in _ROWS_STAY.items():
+        if (configuration.get(setting) or "").lower() == "true":
+            raise TableError(
+                f"Rows of the table {where} cannot be replaced or taken out, since it has {setting}=true: {reason}. "
+                f"Keep the rows of every version (on_change='add', --on-change add), refuse changed objects "
+                f"(on_change='refuse'), or unset the property (ALTER TABLE ... UNSET TBLPROPERTIES ('{setting}'))."
+            )
 
 
 def _refused(

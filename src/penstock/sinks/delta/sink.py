@@ -33,7 +33,7 @@ from penstock.sinks.checks import (
     make_ready,
 )
 from penstock.sinks.delta import log, statistics
-from penstock.sinks.delta.features import check_features
+from penstock.sinks.delta.features import check_features, check_removal
 from penstock.sinks.delta.folder import LOG_FOLDER, check_name
 from penstock.sinks.delta.log import ATTEMPT
 from penstock.sinks.manifest import DataFile, attempt_token
@@ -292,6 +292,9 @@ class LoadedDelta:
             for action in actions
             if not re.match(r"/|[a-z0-9+.-]+:", action["path"])
         ]
+
+    def check_removal(self) -> None:
+        check_removal(self._table.metadata().configuration, where=self._root.uri)
 
     def vacuum(self, *, retention_hours: int | None, dry_run: bool) -> Sequence[str]:
         """Delete files that the log removed before the retention period; return their paths.
