@@ -30,6 +30,7 @@ from penstock.objects.store import ObjectStore
 from penstock.objects.stores import ahead, store_at
 from penstock.pipeline.batch_record import RecordedBatch, RecordedObject, run_files, run_work, save
 from penstock.pipeline.engine import ReadFailure, RunResult
+from penstock.pipeline.replacing import has_addresses
 from penstock.pipeline.spark.arrow_writer import arrow_schema, gathered, write_parquet
 from penstock.pipeline.spark.declaration import Declaration
 from penstock.pipeline.spark.faults import is_of_spark
@@ -242,7 +243,7 @@ class SparkRun:
             new_schema=agreement.new_schema,
             samples=self.by_object(summary.readings.samples),
             reasons=self.by_object(summary.readings.reasons),
-            has_addresses=OBJECT.name in agreement.schema.names,
+            has_addresses=has_addresses(agreement.schema),
             place=self._declaration.read.place,
             agree_again=self._agree_again,
             added_columns=self._added,
@@ -289,7 +290,7 @@ class SparkRun:
     def _replaces_versions(self, columns: pa.Schema) -> bool:
         """Return True if the commit will replace the rows of earlier versions: not if changed objects are refused."""
         refuses = self._declaration.on_change is OnChange.REFUSE
-        return self._plan.current_only and not refuses and OBJECT.name in columns.names
+        return self._plan.current_only and not refuses and has_addresses(columns)
 
     def by_object(self, found: Mapping[int, F]) -> dict[bytes, F]:
         """Convert keys from positions in the plan to object ids."""
@@ -329,12 +330,13 @@ class SparkRun:
             last = folded(frame, self._declaration.merge)
             return last, _columns(last.drop(DELETES), self._declaration.partition_by)
         columns = _columns(frame, self._declaration.partition_by)
-        if OBJECT.name in columns.names:
+        if has_addresses(columns):
             return frame, columns
         if self._declaration.on_change is OnChange.REPLACE:
+            change = "changes the type of" if OBJECT.name in columns.names else "drops"
             raise UsageError(
-                f"The transform drops the column {OBJECT.name}, by which the rows of a changed object are found: let "
-                "it return this column, or choose on_change='add' or 'refuse' (--on-change)."
+                f"The transform {change} the column {OBJECT.name}, by which the rows of a changed object are found: "
+                "let it return this column, or choose on_change='add' or 'refuse' (--on-change)."
             )
         if self._declaration.on_change is None and self._plan.current_only:
             # Such a table gets the rows of every version, also of those that are not current any more.
