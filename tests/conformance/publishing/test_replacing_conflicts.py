@@ -1,4 +1,4 @@
-"""What a publish that replaces rows keeps between its tries: names of files, the batch that it is for, and no leftovers."""
+"""What a publish that replaces rows keeps between its tries: files, their names and their batch, and no leftovers."""
 
 import random
 from itertools import count
@@ -19,7 +19,7 @@ from penstock.sinks.manifest import DataFile
 from penstock.sinks.sink import TableSink
 from penstock.storage.local import LocalFiles
 
-WALKS = 12
+WALKS = 6
 STEPS = 8
 
 
