@@ -1,7 +1,7 @@
 """Events of batches, of the attempts on them, and of their tables."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.events.bus import Event
 
@@ -80,7 +80,8 @@ class BatchPublished(Event):
     seq: int
     table_version: int
     seconds: float  # duration of this commit to the table, including its checks and the wait for other writers
-    merged: Mapping[str, int] | None = None  # rows inserted, updated, deleted and left_out, if the batch was merged
+    # Rows inserted, updated, deleted and left_out; empty if the batch was not merged
+    merged: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

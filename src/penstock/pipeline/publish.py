@@ -165,7 +165,7 @@ def publish(
                 seq=chunk.tip.seq,
                 table_version=progress.table_version or 0,
                 seconds=published_at - began_at,
-                merged=None if chunk.counts is None else asdict(chunk.counts),
+                merged={} if chunk.counts is None else asdict(chunk.counts),
             )
         )
         began_at = published_at

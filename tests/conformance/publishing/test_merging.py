@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -405,15 +406,22 @@ def test_a_merge_that_was_overwritten_before_later_ones_is_put_back(delta: Merge
 
 
 def foreign_append(delta: MergeMaker, id: int, *, at: int = 1) -> PendingCommit:
-    rows = {"id": [id], "at": [at], "part": ["x"], "value": [0.5], "_object": ["foreign"], "_offset": [0]}
+    rows: dict[str, list[Any]] = {
+        "id": [id],
+        "at": [at],
+        "part": ["x"],
+        "value": [0.5],
+        "_object": ["foreign"],
+        "_offset": [0],
+    }
     return SparkWriter(files=LocalFiles(delta.root)).append(rows)
 
 
-def own_rows(delta: MergeMaker) -> list[tuple[object, ...]]:
+def own_rows(delta: MergeMaker) -> list[tuple[Any, ...]]:
     return [row for row in delta.rows() if row[4] != "foreign"]
 
 
-def rows_of_others(delta: MergeMaker) -> list[object]:
+def rows_of_others(delta: MergeMaker) -> list[Any]:
     return [row[0] for row in delta.rows() if row[4] == "foreign"]
 
 

@@ -92,7 +92,7 @@ class RunCounts(SelectiveListener):
                 self.objects_processed += event.objects - event.replays
                 self.replays += event.replays
                 self.add_replaced(event.replaced_objects, event.replaced_rows)
-            case BatchPublished() if event.merged is not None:
+            case BatchPublished():
                 self.merged.update(event.merged)
             case UnknownFieldsFound():
                 self.unknown_objects += 1

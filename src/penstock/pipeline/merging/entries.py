@@ -116,7 +116,7 @@ class _Rows:
         signs = compare(one, other, len(left))
         tied = np.flatnonzero((signs == 0) & ~self.deletes[left])
         if len(tied):
-            signs[tied] = compare(*(self._contents(rows[tied]) for rows in (left, right)), len(tied))
+            signs[tied] = compare(self._contents(left[tied]), self._contents(right[tied]), len(tied))
         return signs
 
     def _contents(self, rows: Rows) -> Sequence[pa.Array]:

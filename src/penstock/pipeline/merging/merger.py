@@ -149,16 +149,14 @@ class RowMerger:
         gone: Mapping[str, tuple[LoggedFile, Rows]],
         outcome: "_MergeOutcome",
     ) -> Replacement:
-        stay = [outcome.staying(number) for number in range(len(batch.files))]
-        kept = {file.path: rows for file, rows in zip(batch.files, stay, strict=True)}
-        folder.forget({*gone, *kept})
+        folder.forget({*gone, *(file.path for file in batch.files)})
         files = [
             RewrittenFile(removed=file, added=self._without(folder, file, lost, columns))
             for file, lost in gone.values()
         ]
         fresh: list[DataFile] = []
-        for file in batch.files:
-            lost = np.setdiff1d(np.arange(file.rows, dtype=np.int64), kept[file.path])
+        for number, file in enumerate(batch.files):
+            lost = outcome.left_out(number)
             fresh += self._without(folder, file, lost, columns) if len(lost) else [file]
         found = Replacement(files=files, fresh=fresh, folder=folder.path)
         save_replacement(self.sink, found)
@@ -261,10 +259,12 @@ class _MergeOutcome:
             signs[tied] = compare(one, other, len(tied))
         return signs
 
-    def staying(self, number: int) -> Rows:
-        """Return the numbers of the rows of a file of the batch that come into the table, in ascending order."""
-        ours = (self.entries.file_of == number) & ~self.entries.deletes & self.is_in & ~self._loses
-        return np.sort(self.entries.row_of[ours])
+    def left_out(self, number: int) -> Rows:
+        """Return the numbers of the rows of a file of the batch that do not come into the table, in ascending order."""
+        stays = (self.entries.file_of == number) & ~self.entries.deletes & self.is_in & ~self._loses
+        is_out = np.ones(self.own[number].rows, np.bool_)
+        is_out[self.entries.row_of[stays]] = False
+        return np.flatnonzero(is_out).astype(np.int64)
 
     def counts(self) -> MergeCounts:
         stays = self.is_in & ~self._loses & ~self.entries.deletes

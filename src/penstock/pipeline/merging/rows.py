@@ -95,7 +95,7 @@ class RowReader:
             return [pa.array([], self.schema.field(name).type) for name in names]
         order = np.lexsort((row_of, file_of))
         parts: list[Sequence[pa.Array]] = []
-        for number in np.unique(file_of):
+        for number in np.flatnonzero(np.bincount(file_of)):
             wanted = row_of[order][file_of[order] == number]
             parts += self._at(files[int(number)], wanted, names)
         back = pa.array(np.argsort(order, kind="stable"))

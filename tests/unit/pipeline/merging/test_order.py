@@ -77,7 +77,8 @@ def test_the_last_row_of_each_key_is_found_in_few_rounds() -> None:
     def decide(left: Rows, right: Rows) -> Signs:
         rounds.append(len(left))
         assert all(keys[one] == keys[other] for one, other in zip(left, right, strict=True))
-        return np.sign(values[left] - values[right]).astype(np.int8)
+        signs: Signs = np.sign(values[left] - values[right]).astype(np.int8)
+        return signs
 
     found = last_of_each(pa.array(keys), decide).tolist()
     last = {key: max((i for i, one in enumerate(keys) if one == key), key=lambda i: values[i]) for key in set(keys)}
