@@ -11,8 +11,9 @@ A file is read only if its bounds, in the table's log or in its footer, leave ro
 import json
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from os.path import commonprefix
 from typing import Any
 
 import pyarrow as pa
@@ -42,6 +43,7 @@ OBJECT = "_object"  # the column with the address of the object that a row is fr
 
 
 PLAN = "_replaced.json"  # in the folder of a replacement
+_SURE_CHARACTERS = 12  # of an address, that no writer cuts off a bound
 _HAS_ROWS = "has rows that are to be replaced"
 _MAY_HAVE_ROWS = "may have rows that are to be replaced"
 
@@ -77,6 +79,27 @@ def has_addresses(columns: pa.Schema) -> bool:
         return False
     kind = columns.field(OBJECT).type
     return bool(types.is_string(kind) or types.is_large_string(kind))
+
+
+def may_be_of(files: Iterable[DataFile], addresses: Collection[str]) -> bool:
+    """Return False if the rows of these files certainly have other addresses than these.
+
+    A transform has changed them then, as to a file's name alone, so that rows cannot be found by their address later.
+    Compared are the first characters: bounds are cut, and then differ from the values behind these.
+    """
+    begins = commonprefix(list(addresses))[:_SURE_CHARACTERS]
+    known = {None, *addresses}
+    for file in files:
+        if OBJECT in file.partition_values:
+            if file.partition_values[OBJECT] not in known:
+                return False
+        elif any(
+            not file.statistics[name][OBJECT].startswith(begins)
+            for name in ("minValues", "maxValues")
+            if file.statistics.get(name, {}).get(OBJECT) is not None
+        ):
+            return False
+    return True
 
 
 def save_replacement(sink: TableSink, replacement: Replacement) -> None:
@@ -223,8 +246,8 @@ class _RowFinder:
 
     def _found(self, file: LoggedFile) -> Iterator[pa.Array]:
         """Yield the addresses of rows that are of the objects."""
-        bounds = (file.statistics.get(name, {}).get(OBJECT) for name in ("minValues", "maxValues"))
-        if not self._may_be_within(*bounds):
+        logged = (file.statistics.get(name, {}).get(OBJECT) for name in ("minValues", "maxValues"))
+        if not self._may_be_within(*logged):
             return
         if file.unreadable:
             raise halted(self.sink.uri, file.logged_path, _MAY_HAVE_ROWS, file.unreadable)

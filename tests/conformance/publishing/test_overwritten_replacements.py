@@ -210,7 +210,7 @@ def collected(table: SharedTable, probe: Probe = no_probe) -> int:
 
 
 @pytest.mark.parametrize("is_built_on", [False, True], ids=["last-commit", "below-a-later-commit"])
-def test_gc_keeps_what_puts_a_lost_commit_back(table: SharedTable, objects: Objects, is_built_on: bool) -> None:
+def test_gc_keeps_files_that_put_a_lost_commit_back(table: SharedTable, objects: Objects, is_built_on: bool) -> None:
     later = [lambda: objects.add("s3://b/c", 3)] if is_built_on else []
     replaced_and_overwritten(objects, *later).put()
     assert collected(table) == 0
@@ -221,7 +221,7 @@ def test_gc_keeps_what_puts_a_lost_commit_back(table: SharedTable, objects: Obje
     objects.check(100, 101)
 
 
-def test_gc_deletes_what_no_remembered_commit_names(table: SharedTable, objects: Objects) -> None:
+def test_gc_deletes_files_that_no_remembered_commit_names(table: SharedTable, objects: Objects) -> None:
     objects.replace("s3://b/a", 10)
 
     def dying(reached: Step) -> None:

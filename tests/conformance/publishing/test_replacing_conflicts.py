@@ -1,4 +1,4 @@
-"""What a publish that replaces rows keeps between its tries: files, their names and their batch, and no leftovers."""
+"""The memory of a publish between its tries to replace rows: files, their names and their batch, and no leftovers."""
 
 import random
 from itertools import count
