@@ -109,5 +109,5 @@ def test_rows_whose_address_a_transform_changes_are_added_and_cannot_be_replaced
     load(transform=transform)
     write(source / "a.jsonl", 7, 8, 9)
     report = load(transform=transform)
-    assert (report.objects_changed, report.replaced_objects, report.replaced_rows) == (1, 0, 0)
+    assert (report.objects_processed, report.replaced_objects, report.replaced_rows) == (1, 0, 0)
     assert ids_in(tmp_path / "t") == [1, 2, 3, 7, 8, 9]

@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from os.path import commonprefix
+from itertools import takewhile
 from typing import Any
 
 import pyarrow as pa
@@ -87,7 +87,8 @@ def may_be_of(files: Iterable[DataFile], addresses: Collection[str]) -> bool:
     A transform has changed them then, as to a file's name alone, so that rows cannot be found by their address later.
     Compared are the first characters: bounds are cut, and then differ from the values behind these.
     """
-    begins = commonprefix(list(addresses))[:_SURE_CHARACTERS]
+    first, last = min(addresses)[:_SURE_CHARACTERS], max(addresses)
+    begins = "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False)))
     known = {None, *addresses}
     for file in files:
         if OBJECT in file.partition_values:

@@ -289,6 +289,21 @@ def test_files_are_opened_only_if_the_log_s_bounds_leave_room(
     assert shared.ids() == [0, 1, 2, 4]
 
 
+def test_files_of_the_batch_itself_are_no_earlier_rows(shared: SharedObjects) -> None:
+    """The snapshot may have them already, if their commit was overwritten and they came back."""
+    shared.put(both())
+    shared.put(pa.table({"id": [3, 4], "_object": [A, B]}))
+    own = next(
+        file.path
+        for file in shared.loaded.logged_files()
+        if pq.read_table(shared.root / file.path)["id"][0].as_py() == 3
+    )
+    replacer = RowReplacer(sink=shared.sink, probe=no_probe)
+    found = replacer.replacement(shared.loaded, [A], of=Position(seq=9, attempt_token=9), keep=[own])
+    assert own not in [file.path for file in found.removed]
+    assert len(found.removed) == 1
+
+
 @pytest.mark.parametrize(
     "values",
     [

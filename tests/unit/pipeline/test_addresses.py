@@ -1,4 +1,4 @@
-"""The addresses of objects in files that a transform has made: as they were, or changed so that no row is found by them."""
+"""The addresses of objects in files that a transform has made: as they were, or changed, so that they find no row."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import pytest
 from penstock.pipeline.replacing import may_be_of
 from penstock.sinks.manifest import DataFile
 
-ADDRESSES = ["file:///in/a.jsonl", "file:///in/b.jsonl"]
+ADDRESSES = ["file:///landing/a.jsonl", "file:///landing/b.jsonl"]
 
 
 def file(least: str | None = None, greatest: str | None = None, **partition: str | None) -> DataFile:
@@ -24,7 +24,7 @@ def file(least: str | None = None, greatest: str | None = None, **partition: str
     [
         file(*ADDRESSES),
         file(ADDRESSES[1], ADDRESSES[1]),
-        file("file:///in/", "file:///in0"),  # cut
+        file("file:///landing/", "file:///landing0"),  # cut
         file(None, ADDRESSES[0]),
         file(),
         file(_object=ADDRESSES[0]),
@@ -47,6 +47,11 @@ def test_addresses_as_they_were(made: DataFile) -> None:
 )
 def test_addresses_that_a_transform_changed(made: DataFile) -> None:
     assert not may_be_of([file(*ADDRESSES), made], ADDRESSES)
+
+
+def test_addresses_with_little_in_common_rule_nothing_out_that_they_share() -> None:
+    assert may_be_of([file("s3://a/1", "s3://b/2")], ["s3://a/1", "s3://b/2"])
+    assert not may_be_of([file("1", "2")], ["s3://a/1", "s3://b/2"])
 
 
 def test_one_object_and_no_file() -> None:
