@@ -55,6 +55,11 @@ def test_changed_files_are_reported_by_the_run_that_adds_them(
             ("--on-change", "replace", "--no-provenance"),
             "leave out --no-provenance, or write --on-change add or refuse.",
         ),
+        (("--merge-key", "id", "--order-by", "at", "--on-change", "replace"), "rows are replaced by their keys there"),
+        (("--merge-key", "id"), "--merge-key needs --order-by, which says which row of a key is the last one."),
+        (("--order-by", "at"), "--order-by is for --merge-key, which names the columns that identify a row."),
+        (("--merge-key", "id,", "--order-by", "at"), "--merge-key 'id,' has an empty column name"),
+        (("--merge-key", "id", "--order-by", "at", "--merge-drop", "at"), "The merge drops at, by which rows of later"),
     ],
 )
 def test_a_rule_for_changed_files_that_cannot_hold_is_a_mistake(

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
+from sqlalchemy import update
 from tests.cli.conftest import Call
 from tests.cli.process import SRC
 from tests.cli.scene import Scene
@@ -26,6 +27,7 @@ from penstock.events import Bus
 from penstock.ledger import Ledger
 from penstock.ledger.records import AttemptFailure, ObjectState
 from penstock.ledger.retractions import Retraction
+from penstock.ledger.schema import pipelines
 from penstock.messaging.replay import REPLAY_ID_ATTRIBUTE
 from penstock.messaging.steps import Probe, Step, no_probe
 from penstock.operations.objects.retract import plan, retract
@@ -151,6 +153,16 @@ def test_a_table_that_does_not_name_objects_is_refused_with_the_way_out(penstock
     assert "has no column _object" in result.err
     assert "a transform must not drop it" in result.err
     assert states(scene) == {ObjectState.PROCESSED: 1}
+
+
+def test_rows_that_are_merged_by_key_cannot_be_retracted(penstock: Call, table: Scene) -> None:
+    with ledger_of(table) as ledger, ledger.database.writing() as connection:
+        connection.execute(update(pipelines).values(merge="{}"))
+    result = penstock(*RETRACT, path(table, "a"))
+    assert result.exit_code == USAGE
+    assert "Retracting objects is not possible" in result.err
+    assert "load all objects into a new table" in result.err
+    assert shown(table) == {"a": [1, 2], "b": [3], "c": [4]}
 
 
 def test_it_is_recorded_in_the_audit_log_and_shown_in_plain_words(penstock: Call, table: Scene) -> None:

@@ -3,14 +3,17 @@
 import json
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
+from tests.services.aws_server import AwsServer, client_at
 
 from penstock import Merge
+from penstock.config import Settings
 from penstock.errors import UsageError
 from penstock.ledger import Ledger
 from penstock.operations.ingest.ingest import IngestReport, ingest
@@ -89,6 +92,19 @@ def test_a_run_with_another_merge_is_refused(tmp_path: Path, load: Load) -> None
             load(merge=other)
     with pytest.raises(UsageError, match="--merge-key and --on-change replace"):
         load(on_change="replace")
+
+
+@pytest.mark.slow  # quick: the tests with a folder
+@pytest.mark.parametrize("scheme", ["", "iceberg:"])
+def test_a_table_in_s3_is_merged(tmp_path: Path, load: Load, moto: AwsServer, scheme: str) -> None:
+    bucket = f"lake-{len(scheme)}"
+    client_at(moto.url, "s3").create_bucket(Bucket=bucket)
+    settings = Settings(aws_endpoint_url=moto.url, aws_region=moto.aws.region, one_host=True)
+    in_s3 = partial(load, table=f"{scheme}s3://{bucket}/t", state=str(tmp_path / "state"), settings=settings)
+    write(tmp_path, "a.jsonl", (1, 1, "I", "mon", 1.0), (2, 5, "D", None, None), (3, 1, "I", "mon", 3.0))
+    assert in_s3(partition_by=("day",)).merged_rows["inserted"] == 2
+    write(tmp_path, "b.jsonl", (1, 2, "U", "tue", 1.5), (2, 4, "I", "mon", 2.0), (3, 2, "D", None, None))
+    assert in_s3(partition_by=("day",)).merged_rows == {"inserted": 0, "updated": 1, "deleted": 1, "left_out": 1}
 
 
 @pytest.mark.parametrize(

@@ -188,7 +188,7 @@ def test_after_a_conflict_the_batch_is_compared_with_the_newer_snapshot(table: M
     assert table.rows() == folded([up(1, 3), up(2, 5)])
 
 
-def test_what_was_written_for_a_snapshot_is_not_taken_for_another_one(delta: MergeMaker) -> None:
+def test_a_file_written_for_one_snapshot_is_not_taken_for_another(delta: MergeMaker) -> None:
     merged(delta, up(1, 5))
     delta.changes([up(1, 1), up(2, 1), up(3, 1)])
     others = [foreign_append(delta, 2, at=9)]

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -180,3 +181,20 @@ def test_a_ledger_that_replaced_versions_is_not_downgraded_to_a_revision_that_wo
     with pytest.raises(ConfigurationError, match="changed objects"), ledger.database.writing() as connection:
         downgrade(connection, "0014")
     assert replaced_objects(ledger.batches(PIPELINE)[-1].record.replaces) == ("s3://landing/a",)
+
+
+def test_a_ledger_with_merged_batches_is_not_downgraded_to_a_revision_that_would_add_their_rows() -> None:
+    ledger = Ledger.open("sqlite://")
+    harness = LedgerHarness(ledger)
+    ledger.ensure_pipeline(PIPELINE)
+    with ledger.database.writing() as connection:
+        downgrade(connection, "0015")
+        upgrade(connection)
+    merged = outcome(harness.claim([candidate("a")]))
+    ledger.commit(replace(merged, record=replace(merged.record, merge="{}", tombstones="[]")))
+    with pytest.raises(ConfigurationError, match="merged by key"), ledger.database.writing() as connection:
+        downgrade(connection, "0015")
+    assert ledger.ensure_pipeline(PIPELINE).merge == "{}"
+    assert ledger.deletes_before(PIPELINE, 1) == {}
+    assert list(ledger.deletes_before(PIPELINE, 2).values()) == ["[]"]
+    assert (ledger.is_merged(PIPELINE, 0), ledger.is_merged(PIPELINE, 1)) == (False, True)

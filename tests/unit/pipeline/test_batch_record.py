@@ -101,6 +101,17 @@ def test_a_record_of_a_batch_that_replaces_rows_is_refused_by_versions_that_woul
     assert (document["version"], document["replaces"]) == (2, '["s3://b/a"]')
 
 
+def test_a_record_of_a_merged_batch_is_refused_by_versions_that_would_add_its_rows(table: LocalFiles) -> None:
+    merged = replace(RECORD, objects=[], record=replace(RECORD.record, merge='{"key":["id"]}', tombstones="[]"))
+    save(table, merged)
+    assert load(table, RECORD.attempt_id) == merged
+    document = json.loads(gzip.decompress(table.read(f"_penstock/batches/{RECORD.attempt_id}.json.gz")))
+    assert (document["version"], document["merge"], document["tombstones"]) == (3, '{"key":["id"]}', "[]")
+    save(table, RECORD)
+    document = json.loads(gzip.decompress(table.read(f"_penstock/batches/{RECORD.attempt_id}.json.gz")))
+    assert (document["version"], "merge" in document, "tombstones" in document) == (1, False, False)
+
+
 def test_records_are_listed_oldest_first_and_deleted(table: LocalFiles) -> None:
     assert recorded(table) == []
     older = "01ARZ3NDEKTSV4RRFFQ69G5FAA"

@@ -93,7 +93,6 @@ def retract(planned: RetractPlan, *, reason: str | None) -> RetractResult:
 
 def _plan_in(pipeline: MaintainedPipeline, uris: Sequence[str], aws: Aws) -> RetractPlan:
     found, ledger = RetractPlan(pipeline=pipeline), pipeline.ledger
-    check_not_merged(ledger.ensure_pipeline(pipeline.pipeline), "Retracting objects")
     ledger.abandon_expired(pipeline.pipeline)
     busy: list[str] = []
     for uri in uris:
@@ -116,6 +115,8 @@ def _plan_in(pipeline: MaintainedPipeline, uris: Sequence[str], aws: Aws) -> Ret
         else:
             found.unknown.append(uri)
     _refuse(busy)
+    if found.versions:
+        check_not_merged(ledger.ensure_pipeline(pipeline.pipeline), "Retracting objects")
     return found
 
 

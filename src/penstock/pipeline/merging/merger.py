@@ -36,7 +36,7 @@ from penstock.pipeline.rewriting import (
     stored_columns,
 )
 from penstock.sinks.manifest import DataFile
-from penstock.sinks.sink import LoggedFile, Position, TableSink, VersionedTable
+from penstock.sinks.sink import LoggedFile, TableSink, VersionedTable
 
 _HAS_ROWS = "has rows that are to be merged"
 _MAY_HAVE_ROWS = "may have rows that are to be merged"
@@ -46,7 +46,7 @@ _MAY_HAVE_ROWS = "may have rows that are to be merged"
 class MergeBatch:
     """A committed batch whose rows are merged."""
 
-    of: Position
+    attempt_id: str
     merge: Merge
     files: Sequence[DataFile]
     deletes: Sequence[DataFile]
@@ -98,7 +98,7 @@ class RowMerger:
             check_types(table.schema, batch.merge.key, batch.merge.order_by)
         except TableError as error:
             raise PublishHalted(f"{self.sink.uri}: {error}") from error
-        if self._folder is None or self._batch != batch:
+        if self._folder is None or self._batch != batch:  # a ledger that failed over to a replica may reuse numbers
             self._start(batch)
             self._folder = RewritingFolder(root=self.sink.root)
         folder = self._folder
@@ -112,8 +112,8 @@ class RowMerger:
                 self._known_deleted = _deleted_earlier(reader, batch, entries)
         except ForeignFile as error:
             raise PublishHalted(
-                f"A file of batch {batch.of.seq}, or of deletes before it, of the table {self.sink.uri} {error}; "
-                f"restore it from a backup."
+                f"In the table {self.sink.uri}, a file of the attempt {batch.attempt_id}, or of deletes before it, "
+                f"{error}; restore it from a backup."
             ) from error
         outcome = _MergeOutcome(
             reader=reader,

@@ -30,9 +30,8 @@ from penstock.pipeline.merging.merger import MergeBatch
 from penstock.pipeline.merging.order import Rows, compare, last_of_each
 from penstock.pipeline.merging.rows import RowFile, RowReader
 from penstock.pipeline.rewriting import write_file
-from penstock.sinks.manifest import DataFile, attempt_token, decode
+from penstock.sinks.manifest import DataFile, decode
 from penstock.sinks.parquet import list_files
-from penstock.sinks.sink import Position
 from penstock.storage.files import Files
 
 FOLDED_FOLDER = "_penstock/folded_tombstones"
@@ -58,7 +57,7 @@ def merge_batch(ledger: Ledger, root: Files, batch: BatchRow) -> MergeBatch:
     by_attempt = {id: decode(text) for id, text in ledger.deletes_before(batch.pipeline, batch.seq).items()}
     folded, single = _units(root, by_attempt)
     return MergeBatch(
-        of=Position(seq=batch.seq, attempt_token=attempt_token(batch.attempt_id)),
+        attempt_id=batch.attempt_id,
         merge=merge_of(batch.record.merge),
         files=decode(batch.record.manifest),
         deletes=decode(batch.record.tombstones),

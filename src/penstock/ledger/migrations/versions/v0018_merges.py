@@ -24,7 +24,7 @@ def upgrade() -> None:
 def downgrade() -> None:
     if has_column("batches", "merge") and _has_merged():
         raise ConfigurationError(
-            "The ledger has batches whose rows are merged by key, and revision 0015 would add them as they are: it "
+            "The ledger has batches whose rows are merged by key, and earlier revisions would add them as they are: it "
             "cannot be downgraded below 0018."
         )
     drop_column("batches", "tombstones")
