@@ -181,6 +181,16 @@ def test_names_that_iceberg_s_writers_spell_otherwise_in_their_files(iceberg: Ma
     assert [(row["id"], row[name]) for row in table.kit.rows(table.root)] == [(2, 6)]
 
 
+def test_a_compaction_merges_files_with_other_spellings_of_the_columns(iceberg: Make) -> None:
+    table = iceberg()
+    table.put(both(**{"user-id": [5, 6]}))
+    table.iceberg.append(pa.table({"id": [3], "_object": [B], "user-id": [7]}))
+    result = compact(table.sink, clock=SystemClock())
+    assert result is not None
+    assert (result.merged, result.left) == (2, 0)
+    assert sorted((row["id"], row["user-id"]) for row in table.kit.rows(table.root)) == [(1, 5), (2, 6), (3, 7)]
+
+
 @pytest.mark.parametrize("kind", [pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())], ids=str)
 def test_all_of_arrow_s_strings_are_addresses(delta: SharedObjects, kind: pa.DataType) -> None:
     delta.put(both())
