@@ -51,7 +51,7 @@ def test_a_number_that_was_stored_before_its_column_was_widened() -> None:
 
 
 def test_other_columns_and_half_known_bounds_are_left_out() -> None:
-    empty = {"minValues": {}, "maxValues": {}}
+    empty: dict[str, object] = {"minValues": {}, "maxValues": {}}
     assert bounds(raw("text", "a"), {}, COLUMNS) == empty
     assert bounds(raw("at", 1), raw("at", 2), COLUMNS) == empty
     assert bounds(None, None, COLUMNS) == empty
