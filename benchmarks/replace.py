@@ -25,7 +25,7 @@ from penstock.pipeline.rewriting import write_file
 from penstock.sinks.manifest import DataFile
 from penstock.sinks.parquet import list_files
 from penstock.sinks.registry import SINKS, open_sink
-from penstock.sinks.sink import Append, TableSink, VersionedTable
+from penstock.sinks.sink import Append, Position, TableSink, VersionedTable
 from penstock.storage.local import LocalFiles
 
 _SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string()), ("_object", pa.string()), ("_offset", pa.int64())])
@@ -63,7 +63,8 @@ def _measure(scheme: str, order: str, root: LocalFiles, objects: Sequence[str], 
         table = cast(VersionedTable | None, sink.load())
         assert table is not None
         began = time.perf_counter()
-        found = RowReplacer(sink=sink, probe=no_probe).replacement(table, [name], seq=seq)
+        batch = Position(seq=seq, attempt_token=None)
+        found = RowReplacer(sink=sink, probe=no_probe).replacement(table, [name], of=batch)
         seconds.append(time.perf_counter() - began)
         shares.append(len(found.removed) / len(table.files()))
         amounts.append(sum(file.size_bytes for file in found.added) / sum(file.size_bytes for file in own))

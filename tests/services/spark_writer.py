@@ -58,6 +58,12 @@ class SparkWriter:
         parameters = {"mode": "Append", "partitionBy": "[]"}
         return self._commit("WRITE", parameters, [added], blind=True, metrics={"numFiles": "1"})
 
+    def add_file(self, location: str, *, size_bytes: int, rows: int) -> PendingCommit:
+        """Add a file that exists, anywhere: below the root by its relative path, as CLONE and COPY INTO do."""
+        add = {"path": quote(location, safe="/:"), "partitionValues": {}, "size": size_bytes}
+        add |= {"modificationTime": TIME_MS, "dataChange": True, "stats": compact({"numRecords": rows})}
+        return self._commit("CLONE", {}, [{"add": add}], blind=True)
+
     def overwrite(self, rows: Mapping[str, list[Any]]) -> PendingCommit:
         removed = [self._remove(add) for add in self._snapshot().values()]
         parameters = {"mode": "Overwrite", "partitionBy": "[]"}

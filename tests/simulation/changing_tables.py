@@ -7,7 +7,7 @@ and replies may be lost. `ForeignWriter` is another program that appends to the 
 
 import io
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -161,6 +161,13 @@ class MemorySnapshot:
 
     def logged_files(self) -> Sequence[LoggedFile]:
         return list(self._table.versions[self.version].files.values())
+
+    @property
+    def field_ids(self) -> Mapping[int, str]:
+        return {}
+
+    def files_to_search(self, columns: Collection[str]) -> Sequence[LoggedFile]:
+        return self.logged_files()
 
     def rows(self) -> int | None:
         return sum(file.rows for file in self.logged_files())

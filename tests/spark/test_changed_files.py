@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, functions
 
 from penstock.errors import UsageError
 from penstock.operations.ingest.ingest import IngestReport, ingest
@@ -19,6 +19,10 @@ Load = Callable[..., IngestReport]
 
 def without_address(rows: DataFrame) -> DataFrame:
     return rows.select("id")
+
+
+def with_short_address(rows: DataFrame) -> DataFrame:
+    return rows.withColumn("_object", functions.element_at(functions.split("_object", "/"), -1))
 
 
 @pytest.fixture
@@ -91,4 +95,19 @@ def test_rows_without_the_address_of_their_file_are_added_and_cannot_be_replaced
     write(source / "a.jsonl", 7, 8, 9)
     report = load(transform=transform)
     assert (report.objects_processed, report.objects_changed, report.replaced_objects) == (1, 1, 0)
+    assert ids_in(tmp_path / "t") == [1, 2, 3, 7, 8, 9]
+
+
+def test_rows_whose_address_a_transform_changes_are_added_and_cannot_be_replaced(
+    tmp_path: Path, source: Path, load: Load
+) -> None:
+    transform = f"{__name__}:with_short_address"
+    with pytest.raises(UsageError, match=r"changes the values of the column _object.* choose on_change='add'"):
+        load(transform=transform, on_change="replace")
+    assert not DeltaTable.is_deltatable(str(tmp_path / "t"))
+
+    load(transform=transform)
+    write(source / "a.jsonl", 7, 8, 9)
+    report = load(transform=transform)
+    assert (report.objects_processed, report.replaced_objects, report.replaced_rows) == (1, 0, 0)
     assert ids_in(tmp_path / "t") == [1, 2, 3, 7, 8, 9]

@@ -203,7 +203,9 @@ class Tables:
                     probe=self._probe,
                 )
             for sink in (self.rows, self.quarantine):
-                left = collect_leftovers(sink, clock=_CLOCK, probe=self._probe, dry_run=dry_run, stopped=stopped)
+                left = collect_leftovers(
+                    sink, self._ledger, clock=_CLOCK, probe=self._probe, dry_run=dry_run, stopped=stopped
+                )
                 collected = replace(
                     collected,
                     compactions=collected.compactions + left.folders,

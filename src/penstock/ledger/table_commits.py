@@ -20,6 +20,9 @@ _DROP_ONE = delete(table_commits).where(_of_table, table_commits.c.version == bi
 _DROP_OTHERS = delete(table_commits).where(
     _of_table, (table_commits.c.version < bindparam("first")) | (table_commits.c.version > bindparam("last"))
 )
+_FOLDERS = select(table_commits.c.rewritten_in).where(
+    table_commits.c.table_digest == bindparam("of_table"), table_commits.c.rewritten_in != ""
+)
 _FORGET = delete(table_commits).where(_of_pipeline)
 
 
@@ -71,6 +74,11 @@ class TableCommits:
             )
             for row in found
         ]
+
+    def folders(self, table: str) -> frozenset[str]:
+        """Return the folders that remembered commits of any pipeline to a table name as `SeenCommit.rewritten_in`."""
+        with self._database.reading() as connection:
+            return frozenset(connection.execute(_FOLDERS, {"of_table": uri_digest(table)}).scalars())
 
     def remember(self, pipeline: str, table: str, commits: Sequence[SeenCommit], *, first: int, last: int) -> None:
         """Add or replace these commits, and forget the versions before ``first`` and after ``last``."""

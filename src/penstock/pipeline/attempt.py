@@ -87,6 +87,11 @@ SHARED = (
 WAITS = "its bad lines are read again once the other version of this object in the batch is processed"
 ALONE = "it is read in the next batch, without objects that were processed before and are read again"
 OVERTAKEN = "another version of this object was processed since it was to be read again, and its rows stay"
+OTHER_ADDRESSES = (
+    "its new rows do not have its address in _object, by which its earlier rows are found, so they cannot replace "
+    "them: let the transform return this column as it is and retry it, or withdraw that (`penstock objects reprocess "
+    "--withdraw`)"
+)
 AGREEMENTS_MAX = 4  # with a schema that keeps changing, before the run is repeated
 
 
@@ -438,6 +443,8 @@ class Attempts:
         with self._stage("spark run", work):
             result = self._runtime.engine.run(request)
         self._events.emit_written(work, result, seconds=self._runtime.clock.monotonic() - began_at)
+        if not result.has_addresses and self._replaces_readings(work):
+            return self._fail_reopened(work)
         failed = [
             classify_failure(work.claim.claimed[object_id], failure, attempts_max=self._settings.attempts_max)
             for object_id, failure in result.failed.items()
@@ -511,6 +518,21 @@ class Attempts:
         Their rows name the object: the table has the column, and refuses runs without it.
         """
         return self._settings.has_table and any(claimed.is_reopened for claimed in work.claim.claimed.values())
+
+    def _fail_reopened(self, work: ClaimedWork) -> dict[bytes, ObjectOutcome]:
+        """End an attempt whose rows cannot replace the earlier ones: reopened objects fail, the others are run again.
+
+        Which addresses the rows have is known only once Spark has run. Nothing of the run is committed.
+        """
+        failed = [
+            FailedObject(object_id=object_id, failure=AttemptFailure.DEAD, reason=OTHER_ADDRESSES)
+            if claimed.is_reopened
+            else FailedObject(object_id=object_id, failure=AttemptFailure.RETRY, reason=ALONE, uncounted=True)
+            for object_id, claimed in work.claim.claimed.items()
+        ]
+        with self._stage("commit", work), self._runtime.ledger_watch.watch_request():
+            self._guard.commit(work, self._outcome(work, failed=failed))
+        return self._report_failed(work, failed)
 
     def _refused_beside_reopened(self, work: ClaimedWork) -> Sequence[FailedObject]:
         reopened = {id for id, claimed in work.claim.claimed.items() if claimed.is_reopened}

@@ -77,7 +77,7 @@ class RunResult:
     works: bool = False  # True: a success proves that the user's code works, even without a row
     samples: Samples = field(default_factory=dict)
     reasons: Reasons = field(default_factory=dict)
-    has_addresses: bool = True  # each row has the address of its object, in the column `_object`
+    has_addresses: bool = True  # each row has the address of its object, a string in the column `_object`
     place: str | None = None  # the column that places a line in its object; None: bad lines are not kept
     added_columns: Mapping[str, str] = field(default_factory=dict)  # types by name, of columns for new fields
     new_columns: Mapping[str, str] = field(default_factory=dict)  # those of them that this run added

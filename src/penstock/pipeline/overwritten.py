@@ -154,6 +154,15 @@ def named(commit: SeenCommit) -> str:
     return f"version {commit.version} ({commit.operation or 'unknown operation'} by {commit.engine})"
 
 
+def gone(table: str, commit: SeenCommit, seq: int, folder: str) -> PublishHalted:
+    """Return the error for a commit that took the place of one of ours whose files no longer exist."""
+    return PublishHalted(
+        f"In the table {table}, {named(commit)} took the place of a commit of Penstock, and the files that this one "
+        f"wrote in {folder} are gone. Let that writer restore version {commit.version - 1}, and process the objects of "
+        f"batch {seq} and later again."
+    )
+
+
 class CommitWatch:
     """The check of one table's log for one pipeline. Stateless apart from the ledger, so any thread may use it."""
 
@@ -264,7 +273,7 @@ class CommitWatch:
             lost = [LostFile(seq=seq, file=file) for seq, file in due if file.path not in scan.acted]
         written = {file.path: file for _, file in batches}
         unreplaced: list[Unreplaced] = []
-        for row, plan in self._overwritten_plans(foreign):
+        for row, plan in self._overwritten_plans(foreign, scan, position, acted):
             written |= {file.path: file for file in (*plan.added, *plan.fresh)}
             if not scan.replaces_again(row):
                 unreplaced.append(_unreplaced(row, plan, scan, table))
@@ -336,19 +345,24 @@ class CommitWatch:
         batches = takewhile(lambda batch: up_to_seq is None or batch.seq <= up_to_seq, later)
         return [(batch.seq, file) for batch in batches for file in decode(self._manifest_of(batch))]
 
-    def _overwritten_plans(self, foreign: Sequence[SeenCommit]) -> "Iterator[tuple[SeenCommit, Replacement]]":
-        """Yield the commits that took the place of one that replaced rows, each with how it did that."""
+    def _overwritten_plans(
+        self, foreign: Sequence[SeenCommit], scan: "_Scan", position: Position, acted: Collection[str]
+    ) -> "Iterator[tuple[SeenCommit, Replacement]]":
+        """Yield the commits that took the place of one that replaced rows, each with how it did that.
+
+        Left out are plans that are gone and not needed: the batch is published anew and no later commit builds on what
+        was written for it, or another commit already replaced its rows.
+        """
         for row in foreign:
             if row.replacing is None:
                 continue
             plan = load_replacement(self._sink.root, row.rewritten_in) if row.rewritten_in else Replacement()
-            if plan is None:
-                raise PublishHalted(
-                    f"In the table {self._sink.uri}, {named(row)} took the place of a commit of Penstock, and the "
-                    f"files that this one wrote in {row.rewritten_in} are gone. Let that writer restore version "
-                    f"{row.version - 1}, and process the objects of batch {row.replacing} and later again."
-                )
-            yield row, plan
+            if plan is not None:
+                yield row, plan
+                continue
+            is_anew = row.replacing > position.seq and not acted and not scan.moves(row.rewritten_in, row.version)
+            if not is_anew and not scan.replaces_again(row):
+                raise gone(self._sink.uri, row, row.replacing, row.rewritten_in)
 
     # Which changes of others are hidden or contradict ours
 
@@ -434,6 +448,10 @@ class _Scan:
     def replaces_again(self, row: SeenCommit) -> bool:
         """Return True if another commit replaces the rows that the one at this version should have replaced."""
         return any(commit.replacing == row.replacing and commit.version != row.version for commit in self.commits)
+
+    def moves(self, folder: str, version: int) -> bool:
+        """Return True if a commit after this version moved or removed a file of the folder."""
+        return any(path.startswith(f"{folder}/") for path in self.later(version).paths)
 
     def undoes(self, version: int) -> bool:
         return any(commit.engine.startswith(f"{UNDO} {version} ") for commit in self.commits)

@@ -329,7 +329,7 @@ def _append(
         left, counts = merged.replacement, merged.counts
         removed, added, folder = left.removed, [*left.added, *left.fresh], left.folder
     elif chunk.replaced:
-        left = target.replacer.replacement(table, chunk.replaced, seq=chunk.tip.seq, keep=chunk.named)
+        left = target.replacer.replacement(table, chunk.replaced, of=position_of(chunk.tip), keep=chunk.named)
         removed, added, folder = left.removed, left.added, left.folder
     append = Append(
         seq=chunk.tip.seq,

@@ -14,7 +14,18 @@ from penstock.events import Bus, CommitOverwritten, CompactionUndone, ForeignCom
 from penstock.ledger.records import BatchRow
 from penstock.messaging.clock import Clock
 from penstock.messaging.steps import Probe, Step
-from penstock.pipeline.overwritten import UNDO, CommitWatch, Conflict, Inspection, LostFile, Repeat, Unreplaced, named
+from penstock.pipeline.overwritten import (
+    UNDO,
+    CommitWatch,
+    Conflict,
+    Inspection,
+    LostFile,
+    Repeat,
+    Unreplaced,
+    gone,
+    named,
+)
+from penstock.pipeline.rewriting import is_abandoned
 from penstock.sinks.checks import check_files
 from penstock.sinks.schema import additions
 from penstock.sinks.sink import Append, TableSnapshot
@@ -88,9 +99,15 @@ class Restorer:
         self._republish(table, tip, found, [lost for lost in found.lost if lost.seq == one.seq], again=one)
 
     def check(self, found: Inspection, one: Unreplaced) -> None:
-        """Raise `PublishHalted` if the commit that took the place of this one contradicts it."""
+        """Raise `PublishHalted` if the commit that took the place of this one contradicts it, or gc gave it up.
+
+        The snapshot that the next commit is made on was loaded before: see `penstock.pipeline.rewriting`.
+        """
+        by = next(commit for commit in found.foreign if commit.version == one.version)
+        written = [file.path for file in one.added if file.path.startswith(f"{one.folder}/")]
+        if written and is_abandoned(self.watch.sink.root, one.folder, written):
+            raise gone(self.watch.sink.uri, by, one.seq, one.folder)
         if one.contradicted:
-            by = next(commit for commit in found.foreign if commit.version == one.version)
             raise PublishHalted(
                 f"In the table {self.watch.sink.uri}, {named(by)} took the place of a commit of Penstock that replaced "
                 f"rows, and removed files that this one had written again: rows may be in the table twice. Let that "

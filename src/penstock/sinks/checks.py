@@ -18,6 +18,7 @@ from penstock.sinks.registry import LOG_FOLDERS, SINKS, TABLE_MARK, address_in, 
 from penstock.storage.files import Files
 
 CHECKS_AT_ONCE = 16  # parallel checks of files in S3
+ELSEWHERE = "lies outside the table's folder"  # `LoggedFile.unreadable` of a file that another writer put there
 _OWN_FOLDERS = frozenset({"data/", "compacted/", "_penstock/"})  # folders that Penstock creates beside a log
 
 

@@ -32,6 +32,7 @@ from penstock.sinks.schema import canonical, same_type, type_name
 from penstock.storage.files import FileInfo, Files
 
 FOOTERS_AT_ONCE = 16  # parallel reads from S3
+LOOKED_UP_MAX = 4  # files that are looked up by name instead of in a listing
 STRING_CHARACTERS_MAX = 32  # of a minimum or maximum
 _ESCAPE = re.compile(r"%([0-9A-Fa-f]{2})")
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 -- only ever added to; the zone is UTC or none, by the column's type
@@ -227,8 +228,11 @@ def bounds(type_: pa.DataType, least: Any, greatest: Any) -> tuple[Any, Any]:
 
 
 def _listed(files: Files, directory: str, written: Sequence[WrittenFile]) -> list[FileInfo]:
-    """Return exactly these files. A listing may come from a cache, so missing files are also looked up by name."""
-    there = {file.path: file for file in files.list(directory)}
+    """Return exactly these files. A listing may come from a cache, so missing files are also looked up by name.
+
+    A few files are only looked up: the folder may hold very many others.
+    """
+    there = {file.path: file for file in files.list(directory)} if len(written) > LOOKED_UP_MAX else {}
     listed: list[FileInfo] = []
     for file in written:
         info = there.get(file.path) or files.stat(file.path)

@@ -129,6 +129,9 @@ class LoggedFile:
     modified_at: float  # epoch seconds
     partition_values: Mapping[str, str | None]  # as in the log
     statistics: Mapping[str, Any] = field(default_factory=dict)  # as those of a `DataFile`
+    # Why Penstock neither reads the file nor writes its rows again, with the file as the subject; empty if it can. The
+    # path is then the one of the log.
+    unreadable: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,10 +215,23 @@ class TableSnapshot(LoadedTable, ReadableTable, Protocol):
 class VersionedTable(TableSnapshot, Protocol):
     """One snapshot of a table whose format keeps earlier versions."""
 
+    @property
+    def field_ids(self) -> Mapping[int, str]:
+        """The names of the columns by the numbers that files may have for them; empty if names count in files."""
+        ...
+
     def logged_files(self) -> Sequence[LoggedFile]:
-        """Return the files below the root with all fields that a commit needs.
+        """Return the files below the root that Penstock can read, with all fields that a commit needs.
 
         Raises `TableError` for partition columns of a type that Penstock does not partition by.
+        """
+        ...
+
+    def files_to_search(self, columns: Collection[str]) -> Sequence[LoggedFile]:
+        """Return all files of the snapshot, with the bounds of these columns if the log has them.
+
+        Also those that Penstock cannot read, since they may have the rows that are searched for. Raises as
+        `logged_files` does.
         """
         ...
 

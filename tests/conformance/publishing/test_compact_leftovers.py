@@ -45,7 +45,7 @@ def collected(
     dry_run: bool = False,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Leftovers:
-    return collect_leftovers(sink(maker), clock=Later(), probe=probe, dry_run=dry_run, stopped=stopped)
+    return collect_leftovers(sink(maker), maker.ledger, clock=Later(), probe=probe, dry_run=dry_run, stopped=stopped)
 
 
 def leftover_files(maker: BatchMaker) -> list[Path]:
@@ -70,7 +70,7 @@ def test_files_of_a_dead_compaction_are_collected_once_the_table_has_moved(fille
     with pytest.raises(Died):
         compacted(filled, dying_at(Step.COMPACTED))
     (file,) = leftover_files(filled)
-    assert collect_leftovers(sink(filled), clock=SystemClock()) == Leftovers(), (
+    assert collect_leftovers(sink(filled), filled.ledger, clock=SystemClock()) == Leftovers(), (
         "it is young, and its writer may still run"
     )
     assert len(leftover_files(filled)) == 1

@@ -11,8 +11,12 @@ from tests.services.spark_writer import PendingCommit
 
 from penstock.errors import PublishHalted
 from penstock.ledger import Ledger
-from penstock.messaging.steps import Step
+from penstock.messaging.clock import SystemClock
+from penstock.messaging.steps import Probe, Step, no_probe
+from penstock.pipeline.maintenance.leftovers import AGE_SECONDS_MIN, collect_leftovers
+from penstock.pipeline.rewriting import MARK
 from penstock.storage.local import LocalFiles
+from penstock.testing import FakeClock
 
 SCHEMA = pa.schema([("id", pa.int64()), ("_object", pa.string())])
 WALKS = 40
@@ -197,6 +201,63 @@ def test_a_commit_that_changed_the_same_files_halts_with_the_way_out(table: Shar
     late.put()
     with pytest.raises(PublishHalted, match=r"may be in the table twice\. Let that writer restore version \d+"):
         table.publish()
+
+
+def collected(table: SharedTable, probe: Probe = no_probe) -> int:
+    """Collect leftovers as a day later; return the number of deleted folders."""
+    old = FakeClock(SystemClock().now() + 2 * AGE_SECONDS_MIN)
+    return collect_leftovers(table.sink, table.ledger, clock=old, probe=probe).folders
+
+
+@pytest.mark.parametrize("is_built_on", [False, True], ids=["last-commit", "below-a-later-commit"])
+def test_gc_keeps_files_that_put_a_lost_commit_back(table: SharedTable, objects: Objects, is_built_on: bool) -> None:
+    later = [lambda: objects.add("s3://b/c", 3)] if is_built_on else []
+    replaced_and_overwritten(objects, *later).put()
+    assert collected(table) == 0
+    objects.foreign_append(101).put()
+    assert collected(table) == 0
+    objects.add("s3://b/new", 7)
+    table.publish()
+    objects.check(100, 101)
+
+
+def test_gc_deletes_files_that_no_remembered_commit_names(table: SharedTable, objects: Objects) -> None:
+    objects.replace("s3://b/a", 10)
+
+    def dying(reached: Step) -> None:
+        if reached is Step.REWRITTEN:
+            raise Died
+
+    with pytest.raises(Died):
+        table.publish(probe=dying)
+    assert collected(table) == 0
+    table.publish()
+    objects.add("s3://b/c", 3)
+    table.publish()
+    assert collected(table) == 1
+    objects.check()
+
+
+def test_a_last_commit_whose_files_are_gone_is_planned_again(table: SharedTable, objects: Objects) -> None:
+    late = replaced_and_overwritten(objects)
+    table.publish()  # it remembers the commit
+    (folder,) = table.ledger.table_commits.folders(table.files.uri)
+    late.put()
+    table.files.delete([file.path for file in table.files.list(folder)])
+    table.publish()
+    objects.check(100)
+
+
+def test_files_that_gc_has_given_up_are_not_added_again(table: SharedTable, objects: Objects) -> None:
+    """Gc marked the folder before a process that was slow remembered the commit, and may delete it at any time."""
+    late = replaced_and_overwritten(objects, lambda: objects.add("s3://b/c", 3))
+    (folder,) = table.ledger.table_commits.folders(table.files.uri)
+    table.files.write(f"{folder}/{MARK}", b"")
+    late.put()
+    before = table.newest
+    with pytest.raises(PublishHalted, match=rf"in {folder} are gone\. Let that writer restore version \d+"):
+        table.publish()
+    assert table.newest == before
 
 
 @pytest.mark.parametrize("seed", range(WALKS))

@@ -19,7 +19,7 @@ from penstock.events import Bus
 from penstock.ledger.records import BatchRow
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.steps import Probe, Step, no_probe
-from penstock.pipeline import replacing
+from penstock.pipeline import replacing, rewriting
 from penstock.pipeline.maintenance.leftovers import AGE_SECONDS_MIN, collect_leftovers
 from penstock.pipeline.publish import Published, publish, rows_schema
 from penstock.pipeline.rewriting import MARK, write_file
@@ -286,10 +286,10 @@ def test_files_of_a_publisher_that_died_are_deleted_by_gc_and_no_others(lake: La
         lake.publish(probe=dying)
     lake.publish()
     old = FakeClock(SystemClock().now() + 2 * AGE_SECONDS_MIN)
-    assert collect_leftovers(lake.maker.sink(), clock=old).folders == 0
+    assert collect_leftovers(lake.maker.sink(), lake.maker.ledger, clock=old).folders == 0
     lake.batch({"s3://b/c": [4]})
     lake.publish()
-    assert collect_leftovers(lake.maker.sink(), clock=old).folders == 1
+    assert collect_leftovers(lake.maker.sink(), lake.maker.ledger, clock=old).folders == 1
     lake.check()
 
 
@@ -322,7 +322,7 @@ def test_after_a_conflict_only_new_files_are_written_again(lake: Lake, monkeypat
         written.append(path)
         return write_file(root, path, batches, expected)
 
-    monkeypatch.setattr(replacing, "write_file", counted)
+    monkeypatch.setattr(rewriting, "write_file", counted)
     added = iter(["x", "y", "z"])
 
     def others_commit(reached: Step) -> None:

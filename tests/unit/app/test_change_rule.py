@@ -55,6 +55,8 @@ def rule(
 def test_rows_are_replaced_by_default_if_they_name_their_objects(ledger: Ledger) -> None:
     assert rule(ledger, table=pa.schema([ID, OBJECT])) is OnChange.REPLACE
     assert rule(ledger, table=pa.schema([ID])) is OnChange.ADD, "its transform drops the column"
+    number = pa.field("_object", pa.int64())
+    assert rule(ledger, table=pa.schema([ID, number])) is OnChange.ADD, "its transform makes a number of it"
     assert rule(ledger, provenance=False) is OnChange.ADD
 
 

@@ -12,9 +12,9 @@ from penstock.errors import TableError
 from penstock.ledger import Ledger
 from penstock.ledger.records import AttemptFailure, ObjectRow, ObjectState, OnChange, replaced_objects
 from penstock.ledger.reopenings import KEPT
-from penstock.messaging.settlement import Ack, Release
+from penstock.messaging.settlement import Ack, DeadLetter, Release
 from penstock.objects.notification import announce
-from penstock.pipeline.attempt import ALONE, OVERTAKEN
+from penstock.pipeline.attempt import ALONE, OTHER_ADDRESSES, OVERTAKEN
 from penstock.pipeline.engine import ReadFailure, RunRequest, RunResult
 
 
@@ -75,6 +75,23 @@ def test_objects_beside_a_reopened_one_wait_unless_the_rule_replaces_rows(ledger
     assert (row_of(ledger, "new").state, row_of(ledger, "new").reason) == (ObjectState.UNPROCESSED, ALONE)
     assert pipeline.run("new") == [Ack()]
     assert engine.requests[-1].current_only is (rule is OnChange.REFUSE)
+
+
+def test_rows_with_other_addresses_do_not_replace_those_of_a_reopened_object(ledger: Ledger) -> None:
+    engine = Engine(with_schema)
+    pipeline = Pipeline(ledger, engine, on_change=OnChange.REPLACE)
+    pipeline.run("first")
+    reopen(ledger, "first")
+    engine.answer = lambda request: replace(result(request), schema_id=1, has_addresses=False)
+    again, new = pipeline.run("first", "new")
+    assert isinstance(again, DeadLetter)
+    row = row_of(ledger, "first")
+    assert (row.state, row.batch_seq) == (ObjectState.DEAD, 1)
+    assert (row.reason or "").startswith(OTHER_ADDRESSES)
+    assert isinstance(new, Release)
+    assert new.uncounted
+    assert pipeline.run("new") == [Ack()]
+    assert ledger.batch(PIPELINE, 3) is None
 
 
 def test_a_version_processed_since_is_not_removed_where_versions_are_added(ledger: Ledger) -> None:

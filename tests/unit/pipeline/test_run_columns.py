@@ -91,6 +91,14 @@ def test_a_run_that_has_to_replace_rows_needs_their_address(runs: Runs) -> None:
         runs.columns(ID, on_change=OnChange.REPLACE)
 
 
+def test_an_address_that_is_no_text_counts_as_none(runs: Runs) -> None:
+    number = pa.field("_object", pa.int64())
+    assert runs.columns(ID, number) == ["id", "_object"]
+    assert not runs.saved.current_only
+    with pytest.raises(UsageError, match=r"changes the type of the column _object.* choose on_change='add'"):
+        runs.columns(ID, number, on_change=OnChange.REPLACE)
+
+
 def test_a_run_that_adds_every_version_is_planned_once(runs: Runs) -> None:
     assert runs.columns(ID, on_change=OnChange.ADD, current_only=False) == ["id"]
     assert len(runs.read) == 1

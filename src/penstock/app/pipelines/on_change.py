@@ -2,8 +2,8 @@
 
 Rows can be replaced only if the table says which object each is from, in the column `_object`. So without a rule of the
 user, a table with this column replaces them, and another one adds the rows of every version. A transform may drop the
-column, which is known once the first batch has set the table's columns. Until then nothing can be replaced wrongly: its
-runs find out themselves.
+column or make something else than a string of it, which is known once the first batch has set the table's columns.
+Until then nothing can be replaced wrongly: its runs find out themselves.
 """
 
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ from penstock.errors import UsageError
 from penstock.ledger import Ledger
 from penstock.ledger.records import OnChange
 from penstock.pipeline.merging.declaration import Merge
+from penstock.pipeline.replacing import has_addresses
 from penstock.pipeline.spark.source.ddl import OBJECT
 from penstock.pipeline.spark.source.formats import FORMATS, format_of
 from penstock.pipeline.spark.table_schema import table_columns
@@ -51,7 +52,7 @@ class ChangeRule:
         if not self.provenance:
             return OnChange.ADD
         columns = table_columns(self.sink, self.ledger.ensure_pipeline(self.pipeline).table_schema)
-        return OnChange.REPLACE if columns is None or OBJECT.name in columns.names else OnChange.ADD
+        return OnChange.REPLACE if columns is None or has_addresses(columns) else OnChange.ADD
 
 
 def merge_rule(given: OnChange | None, merge: Merge | None) -> OnChange | None:

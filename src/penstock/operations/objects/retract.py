@@ -22,7 +22,7 @@ from penstock.operations.archived_objects import find_archived
 from penstock.operations.dead_letters.selection import audited, current_user
 from penstock.operations.tables.upkeep import MaintainedPipeline
 from penstock.pipeline.batch_record import RecordedBatch, forget, save
-from penstock.pipeline.replacing import OBJECT, RowsOfObject, count_rows
+from penstock.pipeline.replacing import OBJECT, RowsOfObject, count_rows, has_addresses
 from penstock.sinks.sink import RemovalCheck
 from penstock.storage.aws import Aws
 
@@ -128,11 +128,12 @@ def _rows_in_table(planned: RetractPlan) -> Mapping[str, RowsOfObject]:
     table = None if sink.history is None else sink.history.load()
     if table is None:
         return {}
-    if OBJECT not in table.schema.names:
+    if not has_addresses(table.schema):
         raise UsageError(
-            f"The table {sink.uri} has no column {OBJECT}, so it does not say which rows are of which object. Delete "
-            f"them by a column of your own (DELETE FROM, with Spark or another engine). For objects read from now on, "
-            f"keep {OBJECT} in the pipeline's columns: a transform must not drop it."
+            f"The table {sink.uri} has no column {OBJECT} with the addresses of objects, so it does not say which rows "
+            f"are of which object. Delete them by a column of your own (DELETE FROM, with Spark or another engine). "
+            f"For objects read from now on, keep {OBJECT} in the pipeline's columns: a transform must not drop it, nor "
+            f"change it."
         )
     if isinstance(table, RemovalCheck):
         table.check_removal()

@@ -26,7 +26,8 @@ from penstock.pipeline.maintenance.ordering import RowOrder
 from penstock.pipeline.publish import wait_after_conflict
 from penstock.pipeline.rewriting import (
     BATCH_ROWS,
-    OtherColumns,
+    ForeignFile,
+    StoredColumns,
     is_abandoned,
     is_ordered,
     new_folder,
@@ -37,7 +38,7 @@ from penstock.pipeline.rewriting import (
 from penstock.sinks.checks import is_own
 from penstock.sinks.manifest import DataFile
 from penstock.sinks.parquet import WrittenFile, list_files, read_statistics
-from penstock.sinks.sink import LoggedFile, RestatingHistory, TableHistory, TableSink, TableSnapshot
+from penstock.sinks.sink import LoggedFile, RestatingHistory, TableHistory, TableSink, VersionedTable
 from penstock.storage.files import Files
 
 TARGET_BYTES = 128 << 20
@@ -198,20 +199,20 @@ def _groups(bins: Sequence[_MergeGroup]) -> Iterator[Sequence[_MergeGroup]]:
 def _merge(
     sink: TableSink,
     history: TableHistory,
-    table: TableSnapshot,
+    table: VersionedTable,
     group: Sequence[_MergeGroup],
     clock: Clock,
     probe: Probe,
 ) -> tuple[int, Sequence[LoggedFile], Sequence[DataFile]] | None:
     """Make one commit. Return its version, the replaced files and the new ones, or None if none could be merged."""
-    expected = stored_columns(table.schema, table.partition_by)
+    columns = stored_columns(table)
     folder = new_folder()
     removed: list[LoggedFile] = []
     added: list[DataFile] = []
     for number, one in enumerate(group):
-        written = _write(sink.root, one, f"{folder}/part-{number:05}", expected)
+        written = _write(sink.root, one, f"{folder}/part-{number:05}", columns)
         if written is not None:
-            found = list_files(sink.root, folder, partition_by=(), schema=expected, written=written)
+            found = list_files(sink.root, folder, partition_by=(), schema=columns.schema, written=written)
             _check_rows(sink.root, one, folder, found)
             added += (replace(file, partition_values=one.partition_values) for file in found)
             removed += one.files
@@ -277,7 +278,7 @@ def _commit(
 def _restate(
     sink: TableSink,
     history: TableHistory,
-    table: TableSnapshot,
+    table: VersionedTable,
     files: Sequence[LoggedFile],
     clock: Clock,
     stopped: Callable[[], bool],
@@ -291,7 +292,7 @@ def _restate(
     """
     if not isinstance(history, RestatingHistory):
         return 0
-    stored = stored_columns(table.schema, table.partition_by)
+    stored = stored_columns(table).schema
     lacking = [file for file in files if is_own(file.path) and file.rows and _lacks_bounds(file, stored)]
     found: list[LoggedFile] = []
     with suppress(PassEnded):
@@ -324,15 +325,15 @@ def _lacks_bounds(file: LoggedFile, stored: pa.Schema) -> bool:
     )
 
 
-def _write(root: Files, merged: _MergeGroup, path: str, expected: pa.Schema) -> Sequence[WrittenFile] | None:
-    """Write the rows of all files into new ones. Return None, and leave no file, if one has columns that the table
-    lacks."""
-    batches = (batch for file in merged.files for batch in read_batches(root, file.path, expected))
+def _write(root: Files, merged: _MergeGroup, path: str, columns: StoredColumns) -> Sequence[WrittenFile] | None:
+    """Write the rows of all files into new ones. Return None, and leave no file, if one cannot be written again."""
+    expected = columns.schema
+    batches = (batch for file in merged.files for batch in read_batches(root, file.path, columns))
     try:
         if merged.order is None:
             return [write_file(root, f"{path}.parquet", batches, expected)]
         rows = merged.order.sort(pa.Table.from_batches(batches, expected))
-    except OtherColumns:
+    except ForeignFile:
         return None
     count = max(1, math.ceil(rows.num_rows / merged.files_after))
     return [

@@ -13,12 +13,16 @@ the version after the noted one, which exists when the second pass deletes. Eith
 the log names the folder, or it was another one's, and the commit fails. The writer also checks that its files exist,
 since gc deletes them before the mark. So no version of the table names a file that gc deletes, however long a process
 or a request was paused. The minimum age only keeps gc from giving up folders that are being written.
+
+A folder also stays if the ledger remembers a commit that named it, since that commit may have been overwritten: a
+publish then needs its files to put it back, see `penstock.pipeline.overwritten`.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from penstock.ledger import Ledger
 from penstock.messaging.clock import Clock
 from penstock.messaging.steps import Probe, Step, no_probe
 from penstock.pipeline.batch_record import COMPACTED_FOLDER
@@ -43,6 +47,7 @@ class Leftovers:
 
 def collect_leftovers(
     sink: TableSink,
+    ledger: Ledger,
     *,
     clock: Clock,
     probe: Probe = no_probe,
@@ -55,7 +60,7 @@ def collect_leftovers(
     """
     deleted: list[Sequence[FileInfo]] = []
     with suppress(PassEnded):
-        _collect_leftovers(sink, deleted, clock=clock, probe=probe, dry_run=dry_run, stopped=stopped)
+        _collect_leftovers(sink, ledger, deleted, clock=clock, probe=probe, dry_run=dry_run, stopped=stopped)
     return Leftovers(
         folders=len(deleted),
         files=sum(len(files) for files in deleted),
@@ -65,6 +70,7 @@ def collect_leftovers(
 
 def _collect_leftovers(
     sink: TableSink,
+    ledger: Ledger,
     deleted: list[Sequence[FileInfo]],
     *,
     clock: Clock,
@@ -83,8 +89,9 @@ def _collect_leftovers(
     added = (file.path for commit in interruptible(history.commits(), stopped) for file in commit.added)
     named = {path for path in added if path.startswith(f"{COMPACTED_FOLDER}/")}
     named |= set() if table is None else {file.path for file in table.logged_files()}
+    remembered = ledger.table_commits.folders(sink.uri)
     for folder, files in interruptible(old.items(), stopped):
-        if table is None or _is_named(folder, named):
+        if table is None or folder in remembered or _is_named(folder, named):
             continue
         noted = _noted(root, folder)
         if noted is None:

@@ -3,16 +3,15 @@
 A publish compares the batch's last rows per key with the rows of the table and with the deletes of earlier batches, and
 writes files again: those of the table without rows that the batch replaces or deletes, and those of the batch without
 rows for which a later one is there. It needs no Spark, so that any process can publish, also a repair. In memory are
-keys and order of the batch's rows and one row group of a file at a time.
+keys and order of the batch's rows, and one row group of a file at a time; with files in S3, of some files.
 
 After a conflict the next call compares with the newer snapshot. It keeps what it wrote for files that lose the same
 rows there.
 """
 
-import json
+import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from itertools import count
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -24,19 +23,23 @@ from penstock.pipeline.merging.declaration import Merge
 from penstock.pipeline.merging.entries import Flags, KeyedRows, MergeEntries, keyed_rows, read_entries
 from penstock.pipeline.merging.order import Rows, Signs, check_types, compare, content_names
 from penstock.pipeline.merging.rows import RowFile, RowReader
-from penstock.pipeline.replacing import PLAN, Replacement, RewrittenFile
+from penstock.pipeline.replacing import Replacement, RewrittenFile, save_replacement
 from penstock.pipeline.rewriting import (
-    OtherColumns,
+    ForeignFile,
+    RewritingFolder,
+    StoredColumns,
+    halted,
+    in_parallel,
     is_abandoned,
-    name_after,
-    new_folder,
+    opened,
     read_batches,
     stored_columns,
-    write_file,
 )
 from penstock.sinks.manifest import DataFile
-from penstock.sinks.parquet import list_files
 from penstock.sinks.sink import LoggedFile, TableSink, VersionedTable
+
+_HAS_ROWS = "has rows that are to be merged"
+_MAY_HAVE_ROWS = "may have rows that are to be merged"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,13 +81,10 @@ class RowMerger:
 
     sink: TableSink
     probe: Probe
-    _folder: str = field(default_factory=new_folder)
-    _attempt_id: str = ""
+    _folder: RewritingFolder | None = None
+    _batch: MergeBatch | None = None  # that the folder is of
     _entries: MergeEntries | None = None
     _known_deleted: Flags | None = None  # entries for which an earlier batch has a later delete
-    # Files written so far, by the path of the file that they are made of, and the numbers of the rows that they lack.
-    _written: dict[str, tuple[bytes, Sequence[DataFile]]] = field(default_factory=dict)
-    _numbers: Iterator[int] = field(default_factory=count)  # of the files
 
     def merged(self, table: VersionedTable, batch: MergeBatch) -> MergedBatch:
         """Return how to merge a batch into a snapshot that does not show it yet.
@@ -92,20 +92,29 @@ class RowMerger:
         Raises:
             PublishConflict: Gc gave up what earlier calls wrote; the next call writes it again.
             PublishHalted: The table lacks a column of the merge, or a file of another writer cannot be written again.
+                No new file is left behind.
         """
         try:
             check_types(table.schema, batch.merge.key, batch.merge.order_by)
         except TableError as error:
             raise PublishHalted(f"{self.sink.uri}: {error}") from error
-        if batch.attempt_id != self._attempt_id:  # a ledger that failed over to a replica may reuse numbers
-            self._start(batch.attempt_id)
-        reader = RowReader(root=self.sink.root, schema=table.schema)
+        if self._folder is None or self._batch != batch:  # a ledger that failed over to a replica may reuse numbers
+            self._start(batch)
+            self._folder = RewritingFolder(root=self.sink.root)
+        folder = self._folder
+        reader = RowReader(root=self.sink.root, schema=table.schema, field_ids=table.field_ids)
         own = [_row_file(file) for file in batch.files]
-        if self._entries is None:
-            self._entries = read_entries(reader, batch.merge, own, [_row_file(file) for file in batch.deletes])
-        entries = self._entries
-        if self._known_deleted is None:
-            self._known_deleted = _deleted_earlier(reader, batch, entries)
+        try:
+            if self._entries is None:
+                self._entries = read_entries(reader, batch.merge, own, [_row_file(file) for file in batch.deletes])
+            entries = self._entries
+            if self._known_deleted is None:
+                self._known_deleted = _deleted_earlier(reader, batch, entries)
+        except ForeignFile as error:
+            raise PublishHalted(
+                f"In the table {self.sink.uri}, a file of the attempt {batch.attempt_id}, or of deletes before it, "
+                f"{error}; restore it from a backup."
+            ) from error
         outcome = _MergeOutcome(
             reader=reader,
             merge=batch.merge,
@@ -114,81 +123,89 @@ class RowMerger:
             is_in=~self._known_deleted,
             content=content_names(table.schema, batch.merge.compared),
         )
-        gone = {}
-        for file in table.logged_files():
-            lost = outcome.lost_rows(_row_file(file))
-            if len(lost):
-                gone[file.path] = (file, lost)
-        replacement = self._written_again(table, batch, gone, outcome)
-        self.probe(Step.REWRITTEN)
-        if is_abandoned(self.sink.root, self._folder, self._paths(replacement)):
-            self._start(batch.attempt_id)
-            raise PublishConflict(f"{self.sink.uri}: gc deleted the files written for this commit")
+        columns = stored_columns(table)
+        search = _FileSearch(sink=self.sink, columns=columns, outcome=outcome)
+        files = table.files_to_search(batch.merge.key)
+        found = zip(files, in_parallel(self.sink.root, search.lost_rows, files), strict=True)
+        gone = {file.path: (file, lost) for file, lost in found if len(lost)}
+        with folder.trying():
+            replacement = self._written_again(folder, columns, batch, gone, outcome)
+            self.probe(Step.REWRITTEN)
+            added = [file.path for file in (*replacement.added, *replacement.fresh)]
+            if is_abandoned(self.sink.root, folder.path, [path for path in added if path.startswith(folder.path)]):
+                self._start(None)
+                raise PublishConflict(f"{self.sink.uri}: gc deleted the files written for this commit")
         return MergedBatch(replacement=replacement, counts=outcome.counts())
 
-    def _paths(self, replacement: Replacement) -> Sequence[str]:
-        added = [*replacement.added, *replacement.fresh]
-        return [file.path for file in added if file.path.startswith(f"{self._folder}/")]
-
-    def _start(self, attempt_id: str) -> None:
-        self._folder, self._written, self._attempt_id = new_folder(), {}, attempt_id
+    def _start(self, batch: MergeBatch | None) -> None:
+        self._batch, self._folder = batch, None
         self._entries = self._known_deleted = None
 
     def _written_again(
         self,
-        table: VersionedTable,
+        folder: RewritingFolder,
+        columns: StoredColumns,
         batch: MergeBatch,
         gone: Mapping[str, tuple[LoggedFile, Rows]],
         outcome: "_MergeOutcome",
     ) -> Replacement:
-        expected = stored_columns(table.schema, table.partition_by)
-        self._forget({*gone, *(file.path for file in batch.files)})
-        files = [RewrittenFile(removed=file, added=self._without(file, lost, expected)) for file, lost in gone.values()]
+        folder.forget({*gone, *(file.path for file in batch.files)})
+        files = [
+            RewrittenFile(removed=file, added=self._without(folder, file, lost, columns))
+            for file, lost in gone.values()
+        ]
         fresh: list[DataFile] = []
         for number, file in enumerate(batch.files):
             lost = outcome.left_out(number)
-            fresh += self._without(file, lost, expected) if len(lost) else [file]
-        found = Replacement(files=files, fresh=fresh, folder=self._folder)
-        if self.sink.commit_log is not None:  # other writers may overwrite the commit
-            plan = {"files": [asdict(one) for one in files], "fresh": [asdict(file) for file in fresh]}
-            self.sink.root.write(f"{self._folder}/{PLAN}", json.dumps(plan, default=str).encode())
+            fresh += self._without(folder, file, lost, columns) if len(lost) else [file]
+        found = Replacement(files=files, fresh=fresh, folder=folder.path)
+        save_replacement(self.sink, found)
         return found
 
-    def _forget(self, paths: set[str]) -> None:
-        """Delete what was written for files that the snapshot no longer has: no commit named it."""
-        for path in self._written.keys() - paths:
-            self.sink.root.delete(file.path for file in self._written.pop(path)[1])
-
-    def _without(self, file: LoggedFile | DataFile, lost: Rows, expected: pa.Schema) -> Sequence[DataFile]:
+    def _without(
+        self, folder: RewritingFolder, file: LoggedFile | DataFile, lost: Rows, columns: StoredColumns
+    ) -> Sequence[DataFile]:
         """Write a file without some of its rows, and return what is left; nothing if there are none."""
         if len(lost) == file.rows:
             return ()
-        digest = lost.tobytes()
-        known = self._written.get(file.path)
-        if known is not None and known[0] == digest:
-            return known[1]
-        root = self.sink.root
-        path = f"{self._folder}/{name_after(file.path, next(self._numbers))}"
+        kept = _kept(read_batches(self.sink.root, file.path, columns), lost)
         try:
-            written = write_file(root, path, _kept(read_batches(root, file.path, expected), lost), expected)
-        except OtherColumns:
-            raise PublishHalted(
-                f"The file {file.path} of the table {self.sink.uri} has rows that are to be merged, and columns that "
-                f"the table lacks: another writer made it. Write it again with the table's columns (OPTIMIZE)."
-            ) from None
-        found = list_files(root, self._folder, partition_by=(), schema=expected, written=[written])
-        files = [replace(one, partition_values=file.partition_values) for one in found]
-        if known is not None:
-            root.delete(one.path for one in known[1])
-        if not files:
-            root.delete([path])
-        self._written[file.path] = (digest, files)
-        return files
+            return folder.write(file, kept, columns, without=lost.tobytes())
+        except ForeignFile as error:
+            raise halted(self.sink.uri, file.path, _HAS_ROWS, str(error)) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _FileSearch:
+    """Finds the rows of a table that leave it, file by file. Thread-safe."""
+
+    sink: TableSink
+    columns: StoredColumns
+    outcome: "_MergeOutcome"
+
+    def lost_rows(self, file: LoggedFile) -> Rows:
+        """Return the numbers of the file's rows that leave the table.
+
+        Raises `PublishHalted` if it has some, or may have some, and cannot be written again.
+        """
+        try:
+            if file.unreadable and self.outcome.may_be_in(_row_file(file)):
+                raise ForeignFile(file.unreadable)
+            lost = self.outcome.lost_rows(_row_file(file))
+            problem = ""
+            if 0 < len(lost) != file.rows:
+                with opened(self.sink.root, file.path, self.columns) as found:
+                    problem = found.problem
+        except ForeignFile as error:
+            raise halted(self.sink.uri, file.path, _MAY_HAVE_ROWS, str(error)) from error
+        if problem:
+            raise halted(self.sink.uri, file.path, _HAS_ROWS, problem)
+        return lost
 
 
 @dataclass(slots=True, kw_only=True)
 class _MergeOutcome:
-    """The comparison of a batch with a snapshot. Used by one thread."""
+    """The comparison of a batch with a snapshot. Several threads may compare files."""
 
     reader: RowReader
     merge: Merge
@@ -199,15 +216,20 @@ class _MergeOutcome:
     _loses: Flags = field(init=False)  # entries for which the table has a later row
     _replaces: Flags = field(init=False)  # entries for which the table has an earlier row
     _deleted: int = 0
+    _noting: threading.Lock = field(default_factory=threading.Lock)  # guards the three above
 
     def __post_init__(self) -> None:
         self._loses = np.zeros(len(self.entries), np.bool_)
         self._replaces = np.zeros(len(self.entries), np.bool_)
 
+    def may_be_in(self, file: RowFile) -> bool:
+        """Return False if the file has no row with a key of the batch, by what the log says."""
+        return bool(len(self.entries)) and self.entries.range.may_hold(file)
+
     def lost_rows(self, file: RowFile) -> Rows:
         """Return the numbers of the file's rows that leave the table."""
         lost: list[Rows] = []
-        if len(self.entries) and self.entries.range.may_hold(file):
+        if self.may_be_in(file):
             parts = keyed_rows(self.reader, file, self.merge, within=self.entries.range)
             lost = [self._lost_in(file, part) for part in parts]
         return np.concatenate(lost) if lost else np.array([], np.int64)
@@ -217,9 +239,10 @@ class _MergeOutcome:
         in_use = self.is_in[which]
         rows, which = rows[in_use], which[in_use]
         signs = self._signs(file, part, rows, which)
-        self._loses[which[signs >= 0]] = True
-        self._replaces[which[signs < 0]] = True
-        self._deleted += int(self.entries.deletes[which[signs < 0]].sum())
+        with self._noting:
+            self._loses[which[signs >= 0]] = True
+            self._replaces[which[signs < 0]] = True
+            self._deleted += int(self.entries.deletes[which[signs < 0]].sum())
         return rows[signs < 0] + part.first
 
     def _signs(self, file: RowFile, part: KeyedRows, rows: Rows, which: Rows) -> Signs:

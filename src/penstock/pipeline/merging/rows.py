@@ -1,15 +1,16 @@
 """Read columns of a table's files for a merge, row group by row group, including those in the partition's folder."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from penstock.pipeline.merging.order import Rows
+from penstock.pipeline.rewriting import OpenedFile, StoredColumns, opened
 from penstock.storage.files import Files
 
 
@@ -41,11 +42,12 @@ class KeyRange:
                 return False
         return True
 
-    def may_be_in_group(self, group: Any) -> bool:
-        """Return False if no key can be in the row group, by its statistics."""
+    def may_be_in_group(self, group: Any, names: Mapping[str, str]) -> bool:
+        """Return False if no key can be in the row group, by its statistics. ``names`` are those in the file."""
+        by_file = {names[name]: values for name, values in self.columns.items() if name in names}
         for index in range(group.num_columns):
             column = group.column(index)
-            values = self.columns.get(column.path_in_schema)
+            values = by_file.get(column.path_in_schema)
             found = column.statistics if values is not None else None
             if found is not None and found.has_min_max:
                 try:
@@ -73,17 +75,18 @@ class RowReader:
 
     root: Files
     schema: pa.Schema
+    field_ids: Mapping[int, str] = field(default_factory=dict)  # see `StoredColumns`
 
     def groups(
         self, file: RowFile, names: Sequence[str], *, within: KeyRange | None = None
     ) -> Iterator[tuple[int, Sequence[pa.Array]]]:
         """Yield the columns of each row group that may hold a key, with the number of its first row."""
-        with self.root.open_input(file.path) as opened, pq.ParquetFile(opened) as parquet:
+        with self._opened(file) as found:
             first = 0
-            for number in range(parquet.num_row_groups):
-                group = parquet.metadata.row_group(number)
-                if within is None or within.may_be_in_group(group):
-                    yield first, self._columns(parquet, number, file, names)
+            for number in range(found.parquet.num_row_groups):
+                group = found.parquet.metadata.row_group(number)
+                if within is None or within.may_be_in_group(group, found.names):
+                    yield first, self._columns(found, number, file, names)
                 first += group.num_rows
 
     def at(self, files: Sequence[RowFile], file_of: Rows, row_of: Rows, names: Sequence[str]) -> Sequence[pa.Array]:
@@ -99,27 +102,30 @@ class RowReader:
         return [pa.concat_arrays([part[column] for part in parts]).take(back) for column in range(len(names))]
 
     def _at(self, file: RowFile, wanted: Rows, names: Sequence[str]) -> Iterator[Sequence[pa.Array]]:
-        with self.root.open_input(file.path) as opened, pq.ParquetFile(opened) as parquet:
+        with self._opened(file) as found:
             first = 0
-            for number in range(parquet.num_row_groups):
-                end = first + parquet.metadata.row_group(number).num_rows
+            for number in range(found.parquet.num_row_groups):
+                end = first + found.parquet.metadata.row_group(number).num_rows
                 begin, until = np.searchsorted(wanted, [first, end])
                 if begin < until:
                     numbers = pa.array(wanted[begin:until] - first)
-                    yield [column.take(numbers) for column in self._columns(parquet, number, file, names)]
+                    yield [column.take(numbers) for column in self._columns(found, number, file, names)]
                 first = end
 
-    def _columns(self, parquet: pq.ParquetFile, number: int, file: RowFile, names: Sequence[str]) -> Sequence[pa.Array]:
-        stored = set(parquet.schema_arrow.names)
-        table = parquet.read_row_group(number, columns=_only(names, stored))
-        rows = parquet.metadata.row_group(number).num_rows
+    def _opened(self, file: RowFile) -> AbstractContextManager[OpenedFile]:
+        return opened(self.root, file.path, StoredColumns(schema=self.schema, field_ids=self.field_ids))
+
+    def _columns(self, found: OpenedFile, number: int, file: RowFile, names: Sequence[str]) -> Sequence[pa.Array]:
+        stored = {name: found.names[name] for name in names if name in found.names}
+        table = found.parquet.read_row_group(number, columns=list(stored.values()))
+        rows = found.parquet.metadata.row_group(number).num_rows
         return [self._column(table, name, file, rows, stored) for name in names]
 
-    def _column(self, table: pa.Table, name: str, file: RowFile, rows: int, stored: Collection[str]) -> pa.Array:
+    def _column(self, table: pa.Table, name: str, file: RowFile, rows: int, stored: Mapping[str, str]) -> pa.Array:
         kind = self.schema.field(name).type
         if name in stored:
-            found = table.column(name).combine_chunks()
-            one = pa.concat_arrays(found.chunks) if isinstance(found, pa.ChunkedArray) else found
+            column = table.column(stored[name]).combine_chunks()
+            one = pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
             return one.cast(kind)
         text = file.partition_values.get(name)
         if text is None:
@@ -138,7 +144,3 @@ def _scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
     if isinstance(value, str) and not pa.types.is_string(kind):
         return pa.scalar(value).cast(kind)
     return pa.scalar(value, kind)
-
-
-def _only(names: Sequence[str], stored: Collection[str]) -> list[str]:
-    return [name for name in names if name in stored]

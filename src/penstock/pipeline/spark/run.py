@@ -25,10 +25,12 @@ from penstock.messaging.failure import location_of
 from penstock.messaging.steps import Probe, Step
 from penstock.messaging.wording import counted
 from penstock.objects.reference import ObjectRef
+from penstock.objects.replays import is_replay
 from penstock.objects.store import ObjectStore
 from penstock.objects.stores import ahead, store_at
 from penstock.pipeline.batch_record import RecordedBatch, RecordedObject, run_files, run_work, save
 from penstock.pipeline.engine import ReadFailure, RunResult
+from penstock.pipeline.replacing import has_addresses, may_be_of
 from penstock.pipeline.spark.arrow_writer import arrow_schema, gathered, write_parquet
 from penstock.pipeline.spark.declaration import Declaration
 from penstock.pipeline.spark.faults import is_of_spark
@@ -57,6 +59,10 @@ _MISSING = frozenset({FailureKind.DELETED, FailureKind.SUPERSEDED})
 # Bounds of long strings are shortened outwards instead of being left out, which would cost the file all its bounds.
 _PARQUET_OPTIONS = {"parquet.statistics.truncate.length": "64"}  # bytes
 
+_CHANGED_ADDRESSES = (
+    f"The transform {{}} the column {OBJECT.name}, by which the rows of a changed object are found: let it return this "
+    "column as it is, or choose on_change='add' or 'refuse' (--on-change)."
+)
 DRAINS_MAX = 3  # rounds; a partition still without a report after a full read had a failed task
 
 F = TypeVar("F")
@@ -230,6 +236,7 @@ class SparkRun:
             files, deletes = self._listed(agreement.schema)
             self._check_rows(files, summary)
             self._check_quarantine(summary)
+        names_objects = has_addresses(agreement.schema) and self._keeps_addresses(files)
         self._context.probe(Step.MANIFESTED)
         result = RunResult(
             processed=self._processed(summary),
@@ -250,7 +257,7 @@ class SparkRun:
             new_schema=agreement.new_schema,
             samples=self.by_object(summary.readings.samples),
             reasons=self.by_object(summary.readings.reasons),
-            has_addresses=OBJECT.name in agreement.schema.names,
+            has_addresses=names_objects,
             place=self._declaration.read.place,
             agree_again=self._agree_again,
             added_columns=self._added,
@@ -297,13 +304,26 @@ class SparkRun:
             columns=encode_columns(columns),
             record=result.record,
             place=self._declaration.read.place,
-            replaces_versions=self._replaces_versions(columns),
+            replaces_versions=self._replaces_versions(names_objects=result.has_addresses),
         )
 
-    def _replaces_versions(self, columns: pa.Schema) -> bool:
+    def _keeps_addresses(self, files: Sequence[DataFile]) -> bool:
+        """Return False if the transform changed the addresses of objects, as to the name of the file alone.
+
+        Raises `UsageError` if the rows of earlier versions are to be replaced.
+        """
+        refs = self._plan.objects
+        replays = any(is_replay(ref.version_id, ref.etag) for ref in refs)
+        if replays or may_be_of(files, {ref.uri for ref in refs}):
+            return True
+        if self._declaration.on_change is not None and self._declaration.on_change.replaces:
+            raise UsageError(_CHANGED_ADDRESSES.format("changes the values of"))
+        return False
+
+    def _replaces_versions(self, *, names_objects: bool) -> bool:
         """Return True if the commit will replace the rows of earlier versions: not if changed objects are refused."""
         refuses = self._declaration.on_change is OnChange.REFUSE
-        return self._plan.current_only and not refuses and OBJECT.name in columns.names
+        return self._plan.current_only and not refuses and names_objects
 
     def by_object(self, found: Mapping[int, F]) -> dict[bytes, F]:
         """Convert keys from positions in the plan to object ids."""
@@ -352,13 +372,11 @@ class SparkRun:
             last = folded(frame, self._declaration.merge)
             return last, _columns(last.drop(DELETES), self._declaration.partition_by)
         columns = _columns(frame, self._declaration.partition_by)
-        if OBJECT.name in columns.names:
+        if has_addresses(columns):
             return frame, columns
         if self._declaration.on_change is not None and self._declaration.on_change.replaces:
-            raise UsageError(
-                f"The transform drops the column {OBJECT.name}, by which the rows of a changed object are found: let "
-                "it return this column, or choose on_change='add' or 'refuse' (--on-change)."
-            )
+            change = "changes the type of" if OBJECT.name in columns.names else "drops"
+            raise UsageError(_CHANGED_ADDRESSES.format(change))
         if self._declaration.on_change is None and self._plan.current_only:
             # Such a table gets the rows of every version, also of those that are not current any more.
             self._plan = replace(self._plan, current_only=False)

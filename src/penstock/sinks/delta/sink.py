@@ -24,6 +24,7 @@ from deltalake.transaction import AddAction
 from penstock.errors import PublishConflict, TableError, TemporaryError
 from penstock.messaging.clock import SystemClock
 from penstock.sinks.checks import (
+    ELSEWHERE,
     check_files,
     check_free,
     check_new_partitioning,
@@ -274,6 +275,15 @@ class LoadedDelta:
 
         Raises `TableError` for partition columns of a type that Penstock does not partition by.
         """
+        return [file for file in self.files_to_search(()) if not file.unreadable]
+
+    @property
+    def field_ids(self) -> Mapping[int, str]:
+        """Empty: without column mapping, which Penstock refuses, files have the table's names."""
+        return {}
+
+    def files_to_search(self, columns: Collection[str]) -> Sequence[LoggedFile]:  # noqa: ARG002 -- has all bounds
+        """Return all files with all bounds that the log has; see `VersionedTable.files_to_search`."""
         schema = self.schema
         check_partition_types(schema, self.partition_by)
         actions = pa.table(self._table.get_add_actions(flatten=False)).to_pylist()
@@ -281,6 +291,7 @@ class LoadedDelta:
             LoggedFile(
                 logged_path=action["path"],
                 path=unquote(action["path"]),
+                unreadable=ELSEWHERE if re.match(r"/|[a-z0-9+.-]+:", action["path"]) else "",
                 size_bytes=action["size_bytes"],
                 rows=action["num_records"] or 0,
                 modified_at=action["modification_time"] / 1000,
@@ -290,7 +301,6 @@ class LoadedDelta:
                 ),
             )
             for action in actions
-            if not re.match(r"/|[a-z0-9+.-]+:", action["path"])
         ]
 
     def check_removal(self) -> None:

@@ -5,6 +5,7 @@ columns, so the table has a name mapping: readers find a column by its name in s
 """
 
 import json
+import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime, timedelta
 from decimal import Decimal
@@ -13,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import types
 from pyiceberg import types as iceberg
-from pyiceberg.conversions import to_bytes
+from pyiceberg.conversions import from_bytes, to_bytes
 from pyiceberg.schema import Schema
 from pyiceberg.table.name_mapping import MappedField, NameMapping, create_mapping_from_schema, parse_mapping_from_json
 
@@ -41,6 +42,8 @@ _PRIMITIVES: Mapping[pa.DataType, iceberg.PrimitiveType] = {
 _CANONICAL: Mapping[iceberg.PrimitiveType, pa.DataType] = {
     kind: type_ for type_, kind in _PRIMITIVES.items() if type_ not in (pa.int8(), pa.int16())
 }
+# Types whose bounds are read from the table. Others are seldom searched for, and their files are opened.
+_BOUNDED = (iceberg.StringType, iceberg.IntegerType, iceberg.LongType, iceberg.DateType, iceberg.BooleanType)
 _EPOCH_DAY = date(1970, 1, 1)
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 -- only subtracted from times without a zone
 
@@ -125,6 +128,21 @@ def metrics(statistics: Mapping[str, Any], columns: Schema, *, rows: int) -> dic
         "lower_bounds": _bounds(statistics.get("minValues", {}), fields),
         "upper_bounds": _bounds(statistics.get("maxValues", {}), fields),
     }
+
+
+def bounds(
+    lower: Mapping[int, bytes] | None, upper: Mapping[int, bytes] | None, columns: Iterable[iceberg.NestedField]
+) -> Mapping[str, Any]:
+    """Return the bounds of these columns in a file, as the ``minValues`` and ``maxValues`` of its statistics."""
+    found: dict[str, dict[str, Any]] = {"minValues": {}, "maxValues": {}}
+    for field in columns:
+        raw = [(values or {}).get(field.field_id) for values in (lower, upper)]
+        if isinstance(field.field_type, _BOUNDED) and None not in raw:
+            for values, one in zip(found.values(), raw, strict=True):
+                bound = _read_bound(field.field_type, one or b"")
+                if bound is not None:
+                    values[field.name] = bound
+    return found
 
 
 def columns_text(columns: pa.Schema) -> str:
@@ -262,6 +280,24 @@ def _bounds(values: Mapping[str, Any], fields: Mapping[str, iceberg.NestedField]
             assert isinstance(kind, iceberg.PrimitiveType)
             found[fields[name].field_id] = to_bytes(kind, _stored(value, kind))
     return found
+
+
+def _read_bound(kind: iceberg.IcebergType, raw: bytes) -> Any:
+    """Return a bound as the statistics of a `DataFile` have it; None if it cannot be read."""
+    try:
+        value: Any = from_bytes(kind, raw)  # type: ignore[arg-type] # it is one of `_BOUNDED`
+    except (ValueError, struct.error):  # cut within a character, or written before the column's type was widened
+        return None
+    if isinstance(kind, iceberg.DateType):
+        return _day(value)
+    return value
+
+
+def _day(number: int) -> str | None:
+    try:
+        return (_EPOCH_DAY + timedelta(days=number)).isoformat()
+    except OverflowError:
+        return None
 
 
 def _stored(value: Any, kind: iceberg.PrimitiveType) -> Any:

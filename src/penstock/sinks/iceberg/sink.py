@@ -5,7 +5,7 @@ columns, so the version grows by 1 with each; snapshots of other writers count t
 only if no snapshot was added after n was read (`penstock.sinks.iceberg.snapshots`).
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial, reduce
 from operator import and_
 from typing import Any
@@ -37,6 +37,7 @@ from pyiceberg.typedef import Record
 from penstock.errors import PublishConflict, TableError
 from penstock.sinks.catalogs.name import CatalogName
 from penstock.sinks.checks import (
+    ELSEWHERE,
     check_files,
     check_free,
     check_new_partitioning,
@@ -350,32 +351,44 @@ class LoadedIceberg:
         ]
 
     def logged_files(self) -> Sequence[LoggedFile]:
-        """Return the files below the root with all fields that a commit needs.
+        """Return the files below the root that are Parquet, with all fields that a commit needs.
 
         Raises `TableError` for partition columns of a type that Penstock does not partition by, and for a table with
         deleted rows: they would come back in merged files.
         """
+        return [file for file in self.files_to_search(()) if not file.unreadable]
+
+    @property
+    def field_ids(self) -> Mapping[int, str]:
+        return {field.field_id: field.name for field in self._columns.fields}
+
+    def files_to_search(self, columns: Collection[str]) -> Sequence[LoggedFile]:
+        """Return all files; see `VersionedTable.files_to_search`. Raises as `logged_files` does."""
         check_partition_types(self.schema, self.partition_by)
         self._check_plain(_LET_DELETER_REWRITE)
         times = {one.snapshot_id: one.timestamp_ms / 1000 for one in self.metadata.snapshots}
+        searched = [field for field in self._columns.fields if field.name in columns]
         found = []
         for entry in live_files(self._snapshot, self._catalog.io):
             file = entry.data_file
             path = relative_path(self._root, file.file_path)
-            if path is not None:
-                found.append(
-                    LoggedFile(
-                        logged_path=file.file_path,
-                        path=path,
-                        size_bytes=file.file_size_in_bytes,
-                        rows=file.record_count,
-                        modified_at=times.get(entry.snapshot_id or 0, 0.0),
-                        partition_values={
-                            field.text: field.text_of(file.partition[number])
-                            for number, field in enumerate(self._fields)
-                        },
-                    )
+            unreadable = ELSEWHERE if path is None else ""
+            if file.file_format != FileFormat.PARQUET:
+                unreadable = f"is in the format {file.file_format.value} and not in Parquet"
+            found.append(
+                LoggedFile(
+                    logged_path=file.file_path,
+                    path=file.file_path if path is None else path,
+                    unreadable=unreadable,
+                    size_bytes=file.file_size_in_bytes,
+                    rows=file.record_count,
+                    modified_at=times.get(entry.snapshot_id or 0, 0.0),
+                    partition_values={
+                        field.text: field.text_of(file.partition[number]) for number, field in enumerate(self._fields)
+                    },
+                    statistics=columns_of.bounds(file.lower_bounds, file.upper_bounds, searched),
                 )
+            )
         return found
 
     def vacuum(self, *, retention_hours: int | None, dry_run: bool) -> Sequence[str]:
