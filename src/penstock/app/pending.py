@@ -74,7 +74,8 @@ ANNOUNCEMENTS_MAX = 5  # notifications of one object by one process; more of the
 _SYSTEM_CLOCK = SystemClock()  # stateless
 
 
-def _adds() -> OnChange:
+def always_add() -> OnChange:
+    """Return the rule for objects that change of a pipeline or object handler that replaces no rows."""
     return OnChange.ADD
 
 
@@ -91,7 +92,7 @@ class PendingObjects:
         release_dead: Callable[[], object],
         probe: Probe,
         objects: Sequence[ObjectRef],
-        change_rule: Callable[[], OnChange] = _adds,
+        change_rule: Callable[[], OnChange] = always_add,
         clock: Clock = _SYSTEM_CLOCK,
     ) -> None:
         """``objects`` are the first ones. ``release_dead`` releases everything that dead processes hold.

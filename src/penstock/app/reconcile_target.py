@@ -9,6 +9,7 @@ from penstock.app.brokers import open_broker
 from penstock.app.naming import object_names
 from penstock.app.object_service import ObjectService
 from penstock.app.paths import TablePaths, declared_table_paths
+from penstock.app.pending import always_add
 from penstock.app.pipelines.declaration import change_rule as declared_rule
 from penstock.app.pipelines.service import PipelineService
 from penstock.app.pipelines.sources import declared_source
@@ -38,10 +39,6 @@ if TYPE_CHECKING:
     from penstock.app.service import Service
 
 
-def _adds() -> OnChange:
-    return OnChange.ADD
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconcileTarget:
     """A source to reconcile, with its ledger and queue.
@@ -58,7 +55,7 @@ class ReconcileTarget:
     ledger: Ledger
     broker: Broker
     alone: bool = False
-    change_rule: Callable[[], OnChange] = _adds
+    change_rule: Callable[[], OnChange] = always_add
 
 
 def target_in(app: "App", name: str) -> ReconcileTarget:
@@ -207,7 +204,7 @@ def _has_objects(service: Any) -> bool:
 
 def _target_of(app: "App", service: Any) -> ReconcileTarget:
     own: Sequence[Files] = ()
-    change_rule: Callable[[], OnChange] = _adds
+    change_rule: Callable[[], OnChange] = always_add
     if isinstance(service, PipelineService):
         declared = service.pipeline.declaration
         where = declared_table_paths(declared.name, declared.sink.address, app.settings)

@@ -44,8 +44,7 @@ from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.failure import FailureDetails
 from penstock.messaging.handler import Extension, HeldClaim, ServiceWatch, Unwatched
 from penstock.messaging.tracing import NO_TRACING, Tracing
-from penstock.objects.reference import ObjectRef, is_escaped
-from penstock.objects.replays import is_replay
+from penstock.objects.reference import ObjectRef
 from penstock.pipeline.engine import (
     Engine,
     ReadFailure,
@@ -73,25 +72,10 @@ from penstock.pipeline.notifications import (
     timed_out,
 )
 from penstock.pipeline.quarantined import bad_lines, replays
+from penstock.pipeline.refusals import ObjectRefusals, failed_reopened
 from penstock.pipeline.reporting import BatchEvents, ClaimedWork
 
 RELEASED = "the batch was released"
-CHANGED = (
-    "another version of this object was processed before, and changed objects are refused (on_change): retry it once "
-    "these rows are out of the table (`penstock objects retract`), or once on_change is replace or add"
-)
-SHARED = (
-    "an earlier version of Penstock gave another object the same address, and the rows of both cannot be told apart: "
-    "take them out of the table (`penstock objects retract`), then give both objects other names"
-)
-WAITS = "its bad lines are read again once the other version of this object in the batch is processed"
-ALONE = "it is read in the next batch, without objects that were processed before and are read again"
-OVERTAKEN = "another version of this object was processed since it was to be read again, and its rows stay"
-OTHER_ADDRESSES = (
-    "its new rows do not have its address in _object, by which its earlier rows are found, so they cannot replace "
-    "them: let the transform return this column as it is and retry it, or withdraw that (`penstock objects reprocess "
-    "--withdraw`)"
-)
 AGREEMENTS_MAX = 4  # with a schema that keeps changing, before the run is repeated
 
 
@@ -426,25 +410,28 @@ class Attempts:
             return {}
 
     def _run_and_commit(self, work: ClaimedWork) -> dict[bytes, ObjectOutcome]:
-        refused = self._refused(work)
+        refusals = self._refusals()
+        replaces_readings = refusals.replaces_readings(work.claim)
+        refused = refusals.refused(work)
         causes = {failure.object_id: ReadFailure(failure=failure.failure, reason=failure.reason) for failure in refused}
         if len(refused) == len(work.refs):
-            with self._stage("commit", work), self._runtime.ledger_watch.watch_request():
-                self._guard.commit(work, self._outcome(work, failed=refused))
+            self._commit_failed(work, refused)
             return self._report_failed(work, refused, causes)
         request = RunRequest(
             attempt_id=work.attempt_id,
             objects=tuple(ref for object_id, ref in work.refs.items() if object_id not in causes),
             claimed=work.claim.claimed,
-            current_only=self._settings.on_change is not OnChange.ADD or self._replaces_readings(work),
+            current_only=self._settings.on_change is not OnChange.ADD or replaces_readings,
             beginnings=self._beginnings(work),
         )
         began_at = self._runtime.clock.monotonic()
         with self._stage("spark run", work):
             result = self._runtime.engine.run(request)
         self._events.emit_written(work, result, seconds=self._runtime.clock.monotonic() - began_at)
-        if not result.has_addresses and self._replaces_readings(work):
-            return self._fail_reopened(work)
+        if not result.has_addresses and replaces_readings:  # nothing of the run is committed
+            unfit = failed_reopened(work.claim)
+            self._commit_failed(work, unfit)
+            return self._report_failed(work, unfit)
         failed = [
             classify_failure(work.claim.claimed[object_id], failure, attempts_max=self._settings.attempts_max)
             for object_id, failure in result.failed.items()
@@ -467,84 +454,20 @@ class Attempts:
         with self._runtime.ledger_watch.watch_request():
             return self._runtime.ledger.beginnings(self._settings.pipeline, work.attempt_id)
 
-    def _refused(self, work: ClaimedWork) -> Sequence[FailedObject]:
-        """Return the objects that this attempt does not read, because of other versions of theirs.
+    def _refusals(self) -> ObjectRefusals:
+        return ObjectRefusals(
+            pipeline=self._settings.pipeline,
+            on_change=self._settings.on_change,
+            has_table=self._settings.has_table,
+            ledger=self._runtime.ledger,
+            ledger_watch=self._runtime.ledger_watch,
+            check_removal=self._runtime.check_removal,
+        )
 
-        If the pipeline refuses objects that change, these are the versions of which another one is processed. The
-        commit checks it again, since another version may be committed meanwhile.
-
-        If it replaces rows, these are replays of bad lines beside another version: that may replace the rows that they
-        would add to, and the commit would then refuse both, each time that they share an attempt.
-
-        Reopened objects replace their earlier rows under any rule. Where the rule is another one, they have an attempt
-        of their own, and the objects beside them wait.
-
-        Objects that share their address with another one are not read either: see `_of_several_objects`.
-        """
-        if not self._settings.on_change.replaces and self._replaces_readings(work):
-            if self._runtime.check_removal is not None:
-                self._runtime.check_removal()
-            refused = self._refused_beside_reopened(work)
-            left = work.refs.keys() - {one.object_id for one in refused}
-            return [*refused, *self._of_several_objects({id: work.refs[id] for id in left})]
-        if self._settings.on_change is OnChange.ADD:
-            return ()
-        if self._settings.on_change.replaces:
-            return [*_waiting_replays(work.refs), *self._of_several_objects(work.refs)]
-        with self._runtime.ledger_watch.watch_request():
-            changed = self._runtime.ledger.changed(self._settings.pipeline, list(work.refs))
-        return [
-            FailedObject(object_id=object_id, failure=AttemptFailure.DEAD, reason=CHANGED)
-            for object_id in work.refs
-            if object_id in changed
-        ]
-
-    def _of_several_objects(self, refs: Mapping[bytes, ObjectRef]) -> Sequence[FailedObject]:
-        """Return the objects that share an address with another one: see `penstock.objects.reference.uri_of`."""
-        escaped = [object_id for object_id, ref in refs.items() if is_escaped(ref.uri)]
-        if not escaped:
-            return ()
-        with self._runtime.ledger_watch.watch_request():
-            shared = self._runtime.ledger.of_several_objects(self._settings.pipeline, escaped)
-        return [
-            FailedObject(object_id=object_id, failure=AttemptFailure.DEAD, reason=SHARED)
-            for object_id in escaped
-            if object_id in shared and not is_replay(refs[object_id].version_id, refs[object_id].etag)
-        ]
-
-    def _replaces_readings(self, work: ClaimedWork) -> bool:
-        """Return True if the attempt has objects whose earlier rows are in the table, and are to be replaced.
-
-        Their rows name the object: the table has the column, and refuses runs without it.
-        """
-        return self._settings.has_table and any(claimed.is_reopened for claimed in work.claim.claimed.values())
-
-    def _fail_reopened(self, work: ClaimedWork) -> dict[bytes, ObjectOutcome]:
-        """End an attempt whose rows cannot replace the earlier ones: reopened objects fail, the others are run again.
-
-        Which addresses the rows have is known only once Spark has run. Nothing of the run is committed.
-        """
-        failed = [
-            FailedObject(object_id=object_id, failure=AttemptFailure.DEAD, reason=OTHER_ADDRESSES)
-            if claimed.is_reopened
-            else FailedObject(object_id=object_id, failure=AttemptFailure.RETRY, reason=ALONE, uncounted=True)
-            for object_id, claimed in work.claim.claimed.items()
-        ]
+    def _commit_failed(self, work: ClaimedWork, failed: Sequence[FailedObject]) -> None:
+        """End an attempt of which nothing is processed."""
         with self._stage("commit", work), self._runtime.ledger_watch.watch_request():
             self._guard.commit(work, self._outcome(work, failed=failed))
-        return self._report_failed(work, failed)
-
-    def _refused_beside_reopened(self, work: ClaimedWork) -> Sequence[FailedObject]:
-        reopened = {id for id, claimed in work.claim.claimed.items() if claimed.is_reopened}
-        with self._runtime.ledger_watch.watch_request():
-            overtaken = self._runtime.ledger.overtaken(self._settings.pipeline, sorted(reopened))
-        return [
-            FailedObject(object_id=object_id, failure=AttemptFailure.SUPERSEDED, reason=OVERTAKEN)
-            if object_id in reopened
-            else FailedObject(object_id=object_id, failure=AttemptFailure.RETRY, reason=ALONE, uncounted=True)
-            for object_id in work.refs
-            if object_id in overtaken or object_id not in reopened
-        ]
 
     def _outcome(self, work: ClaimedWork, *, failed: Sequence[FailedObject]) -> BatchOutcome:
         return BatchOutcome(pipeline=self._settings.pipeline, attempt_id=work.attempt_id, processed=(), failed=failed)
@@ -591,7 +514,7 @@ class Attempts:
     def _rule_for(self, work: ClaimedWork, result: RunResult) -> OnChange:
         """Return the rule for changed objects. Rows that do not name their objects can only be added."""
         rule = self._settings.on_change
-        if self._replaces_readings(work):
+        if self._refusals().replaces_readings(work.claim):
             return rule if rule.replaces else OnChange.REPLACE
         return OnChange.ADD if rule.replaces and not result.has_addresses else rule
 
@@ -691,16 +614,6 @@ class Attempts:
                 random=self._runtime.random,
             )
         )
-
-
-def _waiting_replays(refs: Mapping[bytes, ObjectRef]) -> Sequence[FailedObject]:
-    replays = {id: ref for id, ref in refs.items() if is_replay(ref.version_id, ref.etag)}
-    versions = {ref.uri for id, ref in refs.items() if id not in replays} if replays else set()
-    return [
-        FailedObject(object_id=object_id, failure=AttemptFailure.RETRY, reason=WAITS, uncounted=True)
-        for object_id, ref in replays.items()
-        if ref.uri in versions
-    ]
 
 
 def _bad_lines(work: ClaimedWork, result: RunResult) -> Sequence[BadLines]:

@@ -14,8 +14,8 @@ from penstock.ledger.records import AttemptFailure, ObjectRow, ObjectState, OnCh
 from penstock.ledger.reopenings import KEPT
 from penstock.messaging.settlement import Ack, DeadLetter, Release
 from penstock.objects.notification import announce
-from penstock.pipeline.attempt import ALONE, OTHER_ADDRESSES, OVERTAKEN
 from penstock.pipeline.engine import ReadFailure, RunRequest, RunResult
+from penstock.pipeline.refusals import ALONE, OTHER_ADDRESSES, OVERTAKEN
 
 
 @pytest.fixture

@@ -177,6 +177,17 @@ def check_change_rule(on_change: str | None, *, wants: str) -> None:
         )
 
 
+def check_provenance(given: OnChange | None, *, provenance: bool, wants: str, remedies: str) -> None:
+    """Raise `UsageError` if rows are to be replaced that do not say which object they are from.
+
+    ``wants`` is the subject and verb with the option; ``remedies`` are the ways out, as a part of a sentence.
+    """
+    if given is not None and given.replaces and not provenance:
+        raise UsageError(
+            f"{wants}, so the rows have no column _object, by which the rows of a changed object are found: {remedies}."
+        )
+
+
 def reader_name(reader: Any) -> str:
     """Return the name of a reader as module:function. Raises `UsageError` if executors cannot import it."""
     module, name = getattr(reader, "__module__", None), getattr(reader, "__qualname__", None)
@@ -249,13 +260,12 @@ def declared(
         )
     if transform is not None and not callable(transform):
         raise UsageError(f"The pipeline {name} has a transform that is not a function: {transform!r}.")
-    rule = change_rule(source)
-    if rule is not None and rule.replaces and not provenance:
-        raise UsageError(
-            f"The pipeline {name} has on_change='{rule}' and provenance=False, so its rows have no column _object, by "
-            "which the rows of a changed object are found: leave out provenance=False, or write on_change='add' or "
-            "'refuse'."
-        )
+    check_provenance(
+        change_rule(source),
+        provenance=provenance,
+        wants=f"The pipeline {name} has on_change={source.on_change!r} and provenance=False",
+        remedies="leave out provenance=False, or write on_change='add' or 'refuse'",
+    )
     if merge is not None and not isinstance(merge, Merge):
         raise UsageError(f"The pipeline {name} has merge={merge!r}; write merge=Merge(key=..., order_by=...).")
     if merge is not None:

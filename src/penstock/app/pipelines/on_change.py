@@ -13,7 +13,6 @@ from penstock.ledger import Ledger
 from penstock.ledger.records import OnChange
 from penstock.pipeline.merging.declaration import Merge
 from penstock.pipeline.replacing import has_addresses
-from penstock.pipeline.spark.source.ddl import OBJECT
 from penstock.pipeline.spark.source.formats import FORMATS, format_of
 from penstock.pipeline.spark.table_schema import table_columns
 from penstock.sinks.sink import RemovalCheck, Sink
@@ -67,16 +66,4 @@ def check_format(given: OnChange | None, format_name: str) -> None:
         raise UsageError(
             f"--on-change tail was given, and the format is {format_name}: only of {growing} can what was appended be "
             "read alone; write --on-change replace."
-        )
-
-
-def check_provenance(given: OnChange | None, *, provenance: bool, wants: str, remedies: str) -> None:
-    """Raise `UsageError` if rows are to be replaced that do not say which object they are from.
-
-    ``wants`` is the subject and verb with the option; ``remedies`` are the ways out, as a part of a sentence.
-    """
-    if given is not None and given.replaces and not provenance:
-        raise UsageError(
-            f"{wants}, and the rows have no column {OBJECT.name}, by which the rows of a changed object are found: "
-            f"{remedies}."
         )

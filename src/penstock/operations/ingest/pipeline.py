@@ -13,8 +13,8 @@ from penstock.app.cleanup import Cleanup, Keep, check_fits
 from penstock.app.cleanup_runner import CleanupRunner, moved_to, source_cleanup
 from penstock.app.context import PipelineTools
 from penstock.app.paths import TablePaths
-from penstock.app.pipelines.declaration import check_change_rule, option_rule
-from penstock.app.pipelines.on_change import ChangeRule, check_format, check_provenance, merge_rule
+from penstock.app.pipelines.declaration import check_change_rule, check_provenance, option_rule
+from penstock.app.pipelines.on_change import ChangeRule, check_format, merge_rule
 from penstock.app.pipelines.plan import FAULTS_MAX, BatchLimits, PipelineBlueprint, worker_settings
 from penstock.app.pipelines.transforms import NO_TRANSFORM, accepting, check_transform
 from penstock.app.scope import ScopeRequest

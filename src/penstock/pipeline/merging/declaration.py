@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from penstock.errors import UsageError
 from penstock.messaging.declarations import checks_class_options
 
-_PROVENANCE = ("_object", "_offset", "_row")  # columns that every version of an object fills differently
+PROVENANCE = ("_object", "_offset", "_row")  # columns that every version of an object fills differently
 
 
 @checks_class_options("Merge")
@@ -50,7 +50,7 @@ class Merge:
                 f"The merge drops {', '.join(needed)}, by which rows of later batches are compared with those in the "
                 "table: leave it in the table."
             )
-        own = sorted({*self.key, *self.order_by}.intersection(_PROVENANCE))
+        own = sorted({*self.key, *self.order_by}.intersection(PROVENANCE))
         if own:
             raise UsageError(
                 f"The merge names {', '.join(own)}, which depends on the file that a row is in: name columns of the "

@@ -15,11 +15,10 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from penstock.errors import TableError
+from penstock.pipeline.merging.declaration import PROVENANCE
 
 Rows = np.ndarray[Any, np.dtype[np.int64]]  # numbers of rows
 Signs = np.ndarray[Any, np.dtype[np.int8]]  # -1: earlier, 0: equal, 1: later
-
-PROVENANCE = ("_object", "_offset", "_row")
 
 _NUMBERS: tuple[tuple[Callable[[pa.DataType], bool], pa.DataType], ...] = (
     (types.is_date32, pa.int32()),

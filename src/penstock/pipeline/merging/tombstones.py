@@ -15,7 +15,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from ulid import ULID
@@ -27,7 +26,7 @@ from penstock.messaging.steps import Probe, Step, no_probe
 from penstock.pipeline.merging.declaration import Merge, merge_of
 from penstock.pipeline.merging.entries import keyed_rows
 from penstock.pipeline.merging.merger import MergeBatch
-from penstock.pipeline.merging.order import Rows, compare, last_of_each
+from penstock.pipeline.merging.order import Rows, Signs, compare, last_of_each
 from penstock.pipeline.merging.rows import RowFile, RowReader
 from penstock.pipeline.rewriting import write_file
 from penstock.sinks.manifest import DataFile, decode
@@ -169,7 +168,7 @@ def _write_folded(root: Files, merge: Merge, files: Sequence[DataFile], attempts
     root.write(f"{FOLDED_FOLDER}/{name}{_INDEX}", json.dumps(index).encode())
 
 
-def _decide(order: Sequence[pa.Array], left: Rows, right: Rows) -> "np.ndarray[tuple[int], np.dtype[np.int8]]":
+def _decide(order: Sequence[pa.Array], left: Rows, right: Rows) -> Signs:
     one, other = ([column.take(pa.array(rows)) for column in order] for rows in (left, right))
     return compare(one, other, len(left))
 
