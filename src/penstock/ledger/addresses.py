@@ -1,8 +1,8 @@
-"""Find addresses that need care before the rows of an object are replaced: the ledger alone cannot say whose they are.
+"""Find addresses whose rows the processed versions of an object do not account for, before these rows are replaced.
 
-The rows of a table are found by the address of their object. Two cases are not seen among the processed versions of an
-object. A repair withdrew the batch of one: what that batch would have replaced is still in the table. And one address
-may be of two objects, if an earlier Penstock processed them: see `penstock.objects.reference.uri_of`.
+The rows of a table are found by the address of their object. In two cases the processed versions do not tell all. If a
+repair withdrew the batch of a version, the rows that it would have replaced are still in the table. If an earlier
+Penstock processed two objects, they may have one address: see `penstock.objects.reference.uri_of`.
 """
 
 from sqlalchemy import ColumnElement, Connection, FromClause, bindparam, func, select, update
@@ -90,8 +90,8 @@ def note_withdrawn(connection: Connection, pipeline: str, attempt_id: str) -> No
 def withdrawn_addresses(connection: Connection, outcome: BatchOutcome) -> set[str]:
     """Return the addresses of a batch's objects of which a repair withdrew a replacing version.
 
-    The table still has the rows that it was to replace, although the ledger may not know their version as processed
-    any more: a late message of it, or the version itself in a later batch, has taken its place.
+    The table still has the rows that this version was to replace. The ledger may no longer know their version as
+    processed: a late message of it, or a later batch with it, has changed its state.
     """
     withdrawn = sorted(connection.scalars(_WITHDRAWN, {"in_pipeline": outcome.pipeline}))
     addresses: set[str] = set()
@@ -101,5 +101,5 @@ def withdrawn_addresses(connection: Connection, outcome: BatchOutcome) -> set[st
 
 
 def of_several_objects(connection: Connection, pipeline: str) -> set[bytes]:
-    """Return those of ``wanted`` with the address that another processed object has, one of another key."""
+    """Return the objects in ``wanted`` whose address another processed object has, which has another key."""
     return set(connection.scalars(_SHARED, {"in_pipeline": pipeline}))

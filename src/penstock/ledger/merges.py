@@ -1,7 +1,7 @@
 """Remember how the rows of a pipeline are merged by key, and refuse batches that are merged differently.
 
-The declaration is recorded by the first batch and never changes: rows that lost against others are gone, and nothing
-could bring them back.
+The declaration is recorded by the first batch and never changes: rows that a later one replaced are gone, so no other
+declaration can be applied to them.
 """
 
 from sqlalchemy import Connection, bindparam, select
@@ -37,8 +37,8 @@ def check_not_merged(row: PipelineRow, action: str) -> None:
     """Raise `UsageError` if the pipeline merges rows by key. ``action``: the subject, as "Retracting objects"."""
     if row.merge is not None:
         raise UsageError(
-            f"{action} is not possible for {row.id}, whose rows are merged by key: the rows that theirs took the place "
-            "of are gone. Send rows that are later, or deletes, or load all objects into a new table."
+            f"{action} is not possible for {row.id}, whose rows are merged by key: the earlier rows that theirs "
+            "replaced are gone. Send later rows, or deletes, or load all objects into a new table."
         )
 
 

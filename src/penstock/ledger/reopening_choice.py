@@ -41,7 +41,7 @@ class VersionSeen:
 def choose(versions: Sequence[VersionSeen], *, returning: Iterable[bytes] = ()) -> bytes | LeftAlone:
     """Return the version of an object to read again, or why there is none. ``returning``: archived ones at hand.
 
-    It is the version committed last, the only one that a replacement of the object's rows may bring again.
+    It is the version that was committed last: its new rows replace all rows of the object, also of other versions.
     """
     if any(one.state is ObjectState.PROCESSING for one in versions):
         return LeftAlone.BUSY

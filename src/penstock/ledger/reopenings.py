@@ -1,12 +1,12 @@
 """Reopen processed objects: they are read again, and until that is committed their rows stay in the table.
 
-A reopened object is unprocessed, so every message and every scan that names it takes it as any other. Its row in
-``objects`` keeps the batch and the counts of the earlier reading, and so the rules for versions still see the rows that
-the table has. The table ``reopenings`` has the rest of it.
+A reopened object is unprocessed, so a message or scan that names it takes it like any other object. Its row in
+``objects`` keeps the batch and the counts of the earlier reading, so the rules for versions still see the rows that the
+table has. The table ``reopenings`` has everything else about the earlier reading.
 
 - Processed again: its commit replaces the earlier rows, like those of another version (`penstock.ledger.versions`).
 - Failed, or to be retried: it keeps batch and counts, since the table keeps the rows.
-- Deleted or replaced in the store: it is processed as before, and so it is if the reopening is withdrawn.
+- Deleted or replaced in the store, or withdrawn: it is processed as before.
 
 A repair of the ledger may give up the batch that read an object again, or the one before; see `Repairs`.
 """
@@ -70,10 +70,10 @@ class Reopened:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Withdrawn:
-    """The result of a withdrawal: addresses."""
+    """The result of a withdrawal, by address."""
 
-    withdrawn: Sequence[str] = ()
-    busy: Sequence[str] = ()
+    withdrawn: Sequence[str] = ()  # processed as before
+    busy: Sequence[str] = ()  # being read again now
 
 
 _LOCK = select(pipelines.c.id).where(pipelines.c.id == bindparam("in_pipeline")).with_for_update()
@@ -198,7 +198,7 @@ class Reopenings:
         return chosen.result([*rows, *retired])
 
     def withdraw(self, pipeline: str, addresses: Sequence[str]) -> Withdrawn:
-        """Make reopened objects processed again, as they were. Those that are being read are ``busy``."""
+        """Make reopened objects processed as before. Those that are being read are left alone: ``Withdrawn.busy``."""
         return self._database.transact(lambda connection: withdraw_reopenings(connection, pipeline, addresses))
 
     def counts(self, pipeline: str) -> Mapping[ReopeningState, int]:
@@ -209,7 +209,7 @@ class Reopenings:
         return dict.fromkeys(ReopeningState, 0) | found
 
     def open(self, pipeline: str, *, limit: int, after: bytes = b"") -> Sequence[ObjectRow]:
-        """Return the objects that are to be read again by id; ``after`` is the last id of the previous page."""
+        """Return the objects that are to be read again, in order of their ids, after the last one of a page."""
         statement = (
             select(objects)
             .join_from(reopenings, objects, _with_object)
@@ -222,7 +222,7 @@ class Reopenings:
             return [object_row(row) for row in rows]
 
     def among(self, pipeline: str, object_ids: Sequence[bytes]) -> frozenset[bytes]:
-        """Return those of these objects that are to be read again."""
+        """Return the objects that are to be read again, of the given ones."""
         binds = {"in_pipeline": pipeline}
         with self._database.reading() as connection:
             if connection.execute(_ANY_OPEN, binds).first() is None:
@@ -243,7 +243,7 @@ class Reopenings:
         self, pipeline: str, addresses: Sequence[str], archived: Sequence[ReturningObject], connection: Connection
     ) -> Reopened:
         binds = {"in_pipeline": pipeline}
-        # Like a commit: the versions that it finds are those of all batches before.
+        # Locks as a commit does, so that the versions found are those of all batches before.
         if connection.execute(_LOCK, binds).first() is None:
             raise ConfigurationError(f"the ledger has no pipeline {pipeline}: it has nothing to read again")
         lock_archiving(connection, self._add_progress, pipeline)
@@ -340,7 +340,7 @@ def _processing_attempt(retired: RetiredObject) -> str:
 
 
 def reopened_among_wanted(connection: Connection, pipeline: str) -> frozenset[bytes]:
-    """Return those of ``wanted`` that are read again, inside a claim."""
+    """Return the objects in ``wanted`` that are to be read again, inside a claim."""
     binds = {"in_pipeline": pipeline}
     if connection.execute(_ANY_OPEN, binds).first() is None:  # nearly always
         return frozenset()
@@ -348,14 +348,14 @@ def reopened_among_wanted(connection: Connection, pipeline: str) -> frozenset[by
 
 
 def keep_unread(connection: Connection, pipeline: str, object_ids: Sequence[bytes]) -> None:
-    """Make those of these objects that are reopened processed as before, inside a claim that found them superseded."""
+    """Make reopened objects among these processed as before, inside a claim that found them superseded."""
     for ids in slices(object_ids):
         for row in connection.execute(_OPEN_AMONG, {"in_pipeline": pipeline, "of_objects": list(ids)}).all():
             _keep(connection, row)
 
 
 def settle_reopened(connection: Connection, outcome: BatchOutcome, *, has_table: bool) -> None:
-    """Settle the reopened objects of an attempt, inside its commit, after all of them got their state.
+    """Settle the reopened objects of an attempt inside its commit, once each has its new state.
 
     Raises `ValueError` if rows would be added to the earlier ones.
     """
@@ -379,7 +379,7 @@ def settle_reopened(connection: Connection, outcome: BatchOutcome, *, has_table:
 
 
 def withdraw_reopenings(connection: Connection, pipeline: str, addresses: Sequence[str]) -> Withdrawn:
-    """Make the reopened ones of these objects processed as before, inside a transaction."""
+    """Make reopened objects among these processed as before, inside a transaction."""
     withdrawn: list[str] = []
     busy: list[str] = []
     for row in _open_at(connection, pipeline, addresses):
@@ -387,7 +387,7 @@ def withdraw_reopenings(connection: Connection, pipeline: str, addresses: Sequen
             busy.append(row.uri)
             continue
         if row.object_state == ObjectState.PROCESSED.value:
-            # PostgreSQL: read again while this waited for the object's lock. Only the locked row is the newest one.
+            # Read again while this waited for the object's lock: on PostgreSQL only the locked row is up to date.
             continue
         connection.execute(_RESTORE, _earlier(row) | {"why": None})
         connection.execute(_FORGET, {"in_pipeline": pipeline, "of_objects": [row.object_id]})
@@ -479,9 +479,10 @@ _ADD_READ = insert(reopenings).values(reopened_at=DatabaseNow())
 
 
 def free_reopened(connection: Connection, pipeline: str, attempt_id: str) -> None:
-    """Undo the reopenings that have to do with a batch that no longer counts, after its objects were freed.
+    """Undo the reopenings of a batch that no longer counts, after its objects were freed.
 
-    Objects whose earlier reading it was have no rows any more. Those that it read again are open once more.
+    If the batch was the earlier reading of an object, the table has no rows of it any more. If the batch read an object
+    again, its reopening is open once more.
     """
     binds = {"in_pipeline": pipeline, "of_attempt": attempt_id}
     for ids in slices(connection.scalars(_OF_EARLIER, binds).all()):
@@ -502,9 +503,9 @@ def renumber_reopened(connection: Connection, pipeline: str, attempt_id: str, ne
 
 
 def read_by_import(connection: Connection, pipeline: str, attempt_id: str, *, seq: int) -> bool:
-    """Record which objects an imported batch has read again, before they are its own; return True if there are any.
+    """Record which objects an imported batch has read again, before it gets them; return True if there are any.
 
-    ``leaving`` has the objects. The ledger has an earlier batch of theirs, since the reopening was lost with the batch.
+    ``leaving`` has the objects. Each has an earlier batch in the ledger, which lost the reopening with the new batch.
     """
     found = connection.execute(
         _READ_EARLIER, {"in_pipeline": pipeline, "of_attempt": attempt_id, "before_seq": seq}

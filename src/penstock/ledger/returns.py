@@ -63,7 +63,7 @@ def archives_of(connection: Connection, pipeline: str, object_ids: Sequence[byte
 
 
 def leave_archive(connection: Connection, pipeline: str, object_ids: Sequence[bytes]) -> None:
-    """Delete the identities of these objects; their archives count fewer."""
+    """Delete the identities of these objects, and count them out of their archives."""
     fewer = Counter(archives_of(connection, pipeline, object_ids).values())
     for ids in slices(object_ids):
         connection.execute(_LEAVE_ARCHIVE, {"in_pipeline": pipeline, "of_objects": list(ids)})
@@ -72,7 +72,7 @@ def leave_archive(connection: Connection, pipeline: str, object_ids: Sequence[by
 
 
 def take_back(connection: Connection, pipeline: str, wanted: Sequence[ReturningObject]) -> Sequence[ReturningObject]:
-    """Delete the identities of those that are still in their archive, and return these, by id."""
+    """Delete the identities of the objects that are still in their archive; return these in order of their ids."""
     ordered = sorted(wanted, key=lambda one: one.retired.row.object_id)
     found = archives_of(connection, pipeline, [one.retired.row.object_id for one in ordered])
     taken = [one for one in ordered if found.get(one.retired.row.object_id) == one.archive_id]
@@ -81,7 +81,7 @@ def take_back(connection: Connection, pipeline: str, wanted: Sequence[ReturningO
 
 
 def versions_of(connection: Connection, pipeline: str, addresses: Sequence[str]) -> Sequence[AnyRow]:
-    """Return id, address, state and batch of every version of these objects that has a row, by id."""
+    """Return id, address, state and batch of each version of these objects that has a row, in order of their ids."""
     stored = {uri_digest(uri): uri for uri in map(storable, addresses)}
     found: list[AnyRow] = []
     for digests in slices(sorted(stored)):
@@ -115,7 +115,7 @@ def returning_object(pipeline: str, retired: RetiredObject) -> Values:
 
 
 def returning_timeline(pipeline: str, retired: RetiredObject) -> Sequence[Mapping[str, object]]:
-    """Return the earlier attempts of an archived object. One without an outcome of its own has its attempt's."""
+    """Return the rows of an archived object's earlier attempts. Without an outcome, the one of the attempt counts."""
     return [
         {
             "pipeline": pipeline,

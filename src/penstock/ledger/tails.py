@@ -1,12 +1,11 @@
-"""Remember the beginnings of objects, so that of one that grew only what was appended is read (`OnChange.TAIL`).
+"""Remember the beginnings of objects. If an object grew, only what was appended is read (`OnChange.TAIL`).
 
-There is one beginning per address: that of the version that a batch read last under this rule. It is of use as long as
-no other version was committed since: it names its attempt, which has to be that of the object's last batch. So nothing
-has to remove it when the object is retracted, or its versions are added or replaced under another rule; a repair that
-withdraws the batch leaves one behind that no batch has any more.
+An address has one beginning: the version that a batch under this rule read last. It is usable only if the attempt that
+it names made the object's last batch. So nothing has to remove it if the object is retracted, if another rule adds or
+replaces versions, or if a repair withdraws the batch.
 
-A batch with only the appended bytes keeps the rows of the beginning: its object is not among those that it replaces,
-and the bad lines of the beginning stay in quarantine.
+A batch with only the appended bytes keeps the rows of the beginning: the batch does not name the object as replaced,
+and bad lines of the beginning stay in quarantine.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -49,10 +48,8 @@ _CONTINUED = (
         _own.c.seq < _last.c.seq,
     )
 )
-
-
-# An object that grew and ends within a record: nothing can be appended to it, but the rows that the table has of it are
-# those of several batches.
+# Recorded for an object that grew and ends within a record: nothing can be appended to it, but its row tells how many
+# rows the table has of the object from several batches.
 _NO_BEGINNING = Beginning(size_bytes=0, digest="", reading="")
 
 
@@ -67,7 +64,7 @@ class StoredBeginning:
 def stored_beginnings(
     connection: Connection, pipeline: str, last_seqs: Mapping[bytes, int]
 ) -> Mapping[bytes, StoredBeginning]:
-    """Return the beginnings of use, by the digest of the address. ``last_seqs``: the last batch of each object."""
+    """Return the usable beginnings, by the digest of the address. ``last_seqs``: the last batch of each object."""
     found: dict[bytes, StoredBeginning] = {}
     for digests in slices(sorted(last_seqs)):
         for row in connection.execute(_KNOWN_OF, {"in_pipeline": pipeline, "digests": list(digests)}):
@@ -104,7 +101,7 @@ def grown_addresses(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContinuedVersion:
-    """The last version that begins with another one."""
+    """The last version of an object that begins with an earlier one."""
 
     size_bytes: int
     version_id: str | None
@@ -137,10 +134,10 @@ def record_beginnings(
     bases: Mapping[bytes, StoredBeginning],
     kept_rows: Mapping[bytes, int],
 ) -> None:
-    """Record the beginnings of a batch's objects inside its commit, in the place of those of their earlier versions.
+    """Record the beginnings of a batch's objects inside its commit, in place of those of earlier versions.
 
-    ``bases`` are those that objects were appended to, ``kept_rows`` the rows that the table has of these; both by the
-    digest of the address. A repair may not know the base of an imported batch; its rows are in the table all the same.
+    ``bases`` are the beginnings that objects were appended to, and ``kept_rows`` their rows in the table, both by the
+    digest of the address. A repair may not know the base of an imported batch, whose rows are in the table anyway.
     """
     recorded = [one for one in processed if one.beginning is not None or one.appended_to is not None]
     if not recorded:
