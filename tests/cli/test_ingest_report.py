@@ -55,7 +55,7 @@ def test_changed_files_are_reported_by_the_run_that_adds_them(
             ("--on-change", "replace", "--no-provenance"),
             "leave out --no-provenance, or write --on-change add or refuse.",
         ),
-        (("--merge-key", "id", "--order-by", "at", "--on-change", "replace"), "rows are replaced by their keys there"),
+        (("--merge-key", "id", "--order-by", "at", "--on-change", "replace"), "a merge replaces rows by their keys"),
         (("--merge-key", "id"), "--merge-key needs --order-by, which says which row of a key is the last one."),
         (("--order-by", "at"), "--order-by is for --merge-key, which names the columns that identify a row."),
         (("--merge-key", "id,", "--order-by", "at"), "--merge-key 'id,' has an empty column name"),

@@ -47,10 +47,10 @@ def reprocess(
         str | None, typer.Option("--filter", help="Processed objects with this text in their address.")
     ] = None,
     older_than: Annotated[
-        str | None, typer.Option("--older-than", metavar="DURATION", help="Objects that were processed before.")
+        str | None, typer.Option("--older-than", metavar="DURATION", help="Objects that were processed longer ago.")
     ] = None,
     newer_than: Annotated[
-        str | None, typer.Option("--newer-than", metavar="DURATION", help="Objects that were processed since.")
+        str | None, typer.Option("--newer-than", metavar="DURATION", help="Objects that were processed since then.")
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="All processed objects of the pipeline.")] = False,
     queue: Annotated[
@@ -61,7 +61,7 @@ def reprocess(
         float | None, typer.Option("--rate", metavar="N", min=0.01, help="Maximum number of objects per second.")
     ] = None,
     withdraw: Annotated[
-        bool, typer.Option("--withdraw", help="Do not read the named objects again: they stay as they were.")
+        bool, typer.Option("--withdraw", help="Do not read the named objects again after all.")
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Report what would be read again, change nothing.")
@@ -71,9 +71,9 @@ def reprocess(
 ) -> None:
     """Read processed objects again, under the present transform and reader.
 
-    Their new rows take the place of the old ones in one commit; until then the old ones stay in the table. An object
-    handler calls its function again. A worker reads the objects, or the next `penstock ingest` of the table. An object
-    that is deleted or has another version by now keeps its rows. Asks first. Exit code 1: not confirmed; 2: there is
+    Their new rows replace the old ones in one commit; until then the old ones stay in the table. An object handler
+    calls its function again. A worker reads the objects, or the next `penstock ingest` of the table. An object that was
+    deleted, or has another version by now, keeps its rows. Asks first. Exit code 1: not confirmed; 2: there is
     nothing to read again; 75: some of the objects are being processed, or stopped; 130: stopped, run it again to
     continue.
     """

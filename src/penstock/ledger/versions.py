@@ -415,8 +415,8 @@ class ReplacedRows:
 def replace_earlier(connection: Connection, outcome: BatchOutcome, *, seq: int) -> tuple[BatchOutcome, ReplacedRows]:
     """Replace the earlier versions of a batch's objects, inside its commit, after its objects are recorded.
 
-    Those of objects that grew stay. Returns the outcome with the addresses in its record, and the rows that this
-    concerns. Raises `VersionsMoved` if a version was committed since the claim, or if a replay's lines left the table.
+    The rows of objects that grew stay. Returns the outcome with the replaced addresses in its record, and the number of
+    rows. Raises `VersionsMoved` if a version was committed since the claim, or if a replay's lines left the table.
     """
     if outcome.on_change is OnChange.ADD:
         _check_replays(connection, outcome)
@@ -445,7 +445,7 @@ def replace_earlier(connection: Connection, outcome: BatchOutcome, *, seq: int) 
 def _bases(connection: Connection, outcome: BatchOutcome, found: EarlierVersions) -> Mapping[bytes, StoredBeginning]:
     """Return the beginnings that the batch's objects were appended to, by the digest of the address.
 
-    Raises `VersionsMoved` if one is no longer the table's: the rows of the batch do not fit what the table has.
+    Raises `VersionsMoved` if the table has another version of one by now, which the batch's rows do not continue.
     """
     expected = grown_addresses(connection, outcome.attempt_id, outcome.processed)
     if not expected:

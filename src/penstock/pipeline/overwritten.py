@@ -157,8 +157,8 @@ def named(commit: SeenCommit) -> str:
 def gone(table: str, commit: SeenCommit, seq: int, folder: str) -> PublishHalted:
     """Return the error for a commit that took the place of one of ours whose files no longer exist."""
     return PublishHalted(
-        f"In the table {table}, {named(commit)} took the place of a commit of Penstock, and the files that this one "
-        f"wrote in {folder} are gone. Let that writer restore version {commit.version - 1}, and process the objects of "
+        f"In the table {table}, {named(commit)} took the place of a commit of Penstock, whose files in "
+        f"{folder} are gone. Let that writer restore version {commit.version - 1}, and process the objects of "
         f"batch {seq} and later again."
     )
 

@@ -52,7 +52,7 @@ def replays(refs: Mapping[bytes, ObjectRef], processed: Sequence[ObjectResult]) 
 def replay_sources(ledger: Ledger, pipeline: str, replays: Sequence[ObjectRef]) -> Mapping[bytes, ObjectRef]:
     """Return the versions from which replays read their lines, by object id of the replay.
 
-    It is the version that had the lines, or the last one that was appended to it if a store keeps one version only.
+    It is the version that had the lines. If the store keeps one version only, it is the last one that begins with it.
     """
     kept_only = [ref.object_id for ref in replays if ref.version_id is None]
     later = ledger.quarantines.continued(pipeline, kept_only) if kept_only else {}

@@ -40,10 +40,8 @@ from penstock.sinks.sink import LoggedFile, Position, TableSink, VersionedTable
 from penstock.storage.files import Files
 
 OBJECT = "_object"  # the column with the address of the object that a row is from
-
-
 PLAN = "_replaced.json"  # in the folder of a replacement
-_SURE_CHARACTERS = 12  # of an address, that no writer cuts off a bound
+_SURE_CHARACTERS = 12  # of an address: no writer cuts bounds shorter
 _HAS_ROWS = "has rows that are to be replaced"
 _MAY_HAVE_ROWS = "may have rows that are to be replaced"
 
@@ -84,8 +82,8 @@ def has_addresses(columns: pa.Schema) -> bool:
 def may_be_of(files: Iterable[DataFile], addresses: Collection[str]) -> bool:
     """Return False if the rows of these files certainly have other addresses than these.
 
-    A transform has changed them then, as to a file's name alone, so that rows cannot be found by their address later.
-    Compared are the first characters: bounds are cut, and then differ from the values behind these.
+    Then a transform has changed the addresses, for example to the names of files, and rows cannot be found by them
+    later. Only the first characters are compared, because writers may cut bounds.
     """
     first, last = min(addresses)[:_SURE_CHARACTERS], max(addresses)
     begins = "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False)))
@@ -289,7 +287,7 @@ class _RowFinder:
         return start < len(self.wanted) and (greatest is None or self.wanted[start] <= greatest)
 
     def _is_wanted(self, column: pa.Array) -> pa.Array:
-        """Return for each row if it is of one of the objects. A null is not."""
+        """Return True for each row of one of the objects. A null is of none."""
         return pc.is_in(column, value_set=pa.array(self.wanted, pa.string()), skip_nulls=True)
 
 

@@ -124,10 +124,10 @@ class RewritingFolder:
 
     root: Files
     path: str = field(default_factory=new_folder)
-    # By the path of the file that they are made of; the first tells which of its rows they lack.
+    # By the path of a rewritten file: which of its rows were left out, and the new files.
     _written: dict[str, tuple[bytes, Sequence[DataFile]]] = field(default_factory=dict)
-    _numbers: Iterator[int] = field(default_factory=count)  # of the files; none is used twice
-    _new: dict[str, str] = field(default_factory=dict)  # written in this try: new path, and the one it is made of
+    _numbers: Iterator[int] = field(default_factory=count)  # of the new files; none is used twice
+    _new: dict[str, str] = field(default_factory=dict)  # written in this try: new path, and that of the rewritten file
 
     @contextmanager
     def trying(self) -> Iterator[None]:
@@ -142,7 +142,7 @@ class RewritingFolder:
             raise
 
     def has(self, path: str) -> bool:
-        """Return True if the rest of this file is written."""
+        """Return True if an earlier try wrote the rows of this file that stay."""
         return path in self._written
 
     def write(
@@ -153,9 +153,9 @@ class RewritingFolder:
         *,
         without: bytes = b"",
     ) -> Sequence[DataFile]:
-        """Write the rows of a file that stay into a new one, and return it; nothing if there are none.
+        """Write the rows of a file that stay into a new file, and return it; nothing if no row stays.
 
-        ``without`` tells which rows are left out: if they are the same as before, nothing is written.
+        ``without`` identifies the rows that are left out: if an earlier try left out the same ones, its file is used.
         """
         known = self._written.get(file.path)
         if known is not None and known[0] == without:
@@ -217,7 +217,7 @@ def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 def opened(root: Files, path: str, columns: StoredColumns) -> Iterator[OpenedFile]:
     """Open a file of a table. Raises `ForeignFile` if it, or what the block reads of it, cannot be read as Parquet."""
     try:
-        # Spark's INT96 would else be nanoseconds, which cannot hold all times
+        # by default Spark's INT96 becomes nanoseconds, which cannot hold all times
         with root.open_input(path) as file, pq.ParquetFile(file, coerce_int96_timestamp_unit="us") as parquet:
             names = _names(parquet.schema_arrow, columns)
             yield OpenedFile(parquet=parquet, names=names, problem=_problem(parquet, names, columns))
@@ -278,7 +278,7 @@ def _problem(parquet: pq.ParquetFile, names: Mapping[str, str], columns: StoredC
 
 
 def _fits(have: pa.DataType, want: pa.DataType, *, is_int96: bool) -> bool:
-    """Return True if a safe cast makes the table's type of that in a file."""
+    """Return True if a safe cast turns the type in a file into the table's."""
     if types.is_struct(want):
         return types.is_struct(have) and _all_fit(list(have), list(want), is_int96=is_int96)
     if types.is_map(want):
@@ -288,7 +288,7 @@ def _fits(have: pa.DataType, want: pa.DataType, *, is_int96: bool) -> bool:
         return _all_fit(*pairs, is_int96=is_int96)
     if types.is_list(want) and (types.is_list(have) or types.is_large_list(have)):
         return _fits(have.value_type, want.value_type, is_int96=is_int96)
-    if is_int96 and types.is_timestamp(have) and types.is_timestamp(want):  # it is UTC, and does not say so
+    if is_int96 and types.is_timestamp(have) and types.is_timestamp(want):  # INT96 is UTC without saying so
         return True
     if types.is_signed_integer(have) and types.is_signed_integer(want):
         return True

@@ -84,7 +84,7 @@ def test_a_given_rule_holds_whatever_the_columns(ledger: Ledger, given: OnChange
         ({"on_change": "tail", "provenance": False}, "--on-change tail and --no-provenance were given"),
         (
             {"on_change": "tail", "format": "parquet"},
-            "the format is parquet: only of jsonl, csv, text can what was appended be read alone",
+            "the format is parquet: appended lines can be read alone only in jsonl, csv, text",
         ),
         ({"on_change": "tail", "format": "json", "schema": "id long"}, "the format is json: only of"),
     ],
@@ -114,7 +114,7 @@ def test_a_source_with_an_unknown_rule_is_refused() -> None:
     [{"format": "parquet", "schema": "id long"}, {"reader": check, "schema": "id long"}, {"format": "binary"}],
 )
 def test_a_source_whose_files_cannot_grow_is_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="only of jsonl, csv, text can what was appended be read alone"):
+    with pytest.raises(UsageError, match="appended lines can be read alone only in jsonl, csv, text"):
         ObjectSource("in", queue="q", on_change="tail", **options)
     ObjectSource("in", queue="q", on_change="tail", format="text")
     ObjectSource("in", queue="q", on_change="replace", **options)

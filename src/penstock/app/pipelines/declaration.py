@@ -36,7 +36,7 @@ Evolve = Literal["none", "rescue", "add", "fail"]
 EVOLUTIONS: tuple[Evolve, ...] = get_args(Evolve)
 Change = Literal["add", "replace", "tail", "refuse"]
 CHANGES: tuple[Change, ...] = get_args(Change)
-GROWING = ("jsonl", "csv", "text")  # formats of which what was appended can be read alone
+GROWING = ("jsonl", "csv", "text")  # formats in which appended lines can be read alone
 _CSV_OPTIONS: dict[str, Any] = {
     "delimiter": None,
     "header": True,
@@ -141,8 +141,8 @@ class ObjectSource:
         if self.on_change == "tail" and (self.reader is not None or self.format not in GROWING):
             kind = "a reader of its own" if self.reader is not None else f"the format {self.format}"
             raise UsageError(
-                f"The source {self.folder} has on_change='tail' and {kind}: only of {', '.join(GROWING)} can what was "
-                "appended be read alone; write on_change='replace'."
+                f"The source {self.folder} has on_change='tail' and {kind}: appended lines can be read alone only in "
+                f"{', '.join(GROWING)}; write on_change='replace'."
             )
         if isinstance(self.null, str):
             raise UsageError(f"The source {self.folder} has null={self.null!r}; write a list of texts, such as ['NA'].")
@@ -172,8 +172,8 @@ def check_change_rule(on_change: str | None, *, wants: str) -> None:
     """Raise `UsageError` if the rule for objects that change does not fit a merge. ``wants``: subject and verb."""
     if on_change not in (None, "add", "refuse"):
         raise UsageError(
-            f"{wants}: rows are replaced by their keys there, and a changed object adds its rows to the merge. Leave "
-            "out one of the two."
+            f"{wants}: a merge replaces rows by their keys, and a changed object adds its rows to it. Leave out one of "
+            "the two."
         )
 
 
@@ -220,7 +220,7 @@ class PipelineDeclaration:
 
     @property
     def may_replace(self) -> bool:
-        """True unless every row stays in the table. The table's columns are not known yet."""
+        """True if rows may be replaced, as far as is known without the table's columns."""
         if self.merge is not None:
             return True
         rule = change_rule(self.source)
@@ -290,9 +290,9 @@ def declared(
 
 
 def check_one_table(pipelines: Sequence[PipelineDeclaration]) -> None:
-    """Raise `UsageError` if a pipeline may replace rows of a table that another one writes, too.
+    """Raise `UsageError` if a pipeline may replace rows in a table that another one writes too.
 
-    Rows are found by their object alone, so those that the other pipeline made of the same object would leave as well.
+    Rows are found by their object alone, so rows that the other pipeline made of the same object would leave too.
     """
     for one, other in combinations(pipelines, 2):
         replacing = [pipeline.name for pipeline in (one, other) if pipeline.may_replace]

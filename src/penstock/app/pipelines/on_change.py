@@ -2,8 +2,8 @@
 
 Rows can be replaced only if the table says which object each is from, in the column `_object`. So without a rule of the
 user, a table with this column replaces them, and another one adds the rows of every version. A transform may drop the
-column or make something else than a string of it, which is known once the first batch has set the table's columns.
-Until then nothing can be replaced wrongly: its runs find out themselves.
+column or change its type, which is known once the first batch has set the table's columns. Until then the table has no
+rows to replace, and each run checks its own columns.
 """
 
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class ChangeRule:
         return rule
 
     def check_removal(self) -> None:
-        """Raise `TableError` if a setting of the table forbids to take rows out of it."""
+        """Raise `TableError` if a setting of the table forbids the removal of rows."""
         if self.sink is None:
             return
         table: object = self.sink.load()
@@ -60,10 +60,10 @@ def merge_rule(given: OnChange | None, merge: Merge | None) -> OnChange | None:
 
 
 def check_format(given: OnChange | None, format_name: str) -> None:
-    """Raise `UsageError` if only what was appended to files is to be read, and their format does not allow it."""
+    """Raise `UsageError` for the rule ``tail`` if appended lines of this format cannot be read alone."""
     if given is OnChange.TAIL and not format_of(format_name).can_grow:
         growing = ", ".join(name for name, kind in FORMATS.items() if kind.can_grow)
         raise UsageError(
-            f"--on-change tail was given, and the format is {format_name}: only of {growing} can what was appended be "
-            "read alone; write --on-change replace."
+            f"--on-change tail was given, and the format is {format_name}: appended lines can be read alone only in "
+            f"{growing}; write --on-change replace."
         )

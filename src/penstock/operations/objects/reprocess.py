@@ -1,8 +1,8 @@
-"""Read processed objects again: under the present transform and reader, with rows that take the place of the old ones.
+"""Read processed objects again, under the present transform and reader, and replace their rows.
 
-For each chunk the ledger reopens the objects, and then their notifications are sent. A process that dies in between
-leaves reopened objects without a message: the next call sends it, and so do ``ingest`` and ``reconcile``, which find
-the objects unprocessed. The rows of all of them are in the table until the batch that reads them again is committed.
+Chunk by chunk, the ledger reopens the objects, and then their notifications are sent. A process that dies in between
+leaves reopened objects without a message. The next call sends it, and so do ``ingest`` and ``reconcile``, which find
+these objects unprocessed. Their rows stay in the table until the batch that reads them again is committed.
 """
 
 import json
@@ -38,7 +38,7 @@ LISTED_MAX = 100  # objects left alone that are reported by name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReprocessSelection:
-    """The selected objects: named ones, or processed ones by address and age. Neither: all processed ones."""
+    """The selected objects: named ones, or else processed ones by address and age, by default all of them."""
 
     uris: Sequence[str] = ()
     uri_contains: str | None = None
@@ -67,11 +67,13 @@ class ReprocessPlan:
     pipeline: str
     queue: str | None  # None: the next ingest of the table finds the objects without messages
     objects: int = 0
-    again: int = 0  # reopened before, whose notifications would be sent once more
-    rows: int = 0  # that the earlier readings of ``objects`` wrote
+    again: int = 0  # reopened by an earlier call; their notifications are sent once more
+    rows: int = 0  # of the earlier readings of ``objects``
     left_alone: Counter[LeftAlone] = field(default_factory=Counter)
-    named: list[tuple[str, LeftAlone, ObjectState | None]] = field(default_factory=list)  # the first of them
-    archived: int = 0  # not looked at, since archived objects are only found by name
+    named: list[tuple[str, LeftAlone, ObjectState | None]] = field(
+        default_factory=list
+    )  # the first of those left alone
+    archived: int = 0  # archived objects, which are found by name only and were not inspected
 
     @property
     def total(self) -> int:
@@ -90,7 +92,7 @@ class ReprocessPlan:
 def plan(seen: ScopeView, selection: ReprocessSelection) -> ReprocessPlan:
     """Inspect and count the selected objects.
 
-    Raises `UsageError` if the pipeline or its queue is unknown, or if the rows of an object cannot be replaced.
+    Raises `UsageError` if the pipeline or its queue is unknown, or if rows of its table cannot be replaced by object.
     """
     pipeline = _pipeline_of(seen, selection.uris)
     _check_replaceable(seen, pipeline)
@@ -115,7 +117,7 @@ def reprocess(
 ) -> ReprocessPlan:
     """Reopen the selected objects and enqueue them, with an audit entry; return what was done.
 
-    An interrupted one can be repeated.
+    After an interruption, call it again.
     """
     pipeline = planned.pipeline
     done = replace(planned, objects=0, again=0, rows=0, left_alone=Counter(), named=[])
@@ -161,7 +163,10 @@ class _Chunk:
     is_open: bool | None  # True: objects that wait to be read again; False: processed ones; None: named ones
 
     def kept(self, found: Reopened) -> Reopened:
-        """Return the part that counts: an address of several versions is selected more than once."""
+        """Return the part of the result that this chunk stands for.
+
+        An address of which one version is processed and another one reopened is in chunks of both kinds.
+        """
         if self.is_open is None:
             return found
         return replace(found, objects=()) if self.is_open else replace(found, again=())
@@ -181,7 +186,7 @@ def _sliced(addresses: Iterator[str], size: int, *, is_open: bool | None) -> Ite
 
 
 def _waiting(seen: ScopeView, pipeline: str, uri_contains: str | None) -> Iterator[str]:
-    """Yield the reopened objects without an attempt: an interrupted call may not have sent their notifications."""
+    """Yield the reopened objects that are unprocessed: an interrupted call may not have sent their notifications."""
     after = b""
     while rows := seen.ledger.reopenings.open(pipeline, limit=PAGE, after=after):
         yield from (
@@ -235,8 +240,7 @@ def _check_replaceable(seen: ScopeView, pipeline: str) -> None:
         raise UsageError(
             f"The table of {pipeline} has no column {OBJECT}, so it does not say which rows are of which object, and "
             "new rows could only be added to the old ones. Read the objects into another table (`penstock ingest`, or "
-            f"a pipeline of another name); to replace rows later, keep {OBJECT} in its columns: a transform must not "
-            "drop it."
+            f"a pipeline of another name). To replace rows there later, let the transform keep the column {OBJECT}."
         )
 
 

@@ -1,12 +1,12 @@
 """Merge one batch into a snapshot of its table, for the commit that shows the batch.
 
-A publish compares the batch's last rows per key with the rows of the table and with the deletes of earlier batches, and
-writes files again: those of the table without rows that the batch replaces or deletes, and those of the batch without
-rows for which a later one is there. It needs no Spark, so that any process can publish, also a repair. In memory are
-keys and order of the batch's rows, and one row group of a file at a time; with files in S3, of some files.
+A publish compares the last rows per key of the batch with the rows of the table and with the deletes of earlier
+batches. Then it rewrites files: those of the table without the rows that the batch replaces or deletes, and those of
+the batch without the rows that are older than others. It needs no Spark, so any process can publish, also a repair. In
+memory are keys and order of the batch's rows, and one row group of a file at a time (of several files in S3).
 
-After a conflict the next call compares with the newer snapshot. It keeps what it wrote for files that lose the same
-rows there.
+After a conflict the next call compares with the newer snapshot. It reuses the files that it wrote if the same rows
+leave.
 """
 
 import threading
@@ -50,7 +50,7 @@ class MergeBatch:
     merge: Merge
     files: Sequence[DataFile]
     deletes: Sequence[DataFile]
-    # Files of deletes of earlier batches: folded ones, and those of single batches.
+    # Files with the deletes of earlier batches, folded or of single batches
     earlier: Sequence[DataFile] = ()
 
 
@@ -61,7 +61,7 @@ class MergeCounts:
     inserted: int = 0
     updated: int = 0
     deleted: int = 0
-    left_out: int = 0  # older than a row or a delete with their key, or equal to one
+    left_out: int = 0  # older than a row or a delete of their key, or equal to one
 
     def __add__(self, other: "MergeCounts") -> "MergeCounts":
         return MergeCounts(**{name: count + getattr(other, name) for name, count in asdict(self).items()})
@@ -211,7 +211,7 @@ class _MergeOutcome:
     merge: Merge
     entries: MergeEntries
     own: Sequence[RowFile]
-    is_in: Flags  # entries that no later delete has made void
+    is_in: Flags  # entries that no delete of an earlier batch supersedes
     content: Sequence[str]
     _loses: Flags = field(init=False)  # entries for which the table has a later row
     _replaces: Flags = field(init=False)  # entries for which the table has an earlier row
@@ -260,7 +260,7 @@ class _MergeOutcome:
         return signs
 
     def left_out(self, number: int) -> Rows:
-        """Return the numbers of the rows of a file of the batch that do not come into the table, in ascending order."""
+        """Return the numbers of the rows in a file of the batch that do not enter the table, in ascending order."""
         stays = (self.entries.file_of == number) & ~self.entries.deletes & self.is_in & ~self._loses
         is_out = np.ones(self.own[number].rows, np.bool_)
         is_out[self.entries.row_of[stays]] = False
@@ -284,7 +284,7 @@ def matches(part: KeyedRows, entries: MergeEntries) -> tuple[Rows, Rows]:
 
 
 def _deleted_earlier(reader: RowReader, batch: MergeBatch, entries: MergeEntries) -> Flags:
-    """Return for each entry if an earlier batch has a delete that is not before it."""
+    """Return a flag per entry: True for a row if a delete of an earlier batch is later, or equal in order."""
     found: Flags = np.zeros(len(entries), np.bool_)
     for file in map(_row_file, batch.earlier if len(entries) else ()):
         if entries.range.may_hold(file):

@@ -51,7 +51,7 @@ def key_texts(columns: Sequence[pa.Array]) -> pa.Array:
 
 
 def compare(left: Sequence[pa.Array], right: Sequence[pa.Array], rows: int) -> Signs:
-    """Compare rows: the columns of ``left`` with those of ``right``, of which the first decides."""
+    """Compare rows, column by column: the first column that differs decides."""
     found: Signs = np.zeros(rows, np.int8)
     for one, other in zip(left, right, strict=True):
         if found.all():

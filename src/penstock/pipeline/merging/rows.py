@@ -1,4 +1,4 @@
-"""Read columns of a table's files for a merge, row group by row group, including those in the partition's folder."""
+"""Read columns of a table's files for a merge, row group by row group, also columns that only name partitions."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -90,7 +90,7 @@ class RowReader:
                 first += group.num_rows
 
     def at(self, files: Sequence[RowFile], file_of: Rows, row_of: Rows, names: Sequence[str]) -> Sequence[pa.Array]:
-        """Return columns of single rows, in the order in which they are asked for. Reads only their row groups."""
+        """Return columns of single rows, in the requested order. Reads only the row groups that have them."""
         if not len(file_of):
             return [pa.array([], self.schema.field(name).type) for name in names]
         order = np.lexsort((row_of, file_of))

@@ -1,13 +1,13 @@
-"""The deletes of merged batches, which stay known after their rows have left the table.
+"""Remember the deletes of merged batches after their rows have left the table.
 
-A delete has to win also against an older row that arrives later, so it is remembered: with its key and order, in
-Parquet files below ``_penstock/tombstones/<attempt>/``, named by the manifest of its batch in the ledger. These are
-immutable, and only gc deletes those of attempts without a batch.
+A delete must also win over an older row that arrives later. So its key and order are kept in a Parquet file below
+``_penstock/tombstones/<attempt>/``, which the manifest of its batch in the ledger names. These files are immutable. Gc
+deletes only those of attempts without a batch.
 
-A publish compares its batch with the deletes of all earlier ones. So that it does not open a file for each of them, the
-maintenance folds many files into one, with the last delete of each key. An index beside it names the attempts that it
-covers, and is written last. It counts only if the ledger has all these attempts as batches before the one in question;
-otherwise, as after a ledger was restored from a backup, the files of the single batches are read, which always stay.
+A publish compares its batch with the deletes of all earlier ones. To spare it a file per batch, maintenance folds many
+files into one, with the last delete of each key. An index beside that file is written last, and names the attempts that
+it covers. A folded file counts only if the ledger has all these attempts as batches before the one in question.
+Otherwise, for example after a ledger was restored from a backup, the files of the single batches are read: they stay.
 """
 
 import json
@@ -36,7 +36,7 @@ from penstock.storage.files import Files
 FOLDED_FOLDER = "_penstock/folded_tombstones"
 FOLD_FILES_MIN = 50  # files that a publish reads, before they are folded
 FOLD_ROWS_MAX = 1_000_000  # in memory at once; a folded file of more than half of it is not folded again
-KEPT_SECONDS = 86_400.0  # a publish may still read a folded file whose deletes are in a later one
+KEPT_SECONDS = 86_400.0  # how long a publish may still read a folded file that was folded again
 _INDEX = ".json"
 
 
@@ -174,7 +174,7 @@ def _decide(order: Sequence[pa.Array], left: Rows, right: Rows) -> Signs:
 
 
 def _delete_superseded(root: Files, used: Collection[str], *, now: float) -> None:
-    """Delete folded files, once they are old, that no publish reads any more. An index goes before its file."""
+    """Delete old folded files that no publish reads any more, each after its index."""
     old = [file for file in root.list(FOLDED_FOLDER) if now - file.modified_at > KEPT_SECONDS]
     used_stems = {name.removesuffix(_INDEX) for name in used}
     unused = [file.path for file in old if file.path.rpartition("/")[2].partition(".")[0] not in used_stems]

@@ -1,9 +1,9 @@
 """Fold the rows of a run to the last ones of each key, and write its deletes apart; see `penstock.pipeline.merging`.
 
-Spark keeps the rows that are last by ``order_by``, all of them if several are equal there: the rest of the order is
-decided where the batch is compared with the table, by one implementation. A row that deletes is written with the others
-and marked by a partition column, so the source is read once. Afterwards the driver writes key and order of these rows
-into a file of deletes, and removes their data files.
+Spark keeps the rows that are last by ``order_by``, all of them if several are equal there. The rest of the order has
+one implementation, which runs where the batch is compared with the table. Rows that delete are written with the others
+and marked by a partition column, so the source is read once. Afterwards the driver writes key and order of the deletes
+into a file beside the table, and removes their data files.
 """
 
 from collections.abc import Sequence
@@ -42,8 +42,9 @@ def folded(frame: DataFrame, merge: Merge) -> DataFrame:
     Spark fails at a row with a null key.
 
     Raises:
-        UsageError: The rows lack a column of the merge, have one that Penstock needs, or the condition is none.
-        TableError: A column of the key or the order has an unfit type.
+        UsageError: The rows lack a column of the merge, a column of the key or the order has an unfit type, or
+            ``delete_when`` is not a condition.
+        TransformError: The rows have a column that the merge adds itself.
     """
     _check_columns(frame, merge)
     for name in merge.key:
@@ -106,7 +107,7 @@ def _check_columns(frame: DataFrame, merge: Merge) -> None:
 
 
 def _never_null(frame: DataFrame, name: str) -> Column:
-    """Return a column of the key; Spark fails at a null, which would never replace or be replaced by anything."""
+    """Return a column of the key that makes Spark raise an error for a null: such a row could replace no other one."""
     where = (
         functions.concat(functions.lit(" of "), column(OBJECT.name))
         if OBJECT.name in frame.columns
@@ -133,7 +134,7 @@ def _condition(frame: DataFrame, merge: Merge) -> Column:
             raise
         first = str(error).strip().splitlines()[0]
         raise UsageError(
-            f"The merge's delete_when {merge.delete_when!r} is no condition on the rows: {first}"
+            f"The merge's delete_when {merge.delete_when!r} is not a condition on the rows: {first}"
         ) from error
     if kind != "boolean":
         raise UsageError(f"The merge's delete_when {merge.delete_when!r} is a {kind} and not a condition.")

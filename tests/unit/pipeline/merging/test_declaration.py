@@ -42,7 +42,7 @@ def test_a_wrong_declaration_is_one_sentence(options: dict[str, Any], says: str)
 
 @pytest.mark.parametrize("rule", ["replace", "tail"])
 def test_a_merge_does_not_go_with_rules_that_replace_rows(rule: str) -> None:
-    with pytest.raises(UsageError, match="A has both: rows are replaced by their keys there"):
+    with pytest.raises(UsageError, match="A has both: a merge replaces rows by their keys"):
         check_change_rule(rule, wants="A has both")
     for other in (None, "add", "refuse"):
         check_change_rule(other, wants="A has both")

@@ -1,9 +1,9 @@
-"""Digests of the bytes that a run reads, and the check if an object begins with bytes that were read before.
+"""Compute digests of the bytes that a run reads, and check if an object begins with bytes that were read before.
 
-A SHA-256 is computed of each piece of an object while its lines are read, so an object has one for each of its pieces:
-the stretches of its beginning. If its next version is longer and begins with these bytes, only the rest is read. The
-check reads the beginning, and computes one SHA-256 of all its bytes meanwhile, which goes on with the piece that
-follows. So the number of stretches does not grow with the number of versions.
+While the lines of a piece are read, its SHA-256 is computed. The pieces of an object are the stretches of its
+beginning. If its next version is longer and begins with these bytes, only the rest is read. The check reads the
+beginning and computes one SHA-256 of all its bytes, which the piece that follows continues. So the number of stretches
+does not grow with the number of versions.
 
 A version is no beginning if it ends within a record: its last line may be continued. Nor is one in UTF-16, whose
 offsets are not those of its bytes, or a compressed one.
@@ -68,7 +68,7 @@ def usable_beginnings(
 ) -> Mapping[int, KnownBeginning]:
     """Return the beginnings that need not be read again if the objects begin with them, by place in the plan.
 
-    ``known``: what the table has, by object id. ``reading``: how the objects are read now, see `reading_of`.
+    ``known``: the table's beginnings, by object id. ``reading``: how the objects are read now, see `reading_of`.
     """
     found: dict[int, KnownBeginning] = {}
     for index, ref in enumerate(objects if known else ()):
@@ -89,7 +89,7 @@ class HashingReader:
     """An `ObjectReader` that computes the SHA-256 of a range while this is read from its start to its end."""
 
     def __init__(self, reader: ObjectReader, start: int, stop: int, digest: "_Hash | None" = None) -> None:
-        """``digest``: of the bytes before ``start``; None: they do not count."""
+        """``digest``: of the bytes before ``start``, to be continued; None: begin with ``start``."""
         self._reader = reader
         self._at = start  # everything from the start up to here was read
         self._stop = stop
@@ -104,8 +104,8 @@ class HashingReader:
     def result(self) -> str | None:
         """Return the SHA-256 in hexadecimal; None if the object is in UTF-16, or ends there within a line.
 
-        Reads what was passed over: no line begins in the last byte of a piece that is inside a line. Raises the store's
-        `ObjectError`.
+        Reads the bytes that the reader of lines passed over, at the end of a piece in which no further line begins.
+        Raises the store's `ObjectError`.
         """
         if self._mark in UTF16_MARKS:
             return None

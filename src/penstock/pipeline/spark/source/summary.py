@@ -272,7 +272,7 @@ def _plain(reports: Sequence[LoadedReport], looked_at: npt.NDArray[np.bool_], *,
 
 
 def _beginnings(report: LoadedReport, positions: Numbers) -> Iterator[tuple[int, str]]:
-    """Yield the beginnings of objects of one piece. An empty one is none."""
+    """Yield the beginnings of objects that were read in one piece. An empty object has none."""
     return ((index, as_text([(stop, digest)])) for index, stop, digest in report.digests(positions) if stop)
 
 
