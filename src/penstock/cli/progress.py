@@ -292,7 +292,7 @@ def losses(report: "IngestReport | RunReport", options: str) -> list[str]:
 
 
 def grown(report: "IngestReport | RunReport") -> list[str]:
-    """Return a line for the objects of which only what was appended was read, if there are any."""
+    """Return a line for the objects of which only appended lines were read, if there are any."""
     if not report.grown_objects:
         return []
     rows = worded(report.appended_rows, "{} row was", "{} rows were")

@@ -69,7 +69,7 @@ class BatchCommitted(Event):
     replays: int = 0  # of the objects: those of which only the bad lines were read again
     replaced_objects: int = 0  # of the objects: those that replace an earlier version
     replaced_rows: int = 0  # the rows of these versions, which leave the table
-    grown_objects: int = 0  # of the objects: those of which only what was appended was read
+    grown_objects: int = 0  # of the objects: those of which only appended lines were read
     appended_rows: int = 0  # the rows of these objects in this batch
 
 

@@ -101,5 +101,5 @@ def withdrawn_addresses(connection: Connection, outcome: BatchOutcome) -> set[st
 
 
 def of_several_objects(connection: Connection, pipeline: str) -> set[bytes]:
-    """Return the objects in ``wanted`` whose address another processed object has, which has another key."""
+    """Return the objects in ``wanted`` whose address is also that of a processed object with another key."""
     return set(connection.scalars(_SHARED, {"in_pipeline": pipeline}))

@@ -230,7 +230,7 @@ class Ledger:
         and returns the same.
 
         With ``on_change=REPLACE`` the batch replaces the rows of all earlier versions of its objects, and dismisses
-        their bad lines. With ``TAIL`` it does the same, except for objects of which it has only what was appended.
+        their bad lines. With ``TAIL`` it does the same, except for objects of which it has only appended lines.
 
         Raises:
             ClaimLost: The attempt is no longer ours. Nothing is changed.
@@ -514,7 +514,7 @@ class Ledger:
         return self._queries.changed(pipeline, object_ids)
 
     def overtaken(self, pipeline: str, object_ids: Collection[bytes]) -> set[bytes]:
-        """Return those of the given objects, which are being read again, of which a later version is processed."""
+        """Return the given objects, which are being read again, that a version processed later has overtaken."""
         return self._queries.overtaken(pipeline, object_ids)
 
     def beginnings(self, pipeline: str, attempt_id: str) -> Mapping[bytes, KnownBeginning]:
@@ -532,7 +532,7 @@ class Ledger:
         return self._queries.replaced(pipeline, object_ids)
 
     def of_several_objects(self, pipeline: str, object_ids: Collection[bytes]) -> set[bytes]:
-        """Return those of the given objects whose address another processed object has, one of another key."""
+        """Return the given objects whose address is also that of a processed object with another key."""
         return self._queries.of_several_objects(pipeline, object_ids)
 
     def objects(
@@ -584,7 +584,7 @@ class Ledger:
         return self._queries.replaced_totals(pipeline, after_seq=after_seq)
 
     def grown_totals(self, pipeline: str, *, after_seq: int = 0) -> tuple[int, int]:
-        """Return how often only what was appended to an object was read, and the rows that these batches have of it.
+        """Return how often only lines appended to an object were read, and the rows of these lines.
 
         Batches without a row, which no commit to the table shows, are left out.
         """

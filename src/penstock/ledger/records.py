@@ -177,7 +177,7 @@ class UnknownCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beginning:
-    """The bytes of a version that ended with a whole record, by which a longer version is known to begin with them."""
+    """The bytes of a version that ended with a whole record, and a digest to recognize them in a longer version."""
 
     size_bytes: int
     digest: str  # JSON: the end of each stretch of bytes, and its SHA-256 in hexadecimal
@@ -305,7 +305,7 @@ class BatchOutcome:
 
     @property
     def grown(self) -> Sequence[ObjectResult]:
-        """The processed objects of which only what was appended was read."""
+        """The processed objects of which only appended lines were read."""
         return [one for one in self.processed if one.appended_to is not None]
 
 
@@ -316,7 +316,7 @@ class Committed:
     seq: int
     replaced_objects: int = 0  # objects whose earlier versions it replaced
     replaced_rows: int = 0  # the rows that the table had of these objects
-    grown_objects: int = 0  # objects of which it has only what was appended
+    grown_objects: int = 0  # objects of which it has only appended lines
     appended_rows: int = 0  # the rows of these objects in it
 
 

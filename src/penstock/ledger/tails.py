@@ -1,4 +1,4 @@
-"""Remember the beginnings of objects. If an object grew, only what was appended is read (`OnChange.TAIL`).
+"""Remember the beginnings of objects. If an object grew, only its appended lines are read (`OnChange.TAIL`).
 
 An address has one beginning: the version that a batch under this rule read last. It is usable only if the attempt that
 it names made the object's last batch. So nothing has to remove it if the object is retracted, if another rule adds or

@@ -409,7 +409,7 @@ class ReplacedRows:
 
     replaced_objects: int = 0
     replaced_rows: int | None = None  # that leave the table; None: the pipeline adds versions
-    kept_rows: int = 0  # of objects of which the batch has only what was appended
+    kept_rows: int = 0  # of objects of which the batch has only appended lines
 
 
 def replace_earlier(connection: Connection, outcome: BatchOutcome, *, seq: int) -> tuple[BatchOutcome, ReplacedRows]:

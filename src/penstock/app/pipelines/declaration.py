@@ -77,9 +77,9 @@ class ObjectSource:
             wrong type, are kept as JSON in the column _rescued. "add": new fields become columns; what fits none is in
             _rescued. "fail": an object with such a field fails.
         on_change: What happens to an object that was processed and has changed since. "replace": the rows of the new
-            version take the place of the old one's, in one commit. "tail": the same, but of a file that only grew the
-            appended lines are read (jsonl, csv and text). "add": they are added. "refuse": the object fails. Default:
-            replace, or add if the rows have no column _object.
+            version take the place of the old one's, in one commit. "tail": the same, but if the file only grew,
+            only the appended lines are read (jsonl, csv and text). "add": its rows are added. "refuse": the object
+            fails. Default: replace, or add if the rows have no column _object.
         cleanup: One of `from penstock import cleanup`, applied to objects whose rows are published. Default: keep them.
 
     Raises:

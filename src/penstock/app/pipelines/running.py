@@ -60,8 +60,8 @@ class RunCounts(SelectiveListener):
         self.objects_processed = 0
         self.replaced_objects = 0  # those that replaced an earlier version
         self.replaced_rows = 0  # rows of these versions
-        self.grown_objects = 0  # those of which only what was appended was read
-        self.appended_rows = 0  # rows of these objects
+        self.grown_objects = 0  # objects of which only appended lines were read
+        self.appended_rows = 0  # rows of these lines
         self.replays = 0
         self.merged = Counter(dict.fromkeys(MERGED, 0))  # rows of batches that this process has published
         self.unknown_fields: Counter[str] = Counter()  # rows that have them, by name
@@ -83,7 +83,7 @@ class RunCounts(SelectiveListener):
         self.replaced_rows += rows
 
     def add_grown(self, objects: int, rows: int) -> None:
-        """Count objects of which only what was appended was read, and their rows."""
+        """Count objects of which only appended lines were read, and the rows of these lines."""
         self.grown_objects += objects
         self.appended_rows += rows
 
@@ -143,8 +143,8 @@ class RunReport:
     objects_replayed: int = 0  # objects of which the bad lines were read again
     replaced_objects: int = 0  # objects of which an earlier version was in the table, and was replaced
     replaced_rows: int = 0  # the rows of these versions
-    grown_objects: int = 0  # objects of which only what was appended was read
-    appended_rows: int = 0  # the rows of these objects
+    grown_objects: int = 0  # objects of which only appended lines were read
+    appended_rows: int = 0  # rows of these lines
     merged_rows: dict[str, int] = field(default_factory=dict)  # by what the merge did: see `MERGED`; empty: no merge
     warned_objects: int = 0  # objects with too many bad lines, in this run or an earlier one; see `QuarantineWarning`
     warned_lines: int = 0  # the bad lines of these objects

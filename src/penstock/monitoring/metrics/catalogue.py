@@ -201,8 +201,8 @@ _METRICS = (
     _counter("batch_bytes_total", _PIPELINE, "Stored bytes of the objects of committed batches.", "bytes"),
     _counter("replaced_objects_total", _PIPELINE, "Objects that changed, and whose earlier rows were replaced."),
     _counter("replaced_rows_total", _PIPELINE, "Rows that left a table because their object had changed."),
-    _counter("grown_objects_total", _PIPELINE, "Objects that had grown, of which only what was appended was read."),
-    _counter("appended_rows_total", _PIPELINE, "Rows that were appended to objects, and were read alone."),
+    _counter("grown_objects_total", _PIPELINE, "Objects that had grown: only the appended lines were read."),
+    _counter("appended_rows_total", _PIPELINE, "Rows of the lines that were appended to these objects."),
     _counter(
         "quarantined_lines_total",
         ("pipeline", "reason"),

@@ -93,8 +93,8 @@ class IngestReport:
     replaced_objects: int = 0  # objects of which an earlier version was in the table, and was replaced
     replaced_rows: int = 0  # the rows of these versions
     objects_kept: int = 0  # objects to be read again that were gone or had changed: their earlier rows stay
-    grown_objects: int = 0  # objects of which only what was appended was read
-    appended_rows: int = 0  # the rows of these objects
+    grown_objects: int = 0  # objects of which only appended lines were read
+    appended_rows: int = 0  # rows of these lines
     merged_rows: dict[str, int] = field(default_factory=dict)  # inserted, updated, deleted, left_out; see `MergeCounts`
     warned_objects: int = 0  # objects with too many bad lines, in this run or an earlier one; see `QuarantineWarning`
     warned_lines: int = 0  # the bad lines of these objects

@@ -32,7 +32,7 @@ from penstock.operations.dead_letters.selection import audited
 from penstock.operations.inspection import PAGE, ScopeView
 from penstock.operations.objects.retry import queues_of
 
-OBJECT = "_object"  # the column with the address of the object that a row is from
+OBJECT = "_object"  # as in `penstock.pipeline.replacing`, which loads Arrow
 LISTED_MAX = 100  # objects left alone that are reported by name
 
 

@@ -13,16 +13,6 @@ POSITION = "_position"
 DIGITS = 20  # of the greatest unsigned number of 64 bits
 
 
-def quoted(name: str) -> str:
-    """Return a column's name for `F.col`, which would take a dot in it for a field."""
-    return f"`{name.replace('`', '``')}`"
-
-
-def column(name: str) -> Column:
-    """Return the top-level column of this name, whatever characters it has."""
-    return F.col(quoted(name))
-
-
 def names_by_lower(frame: DataFrame) -> Mapping[str, str]:
     """Return the frame's column names by their lower-case form: Spark's names ignore letter case."""
     return {name.lower(): name for name in frame.columns}

@@ -12,11 +12,11 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's d
 from pyspark.sql.types import TimestampType
 
 from penstock.errors import UsageError
+from penstock.pipeline.spark.arrow_writer import column
 from penstock.pipeline.spark.change_data.columns import (
     OPERATION,
     POSITION,
     check_unused,
-    column,
     is_text,
     joined,
     names_by_lower,

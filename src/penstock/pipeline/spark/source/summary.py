@@ -44,7 +44,7 @@ class ObjectReading:
     bytes: int  # of the object as stored
     unknown: UnknownFields = NO_UNKNOWN
     beginning: str | None = None  # what its next version may begin with, see beginnings.py
-    grew: bool = False  # only what was appended was read
+    grew: bool = False  # only appended lines were read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -59,7 +59,7 @@ class ObjectReadings(Mapping[int, ObjectReading]):
     samples: Mapping[int, Sequence[tuple[int, str]]]  # the same
     unknown: Mapping[int, UnknownFields] = field(default_factory=dict)  # of the objects with some
     beginnings: Mapping[int, str] = field(default_factory=dict)  # of the objects that have one
-    grown: Collection[int] = ()  # those of which only what was appended was read
+    grown: Collection[int] = ()  # those of which only appended lines were read
 
     @staticmethod
     def of(readings: Mapping[int, ObjectReading]) -> "ObjectReadings":
