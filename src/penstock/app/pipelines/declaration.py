@@ -295,13 +295,19 @@ def check_one_table(pipelines: Sequence[PipelineDeclaration]) -> None:
     Rows are found by their object alone, so rows that the other pipeline made of the same object would leave too.
     """
     for one, other in combinations(pipelines, 2):
-        replacing = [pipeline.name for pipeline in (one, other) if pipeline.may_replace]
+        replacing = [pipeline for pipeline in (one, other) if pipeline.may_replace]
         if replacing and _place(one.sink) == _place(other.sink):
+            names = " and ".join(pipeline.name for pipeline in replacing)
+            remedy = "Give each pipeline its own table."
+            if all(pipeline.merge is None for pipeline in replacing):
+                remedy = (
+                    f"Write on_change='add' or 'refuse' in ObjectSource(...) of {names}, or give each pipeline its own "
+                    "table."
+                )
             raise UsageError(
-                f"The pipelines {one.name} and {other.name} write the table {other.sink.address}, and "
-                f"{' and '.join(replacing)} would replace rows there, those of the other pipeline included: rows say "
-                f"which object they are of, not which pipeline made them. Write on_change='add' or 'refuse' in "
-                f"ObjectSource(...) of {' and '.join(replacing)}, or give each pipeline its own table."
+                f"The pipelines {one.name} and {other.name} write the table {other.sink.address}, and {names} would "
+                "replace rows there, those of the other pipeline included: rows do not say which pipeline made them. "
+                f"{remedy}"
             )
 
 
