@@ -262,7 +262,7 @@ def test_an_archived_object_is_read_again_by_name(penstock: Call, table: Scene) 
         assert archivist.run(older_than_seconds=-1.0, up_to_seq=2).objects == 3
     every = penstock(*REPROCESS, "--all")
     assert every.exit_code == USAGE
-    assert "3 archived objects not looked at: name those to read again." in every.err
+    assert "3 archived objects not searched: name the ones to read again." in every.err
     result = penstock(*REPROCESS, path(table, "a"))
     assert result.exit_code == 0, result.err
     read_again(table, {"a": [10]})

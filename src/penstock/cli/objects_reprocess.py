@@ -167,7 +167,7 @@ def _note_left_out(planned: "ReprocessPlan") -> None:
     if (more := planned.left_alone.total() - len(planned.named)) > 0:
         talk(f"{_counted(more)} more left alone.")
     if planned.archived:
-        talk(f"{counted(planned.archived, 'archived object')} not looked at: name those to read again.")
+        talk(f"{counted(planned.archived, 'archived object')} not searched: name the ones to read again.")
 
 
 def _print(done: "ReprocessPlan", *, json_: bool, dry_run: bool, interrupted: bool) -> None:

@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable
 from tests.conformance.ledger.ledger_harness import PIPELINE, LedgerHarness, candidates, outcome
 
-from penstock import App, DeltaSink, ObjectSource
+from penstock import App, DeltaSink, Merge, ObjectSource
 from penstock.app.pipelines.declaration import GROWING, Change
 from penstock.app.pipelines.on_change import ChangeRule
 from penstock.app.sources import source_at
@@ -178,6 +178,14 @@ def test_two_pipelines_with_one_table_cannot_replace_rows(
         _declare(app, "other", table, **other)
     _declare(app, "third", "t2")
     assert [service.name for service in app.services] == ["one", "third"]
+
+
+def test_a_merge_in_the_table_of_another_pipeline_needs_a_table_of_its_own() -> None:
+    app = App()
+    _declare(app, "one", "t", on_change="add")
+    source = ObjectSource("in", queue="other", schema="id long, at long")
+    with pytest.raises(UsageError, match=r"and other would replace .* made them\. Give each pipeline its own table"):
+        app.pipeline("other", source=source, sink=DeltaSink("t"), merge=Merge(key="id", order_by="at"))
 
 
 def test_two_pipelines_with_one_table_may_add_or_refuse() -> None:

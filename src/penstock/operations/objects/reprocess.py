@@ -73,7 +73,7 @@ class ReprocessPlan:
     named: list[tuple[str, LeftAlone, ObjectState | None]] = field(
         default_factory=list
     )  # the first of those left alone
-    archived: int = 0  # archived objects, which are found by name only and were not inspected
+    archived: int = 0  # archived objects, which are found by name only and were not searched
 
     @property
     def total(self) -> int:
