@@ -22,7 +22,7 @@ from penstock.messaging.steps import Probe, Step
 from penstock.pipeline.merging.declaration import Merge
 from penstock.pipeline.merging.entries import Flags, KeyedRows, MergeEntries, keyed_rows, read_entries
 from penstock.pipeline.merging.order import Rows, Signs, check_types, compare, content_names
-from penstock.pipeline.merging.rows import RowFile, RowReader
+from penstock.pipeline.merging.rows import RowFile, RowReader, row_file
 from penstock.pipeline.replacing import Replacement, RewrittenFile, save_replacement
 from penstock.pipeline.rewriting import (
     ForeignFile,
@@ -103,10 +103,10 @@ class RowMerger:
             self._folder = RewritingFolder(root=self.sink.root)
         folder = self._folder
         reader = RowReader(root=self.sink.root, schema=table.schema, field_ids=table.field_ids)
-        own = [_row_file(file) for file in batch.files]
+        own = [row_file(file) for file in batch.files]
         try:
             if self._entries is None:
-                self._entries = read_entries(reader, batch.merge, own, [_row_file(file) for file in batch.deletes])
+                self._entries = read_entries(reader, batch.merge, own, [row_file(file) for file in batch.deletes])
             entries = self._entries
             if self._known_deleted is None:
                 self._known_deleted = _deleted_earlier(reader, batch, entries)
@@ -189,9 +189,9 @@ class _FileSearch:
         Raises `PublishHalted` if it has some, or may have some, and cannot be written again.
         """
         try:
-            if file.unreadable and self.outcome.may_be_in(_row_file(file)):
+            if file.unreadable and self.outcome.may_be_in(row_file(file)):
                 raise ForeignFile(file.unreadable)
-            lost = self.outcome.lost_rows(_row_file(file))
+            lost = self.outcome.lost_rows(row_file(file))
             problem = ""
             if 0 < len(lost) != file.rows:
                 with opened(self.sink.root, file.path, self.columns) as found:
@@ -286,7 +286,7 @@ def matches(part: KeyedRows, entries: MergeEntries) -> tuple[Rows, Rows]:
 def _deleted_earlier(reader: RowReader, batch: MergeBatch, entries: MergeEntries) -> Flags:
     """Return a flag per entry: True for a row if a delete of an earlier batch is later, or equal in order."""
     found: Flags = np.zeros(len(entries), np.bool_)
-    for file in map(_row_file, batch.earlier if len(entries) else ()):
+    for file in map(row_file, batch.earlier if len(entries) else ()):
         if entries.range.may_hold(file):
             for part in keyed_rows(reader, file, batch.merge, within=entries.range):
                 rows, which = matches(part, entries)
@@ -309,7 +309,3 @@ def _kept(batches: Iterator[pa.RecordBatch], lost: Rows) -> Iterator[pa.RecordBa
         stays[lost[begin:end] - first] = False
         yield batch.filter(pa.array(stays))
         first += batch.num_rows
-
-
-def _row_file(file: DataFile | LoggedFile) -> RowFile:
-    return RowFile(path=file.path, rows=file.rows, partition_values=file.partition_values, statistics=file.statistics)

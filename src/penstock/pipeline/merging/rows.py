@@ -11,6 +11,8 @@ import pyarrow.compute as pc
 
 from penstock.pipeline.merging.order import Rows
 from penstock.pipeline.rewriting import OpenedFile, StoredColumns, opened
+from penstock.sinks.manifest import DataFile
+from penstock.sinks.sink import LoggedFile
 from penstock.storage.files import Files
 
 
@@ -22,6 +24,11 @@ class RowFile:
     rows: int
     partition_values: Mapping[str, str | None] = field(default_factory=dict)
     statistics: Mapping[str, Any] = field(default_factory=dict)
+
+
+def row_file(file: DataFile | LoggedFile) -> RowFile:
+    """Return the file of a manifest or a table's log, as a merge reads it."""
+    return RowFile(path=file.path, rows=file.rows, partition_values=file.partition_values, statistics=file.statistics)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

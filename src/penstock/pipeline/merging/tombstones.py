@@ -27,7 +27,7 @@ from penstock.pipeline.merging.declaration import Merge, merge_of
 from penstock.pipeline.merging.entries import keyed_rows
 from penstock.pipeline.merging.merger import MergeBatch
 from penstock.pipeline.merging.order import Rows, Signs, compare, last_of_each
-from penstock.pipeline.merging.rows import RowFile, RowReader
+from penstock.pipeline.merging.rows import RowFile, RowReader, row_file
 from penstock.pipeline.rewriting import write_file
 from penstock.sinks.manifest import DataFile, decode
 from penstock.sinks.parquet import list_files
@@ -152,7 +152,7 @@ def _write_folded(root: Files, merge: Merge, files: Sequence[DataFile], attempts
         (part, columns)
         for file in files
         for part, (_, columns) in zip(
-            keyed_rows(reader, _row_file(file), merge), reader.groups(_row_file(file), schema.names), strict=True
+            keyed_rows(reader, row_file(file), merge), reader.groups(row_file(file), schema.names), strict=True
         )
     ]
     keys = pa.concat_arrays([part.keys for part, _ in parts])
@@ -180,7 +180,3 @@ def _delete_superseded(root: Files, used: Collection[str], *, now: float) -> Non
     unused = [file.path for file in old if file.path.rpartition("/")[2].partition(".")[0] not in used_stems]
     root.delete(path for path in unused if path.endswith(_INDEX))
     root.delete(path for path in unused if not path.endswith(_INDEX))
-
-
-def _row_file(file: DataFile) -> RowFile:
-    return RowFile(path=file.path, rows=file.rows, statistics=file.statistics)
