@@ -182,7 +182,7 @@ def changed_versions(connection: Connection, pipeline: str) -> set[bytes]:
 
 
 def overtaken_readings(connection: Connection, pipeline: str) -> set[bytes]:
-    """Return those of ``wanted`` that are read again, and of which another version was committed after them."""
+    """Return the objects in ``wanted`` that are read again, but that a version committed later has overtaken."""
     return found_by(connection, pipeline, _OVERTAKEN)
 
 

@@ -170,7 +170,7 @@ def beginning_digest(reader: ObjectReader, stretches: Stretches, *, block_bytes:
 
 
 def joined(pieces: Mapping[int, tuple[int, str | None]], size_bytes: int) -> str | None:
-    """Return the beginning that the pieces of an object of this size are, as text; None if it is none.
+    """Return the beginning that the pieces of an object of this size make, as text; None if they make none.
 
     ``pieces``: where each ends and its digest, by its start; the first digest counts from the object's first byte.
     """
