@@ -19,8 +19,8 @@ from tests.services.forked_process import run_forked
 
 from penstock.app.paths import LEDGER_FILE
 from penstock.app.scope import ScopeRequest, find_scope, scope_ledger
-from penstock.ledger.records import AttemptFailure, ObjectState, OnChange
-from penstock.ledger.reopenings import KEPT, ReopeningState
+from penstock.ledger.records import AttemptFailure, ObjectState, OnChange, ReopeningState
+from penstock.ledger.reopenings import KEPT
 from penstock.ledger.schema import pipelines
 from penstock.messaging.steps import Step
 from penstock.operations.inspection import view

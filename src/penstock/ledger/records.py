@@ -251,6 +251,14 @@ class BadLines:
     reason: str | None = None  # of the first of these lines
 
 
+class ReopeningState(StrEnum):
+    """State of the last reopening of an object."""
+
+    OPEN = "open"  # the object is to be read again
+    READ = "read"  # a batch read it again
+    KEPT = "kept"  # the store did not have it any more: it is processed as before
+
+
 class QuarantineState(StrEnum):
     """State of the bad lines of one object."""
 

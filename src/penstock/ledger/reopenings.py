@@ -13,7 +13,6 @@ A repair of the ledger may give up the batch that read an object again, or the o
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from functools import partial
 
 from sqlalchemy import Connection, bindparam, delete, func, insert, null, or_, select, update
@@ -23,7 +22,7 @@ from penstock.ledger.addresses import is_no_replay
 from penstock.ledger.archive import RetiredObject
 from penstock.ledger.database import Database
 from penstock.ledger.dialects import DatabaseNow
-from penstock.ledger.records import BatchOutcome, ObjectRow, ObjectState
+from penstock.ledger.records import BatchOutcome, ObjectRow, ObjectState, ReopeningState
 from penstock.ledger.reopening_choice import LeftAlone, choose, versions_seen
 from penstock.ledger.returns import (
     ReturningObject,
@@ -48,14 +47,6 @@ from penstock.messaging.steps import Probe, Step
 
 KEPT = "not read again, its earlier rows stay"  # begins the reason of an object that is processed as before
 STAY = "the rows of its earlier reading stay in the table"  # ends the reason of one that failed
-
-
-class ReopeningState(StrEnum):
-    """State of the last reopening of an object."""
-
-    OPEN = "open"  # the object is to be read again
-    READ = "read"  # a batch read it again
-    KEPT = "kept"  # the store did not have it any more: it is processed as before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

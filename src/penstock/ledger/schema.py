@@ -323,7 +323,7 @@ reopenings = Table(  # processed objects that are, or were, to be read again; th
     Column("object_id", DIGEST, primary_key=True),
     Column("uri", Text, nullable=False),
     Column("uri_digest", DIGEST, nullable=False),
-    Column("state", WORD, nullable=False),  # see `reopenings.ReopeningState`
+    Column("state", WORD, nullable=False),  # see `records.ReopeningState`
     # The earlier reading, as it was in `objects`: its rows are in the table until another batch replaces them.
     Column("attempt_id", WORD, nullable=False),
     Column("batch_seq", BigInteger, nullable=False),

@@ -12,12 +12,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import BindParameter, Connection, bindparam, delete, insert, select
+from sqlalchemy import BindParameter, Connection, Select, bindparam, delete, insert, select
 
-from penstock.ledger.records import Beginning, KnownBeginning, ObjectResult, ObjectState
+from penstock.ledger.records import Beginning, KnownBeginning, ObjectResult, ObjectState, ReopeningState
 from penstock.ledger.rows import AnyRow
 from penstock.ledger.rules import storable
-from penstock.ledger.schema import batches, beginnings, objects, quarantined
+from penstock.ledger.schema import batches, beginnings, objects, quarantined, reopenings
 from penstock.ledger.sets import insert_from, slices
 
 _digests: BindParameter[Sequence[bytes]] = bindparam("digests", expanding=True)
@@ -26,6 +26,13 @@ _KNOWN = select(beginnings, batches.c.seq).join_from(
     beginnings, batches, batches.c.attempt_id == beginnings.c.attempt_id
 )
 _KNOWN_OF = _KNOWN.where(_of_addresses)
+_awaited = select(reopenings.c.object_id).where(
+    reopenings.c.pipeline == beginnings.c.pipeline,
+    reopenings.c.uri_digest == beginnings.c.uri_digest,
+    reopenings.c.state == ReopeningState.OPEN.value,
+    reopenings.c.batch_seq >= batches.c.seq,
+)
+_USABLE_OF = _KNOWN_OF.where(~_awaited.exists())
 _FORGET = delete(beginnings).where(_of_addresses)
 _ADD = insert(beginnings)
 _ADDRESSES = select(
@@ -61,13 +68,29 @@ class StoredBeginning:
     seq: int
 
 
+def usable_beginnings(
+    connection: Connection, pipeline: str, last_seqs: Mapping[bytes, int]
+) -> Mapping[bytes, StoredBeginning]:
+    """Return the beginnings that a longer version may be appended to, like `stored_beginnings`.
+
+    Rows that are to be read again are none: the next version is read whole, and replaces them.
+    """
+    return _found(connection, _USABLE_OF, pipeline, last_seqs)
+
+
 def stored_beginnings(
     connection: Connection, pipeline: str, last_seqs: Mapping[bytes, int]
 ) -> Mapping[bytes, StoredBeginning]:
     """Return the usable beginnings, by the digest of the address. ``last_seqs``: the last batch of each object."""
+    return _found(connection, _KNOWN_OF, pipeline, last_seqs)
+
+
+def _found(
+    connection: Connection, statement: Select[Any], pipeline: str, last_seqs: Mapping[bytes, int]
+) -> Mapping[bytes, StoredBeginning]:
     found: dict[bytes, StoredBeginning] = {}
     for digests in slices(sorted(last_seqs)):
-        for row in connection.execute(_KNOWN_OF, {"in_pipeline": pipeline, "digests": list(digests)}):
+        for row in connection.execute(statement, {"in_pipeline": pipeline, "digests": list(digests)}):
             if row.seq == last_seqs[row.uri_digest]:
                 known = KnownBeginning(
                     beginning=Beginning(size_bytes=row.size_bytes, digest=row.digest, reading=row.reading),

@@ -59,6 +59,7 @@ from penstock.ledger.tails import (
     grown_addresses,
     record_beginnings,
     stored_beginnings,
+    usable_beginnings,
 )
 
 _version = objects.alias("version")
@@ -451,7 +452,7 @@ def _bases(connection: Connection, outcome: BatchOutcome, found: EarlierVersions
     if not expected:
         return {}
     last_seqs = {digest: found.last_seqs[digest] for digest in expected if digest in found.last_seqs}
-    bases = stored_beginnings(connection, outcome.pipeline, last_seqs)
+    bases = usable_beginnings(connection, outcome.pipeline, last_seqs)
     if any(digest not in bases or bases[digest].known.attempt_id != base for digest, base in expected.items()):
         raise VersionsMoved("the beginning of an object that grew left the table meanwhile: claim it again")
     return bases
@@ -461,7 +462,7 @@ def beginnings_for(connection: Connection, pipeline: str, attempt_id: str) -> Ma
     """Return the beginnings that the table has of the objects that an attempt holds, by object id."""
     held = ObjectState.PROCESSING
     found = earlier_versions(connection, pipeline, attempt_id, up_to_seq=_ANY_SEQ, state=held)
-    stored = stored_beginnings(connection, pipeline, found.last_seqs)
+    stored = usable_beginnings(connection, pipeline, found.last_seqs)
     if not stored:
         return {}
     addresses = addresses_of(connection, attempt_id, state=held)

@@ -35,10 +35,11 @@ from penstock.ledger.records import (
     ObjectState,
     OnChange,
     QuarantineState,
+    ReopeningState,
     replaced_objects,
 )
 from penstock.ledger.reopening_choice import LeftAlone
-from penstock.ledger.reopenings import KEPT, STAY, Reopened, ReopeningState, Withdrawn
+from penstock.ledger.reopenings import KEPT, STAY, Reopened, Withdrawn
 from penstock.ledger.retractions import Retraction
 from penstock.ledger.returns import ReturningObject
 from penstock.ledger.schema import objects

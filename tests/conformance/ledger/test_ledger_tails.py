@@ -120,16 +120,38 @@ def test_an_object_that_grew_and_is_read_again_replaces_the_rows_of_all_its_batc
     assert found.rows == 20, "what the second reading wrote, and what was appended to it"
 
 
-def test_a_version_that_grew_is_appended_to_one_that_waits_to_be_read_again(harness: LedgerHarness) -> None:
+def test_a_version_that_grew_while_its_beginning_waits_to_be_read_again_is_read_whole(harness: LedgerHarness) -> None:
     whole(harness, "v1")
     harness.ledger.reopenings.reopen(PIPELINE, [ADDRESS])
-    assert grow(harness, "v2", found=beginning(200)) == Committed(seq=2, grown_objects=1, appended_rows=10)
-    held = hold(harness, version("v3"))
-    found = known(harness, held, "v3")
-    assert found is not None
-    assert found.rows == 20
-    done = harness.ledger.commit(result_of(held, "v3", beginning(300), None))
-    assert done == Committed(seq=3, replaced_objects=1, replaced_rows=20)
+    held = hold(harness, version("v2"))
+    assert known(harness, held, "v2") is None
+    done = harness.ledger.commit(result_of(held, "v2", beginning(200), None))
+    assert done == Committed(seq=2, replaced_objects=1, replaced_rows=10)
+    assert grow(harness, "v3", found=beginning(300)) == Committed(seq=3, grown_objects=1, appended_rows=10)
+
+
+def test_nothing_is_appended_to_a_beginning_that_was_reopened_during_the_claim(harness: LedgerHarness) -> None:
+    """A reopening that had read the versions before the claim, and was committed after the claim's look."""
+    first = hold(harness, version("v1"))
+    harness.ledger.commit(result_of(first, "v1", beginning(100), None))
+    harness.ledger.reopenings.reopen(PIPELINE, [ADDRESS])
+    held = hold(harness, version("v2"))
+    with pytest.raises(VersionsMoved, match="beginning"):
+        harness.ledger.commit(result_of(held, "v2", beginning(200), first.attempt_id))
+
+
+@pytest.mark.parametrize("archived", [False, True])
+def test_a_reopened_version_is_not_appended_to_one_that_it_replaced(harness: LedgerHarness, archived: bool) -> None:
+    whole(harness, "v1")
+    if archived:
+        archive(harness.ledger)
+    held = claim(harness, version("v2"), on_change=OnChange.REPLACE)
+    harness.ledger.commit(outcome(held, on_change=OnChange.REPLACE, since_seq=held.next_seq))
+    harness.ledger.reopenings.reopen(PIPELINE, [ADDRESS])
+    held = hold(harness, version("v2"), version("other", key=b"other"))
+    assert known(harness, held, "v2") is None
+    done = harness.ledger.commit(result_of(held, "v2", beginning(200), None))
+    assert done == Committed(seq=3, replaced_objects=1, replaced_rows=10)
 
 
 def test_a_version_that_ends_within_a_line_is_no_beginning_and_its_rows_count(harness: LedgerHarness) -> None:

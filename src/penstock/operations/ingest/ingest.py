@@ -26,8 +26,7 @@ from penstock.app.telemetry import open_reports, open_telemetry
 from penstock.errors import TableFolderTaken, TemporaryError, UsageError
 from penstock.events import Bus, JobFailed, Listener, WatchDegraded, WatchStarted
 from penstock.ledger import Ledger
-from penstock.ledger.records import ObjectState, OnChange, PipelineRow
-from penstock.ledger.reopenings import ReopeningState
+from penstock.ledger.records import ObjectState, OnChange, PipelineRow, ReopeningState
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.threads import WorkThread
 from penstock.messaging.tracing import NO_TRACING
