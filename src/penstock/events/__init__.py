@@ -8,6 +8,7 @@ and settled, never before, and nothing in the protocol depends on a listener.
 """
 
 from penstock.events.batches import (
+    MERGE_EFFECTS,
     AttemptAbandoned,
     BatchClaimed,
     BatchCommitted,
@@ -128,6 +129,7 @@ from penstock.events.workers import (
 )
 
 __all__ = [
+    "MERGE_EFFECTS",
     "AttemptAbandoned",
     "BatchClaimed",
     "BatchCommitted",

@@ -73,6 +73,9 @@ class BatchCommitted(Event):
     appended_rows: int = 0  # the rows of these objects in this batch
 
 
+MERGE_EFFECTS = ("inserted", "updated", "deleted", "left_out")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPublished(Event):
     """Every batch up to ``seq`` is visible in the table."""
@@ -82,7 +85,7 @@ class BatchPublished(Event):
     seq: int
     table_version: int
     seconds: float  # duration of this commit to the table, including its checks and the wait for other writers
-    # Rows inserted, updated, deleted and left_out; empty if the batch was not merged
+    # If the batch was merged by key: the rows by what became of them, see `MERGE_EFFECTS`
     merged: Mapping[str, int] = field(default_factory=dict)
 
 

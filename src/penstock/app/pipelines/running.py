@@ -25,6 +25,7 @@ from penstock.app.telemetry import guarded, open_telemetry
 from penstock.app.tracing import traced, tracing_of
 from penstock.errors import RestartNeeded, TemporaryError, UsageError
 from penstock.events import (
+    MERGE_EFFECTS,
     BatchCommitted,
     BatchPublished,
     Bus,
@@ -42,7 +43,6 @@ from penstock.worker.liveness import Liveness
 from penstock.worker.shutdown import StopSignal
 from penstock.worker.worker import Worker
 
-MERGED = ("inserted", "updated", "deleted", "left_out")  # the counts of a merge, in `BatchPublished`
 UNKNOWN_FIELDS_MAX = 1_000  # names that one process counts
 
 
@@ -63,7 +63,7 @@ class RunCounts(SelectiveListener):
         self.grown_objects = 0  # objects of which only appended lines were read
         self.appended_rows = 0  # rows of these lines
         self.replays = 0
-        self.merged = Counter(dict.fromkeys(MERGED, 0))  # rows of batches that this process has published
+        self.merged = Counter(dict.fromkeys(MERGE_EFFECTS, 0))  # rows of batches that this process has published
         self.unknown_fields: Counter[str] = Counter()  # rows that have them, by name
         self.unknown_objects = 0  # objects with such fields
         self.wrong_type_fields: Counter[str] = Counter()  # rows with a rescued value of another type, by column
@@ -145,7 +145,9 @@ class RunReport:
     replaced_rows: int = 0  # the rows of these versions
     grown_objects: int = 0  # objects of which only appended lines were read
     appended_rows: int = 0  # rows of these lines
-    merged_rows: dict[str, int] = field(default_factory=dict)  # by what the merge did: see `MERGED`; empty: no merge
+    merged_rows: dict[str, int] = field(
+        default_factory=dict
+    )  # see `MERGE_EFFECTS`; empty: no merge
     warned_objects: int = 0  # objects with too many bad lines, in this run or an earlier one; see `QuarantineWarning`
     warned_lines: int = 0  # the bad lines of these objects
     stopped: bool  # a run with ``available_now`` was stopped before it was done

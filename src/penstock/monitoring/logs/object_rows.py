@@ -15,6 +15,10 @@ def _sample(event: events.LinesQuarantined) -> object:
     return [f"{offset}: {reason}" for offset, reason in event.sample]
 
 
+def _merged(event: events.BatchPublished) -> object:
+    return event.merged or None
+
+
 def _left(name: str, level: Level, msg: str) -> LogRow:
     return LogRow(name=name, level=level, msg=msg, fields=_LEFT)
 
@@ -134,7 +138,7 @@ BATCH_ROWS: Rows = {
         name="batch.published",
         level="info",
         msg="All batches up to this one are visible in the table.",
-        fields={**same("pipeline", "sink", "seq", "table_version"), "duration_s": "seconds"},
+        fields={**same("pipeline", "sink", "seq", "table_version"), "merged": _merged, "duration_s": "seconds"},
     ),
     events.ForeignCommit: LogRow(
         name="table.foreign_commit",

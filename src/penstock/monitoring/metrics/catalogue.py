@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
-from penstock.events import QuarantineReason
+from penstock.events import MERGE_EFFECTS, QuarantineReason
 
 PREFIX = "penstock_"
 OTHER = "other"  # for a value missing from its label's list, and for the series that takes everything beyond the bound
@@ -203,6 +203,12 @@ _METRICS = (
     _counter("replaced_rows_total", _PIPELINE, "Rows that left a table because their object had changed."),
     _counter("grown_objects_total", _PIPELINE, "Objects that had grown: only the appended lines were read."),
     _counter("appended_rows_total", _PIPELINE, "Rows of the lines that were appended to these objects."),
+    _counter(
+        "merged_rows_total",
+        ("pipeline", "effect"),
+        "Rows of batches that were merged by key, by what became of them.",
+        effect=MERGE_EFFECTS,
+    ),
     _counter(
         "quarantined_lines_total",
         ("pipeline", "reason"),

@@ -184,6 +184,8 @@ class MetricsListener(events.SelectiveListener):
 
     def _on_published(self, event: events.BatchPublished) -> None:
         self._stage(event.pipeline, "publish", event.seconds)
+        for effect, rows in event.merged.items():
+            self._meters.count("merged_rows_total", (event.pipeline, effect), rows)
 
     def _on_foreign_commit(self, event: events.ForeignCommit) -> None:
         self._meters.count("table_foreign_commits_total", (event.pipeline,))
