@@ -145,9 +145,7 @@ class RunReport:
     replaced_rows: int = 0  # the rows of these versions
     grown_objects: int = 0  # objects of which only appended lines were read
     appended_rows: int = 0  # rows of these lines
-    merged_rows: dict[str, int] = field(
-        default_factory=dict
-    )  # see `MERGE_EFFECTS`; empty: no merge
+    merged_rows: dict[str, int] = field(default_factory=dict)  # see `MERGE_EFFECTS`; empty: no merge
     warned_objects: int = 0  # objects with too many bad lines, in this run or an earlier one; see `QuarantineWarning`
     warned_lines: int = 0  # the bad lines of these objects
     stopped: bool  # a run with ``available_now`` was stopped before it was done
