@@ -320,9 +320,8 @@ class Repairer:
     def _merges(self) -> bool:
         if self._ledger.ensure_pipeline(self._pipeline).merge is not None:
             return True
-        if any(batch.record.merge is not None for batch in (*self._records.values(), *self._batches.values())):
-            return True
-        return bool(self._rows.root.names(TOMBSTONES_FOLDER))
+        records = [batch.record for batch in self._records.values()] + [one.record for one in self._batches.values()]
+        return any(record.merge is not None for record in records) or bool(self._rows.root.names(TOMBSTONES_FOLDER))
 
     # Planning
 

@@ -7,7 +7,7 @@ into a file beside the table, and removes their data files.
 """
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import pyarrow as pa
@@ -133,7 +133,7 @@ def _check_columns(frame: DataFrame, merge: Merge) -> None:
         raise UsageError(str(error)) from error
 
 
-def _folder_texts(frame: DataFrame, partition_by: Sequence[str]) -> Collection[str]:
+def _folder_texts(frame: DataFrame, partition_by: Sequence[str]) -> frozenset[str]:
     """Return the string columns whose values are names of folders, which an empty string has none of."""
     fields = resolve(partition_by, frame.columns)
     names = {field.source for field in fields if field.transform is None and field.source in frame.columns}

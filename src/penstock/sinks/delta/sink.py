@@ -306,12 +306,13 @@ class LoadedDelta:
 
     def _rows(self, actions: pa.Table) -> list[dict[str, Any]]:
         try:
-            return actions.to_pylist()
+            found: list[dict[str, Any]] = actions.to_pylist()
         except OverflowError as error:
             raise TableError(
                 f"The table {self._root.uri} has a partition of a date outside the years 1 to 9999, which cannot be "
                 "read: delete its rows, or write them with another date."
             ) from error
+        return found
 
     def check_removal(self) -> None:
         check_removal(self._table.metadata().configuration, where=self._root.uri)
