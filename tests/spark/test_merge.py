@@ -75,14 +75,16 @@ def test_a_changed_file_adds_its_rows_to_the_merge(tmp_path: Path, load: Load) -
     assert rows_in(tmp_path / "t") == [(1, 2, "tuesday", 1.5), (2, 1, "mon", 2.0)]
 
 
-def test_an_object_with_a_null_key_fails_and_the_others_are_merged(tmp_path: Path, load: Load) -> None:
+def test_objects_with_a_null_or_empty_key_fail_and_the_others_are_merged(tmp_path: Path, load: Load) -> None:
     write(tmp_path, "a.jsonl", (1, 1, "I", "mon", 1.0), (None, 1, "I", "mon", 2.0))
     write(tmp_path, "b.jsonl", (3, 1, "I", "mon", 3.0))
-    report = load()
-    assert (report.objects_processed, report.objects_dead) == (1, 1)
-    with closing(Ledger.open(tmp_path / "t" / "_penstock" / "ledger.db")) as ledger:
-        ((_, failed),) = ledger.find(f"file://{tmp_path}/in/a.jsonl")
-    assert f"the key column id is null in a row of file://{tmp_path}/in/a.jsonl" in str(failed.reason)
+    write(tmp_path, "c.jsonl", (4, 1, "I", "", 4.0))
+    report = load(merge=Merge(key=["id", "day"], order_by="at", drop=["op"]), partition_by=("day",))
+    assert (report.objects_processed, report.objects_dead) == (1, 2)
+    for name, why in (("a", "the key column id is null"), ("c", "the key column day is an empty string")):
+        with closing(Ledger.open(tmp_path / "t" / "_penstock" / "ledger.db")) as ledger:
+            ((_, failed),) = ledger.find(f"file://{tmp_path}/in/{name}.jsonl")
+        assert f"{why} in a row of file://{tmp_path}/in/{name}.jsonl" in str(failed.reason)
     assert rows_in(tmp_path / "t") == [(3, 1, "mon", 3.0)]
 
 
