@@ -20,6 +20,7 @@ from penstock.ledger import Ledger
 from penstock.operations.ingest.ingest import IngestReport, ingest
 from penstock.operations.ingest.pipeline import IngestRequest
 from penstock.pipeline.spark.fold import DELETES, folded
+from penstock.sinks.partitions import NULL_PARTITION
 from penstock.worker.shutdown import StopSignal
 
 MERGE = Merge(key=["id"], order_by="at", delete_when="op = 'D'", drop=["op"])
@@ -162,11 +163,14 @@ def test_a_key_or_an_order_with_a_collation_is_refused(spark: SparkSession, key:
     folded(frame.selectExpr("cast(id as string collate UTF8_BINARY) id", "at"), Merge(key=[key], order_by=order_by))
 
 
-def test_an_empty_string_fails_in_a_key_that_the_table_is_partitioned_by(spark: SparkSession) -> None:
+@pytest.mark.parametrize(("part", "named"), [("", "an empty string"), (NULL_PARTITION, NULL_PARTITION)])
+def test_a_string_like_null_fails_in_a_key_that_the_table_is_partitioned_by(
+    spark: SparkSession, part: str, named: str
+) -> None:
     """Names of folders do not tell it from null."""
-    frame = spark.sql("select '' part, 1L at, 'file:///a' _object")
+    frame = spark.sql(f"select '{part}' part, 1L at, 'file:///a' _object")
     merge = Merge(key=["part"], order_by="at")
-    says = "the key column part is an empty string in a row of file:///a, which a table partitioned by this column"
+    says = f"the key column part is {named} in a row of file:///a, which a table partitioned by this column"
     with pytest.raises(PySparkException, match=says):
         folded(frame, merge, ["part"]).collect()
     for other in ([], ["at"], ["truncate(2, part)"]):
@@ -175,7 +179,9 @@ def test_an_empty_string_fails_in_a_key_that_the_table_is_partitioned_by(spark: 
 
 def test_an_empty_string_is_as_old_as_null_in_an_order_that_the_table_is_partitioned_by(spark: SparkSession) -> None:
     """The table stores both as null, so two batches could not tell them apart either."""
-    frame = spark.sql("select * from values (1, '', 1), (1, null, 2), (2, 'a', 3), (2, '', 4) as t(id, part, value)")
+    frame = spark.sql(
+        "select * from values (1, '', 1), (1, null, 2), (2, 'a', 3), (2, '', 4), (1, '__HIVE_DEFAULT_PARTITION__', 5) as t(id, part, value)"
+    )
     merge = Merge(key=["id"], order_by="part")
     found = {row["value"]: row["part"] for row in folded(frame, merge, ["part"]).collect()}
-    assert found == {1: None, 2: None, 3: "a"}
+    assert found == {1: None, 2: None, 5: None, 3: "a"}

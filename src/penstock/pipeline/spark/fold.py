@@ -25,12 +25,13 @@ from penstock.pipeline.spark.arrow_writer import arrow_schema, column
 from penstock.pipeline.spark.source.ddl import OBJECT
 from penstock.sinks.manifest import DataFile
 from penstock.sinks.parquet import WrittenFile
-from penstock.sinks.partitions import resolve
+from penstock.sinks.partitions import NULL_PARTITION, resolve
 from penstock.storage.files import Files
 
 DELETES = "penstock_deletes"  # the partition column of a run's files, which no table has
 _KEPT, _DELETED = "false", "true"
 _RANK = "penstock_rank"
+_NULL_FOLDERS = ("", NULL_PARTITION)  # strings that a folder's name does not tell from null
 _BINARY = "UTF8_BINARY"  # the collation of strings that are equal only if their bytes are
 # What Spark takes for text or for a name, and the values of a query that stay the same within it: these it calls
 # deterministic. Those without parentheses are columns if there is one of that name.
@@ -68,7 +69,7 @@ def folded(frame: DataFrame, merge: Merge, partition_by: Sequence[str] = ()) -> 
     for name in merge.key:
         marked = marked.withColumn(name, _identifying(frame, name, is_folder=name in folders))
     for name in sorted(folders.intersection(merge.order_by).difference(merge.key)):
-        marked = marked.withColumn(name, functions.when(column(name) != "", column(name)))
+        marked = marked.withColumn(name, functions.when(~column(name).isin(*_NULL_FOLDERS), column(name)))
     order = [*(column(name).desc_nulls_last() for name in merge.order_by), column(DELETES).desc()]
     window = Window.partitionBy(*map(column, merge.key)).orderBy(*order)
     last = marked.withColumn(_RANK, functions.rank().over(window)).where(column(_RANK) == 1)
@@ -145,10 +146,10 @@ def _identifying(frame: DataFrame, name: str, *, is_folder: bool) -> Column:
     checked = functions.coalesce(column(name), _raised(frame, name, "is null in a row"))
     if not is_folder:
         return checked
-    empty = _raised(
-        frame, name, "is an empty string in a row", since=", which a table partitioned by this column stores as null"
-    )
-    return functions.when(column(name) == "", empty).otherwise(checked)
+    since = ", which a table partitioned by this column stores as null"
+    empty = _raised(frame, name, "is an empty string in a row", since=since)
+    reserved = _raised(frame, name, f"is {NULL_PARTITION} in a row", since=since)
+    return functions.when(column(name) == "", empty).when(column(name) == NULL_PARTITION, reserved).otherwise(checked)
 
 
 def _raised(frame: DataFrame, name: str, what: str, *, since: str = "") -> Column:
