@@ -179,9 +179,8 @@ def test_a_string_like_null_fails_in_a_key_that_the_table_is_partitioned_by(
 
 def test_an_empty_string_is_as_old_as_null_in_an_order_that_the_table_is_partitioned_by(spark: SparkSession) -> None:
     """The table stores both as null, so two batches could not tell them apart either."""
-    frame = spark.sql(
-        "select * from values (1, '', 1), (1, null, 2), (2, 'a', 3), (2, '', 4), (1, '__HIVE_DEFAULT_PARTITION__', 5) as t(id, part, value)"
-    )
+    rows = [(1, "", 1), (1, None, 2), (1, NULL_PARTITION, 5), (2, "a", 3), (2, "", 4)]
+    frame = spark.createDataFrame(rows, "id int, part string, value int")
     merge = Merge(key=["id"], order_by="part")
     found = {row["value"]: row["part"] for row in folded(frame, merge, ["part"]).collect()}
     assert found == {1: None, 2: None, 5: None, 3: "a"}

@@ -52,8 +52,8 @@ class ListFiles(Protocol):
 def folded(frame: DataFrame, merge: Merge, partition_by: Sequence[str] = ()) -> DataFrame:
     """Return the last rows of each key, with the column `DELETES` and without the dropped ones.
 
-    Spark fails at a row with a null key. The table stores an empty string as null in a column that it is partitioned
-    by: so Spark fails also at such a key, and orders rows by null in place of it.
+    Spark fails at a row with a null key. The table stores an empty string, and Hive's name of null, as null in a
+    column that it is partitioned by: so Spark fails also at such a key, and orders rows by null in place of it.
 
     Args:
         partition_by: What the table is partitioned by, transforms included.
