@@ -137,11 +137,13 @@ def test_a_source_block_that_is_a_struct_and_the_order_by_time(spark: SparkSessi
     assert shuffled_in_order(rows(Debezium(order="time")(given))) == [1, 0, 2]
 
 
+INFORMIX = {"connector": "informix", "commit_lsn": "7", "change_lsn": "8"}
 REFUSED = [
     (event("t", {"lsn": 1}), "A truncate event (op t) deletes all rows"),
     (event("m", {"lsn": 1}), "Debezium's operation m is unknown"),
     (event(None, {"lsn": 1}), "A row has no Debezium operation"),
     (event("c", {"ts_ms": 5}, after={"id": 1}), "has no position in the database's log"),
+    (event("c", INFORMIX, after={"id": 1}), "so its order is unknown"),
     (event("u", {"lsn": 1}, after={"id": 1, "name": UNAVAILABLE}), "REPLICA IDENTITY FULL"),
 ]
 

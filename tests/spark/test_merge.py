@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from tests.services.aws_server import AwsServer, client_at
 
@@ -18,6 +19,8 @@ from penstock.errors import UsageError
 from penstock.ledger import Ledger
 from penstock.operations.ingest.ingest import IngestReport, ingest
 from penstock.operations.ingest.pipeline import IngestRequest
+from penstock.pipeline.spark.fold import DELETES, folded
+from penstock.sinks.partitions import NULL_PARTITION
 from penstock.worker.shutdown import StopSignal
 
 MERGE = Merge(key=["id"], order_by="at", delete_when="op = 'D'", drop=["op"])
@@ -73,14 +76,16 @@ def test_a_changed_file_adds_its_rows_to_the_merge(tmp_path: Path, load: Load) -
     assert rows_in(tmp_path / "t") == [(1, 2, "tuesday", 1.5), (2, 1, "mon", 2.0)]
 
 
-def test_an_object_with_a_null_key_fails_and_the_others_are_merged(tmp_path: Path, load: Load) -> None:
+def test_objects_with_a_null_or_empty_key_fail_and_the_others_are_merged(tmp_path: Path, load: Load) -> None:
     write(tmp_path, "a.jsonl", (1, 1, "I", "mon", 1.0), (None, 1, "I", "mon", 2.0))
     write(tmp_path, "b.jsonl", (3, 1, "I", "mon", 3.0))
-    report = load()
-    assert (report.objects_processed, report.objects_dead) == (1, 1)
-    with closing(Ledger.open(tmp_path / "t" / "_penstock" / "ledger.db")) as ledger:
-        ((_, failed),) = ledger.find(f"file://{tmp_path}/in/a.jsonl")
-    assert f"the key column id is null in a row of file://{tmp_path}/in/a.jsonl" in str(failed.reason)
+    write(tmp_path, "c.jsonl", (4, 1, "I", "", 4.0))
+    report = load(merge=Merge(key=["id", "day"], order_by="at", drop=["op"]), partition_by=("day",))
+    assert (report.objects_processed, report.objects_dead) == (1, 2)
+    for name, why in (("a", "the key column id is null"), ("c", "the key column day is an empty string")):
+        with closing(Ledger.open(tmp_path / "t" / "_penstock" / "ledger.db")) as ledger:
+            ((_, failed),) = ledger.find(f"file://{tmp_path}/in/{name}.jsonl")
+        assert f"{why} in a row of file://{tmp_path}/in/{name}.jsonl" in str(failed.reason)
     assert rows_in(tmp_path / "t") == [(3, 1, "mon", 3.0)]
 
 
@@ -112,7 +117,7 @@ def test_a_table_in_s3_is_merged(tmp_path: Path, load: Load, moto: AwsServer, sc
     [
         (Merge(key=["no"], order_by="at"), "The merge names no, and the rows have id"),
         (Merge(key=["value"], order_by="at"), "The column value is double, which cannot be a key"),
-        (Merge(key=["id"], order_by="at", delete_when="op ="), "is no condition"),
+        (Merge(key=["id"], order_by="at", delete_when="op ="), "is not a condition on the rows"),
         (Merge(key=["id"], order_by="at", delete_when="op"), "is a string and not a condition"),
     ],
 )
@@ -120,3 +125,62 @@ def test_a_merge_that_does_not_fit_the_rows_is_refused(tmp_path: Path, load: Loa
     write(tmp_path, "a.jsonl", (1, 1, "I", "mon", 1.0))
     with pytest.raises(UsageError, match=says):
         load(merge=merge)
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "max(at) > 1",
+        "row_number() over (partition by id order by at) = 2",
+        "count(*) over () > 2",
+        "rand() < 0.5",
+        "op = 'D' or uuid() = 'x'",
+        "expires < current_timestamp()",
+        "expires < CURRENT_TIMESTAMP",
+        "expires < now ()",
+        "unix_timestamp() > at",
+        "at in (select 1)",
+    ],
+)
+def test_a_condition_on_more_than_one_row_is_refused(spark: SparkSession, condition: str) -> None:
+    frame = spark.sql("select 1 id, 1L at, 'D' op, timestamp'2026-01-01' expires")
+    with pytest.raises(UsageError, match=r"does not depend on the values of one row alone: leave out"):
+        folded(frame, Merge(key=["id"], order_by="at", delete_when=condition))
+
+
+def test_conditions_on_one_row_are_kept(spark: SparkSession) -> None:
+    frame = spark.sql("select 1 id, 1L at, 'now()' op, 'x' user, named_struct('now', 1) before")
+    condition = "op = 'now()' and user = 'x' and before.now = 1 and at < unix_timestamp(timestamp'2026-01-01')"
+    (row,) = folded(frame, Merge(key=["id"], order_by="at", delete_when=condition)).collect()
+    assert row[DELETES] == "true"
+
+
+@pytest.mark.parametrize(("key", "order_by"), [("id", "at"), ("at", "id")])
+def test_a_key_or_an_order_with_a_collation_is_refused(spark: SparkSession, key: str, order_by: str) -> None:
+    frame = spark.sql("select 'a' collate UTF8_LCASE id, 1L at")
+    with pytest.raises(UsageError, match="The column id of the merge has the collation UTF8_LCASE"):
+        folded(frame, Merge(key=[key], order_by=order_by))
+    folded(frame.selectExpr("cast(id as string collate UTF8_BINARY) id", "at"), Merge(key=[key], order_by=order_by))
+
+
+@pytest.mark.parametrize(("part", "named"), [("", "an empty string"), (NULL_PARTITION, NULL_PARTITION)])
+def test_a_string_like_null_fails_in_a_key_that_the_table_is_partitioned_by(
+    spark: SparkSession, part: str, named: str
+) -> None:
+    """Names of folders do not tell it from null."""
+    frame = spark.sql(f"select '{part}' part, 1L at, 'file:///a' _object")
+    merge = Merge(key=["part"], order_by="at")
+    says = f"the key column part is {named} in a row of file:///a, which a table partitioned by this column"
+    with pytest.raises(PySparkException, match=says):
+        folded(frame, merge, ["part"]).collect()
+    for other in ([], ["at"], ["truncate(2, part)"]):
+        assert folded(frame, merge, other).count() == 1
+
+
+def test_an_empty_string_is_as_old_as_null_in_an_order_that_the_table_is_partitioned_by(spark: SparkSession) -> None:
+    """The table stores both as null, so two batches could not tell them apart either."""
+    rows = [(1, "", 1), (1, None, 2), (1, NULL_PARTITION, 5), (2, "a", 3), (2, "", 4)]
+    frame = spark.createDataFrame(rows, "id int, part string, value int")
+    merge = Merge(key=["id"], order_by="part")
+    found = {row["value"]: row["part"] for row in folded(frame, merge, ["part"]).collect()}
+    assert found == {1: None, 2: None, 5: None, 3: "a"}

@@ -1,15 +1,18 @@
 """A lost ledger and a table whose rows were merged by key: a repair finds the merge and the deletes again."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 from tests.conformance.publishing.merge_maker import MERGE, SCHEMA, Change, MergeMaker
 
+from penstock.errors import TableError
 from penstock.events import Bus
 from penstock.ledger import Ledger
 from penstock.objects.reference import ObjectRef
-from penstock.pipeline.batch_record import RecordedBatch, RecordedObject, save
+from penstock.pipeline.batch_record import RECORDS_FOLDER, RecordedBatch, RecordedObject, save
 from penstock.pipeline.maintenance.repair import Repairer
 from penstock.sinks.registry import open_sink
 from penstock.sinks.schema import encode as encode_schema
@@ -72,3 +75,42 @@ def test_deletes_and_the_merge_are_known_again(table: MergeMaker, tmp_path: Path
     again.publish()
     assert ids(again.rows()) == [1, 3]
     other.close()
+
+
+@pytest.mark.parametrize("known_by", ["records", "deletes", "the ledger"])
+def test_a_batch_without_a_record_is_not_imported_since_its_deletes_would_be_forgotten(
+    table: MergeMaker, tmp_path: Path, known_by: str
+) -> None:
+    records = table.root / RECORDS_FOLDER
+    other = Ledger.open(tmp_path / "other.db")
+    published(table, Change(id=1, at=1))
+    if known_by == "the ledger":
+        repaired(table, other)
+    kept = set(records.iterdir()) if known_by != "deletes" else set()
+    published(table, Change(id=1, at=2), Change(id=2, at=9, is_delete=known_by == "deletes"))
+    lost = set(records.iterdir()) - kept
+    for path in lost:
+        path.rename(tmp_path / path.name)
+    with pytest.raises(TableError, match=r"are merged by key, and .* has no record of .*Bring back the record"):
+        repaired(table, other)
+    for path in lost:
+        (tmp_path / path.name).rename(path)
+    again = repaired(table, other)
+    again.changes([Change(id=2, at=8)])
+    again.publish()
+    assert [row[:2] for row in again.rows()] == [(1, 2)] if known_by == "deletes" else [(1, 2), (2, 9)]
+    other.close()
+
+
+def test_a_cleaned_up_log_in_which_a_batch_of_deletes_is_lost_is_refused(tmp_path: Path) -> None:
+    with closing(Ledger.open(tmp_path / "ledger.db")) as ledger:
+        table = MergeMaker(root=tmp_path.resolve() / "t", ledger=ledger, scheme="delta")
+        published(table, Change(id=1, at=1))
+        published(table, Change(id=2, at=9, is_delete=True))
+        published(table, Change(id=3, at=1))
+    DeltaTable(table.root).alter.set_table_properties({"delta.logRetentionDuration": "interval 0 days"})
+    DeltaTable(table.root).create_checkpoint()
+    DeltaTable(table.root).cleanup_metadata()
+    says = r"are merged by key, and its log was cleaned up: .*Bring back a newer"
+    with closing(Ledger.open(tmp_path / "other.db")) as other, pytest.raises(TableError, match=says):
+        repaired(table, other)

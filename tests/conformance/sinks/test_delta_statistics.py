@@ -12,13 +12,15 @@ from deltalake import DeltaTable, Field, write_deltalake
 from deltalake.schema import PrimitiveType
 from tests.conformance.sinks.kit import DeltaKit, append, loaded, write
 
-from penstock.errors import PublishConflict
+from penstock.errors import PublishConflict, TableError
 from penstock.pipeline.maintenance.compact import compact
 from penstock.pipeline.maintenance.table_history import BatchFiles, RowLossCheck
 from penstock.sinks.delta import sink as delta_sink
 from penstock.sinks.delta.sink import DeltaTableSink, LoadedDelta
 from penstock.sinks.manifest import DataFile
 from penstock.sinks.parquet import list_files
+from penstock.sinks.registry import open_sink
+from penstock.storage.local import LocalFiles
 from penstock.testing import FakeClock
 
 SCHEMA = pa.schema([("id", pa.int64()), ("naïve %", pa.string())])
@@ -181,3 +183,24 @@ def test_a_column_that_another_writer_added_is_found_to_be_null_after_a_compacti
     done = compact(sink, target_bytes=1, clock=FakeClock(auto_advance=True))
     assert done is not None
     assert done.restated == 0
+
+
+@pytest.mark.parametrize("in_partition", [False, True])
+def test_dates_of_another_writer_that_python_lacks(tmp_path: Path, in_partition: bool) -> None:
+    """A bound is unknown, and a partition is named in an error."""
+    dates = pa.array([7], pa.int32()).cast(pa.date32())
+    write_deltalake(tmp_path, pa.table({"id": [1], "day": dates}), partition_by=["day"] if in_partition else None)
+    commit = tmp_path / "_delta_log" / f"{0:020}.json"
+    commit.write_text(commit.read_text().replace("1970-01-08", "+10000-01-01"))
+    opened = open_sink(
+        LocalFiles(tmp_path), scheme="delta", pipeline="p", partition_by=("day",) if in_partition else ()
+    )
+    table = opened.load()
+    assert isinstance(table, LoadedDelta)
+    if not in_partition:
+        assert len(table.files()) == 1
+        assert [file.statistics["maxValues"] for file in table.files_to_search(())] == [{"id": 1}]
+        return
+    for read in (table.files, table.logged_files):
+        with pytest.raises(TableError, match="a partition of a date outside the years 1 to 9999"):
+            read()

@@ -152,7 +152,7 @@ def test_rows_are_not_replaced_in_a_table_whose_settings_forbid_it(
         return rule.current()
 
     for given in (OnChange.REPLACE, None):
-        with pytest.raises(TableError, match=f"{setting}=true.*on_change='add'.*UNSET TBLPROPERTIES"):
+        with pytest.raises(TableError, match=f"{setting}=true.*UNSET TBLPROPERTIES.*not merged.*on_change='add'"):
             current(given)
     assert current(OnChange.ADD) is OnChange.ADD
     assert current(OnChange.REFUSE) is OnChange.REFUSE

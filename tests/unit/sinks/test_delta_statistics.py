@@ -1,13 +1,14 @@
 """A file in Delta's log has bounds for every indexed column, or for none."""
 
 import json
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from penstock.sinks.delta.statistics import encode, indexed_columns, logged
+from penstock.sinks.delta.statistics import encode, indexed_columns, logged, with_raw_dates
 from penstock.sinks.parquet import with_columns
 
 SCHEMA = pa.schema(
@@ -122,3 +123,25 @@ def test_bounds_in_a_log_that_penstock_would_not_write_are_left_out() -> None:
     )
     assert found == {"minValues": {"id": 1}, "maxValues": {"id": 2}, "nullCount": {"share": 0, "raw": 0, "id": 0}}
     assert "minValues" not in json.loads(encode(2, found, list(schema))), "null would hide the rows from readers"
+
+
+@pytest.mark.parametrize("zone", ["UTC", None])
+def test_bounds_of_timestamps_contain_values_that_spark_has_cut_to_milliseconds(zone: str | None) -> None:
+    cut = datetime(2026, 1, 1, 0, 0, 0, 123_000, UTC if zone else None)
+    schema = pa.schema([("at", pa.timestamp("us", tz=zone))])
+    found = logged(least={"at": cut}, greatest={"at": cut}, nulls={"at": 0}, schema=schema)
+    end = "Z" if zone else ""
+    assert found["minValues"] == {"at": f"2026-01-01T00:00:00.123{end}"}
+    assert found["maxValues"] == {"at": f"2026-01-01T00:00:00.124{end}"}
+
+
+def test_dates_that_python_lacks_are_no_bounds() -> None:
+    """Other writers have the bounds of years after 9999 in the log."""
+    days = pa.array([7, 3_000_000], pa.int32()).cast(pa.date32())
+    bounds = pa.StructArray.from_arrays([days, pa.array([1, 2])], ["day", "id"])
+    actions = with_raw_dates(pa.table({"path": ["a", "b"], "min": bounds, "max": bounds}))
+    schema = pa.schema([("day", pa.date32()), ("id", pa.int64())])
+    found = [
+        logged(least=action["min"], greatest=action["max"], nulls={}, schema=schema) for action in actions.to_pylist()
+    ]
+    assert [one["maxValues"] for one in found] == [{"day": "1970-01-08", "id": 1}, {"id": 2}]

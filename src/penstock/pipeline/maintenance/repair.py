@@ -37,8 +37,16 @@ from penstock.ledger.records import (
     OnChange,
     OriginalMessage,
 )
+from penstock.messaging.wording import counted
 from penstock.objects.reference import ObjectRef
-from penstock.pipeline.batch_record import DATA_FOLDER, RecordedBatch, RecordedObject, load, recorded
+from penstock.pipeline.batch_record import (
+    DATA_FOLDER,
+    TOMBSTONES_FOLDER,
+    RecordedBatch,
+    RecordedObject,
+    load,
+    recorded,
+)
 from penstock.pipeline.maintenance.gc import is_attempt_id
 from penstock.pipeline.maintenance.table_history import TableTail, VisibleCommit, tail_of
 from penstock.pipeline.quarantined import bad_lines, replays
@@ -201,11 +209,13 @@ class Repairer:
     def find(self) -> RepairFindings:
         """Inspect ledger and tables, and change nothing.
 
-        Raises `PublishHalted` if they have nothing in common, `TableError` if they contradict each other.
+        Raises `PublishHalted` if they have nothing in common, `TableError` if they contradict each other, or if rows
+        are merged by key and the record of a batch to import is missing.
         """
         if not any(tail.shown for tail in self._tails):
             return self._findings(None)
         self._check_common()
+        self._check_deletes()
         return self._findings(self._repair())
 
     def apply(self, findings: RepairFindings, bus: Bus) -> LedgerRepaired | None:
@@ -286,6 +296,32 @@ class Repairer:
                 "or began anew. Name the data directory that was used with this table (--data-dir). Only if it no "
                 "longer exists, and no other ledger writes to the table, let this ledger take the table over (--adopt)."
             )
+
+    def _check_deletes(self) -> None:
+        """Raise `TableError` if deletes of a batch would be forgotten.
+
+        Only its record names them. A batch that has nothing but deletes is found by its commit alone.
+        """
+        if self._numbers.blank and not all(tail.whole for tail in self._tails) and self._merges():
+            raise TableError(
+                f"Rows of {self._rows.uri} are merged by key, and its log was cleaned up: batches that the ledger "
+                "lacks may have had nothing but deletes, and without these, deleted keys could come back. Bring back a "
+                "newer backup of the ledger; otherwise load all objects into a new table."
+            )
+        missing = [id for _, id in sorted(self._numbers.imported.items()) if id not in self._records]
+        if missing and self._merges():
+            raise TableError(
+                f"Rows of {self._rows.uri} are merged by key, and {self._rows.root} has no record of "
+                f"{counted(len(missing), 'batch', 'batches')} that the ledger lacks (attempt {missing[0]}): without "
+                "its deletes, deleted keys could come back. Bring back the record from a backup or an earlier version "
+                "of the bucket, or a newer backup of the ledger; otherwise load all objects into a new table."
+            )
+
+    def _merges(self) -> bool:
+        if self._ledger.ensure_pipeline(self._pipeline).merge is not None:
+            return True
+        records = [batch.record for batch in self._records.values()] + [one.record for one in self._batches.values()]
+        return any(record.merge is not None for record in records) or bool(self._rows.root.names(TOMBSTONES_FOLDER))
 
     # Planning
 

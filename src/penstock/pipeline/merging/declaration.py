@@ -20,11 +20,12 @@ class Merge:
 
     Args:
         key: The columns that identify a row, after the transform: whole numbers, strings, dates, timestamps, decimals
-            or booleans. An object with a null in one of them fails.
+            or booleans. An object with a null in one of them fails, and with an empty string in one that
+            the table is partitioned by.
         order_by: The column, or columns in order, that say which row of a key is later, such as "updated_at". Null is
             the oldest. They stay in the table.
-        delete_when: A condition in Spark SQL, such as "op = 'D'". A row for which it is true removes its key, also from
-            rows that are older and arrive later.
+        delete_when: A condition in Spark SQL on the values of one row, such as "op = 'D'". A row for which it is true
+            removes its key, also from rows that are older and arrive later.
         drop: Columns that are read for the condition and not stored.
 
     Raises:

@@ -113,7 +113,27 @@ def _flags(values: pa.Array) -> "np.ndarray[Any, np.dtype[np.bool_]]":
 
 
 def _texts(column: pa.Array) -> pa.Array:
-    return pa.array([None if value is None else _canonical(value) for value in column.to_pylist()], pa.large_string())
+    values = column.cast(_python_type(column.type)).to_pylist()
+    return pa.array([None if value is None else _canonical(value) for value in values], pa.large_string())
+
+
+def _python_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type in which Python has all values: not dates outside the years 1 to 9999, nor strings that are no
+    UTF-8. Numbers and bytes take their place.
+    """
+    if types.is_struct(kind):
+        return pa.struct([pa.field(field.name, _python_type(field.type)) for field in kind])
+    if types.is_map(kind):
+        return pa.map_(_python_type(kind.key_type), _python_type(kind.item_type))
+    if types.is_large_list(kind):
+        return pa.large_list(_python_type(kind.value_type))
+    if types.is_list(kind):
+        return pa.list_(_python_type(kind.value_type))
+    if types.is_date32(kind):
+        return pa.int32()
+    if types.is_timestamp(kind):
+        return pa.int64()
+    return pa.large_binary() if types.is_string(kind) or types.is_large_string(kind) else kind
 
 
 def _canonical(value: Any) -> str:

@@ -38,12 +38,15 @@ class KeyRange:
     columns: Mapping[str, pa.Array]
 
     def may_hold(self, file: RowFile) -> bool:
-        """Return False if no key can be in the file, by its partition or its statistics in the log."""
+        """Return False if no key can be in the file, by its partition or its statistics in the log.
+
+        A null partition rules nothing out: folder names have the same text for a null and an empty string.
+        """
         least, greatest = (file.statistics.get(name, {}) for name in ("minValues", "maxValues"))
         for name, values in self.columns.items():
             if name in file.partition_values:
                 text = file.partition_values[name]
-                if text is None or not self._overlaps(values, text, text):
+                if text is not None and not self._overlaps(values, text, text):
                     return False
             elif name in least and name in greatest and not self._overlaps(values, least[name], greatest[name]):
                 return False
@@ -59,7 +62,7 @@ class KeyRange:
             if found is not None and found.has_min_max:
                 try:
                     bounds = found.min, found.max
-                except ValueError:  # cut within a character
+                except (ValueError, OverflowError):  # cut within a character; outside the years 1 to 9999
                     continue
                 if not self._overlaps(values, *bounds):
                     return False

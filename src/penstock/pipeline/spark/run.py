@@ -369,7 +369,7 @@ class SparkRun:
         frame = self._transformed(read(self._context.spark, self._plan))
         if self._declaration.merge is not None:
             _columns(frame, ())
-            last = folded(frame, self._declaration.merge)
+            last = folded(frame, self._declaration.merge, self._declaration.partition_by)
             return last, _columns(last.drop(DELETES), self._declaration.partition_by)
         columns = _columns(frame, self._declaration.partition_by)
         if has_addresses(columns):

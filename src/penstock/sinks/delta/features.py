@@ -75,8 +75,9 @@ def check_removal(configuration: Mapping[str, str | None], *, where: str) -> Non
         if (configuration.get(setting) or "").lower() == "true":
             raise TableError(
                 f"Rows of the table {where} cannot be replaced or taken out, since it has {setting}=true: {reason}. "
-                f"Keep the rows of every version (on_change='add', --on-change add), refuse changed objects "
-                f"(on_change='refuse'), or unset the property (ALTER TABLE ... UNSET TBLPROPERTIES ('{setting}'))."
+                f"Unset the property (ALTER TABLE ... UNSET TBLPROPERTIES ('{setting}')). If rows are not merged by "
+                "key, you can also keep those of every version (on_change='add', --on-change add), or refuse changed "
+                "objects (on_change='refuse')."
             )
 
 

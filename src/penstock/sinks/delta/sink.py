@@ -260,7 +260,8 @@ class LoadedDelta:
 
     def files(self) -> Sequence[TableFile]:
         """Return this snapshot's files. The log has escaped paths, relative to the root unless they are absolute."""
-        actions = pa.table(self._table.get_add_actions(flatten=True)).to_pylist()
+        found = pa.table(self._table.get_add_actions(flatten=True))
+        actions = self._rows(found.select(["path", "size_bytes", *(f"partition.{name}" for name in self.partition_by)]))
         return [
             TableFile(
                 path=unquote(action["path"]).removeprefix("file://"),
@@ -286,7 +287,7 @@ class LoadedDelta:
         """Return all files with all bounds that the log has; see `VersionedTable.files_to_search`."""
         schema = self.schema
         check_partition_types(schema, self.partition_by)
-        actions = pa.table(self._table.get_add_actions(flatten=False)).to_pylist()
+        actions = self._rows(statistics.with_raw_dates(pa.table(self._table.get_add_actions(flatten=False))))
         return [
             LoggedFile(
                 logged_path=action["path"],
@@ -302,6 +303,16 @@ class LoadedDelta:
             )
             for action in actions
         ]
+
+    def _rows(self, actions: pa.Table) -> list[dict[str, Any]]:
+        try:
+            found: list[dict[str, Any]] = actions.to_pylist()
+        except OverflowError as error:
+            raise TableError(
+                f"The table {self._root.uri} has a partition of a date outside the years 1 to 9999, which cannot be "
+                "read: delete its rows, or write them with another date."
+            ) from error
+        return found
 
     def check_removal(self) -> None:
         check_removal(self._table.metadata().configuration, where=self._root.uri)

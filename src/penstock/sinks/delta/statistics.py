@@ -31,6 +31,7 @@ _INDEXED_COLUMNS_KEY = "delta.dataSkippingNumIndexedCols"
 _STATISTICS_COLUMNS_KEY = "delta.dataSkippingStatsColumns"
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 -- only ever subtracted; the zone is UTC or none, by the column's type
 _MICROSECOND = timedelta(microseconds=1)
+_CUT_MAX = 999  # microseconds by which a logged maximum may be below the greatest value: see `logged`
 
 Statistics = Mapping[str, Any]  # of a `DataFile`
 
@@ -71,7 +72,11 @@ def logged(
     nulls: Mapping[str, Any] | None,
     schema: pa.Schema,
 ) -> Statistics:
-    """Return statistics that deltalake read from a log, by column, as those of a `DataFile`."""
+    """Return statistics that deltalake read from a log, by column, as those of a `DataFile`.
+
+    Spark and Databricks cut the bounds of timestamps to milliseconds, also the maximum. So that is moved up, by less
+    than a millisecond, in every file.
+    """
     found: dict[str, dict[str, Any]] = {"minValues": {}, "maxValues": {}, "nullCount": {}}
     for name, number in (nulls or {}).items():
         if isinstance(number, int):
@@ -79,10 +84,23 @@ def logged(
     for field in schema:
         low, high = (one.get(field.name) if one else None for one in (least, greatest))
         if low is not None and high is not None and not types.is_nested(field.type):
-            for key, bound in zip(("minValues", "maxValues"), bounds(field.type, _raw(low), _raw(high)), strict=True):
+            raw = _raw(high) + _CUT_MAX if types.is_timestamp(field.type) else _raw(high)
+            for key, bound in zip(("minValues", "maxValues"), bounds(field.type, _raw(low), raw), strict=True):
                 if bound is not None:
                     found[key][field.name] = bound
     return found
+
+
+def with_raw_dates(actions: pa.Table) -> pa.Table:
+    """Return the actions of a log with dates in their bounds as numbers of days: Python lacks those of other writers
+    outside the years 1 to 9999.
+    """
+    for number, field in enumerate(actions.schema):
+        if field.name in ("min", "max") and types.is_struct(field.type):
+            raw = [one.with_type(pa.int32() if types.is_date32(one.type) else one.type) for one in field.type]
+            column = actions.column(number).cast(pa.struct(raw))
+            actions = actions.set_column(number, field.name, column)
+    return actions
 
 
 def has_bounds(statistics: Statistics) -> bool:

@@ -58,6 +58,26 @@ def test_nested_values_have_a_total_order() -> None:
     assert all(signs[0, other] == -1 for other in (1, 2, 3))
 
 
+@pytest.mark.parametrize(
+    ("stored", "kind"),
+    [
+        (pa.array([2_932_897, 3_000_000], pa.int32()), pa.date32()),  # of the years 10000 and later
+        (pa.array([2**62, 2**62 + 1]), pa.timestamp("us", tz="UTC")),
+        (pa.array([b"\xff", b"\xff\x00"]), pa.string()),  # Spark casts any bytes to a string
+    ],
+    ids=["date", "timestamp", "string"],
+)
+def test_nested_values_that_python_lacks_have_an_order(stored: pa.Array, kind: pa.DataType) -> None:
+    values = stored.cast(kind) if not pa.types.is_string(kind) else pa.Array.from_buffers(kind, 2, stored.buffers())
+    ends = pa.array([0, 1, 2], pa.int32())
+    one, other = (pa.StructArray.from_arrays([values.take(pa.array(rows))], ["a"]) for rows in ([0, 1], [1, 0]))
+    assert set(compare([one], [other], 2).tolist()) == {-1, 1}
+    for parts in (one, other):
+        lists = pa.ListArray.from_arrays(ends, parts)
+        maps = pa.MapArray.from_arrays(ends, pa.array(["k", "k"]), parts)
+        assert compare([lists], [lists], 2).tolist() == compare([maps], [maps], 2).tolist() == [0, 0]
+
+
 def test_keys_have_texts_that_no_other_key_has() -> None:
     columns = [pa.array(["a:1", "a", "a"]), pa.array(["b", "1:b", "1:b"])]
     texts = key_texts(columns).to_pylist()

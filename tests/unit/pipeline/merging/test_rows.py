@@ -34,7 +34,7 @@ def test_partitions_rule_files_out() -> None:
     keys = key_range(["day"], [pa.array([date(2026, 1, 1)])])
     assert keys.may_hold(file(partition_values={"day": "2026-01-01"}))
     assert not keys.may_hold(file(partition_values={"day": "2026-01-02"}))
-    assert not keys.may_hold(file(partition_values={"day": None})), "no key is null"
+    assert keys.may_hold(file(partition_values={"day": None})), "writers store an empty string as null"
 
 
 @pytest.fixture
@@ -56,3 +56,17 @@ def test_single_rows_come_in_the_order_asked_for(reader: RowReader) -> None:
     assert words.to_pylist() == ["e", "d", "a", "a"]
     assert days.to_pylist() == [date(2026, 1, 2), None, None, date(2026, 1, 2)]
     assert [len(column) for column in reader.at(files, np.array([], int), np.array([], int), ["word"])] == [0]
+
+
+@pytest.mark.parametrize("kind", [pa.date32(), pa.timestamp("us", tz="UTC")], ids=str)
+def test_row_groups_with_dates_that_python_lacks_are_read(tmp_path: Path, kind: pa.DataType) -> None:
+    """Spark has years before 1 and after 9999."""
+    plain = pa.int32() if pa.types.is_date(kind) else pa.int64()
+    for days in (-1_000_000, 3_000_000):
+        number = days if pa.types.is_date(kind) else days * 86_400_000_000
+        keys = pa.array([number, 7], plain).cast(kind)
+        pq.write_table(pa.table({"key": keys}), tmp_path / "f")
+        reader = RowReader(root=LocalFiles(tmp_path), schema=pa.schema([("key", kind)]))
+        within = key_range(["key"], [pa.array([7], plain).cast(kind)])
+        ((_, (found,)),) = reader.groups(file(), ["key"], within=within)
+        assert found.cast(plain).to_pylist() == [number, 7]

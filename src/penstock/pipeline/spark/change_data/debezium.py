@@ -33,6 +33,7 @@ _UNAVAILABLE: Final = "__debezium_unavailable_value"  # default of the option un
 _UNAVAILABLE_BYTES: Final = base64.b64encode(_UNAVAILABLE.encode()).decode()  # as JSON has it in a column of bytes
 _FLAT_PREFIXES: Final = ("__", "__source_")  # of add.fields=lsn and add.fields=source.lsn
 
+_INFORMIX: Final = "informix"
 _LSN_CHARS: Final = 40  # wider than a log sequence number of SQL Server and Db2, which is hexadecimal of fixed width
 
 Field = Callable[[str], Column | None]  # returns a field of the source block as text; None if no event has it
@@ -214,7 +215,10 @@ def _sqlserver(field: Field) -> Column | None:
     if commit is None:
         return None
     parts = [padded(part, _LSN_CHARS) for part in (commit, change) if part is not None]
-    return joined(*parts) if serial is None else joined(*parts, padded(serial))
+    position = joined(*parts) if serial is None else joined(*parts, padded(serial))
+    connector = field("connector")
+    # Informix has the same fields, with other numbers in them.
+    return position if connector is None else F.when(F.coalesce(connector != _INFORMIX, F.lit(True)), position)
 
 
 def _oracle(field: Field) -> Column | None:
