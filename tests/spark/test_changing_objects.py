@@ -13,16 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, functions
 from tests.simulation import scheduler
 from tests.simulation.changing import ChangingRunner, ChangingSchedule
 from tests.simulation.changing_store import ChangingStore, Stored, StoreKind
+from tests.simulation.merging import MERGE, MergingSchedule
 
 from penstock.events import Bus
 from penstock.ledger import Ledger
 from penstock.objects.local_store import reference
 from penstock.objects.reference import ObjectRef
 from penstock.pipeline.engine import Engine, RunRequest, RunResult
+from penstock.pipeline.merging.declaration import Merge
 from penstock.pipeline.quarantine_lines import QuarantineLines
 from penstock.pipeline.spark.declaration import Declaration
 from penstock.pipeline.spark.engine import SparkEngine
@@ -34,6 +36,7 @@ from penstock.testing import FakeClock
 FORMATS = ("delta", "iceberg")
 CHUNK, CHUNKS = 10, 6  # schedules in one test, and tests for each format
 GROWING = (6, 8)  # seeds
+MERGED = 25  # schedules of rows that are merged by key, for each format
 PATIENCE_SECONDS = 1_800.0
 
 
@@ -72,10 +75,23 @@ def columns(rows: DataFrame) -> DataFrame:
     return rows.select("line", "_object")
 
 
-class ScheduleOnSpark(ChangingSchedule):
+def merged_columns(rows: DataFrame) -> DataFrame:
+    words = functions.split("line", " ")
+    return rows.select(
+        words[0].alias("key"),
+        words[1].cast("long").alias("rank"),
+        "line",
+        "_object",
+        words[2].alias("operation"),
+    )
+
+
+class OnSpark(ChangingSchedule):
     """A schedule whose runs are Spark's."""
 
     turns = range(60, 160)
+    transform = staticmethod(columns)
+    merge: Merge | None = None
 
     def __init__(self, *arguments: Any, spark: SparkSession, **options: Any) -> None:
         self.spark = spark
@@ -92,10 +108,17 @@ class ScheduleOnSpark(ChangingSchedule):
         return RecordedSparkEngine(self, ledger)
 
 
+class MergesOnSpark(OnSpark, MergingSchedule):
+    """A schedule of rows that are merged by key, whose runs are Spark's."""
+
+    transform = staticmethod(merged_columns)
+    merge = MERGE
+
+
 class RecordedSparkEngine:
     """Spark's engine, of one process. It records which versions a run has read, for the oracle."""
 
-    def __init__(self, schedule: ScheduleOnSpark, ledger: Ledger) -> None:
+    def __init__(self, schedule: OnSpark, ledger: Ledger) -> None:
         self._schedule = schedule
         table = schedule.table
         quarantine = table.root.beside("quarantine")
@@ -109,9 +132,10 @@ class RecordedSparkEngine:
                 quarantine=quarantine,
                 work=table.root.beside("work"),
                 read=ReadOptions(schema_ddl="line string"),
-                transform=columns,
-                transform_name="columns",
+                transform=schedule.transform,
+                transform_name=schedule.transform.__name__,
                 on_change=schedule.on_change,
+                merge=schedule.merge,
             ),
             agree=partial(agreement, ledger, rows, schedule.pipeline),
             quarantine=QuarantineLines(
@@ -144,7 +168,13 @@ class RecordedSparkEngine:
 @pytest.fixture
 def runner(tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> ChangingRunner:
     monkeypatch.setattr(scheduler, "PATIENCE_SECONDS", PATIENCE_SECONDS)
-    return ChangingRunner(tmp_path.resolve(), partial(ScheduleOnSpark, spark=spark))
+    return ChangingRunner(tmp_path.resolve(), partial(OnSpark, spark=spark))
+
+
+@pytest.fixture
+def merging_runner(tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> ChangingRunner:
+    monkeypatch.setattr(scheduler, "PATIENCE_SECONDS", PATIENCE_SECONDS)
+    return ChangingRunner(tmp_path.resolve(), partial(MergesOnSpark, spark=spark))
 
 
 @pytest.mark.slow
@@ -162,3 +192,15 @@ def test_no_schedule_on_spark_breaks_the_rule(runner: ChangingRunner, format: st
 @pytest.mark.parametrize("format", FORMATS)
 def test_no_schedule_on_spark_of_files_that_grow_breaks_the_rule(runner: ChangingRunner, format: str) -> None:
     assert sum(runner.run(seed, format, rule="tail").grown for seed in range(*GROWING)) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", FORMATS)
+def test_no_schedule_on_spark_of_rows_merged_by_key_breaks_the_rule(
+    merging_runner: ChangingRunner, format: str
+) -> None:
+    batches = 0
+    for seed in range(MERGED):
+        batches += len(merging_runner.run(seed, format).history)
+
+    assert batches > MERGED
