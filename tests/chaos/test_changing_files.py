@@ -1,11 +1,15 @@
 """Two ingests and a compaction while files change: at any time one version of each file, and no endless retries."""
 
 import random
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from subprocess import TimeoutExpired
 
 import pytest
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError
 from tests.chaos.oracle import attempts, query
 from tests.chaos.runs import DELTA, ICEBERG, Case, Running, line
 from tests.chaos.test_changed_file_kills import Versions
@@ -22,17 +26,17 @@ CLAIMS_MAX = 6  # of one version: two ingests race for it, and a commit beside a
 class ChangingFiles:
     """Files whose contents a test replaces, each at once, so that every version is whole."""
 
-    def __init__(self, folder: Path, chance: random.Random) -> None:
+    def __init__(self, folder: Path, chance: random.Random, *, first_lines_may_go: bool = False) -> None:
         self._folder = folder
         self._chance = chance
-        self.versions = Versions()
+        self.versions = Versions(first_lines_may_go=first_lines_may_go)
         self.changes = 0
 
     def write(self, number: int) -> None:
         """Write a new version of a file: it grows, is corrected, or gets shorter."""
         self.changes += 1
         lines = self._chance.randint(1, 30)
-        content = b"".join(line(number, place, s=f"change {self.changes}") + b"\n" for place in range(lines))
+        content = b"".join(line(number, place, s=f"{place}, change {self.changes}") + b"\n" for place in range(lines))
         new = self._folder / f".new-{number}"
         new.write_bytes(content)
         new.replace(self._folder / f"object-{number:04}.jsonl")
@@ -65,6 +69,53 @@ def test_two_ingests_and_a_compaction_beside_changing_files(case: Case, seed: in
     case.ingest(*OPTIONS)
     files.versions.check_done(case)
     check_attempts(case, files)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("scheme", [DELTA])
+def test_two_ingests_and_a_compaction_beside_deletes_of_another_writer(case: Case, seed: int) -> None:
+    files = ChangingFiles(case.source, random.Random(seed), first_lines_may_go=True)
+    for number in range(FILES):
+        files.write(number)
+    case.ingest(*OPTIONS)
+    deletes = 0
+    for _ in range(ROUNDS):
+        running = [case.start(*OPTIONS), case.start(*OPTIONS), case.begin("admin", "compact", "--table", case.address)]
+        with deleting_first_lines(case.table) as done:
+            files.change_until_ended(running)
+        deletes += len(done)
+        for one in running:
+            one.end().expect(0)
+        files.versions.check_meanwhile(case)
+    case.ingest(*OPTIONS)
+    files.versions.check_done(case)
+    check_attempts(case, files)
+    assert deletes > ROUNDS
+
+
+@contextmanager
+def deleting_first_lines(table: Path) -> Iterator[Sequence[int]]:
+    """Delete the rows of first lines again and again, as another program does; yield the versions of its commits."""
+    ended = threading.Event()
+    done: list[int] = []
+
+    def run() -> None:
+        while not ended.wait(0.1):
+            found = DeltaTable(str(table))
+            try:
+                counts = found.delete("s LIKE '0, change%'")
+            except CommitFailedError:
+                continue  # another commit was first
+            if counts["num_deleted_rows"]:
+                done.append(found.version())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield done
+    finally:
+        ended.set()
+        thread.join()
 
 
 def check_attempts(case: Case, files: ChangingFiles) -> None:
