@@ -4,6 +4,9 @@ The declaration is recorded by the first batch and never changes: rows that a la
 declaration can be applied to them.
 """
 
+import json
+import shlex
+
 from sqlalchemy import Connection, bindparam, select
 
 from penstock.errors import UsageError
@@ -53,10 +56,10 @@ def check_merge(row: PipelineRow, merge: str | None, *, table: str, has: str) ->
         raise UsageError(
             f"The rows of {table} were added as they are, and {has} a merge: load into a new table, or leave it out."
         )
-    given = f"the merge {merge}" if merge is not None else "no merge"
+    given = f"the merge {described(merge)}" if merge is not None else "no merge"
     raise UsageError(
-        f"The rows of {table} are merged by key as in {row.merge}, and {has} {given}: give the same one, or load into "
-        "a new table."
+        f"The rows of {table} are merged by key as in {described(row.merge)}, and {has} {given}: give the same one, or "
+        "load into a new table."
     )
 
 
@@ -76,4 +79,23 @@ def remember_merge(connection: Connection, outcome: BatchOutcome) -> None:
 
 def merged_by(merge: str | None) -> str:
     """Return how rows are merged, as the end of a sentence."""
-    return "added as they are" if merge is None else f"merged by key as in {merge}"
+    return "added as they are" if merge is None else f"merged by key as in {described(merge)}"
+
+
+def described(merge: str) -> str:
+    """Return a merge as the options of `penstock ingest`, ready to paste."""
+    stored = json.loads(merge)
+    options = {
+        "--merge-key": ",".join(stored.get("key", ())),
+        "--order-by": ",".join(stored.get("order_by", ())),
+        "--delete-when": stored.get("delete_when") or "",
+        "--merge-drop": ",".join(stored.get("drop", ())),
+    }
+    return " ".join(f"{option} {_quoted(text)}" for option, text in options.items() if text)
+
+
+def _quoted(text: str) -> str:
+    """Return a text as one word of a shell, in double quotes if it has single ones and nothing that these expand."""
+    if "'" in text and not set(text) & set('"$`\\!'):
+        return f'"{text}"'
+    return shlex.quote(text)

@@ -20,8 +20,9 @@ from penstock.objects.replays import is_replay
 from penstock.pipeline.reporting import ClaimedWork
 
 CHANGED = (
-    "another version of this object was processed before, and changed objects are refused (on_change): retry it once "
-    "these rows are out of the table (`penstock objects retract`), or once on_change is replace or add"
+    "another version of this object was processed before, and changed objects are refused (on_change): retry it "
+    "under on_change add; if rows are not merged by key, also under replace, or once these rows are out of the table "
+    "(`penstock objects retract`)"
 )
 SHARED = (
     "an earlier version of Penstock gave another object the same address, and the rows of both cannot be told apart: "
