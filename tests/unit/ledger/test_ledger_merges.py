@@ -19,6 +19,6 @@ def test_the_refusal_names_the_options_to_paste() -> None:
         check_merge(row, Merge(key="id", order_by="at").text(), table="lake/orders", has="this ingest has")
     assert str(refused.value) == (
         "The rows of lake/orders are merged by key as in --merge-key id,day --order-by at --delete-when \"op = 'D'\" "
-        "--merge-drop op, and this ingest has the merge --merge-key id --order-by at: give the same one, or load into a "
-        "new table."
+        "--merge-drop op, and this ingest has the merge --merge-key id --order-by at: give the same one, or load into "
+        "a new table."
     )
