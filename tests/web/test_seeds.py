@@ -2,30 +2,19 @@
 
 from pathlib import Path
 
-import pytest
-from tests.web.seeds import Seed, empty, fill, seeded
+from tests.web.seeds import empty, fill, seeded
 from tests.web.shop import CLICKS, THUMBNAILS
 
-from penstock.app.scope import Scope, ScopeRequest, find_scope
+from penstock.app.scope import scope_of
 from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.ledger.records import ObjectState
-from penstock.operations.status.model import ProblemKind, Status
+from penstock.operations.status.model import ProblemKind
 from penstock.operations.status.status import read_status
 
 
-def scope_of(seed: Seed, monkeypatch: pytest.MonkeyPatch) -> Scope:
-    monkeypatch.chdir(seed.folder)
-    monkeypatch.setattr("penstock.app.scope.load_app", lambda name: seed.app)
-    return find_scope(ScopeRequest(app="tests.web.shop_here:app"), here=seed.folder, make=True)
-
-
-def status_of(seed: Seed, monkeypatch: pytest.MonkeyPatch) -> Status:
-    return read_status(scope_of(seed, monkeypatch))
-
-
-def test_a_seeded_shop_has_every_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_seeded_shop_has_every_problem(tmp_path: Path) -> None:
     with seeded(tmp_path) as seed:
-        status = status_of(seed, monkeypatch)
+        status = read_status(scope_of(seed.app))
         assert {*status.problem_kinds} == {kind.value for kind in ProblemKind}
         by_name = {queue.queue: queue for queue in status.queues}
         assert by_name["orders"].visible > 10_000
@@ -55,9 +44,9 @@ def test_a_seeded_shop_has_every_problem(tmp_path: Path, monkeypatch: pytest.Mon
         }
 
 
-def test_an_empty_shop_has_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_shop_has_nothing(tmp_path: Path) -> None:
     with empty(tmp_path) as seed:
-        status = status_of(seed, monkeypatch)
+        status = read_status(scope_of(seed.app))
         assert not status.problems
         assert not status.queues
         assert [*tmp_path.iterdir()] == []

@@ -41,6 +41,7 @@
         left: Math.min(...rects.map((rect) => rect.left)), right: Math.max(...rects.map((rect) => rect.right)),
         top: Math.min(...rects.map((rect) => rect.top)), bottom: Math.max(...rects.map((rect) => rect.bottom)),
       };
+      if (text.right < 0 || text.bottom + scrollY < 0) continue; // beside the page until it has the focus
       let freeX = false; let freeY = false;
       for (let box = parent; box && box !== document.documentElement; box = box.parentElement) {
         const rect = box.getBoundingClientRect();

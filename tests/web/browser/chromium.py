@@ -59,7 +59,7 @@ class Look:
         return f"{self.theme}-{self.language}-{self.width}"
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)  # without slots: Playwright adds attributes
 class Tab:
     """One tab. `problems` has a line for each console message, error and request to another host so far."""
 
