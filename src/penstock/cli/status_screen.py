@@ -15,8 +15,9 @@ from penstock.ledger.records import ObjectState
 from penstock.operations.status.model import PipelineStatus, Status, span
 
 if TYPE_CHECKING:
+    from penstock.app.flows import QueueFlow
     from penstock.app.queues import QueueStatus
-    from penstock.operations.status.watch import QueueFlow, StatusFrame
+    from penstock.operations.status.watch import StatusFrame
 
 QUEUE_COLUMNS = (
     "queue",
