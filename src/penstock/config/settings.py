@@ -437,6 +437,7 @@ class Settings(BaseSettings):
         default_factory=list, description="Chats and mailboxes that receive failures, as Apprise URLs."
     )
 
+    web_address: str = Field("127.0.0.1:8321", description="HOST:PORT where `penstock web` serves the dashboard.")
     web_users: Annotated[dict[str, PasswordHashText], AfterValidator(_user_names)] = Field(
         default_factory=dict,
         description="The users of the dashboard, each with the hash of the password, as `penstock web --hash-password` "
