@@ -6,10 +6,10 @@ from types import MappingProxyType
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse
-from starlette.routing import get_route_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 BODY_BYTES_MAX = 1024**2
+DIGITS_MAX = 20  # of a declared length
 STATIC = "/static/"
 STATIC_SECONDS = 365 * 86_400
 
@@ -49,7 +49,8 @@ class SecurityHeaders:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        kept = get_route_path(scope).startswith(STATIC) and b"v=" in scope.get("query_string", b"")
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        kept = path.startswith(STATIC) and b"v=" in scope.get("query_string", b"")
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -76,7 +77,8 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         declared = Headers(scope=scope).get("content-length", "0")
-        if not (declared.isascii() and declared.isdigit()) or int(declared) > self._bytes_max:
+        is_number = declared.isascii() and declared.isdigit() and len(declared) <= DIGITS_MAX
+        if not is_number or int(declared) > self._bytes_max:
             await PlainTextResponse(self._refusal, status_code=413)(scope, receive, send)
             return
         received = 0

@@ -146,11 +146,16 @@ def _checked(handler: Handler, *, acts: bool) -> Callable[[Request], Awaitable[R
         form = await request.form(max_files=0, max_fields=FIELDS_MAX)
         _check_token(request, form)
         request.state.form = form
-        if iscoroutinefunction(handler):
-            return await cast("Callable[[Request], Awaitable[Response]]", handler)(request)
-        return await run_in_threadpool(cast("Callable[[Request], Response]", handler), request)
+        return await _call(handler, request)
 
     return endpoint
+
+
+async def _call(handler: Handler, request: Request) -> Response:
+    """Call a handler after all checks. Nothing else calls one that changes something."""
+    if iscoroutinefunction(handler):
+        return await cast("Callable[[Request], Awaitable[Response]]", handler)(request)
+    return await run_in_threadpool(cast("Callable[[Request], Response]", handler), request)
 
 
 def check_origin(request: Request) -> None:
