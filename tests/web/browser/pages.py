@@ -109,8 +109,10 @@ QUERIES: Mapping[str, Mapping[str, Callable[[ScopeView], Query]]] = {
         "unreadable": _message("invoices-dlq"),
         "hostile": _message(f"{LONG_QUEUE}-dlq"),
     },
-    "/actions/show": {},  # made by a test that starts an action
+    "/dead/plan": {},  # this and the other empty ones are reached through forms: test_actions.py
+    "/actions/show": {},
     "/objects": {"": _nothing, "failed": _fixed(state="dead"), "one pipeline": _fixed(pipeline=CLICKS)},
+    "/objects/retry": {},
     "/object": {
         "processed": _object(CLICKS, ObjectState.PROCESSED, "plain"),
         "failed": _object(THUMBNAILS, ObjectState.DEAD),
