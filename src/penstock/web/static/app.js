@@ -22,4 +22,7 @@ function show(text) {
   connection().textContent = text;
 }
 
+// On a phone, the navigation is wider than the window.
+document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
+
 document.documentElement.classList.add("scripted");
