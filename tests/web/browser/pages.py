@@ -14,7 +14,7 @@ from penstock.operations.inspection import ScopeView, view
 from penstock.web.dashboard import routes
 
 Query = Mapping[str, object]
-NO_PAGES = frozenset({"/events", "/history.json"})  # answer programs
+NO_PAGES = frozenset({"/events", "/history.json", "/message/body"})  # answer programs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
