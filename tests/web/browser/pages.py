@@ -88,7 +88,7 @@ QUERIES: Mapping[str, Mapping[str, Callable[[ScopeView], Query]]] = {
     },
     "/messages": {
         "flooded": _fixed(queue="orders"),
-        "in flight": _fixed(queue="orders", state="in-flight"),
+        "in flight": _fixed(queue="orders", state="in_flight"),
         "hostile": _fixed(queue=LONG_QUEUE),
         "none": _fixed(queue="idle"),
     },
