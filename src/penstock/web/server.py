@@ -23,7 +23,7 @@ class WebServer:
     """The HTTP server of a dashboard, listening from `open` to `close`. ``setting`` names its setting in errors."""
 
     def __init__(self, application: Starlette, *, address: Address, setting: str) -> None:
-        self._application = application
+        self.application = application
         self._configured = address
         self._setting = setting
         self._server = uvicorn.Server(
@@ -67,7 +67,7 @@ class WebServer:
     def close(self) -> None:
         """Stop listening, and end the dashboard's own threads."""
         # The server waits for open streams before it ends the application's lifespan, so they end first.
-        self._application.state.context.sampler.close()
+        self.application.state.context.sampler.close()
         self._server.should_exit = True
         if self._thread is not None:
             self._thread.join(2 * STOP_SECONDS + CLOSE_SECONDS)
