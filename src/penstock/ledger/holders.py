@@ -88,7 +88,7 @@ _ATTEMPTS = (
     .limit(bindparam("rows_max"))
 )
 _COUNTS = (
-    select(objects.c.attempt_id, func.count())
+    select(objects.c.attempt_id, func.count().label("objects"))
     .where(objects.c.attempt_id.in_(bindparam("named", expanding=True)))
     .group_by(objects.c.attempt_id)
 )
@@ -116,6 +116,6 @@ class ClaimHolders:
         with self._database.reading() as connection:
             rows = connection.execute(statement, {"of_worker": storable(worker), "rows_max": limit}).mappings().all()
             counted = [row["attempt_id"] for row in rows if row["key"] is None][:OBJECT_COUNTS_MAX]
-            counts = dict(connection.execute(_COUNTS, {"named": counted}).tuples().all()) if counted else {}
-        known = {attempt: counts.get(attempt, 0) for attempt in counted}
-        return [OpenClaim(**row, objects=known.get(row["attempt_id"])) for row in rows]
+            found = connection.execute(_COUNTS, {"named": counted}).all() if counted else ()
+        counts = dict.fromkeys(counted, 0) | {row.attempt_id: row.objects for row in found}
+        return [OpenClaim(**row, objects=counts.get(row["attempt_id"])) for row in rows]
