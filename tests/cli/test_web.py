@@ -1,82 +1,98 @@
-"""`penstock web`: hashes of passwords, and the addresses at which it may be served."""
+"""`penstock web` and `penstock worker --web`: real processes that serve the dashboard, and how they end."""
 
-import io
+import json
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Call
+from tests.cli.process import DEADLINE_SECONDS, Process, Start
 
-from penstock.web import passwords
-from penstock.web.passwords import parsed_hash
+CONFIGURATION = 78
+SHOP = """
+from penstock import App
 
-USAGE, CONFIGURATION = 2, 78
+app = App.from_config()
+
+@app.handler("orders")
+def take(order): ...
+"""
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "shop.py").write_text("from penstock import App\napp = App.from_config(name='shop')\n")
-    monkeypatch.setattr(passwords, "COST", 2**14)
-    monkeypatch.setattr(passwords, "PARALLEL", 1)
+    (tmp_path / "shop.py").write_text(SHOP)
     return tmp_path
 
 
-def give(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+@pytest.fixture
+def start(here: Path) -> Iterator[Start]:
+    started: list[Process] = []
+
+    def run(*arguments: object) -> Process:
+        started.append(Process(here, *arguments))
+        return started[-1]
+
+    yield run
+    for process in started:
+        process.kill()
 
 
-def test_a_password_from_standard_input_is_hashed(penstock: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    give(monkeypatch, "correct horse\n")
-    result = penstock("web", "--hash-password")
-    assert result.exit_code == 0
-    assert parsed_hash(result.out.strip(), user="ann").matches("correct horse")
-    assert "horse" not in result.out + result.err
+def page(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=30) as response:
+        text: str = response.read().decode()
+    return text
 
 
-def test_the_hash_as_json(penstock: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    give(monkeypatch, "correct horse")
-    document = penstock("web", "--hash-password", "--json").document
-    assert parsed_hash(document["hash"], user="ann").matches("correct horse")
+@pytest.fixture
+def command(here: Path) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "penstock", "web", "shop:app", "--address", "127.0.0.1:0", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    yield process
+    process.kill()
+    process.communicate()
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize(("second", "code"), [("correct horse", 0), ("correct house", USAGE)])
-def test_at_a_terminal_a_password_is_typed_twice(
-    second: str, code: int, penstock: Call, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_command_prints_its_address_and_serves_until_a_signal(
+    command: subprocess.Popen[str], number: signal.Signals
 ) -> None:
-    typed = iter(("correct horse", second))
-    monkeypatch.setattr("sys.stdin", Terminal())
-    monkeypatch.setattr("penstock.cli.web.getpass", lambda _: next(typed))
-    assert penstock("web", "--hash-password").exit_code == code
+    assert command.stdout is not None
+    url = json.loads("".join(command.stdout.readline() for _ in range(3)))["url"]
+    assert "all well" in page(url)
+    command.send_signal(number)
+    assert command.wait(DEADLINE_SECONDS) == 0
 
 
-@pytest.mark.parametrize(
-    ("text", "sentence"), [("", "has 0 characters"), ("short\n", "has 5 characters"), ("one line\ntwo\n", "several lines")]
-)
-def test_a_password_that_is_none_is_refused(
-    text: str, sentence: str, penstock: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    give(monkeypatch, text)
-    result = penstock("web", "--hash-password")
-    assert (result.exit_code, sentence in result.err) == (USAGE, True)
+def test_a_worker_serves_the_dashboard_while_it_works_and_drains(here: Path, start: Start) -> None:
+    worker: Process = start("worker", "shop:app", "--web", "127.0.0.1:0")
+    url = worker.expect("dashboard.started")["address"]
+    worker.expect("worker.started")
+    assert "all well" in page(url)
+    worker.signal(signal.SIGTERM)
+    assert worker.exit_code() == 0
 
 
-@pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "[::ffff:0.0.0.0]:0"])
-def test_other_hosts_are_not_served_without_users(address: str, penstock: Call) -> None:
-    result = penstock("web", "shop:app", "--address", address)
-    assert result.exit_code == CONFIGURATION
-    assert "Every host that reaches" in result.err
+def test_of_several_processes_the_first_serves_it(here: Path, start: Start) -> None:
+    fleet: Process = start("worker", "shop:app", "--processes", "2", "--web", "127.0.0.1:0")
+    fleet.expect("worker.started", times=2)
+    assert sum('"dashboard.started"' in line for line in fleet.log_lines) == 1
+    fleet.signal(signal.SIGTERM)
+    assert fleet.exit_code() == 0
 
 
-def test_a_password_instead_of_its_hash_is_refused_and_not_shown(penstock: Call, here: Path) -> None:
-    (here / "penstock.toml").write_text('[web]\nusers = { ann = "correct horse" }\n')
-    result = penstock("web", "shop:app")
-    assert result.exit_code == CONFIGURATION
-    assert "The setting web.users.ann (from penstock.toml) is invalid" in result.err
-    assert "horse" not in result.err
-    shown = penstock("admin", "config", "show")
-    assert "horse" not in shown.out + shown.err
+@pytest.mark.parametrize("arguments", [["web", "shop:app", "--address"], ["worker", "shop:app", "--web"]])
+def test_an_address_that_cannot_be_used_is_one_sentence(here: Path, penstock: Call, arguments: list[str]) -> None:
+    refused = penstock(*arguments, "here")
+    assert refused.exit_code == CONFIGURATION
+    assert "HOST:PORT" in refused.err
+    assert "Traceback" not in refused.err

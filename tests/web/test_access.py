@@ -72,9 +72,7 @@ def shows_user(client: TestClient, name: str, **options: Any) -> bool:
 # Addresses
 
 
-@pytest.mark.parametrize(
-    "host", ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1", "localhost", "0:0:0:0:0:0:0:1"]
-)
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1", "localhost", "0:0:0:0:0:0:0:1"])
 def test_loopback_addresses_may_be_served_without_users(host: str) -> None:
     assert is_loopback(host)
 
@@ -341,9 +339,7 @@ def test_the_application_names_the_user(user: Any, name: str, app_with: Callable
 
 
 @pytest.mark.parametrize("named", [None, "", "a\nb", "x" * 201, 3, WebUser(name="")])
-def test_a_request_without_a_valid_user_of_the_application_is_refused(
-    named: Any, app_with: Callable[..., App]
-) -> None:
+def test_a_request_without_a_valid_user_of_the_application_is_refused(named: Any, app_with: Callable[..., App]) -> None:
     with TestClient(dashboard(app_with(), user=lambda _: named), base_url=ADDRESS) as client:
         response = client.get("/")
     assert response.status_code == 403

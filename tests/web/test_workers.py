@@ -116,7 +116,9 @@ def test_a_worker_that_seems_stuck_is_marked_with_the_reason_and_its_message(
         HeldMessage(queue="orders", message_id=f"m{number}", since=now - age)
         for number, age in enumerate((7_200, 3_600, 1))
     )
-    write(registry, replace(record, in_flight=3, held=held, beat_at=now - 300, lag_seconds=12.0, troubles=("it hangs",)))
+    write(
+        registry, replace(record, in_flight=3, held=held, beat_at=now - 300, lag_seconds=12.0, troubles=("it hangs",))
+    )
     with registry.register(WORKER):
         assert "a thread hangs" in words(client.get("/workers").text)
         page = client.get("/worker", params={"id": WORKER}).text
