@@ -71,7 +71,10 @@ def write(registry: ProcessRegistry, record: WorkerRecord) -> None:
 @pytest.fixture
 def other_process() -> Iterator[subprocess.Popen[bytes]]:
     """A process that ends with code 7 at SIGTSTP."""
-    code = "import os, signal, sys; signal.signal(signal.SIGTSTP, lambda *_: os._exit(7)); print(flush=True); sys.stdin.read()"
+    code = (
+        "import os, signal, sys; signal.signal(signal.SIGTSTP, lambda *_: os._exit(7)); print(flush=True); "
+        "sys.stdin.read()"
+    )
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -84,11 +87,11 @@ def words(page: str) -> str:
     return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", page))
 
 
-def test_without_workers_the_page_says_what_to_do(client: FormClient) -> None:
+def test_without_workers_the_page_names_the_command(client: FormClient) -> None:
     assert "Start one with: penstock worker" in client.get("/workers").text
 
 
-def test_a_worker_is_shown_with_what_it_does(
+def test_a_worker_is_shown_with_its_state_and_slots(
     client: FormClient, registry: ProcessRegistry, record: WorkerRecord
 ) -> None:
     write(registry, replace(record, in_flight=3, lag_seconds=0.26, memory_bytes=123_400_000))

@@ -1,4 +1,4 @@
-"""Who holds which claims, on every database."""
+"""Workers and their open claims, on every database."""
 
 import pytest
 from tests.conformance.ledger.ledger_harness import (
@@ -38,7 +38,7 @@ def test_ended_claims_are_held_by_none(harness: LedgerHarness) -> None:
     assert harness.ledger.holders.claims_of("worker-1", limit=10) == []
 
 
-def test_the_claims_of_a_worker_name_what_it_holds(harness: LedgerHarness) -> None:
+def test_the_claims_of_a_worker_name_keys_and_objects(harness: LedgerHarness) -> None:
     harness.begin("k1", attempt="a1", worker="one")
     claim = harness.claim(candidates("x", "y"), worker="one")
     harness.begin("k2", attempt="a2", worker="two")

@@ -66,7 +66,7 @@ def test_pages_are_newest_first_without_gaps(ledger: Ledger) -> None:
 
 
 @pytest.mark.usefixtures("ids_in_order")
-def test_entries_are_filtered_by_who_queue_and_action(ledger: Ledger) -> None:
+def test_entries_are_filtered_by_user_queue_and_action(ledger: Ledger) -> None:
     def add(who: str, queue: str, action: str) -> str:
         return ledger.audits.begin(action, queue=queue, who=who, details={})
 
