@@ -250,15 +250,17 @@ def test_a_process_whose_lock_is_free_is_not_signalled(
     assert audits(settings) == []
 
 
-@pytest.mark.parametrize("elsewhere", [{"host": "elsewhere"}, {"namespace": "pid:[1]"}])
+@pytest.mark.parametrize(("host", "namespace"), [("elsewhere", None), (None, "pid:[1]")])
 def test_a_worker_of_another_container_is_not_signalled(
-    elsewhere: dict[str, str],
+    host: str | None,
+    namespace: str | None,
     client: FormClient,
     registry: ProcessRegistry,
     record: WorkerRecord,
     other_process: subprocess.Popen[bytes],
 ) -> None:
-    write(registry, replace(record, pid=other_process.pid, **elsewhere))
+    there = replace(record, host=host or record.host, namespace=namespace or record.namespace)
+    write(registry, replace(there, pid=other_process.pid))
     with registry.register(WORKER):
         assert "/workers/drain" not in client.get("/worker", params={"id": WORKER}).text
         response = client.post("/workers/drain", data={"worker": WORKER})

@@ -147,7 +147,7 @@ class MountedAccess:
         named = await found if isawaitable(found) else found
         if named is None:
             raise AccessRefused(403, "no_user", "The application named no user.")
-        user = WebUser(name=named) if isinstance(named, str) else named
+        user: object = WebUser(name=named) if isinstance(named, str) else named  # untyped apps return anything
         if not isinstance(user, WebUser) or not is_user_name(user.name):
             raise AccessRefused(403, "no_user", "The application named no valid user.")
         return user

@@ -66,7 +66,8 @@ def test_a_worker_that_is_well_has_no_sign(record: WorkerRecord) -> None:
 )
 def test_each_sign_alone(record: WorkerRecord, sign: StuckSign, seconds: float) -> None:
     (found,) = stuck_signs(record, now=NOW, timeouts={})
-    assert (found.sign, found.seconds) == (sign, pytest.approx(seconds))
+    assert found.sign is sign
+    assert found.seconds == pytest.approx(seconds)
 
 
 def test_the_strongest_sign_is_first() -> None:
