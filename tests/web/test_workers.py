@@ -135,6 +135,14 @@ def test_a_worker_that_seems_stuck_is_marked_with_the_reason_and_its_message(
     assert f"kill -USR1 {record.pid} on {record.host}" in text
 
 
+def test_workers_that_seem_stuck_are_first(client: FormClient, registry: ProcessRegistry, record: WorkerRecord) -> None:
+    write(registry, record)
+    write(registry, replace(record, worker="here-2-B", started_at=record.started_at + 1, troubles=("it hangs",)))
+    with registry.register(WORKER), registry.register("here-2-B"):
+        page = client.get("/workers").text
+    assert page.index("here-2-B") < page.index(WORKER)
+
+
 def test_the_messages_and_queues_of_a_worker(
     client: FormClient, registry: ProcessRegistry, record: WorkerRecord
 ) -> None:

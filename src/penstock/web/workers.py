@@ -52,7 +52,7 @@ def show_all(request: Request) -> HTMLResponse:
     return render(
         request,
         "workers.html",
-        rows=[_row(request, record) for record in records[:WORKERS_MAX]],
+        rows=_stuck_first([_row(request, record) for record in records])[:WORKERS_MAX],
         silent=silent[:WORKERS_MAX],
         more=max(len(records) - WORKERS_MAX, 0) + max(len(silent) - WORKERS_MAX, 0),
         elsewhere=elsewhere[:WORKERS_MAX],
@@ -111,6 +111,10 @@ def _row(request: Request, record: WorkerRecord) -> WorkerRow:
         up_seconds=max(now - record.started_at, 0.0),
         beat_age_seconds=max(now - record.beat_at, 0.0),
     )
+
+
+def _stuck_first(rows: Sequence[WorkerRow]) -> Sequence[WorkerRow]:
+    return sorted(rows, key=lambda row: not row.signs)
 
 
 def _holders(seen: ScopeView) -> tuple[Sequence[ClaimingWorker], str | None]:
