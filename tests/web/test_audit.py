@@ -60,11 +60,11 @@ def shown_in(page: str) -> list[str]:
     return re.findall(r'<td class="name">(who\d+|[a-z]+@host)</td>', page)
 
 
-def test_an_empty_log_says_what_will_be_in_it(client: FormClient) -> None:
+def test_an_empty_log_explains_itself(client: FormClient) -> None:
     assert "Nothing was changed by hand yet" in client.get("/audit").text
 
 
-def test_entries_are_shown_with_who_what_when_how_many_and_the_outcome(client: FormClient, write: Write) -> None:
+def test_entries_are_shown_with_user_action_time_number_and_outcome(client: FormClient, write: Write) -> None:
     write(messages=1_234, error="timeout", canary=None, ids=["a", "b"])
     page = client.get("/audit").text
     text = re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", page))
@@ -131,7 +131,7 @@ def test_pages_follow_each_other_without_gaps_and_keep_the_filter(client: FormCl
     (following,) = re.findall(r'<a href="([^"]*)" rel="next">', first)
     second = client.get(following.replace("&amp;", "&")).text
     assert shown_in(second) == ["who1", "who0"]
-    assert "rel=\"next\"" not in second
+    assert 'rel="next"' not in second
     assert 'href="/audit?who=who"' in second
 
 

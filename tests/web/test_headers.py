@@ -183,7 +183,7 @@ def test_a_cookie_that_is_none_of_ours_is_replaced(sent: str, app: App) -> None:
     with client_of(app) as client:
         new = cookie_of(client.get("/", headers={"Cookie": f"{COOKIE}={sent}"}))
     assert len(new.partition("=")[2].partition(";")[0]) == 43
-    assert sent == "" or sent not in new
+    assert not new.startswith(f"{COOKIE}={sent};")
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ class StuckWorker:
     sign: StuckSign
     seconds: float = 0.0
     limit_seconds: float = 0.0
-    detail: str = ""  # of a hanging thread: what it does
+    detail: str = ""  # of a hanging thread
     queue: str = ""  # of the message that is held for too long
     message_id: str = ""
     others: int = 0  # further messages of that queue that are held for too long

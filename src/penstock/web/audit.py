@@ -1,4 +1,4 @@
-"""The audit log: who changed what, when, on how many messages, and how it ended."""
+"""The page of the audit log: changes by people, each with its user, time, extent and outcome."""
 
 import json
 import re
