@@ -23,9 +23,9 @@ def audit(
 ) -> None:
     """List manual changes of queues, dead letters, objects and schemas.
 
-    Pauses and their ends, replays, moves, purges, exports and imports of dead letters, retries of failed objects, replays and dismissals of
-    bad lines, and changes of remembered schemas; the newest first. An entry without an outcome is still in progress,
-    or was killed.
+    Pauses and their ends, replays, moves, purges, exports and imports of dead letters, retries of failed objects,
+    replays and dismissals of bad lines, and changes of remembered schemas; the newest first. An entry without an
+    outcome is still in progress, or was killed.
     """
     rows: list[AuditRow] = []
     for scope in where.scopes():
