@@ -117,6 +117,16 @@ def _unity_url(url: str | None) -> str | None:
     return url
 
 
+def _prometheus_url(url: str | None) -> str | None:
+    """Return a URL. Raises `ValueError` for any but http and https, and for one with a query."""
+    parts = urlsplit(url or "")
+    if url is not None and (
+        parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment
+    ):
+        raise ValueError("it should be a URL such as http://prometheus:9090, without a query")
+    return url
+
+
 def _jobs(text: str) -> str:
     """Return the value of `worker.jobs` without blanks. Raises `ValueError` for an unknown name."""
     names = [name.strip() for name in text.split(",")]
@@ -441,6 +451,11 @@ class Settings(BaseSettings):
         None, description="HOST:PORT where a worker serves the dashboard. Unset: not served."
     )
     web_address: str = Field("127.0.0.1:8321", description="HOST:PORT where `penstock web` serves the dashboard.")
+    web_prometheus_url: Annotated[str | None, AfterValidator(_prometheus_url), ADVANCED] = Field(
+        None,
+        description="The address of a Prometheus that has the metrics, for the dashboard's charts. Unset: its own "
+        "history.",
+    )
     web_users: Annotated[dict[str, PasswordHashText], AfterValidator(_user_names)] = Field(
         default_factory=dict,
         description="The users of the dashboard, each with the hash of the password, as `penstock web --hash-password` "

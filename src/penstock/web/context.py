@@ -13,6 +13,8 @@ from penstock.app.scope import Scope
 from penstock.config import Settings
 from penstock.messaging.clock import Clock
 from penstock.operations.inspection import ScopeView, view
+from penstock.web.charts import ChartSource, Sparklines
+from penstock.web.queue_details import QueueDetailReader
 from penstock.web.sampling import Sampler
 
 IDLE_VIEWS_MAX = 4
@@ -28,6 +30,9 @@ class DashboardContext:
     clock: Clock
     sampler: Sampler
     views: "ViewPool"
+    charts: ChartSource
+    sparklines: Sparklines
+    queue_details: QueueDetailReader
 
     @property
     def settings(self) -> Settings:

@@ -17,6 +17,7 @@ ASIDE_MAX = 3  # files set aside, then a person has to look at them
 BUSY_SECONDS = 2.0  # for the other writer
 _APPLICATION_ID = 0x50_53_48_49  # "PSHI"
 _VERSION = 1
+_JOURNAL = "-journal"  # SQLite appends it to the name
 _SCHEMA = (
     f"PRAGMA application_id = {_APPLICATION_ID}",
     f"PRAGMA user_version = {_VERSION}",
@@ -98,16 +99,17 @@ def set_aside(path: Path) -> Path | None:
 
 
 def _renamed(path: Path) -> Path:
-    if len(list(path.parent.glob(f"{path.name}.aside-*"))) >= ASIDE_MAX:
+    earlier = [one for one in path.parent.glob(f"{path.name}.aside-*") if not one.name.endswith(_JOURNAL)]
+    if len(earlier) >= ASIDE_MAX:
         raise HistoryUnusable(
             f"the history file {path} is broken, and {ASIDE_MAX} broken ones are beside it already: delete "
             f"{path.name}.aside-*"
         )
     aside = path.with_name(f"{path.name}.aside-{datetime.now(UTC):%Y%m%dT%H%M%S%f}")
     path.rename(aside)
-    journal = path.with_name(f"{path.name}-journal")
+    journal = path.with_name(path.name + _JOURNAL)
     if journal.exists():  # it belongs to the broken file, and would be applied to the new one
-        journal.rename(aside.with_name(f"{aside.name}-journal"))
+        journal.rename(aside.with_name(aside.name + _JOURNAL))
     return aside
 
 
