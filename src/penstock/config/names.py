@@ -20,6 +20,7 @@ SECTIONS: Mapping[str, str] = MappingProxyType(
         "metrics": "Metrics, and where they are served and sent.",
         "tracing": "Traces.",
         "alerts": "When a queue is lagging, and who is notified of failures.",
+        "web": "The dashboard.",
     }
 )
 """The sections of penstock.toml, each with a comment for it."""
