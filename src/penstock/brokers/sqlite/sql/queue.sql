@@ -301,6 +301,30 @@ WHERE queue_id = :queue_id AND id > :after
 ORDER BY id
 LIMIT :messages_max
 
+-- In the order of the index `messages_ready`, so that each page begins where the one before ended.
+-- name: peek_waiting
+SELECT id, body, enqueued_at, attributes, grp, state, receive_count, refunds, visible_at, leased_at, holder, tries
+FROM messages
+WHERE queue_id = :queue_id AND state = 0 AND (grp, id) > (:key, :id)
+ORDER BY grp, id
+LIMIT :messages_max
+
+-- In the order of the index `messages_waiting`. It has the states side by side: if many messages of the other state come
+-- first, their entries in the index are read, but not their rows.
+-- name: peek_unready
+SELECT id, body, enqueued_at, attributes, grp, state, receive_count, refunds, visible_at, leased_at, holder, tries
+FROM messages
+WHERE queue_id = :queue_id AND state <> 0 AND state = :state
+    AND (visible_at > :key OR (visible_at = :key AND id > :id))
+    AND visible_at >= :key
+ORDER BY visible_at, id
+LIMIT :messages_max
+
+-- name: find
+SELECT id, body, enqueued_at, attributes, grp, state, receive_count, refunds, visible_at, leased_at, holder, tries
+FROM messages
+WHERE id = :id AND queue_id = :queue_id
+
 -- name: purge
 DELETE FROM messages WHERE queue_id = :queue_id
 
