@@ -19,8 +19,8 @@ SECTIONS: Mapping[str, str] = MappingProxyType(
         "log": "The log.",
         "metrics": "Metrics, and where they are served and sent.",
         "tracing": "Traces.",
-        "alerts": "When a queue is lagging, and who is notified of failures.",
         "web": "The dashboard.",
+        "alerts": "When a queue is lagging, and who is notified of failures.",
     }
 )
 """The sections of penstock.toml, each with a comment for it."""
