@@ -280,7 +280,7 @@ class Broker(Protocol):
         """Return the message with this id in any state; None if the queue does not hold it.
 
         ``near`` is the `QueuedMessage.near` of the message when it was seen last. A broker without an index of ids
-        searches around it and in some thousands of messages; without it, it may not find a message that is there.
+        searches around it and in about a thousand messages of each state; without ``near``, it may miss a message.
         Requires `BrokerCapabilities.browsable`.
         """
         ...
@@ -351,6 +351,18 @@ class TriesEach(Protocol):
         """Return for each message its id or its error: a `ConfigurationError` if it can never be accepted.
 
         Raises an error of the queue only if no message was accepted.
+        """
+        ...
+
+
+@runtime_checkable
+class CountsReceives(Protocol):
+    """A broker on which every receive counts, also one that is released, and that may dead-letter by that count."""
+
+    def receives_max(self, queue: str) -> int | None:
+        """Return after how many receives the broker itself moves a message to the DLQ.
+
+        None if it does not, or if that cannot be read. Raises errors of the queue.
         """
         ...
 

@@ -248,6 +248,13 @@ class SqsBroker:
     def find(self, queue: str, id: str, *, near: str | None = None) -> QueuedMessage | None:  # noqa: ARG002
         raise _not_browsable(queue)
 
+    def receives_max(self, queue: str) -> int | None:
+        """Return the maxReceiveCount of the redrive policy as it is now; None if it has none or may not be read."""
+        with self._forgetting([queue]):
+            self._queues.forget(queue)
+            self._queues.find(queue)
+            return self._queues.receives_max(queue)
+
     def queue_names(self) -> Sequence[str]:
         """Return all queues of the account in this region, also those that Penstock does not use."""
         return self._queues.names()

@@ -9,9 +9,9 @@
 
 local CHUNK = 10 -- messages in one command, since a body may have a MiB
 local NEAR = 300 -- positions inspected around the last known one
-local SEARCH_MAX = 3000 -- messages inspected in a search without an index
+local SEARCH_MAX = 1000 -- messages inspected in a search without an index
 local STEPS_MAX = 20000 -- positions of lists read by a call, some milliseconds on the server
-local SEARCH_BYTES_MAX = 16777216
+local SEARCH_BYTES_MAX = 8388608
 local stream, base, now = KEYS[1], base_of(KEYS[1]), now_ms()
 local count, bytes_left = tonumber(ARGV[2]), tonumber(ARGV[3])
 local ring, delayed = base .. ':ring', base .. ':delayed'
@@ -213,15 +213,15 @@ local function find_in_flight(seq)
 end
 
 local function find_delayed(seq)
-  for rank = 0, SEARCH_MAX - 1, CHUNK do
-    local flat = redis.call('ZRANGE', delayed, rank, rank + CHUNK - 1, 'WITHSCORES')
+  for rank = 0, SEARCH_MAX - 1, 10 * CHUNK do
+    local flat = redis.call('ZRANGE', delayed, rank, rank + 10 * CHUNK - 1, 'WITHSCORES')
     for at = 1, #flat, 2 do
       if delayed_seq(flat[at]) == seq then
         return delayed_row(flat[at], flat[at + 1])
       end
       bytes_left = bytes_left - #flat[at]
     end
-    if #flat < 2 * CHUNK or bytes_left < 0 then
+    if #flat < 20 * CHUNK or bytes_left < 0 then
       return nil
     end
   end
