@@ -19,7 +19,9 @@ from functools import lru_cache
 from penstock.messaging.addresses import MASK
 
 _NESTED_MAX = 8  # JSON in a string in JSON in a string ...; deeper strings are replaced as a whole
-_SEPARATORS = r"[\W_]{0,3}"  # between the words of a name: api_key, api-key and apiKey are one name
+_NO_SEPARATORS = {ord(mark): None for mark in "-_."}  # in a name: api_key, api-key, api.key and apiKey are one
+_SPACES = re.compile(r"\s+")
+_INVISIBLE = re.compile("[\xad\u0300-\u036f\u061c\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff]")
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[^\W_A-Z]+|[^\W_]+")
 _NAME_CHARS_MAX = 200  # of a key; its last words decide
 _SKIPPED_MAX = 20_000  # tokens of a secret value that are scanned for its end, before the rest is cut
@@ -84,18 +86,16 @@ class Redaction:
     """
 
     names: tuple[str, ...]
-    _normal: frozenset[str] = field(init=False, repr=False)
-    _mention: re.Pattern[str] | None = field(init=False, repr=False)
+    _normal: frozenset[str] = field(init=False, repr=False)  # in the form of `_endings`
     _assignment: re.Pattern[str] | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        normal = frozenset("".join(words) for name in self.names if (words := _words(name)))
-        mentions = "|".join(sorted({_SEPARATORS.join(map(re.escape, _words(name))) for name in self.names} - {""}))
+        spelled = [words for name in self.names if (words := _words(name))]
+        normal = frozenset(separator.join(words) for words in spelled for separator in ("", " "))
         object.__setattr__(self, "_normal", normal)
-        object.__setattr__(self, "_mention", re.compile(mentions, re.IGNORECASE) if normal else None)
         # What follows the name in JSON, Python, headers, URLs and XML, up to the end of the line that has the value.
-        after = r"""(?P<before>[\w-]{0,40}[\s"'\\\])]{0,8}(?:[:=>]|%3[AaDd])\s{0,200})(?P<value>\S[^\n]*)"""
-        assignment = f"(?:{mentions}){after}"
+        after = r"""[\w-]{0,40}[\s"'\\\])]{0,8}(?:[:=>]|%3[AaDd])\s{0,200}(?P<value>\S[^\n]*)"""
+        assignment = f"(?:{'|'.join(sorted(map(_pattern, spelled)))}){after}"
         object.__setattr__(self, "_assignment", re.compile(assignment, re.IGNORECASE) if normal else None)
 
     def names_secret(self, name: str) -> bool:
@@ -112,19 +112,15 @@ class Redaction:
         return not any(name in letters for name in self._normal)
 
     def is_mentioned(self, text: str) -> bool:
-        """Return True if any of the names occurs in the text, also escaped as in JSON or with zero bytes between."""
-        if self._mention is None:
-            return False
-        if self._mention.search(text) is not None:
-            return True
-        plain = _unescaped(text)
-        return plain != text and self._mention.search(plain) is not None
+        """Return True if any of the names occurs in the text, in any spelling that would make a key secret."""
+        plain = _SPACES.sub(" ", _plain(text).casefold()).translate(_NO_SEPARATORS)
+        return any(name in plain for name in self._normal)
 
     def is_assigned(self, text: str) -> bool:
         """Return True if any of the names occurs in the text with something that looks like its value."""
         if self._assignment is None:
             return False
-        return any(self._assignment.search(form) is not None for form in {text, _unescaped(text)})
+        return any(self._assignment.search(form) is not None for form in {text, _plain(text)})
 
     def text(self, text: str) -> RedactedText:
         """Return a text such as a traceback, with the rest of the line after each name replaced.
@@ -315,28 +311,38 @@ def _end_of_space(text: str, at: int) -> int:
 
 def _words(name: str) -> list[str]:
     """Return the words of a name, in lower case: api and key for `api_key`, `API-Key` and `apiKey`."""
-    text = unicodedata.normalize("NFKC", name)
-    if not text.isascii():
-        text = "".join(letter for letter in text if unicodedata.category(letter) not in ("Cf", "Mn", "Me"))
-    return [word.casefold() for word in _WORDS.findall(text)]
+    return [word.casefold() for word in _WORDS.findall(_plain(name))]
 
 
 @lru_cache(maxsize=4096)
 def _endings(name: str) -> frozenset[str]:
-    """Return the last words of a name, joined: `my_api_key` ends in key, apikey and myapikey."""
-    words = _words(name[-_NAME_CHARS_MAX:])
-    return frozenset("".join(words[at:]) for at in range(len(words)))
+    """Return the last words of a name: `my_api_key` ends in key, apikey and myapikey, `my api key` in api key."""
+    found: list[str] = []
+    ending, start = "", 0
+    for match in reversed([*_WORDS.finditer(_plain(name[-_NAME_CHARS_MAX:]))]):
+        separator = match.string[match.end() : start] if ending else ""
+        between = " " if separator.isspace() else separator.translate(_NO_SEPARATORS)
+        ending, start = match[0].casefold() + between + ending, match.start()
+        found.append(ending)
+    return frozenset(found)
 
 
-def _unescaped(text: str) -> str:
-    """Return the text without zero bytes, as UTF-16 has them, and with \\u escapes resolved, also escaped ones."""
+def _pattern(words: Sequence[str]) -> str:
+    """Return the pattern of a name in a text, with any separators."""
+    return r"[-_.\s]?".join("[-_.]?".join(map(re.escape, word)) for word in words)
+
+
+def _plain(text: str) -> str:
+    """Return the text as a reader of it may see it: without zero bytes, as UTF-16 has them, without characters that are
+    invisible, with \\u escapes resolved, also escaped ones, and with full-width letters as usual ones.
+    """
     if "\0" in text:
         text = text.replace("\0", "")
     for _ in range(_NESTED_MAX):
         if "\\u" not in text:
             break
         text = _ESCAPE.sub(lambda found: chr(int(found[1], 16)), text)
-    return text
+    return text if text.isascii() else _INVISIBLE.sub("", unicodedata.normalize("NFKC", text))
 
 
 def _may_continue(value: str) -> bool:
