@@ -16,6 +16,7 @@ from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import DeadLetter, Release
 from penstock.web import dashboard, messages
+from penstock.web.texts import texts_in
 
 SECRET = "hunter2"
 
@@ -82,6 +83,11 @@ def test_each_state_has_its_list_with_links_to_the_messages(site: Site) -> None:
     assert "/worker?id=worker-7" in leased.values("a", "href")
 
 
+def test_every_text_that_is_chosen_by_a_value_has_its_japanese() -> None:
+    japanese = texts_in("ja").translations
+    assert {*messages.STATES.values(), *messages.ENDS.values(), "other"} <= japanese.keys()
+
+
 def test_lists_change_nothing(site: Site) -> None:
     site.send(b"{}", b"{}")
     before = site.broker.stats("orders")
@@ -111,7 +117,7 @@ def test_long_lists_have_pages(site: Site, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("language", ["en", "ja"])
-def test_empty_lists_say_what_that_means(site: Site, language: str) -> None:
+def test_empty_lists_explain_themselves(site: Site, language: str) -> None:
     (id,) = site.send(b"x")
     site.broker.discard("orders", [id])
     site.client.cookies.set("penstock_language", language)
@@ -135,7 +141,7 @@ def test_empty_lists_say_what_that_means(site: Site, language: str) -> None:
         ("/message/body?queue=orders&id=1", 404, "does not hold the message 1"),
     ],
 )
-def test_wrong_addresses_say_what_is_wrong(site: Site, path: str, status: int, text: str) -> None:
+def test_wrong_addresses_are_explained(site: Site, path: str, status: int, text: str) -> None:
     site.send(b"x")
     response = site.client.get(path)
     assert response.status_code == status
@@ -151,7 +157,7 @@ def test_nothing_is_received_by_hand_made_requests(site: Site) -> None:
     assert site.broker.stats("orders").visible == 1
 
 
-def test_one_message_shows_what_is_known_about_it(site: Site) -> None:
+def test_one_message_shows_its_details(site: Site) -> None:
     attributes = {
         "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
         "penstock-type": "order",

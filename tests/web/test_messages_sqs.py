@@ -81,7 +81,7 @@ def send(site: Site, *bodies: str, queue: str = "orders", group: str | None = No
     return site.broker.send(queue, [Outgoing(body=body.encode(), group=group) for body in bodies])
 
 
-def test_the_page_says_what_peeking_costs_and_receives_nothing(site: Site) -> None:
+def test_the_page_states_the_cost_of_peeking_and_receives_nothing(site: Site) -> None:
     send(site, '{"n": 1}')
     page = site.page()
     for text in ("without receiving them", "grows by one", "redrive policy", "audit log", "Receive up to 10 messages"):

@@ -416,6 +416,9 @@ class Settings(BaseSettings):
         default_factory=lambda: list(REDACTED),
         description="The JSON keys and attributes whose values the dashboard replaces by ***, at any depth.",
     )
+    worker_web: Annotated[str | None, ADVANCED] = Field(
+        None, description="HOST:PORT where a worker serves the dashboard. Unset: not served."
+    )
     web_address: str = Field("127.0.0.1:8321", description="HOST:PORT where `penstock web` serves the dashboard.")
 
     kill_at: Annotated[str | None, HIDDEN] = Field(

@@ -1,7 +1,7 @@
-"""Look at messages in their queues: what one message says of itself, and peeking where that is a receive.
+"""Look at messages in their queues: the details of one message, and peeking where that is a receive.
 
 - `check_queue`: the queues that may be looked at
-- `details_of`: what a message's attributes and its queue tell about it
+- `details_of`: facts from a message's attributes and its queue
 - `peek_cost`, `receive_to_peek`: peeking on SQS, which has no other way than to receive messages and release them
 """
 
@@ -34,7 +34,7 @@ _TRACE_PARENT_PARTS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageDetails:
-    """What is known about one message besides its place in the queue. Texts come from its sender."""
+    """Facts about one message besides its place in the queue. Texts come from its sender."""
 
     trace_id: str | None
     type: str | None
@@ -52,7 +52,7 @@ class MessageDetails:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeekCost:
-    """What a receive does to the messages of a queue that cannot be browsed."""
+    """The effects of a receive on the messages of a queue that cannot be browsed."""
 
     receives_max: int | None  # of the redrive policy; None: it has none, or it may not be read
     is_fifo: bool  # groups wait while one of their messages is received

@@ -59,7 +59,7 @@ class Part(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class JsonPiece:
     """A token, or a whole value that was replaced. ``start`` and ``end`` are its place in the source."""
 
     part: Part
@@ -140,7 +140,7 @@ class Redaction:
         return RedactedText(text="".join([*found, text[at:]]), redacted=count)
 
 
-def pieces(text: str, redaction: Redaction, *, nested: int = 0, chars_max: int | None = None) -> Iterator[Piece]:
+def pieces(text: str, redaction: Redaction, *, nested: int = 0, chars_max: int | None = None) -> Iterator[JsonPiece]:
     """Yield the tokens of a JSON text, without white space, in which each secret value is one piece.
 
     Raises `NotJson` where the text stops being JSON: pieces before it were yielded already. ``chars_max`` limits the
@@ -221,7 +221,7 @@ def _space_before(part: Part, before: Part | None, depth: int) -> str:
     return "\n" + _INDENT * min(depth, _INDENT_MAX)
 
 
-def _tokens(text: str) -> Iterator[Piece]:
+def _tokens(text: str) -> Iterator[JsonPiece]:
     """Yield the tokens of one JSON value. Raises `NotJson`. Keeps one character per open bracket, and nothing else."""
     open_brackets: list[str] = []
     expected = frozenset({"value"})
@@ -233,7 +233,7 @@ def _tokens(text: str) -> Iterator[Piece]:
         token, start = match[0], at
         part, expected = _step(match.lastgroup == "mark", token, expected, open_brackets)
         at = _end_of_space(text, match.end())
-        yield Piece(part, token, start, match.end())
+        yield JsonPiece(part, token, start, match.end())
     if open_brackets or expected:
         raise NotJson
 
@@ -274,7 +274,7 @@ def _after_value(open_brackets: Sequence[str]) -> frozenset[str]:
     return _AFTER_VALUE_IN_OBJECT if open_brackets[-1] == "{" else _AFTER_VALUE_IN_LIST
 
 
-def _inspected(piece: Piece, redaction: Redaction, nested: int, chars_max: int | None) -> Piece:
+def _inspected(piece: JsonPiece, redaction: Redaction, nested: int, chars_max: int | None) -> JsonPiece:
     """Return a string value, without the secrets in it: it may hold JSON itself, as the envelopes of SNS do."""
     if not redaction.names or len(piece.text) <= 3:
         return piece
@@ -288,13 +288,13 @@ def _inspected(piece: Piece, redaction: Redaction, nested: int, chars_max: int |
         except NotJson:
             return _masked(piece.start, piece.end) if redaction.is_mentioned(text[:inspected_max]) else piece
         if inner.redacted or inner.cut:
-            return Piece(Part.VALUE, json.dumps(inner.text), piece.start, piece.end, redacted=inner.redacted > 0)
+            return JsonPiece(Part.VALUE, json.dumps(inner.text), piece.start, piece.end, redacted=inner.redacted > 0)
         return piece
     return _masked(piece.start, piece.end) if redaction.is_assigned(text[:inspected_max]) else piece
 
 
-def _masked(start: int, end: int) -> Piece:
-    return Piece(Part.VALUE, f'"{MASK}"', start, end, redacted=True)
+def _masked(start: int, end: int) -> JsonPiece:
+    return JsonPiece(Part.VALUE, f'"{MASK}"', start, end, redacted=True)
 
 
 def _string(token: str) -> str:
@@ -334,7 +334,7 @@ def _pattern(words: Sequence[str]) -> str:
 
 def _plain(text: str) -> str:
     """Return the text as a reader of it may see it: without zero bytes, as UTF-16 has them, without characters that are
-    invisible, with \\u escapes resolved, also escaped ones, and with full-width letters as usual ones.
+    invisible, with \\u escapes resolved, also escaped ones, and with full-width characters as usual ones.
     """
     if "\0" in text:
         text = text.replace("\0", "")

@@ -23,7 +23,6 @@ from penstock.operations.queued_messages import (
     PEEK_LEASE_SECONDS,
     PEEK_MESSAGES_MAX,
     RECEIVES_MIN,
-    PeekCost,
     check_queue,
     details_of,
     peek_cost,
@@ -45,6 +44,7 @@ from penstock.web.security import action, user_of
 
 PAGE = 100
 BEGINNING_CHARS = 120  # of each body in a list
+BEGINNING_BYTES = 16  # of one that is not text
 STATES = {
     QueuedState.WAITING: "waiting",
     QueuedState.IN_FLIGHT: "in flight",
@@ -64,7 +64,8 @@ class MessageRow:
     """A message in a list."""
 
     queued: QueuedMessage
-    beginning: Markup  # of its body
+    beginning: Markup  # of its body; empty if that is hidden
+    hidden: bool
     address: str
 
 
@@ -96,7 +97,10 @@ def show_messages(request: Request) -> HTMLResponse:
         browsable=browsable,
         received=received,
         was_received=bool(key),
-        **_costs(cost),
+        cost=cost,
+        receives_min=RECEIVES_MIN,
+        peek_max=PEEK_MESSAGES_MAX,
+        peek_lease_seconds=PEEK_LEASE_SECONDS,
     )
 
 
@@ -210,7 +214,11 @@ def _row(request: Request, queue: str, queued: QueuedMessage, key: str, settings
     address = url(
         request, "/message", queue=queue, id=queued.message.id, near=queued.near or None, received=key or None
     )
-    return MessageRow(queued=queued, beginning=Markup(escape(" ".join(shown.text.split()))), address=address)
+    is_hex = shown.form is BodyForm.HEX
+    beginning = queued.message.body[:BEGINNING_BYTES].hex(" ") if is_hex else " ".join(shown.text.split())
+    return MessageRow(
+        queued=queued, beginning=Markup(escape(beginning)), hidden=shown.hidden is not None, address=address
+    )
 
 
 def _list_address(request: Request, queue: str, state: QueuedState, after: str | None = None) -> str:
@@ -227,15 +235,6 @@ def _counts(request: Request, queue: str) -> dict[QueuedState, int]:
         QueuedState.WAITING: found.visible,
         QueuedState.IN_FLIGHT: found.in_flight,
         QueuedState.DELAYED: found.delayed,
-    }
-
-
-def _costs(cost: PeekCost | None) -> dict[str, object]:
-    return {
-        "cost": cost,
-        "receives_min": RECEIVES_MIN,
-        "peek_max": PEEK_MESSAGES_MAX,
-        "peek_lease_seconds": PEEK_LEASE_SECONDS,
     }
 
 

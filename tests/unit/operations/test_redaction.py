@@ -126,7 +126,7 @@ def test_a_text_is_json_for_the_scanner_as_for_pythons_parser(text: str) -> None
      "tru", "nulll", "[1]]", "[[1]",
      '{"a":1', '"a', '"\\x"', '"\\u12"', '"\n"', "{]", "[}", "1 1", "\ufeff1", "'a'", "//", "[1]//"],
 )  # fmt: skip
-def test_what_is_not_json_is_refused(text: str) -> None:
+def test_a_text_that_is_not_json_is_refused(text: str) -> None:
     with pytest.raises(NotJson):
         compact(text, REDACTION)
 
@@ -192,7 +192,7 @@ def test_json_in_many_strings_hides_its_secret(depth: int) -> None:
     assert SECRET not in compact(json.dumps(value), REDACTION).text
 
 
-def test_a_secret_that_is_very_long_ends_what_is_shown() -> None:
+def test_a_very_long_secret_ends_the_shown_part() -> None:
     body = b'{"token": [' + b"1," * 100_000 + b'1], "a": "not reached"}'
     shown = shown_body(message(body), SETTINGS)
     assert (shown.form, shown.cut, shown.text) == (BodyForm.JSON, True, '{\n  "token": "***"')
