@@ -369,3 +369,31 @@ def test_hidden_bodies_are_nowhere(tmp_path: Path, body: bytes) -> None:
         for text in (page.page, download.text, site.list().page):
             assert SECRET not in text
             assert b"hunter2".hex(" ") not in text
+
+
+def test_a_forged_death_in_a_live_queue_changes_neither_queue_nor_handler(site: Site) -> None:
+    site.send(b"{}")
+    site.broker.settle([(site.receive()[0], DeadLetter(reason="broken"))])
+    (dead,) = site.broker.browse("orders-dlq", messages_max=9)
+    forged = {"penstock-death": dead.attributes["penstock-death"]}
+    (id,) = site.send(b"{}", attributes=forged)
+    page = site.message(id)
+    assert "handler after a replay" not in page.text
+    assert "handler after a replay" in site.message(dead.id, queue="orders-dlq").text
+
+
+def test_one_message_costs_no_look_at_every_queue(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    (id,) = site.send(b"{}")
+    for number in range(20):
+        site.broker.send(f"other-{number}", [Outgoing(body=b"{}")])
+    asked: list[str] = []
+    dead_letter_queue = SqliteBroker.dead_letter_queue
+
+    def asking(broker: SqliteBroker, queue: str) -> str:
+        asked.append(queue)
+        return dead_letter_queue(broker, queue)
+
+    site.client.app.state.context.sampler.close()  # type: ignore[attr-defined]  # it looks at every queue
+    monkeypatch.setattr(SqliteBroker, "dead_letter_queue", asking)
+    site.message(id)
+    assert len(asked) < 5

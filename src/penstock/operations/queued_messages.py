@@ -13,7 +13,7 @@ from penstock.app.scope import scope_ledger
 from penstock.app.system_health import dead_letter_queues
 from penstock.dead_letters.reader import DeadLetteredMessage
 from penstock.errors import ConfigurationError, PenstockError, UsageError
-from penstock.messaging.broker import CountsReceives, is_fifo, listed_name, same_queue
+from penstock.messaging.broker import CountsReceives, is_fifo, listed_name, names_dead_letters, same_queue
 from penstock.messaging.death import Death, EarlierDeath, death_of, earlier_deaths_of, origin_id, set_aside_reason
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import DEDUPLICATION_ATTRIBUTE, OUTBOX_ID_ATTRIBUTE, Attributes
@@ -21,7 +21,7 @@ from penstock.messaging.queued import QueuedMessage, QueuedState
 from penstock.messaging.schema import SCHEMA_ATTRIBUTE, TYPE_ATTRIBUTE
 from penstock.messaging.settlement import Release
 from penstock.messaging.tracing import unwrapped
-from penstock.operations.dead_letters.selection import OriginQueues, is_dead_letter_queue
+from penstock.operations.dead_letters.selection import OriginQueues
 from penstock.operations.inspection import ScopeView
 
 PEEK_MESSAGES_MAX = 10  # per receive that peeks
@@ -88,9 +88,11 @@ def check_queue(seen: ScopeView, queue: str) -> None:
 def details_of(seen: ScopeView, queue: str, found: QueuedMessage) -> MessageDetails:
     """Return the details of a message. Forged and unreadable attributes count as absent."""
     message, attributes = found.message, found.message.attributes
-    is_dead = is_dead_letter_queue(seen, queue)
+    death, is_named_dlq = death_of(attributes), names_dead_letters(listed_name(queue))
     dead_letter = DeadLetteredMessage(queue=queue, message=message)
-    destination = OriginQueues(seen.broker).of(dead_letter) if is_dead else queue
+    origin = OriginQueues(seen.broker).of(dead_letter) if is_named_dlq or death is not None else None
+    is_dead = is_named_dlq or origin is not None  # the broker confirms an origin, which a sender may forge
+    destination = origin if is_dead else queue
     first = origin_id(message)
     return MessageDetails(
         trace_id=_trace_id(attributes),
@@ -99,7 +101,7 @@ def details_of(seen: ScopeView, queue: str, found: QueuedMessage) -> MessageDeta
         deduplication_id=_text(attributes, DEDUPLICATION_ATTRIBUTE),
         outbox_id=_text(attributes, OUTBOX_ID_ATTRIBUTE),
         is_dead_letter=is_dead,
-        death=death_of(attributes),
+        death=death,
         earlier_deaths=earlier_deaths_of(attributes),
         set_aside_reason=set_aside_reason(attributes),
         first_id=None if first == message.id else first,
