@@ -44,6 +44,21 @@ JOBS = ("replay", "monitor", "cleanup", "reconcile", "archive", "gc", "compact",
 """The background jobs of workers."""
 _ALL_JOBS, _NO_JOBS, _ONLY_JOBS = "all", "none", "only"  # the other values of `worker.jobs`
 
+REDACTED = (
+    "password",
+    "passwd",
+    "secret",
+    "token",
+    "authorization",
+    "api_key",
+    "access_key",
+    "secret_key",
+    "private_key",
+    "credentials",
+    "cookie",
+)
+"""The names of secrets in bodies and attributes, unless `web.redact` has others."""
+
 MetricsExport = Literal["otel", "emf", "cloudwatch"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -197,6 +212,7 @@ EXAMPLES: Mapping[str, object] = MappingProxyType(
         "web_users": {"ann": "scrypt:32768:8:3:c2FsdHNhbHRzYWx0c2FsdA:aGFzaGhhc2hoYXNoaGFzaGhhc2hoYXNoaGFzaGhhc2g"},
         "web_proxy_addresses": ["10.0.0.0/8"],
         "web_operators": ["ann"],
+        "web_redact": ["password", "token", "card_number"],
     }
 )
 """The settings that are JSON in the environment, each with an example."""
@@ -447,6 +463,13 @@ class Settings(BaseSettings):
         default_factory=list, description="Chats and mailboxes that receive failures, as Apprise URLs."
     )
 
+    web_hide_bodies: bool = Field(
+        False, description="The dashboard shows no bodies and no attribute values, and offers no download of them."
+    )
+    web_redact: Annotated[list[str], ADVANCED] = Field(
+        default_factory=lambda: list(REDACTED),
+        description="The JSON keys and attributes whose values the dashboard replaces by ***, at any depth.",
+    )
     worker_web: Annotated[str | None, ADVANCED] = Field(
         None, description="HOST:PORT where a worker serves the dashboard. Unset: not served."
     )

@@ -23,7 +23,7 @@ from penstock.errors import TemporaryError, UserError
 from penstock.events import Listener, ignore
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.operations.status.watch import StatusWatch
-from penstock.web import audit, overview, queues, workers
+from penstock.web import audit, messages, overview, queues, workers
 from penstock.web.access import AccessControl, Authenticator, MountedAccess, Roles, UserFunction
 from penstock.web.charts import ChartSource, Sparklines
 from penstock.web.context import DashboardContext, ViewPool, context_of
@@ -109,6 +109,7 @@ def routes() -> Sequence[BaseRoute]:
         *queues.ROUTES,
         *workers.ROUTES,
         *audit.ROUTES,
+        *messages.ROUTES,
         Route("/events", _events),
         form_route("/preferences", _set_preferences),
         Mount("/static", StaticFiles(directory=str(files("penstock.web") / "static")), name="static"),
