@@ -81,7 +81,7 @@ def _print(found: "Status", scope: Scope) -> None:
 def _of_table(found: "Status") -> Mapping[str, object]:
     return {
         "table": f"{found.table} ({_version(found)})",
-        "objects": _objects(found.objects, found.objects_replaced),
+        "objects": _objects(found),
         "batches": _batches(found.batches_committed, found.batches_unpublished) + _replaced(found),
         "reconciled": _reconciled(found.pipelines[0]) if found.pipelines else "",
         "other writers": _other_writers(found.pipelines[0]) if found.pipelines else "",
@@ -108,7 +108,7 @@ def _of_app(found: "Status", *, ledger: str) -> Mapping[str, object]:
 
 def _pipeline(pipeline: "PipelineStatus") -> str:
     table = "" if pipeline.table is None else f"; table {pipeline.table} ({_version(pipeline)})"
-    objects = _objects(pipeline.objects, pipeline.objects_replaced)
+    objects = _objects(pipeline)
     reconciled = f"; reconciled: {text}" if (text := _reconciled(pipeline)) else ""
     batches = _batches(pipeline.batches_committed, pipeline.batches_unpublished) + _replaced(pipeline)
     overdue = f"; overdue: {pipeline.objects_overdue:,}" if pipeline.objects_overdue else ""
@@ -160,11 +160,12 @@ def _version(found: "Status | PipelineStatus") -> str:
     return f"{found.table_format}, {'no version yet' if version is None else f'version {version}'}"
 
 
-def _objects(counts: Mapping[ObjectState, int], replaced: int) -> str:
-    texts = {state: f"{count:,} {state}" for state, count in counts.items() if count}
-    if replaced:
-        texts[ObjectState.DEAD] += f" ({replaced:,} of them replaced by a later version)"
-    return ", ".join(texts.values()) or "none"
+def _objects(found: "Status | PipelineStatus") -> str:
+    texts = {state: f"{count:,} {state}" for state, count in found.objects.items() if count}
+    if found.objects_replaced:
+        texts[ObjectState.DEAD] += f" ({found.objects_replaced:,} of them replaced by a later version)"
+    shown = ", ".join(texts.values()) or "none"
+    return f"{shown} (counted by version, a changed object several times)" if found.replaced_objects else shown
 
 
 def _batches(committed: int, unpublished: int | None) -> str:
