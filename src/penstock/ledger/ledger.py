@@ -20,6 +20,7 @@ from penstock.ledger.dialects import dialect_for
 from penstock.ledger.dialects.sqlite import is_in_memory
 from penstock.ledger.known_ids import IDS_END, KnownIds
 from penstock.ledger.migrate import migrate
+from penstock.ledger.object_lists import ObjectLists
 from penstock.ledger.owners import Owners
 from penstock.ledger.pipelines import Pipelines, ReconcileResult, Reconciliation, Reconciliations
 from penstock.ledger.progress import PublishProgress, TaskProgress
@@ -76,6 +77,7 @@ class Ledger:
         self.replays = Replays(database)  # replays of dead-lettered messages
         self.audits = Audits(database)  # operators' actions on queues
         self.quarantines = Quarantines(database)  # the bad lines of objects, and what became of them
+        self.lists = ObjectLists(database)  # objects for people, page by page
         self.ages = LedgerAges(database)  # waiting times of objects and batches
         self.table_commits = TableCommits(database)  # the last commits of the tables
         self._reconciliations = Reconciliations(database)
