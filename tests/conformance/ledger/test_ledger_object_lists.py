@@ -143,7 +143,7 @@ INDEXES = ("ix_objects_attempt", "ix_objects_state")
 
 def test_objects_are_found_by_the_indexes_of_attempts_and_states(harness: LedgerHarness) -> None:
     if (engine := harness.ledger.database.engine).dialect.name == "postgresql":
-        # So few rows are on a few pages, which it would read as a whole; the question is whether the indexes can be used.
+        # It reads so few rows as a whole, if it may; the question is whether the indexes can be used.
         event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("SET LOCAL enable_seqscan = off"))
     for start in range(0, CROWD, 1_000):
         harness.process(*(f"crowd {number}" for number in range(start, start + 1_000)))
