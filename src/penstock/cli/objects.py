@@ -16,7 +16,6 @@ from penstock.cli.objects_retry import retry
 from penstock.cli.options import duration_if, grouped_options, object_uri
 from penstock.cli.output import (
     Json,
-    advice_in,
     moment,
     print_fields,
     print_json,
@@ -37,6 +36,7 @@ from penstock.ledger.records import (
 )
 from penstock.messaging.wording import counted
 from penstock.objects.replays import is_replay
+from penstock.operations.advice import advice_in
 from penstock.operations.archived_objects import ArchivedVersion, archived_objects, find_archived
 from penstock.operations.inspection import ScopeView, view
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from penstock.cli.output import advice, printable, talk
+from penstock.cli.output import printable, talk
 from penstock.events import (
     BatchClaimed,
     BatchCommitted,
@@ -42,6 +42,7 @@ from penstock.events import (
     WorkerStopped,
 )
 from penstock.messaging.wording import counted, worded
+from penstock.operations.advice import advice
 
 if TYPE_CHECKING:
     from penstock.app.pipelines.running import RunReport

@@ -9,13 +9,14 @@ from penstock.app.registry import SERVING
 from penstock.app.scope import Scope
 from penstock.cli.exits import CHECK_FOUND_PROBLEMS
 from penstock.cli.options import grouped_options
-from penstock.cli.output import Json, advice_for_several, advice_in, moment, print_fields, print_json, printable
+from penstock.cli.output import Json, moment, print_fields, print_json, printable
 from penstock.cli.queues import age_of
 from penstock.cli.status_documents import document_of, document_of_all
 from penstock.cli.where import ScopeOptions
 from penstock.errors import UsageError
 from penstock.ledger.records import ObjectState
 from penstock.messaging.wording import counted
+from penstock.operations.advice import advice_for_several, advice_in
 from penstock.operations.status.status import read_status
 
 if TYPE_CHECKING:
