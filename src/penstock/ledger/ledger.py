@@ -12,6 +12,7 @@ from typing import Self
 from penstock.ledger.abandonments import Abandonments
 from penstock.ledger.adoptions import Adoptions
 from penstock.ledger.archive import Archives
+from penstock.ledger.batch_lists import BatchLists
 from penstock.ledger.claims import Claims
 from penstock.ledger.commits import Commits
 from penstock.ledger.database import Database, parsed_url
@@ -78,6 +79,7 @@ class Ledger:
         self.audits = Audits(database)  # operators' actions on queues
         self.quarantines = Quarantines(database)  # the bad lines of objects, and what became of them
         self.lists = ObjectLists(database)  # objects for people, page by page
+        self.batch_lists = BatchLists(database)  # batches for people, without their files
         self.ages = LedgerAges(database)  # waiting times of objects and batches
         self.table_commits = TableCommits(database)  # the last commits of the tables
         self._reconciliations = Reconciliations(database)
