@@ -134,6 +134,7 @@ class DeadLetterSelection:
             "tier": self.tier,
             "handler": wanted.handler,
             "error": wanted.error,
+            "group": wanted.group,
             "older_than_seconds": wanted.older_than_seconds,
             "younger_than_seconds": wanted.younger_than_seconds,
             "attributes": dict(wanted.attributes),
