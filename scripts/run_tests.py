@@ -52,6 +52,7 @@ TOOLS = {
     "pg_ctlcluster": "postgresql",  # the server itself is outside PATH; Debian's own cluster listens to localhost alone
     "promtool": "prometheus",  # the server comes with it, and tests start it themselves
     "node": "nodejs npm",  # outside Debian, npm comes with Node, and Debian's npm does not work with such a Node
+    "chromium": "chromium",  # shows the dashboard
 }
 
 

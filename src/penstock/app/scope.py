@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.app.app import App
 from penstock.app.backends import file_ledger, ledger_exists, open_ledger
 from penstock.app.brokers import broker_exists, file_broker
 from penstock.app.loading import load_app
@@ -229,7 +230,6 @@ def _of_table(where: TablePaths, options: str = "") -> Scope:
 
 
 def _of_app(request: ScopeRequest, *, make: bool) -> Scope:
-
     app = load_app(request.app) if request.app is not None else None
     settings = load_settings() if app is None else app.settings
     if request.state is not None:
@@ -239,22 +239,30 @@ def _of_app(request: ScopeRequest, *, make: bool) -> Scope:
             f"The app has no state yet ({_addresses(settings)}): the first message that is sent, or the first worker, "
             "makes it."
         )
-    pipelines = () if app is None else app.pipelines
-    tables = {one.name: declared_table_paths(one.name, one.declaration.sink.address, settings) for one in pipelines}
+    if app is not None:
+        return scope_of(app, settings=settings, pipeline=request.pipeline, options=request.options)
     name = request.pipeline or ""
-    if app is None and name.startswith((S3, LOCAL)):  # `penstock ingest` names its pipelines by address
-        tables = {name: table_paths(name, settings.data_dir, aws=settings.aws)}
-    services = () if app is None else app.services
+    is_address = name.startswith((S3, LOCAL))  # `penstock ingest` names its pipelines by address
+    tables = {name: table_paths(name, settings.data_dir, aws=settings.aws)} if is_address else {}
+    return Scope(settings=settings, pipeline=request.pipeline, tables=tables, options=request.options)
+
+
+def scope_of(app: App, *, settings: Settings | None = None, pipeline: str | None = None, options: str = "") -> Scope:
+    """Return the scope of an app. ``settings`` replace its own, and ``options`` select it in another command."""
+    settings = settings or app.settings
+    services = app.services
     return Scope(
         settings=settings,
-        pipeline=request.pipeline,
-        tables=tables,
+        pipeline=pipeline,
+        tables={
+            one.name: declared_table_paths(one.name, one.declaration.sink.address, settings) for one in app.pipelines
+        },
         tableless=frozenset(one.name for one in services if isinstance(one, ObjectService)),
         served={one.name: one.queue_name for one in services},
-        names=None if app is None else object_names(app, app.services, only=request.pipeline),
-        on_error=None if app is None else app.on_error,
+        names=object_names(app, services, only=pipeline),
+        on_error=app.on_error,
         recorded=[one.name for one in services if needs_ledger(one)],
-        options=request.options,
+        options=options,
     )
 
 

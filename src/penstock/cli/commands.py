@@ -20,6 +20,9 @@ COMMANDS = (
         help="Report problems with queues, workers and pipelines.",
     ),
     LazyCommand(
+        name="web", panel=INSPECT, target="penstock.cli.web:web", help="Serve the dashboard until Ctrl-C or SIGTERM."
+    ),
+    LazyCommand(
         name="queues", panel=INSPECT, target="penstock.cli.queues:app", help="List, pause, resume and purge queues."
     ),
     LazyCommand(

@@ -393,6 +393,8 @@ class Settings(BaseSettings):
         default_factory=list, description="Chats and mailboxes that receive failures, as Apprise URLs."
     )
 
+    web_address: str = Field("127.0.0.1:8321", description="HOST:PORT where `penstock web` serves the dashboard.")
+
     kill_at: Annotated[str | None, HIDDEN] = Field(
         None, description="For crash tests: SIGKILL the process group at this step, `step` or `step:n`."
     )

@@ -1,0 +1,80 @@
+"""`penstock web`: serve the dashboard of an app, or of a table."""
+
+import threading
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli.apps import AppArgument
+from penstock.cli.exits import stoppable
+from penstock.cli.options import grouped_options
+from penstock.cli.output import Json, print_json, printable, talk
+from penstock.cli.where import ScopeOptions
+from penstock.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from penstock.app.scope import Scope
+    from penstock.web.server import WebServer
+
+PACKAGES = ("starlette", "jinja2", "uvicorn", "sse_starlette", "python_multipart")
+
+
+@grouped_options
+def web(
+    where: ScopeOptions,
+    app: AppArgument = None,
+    address: Annotated[
+        str | None,
+        typer.Option("--address", metavar="HOST:PORT", help="Listen here; default: web.address."),
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Serve the dashboard until Ctrl-C or SIGTERM.
+
+    Pages about queues, dead letters, objects, batches and workers, which refresh themselves, with the actions of the
+    commands. Addresses of other hosts need users: see web.users and web.proxy_header.
+    """
+    require_web()
+    where = where.with_names(app)
+    scope = where.scope(make=True)
+    with stoppable() as stop:
+        server = dashboard_server(scope, address, title=where.request.app if scope.table is None else None)
+        server.open()
+        try:
+            if json_:
+                print_json({"url": server.url})
+            talk(printable(f"The dashboard is at {server.url} - Ctrl-C ends it."))
+            stopped = threading.Event()
+            with stop.watched_by(stopped):
+                while not stop.requested:
+                    stopped.wait()
+                    stopped.clear()
+        finally:
+            server.close()
+
+
+def dashboard_server(scope: "Scope", address: str | None = None, *, title: str | None = None) -> "WebServer":
+    """Return the server of a scope's dashboard, at this address or that of the settings.
+
+    Raises `ConfigurationError` for an address that is none, or that may not be served without users.
+    """
+    from penstock.monitoring.endpoint import address_of
+    from penstock.web.dashboard import dashboard
+    from penstock.web.security import check_access
+    from penstock.web.server import WebServer
+
+    setting = "web.address" if address is None else "--address"
+    parsed = address_of(scope.settings.web_address if address is None else address, setting=setting)
+    check_access(scope.settings, parsed)
+    return WebServer(dashboard(scope, title=title), address=parsed, setting=setting)
+
+
+def require_web() -> None:
+    """Raise `ConfigurationError`, naming the extra, if a package of the dashboard is missing. Imports nothing."""
+    missing = [name for name in PACKAGES if find_spec(name) is None]
+    if missing:
+        raise ConfigurationError(
+            f"The dashboard needs packages of its own, and {', '.join(missing)} cannot be found here: run pip install "
+            "'penstock[web]'."
+        )

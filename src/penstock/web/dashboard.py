@@ -1,0 +1,134 @@
+"""The dashboard as a Starlette application: its routes, its error pages, and its life."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from importlib.resources import files
+
+from sse_starlette import EventSourceResponse, ServerSentEvent
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from penstock.app.app import App
+from penstock.app.brokers import capabilities_of
+from penstock.app.scope import Scope, scope_of
+from penstock.errors import TemporaryError, UserError
+from penstock.messaging.clock import Clock, SystemClock
+from penstock.operations.status.watch import StatusWatch
+from penstock.web import overview
+from penstock.web.context import DashboardContext, ViewPool, context_of
+from penstock.web.rendering import LANGUAGE_COOKIE, THEME_COOKIE, THEMES, render, url
+from penstock.web.sampling import Sampler
+from penstock.web.texts import LANGUAGES
+
+EVERY_SECONDS = 2.0  # between two readings
+EVERY_SECONDS_BILLED = 15.0  # if each reading is billed
+PREFERENCE_SECONDS = 365 * 86_400
+PING_SECONDS = 15
+
+
+def dashboard(target: App | Scope, *, title: str | None = None, clock: Clock | None = None) -> Starlette:
+    """Return the dashboard of an app as an ASGI application, to be served or mounted.
+
+    A parent application has to run its lifespan; Starlette and FastAPI do not do that for mounted applications:
+
+        @asynccontextmanager
+        async def lifespan(parent):
+            async with pages.router.lifespan_context(pages):
+                yield
+
+        pages = dashboard(shop.app)
+        parent = FastAPI(lifespan=lifespan)
+        parent.mount("/penstock", pages)
+    """
+    scope = scope_of(target) if isinstance(target, App) else target
+    context = _context(scope, title=title or target.name, clock=clock or SystemClock())
+    application = Starlette(
+        routes=routes(),
+        exception_handlers={
+            HTTPException: _show_http_error,
+            UserError: _show_user_error,
+            TemporaryError: _show_unavailable,
+        },
+        lifespan=_lifespan,
+    )
+    application.state.context = context
+    return application
+
+
+def routes() -> Sequence[BaseRoute]:
+    """Return the routes of all pages."""
+    return [
+        *overview.ROUTES,
+        Route("/events", _events),
+        Route("/preferences", _set_preferences, methods=["POST"]),
+        Mount("/static", StaticFiles(directory=str(files("penstock.web") / "static")), name="static"),
+    ]
+
+
+def _context(scope: Scope, *, title: str, clock: Clock) -> DashboardContext:
+    billed = capabilities_of(scope.settings).stats_are_billed
+    watch = StatusWatch(scope, clock=clock)
+    sampler = Sampler(watch.read, every_seconds=EVERY_SECONDS_BILLED if billed else EVERY_SECONDS, clock=clock)
+    views = ViewPool(scope, clock=clock)
+    return DashboardContext(title=title, scope=scope, clock=clock, sampler=sampler, views=views)
+
+
+@asynccontextmanager
+async def _lifespan(application: Starlette) -> AsyncIterator[None]:
+    context: DashboardContext = application.state.context
+    context.sampler.start()
+    try:
+        yield
+    finally:
+        context.close()
+
+
+async def _events(request: Request) -> EventSourceResponse:
+    """Stream an event for each new reading; the page then fetches its live part."""
+
+    async def events() -> AsyncIterator[ServerSentEvent]:
+        async with context_of(request).sampler.changes() as changes:
+            async for at in changes:
+                yield ServerSentEvent(event="changed", data=f"{at:.3f}")
+
+    return EventSourceResponse(events(), ping=PING_SECONDS)
+
+
+async def _set_preferences(request: Request) -> Response:
+    """Remember the language and the theme in cookies, and return to the page."""
+    form = await request.form()
+    response = RedirectResponse(_safe_path(request, str(form.get("next", ""))), status_code=303)
+    path = request.scope.get("root_path", "") or "/"
+    for cookie, value, allowed in (
+        (LANGUAGE_COOKIE, form.get("language"), LANGUAGES),
+        (THEME_COOKIE, form.get("theme"), THEMES),
+    ):
+        if isinstance(value, str) and value in allowed:
+            response.set_cookie(cookie, value, max_age=PREFERENCE_SECONDS, path=path, httponly=True, samesite="strict")
+    return response
+
+
+def _safe_path(request: Request, path: str) -> str:
+    """Return the path if it is one of this dashboard, else that of its first page."""
+    root = request.scope.get("root_path", "") + "/"
+    is_own = path.startswith(root) and not path.startswith("//") and "\\" not in path
+    return path if is_own else url(request, "/")
+
+
+def _show_http_error(request: Request, error: Exception) -> HTMLResponse:
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    kind = {404: "not_found", 405: "not_allowed"}.get(status, "refused")
+    detail = error.detail if isinstance(error, HTTPException) else ""
+    return render(request, "error.html", status=status, kind=kind, message=detail)
+
+
+def _show_user_error(request: Request, error: Exception) -> HTMLResponse:
+    return render(request, "error.html", status=400, kind="refused", message=str(error))
+
+
+def _show_unavailable(request: Request, error: Exception) -> HTMLResponse:
+    return render(request, "error.html", status=503, kind="unavailable", message=str(error))
