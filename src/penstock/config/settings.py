@@ -42,6 +42,21 @@ JOBS = ("replay", "monitor", "cleanup", "reconcile", "archive", "gc", "compact",
 """The background jobs of workers."""
 _ALL_JOBS, _NO_JOBS, _ONLY_JOBS = "all", "none", "only"  # the other values of `worker.jobs`
 
+REDACTED = (
+    "password",
+    "passwd",
+    "secret",
+    "token",
+    "authorization",
+    "api_key",
+    "access_key",
+    "secret_key",
+    "private_key",
+    "credentials",
+    "cookie",
+)
+"""The names of secrets in bodies and attributes, unless `web.redact` has others."""
+
 MetricsExport = Literal["otel", "emf", "cloudwatch"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -143,6 +158,7 @@ EXAMPLES: Mapping[str, object] = MappingProxyType(
         "spark_py_files": ["shop", "helpers.py"],
         "alerts_lagging_queues": {"orders": "1m"},
         "alerts_notify_urls": ["slack://TOKEN_A/TOKEN_B/TOKEN_C"],
+        "web_redact": ["password", "token", "card_number"],
     }
 )
 """The settings that are JSON in the environment, each with an example."""
@@ -394,6 +410,13 @@ class Settings(BaseSettings):
     )
 
     web_address: str = Field("127.0.0.1:8321", description="HOST:PORT where `penstock web` serves the dashboard.")
+    web_hide_bodies: bool = Field(
+        False, description="The dashboard shows no bodies and no attribute values, and offers no download of them."
+    )
+    web_redact: Annotated[list[str], ADVANCED] = Field(
+        default_factory=lambda: list(REDACTED),
+        description="The JSON keys and attributes whose values the dashboard replaces by ***, at any depth.",
+    )
 
     kill_at: Annotated[str | None, HIDDEN] = Field(
         None, description="For crash tests: SIGKILL the process group at this step, `step` or `step:n`."
