@@ -18,7 +18,7 @@ from penstock.app.scope import Scope, scope_of
 from penstock.errors import TemporaryError, UserError
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.operations.status.watch import StatusWatch
-from penstock.web import overview
+from penstock.web import batches, objects, overview, reconcile
 from penstock.web.context import DashboardContext, ViewPool, context_of
 from penstock.web.rendering import LANGUAGE_COOKIE, THEME_COOKIE, THEMES, render, url
 from penstock.web.sampling import Sampler
@@ -63,6 +63,9 @@ def routes() -> Sequence[BaseRoute]:
     """Return the routes of all pages."""
     return [
         *overview.ROUTES,
+        *objects.ROUTES,
+        *batches.ROUTES,
+        *reconcile.ROUTES,
         Route("/events", _events),
         Route("/preferences", _set_preferences, methods=["POST"]),
         Mount("/static", StaticFiles(directory=str(files("penstock.web") / "static")), name="static"),

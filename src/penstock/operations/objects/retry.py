@@ -104,11 +104,12 @@ def retry(
     on_progress: ProgressCallback,
     clock: Clock | None = None,
     probe: Probe = no_probe,
+    who: str | None = None,
 ) -> Counter[str]:
     """Enqueue the planned number of objects, with an audit entry per pipeline; return the number sent by queue.
 
     An interrupted retry can be repeated. Objects are looked up chunk by chunk, just before each chunk is sent: one that
-    was reopened meanwhile is skipped.
+    was reopened meanwhile is skipped. ``who`` acts, for the audit; None: the user of this process.
     """
     sent: Counter[str] = Counter()
     pace = ReplayRate(selection.rate, clock=clock or SystemClock(), stopped=stopped)
@@ -116,7 +117,8 @@ def retry(
         rows = islice(_dead(seen, pipeline, selection, page=pace.chunk), planned.objects[pipeline])
         if stopped() or not (chunk := list(islice(rows, pace.chunk))):
             continue
-        with audited(ledger, "retry", queue=queue, details=selection.details(pipeline), stopped=stopped) as done:
+        details = selection.details(pipeline)
+        with audited(ledger, "retry", queue=queue, details=details, stopped=stopped, who=who) as done:
             while chunk:
                 seen.broker.send(queue, [announced_anew(pipeline, row) for row in chunk])
                 probe(Step.ANNOUNCED)
