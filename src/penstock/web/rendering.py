@@ -14,7 +14,7 @@ from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
-from penstock.operations.status.sentences import Names, Sentence, Span
+from penstock.operations.status.sentences import Elapsed, Names, Sentence
 from penstock.web.context import context_of
 from penstock.web.security import csrf_token, user_of
 from penstock.web.texts import LANGUAGES, Texts, best_language, texts_in, visible
@@ -123,7 +123,7 @@ def sentence_text(texts: Texts, sentence: Sentence) -> Markup:
 
 
 def _sentence_value(texts: Texts, value: object) -> object:
-    if isinstance(value, Span):
+    if isinstance(value, Elapsed):
         return span_text(texts, value)
     if isinstance(value, Names):
         names, others = value.shown

@@ -13,7 +13,7 @@ from penstock.app.queues import QueueStatus
 from penstock.app.registry import WorkerRecord
 from penstock.app.system_health import PipelineHealth
 from penstock.ledger.records import TERMINAL, ObjectState
-from penstock.operations.status.sentences import Names, Sentence, Span, sentence
+from penstock.operations.status.sentences import Elapsed, Names, Sentence, sentence
 
 
 class ProblemKind(StrEnum):
@@ -55,7 +55,7 @@ class LaggingQueue:
         if self.no_consumer:
             form += ", and no worker seems to receive from it"
             kind = ProblemKind.NO_CONSUMER
-        age, over = Span(self.age_seconds), Span(self.age_seconds - self.after_seconds)
+        age, over = Elapsed(self.age_seconds), Elapsed(self.age_seconds - self.after_seconds)
         return Problem(kind=kind, sentence=sentence(form, queue=self.queue, age=age, over=over))
 
 
@@ -260,7 +260,7 @@ class Status:
                 yield sentence("objects overdue: {count}", count=self.objects_overdue)
             else:
                 form = "objects overdue: {count}, the oldest for {age}"
-                yield sentence(form, count=self.objects_overdue, age=Span(oldest))
+                yield sentence(form, count=self.objects_overdue, age=Elapsed(oldest))
 
     def _without_consumer(self) -> Iterator[Sentence]:
         if self._deserted and self.objects_left:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 NAMES_MAX = 3
 
 
-class Span(float):
+class Elapsed(float):
     """A duration in seconds."""
 
 
@@ -52,7 +52,7 @@ def span(seconds: float) -> str:
 
 
 def _english(value: object) -> str:
-    if isinstance(value, Span):
+    if isinstance(value, Elapsed):
         return span(value)
     if isinstance(value, Names):
         names, others = value.shown
