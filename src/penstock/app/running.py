@@ -21,7 +21,16 @@ from penstock.app.serving import serve
 from penstock.app.telemetry import Process, Telemetry, open_telemetry
 from penstock.config import Settings
 from penstock.errors import PenstockError
-from penstock.events import Bus, Event, Listener, SelectiveListener, WorkerFailed, WorkerStarted, WorkerStopped
+from penstock.events import (
+    Bus,
+    DashboardStarted,
+    Event,
+    Listener,
+    SelectiveListener,
+    WorkerFailed,
+    WorkerStarted,
+    WorkerStopped,
+)
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.failure import end_of
 from penstock.monitoring.logs.listener import LogListener
@@ -85,6 +94,7 @@ class WorkerRole:
     dlqs: Sequence[ReplayedQueue] | None = None
     until: Callable[[], bool] | None = None
     listeners: Sequence[Listener] = ()
+    dashboard: str | None = None  # the URL of the dashboard that the process serves beside it
 
 
 def run_worker(
@@ -117,6 +127,8 @@ def run_worker(
     with telemetry.running(), gauged(liveness, telemetry.meters, worker=app.worker), ages:
         try:
             role = prepare()
+            if role.dashboard is not None:
+                Bus(*telemetry.listeners).emit(DashboardStarted(address=role.dashboard))
             conclusion = serve(
                 app,
                 stop=stop,

@@ -22,7 +22,7 @@ from penstock.cli.output import (
 )
 from penstock.config import load_settings
 from penstock.messaging.wording import counted
-from penstock.operations.status.model import span
+from penstock.operations.status.sentences import span
 
 
 def state_of(queue: QueueStatus) -> str:

@@ -29,7 +29,7 @@ def document_of(found: "Status") -> dict[str, Any]:
         "summary": found.summary,
         "problem_kinds": list(found.problem_kinds),
         "problems": list(found.problem_texts),
-        "warnings": list(found.warnings),
+        "warnings": [warning.text for warning in found.warnings],
         "notes": list(found.notes),
         "table": found.table,
         "table_version": found.table_version,

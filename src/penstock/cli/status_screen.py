@@ -12,7 +12,8 @@ from penstock.cli.output import UNFOLDED_COLUMNS, moment, printable
 from penstock.cli.queues import age_of, oldest, oldest_visible, state_of
 from penstock.cli.status_documents import document_of
 from penstock.ledger.records import ObjectState
-from penstock.operations.status.model import PipelineStatus, Status, span
+from penstock.operations.status.model import PipelineStatus, Status
+from penstock.operations.status.sentences import span
 
 if TYPE_CHECKING:
     from penstock.app.queues import QueueStatus

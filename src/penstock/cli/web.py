@@ -39,7 +39,12 @@ def web(
     where = where.with_names(app)
     scope = where.scope(make=True)
     with stoppable() as stop:
-        server = dashboard_server(scope, address, title=where.request.app if scope.table is None else None)
+        server = dashboard_server(
+            scope,
+            scope.settings.web_address if address is None else address,
+            setting="web.address" if address is None else "--address",
+            title=where.request.app if scope.table is None else None,
+        )
         server.open()
         try:
             if json_:
@@ -54,8 +59,8 @@ def web(
             server.close()
 
 
-def dashboard_server(scope: "Scope", address: str | None = None, *, title: str | None = None) -> "WebServer":
-    """Return the server of a scope's dashboard, at this address or that of the settings.
+def dashboard_server(scope: "Scope", address: str, *, setting: str, title: str | None = None) -> "WebServer":
+    """Return the server of a scope's dashboard. ``setting`` is the origin of the address, for errors.
 
     Raises `ConfigurationError` for an address that is none, or that may not be served without users.
     """
@@ -64,8 +69,7 @@ def dashboard_server(scope: "Scope", address: str | None = None, *, title: str |
     from penstock.web.security import check_access
     from penstock.web.server import WebServer
 
-    setting = "web.address" if address is None else "--address"
-    parsed = address_of(scope.settings.web_address if address is None else address, setting=setting)
+    parsed = address_of(address, setting=setting)
     check_access(scope.settings, parsed)
     return WebServer(dashboard(scope, title=title), address=parsed, setting=setting)
 

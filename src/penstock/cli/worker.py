@@ -68,6 +68,10 @@ def worker(
             help="Serve metrics and health here; each further process at the next port.",
         ),
     ] = None,
+    web: Annotated[
+        str | None,
+        typer.Option("--web", metavar="HOST:PORT", help="Serve the dashboard here; of several processes, the first."),
+    ] = None,
     lifeline: Annotated[
         int | None, typer.Option("--lifeline", hidden=True, help="For supervised workers: the supervisor's descriptor.")
     ] = None,
@@ -93,6 +97,7 @@ def worker(
         "dead_letters_replay": replay,
         "worker_jobs": jobs,
         "metrics_address": metrics,
+        "worker_web": web,
     }
     if lifeline is None:
         settings = load_settings(worker_processes=processes, **flags)
@@ -112,6 +117,7 @@ def worker(
                 "--jobs": jobs,
                 "--metrics-address": metrics,
                 "--replay": replay,
+                "--web": web,
             }
             # Imported here: a worker's signals are handled from its first moment, so it loads little before that.
             from penstock.cli.supervise import supervise

@@ -4,16 +4,19 @@ Imported after the signal handlers are installed, because it loads the whole run
 """
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 from penstock.app.app import App
 from penstock.app.loading import load_app
 from penstock.app.metering import metrics_beside
 from penstock.app.naming import own_version
 from penstock.app.running import WorkerRole, run_worker
+from penstock.app.scope import scope_of
 from penstock.app.telemetry import Process
 from penstock.cli import exits
 from penstock.cli.output import printable, talk
+from penstock.cli.web import dashboard_server, require_web
 from penstock.config import Settings, shown, with_flags
 from penstock.events import Event, SelectiveListener, WorkerStarted
 from penstock.operations.supervisor import end_with_parent, ready_for_signals
@@ -45,25 +48,50 @@ def run(
         served.settings = served.settings.model_copy(update={"metrics_address": None})
     exits.leave_in_time(stop, served.settings.worker_stop_timeout - MARGIN_SECONDS, exits.FAILED)
     has_banner = prepare is None and number == 0 and is_console_log(served.settings)
-    ordinary = WorkerRole(listeners=(StartBanner(served, app_name=app_name),) if has_banner else ())
-    return run_worker(
-        served, stop=stop, process=process, prepare=lambda: ordinary if prepare is None else prepare(served)
-    )
+    with dashboard_beside(served, number) as url:
+        ordinary = WorkerRole(
+            listeners=(StartBanner(served, app_name=app_name, dashboard=url),) if has_banner else (),
+            dashboard=url,
+        )
+        return run_worker(
+            served, stop=stop, process=process, prepare=lambda: ordinary if prepare is None else prepare(served)
+        )
+
+
+@contextmanager
+def dashboard_beside(app: App, number: int) -> Iterator[str | None]:
+    """Serve the dashboard while the block runs, and yield its address; None if it is not served.
+
+    Of several processes the first serves it: each shows everything. Raises `ConfigurationError` for an address that
+    cannot be used.
+    """
+    address = app.settings.worker_web
+    if address is None or number:
+        yield None
+        return
+    require_web()
+    server = dashboard_server(scope_of(app), address, setting="worker.web", title=app.name)
+    server.open()
+    try:
+        yield server.url
+    finally:
+        server.close()
 
 
 class StartBanner(SelectiveListener):
     """Print the facts that the log event of a start has as fields, when the worker starts. Called by its thread."""
 
-    def __init__(self, app: App, *, app_name: str) -> None:
+    def __init__(self, app: App, *, app_name: str, dashboard: str | None = None) -> None:
         self._app = app
         self._app_name = app_name
+        self._dashboard = dashboard
 
     def wants(self, kind: type[Event]) -> bool:
         return kind is WorkerStarted
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, WorkerStarted):
-            talk(banner(self._app, event, app_name=self._app_name))
+            talk(banner(self._app, event, app_name=self._app_name, dashboard=self._dashboard))
 
 
 def is_console_log(settings: Settings) -> bool:
@@ -74,7 +102,7 @@ def is_console_log(settings: Settings) -> bool:
         return False
 
 
-def banner(app: App, started: WorkerStarted, *, app_name: str) -> str:
+def banner(app: App, started: WorkerStarted, *, app_name: str, dashboard: str | None = None) -> str:
     """Return the banner of a worker that serves the queues of the event."""
     fields = {
         "app": app_name,
@@ -85,6 +113,7 @@ def banner(app: App, started: WorkerStarted, *, app_name: str) -> str:
         "broker": started.broker or str(shown("broker", app.settings.broker)),
         "ledger": started.ledger or "not used",
         "metrics": f"http://{started.metrics}/metrics" if started.metrics else "off",
+        **({} if dashboard is None else {"dashboard": dashboard}),
         "stop": STOP_HINT,
     }
     width = max(map(len, fields))

@@ -98,6 +98,7 @@ from penstock.events.objects import (
 )
 from penstock.events.workers import (
     ConsumerHalted,
+    DashboardStarted,
     ErrorHookFailed,
     ErrorReportsDropped,
     ExecutionFailed,
@@ -143,6 +144,7 @@ __all__ = [
     "CommitOverwritten",
     "CompactionUndone",
     "ConsumerHalted",
+    "DashboardStarted",
     "DeadLetterReplayed",
     "DeadLettersArchived",
     "DeadLettersExpiring",

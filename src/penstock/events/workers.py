@@ -223,6 +223,13 @@ class StoreAvailable(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DashboardStarted(Event):
+    """The worker serves the dashboard at this address, a URL."""
+
+    address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MonitorStarted(Event):
     """The monitor polls these sources, queues and pipelines, and serves metrics at ``address``."""
 

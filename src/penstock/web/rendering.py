@@ -14,6 +14,7 @@ from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
+from penstock.operations.status.sentences import Elapsed, Names, Sentence
 from penstock.web.context import context_of
 from penstock.web.security import csrf_token, user_of
 from penstock.web.texts import LANGUAGES, Texts, best_language, texts_in, visible
@@ -65,7 +66,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
         finalize=_visible,
     )
-    made.filters.update(number=number, rate=rate, span=_span, moment=moment, size=size)
+    made.filters.update(number=number, rate=rate, span=_span, moment=moment, size=size, sentence=_sentence)
     return made
 
 
@@ -113,6 +114,27 @@ def span_text(texts: Texts, seconds: float | None) -> str:
         if seconds >= 2 * length:
             return texts(unit, count=f"{seconds / length:,.0f}")
     return texts("{count} s", count=f"{seconds:,.0f}")
+
+
+def sentence_text(texts: Texts, sentence: Sentence) -> Markup:
+    """Return a sentence about the status in this language, escaped."""
+    values = {name: _sentence_value(texts, value) for name, value in sentence.values.items()}
+    return texts(sentence.form, **values)
+
+
+def _sentence_value(texts: Texts, value: object) -> object:
+    if isinstance(value, Elapsed):
+        return span_text(texts, value)
+    if isinstance(value, Names):
+        names, others = value.shown
+        joined = ", ".join(names)
+        return texts("{names} and {count} more queues", names=joined, count=f"{others:,}") if others else joined
+    return f"{value:,}" if isinstance(value, int) else value
+
+
+@pass_context
+def _sentence(context: Context, sentence: Sentence) -> Markup:
+    return sentence_text(context["_"], sentence)
 
 
 @pass_context

@@ -14,6 +14,7 @@ from penstock.operations.status.watch import StatusFrame
 VIEWED_SECONDS = 30.0  # after the last request for a frame, readings become rare
 IDLE_FACTOR = 5.0  # between readings that no person waits for, as a multiple of the usual time
 FRAME_SECONDS_MAX = 10.0  # the longest wait of a page for a reading
+CLOSE_SECONDS = 1.0  # for a reading in progress, at a stop; a hanging service must not delay it
 THREAD = "penstock-web-sampler"
 
 
@@ -63,7 +64,7 @@ class Sampler:
             stream.wake()
         self._wanted.set()
         if self._thread is not None:
-            self._thread.join(FRAME_SECONDS_MAX)
+            self._thread.join(CLOSE_SECONDS)
 
     @property
     def streams(self) -> int:

@@ -10,10 +10,11 @@ from starlette.applications import Starlette
 from penstock.errors import ConfigurationError
 from penstock.messaging.threads import WorkThread
 from penstock.monitoring.endpoint import Address
+from penstock.web.sampling import CLOSE_SECONDS
 
 BACKLOG = 128
 KEEP_ALIVE_SECONDS = 5
-STOP_SECONDS = 3  # for open requests, at a stop; event streams end at once
+STOP_SECONDS = 1  # for open requests, at a stop; event streams end at once
 START_SECONDS = 30.0
 THREAD = "penstock-web"
 
@@ -66,7 +67,7 @@ class WebServer:
         """Stop listening, and end the dashboard's own threads."""
         self._server.should_exit = True
         if self._thread is not None:
-            self._thread.join(STOP_SECONDS + START_SECONDS)
+            self._thread.join(2 * STOP_SECONDS + CLOSE_SECONDS)
         if self._socket is not None:
             self._socket.close()
 

@@ -30,12 +30,12 @@ class Texts:
     language: str
     translations: Mapping[str, str]
 
-    def __call__(self, text: str, **values: object) -> Markup:
+    def __call__(self, text: str, /, **values: object) -> Markup:
         """Return the text in this language, with the values in place of ``{names}``, escaped."""
         shown = {name: visible(value) if isinstance(value, str) else value for name, value in values.items()}
         return Markup(self.translations.get(text, text)).format(**shown)
 
-    def count(self, number: int, one: str, many: str, **values: object) -> Markup:
+    def count(self, number: int, one: str, many: str, /, **values: object) -> Markup:
         """Return the text for 1 or for any other number, which is ``{count}`` in it."""
         return self(one if number == 1 else many, count=f"{number:,}", **values)
 

@@ -240,6 +240,12 @@ WORKER_ROWS: Rows = {
 
 
 MONITOR_ROWS: Rows = {
+    events.DashboardStarted: LogRow(
+        name="dashboard.started",
+        level="info",
+        msg="The worker serves the dashboard.",
+        fields=same("address"),
+    ),
     events.MonitorStarted: LogRow(
         name="monitor.started",
         level="info",

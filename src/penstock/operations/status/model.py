@@ -13,9 +13,7 @@ from penstock.app.queues import QueueStatus
 from penstock.app.registry import WorkerRecord
 from penstock.app.system_health import PipelineHealth
 from penstock.ledger.records import TERMINAL, ObjectState
-from penstock.messaging.wording import worded
-
-QUEUES_NAMED_MAX = 3
+from penstock.operations.status.sentences import Elapsed, Names, Sentence, sentence
 
 
 class ProblemKind(StrEnum):
@@ -30,10 +28,15 @@ class ProblemKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """A problem that needs a person; ``text`` describes it and its extent."""
+    """A problem that needs a person, with its extent."""
 
     kind: ProblemKind
-    text: str
+    sentence: Sentence
+
+    @property
+    def text(self) -> str:
+        """The sentence in English."""
+        return self.sentence.text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +50,13 @@ class LaggingQueue:
 
     @property
     def problem(self) -> Problem:
-        age = f"the oldest visible message of {self.queue} is {span(self.age_seconds)} old"
-        limit = f"{span(self.age_seconds - self.after_seconds)} over the limit"
+        form = "the oldest visible message of {queue} is {age} old, {over} over the limit"
+        kind = ProblemKind.LAGGING
         if self.no_consumer:
-            return Problem(kind=ProblemKind.NO_CONSUMER, text=f"{age}, {limit}, and no worker seems to receive from it")
-        return Problem(kind=ProblemKind.LAGGING, text=f"{age}, {limit}")
+            form += ", and no worker seems to receive from it"
+            kind = ProblemKind.NO_CONSUMER
+        age, over = Elapsed(self.age_seconds), Elapsed(self.age_seconds - self.after_seconds)
+        return Problem(kind=kind, sentence=sentence(form, queue=self.queue, age=age, over=over))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +136,7 @@ class Status:
     @property
     def summary(self) -> str:
         """Return one line: the problems, the worst first, each with its kind; or that all is well."""
-        return "; ".join([self._summary, *self.warnings, *self.notes])
+        return "; ".join([self._summary, *(one.text for one in self.warnings), *self.notes])
 
     @property
     def lines(self) -> Sequence[str]:
@@ -139,7 +144,7 @@ class Status:
         if len(self.problems) < 2:
             return [self.summary]
         problems = [_prefixed(problem.kind, [problem.text]) for problem in self.problems]
-        return [*problems, *self._elsewhere, *self.warnings, *self.notes]
+        return [*problems, *(one.text for one in (*self.elsewhere, *self.warnings)), *self.notes]
 
     @property
     def problem_texts(self) -> Sequence[str]:
@@ -153,14 +158,14 @@ class Status:
     @property
     def problems(self) -> Sequence[Problem]:
         """Return the problems with their kinds, the worst first."""
-        texts_of_kind = {
+        found = {
             ProblemKind.MISSING: self._missing(),
             ProblemKind.NO_CONSUMER: self._without_consumer(),
             ProblemKind.FAILED: self._failed(),
             ProblemKind.BAD_LINES: self._bad_lines(),
             ProblemKind.LAGGING: self._lagging(),
         }
-        return [Problem(kind=kind, text=text) for kind, texts in texts_of_kind.items() for text in texts]
+        return [Problem(kind=kind, sentence=one) for kind, sentences in found.items() for one in sentences]
 
     @property
     def problem_kinds(self) -> Sequence[str]:
@@ -168,16 +173,22 @@ class Status:
         return list(dict.fromkeys(problem.kind.value for problem in self.problems))
 
     @property
-    def warnings(self) -> Sequence[str]:
+    def warnings(self) -> Sequence[Sentence]:
         """Return conditions that may become problems but need no action yet."""
         waiting = self.dead_letters_replayed
-        found = [f"dead letters that wait for their replay: {waiting:,}"] if waiting else []
+        found = [sentence("dead letters that wait for their replay: {count}", count=waiting)] if waiting else []
         for pipeline in self.pipelines:
             if pipeline.replaced:
                 last = pipeline.replaced[0]
                 found.append(
-                    f"version {last.version} of {last.table} ({last.operation} by {last.engine}) replaced a commit, "
-                    "whose batches were published again; that writer needs a log store that commits on condition"
+                    sentence(
+                        "version {version} of {table} ({operation} by {engine}) replaced a commit, whose batches were "
+                        "published again; that writer needs a log store that commits on condition",
+                        version=str(last.version),
+                        table=last.table,
+                        operation=last.operation,
+                        engine=last.engine,
+                    )
                 )
         return found
 
@@ -212,69 +223,89 @@ class Status:
         return _left(self.objects)
 
     @property
-    def _summary(self) -> str:
-        parts = [_prefixed(kind, [problem.text for problem in group]) for kind, group in _by_kind(self.problems)]
-        parts += self._elsewhere
-        if parts:
-            return "; ".join(parts)
-        return "at work" if self.objects_left or self.batches_unpublished else "all well"
-
-    @property
-    def _elsewhere(self) -> Sequence[str]:
+    def elsewhere(self) -> Sequence[Sentence]:
+        """Return a sentence about messages that only workers of other hosts may process, if there are any."""
         if self.workers_elsewhere and not self.workers and self._messages:
-            return [f"messages waiting or in flight: {self._messages:,}; workers of other hosts are invisible"]
+            form = "messages waiting or in flight: {count}; workers of other hosts are invisible"
+            return [sentence(form, count=self._messages)]
         return []
 
-    def _missing(self) -> Iterator[str]:
+    @property
+    def at_work(self) -> bool:
+        """Return True if objects or batches are unfinished."""
+        return bool(self.objects_left or self.batches_unpublished)
+
+    @property
+    def _summary(self) -> str:
+        parts = [_prefixed(kind, [problem.text for problem in group]) for kind, group in _by_kind(self.problems)]
+        parts += [one.text for one in self.elsewhere]
+        if parts:
+            return "; ".join(parts)
+        return "at work" if self.at_work else "all well"
+
+    def _missing(self) -> Iterator[Sentence]:
         for why in self.disagreements:
-            yield f"table and ledger disagree: {why}"
+            yield sentence("table and ledger disagree: {why}", why=why)
         for pipeline in self.pipelines:
-            yield from pipeline.shortfalls
+            for shortfall in pipeline.shortfalls:
+                yield _as_it_is(shortfall)
         if self.objects_missing:
-            yield f"objects never processed, found by the latest reconcile: {self.objects_missing:,}"
+            yield sentence(
+                "objects never processed, found by the latest reconcile: {count}", count=self.objects_missing
+            )
         if self.objects_overdue:
             ages = [pipeline.oldest_unprocessed_age_seconds for pipeline in self.pipelines if pipeline.objects_overdue]
             oldest = max((age for age in ages if age is not None), default=None)
-            since = "" if oldest is None else f", the oldest for {span(oldest)}"
-            yield f"objects overdue: {self.objects_overdue:,}{since}"
+            if oldest is None:
+                yield sentence("objects overdue: {count}", count=self.objects_overdue)
+            else:
+                form = "objects overdue: {count}, the oldest for {age}"
+                yield sentence(form, count=self.objects_overdue, age=Elapsed(oldest))
 
-    def _without_consumer(self) -> Iterator[str]:
+    def _without_consumer(self) -> Iterator[Sentence]:
         if self._deserted and self.objects_left:
-            yield f"objects waiting with no worker running: {self.objects_left:,}{_in(self._queues_of_objects_left)}"
+            yield _in_queues(
+                "objects waiting with no worker running: {count}", self.objects_left, self._queues_of_objects_left
+            )
         elif self._deserted and self._messages:
             waiting = [queue.queue for queue in self.queues if queue.messages]
-            yield f"{_waiting(self._messages, waiting)}, and no worker runs"
+            yield _waiting(self._messages, waiting, ", and no worker runs")
         for queue in self.queues:
             if queue.breaker is not None:
-                yield f"{queue.queue} is paused by its breaker: {queue.breaker}"
+                yield sentence("{queue} is paused by its breaker: {error}", queue=queue.queue, error=queue.breaker)
             if queue.unserved is not None:
-                yield f"{queue.queue} is not consumed: {queue.unserved}"
+                yield sentence("{queue} is not consumed: {why}", queue=queue.queue, why=queue.unserved)
             if queue.unread is not None:
-                yield queue.unread
+                yield _as_it_is(queue.unread)
         if self.messages_unserved:
-            yield f"{_waiting(self.messages_unserved, self.queues_unserved)}, which no worker consumes"
-        yield from self._texts_of_lagging(ProblemKind.NO_CONSUMER)
+            yield _waiting(self.messages_unserved, self.queues_unserved, ", which no worker consumes")
+        yield from self._sentences_of_lagging(ProblemKind.NO_CONSUMER)
 
-    def _failed(self) -> Iterator[str]:
+    def _failed(self) -> Iterator[Sentence]:
         if failed := self.objects.get(ObjectState.DEAD, 0) - self.objects_replaced:
-            yield f"failed objects: {failed:,}"
+            yield sentence("failed objects: {count}", count=failed)
         waiting = self.dead_letters - (self.dead_letters_replaced or 0) - self.dead_letters_replayed
-        if waiting > 0:
-            aside = self.dead_letters_set_aside
-            yield f"dead letters: {waiting:,}" + (f", {aside:,} of them in final DLQs" if aside else "")
+        if waiting > 0 and (aside := self.dead_letters_set_aside):
+            yield sentence("dead letters: {count}, {aside} of them in final DLQs", count=waiting, aside=aside)
+        elif waiting > 0:
+            yield sentence("dead letters: {count}", count=waiting)
 
-    def _bad_lines(self) -> Iterator[str]:
+    def _bad_lines(self) -> Iterator[Sentence]:
         if self.warned_objects:
-            objects = worded(self.warned_objects, "{} object", "{} objects")
-            yield f"{self.warned_lines:,} in {objects}, over 5% of their lines; `penstock quarantine list` shows them"
+            objects = "{objects} object" if self.warned_objects == 1 else "{objects} objects"
+            yield sentence(
+                f"{{lines}} in {objects}, over 5% of their lines; `penstock quarantine list` shows them",
+                lines=self.warned_lines,
+                objects=self.warned_objects,
+            )
 
-    def _lagging(self) -> Iterator[str]:
+    def _lagging(self) -> Iterator[Sentence]:
         if self._deserted and self.batches_unpublished:
-            yield f"batches committed and not yet published: {self.batches_unpublished:,}"
-        yield from self._texts_of_lagging(ProblemKind.LAGGING)
+            yield sentence("batches committed and not yet published: {count}", count=self.batches_unpublished)
+        yield from self._sentences_of_lagging(ProblemKind.LAGGING)
 
-    def _texts_of_lagging(self, kind: ProblemKind) -> Sequence[str]:
-        return [lagging.problem.text for lagging in self.lagging if lagging.problem.kind is kind]
+    def _sentences_of_lagging(self, kind: ProblemKind) -> Sequence[Sentence]:
+        return [lagging.problem.sentence for lagging in self.lagging if lagging.problem.kind is kind]
 
     @property
     def _queues_of_objects_left(self) -> Sequence[str]:
@@ -294,32 +325,24 @@ class Status:
         return self.messages_visible + self.messages_in_flight + self.messages_delayed
 
 
-def span(seconds: float) -> str:
-    """Return a duration for people."""
-    for unit, length_seconds in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= 2 * length_seconds:
-            return f"{seconds / length_seconds:,.0f} {unit}"
-    return f"{seconds:,.0f} s"
-
-
 def _left(objects: Mapping[ObjectState, int]) -> int:
     return sum(number for state, number in objects.items() if state not in TERMINAL)
 
 
-def _waiting(messages: int, queues: Sequence[str]) -> str:
+def _waiting(messages: int, queues: Sequence[str], problem: str) -> Sentence:
     """Return the number of messages and their queues, as in "7 messages wait in invoices, mails and 5 more queues"."""
-    return worded(messages, "{} message waits", "{} messages wait") + _in(queues)
+    return _in_queues("{count} message waits" if messages == 1 else "{count} messages wait", messages, queues, problem)
 
 
-def _in(queues: Sequence[str]) -> str:
-    """Return the names of the queues, as in " in invoices, mails and 5 more queues"; empty without any."""
+def _in_queues(form: str, count: int, queues: Sequence[str], end: str = "") -> Sentence:
+    """Return the sentence with the names of the queues, if there are any."""
     if not queues:
-        return ""
-    names = list(queues)
-    if len(names) > QUEUES_NAMED_MAX:
-        names = [*names[: QUEUES_NAMED_MAX - 1], f"{len(names) - QUEUES_NAMED_MAX + 1:,} more queues"]
-    *first, last = names
-    return f" in {', '.join(first)} and {last}" if first else f" in {last}"
+        return sentence(form + end, count=count)
+    return sentence(form + " in {queues}" + end, count=count, queues=Names(queues))
+
+
+def _as_it_is(text: str) -> Sentence:
+    return sentence("{text}", text=text)
 
 
 def _by_kind(problems: Sequence[Problem]) -> Iterator[tuple[ProblemKind, Iterator[Problem]]]:
