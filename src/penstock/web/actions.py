@@ -44,8 +44,13 @@ class ActionSentence:
 
 
 def sentence(text: str, **values: object) -> ActionSentence:
-    """Return a sentence: ``sentence("{count} dead letters were deleted.", count=3)``."""
+    """Return a sentence: ``sentence("The queue {queue} is empty.", queue="orders")``."""
     return ActionSentence(text=text, values=values)
+
+
+def counted_sentence(number: int, one: str, many: str, **values: object) -> ActionSentence:
+    """Return the sentence for 1 or for any other number, which is ``{count}`` in it."""
+    return ActionSentence(text=one if number == 1 else many, values={"count": f"{number:,}", **values})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,8 +181,8 @@ class ActionRunner:
         self._closed = False
         self._listeners: list[Callable[[], None]] = []
 
-    def when_changed(self, listener: Callable[[], None]) -> None:
-        """Call ``listener``, from any thread, when an action has begun or ended. It must not block."""
+    def when_ended(self, listener: Callable[[], None]) -> None:
+        """Call ``listener``, in the action's thread, after each action that ran. It must not block."""
         with self._lock:
             self._listeners.append(listener)
 
@@ -207,7 +212,6 @@ class ActionRunner:
             if not action.stop_requested.is_set():
                 action.aborted_by = user
                 self._request_stop(action, "aborted")
-        self._tell()
         return True
 
     def find(self, action_id: str) -> ActionSnapshot | None:
@@ -286,7 +290,6 @@ class ActionRunner:
             except TemporaryError as error:
                 with self._lock:
                     self._end(action, "failed", [sentence("{reason}", reason=str(error))], None)
-        self._tell()
 
     def _begin_if_free(self, action: _Action) -> bool:
         if action.state != "waiting" or self._blocking(action) is not None:
@@ -308,6 +311,9 @@ class ActionRunner:
         state: ActionState = action.stopped_as if result.outcome == "stopped" else result.outcome
         with self._lock:
             self._end(action, state, result.sentences, result.value)
+            listeners = list(self._listeners)
+        for listener in listeners:
+            listener()
         self._start_waiting()
 
     def _end(self, action: _Action, state: ActionState, result: Sequence[ActionSentence], value: object) -> None:
@@ -318,12 +324,6 @@ class ActionRunner:
         ended = [other.id for other in self._actions.values() if other.state in ENDED]
         for forgotten in ended[: max(0, len(ended) - self._finished_max)]:
             del self._actions[forgotten]
-
-    def _tell(self) -> None:
-        with self._lock:
-            listeners = list(self._listeners)
-        for listener in listeners:
-            listener()
 
     def _snapshot(self, action: _Action) -> ActionSnapshot:
         per_second = self._rate(action) if action.state == "running" else None

@@ -18,8 +18,10 @@ from penstock.app.scope import Scope, scope_of
 from penstock.errors import TemporaryError, UserError
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.operations.status.watch import StatusWatch
-from penstock.web import batches, objects, overview, reconcile
+from penstock.web import action_pages, batches, dead, dead_actions, objects, overview, reconcile
+from penstock.web.actions import ActionRunner
 from penstock.web.context import DashboardContext, ViewPool, context_of
+from penstock.web.dead_letter_watch import DeadLetterWatch
 from penstock.web.rendering import LANGUAGE_COOKIE, THEME_COOKIE, THEMES, render, url
 from penstock.web.sampling import Sampler
 from penstock.web.texts import LANGUAGES
@@ -28,6 +30,7 @@ EVERY_SECONDS = 2.0  # between two readings
 EVERY_SECONDS_BILLED = 15.0  # if each reading is billed
 PREFERENCE_SECONDS = 365 * 86_400
 PING_SECONDS = 15
+PLANS_RUNNING_MAX, PLANS_MAX = 2, 20
 
 
 def dashboard(target: App | Scope, *, title: str | None = None, clock: Clock | None = None) -> Starlette:
@@ -66,6 +69,9 @@ def routes() -> Sequence[BaseRoute]:
         *objects.ROUTES,
         *batches.ROUTES,
         *reconcile.ROUTES,
+        *dead.ROUTES,
+        *dead_actions.ROUTES,
+        *action_pages.ROUTES,
         Route("/events", _events),
         Route("/preferences", _set_preferences, methods=["POST"]),
         Mount("/static", StaticFiles(directory=str(files("penstock.web") / "static")), name="static"),
@@ -77,7 +83,19 @@ def _context(scope: Scope, *, title: str, clock: Clock) -> DashboardContext:
     watch = StatusWatch(scope, clock=clock)
     sampler = Sampler(watch.read, every_seconds=EVERY_SECONDS_BILLED if billed else EVERY_SECONDS, clock=clock)
     views = ViewPool(scope, clock=clock)
-    return DashboardContext(title=title, scope=scope, clock=clock, sampler=sampler, views=views)
+    actions, dead_letters = ActionRunner(clock=clock), DeadLetterWatch(views.borrowed, clock=clock)
+    actions.when_ended(sampler.refresh)
+    actions.when_ended(dead_letters.expire)
+    return DashboardContext(
+        title=title,
+        scope=scope,
+        clock=clock,
+        sampler=sampler,
+        views=views,
+        actions=actions,
+        plans=ActionRunner(clock=clock, running_max=PLANS_RUNNING_MAX, finished_max=PLANS_MAX),
+        dead_letters=dead_letters,
+    )
 
 
 @asynccontextmanager

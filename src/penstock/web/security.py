@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import FormData
 from starlette.requests import Request
 from starlette.routing import Route
 
@@ -36,7 +38,18 @@ def csrf_token(_: Request) -> str:
 
 def action(path: str, handler: Callable[[Request], Any]) -> Route:
     """Return the route of a handler that changes something."""
-    return Route(path, handler, methods=["POST"])
+
+    async def endpoint(request: Request) -> Any:
+        request.state.form = await request.form()
+        return await run_in_threadpool(handler, request)
+
+    return Route(path, endpoint, methods=["POST"], name=handler.__name__)
+
+
+def form_of(request: Request) -> FormData:
+    """Return the fields of the form, in a handler of `action`."""
+    form: FormData = request.state.form
+    return form
 
 
 def check_access(_: Settings, address: Address) -> None:

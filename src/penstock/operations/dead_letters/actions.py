@@ -121,6 +121,11 @@ class ReplayOperation:
         self._results: list[QueueResult] = []  # this replay's audit entries so far
         self._report = ReplayReport()
 
+    @property
+    def report(self) -> ReplayReport:
+        """The result so far, also after an error."""
+        return self._report
+
     def run(self, *, say: Callable[[str], None]) -> ReplayReport:
         """Run the replay. Raises `UsageError` for an invalid destination."""
         report, how = self._report, self._how

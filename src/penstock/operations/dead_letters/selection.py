@@ -249,8 +249,11 @@ def history_of(seen: ScopeView, selection: DeadLetterSelection, id: str) -> Dead
     meant = replace(selection, wanted=DeadLetterFilter(ids=frozenset({id})))
     with closing(select_dead_letters(seen, meant)) as found:
         dead_letter = next(found, None)
-    if dead_letter is None:
-        return None
+    return None if dead_letter is None else history_for(seen, dead_letter)
+
+
+def history_for(seen: ScopeView, dead_letter: DeadLetteredMessage) -> DeadLetterHistory:
+    """Return the message with its entries in the ledger."""
     replay_id = dead_letter_replay_id(dead_letter.queue, dead_letter.message)
     objects: list[tuple[str, str | None, ObjectRow | None]] = []
     for uri in sorted(objects_of(dead_letter.message)):

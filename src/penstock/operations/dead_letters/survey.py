@@ -92,7 +92,8 @@ class _Survey:
     def take(
         self, *, after_page: Callable[[float], None], on_partial: Callable[[DeadLetterSurvey], None]
     ) -> DeadLetterSurvey:
-        partial_at = read_at = self._began
+        on_partial(self._result(is_complete=False))  # the queues are known
+        partial_at = read_at = self._clock.monotonic()
         for page in self._pages():
             for dead_letter in page:
                 self._add(dead_letter)
