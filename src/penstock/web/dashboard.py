@@ -18,7 +18,7 @@ from penstock.app.scope import Scope, scope_of
 from penstock.errors import TemporaryError, UserError
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.operations.status.watch import StatusWatch
-from penstock.web import action_pages, batches, dead, dead_actions, objects, overview, reconcile
+from penstock.web import action_pages, batches, dead, dead_actions, object_retry, objects, overview, reconcile
 from penstock.web.actions import ActionRunner
 from penstock.web.context import DashboardContext, ViewPool, context_of
 from penstock.web.dead_letter_watch import DeadLetterWatch
@@ -67,6 +67,7 @@ def routes() -> Sequence[BaseRoute]:
     return [
         *overview.ROUTES,
         *objects.ROUTES,
+        *object_retry.ROUTES,
         *batches.ROUTES,
         *reconcile.ROUTES,
         *dead.ROUTES,

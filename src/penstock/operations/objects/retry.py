@@ -77,8 +77,14 @@ class RetryPlan:
         return {queue: self.objects[pipeline] for pipeline, queue in self.queues.items() if self.objects[pipeline]}
 
 
-def plan(seen: ScopeView, selection: RetrySelection) -> RetryPlan:
-    """Inspect and count the selected objects.
+def plan(
+    seen: ScopeView,
+    selection: RetrySelection,
+    *,
+    stopped: Stopped = lambda: False,
+    on_progress: ProgressCallback = lambda _: None,
+) -> RetryPlan:
+    """Inspect and count the selected objects, until ``stopped`` returns True.
 
     Raises `UsageError` if a pipeline's queue is unknown, or for an invalid destination.
     """
@@ -88,7 +94,11 @@ def plan(seen: ScopeView, selection: RetrySelection) -> RetryPlan:
         _judge(seen, uri, found)
     for pipeline in queues:
         left = None if selection.limit is None else selection.limit - found.objects.total()
-        found.objects[pipeline] = sum(1 for _ in islice(_dead(seen, pipeline, selection, found=found), left))
+        for _ in islice(_dead(seen, pipeline, selection, found=found), left):
+            if stopped():
+                return found
+            found.objects[pipeline] += 1
+            on_progress(1)
     dlqs = [name for queue in found.by_queue for name in dlqs_of(seen.broker, queue)]
     found.dead_letters = {name: count for name in dlqs if (count := messages_in(seen.broker, name))}
     return found
