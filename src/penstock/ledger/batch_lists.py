@@ -4,9 +4,10 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import bindparam, select
+from sqlalchemy import bindparam, case, select
 
 from penstock.ledger.database import Database
+from penstock.ledger.records import replaced_objects
 from penstock.ledger.rows import AnyRow
 from penstock.ledger.schema import attempts, batches
 
@@ -32,12 +33,8 @@ class BatchSummary:
     replaced_rows: int
     grown_objects: int
     appended_rows: int
+    retracted_objects: int  # of a batch without objects of its own: those whose rows leave the table
     is_merged: bool  # its rows are merged by key
-
-    @property
-    def is_retraction(self) -> bool:
-        """Return True if it has no objects of its own, and takes rows of others out of the table."""
-        return self.objects == 0 and self.replaced_objects > 0
 
 
 _NEWEST = (
@@ -59,6 +56,7 @@ _NEWEST = (
         batches.c.replaced_rows,
         batches.c.grown_objects,
         batches.c.appended_rows,
+        case((batches.c.objects == 0, batches.c.replaces)).label("retracts"),  # others may be long
         batches.c.merge.is_not(None).label("is_merged"),
     )
     .join_from(batches, attempts, attempts.c.id == batches.c.attempt_id)
@@ -105,5 +103,6 @@ def _summary(row: AnyRow) -> BatchSummary:
         replaced_rows=int(row.replaced_rows or 0),
         grown_objects=int(row.grown_objects or 0),
         appended_rows=int(row.appended_rows or 0),
+        retracted_objects=len(replaced_objects(row.retracts or "")),
         is_merged=bool(row.is_merged),
     )

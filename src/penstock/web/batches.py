@@ -11,9 +11,11 @@ from penstock.errors import UsageError
 from penstock.ledger.batch_lists import BatchSummary
 from penstock.ledger.records import replaced_objects
 from penstock.operations.status.model import PipelineStatus
+from penstock.operations.status.status import DETAILS_SECONDS
+from penstock.operations.status.watch import StatusFrame
 from penstock.operations.tables.batches import BatchDetails, details_of
 from penstock.operations.tables.running import RunningAttempt, running_attempts
-from penstock.web.context import context_of
+from penstock.web.context import DashboardContext, context_of
 from penstock.web.object_states import statuses
 from penstock.web.rendering import render, url
 
@@ -31,14 +33,34 @@ class PipelineBatches:
 
     pipeline: str
     status: PipelineStatus | None  # as of the newest reading
+    visibility: "Visibility"
     batches: Sequence[BatchSummary]
     running: Sequence[RunningAttempt]
     running_more: int  # running attempts that are not shown
     next_address: str | None
 
-    def is_visible(self, seq: int) -> bool | None:
-        """Return True if the table shows the batch; None if that is not known here."""
-        return is_visible(self.status, seq)
+    def is_visible(self, batch: BatchSummary) -> bool | None:
+        """Return True if the table shows the batch; None if that is not known now."""
+        return self.visibility.of(batch.seq, batch.committed_at)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visibility:
+    """The batches that a pipeline's table shows, as of the newest reading."""
+
+    status: PipelineStatus | None  # None: there is no reading, or the place of the table is unknown
+    read_at: float
+
+    def of(self, seq: int, committed_at: float) -> bool | None:
+        """Return True if the table shows this batch; None if that is not known now.
+
+        A reading remembers for a while what it read from the table, so it knows nothing of the newest batches.
+        """
+        if self.status is None or self.status.batches_unpublished is None:
+            return None
+        if committed_at > self.read_at - 2 * DETAILS_SECONDS:
+            return None
+        return seq <= self.status.batches_committed - self.status.batches_unpublished
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +83,8 @@ def show_list(request: Request) -> HTMLResponse:
             raise UsageError(f"The ledger knows no pipeline {chosen}; its pipelines: {', '.join(names) or 'none'}.")
         meant = [chosen] if chosen else names
         limit = PAGE_BATCHES if len(meant) == 1 else BATCHES_OF_EACH
-        status = {one.pipeline: one for one in statuses(context.sampler.frame(), meant)}
+        frame = context.sampler.frame()
+        status = {one.pipeline: one for one in statuses(frame, meant)}
         shown = []
         for name in meant:
             batches = seen.ledger.batch_lists.newest(name, limit=limit + 1, before_seq=before)
@@ -73,6 +96,7 @@ def show_list(request: Request) -> HTMLResponse:
                 PipelineBatches(
                     pipeline=name,
                     status=status.get(name),
+                    visibility=_visibility(context, frame, name),
                     batches=batches[:limit],
                     running=running[:RUNNING_SHOWN],
                     running_more=max(0, len(running) - RUNNING_SHOWN),
@@ -94,7 +118,9 @@ def show_batch(request: Request) -> HTMLResponse:
         if pipeline not in seen.pipelines():
             raise UsageError(f"The ledger knows no pipeline {pipeline}.")
         found = details_of(seen, seq, objects_max=OBJECTS_SHOWN, pipeline=pipeline, tables=has_tables)
-    status = next(iter(statuses(context.sampler.frame(), [pipeline])), None)
+    visible = _visibility(context, context.sampler.frame(), pipeline).of(seq, found.batch.committed_at)
+    if has_tables and found.tables:
+        visible = None if any(one.visible is None for one in found.tables) else all(one.visible for one in found.tables)
     replaced = replaced_objects(found.batch.record.replaces)
     return render(
         request,
@@ -106,7 +132,7 @@ def show_batch(request: Request) -> HTMLResponse:
         bar_width=BAR_WIDTH,
         replaced=replaced[:OBJECTS_SHOWN],
         replaced_more=max(0, len(replaced) - OBJECTS_SHOWN),
-        visible=is_visible(status, seq),
+        visible=visible,
         has_tables=has_tables,
         files_shown=FILES_SHOWN,
         tables_address=url(request, "/batch", pipeline=pipeline, seq=seq, tables=1),
@@ -115,11 +141,9 @@ def show_batch(request: Request) -> HTMLResponse:
     )
 
 
-def is_visible(status: PipelineStatus | None, seq: int) -> bool | None:
-    """Return True if a pipeline's table shows this batch, as of the newest reading; None if that is not known."""
-    if status is None or status.batches_unpublished is None:
-        return None
-    return seq <= status.batches_committed - status.batches_unpublished
+def _visibility(context: DashboardContext, frame: StatusFrame, pipeline: str) -> Visibility:
+    status = next(iter(statuses(frame, [pipeline])), None) if pipeline in context.scope.tables else None
+    return Visibility(status=status, read_at=frame.at)
 
 
 def web_address(address: str | None) -> str | None:

@@ -15,7 +15,7 @@ from penstock.operations.advice import RetryCommands, retry_commands
 from penstock.operations.inspection import ScopeView
 from penstock.operations.objects.history import ObjectHistory, ObjectVersion, history_of
 from penstock.operations.objects.retry import RETRIED
-from penstock.operations.objects.search import SearchPosition, known_address, search
+from penstock.operations.objects.search import SEARCH_SECONDS, SearchPosition, known_address, search
 from penstock.web.context import DashboardContext, context_of
 from penstock.web.object_states import KINDS, OPEN, state_counts, state_words
 from penstock.web.reconcile import ReconcileSummary, summaries_of
@@ -44,6 +44,7 @@ def show_list(request: Request) -> Response:
             after=SearchPosition.decode(asked["after"]) if asked.get("after") else None,
             limit=PAGE_OBJECTS,
             clock=context_of(request).clock,
+            seconds=SEARCH_SECONDS,
         )
         archived = sum(seen.ledger.archives.count(name) for name in meant) if text else 0
     texts = texts_of(request)

@@ -17,9 +17,9 @@ from penstock.ledger.records import ObjectState
 from penstock.messaging.clock import Clock
 from penstock.objects.reference import LOCAL_BUCKET, uri_of
 
-RARE_MAX = 20_000  # objects of rare states, which are all read and sorted by time
-READ_AT_ONCE = 25_000  # objects of one query, before the time is checked
-SEARCH_SECONDS = 0.1
+RARE_MAX = 10_000  # objects of rare states, which are all read and sorted by time
+READ_AT_ONCE = 10_000  # objects of one query, before the time is checked
+SEARCH_SECONDS = 0.08
 
 Step = Literal["time", "attempt", "id"]  # the orders of `ObjectLists`, in the order in which a search takes them
 
@@ -89,7 +89,7 @@ def search(
     after: SearchPosition | None,
     limit: int,
     clock: Clock,
-    seconds: float = SEARCH_SECONDS,
+    seconds: float,
 ) -> FoundObjects:
     """Return the next page of up to ``limit`` objects. It ends early if it takes longer than ``seconds``."""
     found = _Search(ledger.lists, wanted, limit=limit, end_at=clock.monotonic() + seconds, clock=clock)
@@ -107,6 +107,7 @@ class _Search:
         self._clock = clock
         self._found: list[ListedObject] = []
         self._read = 0
+        self._rare = 0  # objects of rare states
 
     def page(self, after: SearchPosition | None) -> FoundObjects:
         rare, many = self._by_frequency()
@@ -137,6 +138,7 @@ class _Search:
             if count <= left:
                 rare.add(state)
                 left -= count
+                self._rare += count
         return frozenset(rare), self._wanted.states - rare
 
     def _take(self, step: Step, states: frozenset[ObjectState], after: SearchPosition | None) -> SearchPosition | None:
@@ -152,7 +154,7 @@ class _Search:
 
     def _take_by_time(self, wanted: ObjectFilter, after: SearchPosition | None) -> SearchPosition | None:
         if after is None:
-            self._read += self._lists.count(wanted, up_to=RARE_MAX)
+            self._read += self._rare
         position = None if after is None else TimePosition(since=after.since, object_id=after.object_id)
         rows = self._lists.by_time(wanted, limit=self._left() + 1, after=position)
         if len(rows) <= self._left():
