@@ -10,8 +10,10 @@ from playwright.sync_api import Browser
 from tests.web.browser.chromium import Look, Tab, chromium, tab, why_not_here
 from tests.web.seeds import Seed, empty, seeded
 
+from penstock.messaging.clock import SystemClock
 from penstock.monitoring.endpoint import Address
 from penstock.web import dashboard
+from penstock.web.access import authenticator
 from penstock.web.server import WebServer
 
 
@@ -26,7 +28,9 @@ class Served:
 @contextmanager
 def serve(seed: Seed, *, port: int = 0) -> Iterator[Served]:
     """Serve the dashboard of a shop over HTTP."""
-    server = WebServer(dashboard(seed.app), address=Address(host="127.0.0.1", port=port), setting="web.address")
+    clock = SystemClock()
+    pages = dashboard(seed.app, access=authenticator(seed.app.settings, clock=clock), clock=clock)
+    server = WebServer(pages, address=Address(host="127.0.0.1", port=port), setting="web.address")
     server.open()
     try:
         yield Served(seed=seed, url=server.url.rstrip("/"))
