@@ -155,21 +155,18 @@ def test_a_queue_of_others_is_not_touched(site: Site) -> None:
     assert site.counts("foreign") == [0]
 
 
-@pytest.mark.parametrize(
-    "address",
-    [
+def test_an_address_from_outside_is_never_asked(site: Site) -> None:
+    send(site, "x")
+    for address in (
         "http://127.0.0.1:1/1/orders",
         "https://sqs.us-east-1.amazonaws.com/1/orders",
         "arn:aws:sqs:us-east-1:1:orders",
         "//x/orders",
-    ],
-)
-def test_an_address_from_outside_is_never_asked(site: Site, address: str) -> None:
-    send(site, "x")
-    for method, path in (("GET", "/messages"), ("POST", "/messages/receive"), ("GET", "/message")):
-        response = site.client.request(method, path, params={"queue": address, "id": "x"}, follow_redirects=False)
-        assert response.status_code == 400
-        assert "none of this app" in response.text
+    ):
+        for method, path in (("GET", "/messages"), ("POST", "/messages/receive"), ("GET", "/message")):
+            response = site.client.request(method, path, params={"queue": address, "id": "x"}, follow_redirects=False)
+            assert response.status_code == 400
+            assert "none of this app" in response.text
     assert site.counts() == [0]
 
 
