@@ -155,6 +155,21 @@ def test_a_queue_of_others_is_not_touched(site: Site) -> None:
     assert site.counts("foreign") == [0]
 
 
+def test_an_address_from_outside_is_never_asked(site: Site) -> None:
+    send(site, "x")
+    for address in (
+        "http://127.0.0.1:1/1/orders",
+        "https://sqs.us-east-1.amazonaws.com/1/orders",
+        "arn:aws:sqs:us-east-1:1:orders",
+        "//x/orders",
+    ):
+        for method, path in (("GET", "/messages"), ("POST", "/messages/receive"), ("GET", "/message")):
+            response = site.client.request(method, path, params={"queue": address, "id": "x"}, follow_redirects=False)
+            assert response.status_code == 400
+            assert "none of this app" in response.text
+    assert site.counts() == [0]
+
+
 def test_the_dlq_of_a_queue_can_be_looked_at(site: Site) -> None:
     send(site, "x", queue="orders-dlq")
     assert "x" in site.receive("orders-dlq").text

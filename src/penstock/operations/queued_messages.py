@@ -1,6 +1,6 @@
 """Look at messages in their queues: the details of one message, and peeking where that is a receive.
 
-- `check_queue`: the queues that may be looked at
+- `known_queue`: the queues that may be looked at
 - `details_of`: facts from a message's attributes and its queue
 - `peek_cost`, `receive_to_peek`: peeking on SQS, which has no other way than to receive messages and release them
 """
@@ -72,17 +72,23 @@ class ReceivedPeek:
     held: int
 
 
-def check_queue(seen: ScopeView, queue: str) -> None:
-    """Raise `UsageError` for a queue that does not exist, or that is none of the scope's on a shared account."""
+def known_queue(seen: ScopeView, queue: str) -> str:
+    """Return the queue of the scope that is meant, as the scope names it.
+
+    Raises `UsageError` for a queue that does not exist, or that is none of the scope's on a shared account. An address
+    from outside is never used itself: it could name a server of anybody's.
+    """
     broker = seen.broker
     if seen.queues is None:
         if queue not in broker.queue_names():
             raise UsageError(f"There is no queue {queue}.")
-        return
-    if not any(same_queue(queue, known) for known in _queues_with_dlqs(seen, seen.queues)):
+        return queue
+    known = next((each for each in _queues_with_dlqs(seen, seen.queues) if queue in (each, listed_name(each))), None)
+    if known is None:
         raise UsageError(
             f"The queue {listed_name(queue)} is none of this app's: only its queues and their DLQs are shown."
         )
+    return known
 
 
 def details_of(seen: ScopeView, queue: str, found: QueuedMessage) -> MessageDetails:
@@ -123,8 +129,7 @@ def receive_to_peek(seen: ScopeView, queue: str, *, who: str) -> ReceivedPeek:
     Each receive counts as an attempt at the broker. Raises `UsageError` if it may be the last one of a message, or if
     the queue can be browsed.
     """
-    broker = seen.broker
-    check_queue(seen, queue)
+    broker, queue = seen.broker, known_queue(seen, queue)
     if broker.capabilities.browsable:
         raise UsageError(f"The messages of {queue} can be shown without receiving them.")
     cost = peek_cost(seen, queue)
@@ -184,12 +189,12 @@ def _queued(delivery: Delivery) -> QueuedMessage:
     )
 
 
-def _queues_with_dlqs(seen: ScopeView, queues: Sequence[str]) -> set[str]:
-    found = set(queues)
+def _queues_with_dlqs(seen: ScopeView, queues: Sequence[str]) -> Sequence[str]:
+    found = dict.fromkeys(queues)
     for queue in queues:
         with suppress(ConfigurationError):  # it does not exist yet
-            found.update(dead_letter_queues(seen.broker, queue))
-    return found
+            found |= dict.fromkeys(dead_letter_queues(seen.broker, queue))
+    return [*found]
 
 
 def _handlers_of(served: Mapping[str, str], queue: str) -> Sequence[str]:

@@ -23,8 +23,8 @@ from penstock.operations.queued_messages import (
     PEEK_LEASE_SECONDS,
     PEEK_MESSAGES_MAX,
     RECEIVES_MIN,
-    check_queue,
     details_of,
+    known_queue,
     peek_cost,
     receive_to_peek,
 )
@@ -74,7 +74,7 @@ def show_messages(request: Request) -> HTMLResponse:
     queue, state = _queue(request), _state(request)
     context = context_of(request)
     with context.view() as seen:
-        check_queue(seen, queue)
+        queue = known_queue(seen, queue)
         browsable = seen.broker.capabilities.browsable
         now = seen.broker.now()
         cost = None if browsable else peek_cost(seen, queue)
@@ -112,7 +112,7 @@ def receive(request: Request) -> Response:
     with context.view() as seen:
         peeked = receive_to_peek(seen, queue, who=f"{who} via the dashboard")
     context.sampler.refresh()
-    return RedirectResponse(url(request, "/messages", queue=queue, received=context.received.keep(peeked)), 303)
+    return RedirectResponse(url(request, "/messages", queue=peeked.queue, received=context.received.keep(peeked)), 303)
 
 
 def show_message(request: Request) -> HTMLResponse:
@@ -120,6 +120,7 @@ def show_message(request: Request) -> HTMLResponse:
     queue, id = _queue(request), request.query_params.get("id", "")
     settings = context_of(request).settings
     with context_of(request).view() as seen:
+        queue = known_queue(seen, queue)
         found = _find(request, seen, queue, id)
         now = seen.broker.now()
         dead_letter_queue = None if found is not None else _dead_letter_queue(seen, queue)
@@ -156,6 +157,7 @@ def download_body(request: Request) -> Response:
     """Send the body of a message as a file, without secrets, if it may be seen."""
     queue, id = _queue(request), request.query_params.get("id", "")
     with context_of(request).view() as seen:
+        queue = known_queue(seen, queue)
         found = _find(request, seen, queue, id)
     if found is None:
         return render(request, "message_gone.html", status=_GONE, queue=queue, id=id, dlq=None)
@@ -193,7 +195,6 @@ def _after(request: Request) -> str | None:
 
 
 def _find(request: Request, seen: ScopeView, queue: str, id: str) -> QueuedMessage | None:
-    check_queue(seen, queue)
     if seen.broker.capabilities.browsable:
         return seen.broker.find(queue, id, near=request.query_params.get("near"))
     return context_of(request).received.message(request.query_params.get("received", ""), queue, id)
