@@ -307,6 +307,9 @@ class Settings(BaseSettings):
     worker_ecs_task_protection: Annotated[bool, ADVANCED] = Field(
         False, description="On ECS: protect the task from scale-in while a message runs for longer than a drain."
     )
+    worker_web: Annotated[str | None, ADVANCED] = Field(
+        None, description="HOST:PORT where a worker serves the dashboard. Unset: not served."
+    )
 
     objects_max_attempts: int = Field(4, ge=1, le=100, description="The attempts on an object before it is failed.")
     objects_reconcile_every: Annotated[float | None, Seconds(least=60)] = Field(
@@ -469,9 +472,6 @@ class Settings(BaseSettings):
     web_redact: Annotated[list[str], ADVANCED] = Field(
         default_factory=lambda: list(REDACTED),
         description="The JSON keys and attributes whose values the dashboard replaces by ***, at any depth.",
-    )
-    worker_web: Annotated[str | None, ADVANCED] = Field(
-        None, description="HOST:PORT where a worker serves the dashboard. Unset: not served."
     )
     web_address: str = Field("127.0.0.1:8321", description="HOST:PORT where `penstock web` serves the dashboard.")
     web_prometheus_url: Annotated[str | None, AfterValidator(_prometheus_url), ADVANCED] = Field(
