@@ -18,6 +18,7 @@ from penstock.errors import ConfigurationError, UsageError
 if TYPE_CHECKING:
     from penstock.app.scope import Scope
     from penstock.web.server import WebServer
+    from penstock.worker.shutdown import StopSignal
 
 DASHBOARD = "dashboard"  # in place of a worker's id in its log
 PACKAGES = ("starlette", "jinja2", "uvicorn", "sse_starlette", "python_multipart")
@@ -64,13 +65,23 @@ def web(
             if json_:
                 print_json({"url": server.url})
             talk(printable(f"The dashboard is at {server.url} - Ctrl-C ends it."))
-            stopped = threading.Event()
-            with stop.watched_by(stopped):
-                while not stop.requested:
-                    stopped.wait()
-                    stopped.clear()
+            _wait_for(stop)
         finally:
             server.close()
+
+
+def until_stopped() -> None:
+    """Wait for SIGTERM or Ctrl-C."""
+    with stoppable() as stop:
+        _wait_for(stop)
+
+
+def _wait_for(stop: "StopSignal") -> None:
+    stopped = threading.Event()
+    with stop.watched_by(stopped):
+        while not stop.requested:
+            stopped.wait()
+            stopped.clear()
 
 
 def dashboard_server(scope: "Scope", address: str, *, setting: str, title: str | None = None) -> "WebServer":
