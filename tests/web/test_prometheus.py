@@ -71,7 +71,7 @@ def chart_at(address: str, *, user: str = "") -> prometheus.Chart:
     return charts.chart(SeriesKind.QUEUE, "orders", HistoryRange.HOUR, at=1_030.0)
 
 
-def test_values_are_those_of_the_queue_without_what_is_no_number() -> None:
+def test_values_are_those_of_the_queue_without_those_that_are_no_number() -> None:
     with server() as (address, seen):
         chart = chart_at(address)
     assert chart.error is None

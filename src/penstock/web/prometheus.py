@@ -60,7 +60,7 @@ class PrometheusFailed(Exception):
     """A query failed; the message says why."""
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
+class _RedirectRefusal(urllib.request.HTTPRedirectHandler):
     """Refuse redirects: the password would be sent to another host."""
 
     def redirect_request(self, *_: Any) -> None:
@@ -83,7 +83,7 @@ class PrometheusCharts:
             pair = f"{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or '')}"
             self._headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
         self._measured_every_seconds = measured_every_seconds
-        self._opener = urllib.request.build_opener(_NoRedirects())
+        self._opener = urllib.request.build_opener(_RedirectRefusal())
         self._clock = clock
         self._silence: tuple[float, str] | None = None  # no answer: since when (monotonic), and why; any thread writes
 
