@@ -25,7 +25,7 @@ def token_in(page: str) -> str:
 class FormClient(TestClient):
     """A client that sends forms as a browser does: with the token of a page, and the cookie that belongs to it."""
 
-    def post(self, url: Any, *, data: Mapping[str, Any] | None = None, **options: Any) -> Response:  # type: ignore[override]
+    def post(self, url: Any, *, data: Mapping[str, Any] | None = None, **options: Any) -> Response:
         return super().post(url, data={"csrf": self.token(), **(data or {})}, **options)
 
     def token(self) -> str:

@@ -1,4 +1,4 @@
-"""Who may use a dashboard: the kinds of access, roles, and the addresses at which it may be served."""
+"""Access to a dashboard: its kinds, roles, and the addresses at which it may be served."""
 
 import base64
 import socket
@@ -34,8 +34,7 @@ def ann() -> str:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(passwords, "COST", 2**14)
         patch.setattr(passwords, "PARALLEL", 1)
-        text = str(hashed("correct horse"))
-    return text
+        return str(hashed("correct horse"))
 
 
 @pytest.fixture
@@ -72,9 +71,7 @@ def shows_user(client: TestClient, name: str, **options: Any) -> bool:
 # Addresses
 
 
-@pytest.mark.parametrize(
-    "host", ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1", "localhost", "0:0:0:0:0:0:0:1"]
-)
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1", "localhost", "0:0:0:0:0:0:0:1"])
 def test_loopback_addresses_may_be_served_without_users(host: str) -> None:
     assert is_loopback(host)
 
@@ -135,7 +132,7 @@ def test_users_without_tls_are_a_warning_on_other_hosts_only(ann: str) -> None:
         ({"web_proxy_header": "X-User", "web_proxy_addresses": []}, "has to name the proxies"),
         ({"web_proxy_header": "X-User", "web_proxy_addresses": ["0.0.0.0/0"]}, "has to name the proxies"),
         ({"web_proxy_header": "X-User", "web_proxy_addresses": ["::/0"]}, "has to name the proxies"),
-        ({"web_operators": ["ann"]}, "nothing says who the user is"),
+        ({"web_operators": ["ann"]}, "nothing names the user"),
         ({"web_users": {"ann": "ANN"}, "web_operators": ["ann", "eve"]}, "names eve, and web.users has no such user"),
     ],
 )
@@ -169,7 +166,7 @@ def test_invalid_settings_are_refused(name: str, value: Any, ann: str) -> None:
 # Loopback
 
 
-def test_a_loopback_dashboard_has_one_user_who_may_act(app_with: Callable[..., App]) -> None:
+def test_a_loopback_dashboard_has_one_acting_user(app_with: Callable[..., App]) -> None:
     with served(app_with()) as client:
         assert shows_user(client, "local")
         assert "read-only" not in client.get("/").text
@@ -341,9 +338,7 @@ def test_the_application_names_the_user(user: Any, name: str, app_with: Callable
 
 
 @pytest.mark.parametrize("named", [None, "", "a\nb", "x" * 201, 3, WebUser(name="")])
-def test_a_request_without_a_valid_user_of_the_application_is_refused(
-    named: Any, app_with: Callable[..., App]
-) -> None:
+def test_a_request_without_a_valid_user_of_the_application_is_refused(named: Any, app_with: Callable[..., App]) -> None:
     with TestClient(dashboard(app_with(), user=lambda _: named), base_url=ADDRESS) as client:
         response = client.get("/")
     assert response.status_code == 403
@@ -359,7 +354,7 @@ def test_the_application_may_answer_itself(app_with: Callable[..., App]) -> None
     assert (response.status_code, response.headers["location"]) == (307, "/login")
 
 
-def test_a_defect_of_the_users_function_lets_nobody_in(app_with: Callable[..., App]) -> None:
+def test_a_defect_of_the_users_function_refuses_all(app_with: Callable[..., App]) -> None:
     def user(_: Request) -> str:
         raise RuntimeError("hush")
 

@@ -71,7 +71,10 @@ def write(registry: ProcessRegistry, record: WorkerRecord) -> None:
 @pytest.fixture
 def other_process() -> Iterator[subprocess.Popen[bytes]]:
     """A process that ends with code 7 at SIGTSTP."""
-    code = "import os, signal, sys; signal.signal(signal.SIGTSTP, lambda *_: os._exit(7)); print(flush=True); sys.stdin.read()"
+    code = (
+        "import os, signal, sys; signal.signal(signal.SIGTSTP, lambda *_: os._exit(7)); print(flush=True); "
+        "sys.stdin.read()"
+    )
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -84,11 +87,11 @@ def words(page: str) -> str:
     return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", page))
 
 
-def test_without_workers_the_page_says_what_to_do(client: FormClient) -> None:
+def test_without_workers_the_page_names_the_command(client: FormClient) -> None:
     assert "Start one with: penstock worker" in client.get("/workers").text
 
 
-def test_a_worker_is_shown_with_what_it_does(
+def test_a_worker_is_shown_with_its_state_and_slots(
     client: FormClient, registry: ProcessRegistry, record: WorkerRecord
 ) -> None:
     write(registry, replace(record, in_flight=3, lag_seconds=0.26, memory_bytes=123_400_000))
@@ -116,7 +119,9 @@ def test_a_worker_that_seems_stuck_is_marked_with_the_reason_and_its_message(
         HeldMessage(queue="orders", message_id=f"m{number}", since=now - age)
         for number, age in enumerate((7_200, 3_600, 1))
     )
-    write(registry, replace(record, in_flight=3, held=held, beat_at=now - 300, lag_seconds=12.0, troubles=("it hangs",)))
+    write(
+        registry, replace(record, in_flight=3, held=held, beat_at=now - 300, lag_seconds=12.0, troubles=("it hangs",))
+    )
     with registry.register(WORKER):
         assert "a thread hangs" in words(client.get("/workers").text)
         page = client.get("/worker", params={"id": WORKER}).text
@@ -128,6 +133,14 @@ def test_a_worker_that_seems_stuck_is_marked_with_the_reason_and_its_message(
     assert "A message of orders is held for 2 h; more than 60 s is unusual. Show the message So is 1 more." in text
     assert 'href="/message?queue=orders&amp;id=m0"' in page
     assert f"kill -USR1 {record.pid} on {record.host}" in text
+
+
+def test_workers_that_seem_stuck_are_first(client: FormClient, registry: ProcessRegistry, record: WorkerRecord) -> None:
+    write(registry, record)
+    write(registry, replace(record, worker="here-2-B", started_at=record.started_at + 1, troubles=("it hangs",)))
+    with registry.register(WORKER), registry.register("here-2-B"):
+        page = client.get("/workers").text
+    assert page.index("here-2-B") < page.index(WORKER)
 
 
 def test_the_messages_and_queues_of_a_worker(
@@ -245,15 +258,17 @@ def test_a_process_whose_lock_is_free_is_not_signalled(
     assert audits(settings) == []
 
 
-@pytest.mark.parametrize("elsewhere", [{"host": "elsewhere"}, {"namespace": "pid:[1]"}])
+@pytest.mark.parametrize(("host", "namespace"), [("elsewhere", None), (None, "pid:[1]")])
 def test_a_worker_of_another_container_is_not_signalled(
-    elsewhere: dict[str, str],
+    host: str | None,
+    namespace: str | None,
     client: FormClient,
     registry: ProcessRegistry,
     record: WorkerRecord,
     other_process: subprocess.Popen[bytes],
 ) -> None:
-    write(registry, replace(record, pid=other_process.pid, **elsewhere))
+    there = replace(record, host=host or record.host, namespace=namespace or record.namespace)
+    write(registry, replace(there, pid=other_process.pid))
     with registry.register(WORKER):
         assert "/workers/drain" not in client.get("/worker", params={"id": WORKER}).text
         response = client.post("/workers/drain", data={"worker": WORKER})
@@ -262,20 +277,19 @@ def test_a_worker_of_another_container_is_not_signalled(
 
 
 def test_without_its_audit_entry_no_worker_is_drained(
-    client: FormClient,
-    registry: ProcessRegistry,
-    record: WorkerRecord,
-    other_process: subprocess.Popen[bytes],
-    monkeypatch: pytest.MonkeyPatch,
+    client: FormClient, registry: ProcessRegistry, record: WorkerRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    signals: list[object] = []
+
     def away(*_: object, **__: object) -> None:
         raise TemporaryError("the ledger is away")
 
     monkeypatch.setattr("penstock.ledger.dead_letters.Audits.begin", away)
-    write(registry, replace(record, pid=other_process.pid))
+    monkeypatch.setattr("penstock.app.registry.Workers.signal", lambda *given: signals.append(given))
+    write(registry, record)
     with registry.register(WORKER):
         assert client.post("/workers/drain", data={"worker": WORKER}).status_code == 503
-    assert other_process.poll() is None
+    assert signals == []
 
 
 def test_a_worker_that_ends_meanwhile_is_recorded_as_failed(

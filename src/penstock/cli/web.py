@@ -132,10 +132,10 @@ def _print_hash(*, json_: bool) -> None:
 
 def _read_password() -> str:
     if not sys.stdin.isatty():
-        line, *more = [*sys.stdin.read().splitlines(), ""]
-        if any(more):
+        lines = sys.stdin.read().splitlines()
+        if len(lines) > 1:
             raise UsageError("Standard input has several lines, and a password is one.")
-        return line
+        return "".join(lines)
     password = getpass("Password: ")
     if password != getpass("The same again: "):
         raise UsageError("The two passwords differ; nothing was made.")

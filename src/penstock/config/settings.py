@@ -291,6 +291,9 @@ class Settings(BaseSettings):
     worker_ecs_task_protection: Annotated[bool, ADVANCED] = Field(
         False, description="On ECS: protect the task from scale-in while a message runs for longer than a drain."
     )
+    worker_web: Annotated[str | None, ADVANCED] = Field(
+        None, description="HOST:PORT where a worker serves the dashboard. Unset: not served."
+    )
 
     objects_max_attempts: int = Field(4, ge=1, le=100, description="The attempts on an object before it is failed.")
     objects_reconcile_every: Annotated[float | None, Seconds(least=60)] = Field(
@@ -447,9 +450,6 @@ class Settings(BaseSettings):
         default_factory=list, description="Chats and mailboxes that receive failures, as Apprise URLs."
     )
 
-    worker_web: Annotated[str | None, ADVANCED] = Field(
-        None, description="HOST:PORT where a worker serves the dashboard. Unset: not served."
-    )
     web_address: str = Field("127.0.0.1:8321", description="HOST:PORT where `penstock web` serves the dashboard.")
     web_prometheus_url: Annotated[str | None, AfterValidator(_prometheus_url), ADVANCED] = Field(
         None,

@@ -1,4 +1,4 @@
-"""List what workers hold in the ledger: open keys of handlers, and open attempts with their objects.
+"""List the open claims of workers: keys of handlers, and attempts with their objects.
 
 A worker of any host appears here while it holds something. A claim without a living worker appears until another
 worker takes it over.
@@ -20,7 +20,7 @@ OBJECT_COUNTS_MAX = 20  # attempts of a worker whose objects are counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimHolder:
+class ClaimingWorker:
     """A worker with open claims. Times are epoch seconds of the database's clock."""
 
     worker: str
@@ -88,7 +88,7 @@ _ATTEMPTS = (
     .limit(bindparam("rows_max"))
 )
 _COUNTS = (
-    select(objects.c.attempt_id, func.count())
+    select(objects.c.attempt_id, func.count().label("objects"))
     .where(objects.c.attempt_id.in_(bindparam("named", expanding=True)))
     .group_by(objects.c.attempt_id)
 )
@@ -100,11 +100,11 @@ class ClaimHolders:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def all(self, *, limit: int = HOLDERS_MAX) -> Sequence[ClaimHolder]:
+    def all(self, *, limit: int = HOLDERS_MAX) -> Sequence[ClaimingWorker]:
         """Return the workers that hold claims, the one with the oldest claim first."""
         with self._database.reading() as connection:
             rows = connection.execute(_HOLDERS, {"rows_max": limit}).mappings()
-            return [ClaimHolder(**row) for row in rows]
+            return [ClaimingWorker(**row) for row in rows]
 
     def claims_of(self, worker: str, *, limit: int) -> Sequence[OpenClaim]:
         """Return the oldest open claims of a worker: up to ``limit`` keys, and up to ``limit`` attempts on objects."""
@@ -116,6 +116,6 @@ class ClaimHolders:
         with self._database.reading() as connection:
             rows = connection.execute(statement, {"of_worker": storable(worker), "rows_max": limit}).mappings().all()
             counted = [row["attempt_id"] for row in rows if row["key"] is None][:OBJECT_COUNTS_MAX]
-            counts = dict(connection.execute(_COUNTS, {"named": counted}).tuples().all()) if counted else {}
-        known = {attempt: counts.get(attempt, 0) for attempt in counted}
-        return [OpenClaim(**row, objects=known.get(row["attempt_id"])) for row in rows]
+            found = connection.execute(_COUNTS, {"named": counted}).all() if counted else ()
+        counts = dict.fromkeys(counted, 0) | {row.attempt_id: row.objects for row in found}
+        return [OpenClaim(**row, objects=counts.get(row["attempt_id"])) for row in rows]

@@ -1,4 +1,4 @@
-"""Decide who the user of a request is, and refuse requests without one.
+"""Find the user of a request, and refuse requests without one.
 
 There are four kinds of access, each an `Authenticator`. `LoopbackAccess`: a dashboard that only this host can reach has
 one user. `BasicAccess`: users and passwords of the settings. `ProxyAccess`: a reverse proxy names the user in a header.
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from inspect import isawaitable
 from typing import Protocol
 from unicodedata import normalize
+from urllib.parse import quote
 
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import MutableHeaders
@@ -31,7 +32,7 @@ from penstock.messaging.clock import Clock
 from penstock.monitoring.endpoint import Address
 from penstock.web.logins import Logins
 from penstock.web.passwords import parsed_hash
-from penstock.web.security import COOKIE, VISIT, CsrfTokens, Refused, Visit, WebUser, visit_by
+from penstock.web.security import COOKIE, VISIT, AccessRefused, CsrfTokens, Visit, WebUser, visit_by
 
 UserFunction = Callable[[Request], "str | WebUser | Awaitable[str | WebUser | None] | None"]
 
@@ -46,7 +47,7 @@ class Authenticator(Protocol):
     """One kind of access."""
 
     async def user(self, request: Request) -> WebUser:
-        """Return the user of a request. Raises `Refused`."""
+        """Return the user of a request. Raises `AccessRefused`."""
         ...
 
 
@@ -79,9 +80,9 @@ class LoopbackAccess:
     async def user(self, request: Request) -> WebUser:
         hosts = request.headers.getlist("host")
         if len(hosts) != 1 or not names_loopback(hosts[0]):
-            raise Refused(403, "wrong_host", "Without users, the dashboard answers to localhost and 127.0.0.1 only.")
+            raise AccessRefused(403, "wrong_host", "Without users, the dashboard serves localhost and 127.0.0.1 only.")
         if any(name in request.headers for name in FORWARDING_HEADERS):
-            raise Refused(403, "forwarded", "A proxy forwarded this request, and the dashboard has no users.")
+            raise AccessRefused(403, "forwarded", "A proxy forwarded this request, and the dashboard has no users.")
         return WebUser(name=LOCAL)
 
 
@@ -104,7 +105,7 @@ class BasicAccess:
             return WebUser(name=name)
         if result.wait_seconds:
             seconds = max(1, round(result.wait_seconds + 0.5))
-            raise Refused(429, "too_many_logins", "Too many failed logins.", {"Retry-After": str(seconds)})
+            raise AccessRefused(429, "too_many_logins", "Too many failed logins.", {"Retry-After": str(seconds)})
         raise _login_needed()
 
 
@@ -117,16 +118,16 @@ class ProxyAccess:
 
     async def user(self, request: Request) -> WebUser:
         if not self._is_trusted(_client(request)):
-            raise Refused(401, "unknown_proxy", "The request did not come from the proxy.", _PROXY_CHALLENGE)
+            raise AccessRefused(401, "unknown_proxy", "The request did not come from the proxy.", _PROXY_CHALLENGE)
         names = [value for key, value in request.scope["headers"] if key == self._header.lower().encode()]
         if len(names) != 1:
-            raise Refused(401, "no_user", "The proxy did not name one user.", _PROXY_CHALLENGE)
+            raise AccessRefused(401, "no_user", "The proxy did not name one user.", _PROXY_CHALLENGE)
         try:
             name = names[0].decode("utf-8")
         except UnicodeDecodeError:
             name = ""
         if not is_user_name(name) or "," in name:  # a comma: the proxy appended to a header of the client
-            raise Refused(401, "no_user", "The proxy did not name one user.", _PROXY_CHALLENGE)
+            raise AccessRefused(401, "no_user", "The proxy did not name one user.", _PROXY_CHALLENGE)
         return WebUser(name=name)
 
     def _is_trusted(self, client: str) -> bool:
@@ -146,10 +147,10 @@ class MountedAccess:
         found = await run_in_threadpool(self._user, request)
         named = await found if isawaitable(found) else found
         if named is None:
-            raise Refused(403, "no_user", "The application named no user.")
-        user = WebUser(name=named) if isinstance(named, str) else named
+            raise AccessRefused(403, "no_user", "The application named no user.")
+        user: object = WebUser(name=named) if isinstance(named, str) else named  # untyped apps return anything
         if not isinstance(user, WebUser) or not is_user_name(user.name):
-            raise Refused(403, "no_user", "The application named no valid user.")
+            raise AccessRefused(403, "no_user", "The application named no valid user.")
         return user
 
 
@@ -275,7 +276,7 @@ def _check_settings(settings: Settings) -> None:
     header, addresses = settings.web_proxy_header, settings.web_proxy_addresses
     if header is not None and settings.web_users:
         raise ConfigurationError(
-            "web.users and web.proxy_header are both set, and only one of them can say who the user is: remove one."
+            "web.users and web.proxy_header are both set, and only one of them can name the user: remove one."
         )
     believes_all = any(ipaddress.ip_network(one, strict=False).prefixlen == 0 for one in addresses)
     if header is not None and (believes_all or not addresses):
@@ -287,15 +288,15 @@ def _check_settings(settings: Settings) -> None:
         return
     if header is None and not settings.web_users:
         raise ConfigurationError(
-            "web.operators is set, and nothing says who the user is: set web.users or web.proxy_header as well, or "
+            "web.operators is set, and nothing names the user: set web.users or web.proxy_header as well, or "
             "web.read_only instead."
         )
     if unknown := sorted({*settings.web_operators} - settings.web_users.keys()) if settings.web_users else []:
         raise ConfigurationError(f"web.operators names {', '.join(unknown)}, and web.users has no such user.")
 
 
-def _login_needed() -> Refused:
-    return Refused(401, "login_needed", "A user name and a password are needed.", {"WWW-Authenticate": CHALLENGE})
+def _login_needed() -> AccessRefused:
+    return AccessRefused(401, "login_needed", "A user name and a password are needed.", {"WWW-Authenticate": CHALLENGE})
 
 
 def _credentials(header: str) -> tuple[str, str] | None:
@@ -319,7 +320,7 @@ def _client(request: Request) -> str:
 
 def _cookie(request: Request, visit: Visit) -> str:
     """Return the Set-Cookie header of a new visitor. It ends with the browser's session."""
-    path = request.scope.get("root_path", "") or "/"
+    path = quote(request.scope.get("root_path", ""), safe="/") or "/"  # may contain parts of the request's path
     # A client that forges the header of a TLS proxy only loses its own cookie.
     is_secure = request.url.scheme == "https" or request.headers.get("x-forwarded-proto", "") == "https"
     return f"{COOKIE}={visit.cookie}; Path={path}; HttpOnly; SameSite=Strict{'; Secure' if is_secure else ''}"

@@ -33,7 +33,7 @@ from penstock.web.queue_details import QueueDetailReader
 from penstock.web.recording import FrameRecorder
 from penstock.web.rendering import LANGUAGE_COOKIE, THEME_COOKIE, THEMES, render, render_alone, url
 from penstock.web.sampling import Sampler
-from penstock.web.security import CsrfTokens, Refused, form_of, form_route
+from penstock.web.security import AccessRefused, CsrfTokens, form_of, form_route
 from penstock.web.texts import LANGUAGES
 
 EVERY_SECONDS = 2.0  # between two readings
@@ -193,7 +193,7 @@ def _safe_path(request: Request, path: str) -> str:
 def _show_http_error(request: Request, error: Exception) -> HTMLResponse:
     status = error.status_code if isinstance(error, HTTPException) else 500
     kind = {404: "not_found", 405: "not_allowed"}.get(status, "refused")
-    if isinstance(error, Refused):
+    if isinstance(error, AccessRefused):
         kind = error.kind
     detail = error.detail if isinstance(error, HTTPException) else ""
     page = render(request, "error.html", status=status, kind=kind, message=detail)
@@ -216,7 +216,7 @@ def _show_failure(request: Request, _: Exception) -> HTMLResponse:
 
 def _refuse(request: Request, error: HTTPException) -> HTMLResponse:
     """Return the page of a request without a user. It has no link, and tells nothing of the app."""
-    kind = error.kind if isinstance(error, Refused) else "refused"
+    kind = error.kind if isinstance(error, AccessRefused) else "refused"
     page = render_alone(request, "refused.html", status=error.status_code, kind=kind, message=error.detail)
     page.headers.update(error.headers or {})
     return page

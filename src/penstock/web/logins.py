@@ -1,4 +1,4 @@
-"""Verify user names and passwords: slowly for those who guess, quickly for those who were verified a moment ago.
+"""Verify user names and passwords: slowly for a client that guesses, quickly for one that was verified recently.
 
 A correct password is remembered for some minutes as a keyed digest, in memory. Each wrong one doubles the wait of that
 client for that user. Hashing runs in two threads of its own, so guessing neither delays pages nor fills the memory. An
@@ -41,7 +41,7 @@ ACCEPTED, WRONG = LoginResult(accepted=True), LoginResult(accepted=False)
 
 
 @dataclass(slots=True)
-class _Failures:
+class _LoginFailures:
     """The failures in a row of one client with one user name. The event loop's thread writes it."""
 
     lock: Lock = field(default_factory=Lock)  # one attempt at a time, so that none can precede the wait
@@ -58,7 +58,7 @@ class Logins:
         self._clock = clock
         self._secret = token_bytes(32)
         self._remembered: OrderedDict[bytes, float] = OrderedDict()  # until when (monotonic), by digest
-        self._failures: OrderedDict[tuple[str, str], _Failures] = OrderedDict()
+        self._failures: OrderedDict[tuple[str, str], _LoginFailures] = OrderedDict()
         self._hashing = CapacityLimiter(HASHING_THREADS)
         self._waiting = 0
 
@@ -78,7 +78,7 @@ class Logins:
             self._waiting -= 1
 
     async def _verify(
-        self, name: str, password: str, digest: bytes, failures: _Failures, *, client: str
+        self, name: str, password: str, digest: bytes, failures: _LoginFailures, *, client: str
     ) -> LoginResult:
         if self._is_remembered(digest):  # by the attempt before this one
             return ACCEPTED
@@ -98,15 +98,15 @@ class Logins:
         log.warning("Login refused: %s from %s, failure %d in a row", shown, client, failures.count)
         return WRONG
 
-    def _count_failure(self, failures: _Failures) -> None:
+    def _count_failure(self, failures: _LoginFailures) -> None:
         failures.count += 1
         beyond = failures.count - FREE_FAILURES
         if beyond > 0:
             wait_seconds = min(2.0 ** min(beyond - 1, 10), WAIT_SECONDS_MAX)
             failures.blocked_until = self._clock.monotonic() + wait_seconds
 
-    def _failures_of(self, client: str, name: str) -> _Failures:
-        found = self._failures.setdefault((client, name), _Failures())
+    def _failures_of(self, client: str, name: str) -> _LoginFailures:
+        found = self._failures.setdefault((client, name), _LoginFailures())
         self._failures.move_to_end((client, name))
         while len(self._failures) > CLIENTS_MAX:
             self._failures.popitem(last=False)

@@ -1,6 +1,6 @@
 """The user of a request, and the forms that change something.
 
-`AccessControl` in `penstock.web.access` decides who the user is and puts a `Visit` into the request; without one,
+`AccessControl` in `penstock.web.access` finds the user and puts a `Visit` into the request; without one,
 everything here refuses. A form carries a token that is bound to the user and to a random cookie; other sites can read
 neither. `action` declares the handlers that change something: POST only, users who may act, valid token.
 """
@@ -44,7 +44,7 @@ class WebUser:
     may_act: bool = True
 
 
-class Refused(HTTPException):
+class AccessRefused(HTTPException):
     """A request that is not allowed. ``kind`` selects the text of its page."""
 
     def __init__(self, status: int, kind: str, detail: str, headers: dict[str, str] | None = None) -> None:
@@ -141,7 +141,7 @@ def _checked(handler: Handler, *, acts: bool) -> Callable[[Request], Awaitable[R
     async def endpoint(request: Request) -> Response:
         user = user_of(request)
         if user is None or (acts and not user.may_act):
-            raise Refused(403, "may_not_act", "You may look at this dashboard, and change nothing.")
+            raise AccessRefused(403, "may_not_act", "You may look at this dashboard, and change nothing.")
         check_origin(request)
         form = await request.form(max_files=0, max_fields=FIELDS_MAX)
         _check_token(request, form)
@@ -159,7 +159,7 @@ async def _call(handler: Handler, request: Request) -> Response:
 
 
 def check_origin(request: Request) -> None:
-    """Raise `Refused` if a browser sent the form from another site.
+    """Raise `AccessRefused` if a browser sent the form from another site.
 
     Browsers say so in Sec-Fetch-Site, or at least in Origin; neither can be set by scripts. Programs send neither.
     """
@@ -179,7 +179,7 @@ def _check_token(request: Request, form: FormData) -> None:
     tokens = form.getlist(TOKEN_FIELD)
     token = tokens[0] if len(tokens) == 1 else ""
     if not isinstance(token, str) or not visit.tokens.is_valid(token, visit.user.name, visit.cookie):
-        raise Refused(403, "form_expired", "This form is no longer valid. Nothing was done.")
+        raise AccessRefused(403, "form_expired", "This form is no longer valid. Nothing was done.")
 
 
 def _host_of(origin: str) -> str | None:
@@ -191,5 +191,5 @@ def _host_of(origin: str) -> str | None:
     return parts.netloc.lower() if parts.scheme in ("http", "https") and parts.netloc else None
 
 
-def _foreign() -> Refused:
-    return Refused(403, "foreign_form", "The form was sent by another site. Nothing was done.")
+def _foreign() -> AccessRefused:
+    return AccessRefused(403, "foreign_form", "The form was sent by another site. Nothing was done.")

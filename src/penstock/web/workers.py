@@ -1,4 +1,4 @@
-"""The pages about workers: those of this host with what they hold, and those that only the ledger's claims name."""
+"""The pages about workers: those of this host, and those that only the ledger's claims name."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,9 +10,10 @@ from starlette.routing import BaseRoute, Route
 
 from penstock.app.registry import SERVING, WorkerRecord, is_local
 from penstock.errors import TemporaryError, UserError
-from penstock.ledger.holders import ClaimHolder, OpenClaim
+from penstock.ledger.holders import ClaimingWorker, OpenClaim
 from penstock.operations.inspection import ScopeView
-from penstock.operations.workers import StuckWorker, drain_worker, stuck_signs
+from penstock.operations.workers.draining import drain_worker
+from penstock.operations.workers.stuck import StuckWorker, stuck_signs
 from penstock.web.context import context_of
 from penstock.web.rendering import render, url
 from penstock.web.security import acting_user, action, form_of
@@ -52,7 +53,7 @@ def show_all(request: Request) -> HTMLResponse:
     return render(
         request,
         "workers.html",
-        rows=[_row(request, record) for record in records[:WORKERS_MAX]],
+        rows=_stuck_first([_row(request, record) for record in records])[:WORKERS_MAX],
         silent=silent[:WORKERS_MAX],
         more=max(len(records) - WORKERS_MAX, 0) + max(len(silent) - WORKERS_MAX, 0),
         elsewhere=elsewhere[:WORKERS_MAX],
@@ -63,7 +64,7 @@ def show_all(request: Request) -> HTMLResponse:
 
 
 def show_one(request: Request) -> HTMLResponse:
-    """Show one worker: what it does, what it holds, and signs that it is stuck."""
+    """Show one worker: its state, the messages and claims that it holds, and signs that it is stuck."""
     context = context_of(request)
     worker = request.query_params.get("id", "")
     with context.view() as seen:
@@ -113,7 +114,11 @@ def _row(request: Request, record: WorkerRecord) -> WorkerRow:
     )
 
 
-def _holders(seen: ScopeView) -> tuple[Sequence[ClaimHolder], str | None]:
+def _stuck_first(rows: Sequence[WorkerRow]) -> Sequence[WorkerRow]:
+    return sorted(rows, key=lambda row: not row.signs)
+
+
+def _holders(seen: ScopeView) -> tuple[Sequence[ClaimingWorker], str | None]:
     """Return the holders of claims; or none, and why, while the ledger is unavailable."""
     try:
         return seen.ledger.holders.all(), None
