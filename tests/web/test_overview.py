@@ -82,7 +82,7 @@ class Rows(HTMLParser):
             self.names[-1] += data
 
 
-def test_before_the_first_message_the_page_says_what_to_do(client: FormClient) -> None:
+def test_before_the_first_message_the_page_explains_how_to_send_one(client: FormClient) -> None:
     page = show(client, status())
     assert "Nothing was sent yet" in page
     assert "`penstock send`" in page

@@ -8,7 +8,7 @@ from tests.web.figures import NOW, held, queue, worker
 
 from penstock.app.flows import QueueFlow
 from penstock.operations.queue_groups import GroupSample
-from penstock.operations.status.why import QueueFacts, Reason, ReasonKind, reasons_of
+from penstock.operations.status.why import QueueFigures, Reason, ReasonKind, reasons_of
 from penstock.web.rendering import sentence_text
 from penstock.web.texts import texts_in
 
@@ -23,12 +23,12 @@ WAITING: Mapping[str, Any] = {"visible": 50, "oldest_visible_message_age_seconds
 BUSY = worker(in_flight=4, held=held("orders", 4, seconds=70))
 
 
-def facts(given: Mapping[str, Any] | None = None, **other: Any) -> QueueFacts:
+def facts(given: Mapping[str, Any] | None = None, **other: Any) -> QueueFigures:
     values: Mapping[str, Any] = {"records": [worker()], "at": NOW}
-    return QueueFacts(queue=queue(**{**WAITING, **(given or {})}), **{**values, **other})
+    return QueueFigures(queue=queue(**{**WAITING, **(given or {})}), **{**values, **other})
 
 
-CASES: Mapping[str, tuple[QueueFacts, ReasonKind, str]] = {
+CASES: Mapping[str, tuple[QueueFigures, ReasonKind, str]] = {
     "paused": (facts({"paused": True}), ReasonKind.PAUSED, "no worker gets a message"),
     "no worker": (facts(records=[]), ReasonKind.NO_WORKER, "No worker serves this queue."),
     "no worker here, none elsewhere": (
@@ -135,7 +135,7 @@ def test_several_reasons_come_with_the_strongest_first() -> None:
         facts({"visible": 0, "oldest_visible_message_age_seconds": None}, records=[BUSY]),  # nothing waits
     ],
 )
-def test_slots_that_are_free_or_unknown_are_no_reason(given: QueueFacts) -> None:
+def test_slots_that_are_free_or_unknown_are_no_reason(given: QueueFigures) -> None:
     assert ReasonKind.BUSY not in kinds(reasons_of(given))
 
 

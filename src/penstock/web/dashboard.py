@@ -150,7 +150,7 @@ def _context(scope: Scope, *, title: str, clock: Clock, emit: Listener) -> Dashb
         on_frame=[FrameRecorder(settings.data_dir, emit=emit)],
     )
     history = HistoryReader(settings.data_dir, measured_every_seconds=settings.metrics_monitor_every)
-    charts = _charts(settings) or history
+    charts = _charts(settings, clock=clock) or history
     views = ViewPool(scope, clock=clock)
     actions, dead_letters = ActionRunner(clock=clock), DeadLetterWatch(views.borrowed, clock=clock)
     actions.when_ended(sampler.refresh)
@@ -170,10 +170,11 @@ def _context(scope: Scope, *, title: str, clock: Clock, emit: Listener) -> Dashb
     )
 
 
-def _charts(settings: Settings) -> ChartSource | None:
+def _charts(settings: Settings, *, clock: Clock) -> ChartSource | None:
     """Return the Prometheus of the settings; None if they name none."""
     url = settings.web_prometheus_url
-    return None if url is None else PrometheusCharts(url, measured_every_seconds=settings.metrics_monitor_every)
+    every_seconds = settings.metrics_monitor_every
+    return None if url is None else PrometheusCharts(url, measured_every_seconds=every_seconds, clock=clock)
 
 
 @asynccontextmanager

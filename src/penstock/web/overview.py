@@ -28,7 +28,7 @@ OTHER_STATES: Mapping[ObjectState, str] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueueRow:
+class OverviewQueue:
     """One queue on the page. ``state`` says why it is not delivered, or that it lags; empty if all is well."""
 
     status: QueueStatus
@@ -39,7 +39,7 @@ class QueueRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineRow:
+class OverviewPipeline:
     """One pipeline or object handler on the page."""
 
     status: PipelineStatus
@@ -52,7 +52,7 @@ class PipelineRow:
 class Rows:
     """The rows of one table: those shown, of how many that match the filter."""
 
-    shown: Sequence[QueueRow | PipelineRow]
+    shown: Sequence[OverviewQueue | OverviewPipeline]
     matching: int
     total: int
 
@@ -95,7 +95,7 @@ def queue_rows(frame: StatusFrame, lines: SparklineSet, *, wanted: str, rows_max
     ranked = sorted(matching, key=lambda one: _queue_rank(one, status, lagging=lagging, unserved=unserved))
     return Rows(
         shown=[
-            QueueRow(
+            OverviewQueue(
                 status=one,
                 flow=frame.flows.get(one.queue, UNKNOWN),
                 state=(state := queue_state(one, status, lagging=lagging, unserved=unserved)),
@@ -140,7 +140,7 @@ def pipeline_rows(status: Status, lines: SparklineSet, *, wanted: str, rows_max:
     ranked = sorted(matching, key=lambda one: (*(-bad for bad in _troubles(one)), -one.objects_left, one.pipeline))
     return Rows(
         shown=[
-            PipelineRow(
+            OverviewPipeline(
                 status=one,
                 is_bad=any(_troubles(one)),
                 spark=_spark(lines.pipelines, one.pipeline, at=lines.at, label=label),

@@ -16,8 +16,10 @@ from penstock.app.history.chart import Chart, chart_of
 from penstock.app.history.history import GAP_MEASUREMENTS, GAP_SLOTS, SPARKLINE_SECONDS
 from penstock.app.history.points import FIELDS, SeriesKind
 from penstock.app.history.ring import HistoryRange
+from penstock.messaging.clock import Clock
 
 TIMEOUT_SECONDS = 3.0
+SILENT_SECONDS = 10.0  # after a timeout or a refused connection, the next query waits for this long
 ANSWER_BYTES_MAX = 32 * 1024 * 1024
 SPARKLINE_STEP_SECONDS = 60
 RATE_SECONDS_MIN = 60
@@ -58,7 +60,7 @@ class PrometheusFailed(Exception):
     """A query failed; the message says why."""
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
+class _RedirectRefusal(urllib.request.HTTPRedirectHandler):
     """Refuse redirects: the password would be sent to another host."""
 
     def redirect_request(self, *_: Any) -> None:
@@ -72,7 +74,7 @@ class PrometheusCharts:
     `HistoryReader`.
     """
 
-    def __init__(self, url: str, *, measured_every_seconds: float) -> None:
+    def __init__(self, url: str, *, measured_every_seconds: float, clock: Clock) -> None:
         parts = urllib.parse.urlsplit(url)
         host = parts.netloc.rpartition("@")[2]
         self._address = urllib.parse.urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))
@@ -81,7 +83,9 @@ class PrometheusCharts:
             pair = f"{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or '')}"
             self._headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
         self._measured_every_seconds = measured_every_seconds
-        self._opener = urllib.request.build_opener(_NoRedirects())
+        self._opener = urllib.request.build_opener(_RedirectRefusal())
+        self._clock = clock
+        self._silence: tuple[float, str] | None = None  # no answer: since when (monotonic), and why; any thread writes
 
     def chart(self, kind: SeriesKind, name: str, range_: HistoryRange, *, at: float) -> Chart:
         """Return the chart of a queue or pipeline up to ``at``."""
@@ -131,6 +135,9 @@ class PrometheusCharts:
             raise PrometheusFailed(f"{self._address} gave an answer that is not Prometheus's") from error
 
     def _asked(self, path: str, **arguments: str) -> Mapping[str, Any]:
+        silence = self._silence
+        if silence is not None and self._clock.monotonic() - silence[0] < SILENT_SECONDS:
+            raise PrometheusFailed(silence[1])  # not every page has to wait for the timeout
         body = urllib.parse.urlencode(arguments, errors="surrogatepass").encode()
         request = urllib.request.Request(f"{self._address}/api/v1/{path}", data=body, headers=self._headers)
         try:
@@ -141,7 +148,10 @@ class PrometheusCharts:
                 raise PrometheusFailed(self._refusal(error)) from error
         except (OSError, ValueError) as error:
             reason = getattr(error, "reason", None) or error
-            raise PrometheusFailed(f"{self._address} does not answer: {reason}") from error
+            why = f"{self._address} does not answer: {reason}"
+            self._silence = self._clock.monotonic(), why
+            raise PrometheusFailed(why) from error
+        self._silence = None
         if len(text) > ANSWER_BYTES_MAX:
             raise PrometheusFailed(f"{self._address} gave an answer of more than {ANSWER_BYTES_MAX:,} bytes")
         return self._parsed(text)

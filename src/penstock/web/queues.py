@@ -21,7 +21,7 @@ from penstock.messaging.broker import listed_name, names_dead_letters
 from penstock.operations.pauses import set_paused
 from penstock.operations.status.model import Status
 from penstock.operations.status.watch import StatusFrame
-from penstock.operations.status.why import QueueFacts, reasons_of
+from penstock.operations.status.why import QueueFigures, reasons_of
 from penstock.web.context import DashboardContext, context_of
 from penstock.web.queue_details import QueueDetails
 from penstock.web.rendering import render, url
@@ -133,10 +133,10 @@ def _set_paused(request: Request, *, paused: bool) -> Response:
     return RedirectResponse(url(request, "/queue", name=name, unrecorded=unrecorded), status_code=303)
 
 
-def facts_of(context: DashboardContext, frame: StatusFrame, queue: QueueStatus, details: QueueDetails) -> QueueFacts:
+def facts_of(context: DashboardContext, frame: StatusFrame, queue: QueueStatus, details: QueueDetails) -> QueueFigures:
     """Return the facts from which the reasons follow."""
     status = frame.status
-    return QueueFacts(
+    return QueueFigures(
         queue=queue,
         at=context.clock.now(),
         flow=frame.flows.get(queue.queue, UNKNOWN),

@@ -1,6 +1,6 @@
 """Why is a queue slow: the reasons that follow from the figures of one queue, the strongest first.
 
-`reasons_of` is a pure function of `QueueFacts`. Each reason is a sentence and what to do about it.
+`reasons_of` is a pure function of `QueueFigures`. Each reason is a sentence and what to do about it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -68,7 +68,7 @@ class Reason:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueueFacts:
+class QueueFigures:
     """The figures of one queue at one time."""
 
     queue: QueueStatus
@@ -94,7 +94,7 @@ class QueueFacts:
         return self.age_seconds > self.lagging_after_seconds
 
 
-def reasons_of(facts: QueueFacts) -> Sequence[Reason]:
+def reasons_of(facts: QueueFigures) -> Sequence[Reason]:
     """Return the reasons why messages wait, the strongest first; never empty."""
     found = [
         *_stopped(facts),
@@ -105,7 +105,7 @@ def reasons_of(facts: QueueFacts) -> Sequence[Reason]:
     return found or [_nothing(facts)]
 
 
-def _stopped(facts: QueueFacts) -> Iterator[Reason]:
+def _stopped(facts: QueueFigures) -> Iterator[Reason]:
     """Yield what keeps all messages of the queue from being delivered."""
     queue = facts.queue
     if queue.paused:
@@ -135,7 +135,7 @@ def _stopped(facts: QueueFacts) -> Iterator[Reason]:
         yield _reason(ReasonKind.UNREAD, sentence("{text}", text=queue.unread))
 
 
-def _without_workers(facts: QueueFacts) -> Iterator[Reason]:
+def _without_workers(facts: QueueFigures) -> Iterator[Reason]:
     queue = facts.queue
     advice = "Start one with `penstock worker`, and check that the setting worker.queues does not leave the queue out."
     if facts.workers_seen:
@@ -150,7 +150,7 @@ def _without_workers(facts: QueueFacts) -> Iterator[Reason]:
         )
 
 
-def _workers(facts: QueueFacts) -> Iterator[Reason]:
+def _workers(facts: QueueFigures) -> Iterator[Reason]:
     """Yield what is wrong with the workers of the queue."""
     for record in facts.records:
         yield from _stuck(facts, record)
@@ -178,7 +178,7 @@ def _workers(facts: QueueFacts) -> Iterator[Reason]:
         yield from _busy(facts, [record for record in facts.records if record.state == SERVING])
 
 
-def _stuck(facts: QueueFacts, record: WorkerRecord) -> Iterator[Reason]:
+def _stuck(facts: QueueFigures, record: WorkerRecord) -> Iterator[Reason]:
     for sign in stuck_signs(record, now=facts.at, timeouts=facts.timeouts):
         forms = {
             StuckSign.HANGING: "A thread of the worker {worker} hangs: {detail}",
@@ -199,7 +199,7 @@ def _stuck(facts: QueueFacts, record: WorkerRecord) -> Iterator[Reason]:
         )
 
 
-def _busy(facts: QueueFacts, serving: Sequence[WorkerRecord]) -> Iterator[Reason]:
+def _busy(facts: QueueFigures, serving: Sequence[WorkerRecord]) -> Iterator[Reason]:
     slots = sum(record.concurrency or 0 for record in serving)
     full = [record for record in serving if record.concurrency is not None and record.in_flight >= record.concurrency]
     if not serving or len(full) < len(serving):
@@ -230,7 +230,7 @@ def _busy(facts: QueueFacts, serving: Sequence[WorkerRecord]) -> Iterator[Reason
     )
 
 
-def _throughput(facts: QueueFacts) -> Iterator[Reason]:
+def _throughput(facts: QueueFigures) -> Iterator[Reason]:
     flow = facts.flow
     if not facts.waits:
         return
@@ -262,7 +262,7 @@ def _throughput(facts: QueueFacts) -> Iterator[Reason]:
         )
 
 
-def _messages(facts: QueueFacts) -> Iterator[Reason]:
+def _messages(facts: QueueFigures) -> Iterator[Reason]:
     """Yield what is special about the messages."""
     queue, groups = facts.queue, facts.groups
     if groups is not None and groups.group is not None and facts.waits and _is_flood(groups):
@@ -299,7 +299,7 @@ def _is_flood(groups: GroupSample) -> bool:
     return groups.messages >= FLOOD_MESSAGES_MIN and groups.share >= FLOOD_SHARE
 
 
-def _nothing(facts: QueueFacts) -> Reason:
+def _nothing(facts: QueueFigures) -> Reason:
     if not facts.waits:
         text = sentence("No message waits.")
     elif facts.is_lagging:

@@ -18,7 +18,7 @@ from penstock.messaging.clock import Clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Reading:
+class _MonitorReading:
     queues: Sequence[QueueHealth]
     records: Sequence[WorkerRecord]
     workers_seen: bool
@@ -39,12 +39,12 @@ class MonitorHistory:
         flows = self._flows.since(self._reading(sample), at=self._clock.monotonic())
         self._writer.write(history_sample(sample, flows))
 
-    def _reading(self, sample: MonitorSample) -> _Reading:
+    def _reading(self, sample: MonitorSample) -> _MonitorReading:
         try:
             records, silent = self._workers.records(), self._workers.silent()
         except OSError:  # rates are unknown without the records, and all else is recorded
-            return _Reading(queues=sample.queues, records=(), workers_seen=False)
-        return _Reading(queues=sample.queues, records=records, workers_seen=self._sees_all_hosts and not silent)
+            return _MonitorReading(queues=sample.queues, records=(), workers_seen=False)
+        return _MonitorReading(queues=sample.queues, records=records, workers_seen=self._sees_all_hosts and not silent)
 
 
 def history_sample(sample: MonitorSample, flows: Mapping[str, QueueFlow]) -> HistorySample:
