@@ -21,7 +21,6 @@ SECTIONS: Mapping[str, str] = MappingProxyType(
         "tracing": "Traces.",
         "web": "The dashboard.",
         "alerts": "When a queue is lagging, and who is notified of failures.",
-        "web": "The dashboard.",
     }
 )
 """The sections of penstock.toml, each with a comment for it."""

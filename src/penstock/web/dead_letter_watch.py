@@ -19,7 +19,7 @@ from penstock.operations.inspection import ScopeView
 
 FRESH_SECONDS_MIN = 15.0  # a survey is fresh at least this long
 FRESH_FACTOR = 20.0  # and this many times the seconds that it took
-PAUSE_FACTOR = 1.0  # after each page, as a multiple of its reading time: the thread works half of the time
+PAUSE_FACTOR = 2.0  # after each page, as a multiple of its reading time: the thread works a third of the time
 PAUSE_SECONDS_MAX = 0.5
 BEGIN_SECONDS_MAX = 5.0  # until the queues are known
 STOP_SECONDS = 5.0
@@ -53,12 +53,13 @@ class DeadLetterWatch:
     def look(self, *, browsable: bool, wait_seconds: float = 0.0) -> DeadLetterView:
         """Return what is known, and take a survey if that is outdated and the broker can be browsed.
 
-        If nothing is known yet, waits at most ``wait_seconds`` for the first survey, and then for its beginning.
+        If nothing is known yet, waits for the beginning of the first survey. The call that begins it waits at most
+        ``wait_seconds`` for its end: a small one is complete by then.
         """
-        if browsable:
-            self._begin(if_outdated=True)
+        begun = self._begin(if_outdated=True) if browsable else False
         with self._changed:
-            self._changed.wait_for(lambda: self._survey is not None or self._thread is None, wait_seconds)
+            if begun:
+                self._changed.wait_for(lambda: self._survey is not None or self._thread is None, wait_seconds)
             self._changed.wait_for(lambda: self._survey or self._partial or self._thread is None, BEGIN_SECONDS_MAX)
             partial = self._partial
             return DeadLetterView(
@@ -90,14 +91,16 @@ class DeadLetterWatch:
         if thread is not None:
             thread.join(STOP_SECONDS)
 
-    def _begin(self, *, if_outdated: bool) -> None:
+    def _begin(self, *, if_outdated: bool) -> bool:
+        """Return True if a survey was begun."""
         with self._changed:
             outdated = self._clock.monotonic() >= self._fresh_until
             if self._thread is not None or self._stopped.is_set() or (if_outdated and not outdated):
-                return
+                return False
             self._is_expired = False
             self._partial = None
             self._thread = begin_thread(self._run, name="penstock-web-dead-letters")
+            return True
 
     def _run(self) -> None:
         survey, error = None, None

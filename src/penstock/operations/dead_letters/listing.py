@@ -3,17 +3,20 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import dropwhile, islice
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from penstock.dead_letters.filters import DeadLetterFilter
 from penstock.dead_letters.reader import DeadLetteredMessage
 from penstock.messaging.broker import Broker, listed_name
 from penstock.messaging.clock import Clock
+from penstock.messaging.message import Message
 from penstock.operations.dead_letters.selection import DeadLetterSelection, dlqs_of
-from penstock.operations.dead_letters.survey import DeadLetterPosition, DeadLetterSurvey
+from penstock.operations.dead_letters.survey import DeadLetterSurvey, GroupPositions
 
-SEARCH_SECONDS = 0.1  # time of one page that looks for rare matches; the next page continues
+SEARCH_SECONDS = 0.08  # time of one page that looks for rare matches; the next page continues
+PLACES_SECONDS = 0.15  # the same for a page that reads at remembered places
 _SCAN = 100  # messages per call of the broker while searching
+_AHEAD_MAX = 16  # messages per call of the broker at remembered places
 _SEARCH_CALLS_MAX = 10_000  # bounds a search for one message by id
 
 
@@ -42,17 +45,17 @@ def list_dead_letters(
     after: DeadLetterCursor | None,
     rows_max: int,
     clock: Clock,
-    seconds: float = SEARCH_SECONDS,
 ) -> DeadLetterPage:
     """Return the next dead letters that match, without receiving any.
 
     A page may have fewer than ``rows_max`` although more follow, if matches are rare.
     """
-    end_at = clock.monotonic() + seconds
     queues = queues_in(broker, survey, selection)
+    candidates, seconds = _candidates(broker, survey, selection.wanted, queues, after)
+    end_at = clock.monotonic() + seconds
     found: list[DeadLetteredMessage] = []
     inspected = 0
-    for dead_letter in _candidates(broker, survey, selection.wanted, queues, after):
+    for dead_letter in candidates:
         inspected += 1
         if selection.wanted.matches(dead_letter, now=clock.now()):
             found.append(dead_letter)
@@ -74,7 +77,7 @@ def find_dead_letter(
     if not broker.capabilities.browsable:
         return None if survey is None or survey.kept is None else survey.kept.get((queue, id))
     guess = _id_before(id)
-    if guess is not None and (found := _at(broker, DeadLetterPosition(queue=queue, id=id, after_id=guess))) is not None:
+    if guess is not None and (found := _at(broker, queue, id, guess)) is not None:
         return found
     after: str | None = None
     for _ in range(_SEARCH_CALLS_MAX):
@@ -104,32 +107,62 @@ def _candidates(
     wanted: DeadLetterFilter,
     queues: Sequence[str],
     after: DeadLetterCursor | None,
-) -> Iterator[DeadLetteredMessage]:
-    """Yield the messages that may match, in order, beginning behind ``after``."""
+) -> tuple[Iterator[DeadLetteredMessage], float]:
+    """Return the messages that may match, in order, beginning behind ``after``; and the seconds to spend on them."""
     if survey.kept is not None:
-        yield from _behind(after, [kept for kept in survey.kept.values() if kept.queue in queues])
-        return
-    if wanted.group is not None and survey.is_complete and survey.positions_known:
-        known = [position for position in survey.positions.get(wanted.group, ()) if position.queue in queues]
-        if after is None or any((position.queue, position.id) == after for position in known):
-            for position in _behind(after, known):
-                if (found := _at(broker, position)) is not None:
-                    yield found
-            return
-    yield from _scan(broker, queues, after)
+        kept = [dead_letter for dead_letter in survey.kept.values() if dead_letter.queue in queues]
+        behind = kept if after is None else islice(dropwhile(lambda one: _cursor(one) != after, kept), 1, None)
+        return iter(behind), SEARCH_SECONDS
+    places = _places(survey, wanted.group, queues, after)
+    if places is not None:
+        return _at_places(broker, places), PLACES_SECONDS
+    return _scan(broker, queues, after), SEARCH_SECONDS
+
+
+def _places(
+    survey: DeadLetterSurvey, group: str | None, queues: Sequence[str], after: DeadLetterCursor | None
+) -> Iterator[tuple[str, str, str | None]] | None:
+    """Return queue, id and the id before it of the members of a group behind ``after``; None if that is unknown."""
+    if group is None or not (survey.is_complete and survey.positions_known):
+        return None
+    by_queue = survey.positions.get(group, {})
+    first = 0
+    if after is not None:
+        queues = queues[queues.index(after.queue) :] if after.queue in queues else ()
+        if not queues or after.queue not in by_queue or after.id not in by_queue[after.queue].ids:
+            return None  # listed from another survey
+        first = by_queue[after.queue].ids.index(after.id) + 1
+    return _behind(first, [(queue, by_queue[queue]) for queue in queues if queue in by_queue])
+
+
+def _behind(first: int, by_queue: Sequence[tuple[str, GroupPositions]]) -> Iterator[tuple[str, str, str | None]]:
+    """Yield the places, from the given one of the first queue on."""
+    for queue, positions in by_queue:
+        for at in range(first, len(positions.ids)):
+            yield queue, positions.ids[at], positions.after_ids[at]
+        first = 0
+
+
+def _at_places(broker: Broker, places: Iterator[tuple[str, str, str | None]]) -> Iterator[DeadLetteredMessage]:
+    """Yield the messages at these places that are still there.
+
+    A call reads more messages than the one it is for if the last call found the next places among them.
+    """
+    size, hits = 1, 1
+    ahead: dict[tuple[str, str], Message] = {}  # what the last call returned, by queue and id
+    for queue, id, after_id in places:
+        if (queue, id) in ahead:
+            hits += 1
+        else:
+            size, hits = (min(2 * size, _AHEAD_MAX) if hits else max(1, size // 2)), 0
+            page = broker.browse(queue, messages_max=size, after_id=after_id)
+            ahead = {(queue, message.id): message for message in page}
+        if (message := ahead.get((queue, id))) is not None:
+            yield DeadLetteredMessage(queue=queue, message=message)
 
 
 def _cursor(dead_letter: DeadLetteredMessage) -> DeadLetterCursor:
     return DeadLetterCursor(queue=dead_letter.queue, id=dead_letter.id)
-
-
-Listed = TypeVar("Listed", DeadLetteredMessage, DeadLetterPosition)
-
-
-def _behind(after: DeadLetterCursor | None, found: Sequence[Listed]) -> Iterator[Listed]:
-    if after is None:
-        return iter(found)
-    return islice(dropwhile(lambda one: (one.queue, one.id) != after, found), 1, None)
 
 
 def _scan(broker: Broker, queues: Sequence[str], after: DeadLetterCursor | None) -> Iterator[DeadLetteredMessage]:
@@ -142,12 +175,10 @@ def _scan(broker: Broker, queues: Sequence[str], after: DeadLetterCursor | None)
             after_id = page[-1].id
 
 
-def _at(broker: Broker, position: DeadLetterPosition) -> DeadLetteredMessage | None:
+def _at(broker: Broker, queue: str, id: str, after_id: str | None) -> DeadLetteredMessage | None:
     """Return the message at a remembered place; None if it has left."""
-    page = broker.browse(position.queue, messages_max=1, after_id=position.after_id)
-    if not page or page[0].id != position.id:
-        return None
-    return DeadLetteredMessage(queue=position.queue, message=page[0])
+    page = broker.browse(queue, messages_max=1, after_id=after_id)
+    return DeadLetteredMessage(queue=queue, message=page[0]) if page and page[0].id == id else None
 
 
 def _id_before(id: str) -> str | None:
