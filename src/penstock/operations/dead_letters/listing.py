@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import dropwhile, islice
+from itertools import dropwhile
 from typing import NamedTuple
 
 from penstock.dead_letters.filters import DeadLetterFilter
@@ -14,7 +14,7 @@ from penstock.operations.dead_letters.selection import DeadLetterSelection, dlqs
 from penstock.operations.dead_letters.survey import DeadLetterSurvey, GroupPositions
 
 SEARCH_SECONDS = 0.08  # time of one page that looks for rare matches; the next page continues
-PLACES_SECONDS = 0.15  # the same for a page that reads at remembered places
+PLACES_SECONDS = 0.1  # the same for a page that reads at remembered places
 _SCAN = 100  # messages per call of the broker while searching
 _AHEAD_MAX = 16  # messages per call of the broker at remembered places
 _SEARCH_CALLS_MAX = 10_000  # bounds a search for one message by id
@@ -55,14 +55,14 @@ def list_dead_letters(
     end_at = clock.monotonic() + seconds
     found: list[DeadLetteredMessage] = []
     inspected = 0
-    for dead_letter in candidates:
-        inspected += 1
-        if selection.wanted.matches(dead_letter, now=clock.now()):
-            found.append(dead_letter)
+    for batch in candidates:
+        inspected += len(batch)
+        found += [dead_letter for dead_letter in batch if selection.wanted.matches(dead_letter, now=clock.now())]
         if len(found) > rows_max:  # one more than shown proves that there is another page
-            return DeadLetterPage(dead_letters=found[:-1], inspected=inspected, following=_cursor(found[-2]))
+            shown = found[:rows_max]
+            return DeadLetterPage(dead_letters=shown, inspected=inspected, following=_cursor(shown[-1]))
         if clock.monotonic() >= end_at:
-            following = _cursor(dead_letter)
+            following = _cursor(batch[-1])
             return DeadLetterPage(dead_letters=found, inspected=inspected, following=following, ended_early=True)
     return DeadLetterPage(dead_letters=found, inspected=inspected, following=None)
 
@@ -107,12 +107,15 @@ def _candidates(
     wanted: DeadLetterFilter,
     queues: Sequence[str],
     after: DeadLetterCursor | None,
-) -> tuple[Iterator[DeadLetteredMessage], float]:
-    """Return the messages that may match, in order, beginning behind ``after``; and the seconds to spend on them."""
+) -> tuple[Iterator[Sequence[DeadLetteredMessage]], float]:
+    """Return the messages that may match, in order, beginning behind ``after``; and the seconds to spend on them.
+
+    They come in batches that are never empty, one for each call of the broker.
+    """
     if survey.kept is not None:
         kept = [dead_letter for dead_letter in survey.kept.values() if dead_letter.queue in queues]
-        behind = kept if after is None else islice(dropwhile(lambda one: _cursor(one) != after, kept), 1, None)
-        return iter(behind), SEARCH_SECONDS
+        behind = kept if after is None else list(dropwhile(lambda one: _cursor(one) != after, kept))[1:]
+        return iter([behind] if behind else []), SEARCH_SECONDS
     places = _places(survey, wanted.group, queues, after)
     if places is not None:
         return _at_places(broker, places), PLACES_SECONDS
@@ -143,35 +146,42 @@ def _behind(first: int, by_queue: Sequence[tuple[str, GroupPositions]]) -> Itera
         first = 0
 
 
-def _at_places(broker: Broker, places: Iterator[tuple[str, str, str | None]]) -> Iterator[DeadLetteredMessage]:
+def _at_places(
+    broker: Broker, places: Iterator[tuple[str, str, str | None]]
+) -> Iterator[Sequence[DeadLetteredMessage]]:
     """Yield the messages at these places that are still there.
 
     A call reads more messages than the one it is for if the last call found the next places among them.
     """
-    size, hits = 1, 1
+    size = 1
     ahead: dict[tuple[str, str], Message] = {}  # what the last call returned, by queue and id
+    batch: list[DeadLetteredMessage] = []
     for queue, id, after_id in places:
-        if (queue, id) in ahead:
-            hits += 1
-        else:
-            size, hits = (min(2 * size, _AHEAD_MAX) if hits else max(1, size // 2)), 0
+        if (queue, id) not in ahead:
+            if batch:
+                yield batch
+            size = min(2 * size, _AHEAD_MAX) if len(batch) > 1 or not ahead else max(1, size // 2)
             page = broker.browse(queue, messages_max=size, after_id=after_id)
-            ahead = {(queue, message.id): message for message in page}
+            ahead, batch = {(queue, message.id): message for message in page}, []
         if (message := ahead.get((queue, id))) is not None:
-            yield DeadLetteredMessage(queue=queue, message=message)
+            batch.append(DeadLetteredMessage(queue=queue, message=message))
+    if batch:
+        yield batch
 
 
 def _cursor(dead_letter: DeadLetteredMessage) -> DeadLetterCursor:
     return DeadLetterCursor(queue=dead_letter.queue, id=dead_letter.id)
 
 
-def _scan(broker: Broker, queues: Sequence[str], after: DeadLetterCursor | None) -> Iterator[DeadLetteredMessage]:
+def _scan(
+    broker: Broker, queues: Sequence[str], after: DeadLetterCursor | None
+) -> Iterator[Sequence[DeadLetteredMessage]]:
     if after is not None and after.queue in queues:
         queues = queues[queues.index(after.queue) :]
     for queue in queues:
         after_id = after.id if after is not None and after.queue == queue else None
         while page := broker.browse(queue, messages_max=_SCAN, after_id=after_id):
-            yield from (DeadLetteredMessage(queue=queue, message=message) for message in page)
+            yield [DeadLetteredMessage(queue=queue, message=message) for message in page]
             after_id = page[-1].id
 
 
