@@ -59,10 +59,11 @@ def show(request: Request) -> Response:
     """Show the groups, or the dead letters that match a filter."""
     context = context_of(request)
     query = dead_letter_query(request.query_params)
-    seen = look(context)
-    if query.is_filtered or "list" in request.query_params:
-        return _show_list(request, query, seen)
-    return _show_groups(request, seen)
+    listed = query.is_filtered or "list" in request.query_params
+    seen = context.dead_letters.look(
+        browsable=is_browsable(context), wait_seconds=FIRST_WAIT_SECONDS, needs_queues=listed
+    )
+    return _show_list(request, query, seen) if listed else _show_groups(request, seen)
 
 
 def _show_groups(request: Request, seen: DeadLetterView) -> Response:
@@ -152,11 +153,6 @@ def count(request: Request) -> Response:
     """Count all dead letters now. On a broker that cannot be browsed this receives them."""
     context_of(request).dead_letters.count()
     return RedirectResponse(url(request, "/dead"), status_code=303)
-
-
-def look(context: DashboardContext) -> DeadLetterView:
-    """Return what is known about the dead letters."""
-    return context.dead_letters.look(browsable=is_browsable(context), wait_seconds=FIRST_WAIT_SECONDS)
 
 
 def is_browsable(context: DashboardContext) -> bool:

@@ -50,17 +50,18 @@ class DeadLetterWatch:
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
 
-    def look(self, *, browsable: bool, wait_seconds: float = 0.0) -> DeadLetterView:
+    def look(self, *, browsable: bool, wait_seconds: float = 0.0, needs_queues: bool = False) -> DeadLetterView:
         """Return what is known, and take a survey if that is outdated and the broker can be browsed.
 
-        If nothing is known yet, waits for the beginning of the first survey. The call that begins it waits at most
-        ``wait_seconds`` for its end: a small one is complete by then.
+        The call that begins the first survey waits at most ``wait_seconds`` for its end: a small one is complete by
+        then. With ``needs_queues``, wait until the queues are known.
         """
         begun = self._begin(if_outdated=True) if browsable else False
         with self._changed:
             if begun:
                 self._changed.wait_for(lambda: self._survey is not None or self._thread is None, wait_seconds)
-            self._changed.wait_for(lambda: self._survey or self._partial or self._thread is None, BEGIN_SECONDS_MAX)
+            if needs_queues:
+                self._changed.wait_for(lambda: self._survey or self._partial or self._thread is None, BEGIN_SECONDS_MAX)
             partial = self._partial
             return DeadLetterView(
                 survey=self._survey or partial,

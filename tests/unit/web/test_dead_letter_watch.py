@@ -94,8 +94,7 @@ def test_no_survey_is_taken_unless_a_page_asks_for_it(scene: Scene) -> None:
 def test_pages_see_the_partial_first_survey_and_later_the_last_complete_one(scene: Scene) -> None:
     go_on = threading.Event()
     scene.during = lambda options: options["on_partial"](survey(7, is_complete=False)) or go_on.wait(DEADLINE_SECONDS)
-    scene.watch.look(browsable=True)
-    found = scene.watch.look(browsable=True)
+    found = scene.watch.look(browsable=True, needs_queues=True)
     assert found.survey is not None
     assert (found.survey.is_complete, found.is_counting) == (False, True)
     assert scene.watch.known() is None
