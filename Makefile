@@ -18,7 +18,7 @@ setup: ## Create the environment in .venv (the other targets do so if needed)
 
 demo: setup ## Kill a worker, then an ingest, and prove that nothing is lost or doubled
 	@rm -rf build/demo
-	@$(VENV)/bin/penstock admin demo --dir build/demo
+	@$(VENV)/bin/penstock demo --dir build/demo
 
 test: setup ## Run what CI runs: the linters, and all tests but the long matrix
 	@$(VENV)/bin/python scripts/run_tests.py

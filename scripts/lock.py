@@ -40,6 +40,7 @@ IMAGE = [
             "rollbar",
             "sentry",
             "uvloop",
+            "web",
         )
     ),
 ]

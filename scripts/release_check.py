@@ -45,6 +45,7 @@ PACKAGES: Mapping[str, Sequence[str]] = {
     "rollbar": ("rollbar",),
     "apprise": ("apprise",),
     "uvloop": ("uvloop",),
+    "web": ("jinja2", "sse_starlette", "starlette", "uvicorn"),
     "msgspec": ("msgspec",),
 }
 TOGETHER = ("spark,java",)

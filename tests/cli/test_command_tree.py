@@ -49,7 +49,7 @@ def test_the_help_of_a_command_imports_only_that_command() -> None:
     assert imported("init", "--help") & commands == {"penstock.cli.init"}
 
 
-WITHOUT_LEDGER = ("worker", "send", "queues", "init", "demo", "workers", "config", "monitor", "outbox", "logs")
+WITHOUT_LEDGER = ("worker", "send", "queues", "init", "workers", "config", "monitor", "outbox", "logs")
 HEAVY = {"pyspark", "pyarrow", "boto3", "botocore", "deltalake", "numpy", "pandas", "opentelemetry", "sentry_sdk"}
 
 
@@ -82,7 +82,7 @@ def test_the_listed_help_is_the_first_line_of_the_commands_help(one: LazyCommand
     assert len(one.help) <= HELP_LINE_CHARACTERS
 
 
-def test_the_root_has_four_panels_and_thirteen_commands_beside_admin() -> None:
+def test_the_root_has_four_panels_and_fourteen_commands_beside_admin() -> None:
     panels: dict[str | None, list[str]] = {}
     for one in COMMANDS:
         panels.setdefault(one.panel, []).append(one.name)
@@ -90,7 +90,7 @@ def test_the_root_has_four_panels_and_thirteen_commands_beside_admin() -> None:
         RUN: ["worker", "run", "ingest", "send"],
         INSPECT: ["status", "web", "queues", "objects", "table"],
         REPAIR: ["dead", "quarantine", "reconcile"],
-        SET_UP: ["init", "doctor", "admin"],
+        SET_UP: ["init", "demo", "doctor", "admin"],
     }
 
 
@@ -98,7 +98,7 @@ def test_the_root_has_four_panels_and_thirteen_commands_beside_admin() -> None:
     ("arguments", "hint"),
     [
         (["gc"], "penstock admin gc"),
-        (["demo"], "penstock admin demo"),
+        (["admin", "demo"], "penstock demo"),
         (["top"], "penstock status --watch"),
         (["worker", "run", "shop:app"], "'penstock worker APP'"),
         (["worker", "ps"], "'penstock admin workers list'"),

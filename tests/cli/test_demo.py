@@ -1,4 +1,4 @@
-"""`penstock admin demo`: neither half loses anything to a SIGKILL, and success is reported only if that is true."""
+"""`penstock demo`: neither half loses anything to a SIGKILL, and success is reported only if that is true."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ RUN_SECONDS_MAX = 280
 
 
 def _demo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "penstock", "admin", "demo", "--dir", str(folder), *arguments]
+    command = [sys.executable, "-m", "penstock", "demo", "--dir", str(folder), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=RUN_SECONDS_MAX, check=False)
 
 

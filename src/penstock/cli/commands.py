@@ -57,6 +57,12 @@ COMMANDS = (
         help="Write a first app with settings and a test, or Terraform.",
     ),
     LazyCommand(
+        name="demo",
+        panel=SET_UP,
+        target="penstock.cli.demo:demo",
+        help="Kill a worker, then an ingest, and prove that nothing is lost or doubled.",
+    ),
+    LazyCommand(
         name="doctor",
         panel=SET_UP,
         target="penstock.cli.doctor:doctor",
@@ -125,10 +131,5 @@ ADMIN_COMMANDS = (
         name="audit",
         target="penstock.cli.audit:audit",
         help="List manual changes of dead letters, objects and schemas.",
-    ),
-    LazyCommand(
-        name="demo",
-        target="penstock.cli.demo:demo",
-        help="Kill a worker, then an ingest, and prove that nothing is lost or doubled.",
     ),
 )

@@ -16,6 +16,7 @@ from penstock.errors import ConfigurationError
 if TYPE_CHECKING:
     from penstock.app.scope import Scope
     from penstock.web.server import WebServer
+    from penstock.worker.shutdown import StopSignal
 
 PACKAGES = ("starlette", "jinja2", "uvicorn", "sse_starlette", "python_multipart")
 
@@ -50,13 +51,23 @@ def web(
             if json_:
                 print_json({"url": server.url})
             talk(printable(f"The dashboard is at {server.url} - Ctrl-C ends it."))
-            stopped = threading.Event()
-            with stop.watched_by(stopped):
-                while not stop.requested:
-                    stopped.wait()
-                    stopped.clear()
+            _wait_for(stop)
         finally:
             server.close()
+
+
+def until_stopped() -> None:
+    """Wait for SIGTERM or Ctrl-C."""
+    with stoppable() as stop:
+        _wait_for(stop)
+
+
+def _wait_for(stop: "StopSignal") -> None:
+    stopped = threading.Event()
+    with stop.watched_by(stopped):
+        while not stop.requested:
+            stopped.wait()
+            stopped.clear()
 
 
 def dashboard_server(scope: "Scope", address: str, *, setting: str, title: str | None = None) -> "WebServer":

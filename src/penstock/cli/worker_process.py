@@ -62,7 +62,7 @@ def run(
 def dashboard_beside(app: App, number: int) -> Iterator[str | None]:
     """Serve the dashboard while the block runs, and yield its address; None if it is not served.
 
-    Of several processes the first serves it: each shows everything. Raises `ConfigurationError` for an address that
+    The first of several processes serves it: each would show the same. Raises `ConfigurationError` for an address that
     cannot be used.
     """
     address = app.settings.worker_web

@@ -44,6 +44,7 @@ class Sampler:
             0,
         )  # the last reading asked for, and the last one that began after its request
         self._viewed_at = -VIEWED_SECONDS  # monotonic
+        self._was_viewed = False
         self._streams: set[_Viewer] = set()
         self._closed = False
         self._wanted = threading.Event()  # set: read now
@@ -86,6 +87,11 @@ class Sampler:
                 at=self._clock.now(), status=None, error="the first reading takes longer than usual"
             )
 
+    def wait_for_viewer(self, seconds: float) -> bool:
+        """Wait until a page was requested, at most this long; return True if one was."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._was_viewed, seconds)
+
     def refresh(self) -> None:
         """Read again at once: something was changed through a page, and the next one has to show it."""
         with self._changed:
@@ -126,6 +132,9 @@ class Sampler:
         now = self._clock.monotonic()
         outdated = now - self._viewed_at >= VIEWED_SECONDS and not self._streams
         self._viewed_at = now
+        if not self._was_viewed:
+            self._was_viewed = True
+            self._changed.notify_all()
         return outdated
 
     def _run(self) -> None:

@@ -23,6 +23,7 @@ class WebServer:
     """The HTTP server of a dashboard, listening from `open` to `close`. ``setting`` names its setting in errors."""
 
     def __init__(self, application: Starlette, *, address: Address, setting: str) -> None:
+        self.application = application
         self._configured = address
         self._setting = setting
         self._server = uvicorn.Server(

@@ -1,4 +1,4 @@
-"""The two halves of `penstock admin demo`: messages without Spark, and files on Spark, each with a kill and a check."""
+"""The two halves of `penstock demo`: messages without Spark, and files on Spark, each with a kill and a check."""
 
 import os
 

@@ -14,7 +14,10 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
+from penstock.app.backends import file_ledger
 from penstock.app.brokers import file_broker, open_broker
+from penstock.app.paths import LEDGER_FILE
+from penstock.app.state import QUEUE_FILE
 from penstock.config import Settings
 from penstock.errors import PenstockError
 from penstock.messaging.broker import Broker
@@ -79,14 +82,13 @@ def run_messages(folder: Path, *, report: Callable[[str], None]) -> MessageProof
     """Send orders, run three workers on them, kill one of them, and count.
 
     Args:
-        folder: Where the app, its settings and its data are written; created if missing.
+        folder: The folder of the app (see `write_app`).
         report: Receives a line per step.
 
     Raises:
         PenstockError: The workers did not finish in time; their log is in the folder.
     """
     began = time.monotonic()
-    _write_app(folder)
     with _opened_queue(folder) as broker, ExitStack() as stack:
         broker.send(QUEUE, [Outgoing(body=_order(n)) for n in range(ORDERS)])
         report(f"{ORDERS:,} orders sent; {WORKERS} workers start.")
@@ -137,7 +139,8 @@ class _Counter:
         return self._broker.stats(QUEUE).messages
 
 
-def _write_app(folder: Path) -> None:
+def write_app(folder: Path) -> None:
+    """Write the app, its settings and its database."""
     folder.mkdir(parents=True, exist_ok=True)
     template = files("penstock.operations.demo") / TEMPLATE
     (folder / "shop.py").write_text(template.read_text(encoding="utf-8"), encoding="utf-8")
@@ -155,9 +158,17 @@ def _cents(number: int) -> int:
     return 0 if number % WITHOUT_PRICE_EVERY == 0 else 100 + number
 
 
+def settings_in(folder: Path) -> Settings:
+    """Return the settings of the app in this folder, whatever the user's are."""
+    state = folder / ".penstock"
+    return Settings.model_construct(
+        broker=file_broker(state / QUEUE_FILE), ledger=file_ledger(state / LEDGER_FILE), data_dir=str(state)
+    )
+
+
 @contextmanager
 def _opened_queue(folder: Path) -> Iterator[Broker]:
-    broker = open_broker(Settings.model_construct(broker=file_broker(folder / ".penstock" / "queue.db")), holder="")
+    broker = open_broker(settings_in(folder), holder="")
     try:
         yield broker
     finally:
