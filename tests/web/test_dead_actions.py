@@ -239,7 +239,7 @@ def test_a_stop_of_the_dashboard_interrupts_a_replay(sqlite_site: DeadSite, held
     assert (sqlite_site.count(DLQ), sqlite_site.count(QUEUE)) == (2, 1)
 
 
-def test_a_replay_that_fails_reports_what_it_sent(sqlite_site: DeadSite, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_replay_reports_the_number_it_sent(sqlite_site: DeadSite, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(_: object, done: int) -> None:
         raise TemporaryError(f"the broker is unavailable after {done}")
 
