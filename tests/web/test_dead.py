@@ -58,7 +58,7 @@ def test_dead_letters_are_grouped_by_error_with_counts_and_queues(site: DeadSite
     assert "/dead?group=order+%3Cn%3E+is+unknown" in page.values("a", "href")
 
 
-def test_without_dead_letters_the_page_says_what_would_be_here(site: DeadSite) -> None:
+def test_without_dead_letters_the_page_explains_itself(site: DeadSite) -> None:
     assert "There are no dead letters" in site.groups().text
 
 
@@ -171,7 +171,7 @@ def test_a_search_that_takes_long_continues_on_the_next_page(
 # One message
 
 
-def test_a_dead_letter_shows_why_it_died_and_what_a_replay_does(site: DeadSite) -> None:
+def test_a_dead_letter_shows_its_history_and_the_destination_of_a_replay(site: DeadSite) -> None:
     site.dead_letter("1", reason="first death")
     (first,) = site.scene.messages(DLQ)
     replay = {"queue": DLQ, "id": first.id, "limit": "1", "planned": "1"}

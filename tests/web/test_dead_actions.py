@@ -136,7 +136,7 @@ def test_counting_for_a_plan_can_be_stopped(sqlite_site: DeadSite, monkeypatch: 
 # Replays
 
 
-def test_a_confirmed_replay_sends_exactly_what_the_filter_matches(site: DeadSite) -> None:
+def test_a_confirmed_replay_sends_exactly_the_messages_that_match(site: DeadSite) -> None:
     site.dead_letter("1", "2", reason=UNKNOWN)
     site.dead_letter("3", reason=DOWN)
     found = site.ended(site.confirm(site.plan(group="order <n> is unknown", rate="1000")))
