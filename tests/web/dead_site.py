@@ -11,8 +11,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from httpx2 import Response
-from starlette.testclient import TestClient
 from tests.cli.dead_letter_scene import DLQ, QUEUE, DeadLetterScene
+from tests.web.clients import client_of
 from tests.web.markup import Markup, harmless
 
 from penstock import App
@@ -22,17 +22,14 @@ from penstock.config import Settings
 from penstock.ledger import Ledger
 from penstock.ledger.dead_letters import AuditRow
 from penstock.messaging.broker import Broker
-from penstock.web import dashboard
 from penstock.web.actions import ActionSnapshot
 from penstock.web.context import DashboardContext
 
-ADDRESS = "http://127.0.0.1"
 DEADLINE_SECONDS = 60.0
-_TOKEN = re.compile(r'name="csrf" value="([^"]*)"')
 
 
 class DeadSite(AbstractContextManager["DeadSite"]):
-    """The dashboard of the app `shop`, whose queue `orders` has dead letters."""
+    """The dashboard of the app `shop`, whose queue `orders` has dead letters. Its user is ann."""
 
     def __init__(self, folder: Path, broker: Broker, address: str, **settings: Any) -> None:
         self.broker = broker
@@ -41,8 +38,7 @@ class DeadSite(AbstractContextManager["DeadSite"]):
         values = {"broker": address, "ledger": f"sqlite:///{self.ledger_file}", "data_dir": str(folder), **settings}
         self.app = App(name="shop", settings=Settings(**values))
         self.app.handler(queue=QUEUE, name="order")(lambda body: None)
-        self.application = dashboard(self.app)
-        self.client = TestClient(self.application, base_url=ADDRESS)
+        self.client = client_of(self.app)
 
     def __enter__(self) -> "DeadSite":
         self.client.__enter__()
@@ -53,7 +49,7 @@ class DeadSite(AbstractContextManager["DeadSite"]):
 
     @property
     def context(self) -> DashboardContext:
-        context: DashboardContext = self.application.state.context
+        context: DashboardContext = self.client.app.state.context  # type: ignore[attr-defined]
         return context
 
     def dead_letter(self, *bodies: str, **fields: Any) -> None:
@@ -77,9 +73,7 @@ class DeadSite(AbstractContextManager["DeadSite"]):
 
     def post(self, path: str, data: Mapping[str, object], *, status: int = 303) -> Response:
         """Send a form with the token of a page."""
-        token = _TOKEN.search(self.client.get("/").text)
-        fields = {"csrf": "" if token is None else token[1], **data}
-        response = self.client.post(path, data=fields, follow_redirects=False)
+        response = self.client.post(path, data=data, follow_redirects=False)
         assert response.status_code == status, response.text
         return response
 

@@ -7,6 +7,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from tests.cli.dead_letter_scene import DLQ, FINAL_DLQ, QUEUE
+from tests.web.clients import client_of
 from tests.web.dead_site import DEADLINE_SECONDS, DeadSite, form_of, id_in, opened_site
 
 from penstock.errors import TemporaryError
@@ -145,7 +146,7 @@ def test_a_confirmed_replay_sends_exactly_the_messages_that_match(site: DeadSite
     assert (site.scene.bodies(QUEUE), site.scene.bodies(DLQ)) == (["1", "2"], ["3"])
     (entry,) = site.audit()
     assert (entry.action, entry.queue, entry.messages, entry.outcome) == ("replay", DLQ, 2, "done")
-    assert entry.who == "local via the dashboard"
+    assert entry.who == "ann via the dashboard"
     assert entry.details == {"group": "order <n> is unknown", "rate": 1000.0}
     page = site.get("/actions/show", id=found.id)
     assert "2 dead letters were sent back." in page.text
@@ -192,7 +193,7 @@ def test_an_aborted_replay_leaves_the_rest_untouched_and_the_next_one_completes(
     assert "It stops after its current chunk." in page.text
     held.go_on()
     found = site.ended(action_id)
-    assert (found.state, found.aborted_by) == ("aborted", "local")
+    assert (found.state, found.aborted_by) == ("aborted", "ann")
     assert "7 of the planned dead letters were left untouched." in texts_of(found)
     assert (site.count(DLQ), site.count(QUEUE)) == (7, 3)
     (entry,) = site.audit()
@@ -306,7 +307,7 @@ def test_a_purge_needs_its_number_typed(site: DeadSite) -> None:
     assert site.scene.bodies(DLQ) == ["3"]
     (entry,) = site.audit()
     assert (entry.action, entry.messages, entry.outcome) == ("purge", 2, "done")
-    assert (entry.who, entry.details) == ("local via the dashboard", {"error": "unknown"})
+    assert (entry.who, entry.details) == ("ann via the dashboard", {"error": "unknown"})
 
 
 def test_a_single_dead_letter_is_deleted_from_its_page(sqlite_site: DeadSite) -> None:
@@ -348,3 +349,18 @@ def test_an_unexpected_error_of_an_action_is_one_sentence(sqlite_site: DeadSite)
     page = sqlite_site.get("/actions/show", id=action_id)
     assert "It failed with an error that Penstock did not expect: ZeroDivisionError: by zero" in page.text
     assert "Traceback" not in page.text
+
+
+def test_a_user_who_may_only_look_sees_no_buttons_and_changes_nothing(sqlite_site: DeadSite) -> None:
+    sqlite_site.dead_letter("1")
+    sqlite_site.groups()
+    (message,) = sqlite_site.scene.messages(DLQ)
+    with client_of(sqlite_site.app, user=None) as visitor:
+        for path in ("/dead?list=1", f"/dead/message?queue={DLQ}&id={message.id}", "/actions"):
+            page = visitor.get(path).text
+            assert "Plan a replay" not in page
+            assert "/dead/replay" not in page
+        fields = {"queue": DLQ, "id": message.id, "planned": "1", "typed": "1", "goal": "replay"}
+        for path in ("/dead/plan", "/dead/replay", "/dead/purge", "/dead/plan/cancel", "/dead/count", "/actions/abort"):
+            assert visitor.post(path, data=fields).status_code == 403
+    assert sqlite_site.count(DLQ) == 1

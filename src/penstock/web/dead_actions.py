@@ -68,7 +68,7 @@ _OUTCOMES: Mapping[str, Outcome] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterRequest:
-    """What a form asks for."""
+    """The replay or purge that a form asks for."""
 
     goal: Goal
     query: DeadLetterQuery

@@ -27,7 +27,7 @@ STOP_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterView:
-    """What is known about the dead letters now."""
+    """The dead letters as far as they are known now."""
 
     survey: DeadLetterSurvey | None  # the last complete one; before the first, what was counted so far
     is_counting: bool

@@ -177,7 +177,7 @@ def test_a_survey_that_remembers_too_few_places_is_read_through(scene: Scene, mo
     assert list(scene.pages(taken, group=GROUP)) == [[UNKNOWN, "order 2 is unknown"]]
 
 
-def test_a_search_ends_in_time_and_continues_behind_what_it_read(scene: Scene) -> None:
+def test_a_search_ends_in_time_and_continues_there(scene: Scene) -> None:
     scene.dead_letter(*[DOWN] * 450, UNKNOWN)
     taken = scene.survey()
     scene.broker.seconds = SEARCH_SECONDS / 2
