@@ -46,6 +46,7 @@ class DeadSite(AbstractContextManager["DeadSite"]):
 
     def __exit__(self, *error: object) -> None:
         self.client.__exit__(None, None, None)
+        self.broker.close()
 
     @property
     def context(self) -> DashboardContext:
@@ -58,9 +59,9 @@ class DeadSite(AbstractContextManager["DeadSite"]):
     def count(self, queue: str = DLQ) -> int:
         return self.broker.stats(queue).messages
 
-    def get(self, path: str, *, status: int = 200, **query: object) -> Markup:
+    def get(self, path: str, *, status: int = 200, **query: Any) -> Markup:
         """Return a page, after the checks that hold for each."""
-        response = self.client.get(path, params=query)  # type: ignore[arg-type]
+        response = self.client.get(path, params=query)
         assert response.status_code == status, response.text
         return harmless(response.text)
 
@@ -112,18 +113,12 @@ def opened_site(kind: str, folder: Path, request: pytest.FixtureRequest) -> Iter
     """Open the dashboard on this kind of broker."""
     if kind == "sqlite":
         file = folder / "queue.db"
-        with (
-            closing(SqliteBroker(file, holder="test")) as broker,
-            DeadSite(folder, broker, f"sqlite:///{file}") as site,
-        ):
+        with DeadSite(folder, SqliteBroker(file, holder="test"), f"sqlite:///{file}") as site:
             yield site
         return
     server = request.getfixturevalue("servers").redis("7.0")
     try:
-        with (
-            closing(RedisStreamsBroker(server.url, holder="test")) as broker,
-            DeadSite(folder, broker, server.url) as site,
-        ):
+        with DeadSite(folder, RedisStreamsBroker(server.url, holder="test"), server.url) as site:
             yield site
     finally:
         server.clean()

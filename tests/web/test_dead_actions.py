@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -10,9 +11,10 @@ from tests.cli.dead_letter_scene import DLQ, FINAL_DLQ, QUEUE
 from tests.web.clients import client_of
 from tests.web.dead_site import DEADLINE_SECONDS, DeadSite, form_of, id_in, opened_site
 
+from penstock.dead_letters.canary import watch
+from penstock.dead_letters.operator import ReplayRate
 from penstock.errors import TemporaryError
 from penstock.messaging.message import Outgoing
-from penstock.operations.dead_letters import actions as operations
 from penstock.web.actions import ActionDescription, ActionProgress, ActionResult, ActionSnapshot, sentence
 
 UNKNOWN, DOWN = "order 1 is unknown", "the gateway is down"
@@ -39,14 +41,14 @@ class Held:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached, self._go_on = threading.Event(), threading.Event()
-        wait = operations.ReplayRate.wait
+        wait = ReplayRate.wait
 
-        def held(rate: operations.ReplayRate, done: int) -> None:
+        def held(rate: ReplayRate, done: int) -> None:
             self.reached.set()
             assert self._go_on.wait(DEADLINE_SECONDS)
             wait(rate, done)
 
-        monkeypatch.setattr(operations.ReplayRate, "wait", held)
+        monkeypatch.setattr(ReplayRate, "wait", held)
 
     def until_first(self) -> None:
         assert self.reached.wait(DEADLINE_SECONDS)
@@ -245,7 +247,7 @@ def test_a_failed_replay_reports_the_number_it_sent(sqlite_site: DeadSite, monke
         raise TemporaryError(f"the broker is unavailable after {done}")
 
     sqlite_site.dead_letter("1", "2", reason=UNKNOWN)
-    monkeypatch.setattr(operations.ReplayRate, "wait", failing)
+    monkeypatch.setattr(ReplayRate, "wait", failing)
     found = sqlite_site.ended(sqlite_site.confirm(sqlite_site.plan(rate="1")))
     assert found.state == "failed"
     assert texts_of(found) == [
@@ -260,13 +262,12 @@ def test_a_failed_replay_reports_the_number_it_sent(sqlite_site: DeadSite, monke
 def test_a_canary_that_fails_again_keeps_the_rest(sqlite_site: DeadSite, monkeypatch: pytest.MonkeyPatch) -> None:
     sqlite_site.dead_letter("1", "2", reason=UNKNOWN)
     plan = sqlite_site.plan(canary="1")
-    watch = operations.watch
 
-    def failing(*arguments: object, **options: object) -> object:
+    def failing(*arguments: Any, **options: Any) -> object:
         sqlite_site.scene.dead_letter_next(reason="again")
-        return watch(*arguments, **options)  # type: ignore[arg-type]
+        return watch(*arguments, **options)
 
-    monkeypatch.setattr(operations, "watch", failing)
+    monkeypatch.setattr("penstock.operations.dead_letters.actions.watch", failing)
     found = sqlite_site.ended(sqlite_site.confirm(plan))
     assert found.state == "failed"
     assert any(text.startswith("A canary failed again, so the rest was not sent: ") for text in texts_of(found))
@@ -351,7 +352,7 @@ def test_an_unexpected_error_of_an_action_is_one_sentence(sqlite_site: DeadSite)
     assert "Traceback" not in page.text
 
 
-def test_a_user_who_may_only_look_sees_no_buttons_and_changes_nothing(sqlite_site: DeadSite) -> None:
+def test_a_read_only_user_sees_no_buttons_and_changes_nothing(sqlite_site: DeadSite) -> None:
     sqlite_site.dead_letter("1")
     sqlite_site.groups()
     (message,) = sqlite_site.scene.messages(DLQ)

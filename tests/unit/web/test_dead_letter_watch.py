@@ -3,12 +3,13 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from penstock.errors import TemporaryError
 from penstock.operations.dead_letters.survey import DeadLetterSurvey
+from penstock.operations.inspection import ScopeView
 from penstock.testing.fake_clock import FakeClock
 from penstock.web.dead_letter_watch import FRESH_FACTOR, FRESH_SECONDS_MIN, DeadLetterView, DeadLetterWatch
 
@@ -23,12 +24,12 @@ class Scene:
         self.watch = DeadLetterWatch(self._view, clock=self.clock)
         self.taken = 0
         self.took_seconds = 1.0
-        self.during: Callable[[dict[str, Any]], None] = lambda _: None
+        self.during: Callable[[dict[str, Any]], object] = lambda _: None
         monkeypatch.setattr("penstock.web.dead_letter_watch.take_survey", self._take)
 
     @contextmanager
-    def _view(self) -> Iterator[None]:
-        yield None
+    def _view(self) -> Iterator[ScopeView]:
+        yield cast("ScopeView", None)  # the survey below does not read it
 
     def _take(self, _: object, **options: Any) -> DeadLetterSurvey:
         self.taken += 1
