@@ -17,7 +17,6 @@ SEARCH_SECONDS = 0.08  # time of one page that looks for rare matches; the next 
 PLACES_SECONDS = 0.1  # the same for a page that reads at remembered places
 _SCAN = 100  # messages per call of the broker while searching
 _AHEAD_MAX = 16  # messages per call of the broker at remembered places
-_SEARCH_CALLS_MAX = 10_000  # bounds a search for one message by id
 
 
 class DeadLetterCursor(NamedTuple):
@@ -79,16 +78,8 @@ def find_dead_letter(
     guess = _id_before(id)
     if guess is not None and (found := _at(broker, queue, id, guess)) is not None:
         return found
-    after: str | None = None
-    for _ in range(_SEARCH_CALLS_MAX):
-        page = broker.browse(queue, messages_max=_SCAN, after_id=after)
-        for message in page:
-            if message.id == id:
-                return DeadLetteredMessage(queue=queue, message=message)
-        if len(page) < _SCAN:
-            break
-        after = page[-1].id
-    return None
+    queued = broker.find(queue, id)
+    return None if queued is None else DeadLetteredMessage(queue=queue, message=queued.message)
 
 
 def queues_in(broker: Broker, survey: DeadLetterSurvey, selection: DeadLetterSelection) -> Sequence[str]:
