@@ -21,7 +21,6 @@ from penstock.operations.redaction import NotJson, RedactedText, Redaction, comp
 
 SHOWN_CHARS_MAX = 64 * 1024  # of a body or an error text
 SCANNED_BYTES_MAX = 4 * 1024 * 1024  # of a download; brokers take 1 MiB, but other programs may write to their files
-PREVIEW_CHARS_MAX = 160
 ATTRIBUTE_CHARS_MAX = 4 * 1024
 ATTRIBUTES_MAX = 200
 DOWNLOAD_NAME = "message.bin"  # fixed: a name from outside could end in .exe, or hold a line break
@@ -102,21 +101,6 @@ def shown_body(message: Message, settings: Settings, *, chars_max: int = SHOWN_C
             return _hidden(body, HiddenReason.UNREADABLE)
     cut = RedactedText(text=text[:chars_max], cut=len(text) > chars_max)
     return _shown(BodyForm.TEXT, cut, body)
-
-
-def body_preview(message: Message, settings: Settings, *, chars_max: int = PREVIEW_CHARS_MAX) -> str:
-    """Return the beginning of a body in one line, for lists; empty if it is hidden, binary, or may hold a secret."""
-    text = None if settings.web_hide_bodies else _decoded(message.body)
-    if text is None:
-        return ""
-    redaction = _redaction(settings)
-    try:
-        found = compact(text, redaction, chars_max=chars_max).text
-    except NotJson:
-        found = text[:chars_max]
-        if redaction.is_mentioned(text[: chars_max + _MENTION_CHARS_MAX]):
-            return ""
-    return " ".join(printable(found).split())
 
 
 def download(message: Message, settings: Settings) -> bytes | None:

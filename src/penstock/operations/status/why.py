@@ -12,7 +12,7 @@ from penstock.app.queues import QueueStatus
 from penstock.app.registry import SERVING, WorkerRecord
 from penstock.operations.queue_groups import GroupSample
 from penstock.operations.status.sentences import Elapsed, Names, Sentence, sentence
-from penstock.operations.workers import StuckSign, stuck_signs
+from penstock.operations.workers.stuck import StuckSign, stuck_signs
 
 FLOOD_SHARE = 0.8  # of the sample in one group
 FLOOD_MESSAGES_MIN = 20  # a smaller sample proves nothing
