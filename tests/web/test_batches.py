@@ -223,7 +223,7 @@ def test_without_a_pipeline_the_pages_say_so(tmp_path: Path) -> None:
     with TestClient(dashboard(Scope(settings=settings_in(tmp_path)))) as client:
         for path in ("/batches", "/reconcile"):
             assert "No pipeline yet" in page(client, path)
-        assert "The ledger has no pipeline yet" in page(client, "/object", status=404, address="x")
+        assert "The ledger has no pipeline yet" in page(client, "/object", address="x")
         assert "No such objects" in page(client, "/objects")
 
 

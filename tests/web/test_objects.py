@@ -168,7 +168,7 @@ def test_a_search_that_runs_out_of_time_says_how_far_it_came_and_goes_on(
     for name in ("x1", "y1", "x2", "y2"):
         scene.process(name)
     refresh(client)
-    monkeypatch.setattr(search_module, "READ_AT_ONCE", 1)
+    monkeypatch.setattr(search_module, "READ_FIRST", 1)
     monkeypatch.setattr(objects_module, "SEARCH_SECONDS", 0.0)
     shown = page(client, "/objects", q="x1")
     assert "Searched 1 of 4 objects for x1" in seen(shown)
@@ -322,7 +322,7 @@ def test_an_archived_identity_is_known(scene: ObjectScene, client: TestClient) -
 
 def test_an_unknown_object_says_what_that_can_mean(scene: ObjectScene, client: TestClient) -> None:
     scene.reconciled(missing=3, sent=2)
-    shown = page(client, "/object", status=404, address="s3://landing/x/none.jsonl")
+    shown = page(client, "/object", address="s3://landing/x/none.jsonl")
     assert "The ledger knows no object with exactly this address." in shown
     assert 'href="/objects?q=none.jsonl"' in shown
     assert "found 3 missing objects and enqueued 2" in seen(shown)
@@ -333,7 +333,7 @@ def test_an_unknown_object_says_what_that_can_mean(scene: ObjectScene, client: T
 
 def test_an_unknown_object_elsewhere_is_not_among_the_missing(scene: ObjectScene, client: TestClient) -> None:
     scene.reconciled(missing=3, sent=2)
-    shown = page(client, "/object", status=404, address="s3://other/none.jsonl")
+    shown = page(client, "/object", address="s3://other/none.jsonl")
     assert "This object may be one of them" not in shown
 
 
@@ -363,7 +363,7 @@ def test_any_address_is_listed_found_and_shown_harmlessly(scene: ObjectScene, cl
 @pytest.mark.parametrize("name", HOSTILE)
 def test_unknown_hostile_addresses_are_harmless(client: TestClient, name: str) -> None:
     for shown in (
-        page(client, "/object", status=404, address=f"s3://landing/{name}"),
+        page(client, "/object", address=f"s3://landing/{name}"),
         page(client, "/objects", q=name),
         page(client, f"/objects?q={quote(name)}&pipeline=clicks&state=dead"),
     ):
@@ -378,6 +378,4 @@ def test_everything_is_there_in_japanese(scene: ObjectScene, client: TestClient)
     shown = page(client, "/object", address="s3://landing/名前.jsonl")
     assert "処理に失敗しました" in shown
     assert "名前.jsonl" in shown
-    assert "完全に一致するオブジェクトは台帳にありません" in page(
-        client, "/object", status=404, address="s3://landing/no"
-    )
+    assert "完全に一致するオブジェクトは台帳にありません" in page(client, "/object", address="s3://landing/no")

@@ -82,7 +82,7 @@ def show_object(request: Request) -> HTMLResponse:
         now = seen.ledger.now()
     texts = texts_of(request)
     if not history.is_known:
-        return render(request, "object_unknown.html", status=404, address=address, sources=_sources(request, address))
+        return render(request, "object_unknown.html", address=address, sources=_sources(request, address))
     return render(
         request,
         "object.html",
