@@ -36,7 +36,7 @@ def client(scene: ObjectScene) -> Iterator[TestClient]:
 # Lists
 
 
-def test_without_batches_the_page_says_what_makes_one(client: TestClient) -> None:
+def test_without_batches_the_page_says_how_one_is_made(client: TestClient) -> None:
     shown = page(client, "/batches")
     assert shown.count("No batch yet") == 2, "one for each pipeline"
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 from penstock.errors import UsageError
 from penstock.ledger import Ledger
-from penstock.ledger.object_lists import AttemptPosition, ListedObject, ObjectFilter, ObjectLists, TimePosition
+from penstock.ledger.object_lists import AttemptPosition, ObjectFilter, ObjectInList, ObjectLists, TimePosition
 from penstock.ledger.records import ObjectState
 from penstock.messaging.clock import Clock
 from penstock.objects.reference import LOCAL_BUCKET, uri_of
@@ -67,7 +67,7 @@ class FoundObjects:
     ``read``: the objects read so far, on earlier pages as well, and whose addresses were compared if there was a text.
     """
 
-    objects: Sequence[ListedObject]
+    objects: Sequence[ObjectInList]
     read: int
     after: SearchPosition | None
 
@@ -106,7 +106,7 @@ class _Search:
         self._limit = limit
         self._end_at = end_at
         self._clock = clock
-        self._found: list[ListedObject] = []
+        self._found: list[ObjectInList] = []
         self._read = 0
         self._rare = 0  # objects of rare states
 
