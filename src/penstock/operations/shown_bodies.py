@@ -1,4 +1,4 @@
-"""What people may see of a message: its body, attributes and error texts, harmless and without secrets.
+"""The content of messages for people: bodies, attributes and error texts, harmless and without secrets.
 
 `shown_body`, `download`, `shown_attributes` and `shown_text` obey the settings `web.hide_bodies` and `web.redact`.
 Every page that shows content of a message uses them, so that no page shows what another one hides.
@@ -21,14 +21,12 @@ from penstock.operations.redaction import NotJson, RedactedText, Redaction, comp
 
 SHOWN_CHARS_MAX = 64 * 1024  # of a body or an error text
 SCANNED_BYTES_MAX = 4 * 1024 * 1024  # of a download; brokers take 1 MiB, but other programs may write to their files
-PREVIEW_CHARS_MAX = 160
 ATTRIBUTE_CHARS_MAX = 4 * 1024
 ATTRIBUTES_MAX = 200
 DOWNLOAD_NAME = "message.bin"  # fixed: a name from outside could end in .exe, or hold a line break
-_HEX_BYTES_MAX = 13 * 1024  # their dump has about `SHOWN_CHARS_MAX` characters
+_MARGIN_CHARS = 1_024  # inspected beyond what is shown
+_HEX_CHARS_A_BYTE = 5  # of the dump
 _HEX_ROW = 16
-_MENTION_CHARS_MAX = 256  # of a secret's name that begins in a preview
-_READ_BYTES_MAX = 4 * SHOWN_CHARS_MAX + 1024  # as many as the shown characters can have in UTF-8, and some more
 _OWN_SECTIONS = frozenset({DEATH_ATTRIBUTE, EARLIER_DEATHS_ATTRIBUTE, SET_ASIDE_ATTRIBUTE})
 
 # Control characters, characters that reorder text or are invisible, and lone surrogates. Line feed and tab stay.
@@ -81,8 +79,8 @@ class ShownAttribute:
     binary: bool = False
 
 
-def shown_body(message: Message, settings: Settings) -> ShownBody:
-    """Return the body of a message as JSON, text or hex, without secrets; at most `SHOWN_CHARS_MAX` characters.
+def shown_body(message: Message, settings: Settings, *, chars_max: int = SHOWN_CHARS_MAX) -> ShownBody:
+    """Return the body of a message as JSON, text or hex, without secrets, and at most ``chars_max`` characters of it.
 
     Its cost does not grow with the body. A body that is not JSON and names a secret is hidden as a whole.
     """
@@ -93,29 +91,14 @@ def shown_body(message: Message, settings: Settings) -> ShownBody:
         return ShownBody(form=BodyForm.EMPTY, text="", size_bytes=len(body), downloadable=bool(body))
     text = _decoded(body)
     if text is None:
-        return _shown_hex(body, redaction)
+        return _shown_hex(body, redaction, chars_max)
     try:
-        return _shown(BodyForm.JSON, pretty(text, redaction, chars_max=SHOWN_CHARS_MAX), body)
+        return _shown(BodyForm.JSON, pretty(text, redaction, chars_max=chars_max), body)
     except NotJson:
-        if redaction.is_mentioned(text[:_READ_BYTES_MAX]):
+        if redaction.is_mentioned(text[: chars_max + _MARGIN_CHARS]):
             return _hidden(body, HiddenReason.UNREADABLE)
-    cut = RedactedText(text=text[:SHOWN_CHARS_MAX], cut=len(text) > SHOWN_CHARS_MAX)
+    cut = RedactedText(text=text[:chars_max], cut=len(text) > chars_max)
     return _shown(BodyForm.TEXT, cut, body)
-
-
-def body_preview(message: Message, settings: Settings, *, chars_max: int = PREVIEW_CHARS_MAX) -> str:
-    """Return the beginning of a body in one line, for lists; empty if it is hidden, binary, or may hold a secret."""
-    text = None if settings.web_hide_bodies else _decoded(message.body)
-    if text is None:
-        return ""
-    redaction = _redaction(settings)
-    try:
-        found = compact(text, redaction, chars_max=chars_max).text
-    except NotJson:
-        found = text[:chars_max]
-        if redaction.is_mentioned(text[: chars_max + _MENTION_CHARS_MAX]):
-            return ""
-    return " ".join(printable(found).split())
 
 
 def download(message: Message, settings: Settings) -> bytes | None:
@@ -169,10 +152,10 @@ def _hidden(body: bytes, reason: HiddenReason) -> ShownBody:
     return ShownBody(form=BodyForm.HIDDEN, text="", size_bytes=len(body), hidden=reason, downloadable=False)
 
 
-def _shown_hex(body: bytes, redaction: Redaction) -> ShownBody:
-    if redaction.is_mentioned(body[: _HEX_BYTES_MAX + 1024].decode("latin-1")):
+def _shown_hex(body: bytes, redaction: Redaction, chars_max: int) -> ShownBody:
+    part = body[: max(chars_max // _HEX_CHARS_A_BYTE, _HEX_ROW)]
+    if redaction.is_mentioned(body[: len(part) + _MARGIN_CHARS].decode("latin-1")):
         return _hidden(body, HiddenReason.UNREADABLE)
-    part = body[:_HEX_BYTES_MAX]
     rows = (_hex_row(part[at : at + _HEX_ROW], at) for at in range(0, len(part), _HEX_ROW))
     return ShownBody(form=BodyForm.HEX, text="\n".join(rows), size_bytes=len(body), cut=len(body) > len(part))
 

@@ -18,7 +18,17 @@ from penstock.app.scope import Scope, scope_of
 from penstock.errors import TemporaryError, UserError
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.operations.status.watch import StatusWatch
-from penstock.web import action_pages, batches, dead, dead_actions, object_retry, objects, overview, reconcile
+from penstock.web import (
+    action_pages,
+    batches,
+    dead,
+    dead_actions,
+    messages,
+    object_retry,
+    objects,
+    overview,
+    reconcile,
+)
 from penstock.web.actions import ActionRunner
 from penstock.web.context import DashboardContext, ViewPool, context_of
 from penstock.web.dead_letter_watch import DeadLetterWatch
@@ -73,6 +83,7 @@ def routes() -> Sequence[BaseRoute]:
         *dead.ROUTES,
         *dead_actions.ROUTES,
         *action_pages.ROUTES,
+        *messages.ROUTES,
         Route("/events", _events),
         Route("/preferences", _set_preferences, methods=["POST"]),
         Mount("/static", StaticFiles(directory=str(files("penstock.web") / "static")), name="static"),
