@@ -145,6 +145,8 @@ def _rows_of_batches(name: str, sizes: Sequence[int], chosen: random.Random, *, 
     for index, size in enumerate(sizes):
         began_at = until - HISTORY_SECONDS * (len(sizes) - index) / len(sizes)
         rows, taken = _Rows(), chosen.choices(states, weights, k=size)
+        if index == len(sizes) - 1:
+            taken = [*states, *taken][:size]  # every state has an object, however few there are
         attempt_id = _attempt_id(began_at, chosen)
         processed = taken.count(ObjectState.PROCESSED)
         for number, state in enumerate(taken, start=index * BATCH_OBJECTS):

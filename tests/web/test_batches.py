@@ -36,7 +36,7 @@ def client(scene: ObjectScene) -> Iterator[TestClient]:
 # Lists
 
 
-def test_without_batches_the_page_says_what_makes_one(client: TestClient) -> None:
+def test_without_batches_the_page_says_how_one_is_made(client: TestClient) -> None:
     shown = page(client, "/batches")
     assert shown.count("No batch yet") == 2, "one for each pipeline"
 
@@ -223,7 +223,7 @@ def test_without_a_pipeline_the_pages_say_so(tmp_path: Path) -> None:
     with TestClient(dashboard(Scope(settings=settings_in(tmp_path)))) as client:
         for path in ("/batches", "/reconcile"):
             assert "No pipeline yet" in page(client, path)
-        assert "The ledger has no pipeline yet" in page(client, "/object", status=404, address="x")
+        assert "The ledger has no pipeline yet" in page(client, "/object", address="x")
         assert "No such objects" in page(client, "/objects")
 
 

@@ -110,7 +110,8 @@ def test_pages_by_key_have_every_object_once(scene: ObjectScene, client: TestCli
             scene.process(*names[start : start + 50])
         else:
             scene.fail(*names[start : start + 50])
-    found, address = [], f"/objects?state={state}"
+    found: list[str] = []
+    address = f"/objects?state={state}"
     for _ in range(5):
         shown = page(client, address)
         found += listed(shown)
@@ -168,7 +169,7 @@ def test_a_search_that_runs_out_of_time_says_how_far_it_came_and_goes_on(
     for name in ("x1", "y1", "x2", "y2"):
         scene.process(name)
     refresh(client)
-    monkeypatch.setattr(search_module, "READ_AT_ONCE", 1)
+    monkeypatch.setattr(search_module, "READ_FIRST", 1)
     monkeypatch.setattr(objects_module, "SEARCH_SECONDS", 0.0)
     shown = page(client, "/objects", q="x1")
     assert "Searched 1 of 4 objects for x1" in seen(shown)
@@ -217,7 +218,7 @@ def test_an_object_that_is_done_has_its_batch_message_and_attempt(scene: ObjectS
     assert "Retry this object" not in shown
 
 
-def test_a_failed_object_has_its_reason_its_traceback_and_what_to_do(scene: ObjectScene, client: TestClient) -> None:
+def test_a_failed_object_has_its_reason_its_traceback_and_commands(scene: ObjectScene, client: TestClient) -> None:
     scene.fail("a b")
     shown = page(client, "/object", address="s3://landing/a b")
     assert "it is truncated" in shown
@@ -237,9 +238,7 @@ def test_a_failed_object_has_its_reason_its_traceback_and_what_to_do(scene: Obje
         (AttemptFailure.SUPERSEDED, "A newer version replaced it before a worker read it"),
     ],
 )
-def test_other_ends_say_what_they_mean(
-    scene: ObjectScene, client: TestClient, failure: AttemptFailure, words: str
-) -> None:
+def test_other_ends_are_explained(scene: ObjectScene, client: TestClient, failure: AttemptFailure, words: str) -> None:
     scene.fail("a", failure=failure)
     assert words in page(client, "/object", address="s3://landing/a")
 
@@ -263,7 +262,7 @@ def test_a_changed_object_has_all_versions_and_the_batch_that_replaced_the_first
     assert 'href="/batch?pipeline=clicks&amp;seq=2">Batch 2</a>' in shown
 
 
-def test_a_retracted_object_names_who_did_it_and_may_be_retried(scene: ObjectScene, client: TestClient) -> None:
+def test_a_retracted_object_names_the_user_and_may_be_retried(scene: ObjectScene, client: TestClient) -> None:
     scene.process("a")
     scene.retract("a")
     shown = page(client, "/object", address="s3://landing/a")
@@ -320,9 +319,9 @@ def test_an_archived_identity_is_known(scene: ObjectScene, client: TestClient) -
 # Unknown ones
 
 
-def test_an_unknown_object_says_what_that_can_mean(scene: ObjectScene, client: TestClient) -> None:
+def test_an_unknown_object_lists_possible_causes(scene: ObjectScene, client: TestClient) -> None:
     scene.reconciled(missing=3, sent=2)
-    shown = page(client, "/object", status=404, address="s3://landing/x/none.jsonl")
+    shown = page(client, "/object", address="s3://landing/x/none.jsonl")
     assert "The ledger knows no object with exactly this address." in shown
     assert 'href="/objects?q=none.jsonl"' in shown
     assert "found 3 missing objects and enqueued 2" in seen(shown)
@@ -333,11 +332,11 @@ def test_an_unknown_object_says_what_that_can_mean(scene: ObjectScene, client: T
 
 def test_an_unknown_object_elsewhere_is_not_among_the_missing(scene: ObjectScene, client: TestClient) -> None:
     scene.reconciled(missing=3, sent=2)
-    shown = page(client, "/object", status=404, address="s3://other/none.jsonl")
+    shown = page(client, "/object", address="s3://other/none.jsonl")
     assert "This object may be one of them" not in shown
 
 
-def test_a_page_without_an_address_says_what_is_missing(client: TestClient) -> None:
+def test_a_page_without_an_address_asks_for_one(client: TestClient) -> None:
     assert "Which object?" in page(client, "/object", status=400)
 
 
@@ -363,7 +362,7 @@ def test_any_address_is_listed_found_and_shown_harmlessly(scene: ObjectScene, cl
 @pytest.mark.parametrize("name", HOSTILE)
 def test_unknown_hostile_addresses_are_harmless(client: TestClient, name: str) -> None:
     for shown in (
-        page(client, "/object", status=404, address=f"s3://landing/{name}"),
+        page(client, "/object", address=f"s3://landing/{name}"),
         page(client, "/objects", q=name),
         page(client, f"/objects?q={quote(name)}&pipeline=clicks&state=dead"),
     ):
@@ -378,6 +377,4 @@ def test_everything_is_there_in_japanese(scene: ObjectScene, client: TestClient)
     shown = page(client, "/object", address="s3://landing/名前.jsonl")
     assert "処理に失敗しました" in shown
     assert "名前.jsonl" in shown
-    assert "完全に一致するオブジェクトは台帳にありません" in page(
-        client, "/object", status=404, address="s3://landing/no"
-    )
+    assert "完全に一致するオブジェクトは台帳にありません" in page(client, "/object", address="s3://landing/no")

@@ -28,7 +28,7 @@ class ObjectFilter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ListedObject:
+class ObjectInList:
     """One object of a list, with its pipeline. ``since``: when it ended, or else was first seen."""
 
     pipeline: str
@@ -60,7 +60,7 @@ class AttemptPosition:
 class ObjectsById:
     """A part of the objects of one state. ``after``: where the next part begins; None: this was the last one."""
 
-    objects: Sequence[ListedObject] = ()
+    objects: Sequence[ObjectInList] = ()
     read: int = 0
     after: bytes | None = None
 
@@ -69,7 +69,7 @@ class ObjectsById:
 class ObjectsByAttempt:
     """A part of all objects, the newest attempts first. ``after`` as in `ObjectsById`."""
 
-    objects: Sequence[ListedObject] = field(default=())
+    objects: Sequence[ObjectInList] = field(default=())
     read: int = 0
     after: AttemptPosition | None = None
 
@@ -90,7 +90,7 @@ class ObjectLists:
         with self._database.reading() as connection:
             return int(connection.execute(select(func.count()).select_from(found)).scalar_one())
 
-    def by_time(self, wanted: ObjectFilter, *, limit: int, after: TimePosition | None = None) -> Sequence[ListedObject]:
+    def by_time(self, wanted: ObjectFilter, *, limit: int, after: TimePosition | None = None) -> Sequence[ObjectInList]:
         """Return objects, the newest first. Reads all objects of these states: `count` them before."""
         statement = by_state(select(objects).where(*_in_states(wanted), *_with_text(wanted)))
         if after is not None:
@@ -137,7 +137,7 @@ class ObjectLists:
             count = _count_read(connection, begun, position)
         return ObjectsByAttempt(objects=[_listed(row) for row in rows], read=count, after=position)
 
-    def of_attempt(self, attempt_id: str, *, limit: int) -> Sequence[ListedObject]:
+    def of_attempt(self, attempt_id: str, *, limit: int) -> Sequence[ObjectInList]:
         """Return the objects that an attempt holds or ended, by address."""
         statement = by_attempt(select(objects).where(_attempt == attempt_id)).order_by(objects.c.uri).limit(limit)
         with self._database.reading() as connection:
@@ -197,5 +197,5 @@ def _count_read(connection: Connection, begun: ColumnElement[bool], position: At
     return int(connection.execute(by_attempt(statement)).scalar_one())
 
 
-def _listed(row: AnyRow) -> ListedObject:
-    return ListedObject(pipeline=row.pipeline, row=object_row(row), attempt_id=row.attempt_id)
+def _listed(row: AnyRow) -> ObjectInList:
+    return ObjectInList(pipeline=row.pipeline, row=object_row(row), attempt_id=row.attempt_id)

@@ -21,7 +21,7 @@ from penstock.web.rendering import render, url
 
 PAGE_BATCHES = 100
 BATCHES_OF_EACH = 10  # of each pipeline, if there are several
-RUNNING_SHOWN = 20
+RUNNING_SHOWN = 10
 OBJECTS_SHOWN = 100
 FILES_SHOWN = 100
 BAR_WIDTH = 240

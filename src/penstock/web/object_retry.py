@@ -85,8 +85,8 @@ def start_plan(request: Request) -> Response:
     def run(progress: ActionProgress) -> ActionResult:
         with view(replace(context.scope, pipeline=asked.pipeline or context.scope.pipeline)) as seen:
             planned = plan(seen, asked.selection, stopped=progress.stopped, on_progress=progress.add)
-        outcome = "stopped" if progress.stopped() else "done"
-        return ActionResult(sentences=[], outcome=outcome, value=PlannedRetry(request=asked, plan=planned))
+        value = PlannedRetry(request=asked, plan=planned)
+        return ActionResult(sentences=[], outcome="stopped" if progress.stopped() else "done", value=value)
 
     plan_id = context.plans.start("plan", user_name(request), described, run)
     context.plans.wait(plan_id, PLAN_WAIT_SECONDS)

@@ -11,6 +11,7 @@ from starlette.routing import BaseRoute, Route
 from penstock.errors import UsageError
 from penstock.ledger.object_lists import ObjectFilter
 from penstock.ledger.records import ObjectState
+from penstock.messaging.broker import names_dead_letters
 from penstock.operations.advice import RetryCommands, retry_commands
 from penstock.operations.inspection import ScopeView
 from penstock.operations.objects.history import ObjectHistory, ObjectVersion, history_of
@@ -80,14 +81,15 @@ def show_object(request: Request) -> HTMLResponse:
     with context.view() as seen:
         history = history_of(seen, address)
         now = seen.ledger.now()
+        queues = {one.pipeline: _queue_of(seen, one.pipeline) for one in history.versions}
     texts = texts_of(request)
     if not history.is_known:
-        return render(request, "object_unknown.html", status=404, address=address, sources=_sources(request, address))
+        return render(request, "object_unknown.html", address=address, sources=_sources(request, address))
     return render(
         request,
         "object.html",
         history=history,
-        versions=[_shown_version(context, one, now) for one in _newest_first(history)],
+        versions=[_shown_version(context, one, now, queue=queues[one.pipeline]) for one in _newest_first(history)],
         words=state_words(texts),
         kinds=KINDS,
         options=context.scope.options,
@@ -129,13 +131,23 @@ def _sources(request: Request, address: str) -> Sequence[tuple[ReconcileSummary,
     return [(one, one.covers(address)) for one in summaries_of(request)]
 
 
-def _shown_version(context: DashboardContext, version: ObjectVersion, now: float) -> "ShownVersion":
+def _queue_of(seen: ScopeView, pipeline: str) -> str | None:
+    """Return the queue of a pipeline: from the app's code, or the only one of a table."""
+    if seen.scope.table is None:
+        return seen.scope.served.get(pipeline)
+    names = [name for name in seen.broker.queue_names() if not names_dead_letters(name)]
+    return names[0] if len(names) == 1 else None
+
+
+def _shown_version(
+    context: DashboardContext, version: ObjectVersion, now: float, *, queue: str | None
+) -> "ShownVersion":
     since = version.waiting_since
     overdue_after = context.settings.objects_overdue_after
     row = version.row
     return ShownVersion(
         version=version,
-        queue=context.scope.served.get(version.pipeline),
+        queue=queue,
         overdue_seconds=now - since if since is not None and now - since > overdue_after else None,
         commands=retry_commands(context.scope, pipeline=version.pipeline, uri=row.uri),
         quarantine_command=f"penstock quarantine show{context.scope.options} {shlex.quote(row.uri)}",

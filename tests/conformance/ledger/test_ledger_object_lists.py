@@ -7,7 +7,7 @@ from sqlalchemy import event
 from tests.conformance.ledger.ledger_harness import PIPELINE, LedgerHarness, candidates, outcome
 from tests.conformance.ledger.test_ledger_version_plans import plans_of
 
-from penstock.ledger.object_lists import AttemptPosition, ListedObject, ObjectFilter, TimePosition
+from penstock.ledger.object_lists import AttemptPosition, ObjectFilter, ObjectInList, TimePosition
 from penstock.ledger.records import AttemptFailure, ObjectState
 
 EVERY = frozenset(ObjectState)
@@ -20,7 +20,7 @@ def filter_of(states: frozenset[ObjectState] = EVERY, text: str | None = None, *
     return ObjectFilter(pipelines=pipelines or (PIPELINE,), states=states, uri_contains=text)
 
 
-def names(found: Sequence[ListedObject]) -> list[str]:
+def names(found: Sequence[ObjectInList]) -> list[str]:
     return [one.row.uri.removeprefix("s3://landing//landing/") for one in found]
 
 
@@ -57,7 +57,7 @@ def test_all_objects_are_read_once_the_newest_attempts_first(filled: LedgerHarne
     assert max(map(len, pages)) <= limit
 
 
-def test_reading_by_attempt_counts_what_was_read_and_not_what_was_found(filled: LedgerHarness) -> None:
+def test_reading_by_attempt_counts_the_objects_read_and_not_those_found(filled: LedgerHarness) -> None:
     lists, wanted = filled.ledger.lists, filter_of(frozenset({ObjectState.PROCESSED}), "LANDING/A")
     first = lists.by_attempt(wanted, limit=10, read=3, after=None)
     assert (names(first.objects), first.read) == ([], 4), "two failed ones, and an attempt with two"
@@ -81,20 +81,21 @@ def test_objects_are_sorted_by_time_in_pages(filled: LedgerHarness) -> None:
     whole = lists.by_time(wanted, limit=10)
     assert sorted(names(whole)) == ["bad", "later", "wait", "worse"]
     assert [one.since for one in whole] == sorted((one.since for one in whole), reverse=True)
-    paged: list[ListedObject] = []
+    paged: list[ObjectInList] = []
     while page := lists.by_time(wanted, limit=1, after=_last(paged)):
         paged += page
     assert names(paged) == names(whole)
     assert names(lists.by_time(filter_of(DEAD, "BAD"), limit=10)) == ["bad"]
 
 
-def _last(paged: Sequence[ListedObject]) -> TimePosition | None:
+def _last(paged: Sequence[ObjectInList]) -> TimePosition | None:
     return TimePosition(since=paged[-1].since, object_id=paged[-1].row.object_id) if paged else None
 
 
 @pytest.mark.parametrize(("limit", "read"), [(10, 10), (1, 10), (10, 1), (1, 1)])
 def test_the_objects_of_one_state_are_read_by_id(filled: LedgerHarness, limit: int, read: int) -> None:
-    found, after, total = [], None, 0
+    found: list[ObjectInList] = []
+    after, total = None, 0
     for _ in range(10):
         part = filled.ledger.lists.by_id(
             PIPELINE, filter_of(WAITING), ObjectState.UNPROCESSED, limit=limit, read=read, after=after

@@ -12,13 +12,14 @@ from typing import Literal
 
 from penstock.errors import UsageError
 from penstock.ledger import Ledger
-from penstock.ledger.object_lists import AttemptPosition, ListedObject, ObjectFilter, ObjectLists, TimePosition
+from penstock.ledger.object_lists import AttemptPosition, ObjectFilter, ObjectInList, ObjectLists, TimePosition
 from penstock.ledger.records import ObjectState
 from penstock.messaging.clock import Clock
 from penstock.objects.reference import LOCAL_BUCKET, uri_of
 
 RARE_MAX = 10_000  # objects of rare states, which are all read and sorted by time
-READ_AT_ONCE = 10_000  # objects of one query, before the time is checked
+READ_FIRST = 1_000  # objects of the first query, which finds a whole page of them if many match
+READ_AT_ONCE = 8_000  # objects of a later query, before the time is checked
 SEARCH_SECONDS = 0.08
 
 Step = Literal["time", "attempt", "id"]  # the orders of `ObjectLists`, in the order in which a search takes them
@@ -66,7 +67,7 @@ class FoundObjects:
     ``read``: the objects read so far, on earlier pages as well, and whose addresses were compared if there was a text.
     """
 
-    objects: Sequence[ListedObject]
+    objects: Sequence[ObjectInList]
     read: int
     after: SearchPosition | None
 
@@ -105,7 +106,7 @@ class _Search:
         self._limit = limit
         self._end_at = end_at
         self._clock = clock
-        self._found: list[ListedObject] = []
+        self._found: list[ObjectInList] = []
         self._read = 0
         self._rare = 0  # objects of rare states
 
@@ -168,8 +169,10 @@ class _Search:
         position = None
         if after is not None and after.attempt_id:
             position = AttemptPosition(attempt_id=after.attempt_id, object_id=after.object_id)
+        read = READ_FIRST
         while True:
-            part = self._lists.by_attempt(wanted, limit=self._left(), read=READ_AT_ONCE, after=position)
+            part = self._lists.by_attempt(wanted, limit=self._left(), read=min(read, READ_AT_ONCE), after=position)
+            read *= 2
             self._found += part.objects
             self._read += part.read
             position = part.after
