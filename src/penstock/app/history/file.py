@@ -1,7 +1,7 @@
 """The file of the history: opened for each use, created with permissions for its owner only, set aside if broken.
 
-A connection lives for one transaction, so several processes may use the file and none keeps it open. Whatever is wrong
-with the file, its data is worth less than the process that writes it: see `HistoryBroken` and `HistoryUnusable`.
+A connection lives for one transaction, so several processes may use the file and none keeps it open. A broken file
+never ends the process that uses it: see `HistoryBroken` and `HistoryUnusable`.
 """
 
 import fcntl
