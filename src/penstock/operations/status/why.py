@@ -12,7 +12,7 @@ from penstock.app.queues import QueueStatus
 from penstock.app.registry import SERVING, WorkerRecord
 from penstock.operations.queue_groups import GroupSample
 from penstock.operations.status.sentences import Elapsed, Names, Sentence, sentence
-from penstock.operations.workers import StuckSign, stuck_signs
+from penstock.operations.workers.stuck import StuckSign, stuck_signs
 
 FLOOD_SHARE = 0.8  # of the sample in one group
 FLOOD_MESSAGES_MIN = 20  # a smaller sample proves nothing
@@ -128,7 +128,7 @@ def _stopped(facts: QueueFigures) -> Iterator[Reason]:
         yield _reason(
             ReasonKind.UNSERVED,
             sentence("A worker does not serve the queue at the moment: {why}", why=queue.unserved),
-            "Its messages wait and keep their attempts. Repair the service; the worker goes on then, unless it is halted.",
+            "Its messages wait and keep their attempts. Repair the service; then the worker goes on, unless it halted.",
         )
     if queue.unread is not None:
         yield _reason(ReasonKind.UNREAD, sentence("{text}", text=queue.unread))
