@@ -4,7 +4,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from starlette.requests import Request
@@ -13,6 +13,7 @@ from penstock.app.scope import Scope
 from penstock.config import Settings
 from penstock.messaging.clock import Clock
 from penstock.operations.inspection import ScopeView, view
+from penstock.web.received import ReceivedMessages
 from penstock.web.sampling import Sampler
 
 IDLE_VIEWS_MAX = 4
@@ -28,6 +29,7 @@ class DashboardContext:
     clock: Clock
     sampler: Sampler
     views: "ViewPool"
+    received: ReceivedMessages = field(default_factory=ReceivedMessages)
 
     @property
     def settings(self) -> Settings:

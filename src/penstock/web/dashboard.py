@@ -20,7 +20,7 @@ from penstock.app.scope import Scope, scope_of
 from penstock.errors import TemporaryError, UserError
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.operations.status.watch import StatusWatch
-from penstock.web import audit, overview, workers
+from penstock.web import audit, messages, overview, workers
 from penstock.web.access import AccessControl, Authenticator, MountedAccess, Roles, UserFunction
 from penstock.web.context import DashboardContext, ViewPool, context_of
 from penstock.web.headers import BodyLimit, SecurityHeaders
@@ -97,6 +97,7 @@ def routes() -> Sequence[BaseRoute]:
     """Return the routes of all pages."""
     return [
         *overview.ROUTES,
+        *messages.ROUTES,
         *workers.ROUTES,
         *audit.ROUTES,
         Route("/events", _events),
