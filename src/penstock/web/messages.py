@@ -40,7 +40,7 @@ from penstock.operations.shown_bodies import (
 )
 from penstock.web.context import context_of
 from penstock.web.rendering import render, url
-from penstock.web.security import action, acting_user
+from penstock.web.security import acting_user, action
 
 PAGE = 100
 BEGINNING_CHARS = 120  # of each body in a list
