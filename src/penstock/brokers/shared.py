@@ -3,7 +3,7 @@
 - the limits and id formats of the memory, SQLite and Redis brokers, so that one can replace another
 - checks of queue names, settings and outgoing messages
 - the reasons and death records of messages that a settlement or the broker itself dead-letters
-- text encodings of groups and attributes
+- text encodings of groups and attributes, and of positions in lists of messages
 - `one_by_one`: a turn made of single calls, for brokers that gain nothing by combining them
 - `Arrivals`: wake-up of receivers and listeners within one process
 
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from functools import lru_cache
 from types import MappingProxyType
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from penstock.brokers.capabilities import EMBEDDED
 from penstock.errors import ConfigurationError
@@ -37,6 +37,7 @@ from penstock.messaging.broker import (
 from penstock.messaging.death import DIED, TRIES_MAX, AttemptRecord, Death
 from penstock.messaging.delivery import Delivery, PreviousAttempt
 from penstock.messaging.message import NO_ATTRIBUTES, UNREADABLE_ATTRIBUTE, Attributes, Outgoing
+from penstock.messaging.queued import PEEK_BODIES_BYTES_MAX
 from penstock.messaging.settlement import DeadLetter, Release, Settlement
 from penstock.messaging.wording import counted
 
@@ -56,6 +57,7 @@ CLOCK_BACK_SECONDS = 1.0
 LOST = "the lease ended, or the message is already settled or deleted"
 _UNREADABLE_CHARS_MAX = 4 * 1024
 _REMEMBERED_SIZE_MAX = 512
+_PAGE_KEY_CHARS_MAX = 16 * 1024
 
 
 class ReceiptHandle(NamedTuple):
@@ -290,6 +292,44 @@ def decode_attributes(text: str | bytes | None) -> Attributes:
     return _remembered(text) if len(text) <= _REMEMBERED_SIZE_MAX else _decoded(text)
 
 
+def page_key(*values: object) -> str:
+    """Return the position after a page, for `Broker.peek`."""
+    return json.dumps(values, separators=(",", ":"))
+
+
+def parse_page_key(after: str | None, *types: type) -> tuple[Any, ...] | None:
+    """Return the values in a text by `page_key`, of these types; None without a text.
+
+    Raises `ConfigurationError` for a text that it did not make.
+    """
+    if after is None:
+        return None
+    try:
+        values = json.loads(after) if len(after) <= _PAGE_KEY_CHARS_MAX else None
+    except (ValueError, RecursionError):
+        values = None
+    if not isinstance(values, list) or [*map(type, values)] != [*types] or not all(map(_is_storable, values)):
+        raise invalid_page_key()
+    return tuple(values)
+
+
+def invalid_page_key() -> ConfigurationError:
+    """Return the error for a position that `page_key` did not make."""
+    return ConfigurationError("The position in the list of messages is not valid: go back to its first page.")
+
+
+def page_of(rows: Iterable[G], body_bytes: Callable[[G], int]) -> list[G]:
+    """Return the first rows, up to the one whose body exceeds `PEEK_BODIES_BYTES_MAX` with those before."""
+    taken: list[G] = []
+    size = 0
+    for row in rows:
+        taken.append(row)
+        size += body_bytes(row)
+        if size > PEEK_BODIES_BYTES_MAX:
+            break
+    return taken
+
+
 def one_by_one(
     broker: Broker,
     settlements: Sequence[tuple[Delivery, Settlement]],
@@ -397,6 +437,11 @@ class LocalArrivalListener:
 
 def _number(text: str) -> int | None:
     return int(text) if len(text) <= 18 and text.isascii() and text.isdigit() else None
+
+
+def _is_storable(value: object) -> bool:
+    """Return True if databases take it: a finite number that fits a double, or a text."""
+    return not isinstance(value, int | float) or (math.isfinite(value) and abs(value) < 2**53)
 
 
 def _check_size(queue: str, message: Outgoing) -> None:

@@ -44,6 +44,21 @@ JOBS = ("replay", "monitor", "cleanup", "reconcile", "archive", "gc", "compact",
 """The background jobs of workers."""
 _ALL_JOBS, _NO_JOBS, _ONLY_JOBS = "all", "none", "only"  # the other values of `worker.jobs`
 
+REDACTED = (
+    "password",
+    "passwd",
+    "secret",
+    "token",
+    "authorization",
+    "api_key",
+    "access_key",
+    "secret_key",
+    "private_key",
+    "credentials",
+    "cookie",
+)
+"""The names of secrets in bodies and attributes, unless `web.redact` has others."""
+
 MetricsExport = Literal["otel", "emf", "cloudwatch"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -197,6 +212,7 @@ EXAMPLES: Mapping[str, object] = MappingProxyType(
         "web_users": {"ann": "scrypt:32768:8:3:c2FsdHNhbHRzYWx0c2FsdA:aGFzaGhhc2hoYXNoaGFzaGhhc2hoYXNoaGFzaGhhc2g"},
         "web_proxy_addresses": ["10.0.0.0/8"],
         "web_operators": ["ann"],
+        "web_redact": ["password", "token", "card_number"],
     }
 )
 """The settings that are JSON in the environment, each with an example."""
@@ -465,12 +481,19 @@ class Settings(BaseSettings):
         None, description="The users who may change something in the dashboard. Unset: all. Empty: none."
     )
     web_read_only: bool = Field(False, description="The dashboard shows everything and changes nothing.")
+    web_hide_bodies: bool = Field(
+        False, description="The dashboard shows no bodies and no attribute values, and offers no download of them."
+    )
     web_proxy_header: Annotated[str | None, AfterValidator(_header_name), ADVANCED] = Field(
         None, description="The request header in which a reverse proxy names the user, such as X-Forwarded-User."
     )
     web_proxy_addresses: Annotated[list[str], AfterValidator(_networks), ADVANCED] = Field(
         default_factory=lambda: ["127.0.0.1", "::1"],
         description="The addresses and networks of the reverse proxies whose header is believed.",
+    )
+    web_redact: Annotated[list[str], ADVANCED] = Field(
+        default_factory=lambda: list(REDACTED),
+        description="The JSON keys and attributes whose values the dashboard replaces by ***, at any depth.",
     )
 
     kill_at: Annotated[str | None, HIDDEN] = Field(

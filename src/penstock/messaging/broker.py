@@ -12,6 +12,7 @@ from typing import Literal, Protocol, runtime_checkable
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Message, Outgoing
+from penstock.messaging.queued import QueuedMessage, QueuedPage, QueuedState
 from penstock.messaging.settlement import Settlement
 
 DEAD_LETTER_SUFFIX = "-dlq"  # suffix of the DLQ, unless a queue names another one
@@ -99,7 +100,7 @@ class BrokerCapabilities:
     fenced: bool  # a stale receipt handle can neither extend nor settle
     releases_uncounted: bool  # Release(uncounted=True) does not count as an attempt
     deduplicates: bool  # Outgoing.deduplication_id is honoured
-    browsable: bool  # `browse` reads messages without receiving them
+    browsable: bool  # `browse`, `peek` and `find` read messages without receiving them
     remembers_attempts: bool  # `Delivery.previous` describes the previous delivery
     pausable: bool  # `pause` and `resume` work
     system: str = "memory"  # the value of OpenTelemetry's messaging.system
@@ -265,6 +266,25 @@ class Broker(Protocol):
         """Read messages, oldest first, without leasing them. Requires `BrokerCapabilities.browsable`."""
         ...
 
+    def peek(self, queue: str, state: QueuedState, *, messages_max: int, after: str | None = None) -> QueuedPage:
+        """Read a page of the messages in one state, without leasing them. Requires `BrokerCapabilities.browsable`.
+
+        Waiting messages come group by group, oldest first in each; those in flight by the start or the end of their
+        lease; delayed ones by their time. ``after`` is the ``next`` of the page before. Every page costs the same. A
+        page may be shorter than ``messages_max``, to bound its bytes. While messages move, pages may repeat or miss
+        some. Raises `ConfigurationError` if ``after`` is from elsewhere.
+        """
+        ...
+
+    def find(self, queue: str, id: str, *, near: str | None = None) -> QueuedMessage | None:
+        """Return the message with this id in any state; None if the queue does not hold it.
+
+        ``near`` is the `QueuedMessage.near` of the message when it was seen last. A broker without an index of ids
+        searches around it and in about a thousand messages of each state; without ``near``, it may miss a message.
+        Requires `BrokerCapabilities.browsable`.
+        """
+        ...
+
     def queue_names(self) -> Sequence[str]:
         """Return the names of all known queues, sorted."""
         ...
@@ -331,6 +351,18 @@ class TriesEach(Protocol):
         """Return for each message its id or its error: a `ConfigurationError` if it can never be accepted.
 
         Raises an error of the queue only if no message was accepted.
+        """
+        ...
+
+
+@runtime_checkable
+class CountsReceives(Protocol):
+    """A broker on which every receive counts, also one that is released, and that may dead-letter by that count."""
+
+    def receives_max(self, queue: str) -> int | None:
+        """Return after how many receives the broker itself moves a message to the DLQ.
+
+        None if it does not, or if that cannot be read. Raises errors of the queue.
         """
         ...
 

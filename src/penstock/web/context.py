@@ -4,7 +4,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from starlette.requests import Request
@@ -15,6 +15,7 @@ from penstock.messaging.clock import Clock
 from penstock.operations.inspection import ScopeView, view
 from penstock.web.charts import ChartSource, Sparklines
 from penstock.web.queue_details import QueueDetailReader
+from penstock.web.received import ReceivedMessages
 from penstock.web.sampling import Sampler
 
 IDLE_VIEWS_MAX = 4
@@ -33,6 +34,7 @@ class DashboardContext:
     charts: ChartSource
     sparklines: Sparklines
     queue_details: QueueDetailReader
+    received: ReceivedMessages = field(default_factory=ReceivedMessages)
 
     @property
     def settings(self) -> Settings:

@@ -23,7 +23,7 @@ from penstock.errors import TemporaryError, UserError
 from penstock.events import Listener, ignore
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.operations.status.watch import StatusWatch
-from penstock.web import audit, overview, queues, workers
+from penstock.web import audit, messages, overview, queues, workers
 from penstock.web.access import AccessControl, Authenticator, MountedAccess, Roles, UserFunction
 from penstock.web.charts import ChartSource, Sparklines
 from penstock.web.context import DashboardContext, ViewPool, context_of
@@ -107,6 +107,7 @@ def routes() -> Sequence[BaseRoute]:
     return [
         *overview.ROUTES,
         *queues.ROUTES,
+        *messages.ROUTES,
         *workers.ROUTES,
         *audit.ROUTES,
         Route("/events", _events),

@@ -13,7 +13,7 @@ import pytest
 from penstock.app.history import file as history_files
 from penstock.app.history import ring
 from penstock.app.history.chart import chart_of
-from penstock.app.history.file import ASIDE_MAX, HISTORY_FILE, reading, transaction
+from penstock.app.history.file import ASIDE_MAX, HISTORY_FILE, identity_of, reading, set_aside, transaction
 from penstock.app.history.history import HistoryReader, HistoryWriter
 from penstock.app.history.points import HistorySample, PipelinePoint, QueuePoint, SeriesKind
 from penstock.app.history.ring import HistoryRange
@@ -252,6 +252,17 @@ def test_a_reader_of_a_broken_file_says_so(files: Files) -> None:
     assert chart.error is not None
     assert "damaged" in chart.error
     assert files.reader.sparklines(SeriesKind.QUEUE, "visible", at=START) == {}
+
+
+def test_a_file_that_another_writer_has_replaced_is_not_set_aside(files: Files) -> None:
+    """Two writers find the same broken file; the slower one must not rename the new file of the other."""
+    _garbage(files.path)
+    broken = identity_of(files.path)
+    files.writer().write(sample(START, visible=1))
+    assert set_aside(files.path, broken) is None
+    assert files.values("visible") == {START: 1}
+    files.path.unlink()
+    assert set_aside(files.path, broken) is None
 
 
 def test_files_set_aside_have_a_bound(files: Files) -> None:

@@ -261,3 +261,35 @@ def test_every_statement_uses_an_index_or_is_small(tmp_path: Path) -> None:
             scans = [step for step in plan if step.startswith("SCAN messages") and name != "held_by"]
             assert scans == [], name
     broker.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (
+            "peek_waiting",
+            [
+                "SEARCH messages USING INDEX messages_ready (queue_id=? AND grp=? AND id>?)",
+                "SEARCH messages USING INDEX messages_ready (queue_id=? AND grp>?)",
+            ],
+        ),
+        (
+            "peek_unready",
+            [
+                "SEARCH messages USING INDEX messages_waiting (queue_id=? AND visible_at=? AND state=? AND rowid>?)",
+                "SEARCH messages USING INDEX messages_waiting (queue_id=? AND visible_at>?)",
+            ],
+        ),
+        ("find", ["SEARCH messages USING INTEGER PRIMARY KEY (rowid=?)"]),
+    ],
+)
+def test_a_page_of_messages_begins_at_its_position_and_sorts_nothing(
+    tmp_path: Path, name: str, expected: list[str]
+) -> None:
+    broker = open_broker(tmp_path / "queue.db")
+    parameters = dict.fromkeys(("queue_id", "state", "key", "id", "messages_max"), 1)
+    with broker._file.reading() as connection:
+        rows = connection.execute(f"EXPLAIN QUERY PLAN {statements()[name]}", parameters)
+        steps = [row[3] for row in rows]
+    assert [step for step in steps if step not in ("MERGE (UNION ALL)", "LEFT", "RIGHT")] == expected
+    broker.close()

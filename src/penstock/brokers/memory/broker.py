@@ -24,6 +24,7 @@ from penstock.messaging.broker import (
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Message, Outgoing
+from penstock.messaging.queued import QueuedMessage, QueuedPage, QueuedState
 from penstock.messaging.settlement import Ack, Release, Settlement
 
 _PAUSE_SECONDS_MIN = 0.001  # a due time just ahead must not make a waiting receiver spin
@@ -159,6 +160,22 @@ class MemoryBroker:
                 return ()
             seqs = sorted(seq for seq in memory_queue.entries if seq > after)[: max(messages_max, 0)]
             return [self._store.message(memory_queue.entries[seq]) for seq in seqs]
+
+    def peek(self, queue: str, state: QueuedState, *, messages_max: int, after: str | None = None) -> QueuedPage:
+        """Return a page: waiting messages by group and id, others by the end of their lease or delay."""
+        self._check_open()
+        key = shared.parse_page_key(after, str if state is QueuedState.WAITING else float, int)
+        with self._store.lock:
+            memory_queue = self._store.find_updated(queue, self._store.clock.now())
+            return QueuedPage() if memory_queue is None else self._store.page(memory_queue, state, messages_max, key)
+
+    def find(self, queue: str, id: str, *, near: str | None = None) -> QueuedMessage | None:  # noqa: ARG002 - it has all
+        self._check_open()
+        seq = shared.seq_of(self._store.id, id)
+        with self._store.lock:
+            memory_queue = self._store.find_updated(queue, self._store.clock.now())
+            entry = memory_queue.entries.get(seq) if memory_queue is not None and seq is not None else None
+            return None if entry is None else self._store.queued(entry)
 
     def release_holder(self, holder: str) -> int:
         """End all leases of a worker that is proven dead. Its messages are visible at once; the attempts count."""

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 from penstock.brokers import shared
 from penstock.brokers.capabilities import EMBEDDED
@@ -23,6 +24,7 @@ from penstock.messaging.clock import Clock
 from penstock.messaging.death import TRIES_MAX, Death, buried, with_death
 from penstock.messaging.delivery import AttemptEnd, Delivery, PreviousAttempt
 from penstock.messaging.message import Attributes, Message, Outgoing
+from penstock.messaging.queued import QueuedMessage, QueuedPage, QueuedState
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
 
 
@@ -51,6 +53,17 @@ class Entry:
     @property
     def attempts(self) -> int:
         return self.receive_count - self.uncounted
+
+    @property
+    def state(self) -> QueuedState:
+        if self.leased:
+            return QueuedState.IN_FLIGHT
+        return QueuedState.WAITING if self.ready else QueuedState.DELAYED
+
+    @property
+    def page_key(self) -> tuple[str | float, int]:
+        """The position among the messages of its state."""
+        return (shared.encode_group(self.group) if self.ready else float(self.visible_at), self.seq)
 
     def begin(self, holder: str, at: float) -> None:
         """Mark the message as leased by ``holder``."""
@@ -334,6 +347,34 @@ class MemoryStore:
             enqueued_at=entry.enqueued_at,
             attributes=entry.attributes,
             group=entry.group,
+        )
+
+    def page(
+        self, memory_queue: MemoryQueue, state: QueuedState, messages_max: int, after: tuple[Any, ...] | None
+    ) -> QueuedPage:
+        """Return the messages in this state after a position."""
+        entries = (entry for entry in memory_queue.entries.values() if entry.state is state)
+        behind = (entry for entry in entries if after is None or entry.page_key > after)
+        first = heapq.nsmallest(max(messages_max, 0) + 1, behind, key=lambda entry: entry.page_key)
+        taken = shared.page_of(first[: max(messages_max, 0)], lambda entry: len(entry.body))
+        more = taken and len(taken) < len(first)
+        return QueuedPage(
+            messages=[self.queued(entry) for entry in taken],
+            next=shared.page_key(*taken[-1].page_key) if more else None,
+        )
+
+    def queued(self, entry: Entry) -> QueuedMessage:
+        """Return the message with its state."""
+        return QueuedMessage(
+            message=self.message(entry),
+            state=entry.state,
+            near="",
+            deliveries=entry.receive_count,
+            attempts=entry.attempts,
+            visible_at=None if entry.ready else entry.visible_at,
+            leased_at=entry.leased_at if entry.leased else None,
+            worker=entry.holder if entry.leased else None,
+            tries=tuple(map(shared.attempt_record, entry.tries)),
         )
 
     def _expire(self, queue: str, memory_queue: MemoryQueue, now: float) -> None:

@@ -23,6 +23,7 @@ from penstock.brokers import shared
 from penstock.brokers.capabilities import EMBEDDED, REDIS
 from penstock.brokers.redis.keys import QueueKeys, new_store
 from penstock.brokers.redis.listener import NoArrivalListener, RedisArrivalListener
+from penstock.brokers.redis.peeking import find, peek
 from penstock.brokers.redis.queues import RedisQueues, discard, read_messages, read_stats
 from penstock.brokers.redis.records import entry_of, milliseconds, sent
 from penstock.brokers.redis.recovery import LeaseSweeper, UnconfirmedDeliveries
@@ -43,6 +44,7 @@ from penstock.messaging.broker import (
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Message, Outgoing
+from penstock.messaging.queued import QueuedMessage, QueuedPage, QueuedState
 from penstock.messaging.settlement import Settlement
 
 SEND_MAX = 1_000  # messages per script, which keeps the server busy for a few milliseconds
@@ -216,6 +218,16 @@ class RedisStreamsBroker:
         """Return messages in any state, ordered by id. ``after_id`` may name a message that has left the queue."""
         self._turns.sweep_due([queue], LEASE_SECONDS, remove_idle_consumers=False)
         return read_messages(self._server, self._keys, queue, messages_max=messages_max, after_id=after_id)
+
+    def peek(self, queue: str, state: QueuedState, *, messages_max: int, after: str | None = None) -> QueuedPage:
+        """Return a page: waiting messages in the rotation's order, those in flight by the start of their delivery."""
+        self._turns.sweep_due([queue], LEASE_SECONDS, remove_idle_consumers=False)
+        return peek(self._server, self._keys, queue, state, messages_max=messages_max, after=after)
+
+    def find(self, queue: str, id: str, *, near: str | None = None) -> QueuedMessage | None:
+        """Return one message. Without ``near`` it is searched in the first groups, deliveries and delayed messages."""
+        self._turns.sweep_due([queue], LEASE_SECONDS, remove_idle_consumers=False)
+        return find(self._server, self._keys, queue, id, near=near)
 
     def sender_key(self, queue: str) -> str:
         """Return the key of the stream into which other clients put messages with XADD."""

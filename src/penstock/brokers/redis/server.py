@@ -35,7 +35,21 @@ from penstock.errors import ConfigurationError, PenstockError, TemporaryError, U
 from penstock.messaging.addresses import masked
 from penstock.messaging.forks import OwnSockets
 
-NAMES = ("send", "take", "settle", "extend", "sweep", "doubts", "peek", "stats", "browse", "discard", "purge", "tidy")
+NAMES = (
+    "send",
+    "take",
+    "settle",
+    "extend",
+    "sweep",
+    "doubts",
+    "peek",
+    "stats",
+    "browse",
+    "queued",
+    "discard",
+    "purge",
+    "tidy",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,6 +30,7 @@ from penstock.brokers.capabilities import EMBEDDED, SQLITE
 from penstock.brokers.shared import Arrivals, encode_attributes, encode_group, one_by_one
 from penstock.brokers.sqlite.deliveries import SqliteLeases, SqliteSettler
 from penstock.brokers.sqlite.file import QueueFile, statements
+from penstock.brokers.sqlite.peeking import peek, queued_of
 from penstock.brokers.sqlite.queues import QueueRow, Row, SqliteQueues, message_of
 from penstock.brokers.sqlite.upkeep import SqliteUpkeep
 from penstock.messaging.broker import (
@@ -44,6 +45,7 @@ from penstock.messaging.broker import (
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Message, Outgoing
+from penstock.messaging.queued import QueuedMessage, QueuedPage, QueuedState
 from penstock.messaging.settlement import Ack, Release, Settlement
 
 
@@ -225,6 +227,24 @@ class SqliteBroker:
         with self._file.reading() as connection:
             rows = connection.execute(self._sql["browse"], parameters).fetchall()
         return [message_of(self._store_id, row) for row in rows]
+
+    def peek(self, queue: str, state: QueuedState, *, messages_max: int, after: str | None = None) -> QueuedPage:
+        """Return a page: waiting messages by group and id, others by the end of their lease or delay."""
+        key = shared.parse_page_key(after, str if state is QueuedState.WAITING else float, int)
+        found = self._find_updated(queue)
+        if found is None:
+            return QueuedPage()
+        with self._file.reading() as connection:
+            return peek(connection, self._sql, self._store_id, found.id, state, max(messages_max, 0), key)
+
+    def find(self, queue: str, id: str, *, near: str | None = None) -> QueuedMessage | None:  # noqa: ARG002 - ids are keys
+        seq = shared.seq_of(self._store_id, id)
+        found = self._find_updated(queue)
+        if found is None or seq is None:
+            return None
+        with self._file.reading() as connection:
+            row = connection.execute(self._sql["find"], {"id": seq, "queue_id": found.id}).fetchone()
+        return None if row is None else queued_of(self._store_id, row)
 
     def release_holder(self, holder: str) -> int:
         """End all leases of a worker that is proven dead. Its messages are visible at once; the attempts count."""

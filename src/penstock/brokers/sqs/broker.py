@@ -47,6 +47,7 @@ from penstock.messaging.broker import (
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Message, Outgoing
+from penstock.messaging.queued import QueuedMessage, QueuedPage, QueuedState
 from penstock.messaging.settlement import Release, Settlement
 from penstock.storage.aws import Aws
 
@@ -239,10 +240,20 @@ class SqsBroker:
             return read_stats(self._api, self._queues, queue)
 
     def browse(self, queue: str, *, messages_max: int, after_id: str | None = None) -> Sequence[Message]:  # noqa: ARG002
-        raise ConfigurationError(
-            f"Messages of the queue {queue!r} cannot be browsed: on SQS that needs a receive, which counts as an "
-            "attempt; `penstock dead list` does so with dead letters, and releases them."
-        )
+        raise _not_browsable(queue)
+
+    def peek(self, queue: str, state: QueuedState, *, messages_max: int, after: str | None = None) -> QueuedPage:  # noqa: ARG002
+        raise _not_browsable(queue)
+
+    def find(self, queue: str, id: str, *, near: str | None = None) -> QueuedMessage | None:  # noqa: ARG002
+        raise _not_browsable(queue)
+
+    def receives_max(self, queue: str) -> int | None:
+        """Return the maxReceiveCount of the redrive policy as it is now; None if it has none or may not be read."""
+        with self._forgetting([queue]):
+            self._queues.forget(queue)
+            self._queues.find(queue)
+            return self._queues.receives_max(queue)
 
     def queue_names(self) -> Sequence[str]:
         """Return all queues of the account in this region, also those that Penstock does not use."""
@@ -365,3 +376,10 @@ def _turn(settled: Sequence[SettleFailure] | Exception, result: TurnResult) -> T
     if isinstance(settled, Exception):
         return replace(result, settle_error=settled)
     return replace(result, failures=settled)
+
+
+def _not_browsable(queue: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"Messages of the queue {queue!r} cannot be browsed: on SQS that needs a receive, which counts as an "
+        "attempt; `penstock dead list` does so with dead letters, and releases them."
+    )

@@ -301,6 +301,38 @@ WHERE queue_id = :queue_id AND id > :after
 ORDER BY id
 LIMIT :messages_max
 
+-- In the order of the index `messages_ready`. Each page begins where the one before ended: SQLite would use only the
+-- first column of (grp, id) > (:key, :id) and read all earlier messages of the group, so this is a merge of two parts.
+-- name: peek_waiting
+SELECT id, body, enqueued_at, attributes, grp, state, receive_count, refunds, visible_at, leased_at, holder, tries
+FROM messages
+WHERE queue_id = :queue_id AND state = 0 AND grp = :key AND id > :id
+UNION ALL
+SELECT id, body, enqueued_at, attributes, grp, state, receive_count, refunds, visible_at, leased_at, holder, tries
+FROM messages
+WHERE queue_id = :queue_id AND state = 0 AND grp > :key
+ORDER BY grp, id
+LIMIT :messages_max
+
+-- In the order of the index `messages_waiting`, as above. It has the states side by side: where many messages of the
+-- other state come first, their entries in the index are read, but not their rows. The unary plus keeps SQLite from
+-- sorting all messages of one time.
+-- name: peek_unready
+SELECT id, body, enqueued_at, attributes, grp, state, receive_count, refunds, visible_at, leased_at, holder, tries
+FROM messages
+WHERE queue_id = :queue_id AND state <> 0 AND state = :state AND visible_at = :key AND id > :id
+UNION ALL
+SELECT id, body, enqueued_at, attributes, grp, state, receive_count, refunds, visible_at, leased_at, holder, tries
+FROM messages
+WHERE queue_id = :queue_id AND state <> 0 AND +state = :state AND visible_at > :key
+ORDER BY visible_at, state, id
+LIMIT :messages_max
+
+-- name: find
+SELECT id, body, enqueued_at, attributes, grp, state, receive_count, refunds, visible_at, leased_at, holder, tries
+FROM messages
+WHERE id = :id AND queue_id = :queue_id
+
 -- name: purge
 DELETE FROM messages WHERE queue_id = :queue_id
 
