@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from urllib.parse import urlencode, urlsplit
 
@@ -45,7 +46,8 @@ def bill(message):
     pass
 """
 START_SECONDS_MAX, ANSWER_SECONDS_MAX = 60, 120
-NO_PAGES = frozenset({"/events", "/actions/show", "/worker"})  # a stream; nothing of theirs is seeded
+# A stream, and pages of what nothing here makes: an action, a plan, a worker.
+NO_PAGES = frozenset({"/events", "/actions/show", "/dead/plan", "/objects/retry", "/worker"})
 GOAL_SECONDS = 0.2
 
 
@@ -79,6 +81,7 @@ class Data:
             "/history.json": [{"queue": QUEUE}],
             "/messages": [{"queue": QUEUE}],
             "/message": [{"queue": QUEUE, "id": self.message_id}],
+            "/message/body": [{"queue": QUEUE, "id": self.message_id}],
             "/dead": [{}, {"queue": QUEUE}, {"error": "KeyError"}],
             "/dead/message": [{"queue": DEAD, "id": self.dead_letter_id}],
             "/objects": [{}, {"state": "dead"}, {"pipeline": first}],
@@ -187,22 +190,23 @@ def _print_times(times: Sequence[Times]) -> None:
 
 def _print_viewers(base: str, commands: Callable[[], int], *, viewers: int, readings: int) -> None:
     for count in (1, viewers):
-        used, seconds = _cost(base, commands, viewers=count, readings=readings)
-        print(f"viewers: {count}; commands of {readings} readings: {used:,}; {seconds:.1f} s", flush=True)
+        used = _costs(base, commands, viewers=count, readings=readings)
+        half = statistics.median(used)
+        print(f"viewers: {count}; commands per reading: {half:,.0f}, in {readings} readings {sum(used):,}", flush=True)
 
 
-def _cost(base: str, commands: Callable[[], int], *, viewers: int, readings: int) -> tuple[int, float]:
-    """Return the broker's commands for this many readings of the status while that many people look, and the time."""
+def _costs(base: str, commands: Callable[[], int], *, viewers: int, readings: int) -> Sequence[int]:
+    """Return the broker's commands of each of these readings of the status while that many people look."""
     with ExitStack() as leaving:
-        others = [leaving.enter_context(_Viewer(base)) for _ in range(viewers - 1)]
-        first = leaving.enter_context(_Viewer(base))
-        for each in (*others, first):
+        everyone = [leaving.enter_context(_Viewer(base)) for _ in range(viewers)]
+        for each in everyone:
             each.opened.wait(ANSWER_SECONDS_MAX)
-        first.next_reading()
-        before, began_at = commands(), time.monotonic()
+        everyone[-1].next_reading()
+        totals = [commands()]
         for _ in range(readings):
-            first.next_reading()
-        return commands() - before, time.monotonic() - began_at
+            everyone[-1].next_reading()
+            totals.append(commands())
+    return [after - before for before, after in pairwise(totals)]
 
 
 class _Viewer:

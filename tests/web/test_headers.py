@@ -95,6 +95,11 @@ def test_the_policy_allows_no_inline_code_and_no_other_site() -> None:
     assert {"frame-ancestors 'none'", "base-uri 'none'", "form-action 'self'"} <= set(POLICY.split("; "))
 
 
+def test_browsers_send_the_origin_with_forms_of_the_dashboard() -> None:
+    """With `no-referrer` they send `Origin: null`, and over plain HTTP no Sec-Fetch-Site either."""
+    assert HEADERS["Referrer-Policy"] == "same-origin"
+
+
 def test_only_versioned_static_files_are_kept(client: TestClient) -> None:
     kept = client.get("/static/app.js?v=1")
     assert kept.headers["cache-control"] == "public, max-age=31536000, immutable"

@@ -13,6 +13,7 @@ from tests.services.ports import free_port
 from tests.web.clients import client_of
 
 from penstock import App
+from penstock.app.history.chart import Chart
 from penstock.app.history.points import SeriesKind
 from penstock.app.history.ring import HistoryRange
 from penstock.config import Settings, load_settings, shown
@@ -66,7 +67,7 @@ def server(
             thread.join()
 
 
-def chart_at(address: str, *, user: str = "") -> prometheus.Chart:
+def chart_at(address: str, *, user: str = "") -> Chart:
     charts = PrometheusCharts(f"http://{user}{address}", measured_every_seconds=20, clock=SystemClock())
     return charts.chart(SeriesKind.QUEUE, "orders", HistoryRange.HOUR, at=1_030.0)
 

@@ -123,9 +123,9 @@ def routes() -> Sequence[BaseRoute]:
     return [
         *overview.ROUTES,
         *queues.ROUTES,
+        *messages.ROUTES,
         *workers.ROUTES,
         *audit.ROUTES,
-        *messages.ROUTES,
         *objects.ROUTES,
         *object_retry.ROUTES,
         *batches.ROUTES,

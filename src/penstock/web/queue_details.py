@@ -1,4 +1,4 @@
-"""What the page of a queue shows beside the reading of the sampler, remembered for a moment for all viewers."""
+"""Facts about a queue that the sampler does not read, remembered for a moment for all viewers of its page."""
 
 import threading
 from collections import OrderedDict

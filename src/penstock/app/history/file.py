@@ -1,7 +1,7 @@
 """The file of the history: opened for each use, created with permissions for its owner only, set aside if broken.
 
-A connection lives for one transaction, so several processes may use the file and none keeps it open. Whatever is wrong
-with the file, its data is worth less than the process that writes it: see `HistoryBroken` and `HistoryUnusable`.
+A connection lives for one transaction, so several processes may use the file and none keeps it open. A broken file
+never ends the process that uses it: see `HistoryBroken` and `HistoryUnusable`.
 """
 
 import fcntl
@@ -74,10 +74,18 @@ def reading(path: Path) -> Iterator[sqlite3.Connection | None]:
         yield connection if _version(connection, path) else None
 
 
-def set_aside(path: Path) -> Path | None:
+def identity_of(path: Path) -> int | None:
+    """Return a number that tells this file from one that takes its name later; None if there is no file."""
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return None
+
+
+def set_aside(path: Path, identity: int | None) -> Path | None:
     """Rename a broken file; return its new path, or None if another process did that already.
 
-    Raises `HistoryUnusable` if that is not possible.
+    ``identity`` is that of the file which was found to be broken. Raises `HistoryUnusable` if that is not possible.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -87,7 +95,7 @@ def set_aside(path: Path) -> Path | None:
         raise HistoryUnusable(f"the history file {path} is broken and cannot be opened: {error.strerror}") from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)  # so that of several processes only one renames this very file
-        if os.fstat(descriptor).st_ino != path.stat().st_ino:
+        if not os.fstat(descriptor).st_ino == path.stat().st_ino == identity:
             return None
         return _renamed(path)
     except FileNotFoundError:

@@ -4,7 +4,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from penstock.app.history.chart import Chart, chart_of
-from penstock.app.history.file import HISTORY_FILE, HistoryBroken, HistoryUnusable, reading, set_aside, transaction
+from penstock.app.history.file import (
+    HISTORY_FILE,
+    HistoryBroken,
+    HistoryUnusable,
+    identity_of,
+    reading,
+    set_aside,
+    transaction,
+)
 from penstock.app.history.points import FIELDS, HistorySample, SeriesKind
 from penstock.app.history.ring import FINEST, RINGS, HistoryRange, read_field, read_series, record
 from penstock.events import HistoryRecovered, HistorySetAside, HistoryUnwritable, Listener
@@ -53,10 +61,11 @@ class HistoryWriter:
         self._is_failing = False
 
     def _record(self, sample: HistorySample) -> None:
+        identity = identity_of(self._path)
         try:
             self._add(sample)
         except HistoryBroken as broken:
-            aside = set_aside(self._path)
+            aside = set_aside(self._path, identity)
             if aside is not None:
                 self._emit(HistorySetAside(file=str(self._path), aside=str(aside), error=str(broken)))
             self._record_anew(sample)

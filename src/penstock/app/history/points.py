@@ -46,7 +46,7 @@ class PipelinePoint:
 
 
 class SeriesKind(IntEnum):
-    """What a series is about; the number is stored."""
+    """The subject of a series; the number is stored."""
 
     QUEUE = 0
     PIPELINE = 1

@@ -21,7 +21,7 @@ LONG_SECONDS = 3_600.0  # a time until the queue is empty that is worth a senten
 
 
 class ReasonKind(StrEnum):
-    """What makes a queue slow."""
+    """The kinds of reasons that make a queue slow."""
 
     PAUSED = "paused"
     NO_WORKER = "no worker"
@@ -128,8 +128,7 @@ def _stopped(facts: QueueFigures) -> Iterator[Reason]:
         yield _reason(
             ReasonKind.UNSERVED,
             sentence("A worker does not serve the queue at the moment: {why}", why=queue.unserved),
-            "Its messages wait and keep their attempts. Repair the service; the worker goes on by itself, unless it is "
-            "halted.",
+            "Its messages wait and keep their attempts. Repair the service; then the worker goes on, unless it halted.",
         )
     if queue.unread is not None:
         yield _reason(ReasonKind.UNREAD, sentence("{text}", text=queue.unread))

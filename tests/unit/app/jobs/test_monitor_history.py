@@ -1,4 +1,4 @@
-"""What the monitor records in the history."""
+"""The monitor's part of the history."""
 
 from pathlib import Path
 
@@ -62,7 +62,7 @@ def test_a_sample_has_the_values_of_queues_and_pipelines() -> None:
     }
 
 
-def test_what_is_not_known_stays_unknown() -> None:
+def test_unknown_values_stay_unknown() -> None:
     recorded = history_sample(MonitorSample(at=5.0, queues=[ORDERS], pipelines=[CLICKS]), {})
     assert (recorded.queues["orders"].dead_letters, recorded.queues["orders"].settled_per_second) == (None, None)
     assert recorded.pipelines["clicks"].unpublished is None
