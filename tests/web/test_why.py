@@ -43,7 +43,12 @@ CASES: Mapping[str, tuple[QueueFigures, ReasonKind, str]] = {
         "the ledger is unavailable",
     ),
     "unread": (facts({"unread": "the key k holds 3 entries"}), ReasonKind.UNREAD, "the key k holds 3 entries"),
-    "all drain": (facts(records=[worker(state="draining")]), ReasonKind.DRAINING, "All 1 workers"),
+    "the only one drains": (facts(records=[worker(state="draining")]), ReasonKind.DRAINING, "The only worker"),
+    "all drain": (
+        facts(records=[worker(state="draining"), worker("v", state="stopping")]),
+        ReasonKind.DRAINING,
+        "All 2 workers of the queue drain",
+    ),
     "some drain": (
         facts(records=[worker(state="draining"), worker("v")]),
         ReasonKind.DRAINING,
@@ -76,6 +81,8 @@ CASES: Mapping[str, tuple[QueueFigures, ReasonKind, str]] = {
         "The group tenant-7 has 95% of the 200 messages",
     ),
     "failing": (facts({"dead_letters": 15}, dead_letters_before=3.0), ReasonKind.FAILING, "12 messages became dead"),
+    "one failed": (facts({"dead_letters": 4}, dead_letters_before=3.0), ReasonKind.FAILING, "1 message became a dead"),
+    "one delayed": (facts({"visible": 0, "delayed": 1}), ReasonKind.DELAYED, "1 message is delayed"),
     "delayed": (facts({"visible": 0, "delayed": 4}), ReasonKind.DELAYED, "4 messages are delayed"),
     "not explained": (facts(), ReasonKind.BACKLOG, "the figures do not show why"),
     "quick": (facts({"oldest_visible_message_age_seconds": 2.0}), ReasonKind.NONE, "Nothing delays it"),

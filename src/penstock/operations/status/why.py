@@ -157,9 +157,10 @@ def _workers(facts: QueueFigures) -> Iterator[Reason]:
     if draining and len(draining) == len(facts.records):
         yield _reason(
             ReasonKind.DRAINING,
-            sentence(
+            _counted(
+                len(draining),
+                "The only worker of the queue drains: it finishes its messages and fetches no more.",
                 "All {count} workers of the queue drain: they finish their messages and fetch no more.",
-                count=len(draining),
             ),
             "This is normal for a moment during a deploy. If it lasts, the new workers did not start.",
         )
@@ -279,17 +280,20 @@ def _messages(facts: QueueFigures) -> Iterator[Reason]:
     if before is not None and queue.dead_letters > before:
         yield _reason(
             ReasonKind.FAILING,
-            sentence(
-                "{count} messages became dead letters within the last hour.", count=int(queue.dead_letters - before)
+            _counted(
+                int(queue.dead_letters - before),
+                "{count} message became a dead letter within the last hour.",
+                "{count} messages became dead letters within the last hour.",
             ),
             "Each was tried several times, which takes slots. Its dead letters are grouped by error.",
         )
     if queue.delayed and not queue.visible:
         yield _reason(
             ReasonKind.DELAYED,
-            sentence(
+            _counted(
+                queue.delayed,
+                "{count} message is delayed: sent with a delay, or waiting for its next attempt.",
                 "{count} messages are delayed: sent with a delay, or waiting for their next attempt.",
-                count=queue.delayed,
             ),
         )
 
@@ -318,6 +322,11 @@ def _nothing(facts: QueueFigures) -> Reason:
 
 def _reason(kind: ReasonKind, text: Sentence, advice: str | None = None) -> Reason:
     return Reason(kind=kind, sentence=text, advice=None if advice is None else sentence(advice))
+
+
+def _counted(number: int, one: str, many: str) -> Sentence:
+    form = one if number == 1 else many
+    return sentence(form, count=number) if "{count}" in form else sentence(form)
 
 
 def _rate(per_second: float) -> str:
