@@ -5,6 +5,7 @@ Two workers share each of them, under one fake clock. Ids and receipts differ, s
 
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from penstock.messaging.broker import QueueSettings
 from penstock.messaging.death import death_of
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Message, Outgoing
+from penstock.messaging.queued import QueuedMessage, QueuedState
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
 from penstock.testing import FakeClock
 
@@ -48,6 +50,8 @@ SETTLEMENTS: st.SearchStrategy[Settlement] = st.one_of(
     st.builds(DeadLetter, reason=st.text(max_size=3)),
 )
 HOLDERS = st.sampled_from([0, 1])
+NO_MESSAGE = Message(id="", body=b"", enqueued_at=0.0)
+STATS = {QueuedState.WAITING: "visible", QueuedState.IN_FLIGHT: "in_flight", QueuedState.DELAYED: "delayed"}
 Pair = tuple[Delivery, Delivery]  # the same delivery of the memory broker and of the SQLite broker
 
 
@@ -132,6 +136,12 @@ class Brokers(RuleBasedStateMachine):
             pages.append([held(message) for message in broker.browse(queue, messages_max=count, after_id=after_id)])
         assert pages[0] == pages[1]
 
+    @rule(queue=NAMES, state=st.sampled_from(list(QueuedState)), count=st.integers(1, 3))
+    def peek(self, queue: str, state: QueuedState, count: int) -> None:
+        ours, theirs = (peeked(broker, queue, state, count) for broker in (self.memory[0], self.sqlite[0]))
+        assert ours == theirs
+        assert len(ours) == getattr(self.memory[0].stats(queue), STATS[state])
+
     @rule(queue=NAMES)
     def compare_stats(self, queue: str) -> None:
         assert self.memory[0].stats(queue) == self.sqlite[1].stats(queue)
@@ -166,6 +176,19 @@ def held(message: Message) -> tuple[Any, ...]:
     death_place = death and (death.queue, number(death.message_id), death.enqueued_at)
     fixed = (number(message.id), message.body, message.group, message.enqueued_at)
     return (*fixed, attributes, death_facts, death_place)
+
+
+def peeked(broker: MemoryBroker | SqliteBroker, queue: str, state: QueuedState, count: int) -> list[tuple[Any, ...]]:
+    """Return all messages in a state, page by page, after a look at each by its id."""
+    found: list[QueuedMessage] = []
+    after: str | None = None
+    while True:
+        page = broker.peek(queue, state, messages_max=count, after=after)
+        found += page.messages
+        if (after := page.next) is None:
+            break
+    assert [broker.find(queue, each.message.id) for each in found] == found
+    return [(held(each.message), replace(each, message=NO_MESSAGE, near="")) for each in found]
 
 
 def delivery_facts(delivery: Delivery) -> tuple[Any, ...]:

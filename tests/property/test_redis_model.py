@@ -19,9 +19,10 @@ from tests.services.plugin import Servers
 from tests.services.redis_server import VERSIONS, RedisServer
 
 from penstock.brokers.redis import RedisStreamsBroker
-from penstock.messaging.broker import QueueSettings
+from penstock.messaging.broker import QueueSettings, QueueStats
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Outgoing
+from penstock.messaging.queued import QueuedMessage, QueuedState
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
 
 pytestmark = pytest.mark.generated
@@ -257,6 +258,8 @@ class Machine(RuleBasedStateMachine):
             counts = (len(visible), len(held), len(known) - len(visible) - len(held))
             assert (stats.visible, stats.in_flight, stats.delayed) == counts, queue
             assert self._bodies(queue) == set(known), queue
+            for state, count in zip(QueuedState, counts_by_state(stats), strict=True):
+                assert len(self._peeked(queue, state)) == count, (queue, state)
 
     @invariant()
     def the_keys_agree_with_the_data(self) -> None:
@@ -271,8 +274,28 @@ class Machine(RuleBasedStateMachine):
             pending = sum(group["pending"] for group in groups)
             assert client.xlen(f"{base}:stream") == pending, "the stream holds exactly the delivered messages"
 
+    def _peeked(self, queue: str, state: QueuedState) -> set[bytes]:
+        """Return the bodies in a state, page by page, after a look at each by its id: each is found once."""
+        found: list[QueuedMessage] = []
+        after: str | None = None
+        while True:
+            page = self.brokers[0].peek(queue, state, messages_max=3, after=after)
+            found += page.messages
+            if (after := page.next) is None:
+                break
+        for each in found:
+            for near in (each.near, None):
+                again = self.brokers[0].find(queue, each.message.id, near=near)
+                assert again == each, (queue, state)
+        assert len({each.message.id for each in found}) == len(found)
+        return {each.message.body for each in found}
+
     def _bodies(self, queue: str) -> set[bytes]:
         return {message.body for message in self.brokers[0].browse(queue, messages_max=1_000_000)}
+
+
+def counts_by_state(stats: QueueStats) -> tuple[int, int, int]:
+    return stats.visible, stats.in_flight, stats.delayed
 
 
 @pytest.fixture(

@@ -16,6 +16,7 @@ from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import DeadLetter, Release
 from penstock.web import dashboard, messages
+from penstock.web.texts import texts_in
 
 SECRET = "hunter2"
 
@@ -82,6 +83,11 @@ def test_each_state_has_its_list_with_links_to_the_messages(site: Site) -> None:
     assert "/worker?id=worker-7" in leased.values("a", "href")
 
 
+def test_every_text_that_is_chosen_by_a_value_has_its_japanese() -> None:
+    japanese = texts_in("ja").translations
+    assert {*messages.STATES.values(), *messages.ENDS.values(), "other"} <= japanese.keys()
+
+
 def test_lists_change_nothing(site: Site) -> None:
     site.send(b"{}", b"{}")
     before = site.broker.stats("orders")
@@ -111,7 +117,7 @@ def test_long_lists_have_pages(site: Site, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("language", ["en", "ja"])
-def test_empty_lists_say_what_that_means(site: Site, language: str) -> None:
+def test_empty_lists_explain_themselves(site: Site, language: str) -> None:
     (id,) = site.send(b"x")
     site.broker.discard("orders", [id])
     site.client.cookies.set("penstock_language", language)
@@ -135,7 +141,7 @@ def test_empty_lists_say_what_that_means(site: Site, language: str) -> None:
         ("/message/body?queue=orders&id=1", 404, "does not hold the message 1"),
     ],
 )
-def test_wrong_addresses_say_what_is_wrong(site: Site, path: str, status: int, text: str) -> None:
+def test_wrong_addresses_are_explained(site: Site, path: str, status: int, text: str) -> None:
     site.send(b"x")
     response = site.client.get(path)
     assert response.status_code == status
@@ -151,7 +157,7 @@ def test_nothing_is_received_by_hand_made_requests(site: Site) -> None:
     assert site.broker.stats("orders").visible == 1
 
 
-def test_one_message_shows_what_is_known_about_it(site: Site) -> None:
+def test_one_message_shows_its_details(site: Site) -> None:
     attributes = {
         "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
         "penstock-type": "order",
@@ -363,3 +369,31 @@ def test_hidden_bodies_are_nowhere(tmp_path: Path, body: bytes) -> None:
         for text in (page.page, download.text, site.list().page):
             assert SECRET not in text
             assert b"hunter2".hex(" ") not in text
+
+
+def test_a_forged_death_in_a_live_queue_changes_neither_queue_nor_handler(site: Site) -> None:
+    site.send(b"{}")
+    site.broker.settle([(site.receive()[0], DeadLetter(reason="broken"))])
+    (dead,) = site.broker.browse("orders-dlq", messages_max=9)
+    forged = {"penstock-death": dead.attributes["penstock-death"]}
+    (id,) = site.send(b"{}", attributes=forged)
+    page = site.message(id)
+    assert "handler after a replay" not in page.text
+    assert "handler after a replay" in site.message(dead.id, queue="orders-dlq").text
+
+
+def test_one_message_costs_no_look_at_every_queue(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    (id,) = site.send(b"{}")
+    for number in range(20):
+        site.broker.send(f"other-{number}", [Outgoing(body=b"{}")])
+    asked: list[str] = []
+    dead_letter_queue = SqliteBroker.dead_letter_queue
+
+    def asking(broker: SqliteBroker, queue: str) -> str:
+        asked.append(queue)
+        return dead_letter_queue(broker, queue)
+
+    site.client.app.state.context.sampler.close()  # type: ignore[attr-defined]  # it looks at every queue
+    monkeypatch.setattr(SqliteBroker, "dead_letter_queue", asking)
+    site.message(id)
+    assert len(asked) < 5

@@ -453,15 +453,15 @@ class Settings(BaseSettings):
         default_factory=list, description="Chats and mailboxes that receive failures, as Apprise URLs."
     )
 
-    worker_web: Annotated[str | None, ADVANCED] = Field(
-        None, description="HOST:PORT where a worker serves the dashboard. Unset: not served."
-    )
     web_hide_bodies: bool = Field(
         False, description="The dashboard shows no bodies and no attribute values, and offers no download of them."
     )
     web_redact: Annotated[list[str], ADVANCED] = Field(
         default_factory=lambda: list(REDACTED),
         description="The JSON keys and attributes whose values the dashboard replaces by ***, at any depth.",
+    )
+    worker_web: Annotated[str | None, ADVANCED] = Field(
+        None, description="HOST:PORT where a worker serves the dashboard. Unset: not served."
     )
     web_address: str = Field("127.0.0.1:8321", description="HOST:PORT where `penstock web` serves the dashboard.")
     web_users: Annotated[dict[str, PasswordHashText], AfterValidator(_user_names)] = Field(

@@ -11,7 +11,7 @@ PEEK_BODIES_BYTES_MAX = 8 * 1024 * 1024  # of one page: it ends with the message
 
 
 class QueuedState(StrEnum):
-    """What a queue does with a message now."""
+    """The state of a message in its queue."""
 
     WAITING = "waiting"  # visible: the next receive may deliver it
     IN_FLIGHT = "in_flight"  # leased by a worker

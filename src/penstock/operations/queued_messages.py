@@ -1,7 +1,7 @@
-"""Look at messages in their queues: what one message says of itself, and peeking where that is a receive.
+"""Look at messages in their queues: the details of one message, and peeking where that is a receive.
 
-- `check_queue`: the queues that may be looked at
-- `details_of`: what a message's attributes and its queue tell about it
+- `known_queue`: the queues that may be looked at
+- `details_of`: facts from a message's attributes and its queue
 - `peek_cost`, `receive_to_peek`: peeking on SQS, which has no other way than to receive messages and release them
 """
 
@@ -13,7 +13,7 @@ from penstock.app.scope import scope_ledger
 from penstock.app.system_health import dead_letter_queues
 from penstock.dead_letters.reader import DeadLetteredMessage
 from penstock.errors import ConfigurationError, PenstockError, UsageError
-from penstock.messaging.broker import CountsReceives, is_fifo, listed_name, same_queue
+from penstock.messaging.broker import CountsReceives, is_fifo, listed_name, names_dead_letters, same_queue
 from penstock.messaging.death import Death, EarlierDeath, death_of, earlier_deaths_of, origin_id, set_aside_reason
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import DEDUPLICATION_ATTRIBUTE, OUTBOX_ID_ATTRIBUTE, Attributes
@@ -21,7 +21,7 @@ from penstock.messaging.queued import QueuedMessage, QueuedState
 from penstock.messaging.schema import SCHEMA_ATTRIBUTE, TYPE_ATTRIBUTE
 from penstock.messaging.settlement import Release
 from penstock.messaging.tracing import unwrapped
-from penstock.operations.dead_letters.selection import OriginQueues, is_dead_letter_queue
+from penstock.operations.dead_letters.selection import OriginQueues
 from penstock.operations.inspection import ScopeView
 
 PEEK_MESSAGES_MAX = 10  # per receive that peeks
@@ -34,7 +34,7 @@ _TRACE_PARENT_PARTS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageDetails:
-    """What is known about one message besides its place in the queue. Texts come from its sender."""
+    """Facts about one message besides its place in the queue. Texts come from its sender."""
 
     trace_id: str | None
     type: str | None
@@ -52,7 +52,7 @@ class MessageDetails:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeekCost:
-    """What a receive does to the messages of a queue that cannot be browsed."""
+    """The effects of a receive on the messages of a queue that cannot be browsed."""
 
     receives_max: int | None  # of the redrive policy; None: it has none, or it may not be read
     is_fifo: bool  # groups wait while one of their messages is received
@@ -72,25 +72,33 @@ class ReceivedPeek:
     held: int
 
 
-def check_queue(seen: ScopeView, queue: str) -> None:
-    """Raise `UsageError` for a queue that does not exist, or that is none of the scope's on a shared account."""
+def known_queue(seen: ScopeView, queue: str) -> str:
+    """Return the queue of the scope that is meant, as the scope names it.
+
+    Raises `UsageError` for a queue that does not exist, or that is none of the scope's on a shared account. An address
+    from outside is never used itself: it could name a server of anybody's.
+    """
     broker = seen.broker
     if seen.queues is None:
         if queue not in broker.queue_names():
             raise UsageError(f"There is no queue {queue}.")
-        return
-    if not any(same_queue(queue, known) for known in _queues_with_dlqs(seen, seen.queues)):
+        return queue
+    known = next((each for each in _queues_with_dlqs(seen, seen.queues) if queue in (each, listed_name(each))), None)
+    if known is None:
         raise UsageError(
             f"The queue {listed_name(queue)} is none of this app's: only its queues and their DLQs are shown."
         )
+    return known
 
 
 def details_of(seen: ScopeView, queue: str, found: QueuedMessage) -> MessageDetails:
     """Return the details of a message. Forged and unreadable attributes count as absent."""
     message, attributes = found.message, found.message.attributes
-    is_dead = is_dead_letter_queue(seen, queue)
+    death, is_named_dlq = death_of(attributes), names_dead_letters(listed_name(queue))
     dead_letter = DeadLetteredMessage(queue=queue, message=message)
-    destination = OriginQueues(seen.broker).of(dead_letter) if is_dead else queue
+    origin = OriginQueues(seen.broker).of(dead_letter) if is_named_dlq or death is not None else None
+    is_dead = is_named_dlq or origin is not None  # the broker confirms an origin, which a sender may forge
+    destination = origin if is_dead else queue
     first = origin_id(message)
     return MessageDetails(
         trace_id=_trace_id(attributes),
@@ -99,7 +107,7 @@ def details_of(seen: ScopeView, queue: str, found: QueuedMessage) -> MessageDeta
         deduplication_id=_text(attributes, DEDUPLICATION_ATTRIBUTE),
         outbox_id=_text(attributes, OUTBOX_ID_ATTRIBUTE),
         is_dead_letter=is_dead,
-        death=death_of(attributes),
+        death=death,
         earlier_deaths=earlier_deaths_of(attributes),
         set_aside_reason=set_aside_reason(attributes),
         first_id=None if first == message.id else first,
@@ -121,8 +129,7 @@ def receive_to_peek(seen: ScopeView, queue: str, *, who: str) -> ReceivedPeek:
     Each receive counts as an attempt at the broker. Raises `UsageError` if it may be the last one of a message, or if
     the queue can be browsed.
     """
-    broker = seen.broker
-    check_queue(seen, queue)
+    broker, queue = seen.broker, known_queue(seen, queue)
     if broker.capabilities.browsable:
         raise UsageError(f"The messages of {queue} can be shown without receiving them.")
     cost = peek_cost(seen, queue)
@@ -182,12 +189,12 @@ def _queued(delivery: Delivery) -> QueuedMessage:
     )
 
 
-def _queues_with_dlqs(seen: ScopeView, queues: Sequence[str]) -> set[str]:
-    found = set(queues)
+def _queues_with_dlqs(seen: ScopeView, queues: Sequence[str]) -> Sequence[str]:
+    found = dict.fromkeys(queues)
     for queue in queues:
         with suppress(ConfigurationError):  # it does not exist yet
-            found.update(dead_letter_queues(seen.broker, queue))
-    return found
+            found |= dict.fromkeys(dead_letter_queues(seen.broker, queue))
+    return [*found]
 
 
 def _handlers_of(served: Mapping[str, str], queue: str) -> Sequence[str]:

@@ -19,7 +19,9 @@ from functools import lru_cache
 from penstock.messaging.addresses import MASK
 
 _NESTED_MAX = 8  # JSON in a string in JSON in a string ...; deeper strings are replaced as a whole
-_SEPARATORS = r"[\W_]{0,3}"  # between the words of a name: api_key, api-key and apiKey are one name
+_NO_SEPARATORS = {ord(mark): None for mark in "-_."}  # in a name: api_key, api-key, api.key and apiKey are one
+_SPACES = re.compile(r"\s+")
+_INVISIBLE = re.compile("[\xad\u0300-\u036f\u061c\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff]")
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[^\W_A-Z]+|[^\W_]+")
 _NAME_CHARS_MAX = 200  # of a key; its last words decide
 _SKIPPED_MAX = 20_000  # tokens of a secret value that are scanned for its end, before the rest is cut
@@ -57,7 +59,7 @@ class Part(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class JsonPiece:
     """A token, or a whole value that was replaced. ``start`` and ``end`` are its place in the source."""
 
     part: Part
@@ -84,18 +86,16 @@ class Redaction:
     """
 
     names: tuple[str, ...]
-    _normal: frozenset[str] = field(init=False, repr=False)
-    _mention: re.Pattern[str] | None = field(init=False, repr=False)
+    _normal: frozenset[str] = field(init=False, repr=False)  # in the form of `_endings`
     _assignment: re.Pattern[str] | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        normal = frozenset("".join(words) for name in self.names if (words := _words(name)))
-        mentions = "|".join(sorted({_SEPARATORS.join(map(re.escape, _words(name))) for name in self.names} - {""}))
+        spelled = [words for name in self.names if (words := _words(name))]
+        normal = frozenset(separator.join(words) for words in spelled for separator in ("", " "))
         object.__setattr__(self, "_normal", normal)
-        object.__setattr__(self, "_mention", re.compile(mentions, re.IGNORECASE) if normal else None)
         # What follows the name in JSON, Python, headers, URLs and XML, up to the end of the line that has the value.
-        after = r"""(?P<before>[\w-]{0,40}[\s"'\\\])]{0,8}(?:[:=>]|%3[AaDd])\s{0,200})(?P<value>\S[^\n]*)"""
-        assignment = f"(?:{mentions}){after}"
+        after = r"""[\w-]{0,40}[\s"'\\\])]{0,8}(?:[:=>]|%3[AaDd])\s{0,200}(?P<value>\S[^\n]*)"""
+        assignment = f"(?:{'|'.join(sorted(map(_pattern, spelled)))}){after}"
         object.__setattr__(self, "_assignment", re.compile(assignment, re.IGNORECASE) if normal else None)
 
     def names_secret(self, name: str) -> bool:
@@ -112,19 +112,15 @@ class Redaction:
         return not any(name in letters for name in self._normal)
 
     def is_mentioned(self, text: str) -> bool:
-        """Return True if any of the names occurs in the text, also escaped as in JSON or with zero bytes between."""
-        if self._mention is None:
-            return False
-        if self._mention.search(text) is not None:
-            return True
-        plain = _unescaped(text)
-        return plain != text and self._mention.search(plain) is not None
+        """Return True if any of the names occurs in the text, in any spelling that would make a key secret."""
+        plain = _SPACES.sub(" ", _plain(text).casefold()).translate(_NO_SEPARATORS)
+        return any(name in plain for name in self._normal)
 
     def is_assigned(self, text: str) -> bool:
         """Return True if any of the names occurs in the text with something that looks like its value."""
         if self._assignment is None:
             return False
-        return any(self._assignment.search(form) is not None for form in {text, _unescaped(text)})
+        return any(self._assignment.search(form) is not None for form in {text, _plain(text)})
 
     def text(self, text: str) -> RedactedText:
         """Return a text such as a traceback, with the rest of the line after each name replaced.
@@ -144,7 +140,7 @@ class Redaction:
         return RedactedText(text="".join([*found, text[at:]]), redacted=count)
 
 
-def pieces(text: str, redaction: Redaction, *, nested: int = 0, chars_max: int | None = None) -> Iterator[Piece]:
+def pieces(text: str, redaction: Redaction, *, nested: int = 0, chars_max: int | None = None) -> Iterator[JsonPiece]:
     """Yield the tokens of a JSON text, without white space, in which each secret value is one piece.
 
     Raises `NotJson` where the text stops being JSON: pieces before it were yielded already. ``chars_max`` limits the
@@ -225,7 +221,7 @@ def _space_before(part: Part, before: Part | None, depth: int) -> str:
     return "\n" + _INDENT * min(depth, _INDENT_MAX)
 
 
-def _tokens(text: str) -> Iterator[Piece]:
+def _tokens(text: str) -> Iterator[JsonPiece]:
     """Yield the tokens of one JSON value. Raises `NotJson`. Keeps one character per open bracket, and nothing else."""
     open_brackets: list[str] = []
     expected = frozenset({"value"})
@@ -237,7 +233,7 @@ def _tokens(text: str) -> Iterator[Piece]:
         token, start = match[0], at
         part, expected = _step(match.lastgroup == "mark", token, expected, open_brackets)
         at = _end_of_space(text, match.end())
-        yield Piece(part, token, start, match.end())
+        yield JsonPiece(part, token, start, match.end())
     if open_brackets or expected:
         raise NotJson
 
@@ -278,7 +274,7 @@ def _after_value(open_brackets: Sequence[str]) -> frozenset[str]:
     return _AFTER_VALUE_IN_OBJECT if open_brackets[-1] == "{" else _AFTER_VALUE_IN_LIST
 
 
-def _inspected(piece: Piece, redaction: Redaction, nested: int, chars_max: int | None) -> Piece:
+def _inspected(piece: JsonPiece, redaction: Redaction, nested: int, chars_max: int | None) -> JsonPiece:
     """Return a string value, without the secrets in it: it may hold JSON itself, as the envelopes of SNS do."""
     if not redaction.names or len(piece.text) <= 3:
         return piece
@@ -292,13 +288,13 @@ def _inspected(piece: Piece, redaction: Redaction, nested: int, chars_max: int |
         except NotJson:
             return _masked(piece.start, piece.end) if redaction.is_mentioned(text[:inspected_max]) else piece
         if inner.redacted or inner.cut:
-            return Piece(Part.VALUE, json.dumps(inner.text), piece.start, piece.end, redacted=inner.redacted > 0)
+            return JsonPiece(Part.VALUE, json.dumps(inner.text), piece.start, piece.end, redacted=inner.redacted > 0)
         return piece
     return _masked(piece.start, piece.end) if redaction.is_assigned(text[:inspected_max]) else piece
 
 
-def _masked(start: int, end: int) -> Piece:
-    return Piece(Part.VALUE, f'"{MASK}"', start, end, redacted=True)
+def _masked(start: int, end: int) -> JsonPiece:
+    return JsonPiece(Part.VALUE, f'"{MASK}"', start, end, redacted=True)
 
 
 def _string(token: str) -> str:
@@ -315,28 +311,38 @@ def _end_of_space(text: str, at: int) -> int:
 
 def _words(name: str) -> list[str]:
     """Return the words of a name, in lower case: api and key for `api_key`, `API-Key` and `apiKey`."""
-    text = unicodedata.normalize("NFKC", name)
-    if not text.isascii():
-        text = "".join(letter for letter in text if unicodedata.category(letter) not in ("Cf", "Mn", "Me"))
-    return [word.casefold() for word in _WORDS.findall(text)]
+    return [word.casefold() for word in _WORDS.findall(_plain(name))]
 
 
 @lru_cache(maxsize=4096)
 def _endings(name: str) -> frozenset[str]:
-    """Return the last words of a name, joined: `my_api_key` ends in key, apikey and myapikey."""
-    words = _words(name[-_NAME_CHARS_MAX:])
-    return frozenset("".join(words[at:]) for at in range(len(words)))
+    """Return the last words of a name: `my_api_key` ends in key, apikey and myapikey, `my api key` in api key."""
+    found: list[str] = []
+    ending, start = "", 0
+    for match in reversed([*_WORDS.finditer(_plain(name[-_NAME_CHARS_MAX:]))]):
+        separator = match.string[match.end() : start] if ending else ""
+        between = " " if separator.isspace() else separator.translate(_NO_SEPARATORS)
+        ending, start = match[0].casefold() + between + ending, match.start()
+        found.append(ending)
+    return frozenset(found)
 
 
-def _unescaped(text: str) -> str:
-    """Return the text without zero bytes, as UTF-16 has them, and with \\u escapes resolved, also escaped ones."""
+def _pattern(words: Sequence[str]) -> str:
+    """Return the pattern of a name in a text, with any separators."""
+    return r"[-_.\s]?".join("[-_.]?".join(map(re.escape, word)) for word in words)
+
+
+def _plain(text: str) -> str:
+    """Return the text as a reader of it may see it: without zero bytes, as UTF-16 has them, without characters that are
+    invisible, with \\u escapes resolved, also escaped ones, and with full-width characters as usual ones.
+    """
     if "\0" in text:
         text = text.replace("\0", "")
     for _ in range(_NESTED_MAX):
         if "\\u" not in text:
             break
         text = _ESCAPE.sub(lambda found: chr(int(found[1], 16)), text)
-    return text
+    return text if text.isascii() else _INVISIBLE.sub("", unicodedata.normalize("NFKC", text))
 
 
 def _may_continue(value: str) -> bool:

@@ -1,4 +1,4 @@
-"""What people may see of a message: its body, attributes and error texts, harmless and without secrets.
+"""The content of messages for people: bodies, attributes and error texts, harmless and without secrets.
 
 `shown_body`, `download`, `shown_attributes` and `shown_text` obey the settings `web.hide_bodies` and `web.redact`.
 Every page that shows content of a message uses them, so that no page shows what another one hides.

@@ -23,9 +23,8 @@ from penstock.operations.queued_messages import (
     PEEK_LEASE_SECONDS,
     PEEK_MESSAGES_MAX,
     RECEIVES_MIN,
-    PeekCost,
-    check_queue,
     details_of,
+    known_queue,
     peek_cost,
     receive_to_peek,
 )
@@ -45,6 +44,7 @@ from penstock.web.security import action, user_of
 
 PAGE = 100
 BEGINNING_CHARS = 120  # of each body in a list
+BEGINNING_BYTES = 16  # of one that is not text
 STATES = {
     QueuedState.WAITING: "waiting",
     QueuedState.IN_FLIGHT: "in flight",
@@ -64,7 +64,8 @@ class MessageRow:
     """A message in a list."""
 
     queued: QueuedMessage
-    beginning: Markup  # of its body
+    beginning: Markup  # of its body; empty if that is hidden
+    hidden: bool
     address: str
 
 
@@ -73,7 +74,7 @@ def show_messages(request: Request) -> HTMLResponse:
     queue, state = _queue(request), _state(request)
     context = context_of(request)
     with context.view() as seen:
-        check_queue(seen, queue)
+        queue = known_queue(seen, queue)
         browsable = seen.broker.capabilities.browsable
         now = seen.broker.now()
         cost = None if browsable else peek_cost(seen, queue)
@@ -96,7 +97,10 @@ def show_messages(request: Request) -> HTMLResponse:
         browsable=browsable,
         received=received,
         was_received=bool(key),
-        **_costs(cost),
+        cost=cost,
+        receives_min=RECEIVES_MIN,
+        peek_max=PEEK_MESSAGES_MAX,
+        peek_lease_seconds=PEEK_LEASE_SECONDS,
     )
 
 
@@ -108,7 +112,7 @@ def receive(request: Request) -> Response:
     with context.view() as seen:
         peeked = receive_to_peek(seen, queue, who=f"{who} via the dashboard")
     context.sampler.refresh()
-    return RedirectResponse(url(request, "/messages", queue=queue, received=context.received.keep(peeked)), 303)
+    return RedirectResponse(url(request, "/messages", queue=peeked.queue, received=context.received.keep(peeked)), 303)
 
 
 def show_message(request: Request) -> HTMLResponse:
@@ -116,6 +120,7 @@ def show_message(request: Request) -> HTMLResponse:
     queue, id = _queue(request), request.query_params.get("id", "")
     settings = context_of(request).settings
     with context_of(request).view() as seen:
+        queue = known_queue(seen, queue)
         found = _find(request, seen, queue, id)
         now = seen.broker.now()
         dead_letter_queue = None if found is not None else _dead_letter_queue(seen, queue)
@@ -152,6 +157,7 @@ def download_body(request: Request) -> Response:
     """Send the body of a message as a file, without secrets, if it may be seen."""
     queue, id = _queue(request), request.query_params.get("id", "")
     with context_of(request).view() as seen:
+        queue = known_queue(seen, queue)
         found = _find(request, seen, queue, id)
     if found is None:
         return render(request, "message_gone.html", status=_GONE, queue=queue, id=id, dlq=None)
@@ -189,7 +195,6 @@ def _after(request: Request) -> str | None:
 
 
 def _find(request: Request, seen: ScopeView, queue: str, id: str) -> QueuedMessage | None:
-    check_queue(seen, queue)
     if seen.broker.capabilities.browsable:
         return seen.broker.find(queue, id, near=request.query_params.get("near"))
     return context_of(request).received.message(request.query_params.get("received", ""), queue, id)
@@ -210,7 +215,11 @@ def _row(request: Request, queue: str, queued: QueuedMessage, key: str, settings
     address = url(
         request, "/message", queue=queue, id=queued.message.id, near=queued.near or None, received=key or None
     )
-    return MessageRow(queued=queued, beginning=Markup(escape(" ".join(shown.text.split()))), address=address)
+    is_hex = shown.form is BodyForm.HEX
+    beginning = queued.message.body[:BEGINNING_BYTES].hex(" ") if is_hex else " ".join(shown.text.split())
+    return MessageRow(
+        queued=queued, beginning=Markup(escape(beginning)), hidden=shown.hidden is not None, address=address
+    )
 
 
 def _list_address(request: Request, queue: str, state: QueuedState, after: str | None = None) -> str:
@@ -227,15 +236,6 @@ def _counts(request: Request, queue: str) -> dict[QueuedState, int]:
         QueuedState.WAITING: found.visible,
         QueuedState.IN_FLIGHT: found.in_flight,
         QueuedState.DELAYED: found.delayed,
-    }
-
-
-def _costs(cost: PeekCost | None) -> dict[str, object]:
-    return {
-        "cost": cost,
-        "receives_min": RECEIVES_MIN,
-        "peek_max": PEEK_MESSAGES_MAX,
-        "peek_lease_seconds": PEEK_LEASE_SECONDS,
     }
 
 

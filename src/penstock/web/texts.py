@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 LANGUAGES: Mapping[str, str] = MappingProxyType({"en": "English", "ja": "日本語"})
 DEFAULT_LANGUAGE = "en"
-KEPT = frozenset("\n\t")  # control characters that stay: they are harmless in HTML
+KEPT = frozenset("\n\t\u3000")  # harmless in HTML: line ends, tabs, and the space of Japanese text
 
 
 def visible(text: str) -> str:

@@ -17,6 +17,7 @@ from penstock.brokers.sqs.settle import DELETE
 from penstock.errors import ConfigurationError, TemporaryError
 from penstock.messaging.broker import QueueSettings, ReceiveRequest
 from penstock.messaging.message import Outgoing
+from penstock.messaging.queued import QueuedState
 from penstock.messaging.settlement import Ack
 from penstock.storage.aws import Aws
 
@@ -46,6 +47,8 @@ def test_capabilities_are_those_of_sqs(broker: SqsBroker) -> None:
     ("attempt", "words"),
     [
         (lambda broker: broker.browse("q", messages_max=1), "cannot be browsed"),
+        (lambda broker: broker.peek("q", QueuedState.WAITING, messages_max=1), "cannot be browsed"),
+        (lambda broker: broker.find("q", "id"), "cannot be browsed"),
         (lambda broker: broker.pause("q"), "cannot be paused on SQS"),
         (lambda broker: broker.resume("q"), "none is ever paused"),
         (lambda broker: broker.receive("q", messages_max=1, lease_seconds=43_201), "lease_seconds is 43201"),

@@ -17,6 +17,7 @@ from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import ExecutionPlace, Extension, HeldClaim, Settlements
 from penstock.messaging.message import Message, Outgoing
+from penstock.messaging.queued import QueuedMessage, QueuedPage, QueuedState
 from penstock.messaging.settlement import Ack, Release, Settlement
 from penstock.worker.batcher import Limits
 from penstock.worker.consumer import Consumer
@@ -224,6 +225,12 @@ class FakeBroker:
         raise NotImplementedError
 
     def browse(self, queue: str, *, messages_max: int, after_id: str | None = None) -> Sequence[Message]:
+        raise NotImplementedError
+
+    def peek(self, queue: str, state: QueuedState, *, messages_max: int, after: str | None = None) -> QueuedPage:
+        raise NotImplementedError
+
+    def find(self, queue: str, id: str, *, near: str | None = None) -> QueuedMessage | None:
         raise NotImplementedError
 
     def queue_names(self) -> Sequence[str]:

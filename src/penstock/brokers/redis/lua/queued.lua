@@ -151,13 +151,14 @@ end
 
 -- --- delayed messages
 
--- Return the rank of the first delayed message after a time and a number: messages of one time are ordered by number.
+-- Return the rank of the first delayed message after a time and a number: those of one time are ordered by number.
 local function rank_after(due, seq)
-  local low = redis.call('ZCOUNT', delayed, '-inf', '(' .. int(due))
-  local high = redis.call('ZCOUNT', delayed, '-inf', int(due))
+  local low, high = 0, redis.call('ZCARD', delayed)
   while low < high do
     local middle = math.floor((low + high) / 2)
-    if delayed_seq(redis.call('ZRANGE', delayed, middle, middle)[1]) > seq then
+    local found = redis.call('ZRANGE', delayed, middle, middle, 'WITHSCORES')
+    local its_due = tonumber(found[2])
+    if its_due > due or (its_due == due and delayed_seq(found[1]) > seq) then
       high = middle
     else
       low = middle + 1
