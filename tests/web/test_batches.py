@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 from tests.cli.scene import Scene
+from tests.web.clients import client_of
 from tests.web.object_scene import ObjectScene, settings_in
 from tests.web.test_objects import page, seen
 
@@ -16,7 +17,6 @@ from penstock.app.scope import Scope, ScopeRequest, find_scope
 from penstock.ledger.records import BatchRecord
 from penstock.operations.status.model import PipelineStatus
 from penstock.sinks.manifest import DataFile, encode
-from penstock.web import dashboard
 from penstock.web.batches import Visibility
 
 
@@ -29,7 +29,7 @@ def scene(tmp_path: Path) -> Iterator[ObjectScene]:
 
 @pytest.fixture
 def client(scene: ObjectScene) -> Iterator[TestClient]:
-    with TestClient(dashboard(scene.scope), base_url="http://127.0.0.1") as client:
+    with client_of(scene.scope) as client:
         yield client
 
 
@@ -164,7 +164,7 @@ def test_the_log_of_the_table_says_since_when_a_batch_is_visible(table: Scene) -
     table.publish()
     table.read({"b": [3]})
     pipeline = table.where.pipeline
-    with TestClient(dashboard(find_scope(ScopeRequest(), here=table.table.parent))) as client:
+    with client_of(find_scope(ScopeRequest(), here=table.table.parent)) as client:
         first = page(client, "/batch", pipeline=pipeline, seq=1)
         assert "since version" not in first, "it is read on demand"
         assert 'hx-trigger="load"' in first
@@ -212,7 +212,7 @@ def test_each_pipeline_has_its_latest_reconcile_and_the_command(scene: ObjectSce
 
 def test_the_command_for_a_table_names_its_source(table: Scene) -> None:
     table.read({"a": [1]})
-    with TestClient(dashboard(find_scope(ScopeRequest(), here=table.table.parent))) as client:
+    with client_of(find_scope(ScopeRequest(), here=table.table.parent)) as client:
         shown = page(client, "/reconcile")
     assert f"penstock reconcile --table {table.table} --source SOURCE" in shown
     assert "The messages wait for the next ingest of that source." in shown
@@ -220,7 +220,7 @@ def test_the_command_for_a_table_names_its_source(table: Scene) -> None:
 
 def test_without_a_pipeline_the_pages_say_so(tmp_path: Path) -> None:
 
-    with TestClient(dashboard(Scope(settings=settings_in(tmp_path)))) as client:
+    with client_of(Scope(settings=settings_in(tmp_path))) as client:
         for path in ("/batches", "/reconcile"):
             assert "No pipeline yet" in page(client, path)
         assert "The ledger has no pipeline yet" in page(client, "/object", address="x")

@@ -8,6 +8,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.testclient import TestClient
+from tests.web.clients import client_of
 
 from penstock import App
 from penstock.config import Settings
@@ -30,7 +31,7 @@ def app(tmp_path: Path) -> App:
 
 @pytest.fixture
 def client(app: App) -> Iterator[TestClient]:
-    with TestClient(dashboard(app), base_url="http://127.0.0.1") as client:
+    with client_of(app) as client:
         yield client
 
 

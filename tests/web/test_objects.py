@@ -9,13 +9,13 @@ from urllib.parse import parse_qs, quote, urlsplit
 import pytest
 from sqlalchemy import update
 from starlette.testclient import TestClient
+from tests.web.clients import client_of
 from tests.web.object_scene import TRACEBACK, ObjectScene, refresh
 
 from penstock.ledger.records import AttemptFailure, UnknownCounts
 from penstock.ledger.rows import uri_digest
 from penstock.ledger.schema import archived_objects, archives, objects
 from penstock.operations.objects import search as search_module
-from penstock.web import dashboard
 from penstock.web import objects as objects_module
 
 HOSTILE = (
@@ -44,7 +44,7 @@ def scene(tmp_path: Path) -> Iterator[ObjectScene]:
 
 @pytest.fixture
 def client(scene: ObjectScene) -> Iterator[TestClient]:
-    with TestClient(dashboard(scene.scope), base_url="http://127.0.0.1") as client:
+    with client_of(scene.scope) as client:
         yield client
 
 

@@ -23,6 +23,7 @@ from penstock.events import Listener
 from penstock.messaging.backoff import Random
 from penstock.messaging.broker import Broker
 from penstock.messaging.clock import Clock
+from penstock.worker.liveness import Liveness
 from penstock.worker.shutdown import StopSignal
 
 if TYPE_CHECKING:
@@ -104,6 +105,7 @@ class Presence:
         stop: StopSignal,
         clock: Clock,
         metrics_address: Callable[[], str | None] = lambda: None,
+        liveness: Liveness | None = None,
     ) -> None:
         self._settings = settings
         self._broker = None if broker.capabilities.in_process else broker
@@ -113,7 +115,13 @@ class Presence:
         version = settings.log_service_version or own_version()
         path = self._state / PROCESSES_FOLDER / f"{worker}{RECORD_SUFFIX}"
         self._record_writer = RecordWriter(
-            path, worker=worker, version=version, stop=stop, clock=clock, metrics_address=metrics_address
+            path,
+            worker=worker,
+            version=version,
+            stop=stop,
+            clock=clock,
+            metrics_address=metrics_address,
+            liveness=liveness,
         )
 
     @property

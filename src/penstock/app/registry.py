@@ -10,6 +10,7 @@ On SQS the worker also exports them as a gauge, since a monitor on another host 
 
 import json
 import os
+import resource
 import signal
 import socket
 import threading
@@ -19,6 +20,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.app.held_messages import HeldMessage, HeldMessages
 from penstock.app.processes import PROCESSES_FOLDER, ProcessRegistry, draft_of
 from penstock.events import (
     BreakerClosed,
@@ -42,6 +44,7 @@ from penstock.messaging.age_estimate import AgeEstimate
 from penstock.messaging.broker import listed_name, names_dead_letters
 from penstock.messaging.clock import Clock
 from penstock.messaging.settlement import Release
+from penstock.worker.liveness import LagSampler, Liveness
 from penstock.worker.shutdown import StopSignal
 
 if TYPE_CHECKING:
@@ -186,6 +189,11 @@ class WorkerRecord:
     seen: Mapping[str, AgeEstimate] = field(default_factory=dict)  # by queue: the age estimate from its receives
     settled: Mapping[str, int] = field(default_factory=dict)  # by queue: messages it settled, without releases
     metrics_address: str | None = None  # HOST:PORT of its metrics and health endpoint, if it has one
+    concurrency: int | None = None  # messages that it handles at the same time; None: not serving yet
+    held: tuple[HeldMessage, ...] = ()  # the oldest of ``in_flight``
+    lag_seconds: float | None = None  # how late it runs its timers, at its last heartbeat
+    troubles: tuple[str, ...] = ()  # threads that hang or have ended, which only a restart fixes
+    memory_bytes: int | None = None  # resident; None if the system does not report it
 
 
 _FIELDS = frozenset(field.name for field in fields(WorkerRecord))
@@ -206,6 +214,7 @@ class RecordWriter(SelectiveListener):
         stop: StopSignal,
         clock: Clock,
         metrics_address: Callable[[], str | None] = lambda: None,
+        liveness: Liveness | None = None,
     ) -> None:
         self._path = path
         self._worker = worker
@@ -216,12 +225,16 @@ class RecordWriter(SelectiveListener):
         self._started_at = clock.now()
         self._writing = threading.Lock()
         self._lock = threading.Lock()
-        self._in_flight: dict[str, set[str]] = {}  # message ids by queue; under the lock
+        self._liveness = liveness or Liveness(clock)
+        self._lag = LagSampler(clock=clock, observe=lambda _: None, loop=lambda: self._liveness.loop())
+        self._lag_seconds: float | None = None  # written by the thread that writes the file
+        self._held = HeldMessages()
         self._paused: dict[str, str] = {}  # the error by queue; under the lock
         self._unserved = UnservedQueues()
         self._seen = SeenAges(clock)
         self._settled: dict[str, int] = {}  # by queue; under the lock
-        self._queues: tuple[str, ...] = ()  # written by the thread that starts the worker
+        self._queues: tuple[str, ...] = ()  # this and the next: written by the thread that starts the worker
+        self._concurrency: int | None = None
         self._changed = threading.Event()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="penstock-record", daemon=True)
@@ -232,17 +245,17 @@ class RecordWriter(SelectiveListener):
     def __call__(self, event: Event) -> None:
         match event:
             case MessagesReceived():
-                with self._lock:
-                    self._in_flight.setdefault(event.queue, set()).update(event.message_ids)
+                self._held.add(event.queue, event.message_ids, at=self._clock.now())
                 self._seen(event)
             case ReceiveEmpty():
                 self._seen(event)
             case DeliverySettled():
-                self._remove(event.queue, event.message_id, left=not isinstance(event.settlement, Release))
-            case LeaseLost():
-                self._remove(event.queue, event.message_id)
-            case SettlementFailed(lost=True):
-                self._remove(event.queue, event.message_id)
+                self._held.remove(event.queue, event.message_id)
+                if not isinstance(event.settlement, Release):
+                    with self._lock:
+                        self._settled[event.queue] = self._settled.get(event.queue, 0) + 1
+            case LeaseLost() | SettlementFailed(lost=True):
+                self._held.remove(event.queue, event.message_id)
             case BreakerOpened():
                 with self._lock:
                     self._paused[event.queue] = event.error
@@ -252,7 +265,7 @@ class RecordWriter(SelectiveListener):
                     self._paused.pop(event.queue, None)
                 self._changed.set()
             case WorkerStarted():  # write at once: the record of a serving worker must name its queues
-                self._queues = event.queues
+                self._queues, self._concurrency = event.queues, event.concurrency
                 self._try_to_write()
             case WorkerDraining():
                 self._changed.set()
@@ -274,7 +287,6 @@ class RecordWriter(SelectiveListener):
     def record(self) -> WorkerRecord:
         """Return the current record."""
         with self._lock:
-            in_flight = sum(map(len, self._in_flight.values()))
             paused, settled = dict(self._paused), dict(self._settled)
         return WorkerRecord(
             worker=self._worker,
@@ -285,24 +297,25 @@ class RecordWriter(SelectiveListener):
             started_at=self._started_at,
             state=STOPPING if self._stop.requested else DRAINING if self._stop.paused else SERVING,
             queues=self._queues,
-            in_flight=in_flight,
+            in_flight=self._held.count(),
             beat_at=self._clock.now(),
             paused=paused,
             unserved=self._unserved.sentences,
             seen=self._seen.estimates,
             settled=settled,
             metrics_address=self._metrics_address(),
+            concurrency=self._concurrency,
+            held=self._held.oldest(),
+            lag_seconds=self._lag_seconds,
+            troubles=tuple(self._liveness.troubles),
+            memory_bytes=_memory_bytes(),
         )
-
-    def _remove(self, queue: str, message_id: str, *, left: bool = False) -> None:
-        with self._lock:
-            self._in_flight.get(queue, set()).discard(message_id)
-            if left:
-                self._settled[queue] = self._settled.get(queue, 0) + 1
 
     def _run(self) -> None:
         while True:
-            self._clock.wait(self._changed, BEAT_SECONDS - GATHER_SECONDS)
+            due_at = self._clock.monotonic() + BEAT_SECONDS - GATHER_SECONDS
+            changed = self._clock.wait(self._changed, BEAT_SECONDS - GATHER_SECONDS)
+            self._lag_seconds = self._lag.sample(self._clock.monotonic() if changed else due_at)
             self._changed.clear()
             # An idle worker that was asked to stop has ended by now. It must not wait for a busy disk just to record
             # that it is stopping.
@@ -389,11 +402,28 @@ def _send(pid: int, number: signal.Signals, *, only_if: Callable[[], bool]) -> b
     return True
 
 
+def _memory_bytes() -> int | None:
+    """Return the resident memory of this process; None if the system has no /proc."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+    return pages * resource.getpagesize()
+
+
 def _read(path: Path) -> WorkerRecord | None:
     try:
         written = json.loads(path.read_text(encoding="utf-8"))
         seen = {queue: AgeEstimate(**estimate) for queue, estimate in written.get("seen", {}).items()}
         known = {name: value for name, value in written.items() if name in _FIELDS}  # newer workers add fields
-        return WorkerRecord(**{**known, "queues": tuple(written["queues"]), "seen": seen})
+        lists = {
+            "queues": tuple(written["queues"]),
+            "held": tuple(
+                HeldMessage(queue=held["queue"], message_id=held["message_id"], since=held["since"])
+                for held in written.get("held", ())
+            ),
+            "troubles": tuple(written.get("troubles", ())),
+        }
+        return WorkerRecord(**{**known, **lists, "seen": seen})
     except (OSError, ValueError, TypeError, KeyError, AttributeError):  # deleted meanwhile, or of another version
         return None

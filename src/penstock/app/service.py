@@ -204,3 +204,8 @@ def needs_ledger(service: Service) -> bool:
 def needs_objects(service: Service) -> bool:
     """Return True if the service processes objects, which have rows in the ledger."""
     return not isinstance(service, FunctionService)
+
+
+def timeout_seconds_of(service: Service) -> float | None:
+    """Return the timeout of a function on messages; None for objects and pipelines, and without a timeout."""
+    return service.declaration.timeout_seconds if isinstance(service, FunctionService) else None

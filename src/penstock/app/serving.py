@@ -133,6 +133,7 @@ def serve(
             drain_seconds=numbers.budget.drain_seconds,
             spark=spark,
             metrics_address=metrics_address,
+            liveness=liveness,
         )
         if any(map(needs_objects, role.services)):
             stack.enter_context(rare_collections())
@@ -307,6 +308,7 @@ def _register_worker(
     drain_seconds: float,
     spark: "GivenSpark | None",
     metrics_address: Callable[[], str | None],
+    liveness: Liveness | None,
 ) -> tuple[ServiceContext, Spark]:
     """Register the worker in the data directory. Return its context, without ledger and resources, and its Spark."""
     clock = SystemClock()
@@ -317,6 +319,7 @@ def _register_worker(
         stop=stop,
         clock=clock,
         metrics_address=metrics_address,
+        liveness=liveness,
     )
     protection = protections(app.settings, long_seconds=drain_seconds, stop=stop, clock=clock) if role.resident else ()
     own: Sequence[Listener] = (*listeners, *protection, *(presence.listeners if role.resident else ()))

@@ -1,6 +1,8 @@
 """`penstock web`: serve the dashboard of an app, or of a table."""
 
+import sys
 import threading
+from getpass import getpass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +13,7 @@ from penstock.cli.exits import stoppable
 from penstock.cli.options import grouped_options
 from penstock.cli.output import Json, print_json, printable, talk
 from penstock.cli.where import ScopeOptions
-from penstock.errors import ConfigurationError
+from penstock.errors import ConfigurationError, UsageError
 
 if TYPE_CHECKING:
     from penstock.app.scope import Scope
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from penstock.worker.shutdown import StopSignal
 
 PACKAGES = ("starlette", "jinja2", "uvicorn", "sse_starlette", "python_multipart")
+PASSWORD_CHARACTERS_MIN = 8
 
 
 @grouped_options
@@ -29,6 +32,13 @@ def web(
         str | None,
         typer.Option("--address", metavar="HOST:PORT", help="Listen here; default: web.address."),
     ] = None,
+    hash_password: Annotated[
+        bool,
+        typer.Option(
+            "--hash-password",
+            help="Read a password from the terminal, or from standard input, and print its hash for web.users.",
+        ),
+    ] = False,
     json_: Json = False,
 ) -> None:
     """Serve the dashboard until Ctrl-C or SIGTERM.
@@ -37,6 +47,9 @@ def web(
     commands. Addresses of other hosts need users: see web.users and web.proxy_header.
     """
     require_web()
+    if hash_password:
+        _print_hash(json_=json_)
+        return
     where = where.with_names(app)
     scope = where.scope(make=True)
     with stoppable() as stop:
@@ -75,14 +88,18 @@ def dashboard_server(scope: "Scope", address: str, *, setting: str, title: str |
 
     Raises `ConfigurationError` for an address that is none, or that may not be served without users.
     """
+    from penstock.messaging.clock import SystemClock
     from penstock.monitoring.endpoint import address_of
+    from penstock.web.access import authenticator, check_access
     from penstock.web.dashboard import dashboard
-    from penstock.web.security import check_access
     from penstock.web.server import WebServer
 
     parsed = address_of(address, setting=setting)
-    check_access(scope.settings, parsed)
-    return WebServer(dashboard(scope, title=title), address=parsed, setting=setting)
+    for warning in check_access(scope.settings, parsed):
+        talk(printable(warning))
+    clock = SystemClock()
+    pages = dashboard(scope, access=authenticator(scope.settings, clock=clock), title=title, clock=clock)
+    return WebServer(pages, address=parsed, setting=setting)
 
 
 def require_web() -> None:
@@ -93,3 +110,30 @@ def require_web() -> None:
             f"The dashboard needs packages of its own, and {', '.join(missing)} cannot be found here: run pip install "
             "'penstock[web]'."
         )
+
+
+def _print_hash(*, json_: bool) -> None:
+    """Print the hash of a password that is read without showing it. It is in no argument, so in no history."""
+    from penstock.web.passwords import hashed
+
+    password = _read_password()
+    if len(password) < PASSWORD_CHARACTERS_MIN:
+        raise UsageError(f"The password has {len(password)} characters; use {PASSWORD_CHARACTERS_MIN} or more.")
+    text = str(hashed(password))
+    if json_:
+        print_json({"hash": text})
+        return
+    print(text)
+    talk(f'Write it into penstock.toml: [web] users = {{ NAME = "{text.partition(":")[0]}:..." }}')
+
+
+def _read_password() -> str:
+    if not sys.stdin.isatty():
+        lines = sys.stdin.read().splitlines()
+        if len(lines) > 1:
+            raise UsageError("Standard input has several lines, and a password is one.")
+        return "".join(lines)
+    password = getpass("Password: ")
+    if password != getpass("The same again: "):
+        raise UsageError("The two passwords differ; nothing was made.")
+    return password

@@ -3,18 +3,18 @@
 import dataclasses
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from penstock.app.registry import WorkerRecord, Workers, is_local
+from penstock.app.registry import WorkerRecord, Workers
 from penstock.cli.exits import FAILED
 from penstock.cli.output import Json, moment, print_json, print_table, printable, talk
 from penstock.config import load_settings
-from penstock.errors import UsageError
 from penstock.messaging.wording import counted
+from penstock.operations.workers import selected_workers, signal_workers
 
 State = Annotated[
     str | None,
@@ -88,35 +88,12 @@ def _document(record: WorkerRecord, now: float) -> dict[str, object]:
 def _signal(
     workers: Workers, number: signal.Signals, worker: str | None, *, all_: bool, json_: bool, action: str
 ) -> None:
-    signalled: list[str] = []
-    elsewhere: list[str] = []
-    for record in _selected(workers.records(), worker, all_=all_):
-        if not is_local(record):
-            elsewhere.append(record.worker)
-        elif workers.signal(record, number):
-            signalled.append(record.worker)
+    result = signal_workers(workers, selected_workers(workers.records(), worker, all_=all_), number)
     if json_:
-        print_json({"asked": signalled, "elsewhere": elsewhere})
+        print_json({"asked": result.asked, "elsewhere": result.elsewhere})
     else:
-        print(f"Signalled {counted(len(signalled), 'worker')} {action}.")
-    for name in elsewhere:
+        print(f"Signalled {counted(len(result.asked), 'worker')} {action}.")
+    for name in result.elsewhere:
         talk(printable(f"{name} runs on another host or in another container; run this command there."))
-    if elsewhere and not signalled:
+    if result.elsewhere and not result.asked:
         raise typer.Exit(FAILED)
-
-
-def _selected(records: Sequence[WorkerRecord], worker: str | None, *, all_: bool) -> Sequence[WorkerRecord]:
-    """Return the workers that the options name. If only one runs, it needs no option."""
-    if all_ and worker is not None:
-        raise UsageError("Give --worker or --all, not both.")
-    if worker is not None:
-        records = [record for record in records if worker in (record.worker, str(record.pid))]
-        if not records:
-            raise UsageError(
-                f"No worker {worker} with this data directory runs on this host; `penstock admin workers list` shows "
-                "those that do."
-            )
-    elif len(records) > 1 and not all_:
-        names = ", ".join(record.worker for record in records)
-        raise UsageError(f"There are {len(records)} workers: {names}; name one with --worker, or give --all.")
-    return records

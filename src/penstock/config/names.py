@@ -19,7 +19,7 @@ SECTIONS: Mapping[str, str] = MappingProxyType(
         "log": "The log.",
         "metrics": "Metrics, and where they are served and sent.",
         "tracing": "Traces.",
-        "web": "The dashboard.",
+        "web": "The dashboard: where it is served, and who may use it.",
         "alerts": "When a queue is lagging, and who is notified of failures.",
     }
 )

@@ -33,7 +33,8 @@ SECRETS_VARIABLE = f"{PREFIX}SECRETS_DIR"
 FLAG = "flag"  # the origin of a value given on the command line or as an argument
 
 _SECRET_NAME = re.compile(r"(password|passwd|secret|token|credential|access[._-]?key)", re.IGNORECASE)
-_SECRETS = frozenset({"alerts_sentry_dsn", "alerts_notify_urls"})  # secrets whose names do not match the pattern
+# secrets whose names do not match the pattern
+_SECRETS = frozenset({"alerts_sentry_dsn", "alerts_notify_urls", "web_users"})
 _ADDRESSES = frozenset({"broker", "ledger"})
 _FAULTY = re.compile(r'(?P<step>parsing|getting) value for field "(?P<field>\w+)" from source "(?P<source>\w+)"')
 
@@ -125,7 +126,7 @@ def shown(name: str, value: Any) -> Any:
     if value is None or value == "":
         return value
     field = name.partition(".")[0]
-    if _SECRET_NAME.search(name) or (field in _SECRETS and value):
+    if _SECRET_NAME.search(name) or (field in _SECRETS and value and not _is_by_user(field, value)):
         return MASK  # whichever part of it
     if isinstance(value, Mapping):
         return {key: shown(f"{field}.{key}", inner) for key, inner in value.items()}
@@ -138,6 +139,11 @@ def shown(name: str, value: Any) -> Any:
     if isinstance(value, float) and 0 <= value < float("inf") and _is_duration(name):
         return duration_text(value)
     return value
+
+
+def _is_by_user(field: str, value: Any) -> bool:
+    """Return True for secrets by user, whose names are no secret."""
+    return field == "web_users" and isinstance(value, Mapping)
 
 
 def _is_duration(name: str) -> bool:

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
+from ipaddress import ip_network
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -35,6 +36,7 @@ from penstock.storage.aws import Aws
 
 GIB = 1024**3
 DAY = 86_400.0
+USER_CHARACTERS_MAX = 200
 STOP_TIMEOUT_SECONDS_MIN = 10.0
 STOP_TIMEOUT_SECONDS_MAX = 86_400.0
 
@@ -59,6 +61,11 @@ REDACTED = (
 
 MetricsExport = Literal["otel", "emf", "cloudwatch"]
 LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+def is_user_name(name: str) -> bool:
+    """Return True for a name that can be shown and recorded: of bounded length, without control characters."""
+    return 0 < len(name) <= USER_CHARACTERS_MAX and name.isprintable() and name == name.strip()
 
 
 class Audience(StrEnum):
@@ -136,6 +143,40 @@ def _jobs(text: str) -> str:
     return ",".join(names)
 
 
+def _password_hash(text: str) -> str:
+    """Return the hash of a password. Raises `ValueError` for anything else, such as a password."""
+    if not re.fullmatch(r"scrypt:\d{1,8}:\d{1,3}:\d{1,3}:[\w-]{20,100}:[\w-]{20,100}", text, re.ASCII):
+        raise ValueError("it should be a hash of the password that `penstock web --hash-password` printed")
+    return text
+
+
+PasswordHashText = Annotated[str, AfterValidator(_password_hash)]
+
+
+def _user_names(users: dict[str, str]) -> dict[str, str]:
+    """Return the users. Raises `ValueError` for a name that basic authentication cannot carry."""
+    for name in users:
+        if not is_user_name(name) or ":" in name:
+            raise ValueError(f"its names should have 1 to {USER_CHARACTERS_MAX} visible characters and no colon")
+    return users
+
+
+def _header_name(text: str | None) -> str | None:
+    if text is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9-]{0,99}", text):
+        raise ValueError("it should be the name of a request header, such as X-Forwarded-User")
+    return text
+
+
+def _networks(texts: list[str]) -> list[str]:
+    """Return the addresses and networks. Raises `ValueError` for a text that is neither."""
+    for text in texts:
+        try:
+            ip_network(text, strict=False)
+        except ValueError:
+            raise ValueError("they should be addresses or networks, such as 10.0.0.7 or 10.0.0.0/8") from None
+    return texts
+
+
 class ReplayQueue(BaseModel):
     """How the dead letters of one queue are replayed. Unset: as for all queues."""
 
@@ -159,6 +200,9 @@ EXAMPLES: Mapping[str, object] = MappingProxyType(
         "alerts_lagging_queues": {"orders": "1m"},
         "alerts_notify_urls": ["slack://TOKEN_A/TOKEN_B/TOKEN_C"],
         "web_redact": ["password", "token", "card_number"],
+        "web_users": {"ann": "scrypt:32768:8:3:c2FsdHNhbHRzYWx0c2FsdA:aGFzaGhhc2hoYXNoaGFzaGhhc2hoYXNoaGFzaGhhc2g"},
+        "web_proxy_addresses": ["10.0.0.0/8"],
+        "web_operators": ["ann"],
     }
 )
 """The settings that are JSON in the environment, each with an example."""
@@ -409,6 +453,9 @@ class Settings(BaseSettings):
         default_factory=list, description="Chats and mailboxes that receive failures, as Apprise URLs."
     )
 
+    worker_web: Annotated[str | None, ADVANCED] = Field(
+        None, description="HOST:PORT where a worker serves the dashboard. Unset: not served."
+    )
     web_hide_bodies: bool = Field(
         False, description="The dashboard shows no bodies and no attribute values, and offers no download of them."
     )
@@ -416,10 +463,23 @@ class Settings(BaseSettings):
         default_factory=lambda: list(REDACTED),
         description="The JSON keys and attributes whose values the dashboard replaces by ***, at any depth.",
     )
-    worker_web: Annotated[str | None, ADVANCED] = Field(
-        None, description="HOST:PORT where a worker serves the dashboard. Unset: not served."
-    )
     web_address: str = Field("127.0.0.1:8321", description="HOST:PORT where `penstock web` serves the dashboard.")
+    web_users: Annotated[dict[str, PasswordHashText], AfterValidator(_user_names)] = Field(
+        default_factory=dict,
+        description="The users of the dashboard, each with the hash of the password, as `penstock web --hash-password` "
+        "prints it.",
+    )
+    web_operators: list[str] | None = Field(
+        None, description="The users who may change something in the dashboard. Unset: all. Empty: none."
+    )
+    web_read_only: bool = Field(False, description="The dashboard shows everything and changes nothing.")
+    web_proxy_header: Annotated[str | None, AfterValidator(_header_name), ADVANCED] = Field(
+        None, description="The request header in which a reverse proxy names the user, such as X-Forwarded-User."
+    )
+    web_proxy_addresses: Annotated[list[str], AfterValidator(_networks), ADVANCED] = Field(
+        default_factory=lambda: ["127.0.0.1", "::1"],
+        description="The addresses and networks of the reverse proxies whose header is believed.",
+    )
 
     kill_at: Annotated[str | None, HIDDEN] = Field(
         None, description="For crash tests: SIGKILL the process group at this step, `step` or `step:n`."

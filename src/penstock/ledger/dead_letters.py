@@ -133,6 +133,7 @@ _END = (
     .where(_ONE, audit.c.outcome.is_(None))
 )
 _LATEST = select(audit).order_by(audit.c.id.desc())
+_ACTIONS = select(audit.c.action).distinct()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,11 +178,35 @@ class Audits:
         binds = {"of_id": entry, "so_many": messages, "how": outcome}
         self._database.transact(lambda connection: connection.execute(_END, binds))
 
-    def latest(self, *, limit: int, before: str | None = None) -> Sequence[AuditRow]:
-        """Return the newest entries first; ``before`` is the last id of the previous page."""
-        query = _LATEST.limit(limit) if before is None else _LATEST.where(audit.c.id < before).limit(limit)
+    def latest(
+        self,
+        *,
+        limit: int,
+        before: str | None = None,
+        who_contains: str | None = None,
+        queue_contains: str | None = None,
+        action: str | None = None,
+    ) -> Sequence[AuditRow]:
+        """Return the newest entries first; ``before`` is the last id of the previous page.
+
+        Upper and lower case are the same for ``who_contains`` and ``queue_contains``.
+        """
+        query = _LATEST.limit(limit)
+        if before is not None:
+            query = query.where(audit.c.id < before)
+        if who_contains is not None:
+            query = query.where(audit.c.who.icontains(storable(who_contains), autoescape=True))
+        if queue_contains is not None:
+            query = query.where(audit.c.queue.icontains(storable(queue_contains), autoescape=True))
+        if action is not None:
+            query = query.where(audit.c.action == storable(action))
         with self._database.reading() as connection:
             return [_row(row) for row in connection.execute(query)]
+
+    def actions(self) -> Sequence[str]:
+        """Return the names of all actions in the log, sorted."""
+        with self._database.reading() as connection:
+            return sorted(connection.scalars(_ACTIONS))
 
 
 def _fitting_json(details: Mapping[str, Any]) -> str:

@@ -19,6 +19,7 @@ from penstock.ledger.database import Database, parsed_url
 from penstock.ledger.dead_letters import Audits, Replays
 from penstock.ledger.dialects import dialect_for
 from penstock.ledger.dialects.sqlite import is_in_memory
+from penstock.ledger.holders import ClaimHolders
 from penstock.ledger.known_ids import IDS_END, KnownIds
 from penstock.ledger.migrate import migrate
 from penstock.ledger.object_lists import ObjectLists
@@ -86,6 +87,7 @@ class Ledger:
         self._works = Works(database)
         self.owners = Owners(database)  # which app uses a name
         self._work_queries = WorkQueries(database)
+        self.holders = ClaimHolders(database)  # which worker holds what
 
     @classmethod
     def open(cls, url: str | Path, *, probe: Probe = no_probe, now: Callable[[], float] | None = None) -> Self:

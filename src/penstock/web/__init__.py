@@ -5,5 +5,6 @@ app. It uses the same health model, queries and actions as the commands.
 """
 
 from penstock.web.dashboard import dashboard
+from penstock.web.security import WebUser
 
-__all__ = ["dashboard"]
+__all__ = ["WebUser", "dashboard"]

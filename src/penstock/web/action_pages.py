@@ -6,10 +6,9 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from penstock.web.actions import ActionSnapshot
 from penstock.web.context import context_of
 from penstock.web.rendering import render, url
-from penstock.web.security import action, form_of, user_of
+from penstock.web.security import acting_user, action, form_of, user_of
 
 
 def show_all(request: Request) -> Response:
@@ -44,13 +43,8 @@ def user_name(request: Request) -> str:
 
 
 def audit_name(request: Request) -> str:
-    """Return the name of the user for the audit."""
-    return f"{user_name(request)} via the dashboard"
-
-
-def running_first(actions: Sequence[ActionSnapshot]) -> Sequence[ActionSnapshot]:
-    """Return the actions that have not ended before the others."""
-    return sorted(actions, key=lambda one: one.ended)
+    """Return the name of the user for the audit log, in a handler of `action`."""
+    return acting_user(request)
 
 
 ROUTES: Sequence[BaseRoute] = [

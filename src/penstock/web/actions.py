@@ -55,7 +55,7 @@ def counted_sentence(number: int, one: str, many: str, **values: object) -> Acti
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionDescription:
-    """What an action is about to do, as it was confirmed."""
+    """An action as it was confirmed, before it begins."""
 
     title: ActionSentence
     facts: Sequence[tuple[str, str]] = ()  # filter and options: a label in English, and its value

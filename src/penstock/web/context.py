@@ -52,9 +52,9 @@ class DashboardContext:
 
     def close(self) -> None:
         """Stop the threads and close the connections. Actions end after their current chunk."""
-        self.dead_letters.close()
         self.plans.stop(seconds=0.0)
         self.actions.stop()
+        self.dead_letters.close()
         self.sampler.close()
         self.views.close()
 

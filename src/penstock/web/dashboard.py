@@ -7,10 +7,12 @@ from importlib.resources import files
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp
 
 from penstock.app.app import App
 from penstock.app.brokers import capabilities_of
@@ -20,6 +22,7 @@ from penstock.messaging.clock import Clock, SystemClock
 from penstock.operations.status.watch import StatusWatch
 from penstock.web import (
     action_pages,
+    audit,
     batches,
     dead,
     dead_actions,
@@ -28,12 +31,16 @@ from penstock.web import (
     objects,
     overview,
     reconcile,
+    workers,
 )
+from penstock.web.access import AccessControl, Authenticator, MountedAccess, Roles, UserFunction
 from penstock.web.actions import ActionRunner
 from penstock.web.context import DashboardContext, ViewPool, context_of
 from penstock.web.dead_letter_watch import DeadLetterWatch
-from penstock.web.rendering import LANGUAGE_COOKIE, THEME_COOKIE, THEMES, render, url
+from penstock.web.headers import BodyLimit, SecurityHeaders
+from penstock.web.rendering import LANGUAGE_COOKIE, THEME_COOKIE, THEMES, render, render_alone, url
 from penstock.web.sampling import Sampler
+from penstock.web.security import AccessRefused, CsrfTokens, form_of, form_route
 from penstock.web.texts import LANGUAGES
 
 EVERY_SECONDS = 2.0  # between two readings
@@ -41,10 +48,29 @@ EVERY_SECONDS_BILLED = 15.0  # if each reading is billed
 PREFERENCE_SECONDS = 365 * 86_400
 PING_SECONDS = 15
 PLANS_RUNNING_MAX, PLANS_MAX = 2, 20
+STREAMS_MAX = 200
+STREAM_RETRY_SECONDS = 30
 
 
-def dashboard(target: App | Scope, *, title: str | None = None, clock: Clock | None = None) -> Starlette:
+class Dashboard(Starlette):
+    """The ASGI application. Every response has the security headers, also those of its outermost error page."""
+
+    def build_middleware_stack(self) -> ASGIApp:
+        return SecurityHeaders(super().build_middleware_stack())
+
+
+def dashboard(
+    target: App | Scope,
+    *,
+    user: UserFunction | None = None,
+    access: Authenticator | None = None,
+    title: str | None = None,
+    clock: Clock | None = None,
+) -> Starlette:
     """Return the dashboard of an app as an ASGI application, to be served or mounted.
+
+    ``user`` returns the user of a request: a name, a `WebUser`, or None to refuse it. Without it the dashboard is
+    read-only for everyone who reaches it. ``access`` replaces it, for servers.
 
     A parent application has to run its lifespan; Starlette and FastAPI do not do that for mounted applications:
 
@@ -53,18 +79,28 @@ def dashboard(target: App | Scope, *, title: str | None = None, clock: Clock | N
             async with pages.router.lifespan_context(pages):
                 yield
 
-        pages = dashboard(shop.app)
+        pages = dashboard(shop.app, user=lambda request: request.session.get("user"))
         parent = FastAPI(lifespan=lifespan)
         parent.mount("/penstock", pages)
     """
     scope = scope_of(target) if isinstance(target, App) else target
-    context = _context(scope, title=title or target.name, clock=clock or SystemClock())
-    application = Starlette(
+    clock = clock or SystemClock()
+    context = _context(scope, title=title or target.name, clock=clock)
+    control = Middleware(
+        AccessControl,
+        access=access or MountedAccess(user),
+        roles=Roles.of(scope.settings),
+        tokens=CsrfTokens(clock=clock),
+        refuse=_refuse,
+    )
+    application = Dashboard(
         routes=routes(),
+        middleware=[control, Middleware(BodyLimit)],
         exception_handlers={
             HTTPException: _show_http_error,
             UserError: _show_user_error,
             TemporaryError: _show_unavailable,
+            Exception: _show_failure,
         },
         lifespan=_lifespan,
     )
@@ -84,8 +120,10 @@ def routes() -> Sequence[BaseRoute]:
         *dead_actions.ROUTES,
         *action_pages.ROUTES,
         *messages.ROUTES,
+        *workers.ROUTES,
+        *audit.ROUTES,
         Route("/events", _events),
-        Route("/preferences", _set_preferences, methods=["POST"]),
+        form_route("/preferences", _set_preferences),
         Mount("/static", StaticFiles(directory=str(files("penstock.web") / "static")), name="static"),
     ]
 
@@ -122,6 +160,8 @@ async def _lifespan(application: Starlette) -> AsyncIterator[None]:
 
 async def _events(request: Request) -> EventSourceResponse:
     """Stream an event for each new reading; the page then fetches its live part."""
+    if context_of(request).sampler.streams >= STREAMS_MAX:
+        raise HTTPException(503, "Too many pages are open.", {"Retry-After": str(STREAM_RETRY_SECONDS)})
 
     async def events() -> AsyncIterator[ServerSentEvent]:
         async with context_of(request).sampler.changes() as changes:
@@ -131,9 +171,9 @@ async def _events(request: Request) -> EventSourceResponse:
     return EventSourceResponse(events(), ping=PING_SECONDS)
 
 
-async def _set_preferences(request: Request) -> Response:
+def _set_preferences(request: Request) -> Response:
     """Remember the language and the theme in cookies, and return to the page."""
-    form = await request.form()
+    form = form_of(request)
     response = RedirectResponse(_safe_path(request, str(form.get("next", ""))), status_code=303)
     path = request.scope.get("root_path", "") or "/"
     for cookie, value, allowed in (
@@ -155,8 +195,12 @@ def _safe_path(request: Request, path: str) -> str:
 def _show_http_error(request: Request, error: Exception) -> HTMLResponse:
     status = error.status_code if isinstance(error, HTTPException) else 500
     kind = {404: "not_found", 405: "not_allowed"}.get(status, "refused")
+    if isinstance(error, AccessRefused):
+        kind = error.kind
     detail = error.detail if isinstance(error, HTTPException) else ""
-    return render(request, "error.html", status=status, kind=kind, message=detail)
+    page = render(request, "error.html", status=status, kind=kind, message=detail)
+    page.headers.update((isinstance(error, HTTPException) and error.headers) or {})
+    return page
 
 
 def _show_user_error(request: Request, error: Exception) -> HTMLResponse:
@@ -165,3 +209,16 @@ def _show_user_error(request: Request, error: Exception) -> HTMLResponse:
 
 def _show_unavailable(request: Request, error: Exception) -> HTMLResponse:
     return render(request, "error.html", status=503, kind="unavailable", message=str(error))
+
+
+def _show_failure(request: Request, _: Exception) -> HTMLResponse:
+    """Return the page of a bug. The server logs its traceback."""
+    return render_alone(request, "refused.html", status=500, kind="failed", message="")
+
+
+def _refuse(request: Request, error: HTTPException) -> HTMLResponse:
+    """Return the page of a request without a user. It has no link, and tells nothing of the app."""
+    kind = error.kind if isinstance(error, AccessRefused) else "refused"
+    page = render_alone(request, "refused.html", status=error.status_code, kind=kind, message=error.detail)
+    page.headers.update(error.headers or {})
+    return page

@@ -26,7 +26,7 @@ from penstock.operations.dead_letters.listing import (
 )
 from penstock.operations.dead_letters.selection import OriginQueues, history_for
 from penstock.operations.dead_letters.survey import DeadLetterSurvey
-from penstock.operations.shown_bodies import body_preview, shown_attributes, shown_body, shown_text
+from penstock.operations.shown_bodies import shown_attributes, shown_body, shown_text
 from penstock.web.context import DashboardContext, context_of
 from penstock.web.dead_forms import FILTERS, TIERS, DeadLetterQuery, count_in, dead_letter_query
 from penstock.web.dead_letter_watch import DeadLetterView
@@ -36,6 +36,7 @@ from penstock.web.security import action
 GROUPS_SHOWN = 100
 ROWS_SHOWN = 50  # of a list; each may need its own call of the broker
 REASON_CHARS_MAX = 300  # in lists
+PREVIEW_CHARS_MAX = 160  # of a body in lists
 OBJECTS_BYTES_MAX = 64 * 1024  # a longer body is not searched for objects in lists
 FIRST_WAIT_SECONDS = 0.1  # for the first survey; a small one is complete by then
 
@@ -58,10 +59,11 @@ def show(request: Request) -> Response:
     """Show the groups, or the dead letters that match a filter."""
     context = context_of(request)
     query = dead_letter_query(request.query_params)
-    seen = look(context)
-    if query.is_filtered or "list" in request.query_params:
-        return _show_list(request, query, seen)
-    return _show_groups(request, seen)
+    listed = query.is_filtered or "list" in request.query_params
+    seen = context.dead_letters.look(
+        browsable=is_browsable(context), wait_seconds=FIRST_WAIT_SECONDS, needs_queues=listed
+    )
+    return _show_list(request, query, seen) if listed else _show_groups(request, seen)
 
 
 def _show_groups(request: Request, seen: DeadLetterView) -> Response:
@@ -153,11 +155,6 @@ def count(request: Request) -> Response:
     return RedirectResponse(url(request, "/dead"), status_code=303)
 
 
-def look(context: DashboardContext) -> DeadLetterView:
-    """Return what is known about the dead letters."""
-    return context.dead_letters.look(browsable=is_browsable(context), wait_seconds=FIRST_WAIT_SECONDS)
-
-
 def is_browsable(context: DashboardContext) -> bool:
     """Return True if reading dead letters does not receive them."""
     return capabilities_of(context.settings).browsable
@@ -173,7 +170,7 @@ def _row(dead_letter: DeadLetteredMessage, survey: DeadLetterSurvey, context: Da
         group=group_of(dead_letter),
         handler=None if death is None else death.handler,
         age_seconds=max(0.0, context.clock.now() - message.enqueued_at),
-        text=body_preview(message, settings),
+        text=" ".join(shown_body(message, settings, chars_max=PREVIEW_CHARS_MAX).text.split()),
         objects=sorted(objects_of(message)) if len(message.body) <= OBJECTS_BYTES_MAX else (),
     )
 

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from penstock.app.kill import killing_probe
 from penstock.errors import TemporaryError, UsageError, UserError
 from penstock.operations.dead_letters.actions import ReplayOperation, purge
 from penstock.operations.dead_letters.selection import (
@@ -67,7 +68,7 @@ _OUTCOMES: Mapping[str, Outcome] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterRequest:
-    """What a form asks for."""
+    """The replay or purge that a form asks for."""
 
     goal: Goal
     query: DeadLetterQuery
@@ -214,6 +215,7 @@ def _replay(
             stopped=progress.stopped,
             on_progress=progress.add,
             clock=context.clock,
+            probe=killing_probe(context.settings.kill_at),
             who=who,
         )
         try:

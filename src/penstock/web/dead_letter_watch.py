@@ -19,7 +19,7 @@ from penstock.operations.inspection import ScopeView
 
 FRESH_SECONDS_MIN = 15.0  # a survey is fresh at least this long
 FRESH_FACTOR = 20.0  # and this many times the seconds that it took
-PAUSE_FACTOR = 1.0  # after each page, as a multiple of its reading time: the thread works half of the time
+PAUSE_FACTOR = 2.0  # after each page, as a multiple of its reading time: the thread works a third of the time
 PAUSE_SECONDS_MAX = 0.5
 BEGIN_SECONDS_MAX = 5.0  # until the queues are known
 STOP_SECONDS = 5.0
@@ -27,7 +27,7 @@ STOP_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterView:
-    """What is known about the dead letters now."""
+    """The dead letters as far as they are known now."""
 
     survey: DeadLetterSurvey | None  # the last complete one; before the first, what was counted so far
     is_counting: bool
@@ -50,16 +50,18 @@ class DeadLetterWatch:
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
 
-    def look(self, *, browsable: bool, wait_seconds: float = 0.0) -> DeadLetterView:
+    def look(self, *, browsable: bool, wait_seconds: float = 0.0, needs_queues: bool = False) -> DeadLetterView:
         """Return what is known, and take a survey if that is outdated and the broker can be browsed.
 
-        If nothing is known yet, waits at most ``wait_seconds`` for the first survey, and then for its beginning.
+        The call that begins the first survey waits at most ``wait_seconds`` for its end: a small one is complete by
+        then. With ``needs_queues``, wait until the queues are known.
         """
-        if browsable:
-            self._begin(if_outdated=True)
+        begun = self._begin(if_outdated=True) if browsable else False
         with self._changed:
-            self._changed.wait_for(lambda: self._survey is not None or self._thread is None, wait_seconds)
-            self._changed.wait_for(lambda: self._survey or self._partial or self._thread is None, BEGIN_SECONDS_MAX)
+            if begun:
+                self._changed.wait_for(lambda: self._survey is not None or self._thread is None, wait_seconds)
+            if needs_queues:
+                self._changed.wait_for(lambda: self._survey or self._partial or self._thread is None, BEGIN_SECONDS_MAX)
             partial = self._partial
             return DeadLetterView(
                 survey=self._survey or partial,
@@ -90,14 +92,16 @@ class DeadLetterWatch:
         if thread is not None:
             thread.join(STOP_SECONDS)
 
-    def _begin(self, *, if_outdated: bool) -> None:
+    def _begin(self, *, if_outdated: bool) -> bool:
+        """Return True if a survey was begun."""
         with self._changed:
             outdated = self._clock.monotonic() >= self._fresh_until
             if self._thread is not None or self._stopped.is_set() or (if_outdated and not outdated):
-                return
+                return False
             self._is_expired = False
             self._partial = None
             self._thread = begin_thread(self._run, name="penstock-web-dead-letters")
+            return True
 
     def _run(self) -> None:
         survey, error = None, None

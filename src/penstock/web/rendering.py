@@ -39,6 +39,13 @@ def render(request: Request, template: str, *, status: int = 200, **values: obje
     return HTMLResponse(environment().get_template(template).render({**_common(request), **values}), status)
 
 
+def render_alone(request: Request, template: str, *, status: int, **values: object) -> HTMLResponse:
+    """Return a page that needs neither a user nor a context."""
+    texts = texts_of(request)
+    common = {"_": texts, "language": texts.language}
+    return HTMLResponse(environment().get_template(template).render({**common, **values}), status)
+
+
 def texts_of(request: Request) -> Texts:
     """Return the texts in the language of the request: its cookie, else its Accept-Language header."""
     chosen = request.cookies.get(LANGUAGE_COOKIE)
@@ -150,12 +157,11 @@ def _common(request: Request) -> dict[str, Any]:
     """Return the values that every page has."""
     texts, user, context = texts_of(request), user_of(request), context_of(request)
     theme = request.cookies.get(THEME_COOKIE)
-    token = csrf_token(request)
     here = url(request, request.url.path.removeprefix(request.scope.get("root_path", "")) or "/")
     return {
         "_": texts,
         "counted": texts.count,
-        "csrf": lambda: Markup('<input type="hidden" name="csrf" value="{}">').format(token),
+        "csrf": lambda: Markup('<input type="hidden" name="csrf" value="{}">').format(csrf_token(request)),
         "dashboard_title": context.title,
         "here": here + (f"?{request.url.query}" if request.url.query else ""),
         "language": texts.language,

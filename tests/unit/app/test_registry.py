@@ -42,6 +42,8 @@ from penstock.events import (
 )
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
+from penstock.testing.fake_clock import FakeClock
+from penstock.worker.liveness import Liveness, Phase
 from penstock.worker.shutdown import StopSignal
 
 PATIENCE_SECONDS = 60.0
@@ -80,6 +82,83 @@ def test_in_flight_counts_received_messages_that_are_not_settled_or_lost(writer:
     writer(LeaseLost(queue="q", message_id="d", attempt=1))
     record = writer.record()
     assert (record.in_flight, record.queues, record.version, record.pid) == (1, ("q", "r"), "1.2", os.getpid())
+
+
+def test_the_messages_held_for_longest_are_named(writer: RecordWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter((30.0, 10.0, 20.0))
+    monkeypatch.setattr(writer._clock, "now", lambda: next(times, 99.0))
+    for queue, ids in (("q", ("late", "also late")), ("r", ("early",)), ("q", ("later", "early"))):
+        writer(MessagesReceived(queue=queue, message_ids=ids, redelivered=0))
+    writer(DeliverySettled(queue="q", message_id="late", attempt=1, settlement=Release()))
+    record = writer.record()
+    assert [(held.queue, held.message_id, held.since) for held in record.held] == [
+        ("r", "early", 10.0),
+        ("q", "early", 20.0),
+        ("q", "later", 20.0),
+        ("q", "also late", 30.0),
+    ]
+    assert [held.message_id for held in writer._held.oldest(1)] == ["early"]
+    assert record.in_flight == 4
+
+
+def test_a_record_names_the_workers_slots_memory_and_hanging_threads(tmp_path: Path, stop: StopSignal) -> None:
+    clock = FakeClock()
+    liveness = Liveness(clock)
+    liveness.phase = Phase.SERVING
+    path = tmp_path / "record.json"
+    writer = RecordWriter(path, worker=WORKER, version="1", stop=stop, clock=clock, liveness=liveness)
+    assert (writer.record().concurrency, writer.record().troubles) == (None, ())
+    writer(WorkerStarted(queues=("q",), concurrency=7))
+    liveness.io.give(5.0, "polling q")
+    clock.advance(6.0)
+    record = writer.record()
+    assert record.concurrency == 7
+    assert [trouble.partition(" while ")[0] for trouble in record.troubles] == [
+        "the thread penstock-io has not moved for 6 s"
+    ]
+    assert record.memory_bytes is not None
+    assert 10e6 < record.memory_bytes < 10e9
+    path.write_text(json.dumps(asdict(record)))
+    assert registry._read(path) == record
+
+
+class LateClock(SystemClock):
+    """A clock on which the first wait for a change ends ``late_seconds`` late."""
+
+    def __init__(self, late_seconds: float) -> None:
+        self._late_seconds = late_seconds
+        self._shift_seconds = 0.0
+        self.written = threading.Event()
+
+    def monotonic(self) -> float:
+        return self._shift_seconds  # stands still but for the wait
+
+    def wait(self, event: threading.Event, seconds: float) -> bool:
+        if self._shift_seconds == 0.0:
+            self._shift_seconds = seconds + self._late_seconds
+            return False
+        if seconds != GATHER_SECONDS:
+            self.written.set()
+            return event.wait(PATIENCE_SECONDS)
+        return event.is_set()
+
+
+def test_a_worker_whose_timers_run_late_records_its_lag(tmp_path: Path, stop: StopSignal) -> None:
+    clock = LateClock(late_seconds=3.0)
+    writer = RecordWriter(tmp_path / "record.json", worker=WORKER, version="1.2", stop=stop, clock=clock)
+    writer.start()
+    assert clock.written.wait(PATIENCE_SECONDS)
+    writer.end()
+    assert json.loads((tmp_path / "record.json").read_text())["lag_seconds"] == pytest.approx(3.0)
+
+
+def test_records_of_the_previous_version_are_read(tmp_path: Path, writer: RecordWriter) -> None:
+    new = ("concurrency", "held", "lag_seconds", "troubles", "memory_bytes")
+    path = tmp_path / "record.json"
+    path.write_text(json.dumps({name: value for name, value in asdict(writer.record()).items() if name not in new}))
+    found = registry._read(path)
+    assert found is not None
+    assert (found.held, found.troubles, found.concurrency, found.lag_seconds) == ((), (), None, None)
 
 
 def test_settled_messages_are_counted_by_queue_and_released_ones_are_not(writer: RecordWriter) -> None:

@@ -65,6 +65,27 @@ def test_pages_are_newest_first_without_gaps(ledger: Ledger) -> None:
     assert pages == [entries[:2:-1], entries[2:0:-1], entries[:1]]
 
 
+@pytest.mark.usefixtures("ids_in_order")
+def test_entries_are_filtered_by_user_queue_and_action(ledger: Ledger) -> None:
+    def add(who: str, queue: str, action: str) -> str:
+        return ledger.audits.begin(action, queue=queue, who=who, details={})
+
+    ann, bob = add("Ann@host", "orders-dlq", "replay"), add("bob_b@host", "mails-dlq", "purge")
+
+    def ids(**filters: Any) -> list[str]:
+        return [row.id for row in ledger.audits.latest(limit=10, **filters)]
+
+    assert ids(who_contains="ann") == [ann]
+    assert ids(who_contains="b_b") == [bob]
+    assert ids(who_contains="o%t") == []
+    assert ids(queue_contains="DLQ") == [bob, ann]
+    assert ids(queue_contains="mails", action="purge") == [bob]
+    assert ids(action="pur") == []
+    assert ids(action="replay", before=bob) == [ann]
+    assert ids(who_contains="\0") == []
+    assert ledger.audits.actions() == ["purge", "replay"]
+
+
 def test_text_that_no_database_accepts_is_stored_escaped(ledger: Ledger) -> None:
     ledger.audits.begin("purge", queue="q\0", who="a\udcff", details={"filter": "b\0\udcff 日本"})
     (row,) = ledger.audits.latest(limit=1)

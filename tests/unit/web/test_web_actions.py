@@ -79,7 +79,7 @@ def test_an_action_runs_and_its_result_stays(runner: ActionRunner) -> None:
     assert [one.id for one in runner.latest()] == [id]
 
 
-def test_an_aborted_action_stops_after_its_chunk_and_names_who_aborted_it(runner: ActionRunner) -> None:
+def test_an_aborted_action_stops_after_its_chunk_and_names_its_user(runner: ActionRunner) -> None:
     gate = Gate()
     id = runner.start("replay", "ann", described(), gate)
     gate.let_pass()

@@ -195,6 +195,7 @@ def run(
             stop=stop,
             clock=clock,
             metrics_address=lambda: telemetry.metrics_address,
+            liveness=liveness,
         )
         bus = Bus(counts, *guarded(app_context.listeners, emit=emit), *telemetry.listeners, *presence.listeners)
         own = app_spark(

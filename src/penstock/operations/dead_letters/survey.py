@@ -6,7 +6,6 @@ among a hundred thousand dead letters without reading the others.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from penstock.dead_letters.groups import FailureGroup, Grouping
 from penstock.dead_letters.operator import Stopped
@@ -15,18 +14,21 @@ from penstock.messaging.clock import Clock, SystemClock
 from penstock.operations.dead_letters.selection import is_worth_reading, requested_queues
 from penstock.operations.inspection import ScopeView
 
-POSITIONS_MAX = 250_000  # remembered places of dead letters, some 150 bytes each
+POSITIONS_MAX = 250_000  # remembered places of dead letters, some 100 bytes each
 KEPT_MAX = 1_000  # messages kept whole if the broker cannot be browsed
 KEPT_BYTES_MAX = 32 * 1024 * 1024
 PARTIAL_SECONDS = 0.5  # partial results are published this often
 
 
-class DeadLetterPosition(NamedTuple):
-    """The place of a dead letter. ``after_id`` is the message before it in its queue; None: it is the first."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPositions:
+    """The places of a group's members in one DLQ, in its order.
 
-    queue: str
-    id: str
-    after_id: str | None
+    Each was behind the message with the id in ``after_ids``, whatever its group; None: it was the first.
+    """
+
+    ids: list[str] = field(default_factory=list)
+    after_ids: list[str | None] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +42,7 @@ class DeadLetterSurvey:
     dead_letters: int
     groups: Sequence[FailureGroup]  # largest first
     others: int  # messages in groups that are not listed
-    positions: Mapping[str, Sequence[DeadLetterPosition]] = field(default_factory=dict)  # by group, queue by queue
+    positions: Mapping[str, Mapping[str, GroupPositions]] = field(default_factory=dict)  # by group and DLQ
     positions_known: bool = True  # False: there are too many to remember
     kept: Mapping[tuple[str, str], DeadLetteredMessage] | None = None  # by queue and id; None: the broker can browse
 
@@ -78,7 +80,7 @@ class _Survey:
         self._stopped = stopped
         self._tiers = requested_queues(seen, None)
         self._grouping = Grouping()
-        self._positions: dict[str, list[DeadLetterPosition]] = {}
+        self._positions: dict[str, dict[str, GroupPositions]] = {}
         self._left = POSITIONS_MAX
         self._before: str | None = None  # the id of the message before the next one, in the same queue
         self._kept: dict[tuple[str, str], DeadLetteredMessage] | None = {} if self._receives else None
@@ -118,8 +120,9 @@ class _Survey:
     def _add(self, dead_letter: DeadLetteredMessage) -> None:
         key = self._grouping.add_one(dead_letter)
         if key is not None and self._left > 0:
-            position = DeadLetterPosition(queue=dead_letter.queue, id=dead_letter.id, after_id=self._before)
-            self._positions.setdefault(key, []).append(position)
+            in_queue = self._positions.setdefault(key, {}).setdefault(dead_letter.queue, GroupPositions())
+            in_queue.ids.append(dead_letter.id)
+            in_queue.after_ids.append(self._before)
         self._left -= 1
         self._before = dead_letter.id
         if self._kept is not None and len(self._kept) < KEPT_MAX and self._kept_bytes < KEPT_BYTES_MAX:
