@@ -220,7 +220,7 @@ def test_more_objects_than_a_sorted_list_holds_are_read_by_attempt_and_id(
     while (following := re.search(r'<a href="([^"]+)" rel="next">', shown)) is not None:
         found += listed(shown)
         shown = page(client, unescape(following[1]))
-    assert sorted(found + listed(shown)) == ["a", "b", "c", "wait a", "wait b", "wait c", "wait d"]
+    assert sorted([*found, *listed(shown)]) == ["a", "b", "c", "wait a", "wait b", "wait c", "wait d"]
     assert listed(page(client, "/objects", q="wait b")) == ["wait b"]
 
 
