@@ -25,8 +25,10 @@ def token_in(page: str) -> str:
 class FormClient(TestClient):
     """A client that sends forms as a browser does: with the token of a page, and the cookie that belongs to it."""
 
-    def post(self, url: Any, *, data: Mapping[str, Any] | None = None, **options: Any) -> Response:
-        return super().post(url, data={"csrf": self.token(), **(data or {})}, **options)
+    def request(self, method: str, url: Any, *, data: Mapping[str, Any] | None = None, **options: Any) -> Response:
+        if method == "POST":
+            data = {"csrf": self.token(), **(data or {})}
+        return super().request(method, url, data=data, **options)
 
     def token(self) -> str:
         """Return a token of this client."""

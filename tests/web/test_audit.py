@@ -15,7 +15,8 @@ from penstock import App
 from penstock.config import Settings
 from penstock.ledger import Ledger
 from penstock.ledger import dead_letters as module
-from penstock.web.audit import ROWS_MAX, detail_texts
+from penstock.web.audit import ACTIONS, ROWS_MAX, detail_texts
+from penstock.web.texts import texts_in
 
 Write = Callable[..., str]
 
@@ -68,7 +69,9 @@ def test_entries_are_shown_with_user_action_time_number_and_outcome(client: Form
     write(messages=1_234, error="timeout", canary=None, ids=["a", "b"])
     page = client.get("/audit").text
     text = re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", page))
-    assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ ann@host replay orders-dlq 1,234 done 0 s error: timeout", text)
+    assert re.search(
+        r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ ann@host replay dead letters orders-dlq 1,234 done 0 s error: timeout", text
+    )
     assert 'ids ["a", "b"]' in text.replace("&#34;", '"')
     assert "canary" not in page
 
@@ -142,6 +145,24 @@ def test_hostile_entries_are_harmless(client: FormClient, write: Write) -> None:
     assert "<script>alert" not in page
     assert "</dl><b>" not in page
     assert not {"\x1b", "\u202e"} & set(page)
+
+
+def test_actions_have_names_in_each_language_and_unknown_ones_are_shown_as_they_are(
+    client: FormClient, write: Write
+) -> None:
+    write(action="drain")
+    write(action="{0} <b>")
+    english = client.get("/audit").text
+    japanese = client.get("/audit", headers={"Accept-Language": "ja"}).text
+    assert ">drain a worker</td>" in english
+    assert ">ワーカーをドレイン</td>" in japanese
+    for page in (english, japanese):
+        assert ">{0} &lt;b&gt;</td>" in page
+
+
+@pytest.mark.parametrize("text", ACTIONS.values())
+def test_each_name_of_an_action_has_its_japanese(text: str) -> None:
+    assert text in texts_in("ja").translations
 
 
 def test_long_details_are_cut() -> None:

@@ -95,6 +95,11 @@ def test_the_policy_allows_no_inline_code_and_no_other_site() -> None:
     assert {"frame-ancestors 'none'", "base-uri 'none'", "form-action 'self'"} <= set(POLICY.split("; "))
 
 
+def test_browsers_send_the_origin_with_forms_of_the_dashboard() -> None:
+    """With `no-referrer` they send `Origin: null`, and over plain HTTP no Sec-Fetch-Site either."""
+    assert HEADERS["Referrer-Policy"] == "same-origin"
+
+
 def test_only_versioned_static_files_are_kept(client: TestClient) -> None:
     kept = client.get("/static/app.js?v=1")
     assert kept.headers["cache-control"] == "public, max-age=31536000, immutable"
@@ -199,3 +204,10 @@ def test_with_tls_the_cookie_is_never_sent_without(base_url: str, headers: dict[
 def test_the_cookie_of_a_mounted_dashboard_is_of_its_path(app: App) -> None:
     with TestClient(dashboard(app, user=lambda _: "ann"), base_url=ADDRESS, root_path="/tools/penstock") as client:
         assert "; Path=/tools/penstock;" in cookie_of(client.get("/tools/penstock/"))
+
+
+def test_a_part_of_the_path_adds_no_attribute_to_the_cookie(app: App) -> None:
+    pages = dashboard(app, user=lambda _: "ann")
+    with TestClient(pages, base_url=ADDRESS, root_path="/a; Domain=example/penstock") as client:
+        cookie = cookie_of(client.get("/a; Domain=example/penstock/"))
+    assert cookie.endswith("; Path=/a%3B%20Domain%3Dexample/penstock; HttpOnly; SameSite=Strict")

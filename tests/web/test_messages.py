@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-from starlette.testclient import TestClient
+from tests.web.clients import client_of
 from tests.web.markup import Markup, harmless
 
 from penstock import App
@@ -15,7 +15,7 @@ from penstock.config import Settings
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import DeadLetter, Release
-from penstock.web import dashboard, messages
+from penstock.web import messages
 from penstock.web.texts import texts_in
 
 SECRET = "hunter2"
@@ -29,7 +29,7 @@ class Site(AbstractContextManager["Site"]):
         self.app = App(name="shop", settings=Settings(data_dir=str(folder), **given, **settings))  # type: ignore[arg-type]
         self.app.handler("orders", name="order")(lambda body: None)
         self.broker = SqliteBroker(folder / "queue.db", holder="worker-7")
-        self.client = TestClient(dashboard(self.app), base_url="http://127.0.0.1")
+        self.client = client_of(self.app)
 
     def __enter__(self) -> "Site":
         self.client.__enter__()

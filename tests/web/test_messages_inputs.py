@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
-from starlette.testclient import TestClient
+from tests.web.clients import client_of
 from tests.web.markup import Markup, harmless
 
 from penstock import App
@@ -23,7 +23,6 @@ from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.config import Settings
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import DeadLetter, Release
-from penstock.web import dashboard
 
 PAGE_CHARS_MAX = 800_000  # 64 Ki characters of ten each, and the page around them
 QUOTES = "\"'><script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -141,7 +140,7 @@ class Site:
         self.broker = SqliteBroker(self.file, holder="w")
         given = {"broker": f"sqlite:///{self.file}", "ledger": f"sqlite:///{folder}/ledger.db"}
         app = App(name="shop", settings=Settings(data_dir=str(folder), **given))  # type: ignore[arg-type]
-        self.client = TestClient(dashboard(app), base_url="http://127.0.0.1")
+        self.client = client_of(app)
         self.plain_id = self.send("plain", b"text")
 
     def send(self, queue: str, body: bytes, **options: object) -> str:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.testclient import TestClient
 from tests.services.aws_server import REGION, AwsServer
+from tests.web.clients import client_of
 from tests.web.markup import Markup, harmless
 
 from penstock import App
@@ -20,7 +20,6 @@ from penstock.ledger.dead_letters import AuditRow
 from penstock.messaging.broker import QueueSettings
 from penstock.messaging.message import Outgoing
 from penstock.operations.queued_messages import PEEK_LEASE_SECONDS, PEEK_MESSAGES_MAX, RECEIVES_MIN
-from penstock.web import dashboard
 
 
 class Site:
@@ -35,7 +34,7 @@ class Site:
         self.app = App(name="shop", settings=settings)
         for queue in ("orders", "strict", "lenient", "line.fifo"):
             self.app.handler(queue, name=queue.removesuffix(".fifo"))(lambda body: None)
-        self.client = TestClient(dashboard(self.app), base_url="http://127.0.0.1")
+        self.client = client_of(self.app)
 
     def make(self, name: str, receives_max: int | None = None) -> None:
         """Create a queue with its DLQs."""
@@ -101,7 +100,7 @@ def test_the_button_shows_messages_counts_one_receive_and_releases_them(site: Si
     assert (entry.action, entry.queue, entry.who, entry.messages, entry.outcome) == (
         "peek",
         "orders",
-        "local via the dashboard",
+        "ann via the dashboard",
         2,
         "done",
     )

@@ -277,20 +277,19 @@ def test_a_worker_of_another_container_is_not_signalled(
 
 
 def test_without_its_audit_entry_no_worker_is_drained(
-    client: FormClient,
-    registry: ProcessRegistry,
-    record: WorkerRecord,
-    other_process: subprocess.Popen[bytes],
-    monkeypatch: pytest.MonkeyPatch,
+    client: FormClient, registry: ProcessRegistry, record: WorkerRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    signals: list[object] = []
+
     def away(*_: object, **__: object) -> None:
         raise TemporaryError("the ledger is away")
 
     monkeypatch.setattr("penstock.ledger.dead_letters.Audits.begin", away)
-    write(registry, replace(record, pid=other_process.pid))
+    monkeypatch.setattr("penstock.app.registry.Workers.signal", lambda *given: signals.append(given))
+    write(registry, record)
     with registry.register(WORKER):
         assert client.post("/workers/drain", data={"worker": WORKER}).status_code == 503
-    assert other_process.poll() is None
+    assert signals == []
 
 
 def test_a_worker_that_ends_meanwhile_is_recorded_as_failed(

@@ -14,7 +14,7 @@ from penstock.cli.exits import FAILED
 from penstock.cli.output import Json, moment, print_json, print_table, printable, talk
 from penstock.config import load_settings
 from penstock.messaging.wording import counted
-from penstock.operations.workers import selected_workers, signal_workers
+from penstock.operations.workers.signals import selected_workers, signal_workers
 
 State = Annotated[
     str | None,

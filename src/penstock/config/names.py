@@ -19,8 +19,8 @@ SECTIONS: Mapping[str, str] = MappingProxyType(
         "log": "The log.",
         "metrics": "Metrics, and where they are served and sent.",
         "tracing": "Traces.",
-        "web": "The dashboard: where it is served, and who may use it.",
         "alerts": "When a queue is lagging, and who is notified of failures.",
+        "web": "The dashboard: where it is served, and who may use it.",
     }
 )
 """The sections of penstock.toml, each with a comment for it."""

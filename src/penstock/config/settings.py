@@ -199,10 +199,10 @@ EXAMPLES: Mapping[str, object] = MappingProxyType(
         "spark_py_files": ["shop", "helpers.py"],
         "alerts_lagging_queues": {"orders": "1m"},
         "alerts_notify_urls": ["slack://TOKEN_A/TOKEN_B/TOKEN_C"],
-        "web_redact": ["password", "token", "card_number"],
         "web_users": {"ann": "scrypt:32768:8:3:c2FsdHNhbHRzYWx0c2FsdA:aGFzaGhhc2hoYXNoaGFzaGhhc2hoYXNoaGFzaGhhc2g"},
         "web_proxy_addresses": ["10.0.0.0/8"],
         "web_operators": ["ann"],
+        "web_redact": ["password", "token", "card_number"],
     }
 )
 """The settings that are JSON in the environment, each with an example."""
@@ -296,6 +296,9 @@ class Settings(BaseSettings):
     )
     worker_ecs_task_protection: Annotated[bool, ADVANCED] = Field(
         False, description="On ECS: protect the task from scale-in while a message runs for longer than a drain."
+    )
+    worker_web: Annotated[str | None, ADVANCED] = Field(
+        None, description="HOST:PORT where a worker serves the dashboard. Unset: not served."
     )
 
     objects_max_attempts: int = Field(4, ge=1, le=100, description="The attempts on an object before it is failed.")
@@ -453,16 +456,6 @@ class Settings(BaseSettings):
         default_factory=list, description="Chats and mailboxes that receive failures, as Apprise URLs."
     )
 
-    worker_web: Annotated[str | None, ADVANCED] = Field(
-        None, description="HOST:PORT where a worker serves the dashboard. Unset: not served."
-    )
-    web_hide_bodies: bool = Field(
-        False, description="The dashboard shows no bodies and no attribute values, and offers no download of them."
-    )
-    web_redact: Annotated[list[str], ADVANCED] = Field(
-        default_factory=lambda: list(REDACTED),
-        description="The JSON keys and attributes whose values the dashboard replaces by ***, at any depth.",
-    )
     web_address: str = Field("127.0.0.1:8321", description="HOST:PORT where `penstock web` serves the dashboard.")
     web_users: Annotated[dict[str, PasswordHashText], AfterValidator(_user_names)] = Field(
         default_factory=dict,
@@ -473,12 +466,19 @@ class Settings(BaseSettings):
         None, description="The users who may change something in the dashboard. Unset: all. Empty: none."
     )
     web_read_only: bool = Field(False, description="The dashboard shows everything and changes nothing.")
+    web_hide_bodies: bool = Field(
+        False, description="The dashboard shows no bodies and no attribute values, and offers no download of them."
+    )
     web_proxy_header: Annotated[str | None, AfterValidator(_header_name), ADVANCED] = Field(
         None, description="The request header in which a reverse proxy names the user, such as X-Forwarded-User."
     )
     web_proxy_addresses: Annotated[list[str], AfterValidator(_networks), ADVANCED] = Field(
         default_factory=lambda: ["127.0.0.1", "::1"],
         description="The addresses and networks of the reverse proxies whose header is believed.",
+    )
+    web_redact: Annotated[list[str], ADVANCED] = Field(
+        default_factory=lambda: list(REDACTED),
+        description="The JSON keys and attributes whose values the dashboard replaces by ***, at any depth.",
     )
 
     kill_at: Annotated[str | None, HIDDEN] = Field(

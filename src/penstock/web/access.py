@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from inspect import isawaitable
 from typing import Protocol
 from unicodedata import normalize
+from urllib.parse import quote
 
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import MutableHeaders
@@ -319,7 +320,7 @@ def _client(request: Request) -> str:
 
 def _cookie(request: Request, visit: Visit) -> str:
     """Return the Set-Cookie header of a new visitor. It ends with the browser's session."""
-    path = request.scope.get("root_path", "") or "/"
+    path = quote(request.scope.get("root_path", ""), safe="/") or "/"  # may contain parts of the request's path
     # A client that forges the header of a TLS proxy only loses its own cookie.
     is_secure = request.url.scheme == "https" or request.headers.get("x-forwarded-proto", "") == "https"
     return f"{COOKIE}={visit.cookie}; Path={path}; HttpOnly; SameSite=Strict{'; Secure' if is_secure else ''}"

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from starlette.requests import Request
@@ -15,6 +16,26 @@ from penstock.web.rendering import render, url
 ROWS_MAX = 100
 FILTER_CHARACTERS_MAX = 200
 DETAIL_CHARACTERS_MAX = 300
+
+ACTIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "dismiss lines": "dismiss bad lines",
+        "drain": "drain a worker",
+        "export": "export dead letters",
+        "import": "import dead letters",
+        "move": "move dead letters",
+        "peek": "look at messages",
+        "purge": "delete messages",
+        "replay": "replay dead letters",
+        "replay lines": "replay bad lines",
+        "reprocess": "reprocess objects",
+        "retract": "retract objects",
+        "retry": "retry objects",
+        "schema set": "set a schema",
+        "schema transform": "set a transform",
+    }
+)
+"""The names of actions for people; others are shown as they are."""
 
 _KEY = re.compile(r"[0-9A-Z]{26}")  # a ULID
 
@@ -41,6 +62,7 @@ def show(request: Request) -> HTMLResponse:
         "audit.html",
         entries=[(row, detail_texts(row.details)) for row in rows],
         actions=actions,
+        names=ACTIONS,
         filters=filters,
         is_filtered=any(filters.values()),
         next_address=url(request, "/audit", **wanted, before=rows[-1].id) if has_more else None,

@@ -40,7 +40,7 @@ from penstock.operations.shown_bodies import (
 )
 from penstock.web.context import context_of
 from penstock.web.rendering import render, url
-from penstock.web.security import action, user_of
+from penstock.web.security import acting_user, action
 
 PAGE = 100
 BEGINNING_CHARS = 120  # of each body in a list
@@ -106,11 +106,9 @@ def show_messages(request: Request) -> HTMLResponse:
 
 def receive(request: Request) -> Response:
     """Receive messages to look at them, and show them."""
-    queue, user = _queue(request), user_of(request)
     context = context_of(request)
-    who = "unknown" if user is None else user.name
     with context.view() as seen:
-        peeked = receive_to_peek(seen, queue, who=f"{who} via the dashboard")
+        peeked = receive_to_peek(seen, _queue(request), who=acting_user(request))
     context.sampler.refresh()
     return RedirectResponse(url(request, "/messages", queue=peeked.queue, received=context.received.keep(peeked)), 303)
 

@@ -12,7 +12,8 @@ from penstock.app.registry import SERVING, WorkerRecord, is_local
 from penstock.errors import TemporaryError, UserError
 from penstock.ledger.holders import ClaimingWorker, OpenClaim
 from penstock.operations.inspection import ScopeView
-from penstock.operations.workers import StuckWorker, drain_worker, stuck_signs
+from penstock.operations.workers.draining import drain_worker
+from penstock.operations.workers.stuck import StuckWorker, stuck_signs
 from penstock.web.context import context_of
 from penstock.web.rendering import render, url
 from penstock.web.security import acting_user, action, form_of

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.app.held_messages import HeldMessage
 from penstock.app.registry import WorkerRecord
-from penstock.operations.workers import (
+from penstock.operations.workers.stuck import (
     HEARTBEAT_SECONDS_MAX,
     HELD_SECONDS_MAX,
     LAG_SECONDS_MAX,
