@@ -10,6 +10,7 @@ import pytest
 from tests.cli.dead_letter_scene import DLQ, FINAL_DLQ, QUEUE
 from tests.web.clients import client_of
 from tests.web.dead_site import DEADLINE_SECONDS, DeadSite, form_of, id_in, opened_site
+from tests.web.markup import harmless
 
 from penstock.dead_letters.canary import watch
 from penstock.dead_letters.operator import ReplayRate
@@ -76,7 +77,7 @@ def test_a_plan_counts_by_queue_and_error_and_changes_nothing(site: DeadSite) ->
     assert "1 would be left: its queue of origin is unknown" in page.text
     assert "order <n> is unknown" in page.text
     path, fields = form_of(page, "planned")
-    assert (path, fields["planned"]) == ("/dead/replay", "3")
+    assert (path, fields["planned"]) == ("/dead/replay?goal=replay", "3")
     assert (site.count(), site.count("lost-dlq"), site.count(QUEUE)) == (3, 1, 0)
     assert site.audit() == []
 
@@ -154,6 +155,22 @@ def test_a_confirmed_replay_sends_exactly_the_messages_that_match(site: DeadSite
     assert "2 dead letters were sent back." in page.text
     assert page.values("section", "hx-trigger") == []
     assert "Replay of 2 dead letters" in site.get("/actions").text
+
+
+def test_the_plan_of_a_group_on_its_page_is_of_this_group_whatever_its_name(site: DeadSite) -> None:
+    site.dead_letter("1", reason='\x1b[31m<b>"&amp;\u202e\x00\t{count}')
+    site.dead_letter("2", reason=DOWN)
+    groups = site.groups()
+    (link,) = (link for link in groups.values("a", "href") if "%1B" in link)
+    (action,) = (
+        address
+        for address in harmless(site.client.get(link).text).values("form", "action")
+        if address.startswith("/dead/plan?")
+    )
+    plan_id = id_in(site.post(action, {"goal": "replay"}))
+    site.context.plans.wait(plan_id, DEADLINE_SECONDS)
+    site.ended(site.confirm(site.get("/dead/plan", id=plan_id)))
+    assert (site.scene.bodies(QUEUE), site.scene.bodies(DLQ)) == (["1"], ["2"])
 
 
 def test_a_replay_says_if_the_number_is_not_that_of_the_plan(sqlite_site: DeadSite) -> None:

@@ -83,7 +83,7 @@ class DeadLetterRequest:
 
     @property
     def fields(self) -> Mapping[str, str]:
-        """The hidden inputs of its confirmation."""
+        """The fields in the address of its confirmation."""
         return {"goal": self.goal, **self.query.given, **self.replay.given}
 
     @property
@@ -120,8 +120,9 @@ class PlannedAction:
 def start_plan(request: Request) -> Response:
     """Start to count what an action would change."""
     context = context_of(request)
-    asked = _asked(form_of(request))
-    described = ActionDescription(title=sentence("Plan"), facts=asked.facts, total=None)
+    asked = _asked(request)
+    page = url(request, "/dead", **asked.query.given)
+    described = ActionDescription(title=sentence("Plan"), facts=asked.facts, page=page)
 
     def run(progress: ActionProgress) -> ActionResult:
         with context.view() as seen:
@@ -157,7 +158,7 @@ def cancel_plan(request: Request) -> Response:
 
 def start_replay(request: Request) -> Response:
     """Start the replay that a plan or the page of one dead letter confirms."""
-    asked = _asked(form_of(request), goal="replay")
+    asked = _asked(request, goal="replay")
     planned = _planned_count(request)
     context, who = context_of(request), audit_name(request)
     if asked.replay.options.to is not None:
@@ -169,7 +170,7 @@ def start_replay(request: Request) -> Response:
 
 def start_purge(request: Request) -> Response:
     """Start the purge that a plan confirms, if the number was typed."""
-    asked = _asked(form_of(request), goal="purge")
+    asked = _asked(request, goal="purge")
     planned = _planned_count(request)
     context, who = context_of(request), audit_name(request)
     if _typed(request) != planned:
@@ -243,8 +244,12 @@ def _purge(
     return ActionResult(sentences=sentences, outcome="stopped" if stopped else "done")
 
 
-def _asked(fields: Fields, *, goal: Goal | None = None) -> DeadLetterRequest:
-    """Return what a form asks for. Raises `UsageError` for a malformed field, and for a purge of everything."""
+def _asked(request: Request, *, goal: Goal | None = None) -> DeadLetterRequest:
+    """Return the request of a form. Raises `UsageError` for a malformed field, and for a purge of everything.
+
+    The filter is in the form's address: inputs would lose control characters, which names of groups may have.
+    """
+    fields: Fields = {**request.query_params, **form_of(request)}
     named = goal or fields.get("goal")
     if named not in ("replay", "purge"):
         raise UsageError("The form does not say what to plan: a replay or a purge.")
