@@ -1,23 +1,32 @@
 """The pages about batches and reconciles."""
 
+import json
 import re
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from html import unescape
 from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
 from tests.cli.scene import Scene
+from tests.web.clients import client_of
 from tests.web.object_scene import ObjectScene, settings_in
 from tests.web.test_objects import page, seen
 
+from penstock.app.processes import PROCESSES_FOLDER, ProcessRegistry
+from penstock.app.registry import RecordWriter
 from penstock.app.scope import Scope, ScopeRequest, find_scope
+from penstock.events import BatchClaimed, BatchProgressed, BatchWritten
 from penstock.ledger.records import BatchRecord
+from penstock.messaging.clock import SystemClock
 from penstock.operations.status.model import PipelineStatus
 from penstock.sinks.manifest import DataFile, encode
-from penstock.web import dashboard
 from penstock.web.batches import Visibility
+from penstock.web.rendering import UNKNOWN
+from penstock.worker.shutdown import StopSignal
+
+HERE = "here-1-A"
 
 
 @pytest.fixture
@@ -29,7 +38,7 @@ def scene(tmp_path: Path) -> Iterator[ObjectScene]:
 
 @pytest.fixture
 def client(scene: ObjectScene) -> Iterator[TestClient]:
-    with TestClient(dashboard(scene.scope), base_url="http://127.0.0.1") as client:
+    with client_of(scene.scope) as client:
         yield client
 
 
@@ -82,9 +91,31 @@ def test_running_attempts_have_their_worker_their_lease_and_the_page_of_spark(
     shown = page(client, "/batches", pipeline="clicks")
     assert claim.attempt_id in shown
     assert 'href="http://spark.test:4040/jobs/"' in shown
-    assert re.search(r"worker-1 2 \d{4}-.* until \d{4}-", seen(shown))
+    assert re.search(rf"worker-1 2 {UNKNOWN} \d{{4}}-.* until \d{{4}}-", seen(shown))
     assert scene.ledger.extend(claim.attempt_id, lease_seconds=-120.0)
     assert "expired 2 min ago" in seen(page(client, "/batches", pipeline="clicks"))
+
+
+def test_a_running_attempt_has_the_progress_of_its_worker_on_this_host(scene: ObjectScene, client: TestClient) -> None:
+    attempt_id = scene.claim("b").attempt_id
+    registry = ProcessRegistry(scene.folder / PROCESSES_FOLDER)
+    writer = RecordWriter(registry.record(HERE), worker=HERE, version="1", stop=StopSignal(), clock=SystemClock())
+    events = (
+        (
+            BatchClaimed(pipeline="clicks", attempt_id=attempt_id, objects=1, bytes=9, seconds=0.1),
+            "Spark has not begun",
+        ),
+        (BatchProgressed(pipeline="clicks", attempt_id=attempt_id, tasks_done=3, tasks=8), "3 of 8 tasks"),
+        (
+            BatchWritten(pipeline="clicks", attempt_id=attempt_id, rows=1, lines_quarantined=0, seconds=1.0),
+            "written, to be committed",
+        ),
+    )
+    with registry.register(HERE):
+        for event, words in events:
+            writer(event)
+            registry.record(HERE).write_text(json.dumps(asdict(writer.record())))
+            assert words in seen(page(client, "/batches", pipeline="clicks"))
 
 
 def test_an_address_that_is_none_of_the_web_is_no_link(scene: ObjectScene, client: TestClient) -> None:
@@ -164,7 +195,7 @@ def test_the_log_of_the_table_says_since_when_a_batch_is_visible(table: Scene) -
     table.publish()
     table.read({"b": [3]})
     pipeline = table.where.pipeline
-    with TestClient(dashboard(find_scope(ScopeRequest(), here=table.table.parent))) as client:
+    with client_of(find_scope(ScopeRequest(), here=table.table.parent)) as client:
         first = page(client, "/batch", pipeline=pipeline, seq=1)
         assert "since version" not in first, "it is read on demand"
         assert 'hx-trigger="load"' in first
@@ -212,7 +243,7 @@ def test_each_pipeline_has_its_latest_reconcile_and_the_command(scene: ObjectSce
 
 def test_the_command_for_a_table_names_its_source(table: Scene) -> None:
     table.read({"a": [1]})
-    with TestClient(dashboard(find_scope(ScopeRequest(), here=table.table.parent))) as client:
+    with client_of(find_scope(ScopeRequest(), here=table.table.parent)) as client:
         shown = page(client, "/reconcile")
     assert f"penstock reconcile --table {table.table} --source SOURCE" in shown
     assert "The messages wait for the next ingest of that source." in shown
@@ -220,7 +251,7 @@ def test_the_command_for_a_table_names_its_source(table: Scene) -> None:
 
 def test_without_a_pipeline_the_pages_say_so(tmp_path: Path) -> None:
 
-    with TestClient(dashboard(Scope(settings=settings_in(tmp_path)))) as client:
+    with client_of(Scope(settings=settings_in(tmp_path))) as client:
         for path in ("/batches", "/reconcile"):
             assert "No pipeline yet" in page(client, path)
         assert "The ledger has no pipeline yet" in page(client, "/object", address="x")

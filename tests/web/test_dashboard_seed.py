@@ -4,14 +4,13 @@ from pathlib import Path
 
 import pytest
 from benchmarks.dashboard_seed import PIPELINES, seed_ledger
-from starlette.testclient import TestClient
+from tests.web.clients import client_of
 from tests.web.object_scene import settings_in
 from tests.web.test_objects import listed, page
 
 from penstock.app.scope import Scope
 from penstock.ledger import Ledger
 from penstock.ledger.records import ObjectState
-from penstock.web import dashboard
 
 OBJECTS = 6_000
 
@@ -36,7 +35,7 @@ def test_it_has_every_object_once_and_every_state(folder: Path) -> None:
 
 
 def test_the_pages_show_it(folder: Path) -> None:
-    with TestClient(dashboard(Scope(settings=settings_in(folder)))) as client:
+    with client_of(Scope(settings=settings_in(folder))) as client:
         names = listed(page(client, "/objects?state=dead"))
         assert names
         assert "ValueError: no amount" in page(client, "/object", address=f"s3://landing/{names[0]}")

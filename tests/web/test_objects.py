@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from html import unescape
 from pathlib import Path
 from urllib.parse import parse_qs, quote, urlsplit
@@ -9,13 +10,20 @@ from urllib.parse import parse_qs, quote, urlsplit
 import pytest
 from sqlalchemy import update
 from starlette.testclient import TestClient
+from tests.cli.scene import Scene
+from tests.web.clients import client_of
 from tests.web.object_scene import TRACEBACK, ObjectScene, refresh
 
+from penstock.app.paths import LEDGER_FILE
+from penstock.app.scope import ScopeRequest, find_scope
+from penstock.ledger import Ledger
 from penstock.ledger.records import AttemptFailure, UnknownCounts
 from penstock.ledger.rows import uri_digest
 from penstock.ledger.schema import archived_objects, archives, objects
 from penstock.operations.objects import search as search_module
-from penstock.web import dashboard
+from penstock.pipeline.maintenance.archive import Archivist
+from penstock.storage.local import LocalFiles
+from penstock.testing import FakeClock
 from penstock.web import objects as objects_module
 
 HOSTILE = (
@@ -44,7 +52,7 @@ def scene(tmp_path: Path) -> Iterator[ObjectScene]:
 
 @pytest.fixture
 def client(scene: ObjectScene) -> Iterator[TestClient]:
-    with TestClient(dashboard(scene.scope), base_url="http://127.0.0.1") as client:
+    with client_of(scene.scope) as client:
         yield client
 
 
@@ -124,7 +132,20 @@ def test_pages_by_key_have_every_object_once(scene: ObjectScene, client: TestCli
 
 @pytest.mark.parametrize(
     "query",
-    [{"state": "no"}, {"pipeline": "no"}, {"after": "x"}, {"after": "[1,2]"}, {"after": '["time",1,"x","","",""]'}],
+    [
+        {"state": "no"},
+        {"pipeline": "no"},
+        {"after": "x"},
+        {"after": "[1,2]"},
+        {"after": "[" * 5_000},
+        {"after": '["time",1,"x","","",""]'},
+        {"after": '["time",1,NaN,"","",""]'},
+        {"after": '["time",1,1e999,"","",""]'},
+        {"after": '["attempt",1,0,"a\\u0000","",""]'},
+        {"after": '["attempt",1,0,"a\\ud800","",""]'},
+        {"after": '["id",1,0,"","","zz"]'},
+        {"after": '["id",' + "9" * 5_000 + ',0,"","",""]'},
+    ],
 )
 def test_bad_parameters_get_one_clear_sentence(client: TestClient, query: dict[str, str]) -> None:
     shown = page(client, "/objects", status=400, **query)
@@ -193,6 +214,13 @@ def test_more_objects_than_a_sorted_list_holds_are_read_by_attempt_and_id(
     found = listed(page(client, "/objects"))
     assert found[:3] == ["c", "b", "a"]
     assert sorted(found[3:]) == ["wait a", "wait b", "wait c"]
+    scene.fail("wait d", failure=AttemptFailure.RETRY, pipeline="orders")
+    monkeypatch.setattr(objects_module, "PAGE_OBJECTS", 1)
+    found, shown = [], page(client, "/objects")
+    while (following := re.search(r'<a href="([^"]+)" rel="next">', shown)) is not None:
+        found += listed(shown)
+        shown = page(client, unescape(following[1]))
+    assert sorted([*found, *listed(shown)]) == ["a", "b", "c", "wait a", "wait b", "wait c", "wait d"]
     assert listed(page(client, "/objects", q="wait b")) == ["wait b"]
 
 
@@ -314,6 +342,28 @@ def test_an_archived_identity_is_known(scene: ObjectScene, client: TestClient) -
     response = client.get("/objects", params={"q": ref.uri}, follow_redirects=False)
     assert response.status_code == 303
     assert "1 archived object was not searched" in page(client, "/objects", q="nothing")
+
+
+def test_an_archived_object_has_its_record_from_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    table = Scene.at(tmp_path)
+    table.read({"a": [1, 2]})
+    table.publish()
+    with closing(Ledger.open(table.where.state / LEDGER_FILE)) as ledger:
+        archivist = Archivist(
+            ledger=ledger,
+            pipeline=table.where.pipeline,
+            location=LocalFiles(table.where.state / "archive"),
+            probe=lambda _: None,
+            clock=FakeClock(),
+        )
+        assert archivist.run(older_than_seconds=-1.0, up_to_seq=1).objects == 1
+    with client_of(find_scope(ScopeRequest(), here=tmp_path)) as client:
+        shown = page(client, "/object", address=table.ref("a").uri)
+        assert "archived" in shown
+        assert "Retry this object" not in shown
+        assert "1 archived object was not searched" in page(client, "/objects", q="nothing")
+        assert listed(page(client, "/objects", state="all")) == []
 
 
 # Unknown ones

@@ -8,6 +8,7 @@ returns what it found so far, and how many objects it read.
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Literal
 
 from penstock.errors import UsageError
@@ -46,8 +47,12 @@ class SearchPosition:
         """Return the position that `encode` wrote. Raises `UsageError` for any other text."""
         try:
             step, read, since, attempt_id, pipeline, object_id = json.loads(text)
-            if step not in ("time", "attempt", "id"):
-                raise ValueError(step)
+            if (
+                step not in ("time", "attempt", "id")
+                or not isfinite(since)
+                or not f"{attempt_id}{pipeline}".isprintable()
+            ):
+                raise ValueError(text)
             return SearchPosition(
                 step=step,
                 read=int(read),
@@ -185,7 +190,7 @@ class _Search:
 
     def _take_by_id(self, wanted: ObjectFilter, after: SearchPosition | None) -> SearchPosition | None:
         left = [name for name in sorted(wanted.pipelines) if after is None or name >= after.pipeline]
-        for pipeline in left:
+        for index, pipeline in enumerate(left, start=1):
             last = after.object_id or None if after is not None and after.pipeline == pipeline else None
             while True:
                 part = self._lists.by_id(
@@ -198,8 +203,8 @@ class _Search:
                     break
                 if self._is_full() or self._is_late():
                     return SearchPosition(step="id", read=self._read, pipeline=pipeline, object_id=last)
-            if self._is_full() and pipeline != left[-1]:
-                return SearchPosition(step="id", read=self._read, pipeline=f"{pipeline}\0")  # the names after it
+            if self._is_full() and index < len(left):
+                return SearchPosition(step="id", read=self._read, pipeline=left[index])
         return None
 
     def _of_states(self, states: frozenset[ObjectState]) -> ObjectFilter:
