@@ -13,7 +13,14 @@ from jinja2 import nodes
 from penstock.web import rendering, texts
 
 WEB = Path(str(files("penstock.web")))
-FUNCTIONS = {"_": (0,), "texts": (0,), "counted": (1, 2), "count": (1, 2)}  # the positions of their texts
+FUNCTIONS = {
+    "_": (0,),
+    "texts": (0,),
+    "counted": (1, 2),
+    "count": (1, 2),
+    "sentence": (0,),
+    "counted_sentence": (1, 2),
+}  # the positions of their texts
 
 
 def texts_of_templates() -> Iterator[str]:

@@ -68,15 +68,20 @@ class Grouping:
     def add(self, dead_letters: Iterable[DeadLetteredMessage]) -> None:
         """Count these messages."""
         for dead_letter in dead_letters:
-            self.dead_letters += 1
-            group = self._group(_key_from_text(dead_letter), dead_letter)
-            if group is None:
-                self.others += 1
-                continue
-            at = dead_letter.message.enqueued_at
-            group.count += 1
-            group.first_at, group.last_at = min(group.first_at, at), max(group.last_at, at)
-            group.queues[dead_letter.queue] = None
+            self.add_one(dead_letter)
+
+    def add_one(self, dead_letter: DeadLetteredMessage) -> str | None:
+        """Count a message; return the key of its group, or None if there are too many groups."""
+        self.dead_letters += 1
+        key, group = self._group(_key_from_text(dead_letter), dead_letter)
+        if group is None:
+            self.others += 1
+            return None
+        at = dead_letter.message.enqueued_at
+        group.count += 1
+        group.first_at, group.last_at = min(group.first_at, at), max(group.last_at, at)
+        group.queues[dead_letter.queue] = None
+        return key
 
     def groups(self) -> Sequence[FailureGroup]:
         """Return the groups, largest first."""
@@ -95,19 +100,24 @@ class Grouping:
             for key, group in found
         ]
 
-    def _group(self, key: str | None, dead_letter: DeadLetteredMessage) -> _PartialGroup | None:
-        group = None if key is None else self._groups.get(key)
-        if group is not None:
-            return group
+    def _group(self, key: str | None, dead_letter: DeadLetteredMessage) -> tuple[str, _PartialGroup | None]:
+        if key is not None and key in self._groups:
+            return key, self._groups[key]
         death = dead_letter.death
         key = key_of(death)  # the exact key, in case a forged death misled the quick one
         if key not in self._groups:
             if len(self._groups) >= self._groups_max:
-                return None
+                return key, None
             self._groups[key] = _PartialGroup(
                 example=_without_content(dead_letter), reason=NO_REASON if death is None else death.reason
             )
-        return self._groups[key]
+        return key, self._groups[key]
+
+
+def group_of(dead_letter: DeadLetteredMessage) -> str:
+    """Return the key of a message's group, decoding its death only if its text is not as Penstock writes it."""
+    key = _key_from_text(dead_letter)
+    return key_of(dead_letter.death) if key is None else key
 
 
 def key_of(death: Death | None) -> str:

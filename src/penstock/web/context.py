@@ -13,7 +13,9 @@ from penstock.app.scope import Scope
 from penstock.config import Settings
 from penstock.messaging.clock import Clock
 from penstock.operations.inspection import ScopeView, view
+from penstock.web.actions import ActionRunner
 from penstock.web.charts import ChartSource, Sparklines
+from penstock.web.dead_letter_watch import DeadLetterWatch
 from penstock.web.queue_details import QueueDetailReader
 from penstock.web.received import ReceivedMessages
 from penstock.web.sampling import Sampler
@@ -24,7 +26,10 @@ VIEW_SECONDS_MAX = 60.0  # then a view is opened anew: a ledger or a queue may h
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DashboardContext:
-    """The values that the pages of one dashboard share. ``title`` names the app or the table."""
+    """The values that the pages of one dashboard share. ``title`` names the app or the table.
+
+    ``plans`` runs what actions begin with: counting the messages that they would change, which changes nothing.
+    """
 
     title: str
     scope: Scope
@@ -35,6 +40,9 @@ class DashboardContext:
     sparklines: Sparklines
     queue_details: QueueDetailReader
     received: ReceivedMessages = field(default_factory=ReceivedMessages)
+    actions: ActionRunner
+    plans: ActionRunner
+    dead_letters: DeadLetterWatch
 
     @property
     def settings(self) -> Settings:
@@ -48,7 +56,10 @@ class DashboardContext:
             yield seen
 
     def close(self) -> None:
-        """Stop the threads and close the connections."""
+        """Stop the threads and close the connections. Actions end after their current chunk."""
+        self.plans.stop(seconds=0.0)
+        self.actions.stop()
+        self.dead_letters.close()
         self.sampler.close()
         self.views.close()
 

@@ -23,10 +23,25 @@ from penstock.errors import TemporaryError, UserError
 from penstock.events import Listener, ignore
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.operations.status.watch import StatusWatch
-from penstock.web import audit, messages, overview, queues, workers
+from penstock.web import (
+    action_pages,
+    audit,
+    batches,
+    dead,
+    dead_actions,
+    messages,
+    object_retry,
+    objects,
+    overview,
+    queues,
+    reconcile,
+    workers,
+)
 from penstock.web.access import AccessControl, Authenticator, MountedAccess, Roles, UserFunction
+from penstock.web.actions import ActionRunner
 from penstock.web.charts import ChartSource, Sparklines
 from penstock.web.context import DashboardContext, ViewPool, context_of
+from penstock.web.dead_letter_watch import DeadLetterWatch
 from penstock.web.headers import BodyLimit, SecurityHeaders
 from penstock.web.prometheus import PrometheusCharts
 from penstock.web.queue_details import QueueDetailReader
@@ -42,6 +57,7 @@ PREFERENCE_SECONDS = 365 * 86_400
 PING_SECONDS = 15
 STREAMS_MAX = 200
 STREAM_RETRY_SECONDS = 30
+PLANS_RUNNING_MAX, PLANS_MAX = 2, 20
 
 
 class Dashboard(Starlette):
@@ -110,6 +126,13 @@ def routes() -> Sequence[BaseRoute]:
         *messages.ROUTES,
         *workers.ROUTES,
         *audit.ROUTES,
+        *objects.ROUTES,
+        *object_retry.ROUTES,
+        *batches.ROUTES,
+        *reconcile.ROUTES,
+        *dead.ROUTES,
+        *dead_actions.ROUTES,
+        *action_pages.ROUTES,
         Route("/events", _events),
         form_route("/preferences", _set_preferences),
         Mount("/static", StaticFiles(directory=str(files("penstock.web") / "static")), name="static"),
@@ -128,12 +151,19 @@ def _context(scope: Scope, *, title: str, clock: Clock, emit: Listener) -> Dashb
     )
     history = HistoryReader(settings.data_dir, measured_every_seconds=settings.metrics_monitor_every)
     charts = _charts(settings, clock=clock) or history
+    views = ViewPool(scope, clock=clock)
+    actions, dead_letters = ActionRunner(clock=clock), DeadLetterWatch(views.borrowed, clock=clock)
+    actions.when_ended(sampler.refresh)
+    actions.when_ended(dead_letters.expire)
     return DashboardContext(
         title=title,
         scope=scope,
         clock=clock,
         sampler=sampler,
-        views=ViewPool(scope, clock=clock),
+        views=views,
+        actions=actions,
+        plans=ActionRunner(clock=clock, running_max=PLANS_RUNNING_MAX, finished_max=PLANS_MAX),
+        dead_letters=dead_letters,
         charts=charts,
         sparklines=Sparklines(charts, clock=clock),
         queue_details=QueueDetailReader(history, clock=clock),

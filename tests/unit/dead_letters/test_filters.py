@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from penstock.dead_letters.filters import DeadLetterFilter, origins_of, source_of
+from penstock.dead_letters.groups import Grouping
 from penstock.dead_letters.reader import DeadLetteredMessage
 from penstock.messaging.death import DEATH_ATTRIBUTE, SET_ASIDE_ATTRIBUTE, Death, encode_death, move_death_to_history
 from penstock.messaging.message import Message
@@ -63,6 +64,9 @@ KNOWN = dead_letter(
         (DeadLetterFilter(error="shop.py"), True),
         (DeadLetterFilter(error="Replayed Often"), True),
         (DeadLetterFilter(error="bill|KeyError|shop.py:f"), True),
+        (DeadLetterFilter(group="bill|KeyError|shop.py:f"), True),
+        (DeadLetterFilter(group="KeyError"), False),
+        (DeadLetterFilter(group="bill|KeyError|shop.py:f", handler="ship"), False),
         (DeadLetterFilter(error="timeout"), False),
         (DeadLetterFilter(older_than_seconds=59.0), True),
         (DeadLetterFilter(older_than_seconds=61.0), False),
@@ -115,6 +119,21 @@ def test_the_error_filter_searches_the_text_and_not_its_encoding(error: str, mat
 
 def test_the_name_of_the_group_without_a_reason_matches_its_messages() -> None:
     assert DeadLetterFilter(error="no reason was recorded").matches(dead_letter(), now=NOW)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        dead_letter(),
+        dead_letter(reason="order 17 is unknown"),
+        dead_letter(reason='said "x"', fingerprint="bill|KeyError|shop.py:<lambda>"),
+        dead_letter(attributes={DEATH_ATTRIBUTE: "{}"}),
+    ],
+)
+def test_a_message_matches_the_key_under_which_it_is_grouped(found: DeadLetteredMessage) -> None:
+    key = Grouping().add_one(found)
+    assert DeadLetterFilter(group=key).matches(found, now=NOW)
+    assert not DeadLetterFilter(group=f"{key} ").matches(found, now=NOW)
 
 
 @pytest.mark.parametrize(

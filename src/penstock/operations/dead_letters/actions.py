@@ -104,19 +104,27 @@ class ReplayOperation:
         on_progress: ProgressCallback,
         clock: Clock | None = None,
         probe: Probe = no_probe,
+        who: str | None = None,
     ) -> None:
+        """``who`` acts, for the audit; None: the user of this process."""
         self._seen = seen
         self._selection = selection
         self._how = how
         self._ledger = ledger
         self._stopped = stopped
         self._on_progress = on_progress
+        self._who = who
         self._clock = clock or SystemClock()
         self._sender = ReplaySender(seen.broker, ledger.replays, clock=self._clock, probe=probe)
         self._began_at = self._clock.now()
         self._origins = OriginQueues(seen.broker)
         self._results: list[QueueResult] = []  # this replay's audit entries so far
         self._report = ReplayReport()
+
+    @property
+    def report(self) -> ReplayReport:
+        """The result so far, also after an error."""
+        return self._report
 
     def run(self, *, say: Callable[[str], None]) -> ReplayReport:
         """Run the replay. Raises `UsageError` for an invalid destination."""
@@ -193,7 +201,9 @@ class ReplayOperation:
                 if sent_max == self._report.sent or (first := next(pages, None)) is None:
                     continue
                 details = {**self._selection.details, **self._how.details}
-                entry = audited(self._ledger, "replay", queue=queue, details=details, stopped=self._stopped)
+                entry = audited(
+                    self._ledger, "replay", queue=queue, details=details, stopped=self._stopped, who=self._who
+                )
                 self._results.append(result := entries.enter_context(entry))
                 for page in chain([first], pages):
                     yield from self._send_pages(dead_letters, page, rate, result, sent_max)
@@ -251,9 +261,18 @@ class ReplayOperation:
 
 
 def purge(
-    seen: ScopeView, selection: DeadLetterSelection, *, ledger: Ledger, stopped: Stopped, on_progress: ProgressCallback
+    seen: ScopeView,
+    selection: DeadLetterSelection,
+    *,
+    ledger: Ledger,
+    stopped: Stopped,
+    on_progress: ProgressCallback,
+    who: str | None = None,
 ) -> PurgeReport:
-    """Delete the selected messages that were dead letters when the purge began."""
+    """Delete the selected messages that were dead letters when the purge began.
+
+    ``who`` acts, for the audit; None: the user of this process.
+    """
     clock = SystemClock()
     began_at = clock.now()
     left = selection.limit
@@ -265,7 +284,8 @@ def purge(
             pages = matching(dead_letters, selection.wanted, clock=clock, stopped=stopped, until=began_at)
             if (first := next(pages, None)) is None:
                 continue
-            with audited(ledger, "purge", queue=queue, details=selection.details, stopped=stopped) as result:
+            details = selection.details
+            with audited(ledger, "purge", queue=queue, details=details, stopped=stopped, who=who) as result:
                 for page in chain([first], pages):
                     purged.ids_met.update(*map(selection.wanted.ids_met, page))
                     result.messages += dead_letters.remove([dead_letter.id for dead_letter in page[:left]])

@@ -20,7 +20,7 @@ from penstock.app.scope import scope_ledger
 from penstock.app.system_health import dead_letter_queues
 from penstock.dead_letters.filters import DeadLetterFilter, objects_of, origins_of
 from penstock.dead_letters.groups import FailureGroup, Grouping
-from penstock.dead_letters.operator import Stopped, matching
+from penstock.dead_letters.operator import ProgressCallback, Stopped, matching
 from penstock.dead_letters.reader import PAGE, DeadLetteredMessage, dead_letters_in
 from penstock.errors import ConfigurationError, UsageError
 from penstock.ledger import Ledger
@@ -134,6 +134,7 @@ class DeadLetterSelection:
             "tier": self.tier,
             "handler": wanted.handler,
             "error": wanted.error,
+            "group": wanted.group,
             "older_than_seconds": wanted.older_than_seconds,
             "younger_than_seconds": wanted.younger_than_seconds,
             "attributes": dict(wanted.attributes),
@@ -248,8 +249,11 @@ def history_of(seen: ScopeView, selection: DeadLetterSelection, id: str) -> Dead
     meant = replace(selection, wanted=DeadLetterFilter(ids=frozenset({id})))
     with closing(select_dead_letters(seen, meant)) as found:
         dead_letter = next(found, None)
-    if dead_letter is None:
-        return None
+    return None if dead_letter is None else history_for(seen, dead_letter)
+
+
+def history_for(seen: ScopeView, dead_letter: DeadLetteredMessage) -> DeadLetterHistory:
+    """Return the message with its entries in the ledger."""
     replay_id = dead_letter_replay_id(dead_letter.queue, dead_letter.message)
     objects: list[tuple[str, str | None, ObjectRow | None]] = []
     for uri in sorted(objects_of(dead_letter.message)):
@@ -266,20 +270,31 @@ def opened_ledger(seen: ScopeView) -> Ledger:
 
 
 def plan(
-    seen: ScopeView, selection: DeadLetterSelection, *, to: str | None, clock: Clock | None = None
+    seen: ScopeView,
+    selection: DeadLetterSelection,
+    *,
+    to: str | None,
+    clock: Clock | None = None,
+    stopped: Stopped = lambda: False,
+    on_progress: ProgressCallback = lambda _: None,
 ) -> DeadLetterPlan:
-    """Inspect and count all selected messages. Raises `UsageError` for an invalid destination."""
+    """Inspect and count all selected messages. Raises `UsageError` for an invalid destination.
+
+    Once ``stopped`` returns True, the plan covers only the messages inspected by then.
+    """
     if to is not None:
         check_destination(seen, to)
     grouping = Grouping()
     met: set[str] = set()
     origins = OriginQueues(seen.broker)
     by_queue: Counter[tuple[str, str | None]] = Counter()
-    with closing(select_dead_letters(seen, selection, clock=clock)) as found:
-        for dead_letter in found:
-            grouping.add([dead_letter])
-            met |= selection.wanted.ids_met(dead_letter)
-            by_queue[dead_letter.queue, to or origins.of(dead_letter)] += 1
+    with closing(select_dead_letters(seen, selection, clock=clock, stopped=stopped)) as found:
+        while chunk := list(islice(found, PAGE)):
+            grouping.add(chunk)
+            for dead_letter in chunk:
+                met |= selection.wanted.ids_met(dead_letter)
+                by_queue[dead_letter.queue, to or origins.of(dead_letter)] += 1
+            on_progress(len(chunk))
     return DeadLetterPlan(
         dead_letters=grouping.dead_letters,
         by_queue=by_queue,
@@ -308,10 +323,19 @@ class QueueResult:
 
 @contextmanager
 def audited(
-    ledger: Ledger, action: str, *, queue: str, details: Mapping[str, object], stopped: Stopped
+    ledger: Ledger,
+    action: str,
+    *,
+    queue: str,
+    details: Mapping[str, object],
+    stopped: Stopped,
+    who: str | None = None,
 ) -> Iterator[QueueResult]:
-    """Record an action in the audit log before it is done, and its result afterwards; the caller counts messages."""
-    entry = ledger.audits.begin(action, queue=queue, who=current_user(), details=details)
+    """Record an action in the audit log before it is done, and its result afterwards; the caller counts messages.
+
+    ``who`` acts; None: the user of this process.
+    """
+    entry = ledger.audits.begin(action, queue=queue, who=who or current_user(), details=details)
     done = QueueResult(queue=queue)
     try:
         yield done
