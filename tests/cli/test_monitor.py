@@ -13,6 +13,9 @@ from tests.cli.conftest import Call
 from tests.cli.process import DEADLINE_SECONDS, Process, Start
 from tests.cli.scene import Scene
 
+from penstock.app.history.history import HistoryReader
+from penstock.app.history.points import SeriesKind
+from penstock.app.history.ring import HistoryRange
 from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.ledger.records import AttemptFailure
 from penstock.messaging.message import Outgoing
@@ -164,6 +167,10 @@ def test_a_monitor_exports_queues_dead_letters_ledger_and_table(
         assert time.monotonic() < deadline
         time.sleep(0.1)  # as above
     assert http_get(address, "/livez")
+
+    history = HistoryReader(str(here / ".penstock"), measured_every_seconds=1)
+    chart = history.chart(SeriesKind.PIPELINE, "clicks", HistoryRange.HOUR, at=time.time())
+    assert (chart.values["processed"][0], chart.values["unpublished"][0]) == (2, 1)
 
     monitor.signal(signal.SIGTERM)
     assert monitor.exit_code() == 0

@@ -70,6 +70,23 @@ def test_objects_are_enqueued_and_their_rows_stay_until_they_are_read_again(pens
     assert states(table) == {ObjectState.PROCESSED: 3}
 
 
+@pytest.mark.parametrize(
+    ("transform", "options"),
+    [("shop:clean", "its options (--transform shop:clean, ...)"), (None, "its options, such as --transform")],
+)
+def test_without_a_worker_the_ingest_that_reads_them_is_named(
+    penstock: Call, table: Scene, transform: str | None, options: str
+) -> None:
+    with ledger_of(table) as ledger, ledger.database.writing() as connection:
+        connection.execute(update(pipelines).values(transform=transform))
+    hint = f"No worker runs: the next `penstock ingest` of this table reads them. Give it {options} again.\n"
+    assert penstock(*REPROCESS, path(table, "a")).err == hint
+    table.fail("bad", AttemptFailure.DEAD, "bad")
+    assert penstock("objects", "retry", "--queue", table._queue, "--yes").err.endswith(hint)
+    with table.worker():
+        assert penstock(*REPROCESS, path(table, "c")).err == ""
+
+
 def test_rows_that_are_merged_by_key_cannot_be_read_again(penstock: Call, table: Scene) -> None:
     with ledger_of(table) as ledger, ledger.database.writing() as connection:
         connection.execute(update(pipelines).values(merge="{}"))

@@ -112,6 +112,16 @@ def test_in_a_table_that_is_only_appended_to_nothing_is_retracted(penstock: Call
     assert (shown(table), states(table)) == (before, {ObjectState.PROCESSED: 3})
 
 
+def test_its_log_is_silent_unless_the_setting_asks_for_it(
+    penstock: Call, table: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = penstock(*RETRACT, path(table, "a"))
+    assert (result.exit_code, result.err) == (0, "")
+    monkeypatch.setenv("PENSTOCK_LOG_FORMAT", "json")
+    result = penstock(*RETRACT, path(table, "b"))
+    assert '"event":"' in result.err.replace(" ", "")
+
+
 def test_without_a_terminal_it_asks_for_yes(penstock: Call, table: Scene) -> None:
     result = penstock("objects", "retract", path(table, "a"))
     assert result.exit_code == USAGE

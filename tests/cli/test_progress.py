@@ -285,6 +285,19 @@ def test_a_terminal_shows_a_progress_bar_below_the_lines(monkeypatch: pytest.Mon
         ({"replaced_objects": 1, "replaced_rows": 1}, "1 file changed: its 1 earlier row was replaced."),
         ({"replaced_objects": 2, "replaced_rows": 1_200}, "2 files changed: their 1,200 earlier rows were replaced."),
         ({"replaced_objects": 1}, "1 file changed: its earlier version had no rows."),
+        (
+            {"objects_reread": 1, "replaced_objects": 1, "replaced_rows": 2},
+            "\n1 object read again: its 2 earlier rows were replaced.\n",
+        ),
+        (
+            {"objects_reread": 2, "replaced_objects": 3, "replaced_rows": 7},
+            "\n2 objects read again, and 1 file changed: their 7 earlier rows were replaced.\n",
+        ),
+        (
+            {"objects_reread": 2, "replaced_objects": 2, "replaced_rows": 1},
+            "\n2 objects read again: their 1 earlier row was replaced.\n",
+        ),
+        ({"objects_reread": 2}, "\n2 objects read again: the table had none of their rows.\n"),
         ({"grown_objects": 1, "appended_rows": 2}, "1 file grew: 2 rows were appended."),
         ({"grown_objects": 2, "appended_rows": 1}, "2 files grew: 1 row was appended."),
         ({"replaced_objects": 2}, "2 files changed: their earlier versions had no rows."),

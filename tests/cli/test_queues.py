@@ -101,6 +101,28 @@ def test_a_paused_queue_delivers_nothing_until_it_is_resumed(penstock: Call, bro
     assert broker.receive("orders", messages_max=1, lease_seconds=5.0)
 
 
+def test_a_pause_and_its_end_are_in_the_audit_log(penstock: Call, broker: SqliteBroker) -> None:
+    penstock("queues", "pause", "orders")
+    penstock("queues", "resume", "orders")
+    rows = penstock("admin", "audit", "--json").document
+    assert [(row["action"], row["queue"], row["outcome"]) for row in rows] == [
+        ("resume", "orders", "done"),
+        ("pause", "orders", "done"),
+    ]
+    assert all(row["who"] for row in rows)
+
+
+def test_a_queue_is_paused_without_the_ledger(
+    penstock: Call, broker: SqliteBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_LEDGER", "mysql://u:secret@127.0.0.1:1/db")
+    result = penstock("queues", "pause", "orders")
+    assert result.out == "orders is paused.\n"
+    assert "The audit log has no entry of this" in result.err
+    assert "secret" not in result.err
+    assert broker.paused("orders")
+
+
 def test_a_pause_is_shown_on_a_narrow_terminal(
     penstock: Call, broker: SqliteBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,6 +78,7 @@ def test_replaced_versions_are_counted_with_their_rows(penstock: Call, scene: Sc
     scene.read({"a": [5], "b": [6, 7]}, version="3", on_change=OnChange.REPLACE)
     document = penstock("status", "--json").document
     assert (document["replaced_objects"], document["replaced_rows"]) == (3, 4)
+    assert "processed (counted by version, a changed object several times)" in penstock("status").out
     (pipeline,) = document["pipelines"]
     assert (pipeline["replaced_objects"], pipeline["replaced_rows"]) == (3, 4)
 

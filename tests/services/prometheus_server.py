@@ -50,6 +50,10 @@ class PrometheusServer:
             )
         self._await_ready()
 
+    @property
+    def url(self) -> str:
+        return f"http://{self._address}"
+
     def query(self, expression: str) -> Sequence[Mapping[str, Any]]:
         """Return the present value of an expression. Raises AssertionError with Prometheus's error."""
         answer = self._asked("query", query=expression)

@@ -90,7 +90,11 @@ def test_files_are_read_again_under_the_changed_transform_and_only_their_rows_ch
     (source / "d.jsonl").write_text('{"id": 5}\n')
     report = load(transform=TIMES_TEN)
     assert (report.objects_processed, report.replaced_objects, report.replaced_rows) == (3, 2, 3)
+    assert report.objects_reread == 2
     assert ids_in(tmp_path / "t") == [4, 10, 20, 30, 50]
+    (source / "d.jsonl").write_text('{"id": 6}\n{"id": 7}\n')
+    changed = load(transform=TIMES_TEN)
+    assert (changed.objects_processed, changed.replaced_objects, changed.objects_reread) == (1, 1, 0)
     assert load(transform=TIMES_TEN).objects_processed == 0
 
 

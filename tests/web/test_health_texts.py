@@ -1,71 +1,15 @@
 """Every sentence that the health model can produce has its Japanese."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import pytest
+from tests.web.figures import NO_OBJECTS, pipeline, queue, status
 
-from penstock.app.queues import QueueStatus
 from penstock.ledger.records import ObjectState
-from penstock.operations.status.model import ForeignCommitStatus, LaggingQueue, PipelineStatus, ProblemKind, Status
+from penstock.operations.status.model import ForeignCommitStatus, LaggingQueue, ProblemKind, Status
 from penstock.operations.status.sentences import Names, sentence
 from penstock.web.rendering import sentence_text
 from penstock.web.texts import texts_in
-
-NO_OBJECTS = dict.fromkeys(ObjectState, 0)
-
-
-def queue(name: str = "orders", **given: Any) -> QueueStatus:
-    values: Mapping[str, Any] = {
-        "visible": 0,
-        "in_flight": 0,
-        "delayed": 0,
-        "oldest_visible_message_age_seconds": None,
-        "oldest_visible_message_age_source": "exact",
-        "oldest_message_age_seconds": None,
-        "oldest_message_age_source": "exact",
-        "dead_letters": 0,
-        "dead_letters_set_aside": 0,
-        "paused": False,
-        "breaker": None,
-        "unserved": None,
-        "workers": (),
-    }
-    return QueueStatus(queue=name, **{**values, **given})
-
-
-def pipeline(**given: Any) -> PipelineStatus:
-    values: Mapping[str, Any] = {
-        "objects": NO_OBJECTS,
-        "objects_overdue": 0,
-        "oldest_unprocessed_age_seconds": None,
-        "batches_committed": 0,
-        "reconciled": None,
-        "objects_replaced": 0,
-        "batches_unpublished": 0,
-        "table": None,
-        "table_version": None,
-        "disagreement": None,
-    }
-    return PipelineStatus(pipeline="clicks", **{**values, **given})
-
-
-def status(**given: Any) -> Status:
-    values: Mapping[str, Any] = {
-        "table": None,
-        "table_version": None,
-        "objects": NO_OBJECTS,
-        "batches_committed": 0,
-        "batches_unpublished": 0,
-        "messages_visible": 0,
-        "messages_in_flight": 0,
-        "messages_delayed": 0,
-        "oldest_visible_message_age_seconds": None,
-        "dead_letters": 0,
-        "workers": (),
-    }
-    return Status(**{**values, **given})
-
 
 FOREIGN = ForeignCommitStatus(
     table="t", version=3, operation="WRITE", engine="e", committed_at=None, replaced_from=1, replaced_to=2

@@ -18,10 +18,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.app.held_messages import HeldMessage, HeldMessages
 from penstock.app.processes import PROCESSES_FOLDER, ProcessRegistry, draft_of
+from penstock.app.running_batches import BATCH_EVENTS, RecordedRun, RunningBatches
 from penstock.events import (
     BreakerClosed,
     BreakerOpened,
@@ -164,6 +165,7 @@ HEARD = frozenset(
         SettlementFailed,
         WorkerDraining,
         WorkerStarted,
+        *BATCH_EVENTS,
         *UNSERVED_EVENTS,
     }
 )
@@ -194,6 +196,7 @@ class WorkerRecord:
     lag_seconds: float | None = None  # how late it runs its timers, at its last heartbeat
     troubles: tuple[str, ...] = ()  # threads that hang or have ended, which only a restart fixes
     memory_bytes: int | None = None  # resident; None if the system does not report it
+    batches: tuple[RecordedRun, ...] = ()  # of pipelines, that it has claimed and not ended
 
 
 _FIELDS = frozenset(field.name for field in fields(WorkerRecord))
@@ -229,6 +232,7 @@ class RecordWriter(SelectiveListener):
         self._lag = LagSampler(clock=clock, observe=lambda _: None, loop=lambda: self._liveness.loop())
         self._lag_seconds: float | None = None  # written by the thread that writes the file
         self._held = HeldMessages()
+        self._batches = RunningBatches()
         self._paused: dict[str, str] = {}  # the error by queue; under the lock
         self._unserved = UnservedQueues()
         self._seen = SeenAges(clock)
@@ -269,6 +273,8 @@ class RecordWriter(SelectiveListener):
                 self._try_to_write()
             case WorkerDraining():
                 self._changed.set()
+            case _ if type(event) in BATCH_EVENTS:
+                self._batches(event)
             case _:
                 self._unserved(event)
                 self._changed.set()
@@ -309,6 +315,7 @@ class RecordWriter(SelectiveListener):
             lag_seconds=self._lag_seconds,
             troubles=tuple(self._liveness.troubles),
             memory_bytes=_memory_bytes(),
+            batches=self._batches.newest(),
         )
 
     def _run(self) -> None:
@@ -423,7 +430,13 @@ def _read(path: Path) -> WorkerRecord | None:
                 for held in written.get("held", ())
             ),
             "troubles": tuple(written.get("troubles", ())),
+            "batches": tuple(_running_batch(batch) for batch in written.get("batches", ())),
         }
         return WorkerRecord(**{**known, **lists, "seen": seen})
     except (OSError, ValueError, TypeError, KeyError, AttributeError):  # deleted meanwhile, or of another version
         return None
+
+
+def _running_batch(written: Mapping[str, Any]) -> RecordedRun:
+    """Return a batch of a record; newer workers may add fields."""
+    return RecordedRun(**{name: value for name, value in written.items() if name in RecordedRun.__slots__})

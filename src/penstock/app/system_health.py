@@ -76,6 +76,11 @@ class PipelineHealth:
     warned_lines: int = 0  # the bad lines of these objects
     objects_missing: int = 0  # at the latest reconcile, without those whose messages have left the queue since
 
+    @property
+    def objects_left(self) -> int:
+        """Return the number of objects that are not in a terminal state."""
+        return sum(number for state, number in self.objects.items() if state not in TERMINAL)
+
 
 def has_left(queue: QueueStats | QueueHealth, *, seconds: float) -> bool:
     """Return True if no message is left that was in the queue ``seconds`` before it was read. In doubt, False."""

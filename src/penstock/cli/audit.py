@@ -1,4 +1,4 @@
-"""`penstock admin audit`: list manual changes of dead letters, objects and schemas, with user and time."""
+"""`penstock admin audit`: list manual changes of queues, dead letters, objects and schemas, with user and time."""
 
 import dataclasses
 import json
@@ -21,11 +21,11 @@ def audit(
     limit: Annotated[int, typer.Option("--limit", min=1, max=100_000, help="Maximum number, newest first.")] = 100,
     json_: Json = False,
 ) -> None:
-    """List manual changes of dead letters, objects and schemas.
+    """List manual changes of queues, dead letters, objects and schemas.
 
-    Replays, moves, purges, exports and imports of dead letters, retries of failed objects, replays and dismissals of
-    bad lines, and changes of remembered schemas; the newest first. An entry without an outcome is still in progress,
-    or was killed.
+    Pauses and their ends, replays, moves, purges, exports and imports of dead letters, retries of failed objects,
+    replays and dismissals of bad lines, and changes of remembered schemas; the newest first. An entry without an
+    outcome is still in progress, or was killed.
     """
     rows: list[AuditRow] = []
     for scope in where.scopes():
@@ -50,5 +50,5 @@ def audit(
             )
             for row in rows
         ],
-        empty="Nothing was done to dead letters, failed objects or schemas yet.",
+        empty="Nothing was done to queues, dead letters, failed objects or schemas yet.",
     )

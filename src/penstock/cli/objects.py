@@ -1,10 +1,10 @@
 """`penstock objects`: list objects with their states, show one, and retry, reprocess, retract or import them."""
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Annotated, Any, TypeGuard
+from typing import Annotated, Any
 
 import typer
 
@@ -16,7 +16,6 @@ from penstock.cli.objects_retry import retry
 from penstock.cli.options import duration_if, grouped_options, object_uri
 from penstock.cli.output import (
     Json,
-    advice_in,
     moment,
     print_fields,
     print_json,
@@ -32,13 +31,14 @@ from penstock.ledger.records import (
     ObjectRow,
     ObjectState,
     QuarantineRow,
-    QuarantineState,
     UnknownCounts,
 )
 from penstock.messaging.wording import counted
 from penstock.objects.replays import is_replay
-from penstock.operations.archived_objects import ArchivedVersion, archived_objects, find_archived
+from penstock.operations.advice import advice_in
+from penstock.operations.archived_objects import ArchivedVersion, archived_objects
 from penstock.operations.inspection import ScopeView, view
+from penstock.operations.objects.history import ObjectVersion, history_of
 
 LOCAL = "file://"  # omitted in tables
 
@@ -169,47 +169,28 @@ def show(
 def _show(scope: Scope, address: str, *, json_: bool) -> None:
     """Print everything that the ledger of a scope knows about an object. Raises `UsageError` if it knows nothing."""
     with view(scope) as seen:
-        meant = seen.pipelines()
-        versions: list[tuple[str, ObjectRow, Sequence[ObjectAttempt], bool]] = [
-            (one, row, seen.ledger.attempts_of(one, row.object_id), False)
-            for one, row in seen.ledger.find(address)
-            if one in meant
-        ]
-        elsewhere = _archived_versions(seen, address, meant)
-        transforms = {(one, row.object_id): _transform(seen, one, row) for one, row, _, _ in versions}
-        bad = {(one, row.bad.object_id): row for one in meant for row in seen.ledger.quarantines.find(one, address)}
-    versions += [(one.pipeline, one.retired.row, one.retired.timeline, True) for one in elsewhere if one.retired]
-    identities_only = [one for one in elsewhere if one.retired is None]
-    if not versions and not identities_only:
+        history = history_of(seen, address)
+    if not history.is_known:
         raise UsageError(
             f"The ledger of {scope.name} knows no object {address}; `penstock objects list{scope.options}` shows all."
         )
     if json_:
         print_json(
             [
-                *(
-                    as_document(one, row, archived=archived)
-                    | {
-                        "warning": _warns(bad.get((one, row.object_id))),
-                        "transform": transforms.get((one, row.object_id)),
-                        "timeline": [_attempt(attempt) for attempt in timeline],
-                    }
-                    for one, row, timeline, archived in versions
-                ),
-                *(_identity_document(one, address) for one in identities_only),
+                *map(_version_document, history.versions),
+                *(_identity_document(one, address) for one in history.identities),
             ]
         )
         return
-    for index, (one, row, timeline, archived) in enumerate(versions):
+    for index, version in enumerate(history.versions):
         if index:
             print()
-        transform = transforms.get((one, row.object_id))
-        _print_version(one if scope.table is None else "", row, timeline, archived=archived, transform=transform)
-        if row.state is ObjectState.DEAD:
-            print(printable(advice_in(scope, pipeline=one, uri=row.uri)))
-        if _warns(found := bad.get((one, row.object_id))):
-            print(printable(_warning(found, scope.options)))
-    for position, identity in enumerate(identities_only, start=len(versions)):
+        _print_version(version, pipeline=version.pipeline if scope.table is None else "")
+        if version.row.state is ObjectState.DEAD:
+            print(printable(advice_in(scope, pipeline=version.pipeline, uri=version.row.uri)))
+        if version.warns and version.bad is not None:
+            print(printable(_warning(version.bad, scope.options)))
+    for position, identity in enumerate(history.identities, start=len(history.versions)):
         if position:
             print()
         print_fields(
@@ -222,8 +203,12 @@ def _show(scope: Scope, address: str, *, json_: bool) -> None:
         )
 
 
-def _warns(bad: QuarantineRow | None) -> TypeGuard[QuarantineRow]:
-    return bad is not None and bad.warns and bad.state is QuarantineState.OPEN
+def _version_document(version: ObjectVersion) -> dict[str, Any]:
+    return as_document(version.pipeline, version.row, archived=version.is_archived) | {
+        "warning": version.warns,
+        "transform": version.transform,
+        "timeline": [_attempt(attempt) for attempt in version.timeline],
+    }
 
 
 def _warning(bad: QuarantineRow, options: str) -> str:
@@ -280,10 +265,6 @@ def _archived_rows(seen: ScopeView, pipeline: str, uri_contains: str | None) -> 
     yield from (one.row for one in found)
 
 
-def _archived_versions(seen: ScopeView, address: str, meant: Sequence[str]) -> Sequence[ArchivedVersion]:
-    return [one for one in find_archived(seen.ledger, address, seen.scope.aws) if one.pipeline in meant]
-
-
 def _identity_document(archived: ArchivedVersion, uri: str) -> dict[str, Any]:
     """Return the document of an archived object that no file describes."""
     return {
@@ -296,22 +277,15 @@ def _identity_document(archived: ArchivedVersion, uri: str) -> dict[str, Any]:
     }
 
 
-def _transform(seen: ScopeView, pipeline: str, row: ObjectRow) -> str | None:
-    """Return the name of the transform that made an object's rows; None if it is unknown, or there are no rows."""
-    batch = None if row.batch_seq is None else seen.ledger.batch(pipeline, row.batch_seq)
-    return None if batch is None else batch.record.transform
-
-
-def _print_version(
-    pipeline: str, row: ObjectRow, timeline: Sequence[ObjectAttempt], *, archived: bool, transform: str | None
-) -> None:
+def _print_version(version: ObjectVersion, *, pipeline: str) -> None:
+    row = version.row
     unknown = row.unknown or UnknownCounts()
     print_fields(
         {
             "object": row.uri,
             "pipeline": pipeline,
             "version": row.version_id or row.etag,
-            "state": f"{row.state.value}, archived" if archived else _state(row),
+            "state": f"{row.state.value}, archived" if version.is_archived else _state(row),
             "reason": row.reason or "",
             "size": f"{row.size_bytes:,} bytes",
             "rows read": _or_blank(row.rows),
@@ -319,14 +293,14 @@ def _print_version(
             "unknown": _by_field(unknown.fields, unknown.others),
             "wrong type": _by_field(unknown.wrong_type, unknown.wrong_type_others),
             "batch": _or_blank(row.batch_seq),
-            "transform": transform_text(transform),
+            "transform": transform_text(version.transform),
             "first seen": moment(row.first_seen_at),
             "ended": moment(row.ended_at),
         }
     )
-    if not timeline:
+    if not version.timeline:
         talk("No attempt yet.")
-    for index, attempt in enumerate(timeline, start=1):
+    for index, attempt in enumerate(version.timeline, start=1):
         name = f"attempt {index}"
         print(f"{name:<10}  {attempt.outcome}, {moment(attempt.started_at)} to {moment(attempt.ended_at) or 'now'}")
         for line in (f"{attempt.attempt_id} by {attempt.worker}", attempt.reason):

@@ -87,6 +87,7 @@ def reprocess(
     if withdraw:
         _withdraw(scope, named, yes=yes, json_=json_)
         return
+    from penstock.operations.objects.readers import ingest_hint
     from penstock.operations.objects.reprocess import ReprocessSelection, plan
     from penstock.operations.objects.reprocess import reprocess as reopen_and_announce
 
@@ -124,10 +125,12 @@ def reprocess(
             on_progress=on_progress,
             probe=probe,
         )
-        interrupted = stop.requested
+        interrupted, hint = stop.requested, ingest_hint(seen)
     if yes:
         _note_left_out(done)
     _print(done, json_=json_, dry_run=False, interrupted=interrupted)
+    if hint is not None and done.total and not json_:
+        talk(printable(hint))
     if interrupted:
         raise typer.Exit(stopped_code(stop))
     raise typer.Exit(_exit_code(done))

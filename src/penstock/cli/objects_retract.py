@@ -45,7 +45,7 @@ def retract(
     _refuse_handlers(scope)
     named = [object_uri(uri) for uri in uris]
     result: RetractResult | None = None
-    with pipelines(app=None, name=None, where=where) as found:
+    with pipelines(app=None, name=None, where=where, logs=False) as found:
         from penstock.operations.objects.retract import plan
         from penstock.operations.objects.retract import retract as retract_objects
 

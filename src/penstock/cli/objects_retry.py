@@ -20,6 +20,7 @@ from penstock.ledger.records import ObjectState
 from penstock.messaging.wording import counted
 from penstock.operations.dead_letters.selection import opened_ledger
 from penstock.operations.inspection import view
+from penstock.operations.objects.readers import ingest_hint
 from penstock.operations.objects.retry import RetryPlan, RetrySelection, plan
 from penstock.operations.objects.retry import retry as announce_anew
 
@@ -113,8 +114,10 @@ def retry(
             on_progress=on_progress,
             probe=probe,
         )
-        interrupted = stop.requested
+        interrupted, hint = stop.requested, ingest_hint(seen)
     _print_sent(sent, planned, interrupted=interrupted, json_=json_)
+    if hint is not None and sent.total() and not json_:
+        talk(printable(hint))
     if interrupted:
         raise typer.Exit(stopped_code(stop))
 

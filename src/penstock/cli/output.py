@@ -1,24 +1,19 @@
 """Output of commands: data to stdout, notes to stderr; one JSON document with ``--json``, otherwise tables.
 
-Also confirmations, and hints with commands that bring failed objects back.
+Also confirmations.
 """
 
 import json
-import shlex
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from penstock.cli.exits import FAILED
 from penstock.errors import UsageError
-
-if TYPE_CHECKING:
-    from penstock.app.scope import Scope
-
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout.")]
 UNFOLDED_COLUMNS = 100_000  # wider than any table: programs get one row per line
@@ -122,35 +117,3 @@ def declined(done: str) -> typer.Exit:
     """Return the exit of a command that was not confirmed."""
     talk(f"Nothing was {done}.")
     return typer.Exit(FAILED)
-
-
-def advice_in(scope: "Scope", *, pipeline: str, uri: str | None = None) -> str:
-    """Return how to bring back the failed objects of a pipeline, or one of them."""
-    is_app = scope.table is None
-    options = scope.options or (f" --pipeline {shlex.quote(pipeline)}" if is_app else "")
-    return advice(options, uri=uri, handler=pipeline if is_app else None, retry=not is_app or bool(scope.served))
-
-
-def advice_for_several(scope: "Scope", pipelines: int) -> str:
-    """Return how to bring back the failed objects of several pipelines, whose causes may differ."""
-    return (
-        f"Objects of {pipelines} pipelines failed: `penstock dead groups{scope.options}` shows why. Once a cause is "
-        f"fixed, `penstock dead replay{scope.options} --error GROUP` tries them again."
-    )
-
-
-def advice(options: str, *, uri: str | None = None, handler: str | None = None, retry: bool = True) -> str:
-    """Return a sentence with the commands that bring failed objects back.
-
-    ``options`` select the table or app; ``handler`` excludes dead letters of other handlers; ``retry`` is True if the
-    queue of new notifications is known.
-    """
-    handler_option = (
-        f" --object {shlex.quote(uri)}" if uri is not None else f" --handler {shlex.quote(handler)}" if handler else ""
-    )
-    them, subject = ("it", "letter was") if uri is not None else ("them", "letters were")
-    sentence = f"Once the cause is fixed, `penstock dead replay{options}{handler_option}` tries {them} again"
-    if not retry:
-        return f"{sentence}."
-    named = f" {shlex.quote(uri)}" if uri is not None else ""
-    return f"{sentence}; if the dead {subject} deleted, `penstock objects retry{options}{named}` does."

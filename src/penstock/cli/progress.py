@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from penstock.cli.output import advice, printable, talk
+from penstock.cli.output import printable, talk
 from penstock.events import (
     BatchClaimed,
     BatchCommitted,
@@ -42,6 +42,7 @@ from penstock.events import (
     WorkerStopped,
 )
 from penstock.messaging.wording import counted, worded
+from penstock.operations.advice import advice
 
 if TYPE_CHECKING:
     from penstock.app.pipelines.running import RunReport
@@ -312,7 +313,9 @@ def merged(report: "IngestReport | RunReport") -> list[str]:
 
 
 def replaced(report: "IngestReport | RunReport") -> list[str]:
-    """Return a line for the objects whose earlier versions were replaced, if there are any."""
+    """Return a line for the objects whose earlier versions were replaced or that were read again, if there are any."""
+    if report.objects_reread:
+        return [_reread(report)]
     if not report.replaced_objects:
         return []
     if not report.replaced_rows:
@@ -323,6 +326,18 @@ def replaced(report: "IngestReport | RunReport") -> list[str]:
         return [worded(report.replaced_objects, *without)]
     changed = worded(report.replaced_objects, "{} file changed: its", "{} files changed: their")
     return [f"{changed} {worded(report.replaced_rows, '{} earlier row was', '{} earlier rows were')} replaced."]
+
+
+def _reread(report: "IngestReport | RunReport") -> str:
+    """Return the line if some of the replaced rows are of objects that did not change."""
+    again, changed = report.objects_reread, max(0, report.replaced_objects - report.objects_reread)
+    them = worded(again, "{} object read again", "{} objects read again")
+    if changed:
+        them += f", and {worded(changed, '{} file changed', '{} files changed')}"
+    whose = "its" if again + changed == 1 else "their"
+    if not report.replaced_rows:
+        return f"{them}: the table had none of {whose} rows."
+    return f"{them}: {whose} {worded(report.replaced_rows, '{} earlier row was', '{} earlier rows were')} replaced."
 
 
 def replayed(report: "IngestReport | RunReport") -> list[str]:

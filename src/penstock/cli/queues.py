@@ -162,14 +162,13 @@ def purge(
 
 
 def _set_paused(queue: str, *, paused: bool, json_: bool) -> None:
-    with opened(load_settings(), make=paused) as broker:
-        known = not broker.capabilities.pausable or queue in broker.queue_names()
-        if paused:  # a broker without pauses raises an error that says so
-            broker.pause(queue)
-        else:
-            broker.resume(queue)
-    if not known:
+    from penstock.operations.pauses import set_paused  # loads the ledger
+
+    done = set_paused(load_settings(), queue, paused=paused)
+    if not done.known:
         talk(printable(f"No message was ever sent to {queue}; is the name correct?"))
+    if done.unrecorded is not None:
+        talk(printable(f"The audit log has no entry of this: {done.unrecorded}"))
     if json_:
         print_json({"queue": queue, "paused": paused})
     else:

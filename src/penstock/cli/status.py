@@ -9,13 +9,14 @@ from penstock.app.registry import SERVING
 from penstock.app.scope import Scope
 from penstock.cli.exits import CHECK_FOUND_PROBLEMS
 from penstock.cli.options import grouped_options
-from penstock.cli.output import Json, advice_for_several, advice_in, moment, print_fields, print_json, printable
+from penstock.cli.output import Json, moment, print_fields, print_json, printable
 from penstock.cli.queues import age_of
 from penstock.cli.status_documents import document_of, document_of_all
 from penstock.cli.where import ScopeOptions
 from penstock.errors import UsageError
 from penstock.ledger.records import ObjectState
 from penstock.messaging.wording import counted
+from penstock.operations.advice import advice_for_several, advice_in
 from penstock.operations.status.status import read_status
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def _print(found: "Status", scope: Scope) -> None:
 def _of_table(found: "Status") -> Mapping[str, object]:
     return {
         "table": f"{found.table} ({_version(found)})",
-        "objects": _objects(found.objects, found.objects_replaced),
+        "objects": _objects(found),
         "batches": _batches(found.batches_committed, found.batches_unpublished) + _replaced(found),
         "reconciled": _reconciled(found.pipelines[0]) if found.pipelines else "",
         "other writers": _other_writers(found.pipelines[0]) if found.pipelines else "",
@@ -108,7 +109,7 @@ def _of_app(found: "Status", *, ledger: str) -> Mapping[str, object]:
 
 def _pipeline(pipeline: "PipelineStatus") -> str:
     table = "" if pipeline.table is None else f"; table {pipeline.table} ({_version(pipeline)})"
-    objects = _objects(pipeline.objects, pipeline.objects_replaced)
+    objects = _objects(pipeline)
     reconciled = f"; reconciled: {text}" if (text := _reconciled(pipeline)) else ""
     batches = _batches(pipeline.batches_committed, pipeline.batches_unpublished) + _replaced(pipeline)
     overdue = f"; overdue: {pipeline.objects_overdue:,}" if pipeline.objects_overdue else ""
@@ -160,11 +161,12 @@ def _version(found: "Status | PipelineStatus") -> str:
     return f"{found.table_format}, {'no version yet' if version is None else f'version {version}'}"
 
 
-def _objects(counts: Mapping[ObjectState, int], replaced: int) -> str:
-    texts = {state: f"{count:,} {state}" for state, count in counts.items() if count}
-    if replaced:
-        texts[ObjectState.DEAD] += f" ({replaced:,} of them replaced by a later version)"
-    return ", ".join(texts.values()) or "none"
+def _objects(found: "Status | PipelineStatus") -> str:
+    texts = {state: f"{count:,} {state}" for state, count in found.objects.items() if count}
+    if found.objects_replaced:
+        texts[ObjectState.DEAD] += f" ({found.objects_replaced:,} of them replaced by a later version)"
+    shown = ", ".join(texts.values()) or "none"
+    return f"{shown} (counted by version, a changed object several times)" if found.replaced_objects else shown
 
 
 def _batches(committed: int, unpublished: int | None) -> str:

@@ -16,8 +16,9 @@ from penstock.operations.status.model import PipelineStatus, Status
 from penstock.operations.status.sentences import span
 
 if TYPE_CHECKING:
+    from penstock.app.flows import QueueFlow
     from penstock.app.queues import QueueStatus
-    from penstock.operations.status.watch import QueueFlow, StatusFrame
+    from penstock.operations.status.watch import StatusFrame
 
 QUEUE_COLUMNS = (
     "queue",

@@ -32,9 +32,12 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Report what would be do
 
 @contextmanager
 def pipelines(
-    *, app: str | None, name: str | None, where: ScopeOptions
+    *, app: str | None, name: str | None, where: ScopeOptions, logs: bool = True
 ) -> Iterator[Mapping[str, "MaintainedPipeline"]]:
-    """Open the pipelines that a command line selects. Their log goes to stderr, as a worker's does."""
+    """Open the pipelines that a command line selects. Their log goes to stderr, as a worker's does.
+
+    Without ``logs``, it does only if the setting ``log.format`` asks for a log.
+    """
     scope = where.with_names(app, name).scope()
     require_spark(*scope.table_formats)
     from penstock.operations.tables.upkeep import maintained_pipelines
@@ -45,7 +48,7 @@ def pipelines(
         worker=worker_id(),
         process="upkeep",
         on_error=scope.on_error,
-        emit=open_log(settings, worker=None),
+        emit=open_log(settings, worker=None) if logs else ignore,
     )
     with telemetry.running(), maintained_pipelines(scope, bus=Bus(*telemetry.listeners)) as found:
         yield found

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from penstock.web.server import WebServer
     from penstock.worker.shutdown import StopSignal
 
+DASHBOARD = "dashboard"  # in place of a worker's id in its log
 PACKAGES = ("starlette", "jinja2", "uvicorn", "sse_starlette", "python_multipart")
 PASSWORD_CHARACTERS_MIN = 8
 
@@ -88,6 +89,7 @@ def dashboard_server(scope: "Scope", address: str, *, setting: str, title: str |
 
     Raises `ConfigurationError` for an address that is none, or that may not be served without users.
     """
+    from penstock.app.telemetry import open_log
     from penstock.messaging.clock import SystemClock
     from penstock.monitoring.endpoint import address_of
     from penstock.web.access import authenticator, check_access
@@ -98,7 +100,8 @@ def dashboard_server(scope: "Scope", address: str, *, setting: str, title: str |
     for warning in check_access(scope.settings, parsed):
         talk(printable(warning))
     clock = SystemClock()
-    pages = dashboard(scope, access=authenticator(scope.settings, clock=clock), title=title, clock=clock)
+    access = authenticator(scope.settings, clock=clock)
+    pages = dashboard(scope, access=access, title=title, clock=clock, emit=open_log(scope.settings, worker=DASHBOARD))
     return WebServer(pages, address=parsed, setting=setting)
 
 

@@ -132,6 +132,16 @@ def _unity_url(url: str | None) -> str | None:
     return url
 
 
+def _prometheus_url(url: str | None) -> str | None:
+    """Return a URL. Raises `ValueError` for any but http and https, and for one with a query."""
+    parts = urlsplit(url or "")
+    if url is not None and (
+        parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment
+    ):
+        raise ValueError("it should be a URL such as http://prometheus:9090, without a query")
+    return url
+
+
 def _jobs(text: str) -> str:
     """Return the value of `worker.jobs` without blanks. Raises `ValueError` for an unknown name."""
     names = [name.strip() for name in text.split(",")]
@@ -456,7 +466,19 @@ class Settings(BaseSettings):
         default_factory=list, description="Chats and mailboxes that receive failures, as Apprise URLs."
     )
 
+    web_hide_bodies: bool = Field(
+        False, description="The dashboard shows no bodies and no attribute values, and offers no download of them."
+    )
+    web_redact: Annotated[list[str], ADVANCED] = Field(
+        default_factory=lambda: list(REDACTED),
+        description="The JSON keys and attributes whose values the dashboard replaces by ***, at any depth.",
+    )
     web_address: str = Field("127.0.0.1:8321", description="HOST:PORT where `penstock web` serves the dashboard.")
+    web_prometheus_url: Annotated[str | None, AfterValidator(_prometheus_url), ADVANCED] = Field(
+        None,
+        description="The address of a Prometheus that has the metrics, for the dashboard's charts. Unset: its own "
+        "history.",
+    )
     web_users: Annotated[dict[str, PasswordHashText], AfterValidator(_user_names)] = Field(
         default_factory=dict,
         description="The users of the dashboard, each with the hash of the password, as `penstock web --hash-password` "
@@ -466,19 +488,12 @@ class Settings(BaseSettings):
         None, description="The users who may change something in the dashboard. Unset: all. Empty: none."
     )
     web_read_only: bool = Field(False, description="The dashboard shows everything and changes nothing.")
-    web_hide_bodies: bool = Field(
-        False, description="The dashboard shows no bodies and no attribute values, and offers no download of them."
-    )
     web_proxy_header: Annotated[str | None, AfterValidator(_header_name), ADVANCED] = Field(
         None, description="The request header in which a reverse proxy names the user, such as X-Forwarded-User."
     )
     web_proxy_addresses: Annotated[list[str], AfterValidator(_networks), ADVANCED] = Field(
         default_factory=lambda: ["127.0.0.1", "::1"],
         description="The addresses and networks of the reverse proxies whose header is believed.",
-    )
-    web_redact: Annotated[list[str], ADVANCED] = Field(
-        default_factory=lambda: list(REDACTED),
-        description="The JSON keys and attributes whose values the dashboard replaces by ***, at any depth.",
     )
 
     kill_at: Annotated[str | None, HIDDEN] = Field(

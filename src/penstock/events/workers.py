@@ -259,6 +259,30 @@ class MonitorPollRecovered(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HistorySetAside(Event):
+    """The file of the history was damaged, or that of another program; it was renamed, and a new one was begun."""
+
+    file: str
+    aside: str  # its new path
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryUnwritable(Event):
+    """The history cannot be written, so charts have a gap. Emitted once until it can be."""
+
+    file: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryRecovered(Event):
+    """The history can be written again."""
+
+    file: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiveEmpty(Event):
     """A receive waited and returned nothing, on a broker that does not report the age of messages."""
 

@@ -12,6 +12,7 @@ from typing import Self
 from penstock.ledger.abandonments import Abandonments
 from penstock.ledger.adoptions import Adoptions
 from penstock.ledger.archive import Archives
+from penstock.ledger.batch_lists import BatchLists
 from penstock.ledger.claims import Claims
 from penstock.ledger.commits import Commits
 from penstock.ledger.database import Database, parsed_url
@@ -21,6 +22,7 @@ from penstock.ledger.dialects.sqlite import is_in_memory
 from penstock.ledger.holders import ClaimHolders
 from penstock.ledger.known_ids import IDS_END, KnownIds
 from penstock.ledger.migrate import migrate
+from penstock.ledger.object_lists import ObjectLists
 from penstock.ledger.owners import Owners
 from penstock.ledger.pipelines import Pipelines, ReconcileResult, Reconciliation, Reconciliations
 from penstock.ledger.progress import PublishProgress, TaskProgress
@@ -77,6 +79,8 @@ class Ledger:
         self.replays = Replays(database)  # replays of dead-lettered messages
         self.audits = Audits(database)  # operators' actions on queues
         self.quarantines = Quarantines(database)  # the bad lines of objects, and what became of them
+        self.lists = ObjectLists(database)  # objects for people, page by page
+        self.batch_lists = BatchLists(database)  # batches for people, without their files
         self.ages = LedgerAges(database)  # waiting times of objects and batches
         self.table_commits = TableCommits(database)  # the last commits of the tables
         self._reconciliations = Reconciliations(database)

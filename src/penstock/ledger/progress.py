@@ -17,6 +17,7 @@ from penstock.ledger.dialects import DatabaseNow
 from penstock.ledger.records import ObjectRow, ObjectState
 from penstock.ledger.rows import object_row
 from penstock.ledger.schema import batches, objects, pipelines, progress, tellings
+from penstock.ledger.sets import by_attempt, filtered
 
 _of_task = (progress.c.pipeline == bindparam("in_pipeline")) & (progress.c.task == bindparam("of_task"))
 _DONE = select(progress.c.done_seq).where(_of_task)
@@ -39,14 +40,14 @@ _LAST = (
     .order_by(batches.c.seq.desc())
     .limit(1)
 )
-_PROCESSED = (
+_PROCESSED = by_attempt(  # any other index has many more objects
     select(objects)
     .join_from(objects, batches, batches.c.attempt_id == objects.c.attempt_id)
     .where(
         batches.c.pipeline == bindparam("in_pipeline"),
         batches.c.seq == bindparam("of_seq"),
-        objects.c.pipeline == bindparam("in_pipeline"),
-        objects.c.state == ObjectState.PROCESSED.value,
+        filtered(objects.c.pipeline) == bindparam("in_pipeline"),
+        filtered(objects.c.state) == ObjectState.PROCESSED.value,
         objects.c.object_id > bindparam("after_id"),
     )
     .order_by(objects.c.object_id)

@@ -259,6 +259,18 @@ class ReopeningState(StrEnum):
     KEPT = "kept"  # the store did not have it any more: it is processed as before
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReopeningRow:
+    """The last reopening of an object, with the batch and the rows of its earlier reading."""
+
+    object_id: bytes
+    state: ReopeningState
+    batch_seq: int
+    rows: int | None
+    reopened_at: float
+    read_attempt_id: str | None  # the attempt that read it again
+
+
 class QuarantineState(StrEnum):
     """State of the bad lines of one object."""
 

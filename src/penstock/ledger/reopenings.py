@@ -22,7 +22,7 @@ from penstock.ledger.addresses import is_no_replay
 from penstock.ledger.archive import RetiredObject
 from penstock.ledger.database import Database
 from penstock.ledger.dialects import DatabaseNow
-from penstock.ledger.records import BatchOutcome, ObjectRow, ObjectState, ReopeningState
+from penstock.ledger.records import BatchOutcome, ObjectRow, ObjectState, ReopeningRow, ReopeningState
 from penstock.ledger.reopening_choice import LeftAlone, choose, versions_seen
 from penstock.ledger.returns import (
     ReturningObject,
@@ -122,6 +122,7 @@ _OPEN_HELD = select(reopenings.c.object_id).where(
 )
 _OPEN_LEAVING = _OPEN.where(of_pipeline(reopenings), is_in(reopenings.c.object_id, of=select(leaving.c.object_id)))
 _OPEN_AMONG = _OPEN.where(_of_reopened, reopenings.c.object_id.in_(bindparam("of_objects", expanding=True)))
+_LAST = select(reopenings).where(_of_reopened, reopenings.c.object_id.in_(bindparam("of_objects", expanding=True)))
 _OPEN_AT = _OPEN.where(
     reopenings.c.uri_digest.in_(bindparam("digests", expanding=True)),
     filtered(reopenings.c.pipeline) == bindparam("in_pipeline"),
@@ -224,6 +225,15 @@ class Reopenings:
                 for row in connection.execute(_OPEN_AMONG, {**binds, "of_objects": list(ids)})
             )
             return frozenset(row.object_id for row in rows)
+
+    def last(self, pipeline: str, object_ids: Sequence[bytes]) -> Mapping[bytes, ReopeningRow]:
+        """Return the last reopening of each of these objects that was ever reopened."""
+        found: dict[bytes, ReopeningRow] = {}
+        with self._database.reading() as connection:
+            for ids in slices(object_ids):
+                rows = connection.execute(_LAST, {"in_pipeline": pipeline, "of_objects": list(ids)})
+                found |= {row.object_id: _reopening_row(row) for row in rows}
+        return found
 
     def of_batch(self, pipeline: str, seq: int) -> Sequence[bytes]:
         """Return the objects that are to be read again, and have the rows of this batch in the table."""
@@ -511,3 +521,14 @@ def read_by_import(connection: Connection, pipeline: str, attempt_id: str, *, se
         else:
             connection.execute(_END, {**binds, "new_state": ReopeningState.READ.value, "by_attempt": attempt_id})
     return bool(found)
+
+
+def _reopening_row(row: AnyRow) -> ReopeningRow:
+    return ReopeningRow(
+        object_id=row.object_id,
+        state=ReopeningState(row.state),
+        batch_seq=row.batch_seq,
+        rows=row.rows,
+        reopened_at=row.reopened_at,
+        read_attempt_id=row.read_attempt_id,
+    )

@@ -14,7 +14,9 @@ from penstock.config import Settings
 from penstock.messaging.clock import Clock
 from penstock.operations.inspection import ScopeView, view
 from penstock.web.actions import ActionRunner
+from penstock.web.charts import ChartSource, Sparklines
 from penstock.web.dead_letter_watch import DeadLetterWatch
+from penstock.web.queue_details import QueueDetailReader
 from penstock.web.received import ReceivedMessages
 from penstock.web.sampling import Sampler
 
@@ -34,10 +36,13 @@ class DashboardContext:
     clock: Clock
     sampler: Sampler
     views: "ViewPool"
+    charts: ChartSource
+    sparklines: Sparklines
+    queue_details: QueueDetailReader
+    received: ReceivedMessages = field(default_factory=ReceivedMessages)
     actions: ActionRunner
     plans: ActionRunner
     dead_letters: DeadLetterWatch
-    received: ReceivedMessages = field(default_factory=ReceivedMessages)
 
     @property
     def settings(self) -> Settings:

@@ -16,16 +16,36 @@ from starlette.types import ASGIApp
 
 from penstock.app.app import App
 from penstock.app.brokers import capabilities_of
+from penstock.app.history.history import HistoryReader
 from penstock.app.scope import Scope, scope_of
+from penstock.config import Settings
 from penstock.errors import TemporaryError, UserError
+from penstock.events import Listener, ignore
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.operations.status.watch import StatusWatch
-from penstock.web import action_pages, audit, dead, dead_actions, messages, overview, workers
+from penstock.web import (
+    action_pages,
+    audit,
+    batches,
+    dead,
+    dead_actions,
+    messages,
+    object_retry,
+    objects,
+    overview,
+    queues,
+    reconcile,
+    workers,
+)
 from penstock.web.access import AccessControl, Authenticator, MountedAccess, Roles, UserFunction
 from penstock.web.actions import ActionRunner
+from penstock.web.charts import ChartSource, Sparklines
 from penstock.web.context import DashboardContext, ViewPool, context_of
 from penstock.web.dead_letter_watch import DeadLetterWatch
 from penstock.web.headers import BodyLimit, SecurityHeaders
+from penstock.web.prometheus import PrometheusCharts
+from penstock.web.queue_details import QueueDetailReader
+from penstock.web.recording import FrameRecorder
 from penstock.web.rendering import LANGUAGE_COOKIE, THEME_COOKIE, THEMES, render, render_alone, url
 from penstock.web.sampling import Sampler
 from penstock.web.security import AccessRefused, CsrfTokens, form_of, form_route
@@ -35,9 +55,9 @@ EVERY_SECONDS = 2.0  # between two readings
 EVERY_SECONDS_BILLED = 15.0  # if each reading is billed
 PREFERENCE_SECONDS = 365 * 86_400
 PING_SECONDS = 15
-PLANS_RUNNING_MAX, PLANS_MAX = 2, 20
 STREAMS_MAX = 200
 STREAM_RETRY_SECONDS = 30
+PLANS_RUNNING_MAX, PLANS_MAX = 2, 20
 
 
 class Dashboard(Starlette):
@@ -54,11 +74,13 @@ def dashboard(
     access: Authenticator | None = None,
     title: str | None = None,
     clock: Clock | None = None,
+    emit: Listener = ignore,
 ) -> Starlette:
     """Return the dashboard of an app as an ASGI application, to be served or mounted.
 
     ``user`` returns the user of a request: a name, a `WebUser`, or None to refuse it. Without it the dashboard is
-    read-only for everyone who reaches it. ``access`` replaces it, for servers.
+    read-only for everyone who reaches it. ``access`` replaces it, for servers. ``emit`` receives events of the
+    dashboard itself.
 
     A parent application has to run its lifespan; Starlette and FastAPI do not do that for mounted applications:
 
@@ -73,7 +95,7 @@ def dashboard(
     """
     scope = scope_of(target) if isinstance(target, App) else target
     clock = clock or SystemClock()
-    context = _context(scope, title=title or target.name, clock=clock)
+    context = _context(scope, title=title or target.name, clock=clock, emit=emit)
     control = Middleware(
         AccessControl,
         access=access or MountedAccess(user),
@@ -100,22 +122,35 @@ def routes() -> Sequence[BaseRoute]:
     """Return the routes of all pages."""
     return [
         *overview.ROUTES,
-        *dead.ROUTES,
-        *dead_actions.ROUTES,
-        *action_pages.ROUTES,
+        *queues.ROUTES,
         *messages.ROUTES,
         *workers.ROUTES,
         *audit.ROUTES,
+        *objects.ROUTES,
+        *object_retry.ROUTES,
+        *batches.ROUTES,
+        *reconcile.ROUTES,
+        *dead.ROUTES,
+        *dead_actions.ROUTES,
+        *action_pages.ROUTES,
         Route("/events", _events),
         form_route("/preferences", _set_preferences),
         Mount("/static", StaticFiles(directory=str(files("penstock.web") / "static")), name="static"),
     ]
 
 
-def _context(scope: Scope, *, title: str, clock: Clock) -> DashboardContext:
-    billed = capabilities_of(scope.settings).stats_are_billed
+def _context(scope: Scope, *, title: str, clock: Clock, emit: Listener) -> DashboardContext:
+    settings = scope.settings
+    billed = capabilities_of(settings).stats_are_billed
     watch = StatusWatch(scope, clock=clock)
-    sampler = Sampler(watch.read, every_seconds=EVERY_SECONDS_BILLED if billed else EVERY_SECONDS, clock=clock)
+    sampler = Sampler(
+        watch.read,
+        every_seconds=EVERY_SECONDS_BILLED if billed else EVERY_SECONDS,
+        clock=clock,
+        on_frame=[FrameRecorder(settings.data_dir, emit=emit)],
+    )
+    history = HistoryReader(settings.data_dir, measured_every_seconds=settings.metrics_monitor_every)
+    charts = _charts(settings, clock=clock) or history
     views = ViewPool(scope, clock=clock)
     actions, dead_letters = ActionRunner(clock=clock), DeadLetterWatch(views.borrowed, clock=clock)
     actions.when_ended(sampler.refresh)
@@ -129,7 +164,17 @@ def _context(scope: Scope, *, title: str, clock: Clock) -> DashboardContext:
         actions=actions,
         plans=ActionRunner(clock=clock, running_max=PLANS_RUNNING_MAX, finished_max=PLANS_MAX),
         dead_letters=dead_letters,
+        charts=charts,
+        sparklines=Sparklines(charts, clock=clock),
+        queue_details=QueueDetailReader(history, clock=clock),
     )
+
+
+def _charts(settings: Settings, *, clock: Clock) -> ChartSource | None:
+    """Return the Prometheus of the settings; None if they name none."""
+    url = settings.web_prometheus_url
+    every_seconds = settings.metrics_monitor_every
+    return None if url is None else PrometheusCharts(url, measured_every_seconds=every_seconds, clock=clock)
 
 
 @asynccontextmanager

@@ -1,19 +1,186 @@
-"""The first page: one health line, then a row per queue and per pipeline."""
+"""The first page: one health line, then a row per queue and per pipeline, the worst first."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
+from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 from starlette.routing import BaseRoute, Route
 
+from penstock.app.flows import UNKNOWN, QueueFlow
+from penstock.app.queues import QueueStatus
+from penstock.ledger.records import ObjectState
+from penstock.operations.status.model import PipelineStatus, Status
+from penstock.operations.status.watch import StatusFrame
+from penstock.web.charts import Line, SparklineSet, sparkline
 from penstock.web.context import context_of
-from penstock.web.rendering import render
+from penstock.web.rendering import number, render, texts_of
+
+ROWS_MAX = 100  # of each table, unless all are asked for
+ALL_ROWS_MAX = 5_000
+PROBLEMS_MAX = 10  # in the health line
+OTHER_STATES: Mapping[ObjectState, str] = {
+    ObjectState.DELETED: "deleted before it was read",
+    ObjectState.SUPERSEDED: "superseded before it was read",
+    ObjectState.RETRACTED: "retracted",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverviewQueue:
+    """One queue on the page. ``state`` says why it is not delivered, or that it lags; empty if all is well."""
+
+    status: QueueStatus
+    flow: QueueFlow
+    state: str
+    is_bad: bool
+    spark: Markup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverviewPipeline:
+    """One pipeline or object handler on the page."""
+
+    status: PipelineStatus
+    is_bad: bool
+    spark: Markup
+    others: Sequence[tuple[str, int]]  # objects in further states
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """The rows of one table: those shown, of how many that match the filter."""
+
+    shown: Sequence[OverviewQueue | OverviewPipeline]
+    matching: int
+    total: int
 
 
 def show(request: Request) -> HTMLResponse:
     """Show the overview."""
-    frame = context_of(request).sampler.frame()
-    return render(request, "overview.html", frame=frame)
+    context = context_of(request)
+    frame = context.sampler.frame()
+    wanted, all_rows = request.query_params.get("q", "").strip(), "all" in request.query_params
+    rows_max = ALL_ROWS_MAX if all_rows else ROWS_MAX
+    lines = context.sparklines.latest()
+    label = _label_of(request)
+    status = frame.status
+    return render(
+        request,
+        "overview.html",
+        frame=frame,
+        wanted=wanted,
+        all_rows=all_rows,
+        problems_max=PROBLEMS_MAX,
+        queues=None if status is None else queue_rows(frame, lines, wanted=wanted, rows_max=rows_max, label=label),
+        pipelines=None
+        if status is None
+        else pipeline_rows(status, lines, wanted=wanted, rows_max=rows_max, label=label),
+        is_new=status is not None and not (status.queues or status.pipelines),
+    )
+
+
+Label = Callable[[float, float], str]
+
+
+def queue_rows(frame: StatusFrame, lines: SparklineSet, *, wanted: str, rows_max: int, label: Label) -> Rows:
+    """Return the rows of the queues whose name contains ``wanted``, the worst first."""
+    status = frame.status
+    if status is None:
+        return Rows(shown=(), matching=0, total=0)
+    lagging = {one.queue for one in status.lagging}
+    unserved = set(status.queues_unserved)
+    matching = [one for one in status.queues if _matches(one.queue, wanted)]
+    ranked = sorted(matching, key=lambda one: _queue_rank(one, status, lagging=lagging, unserved=unserved))
+    return Rows(
+        shown=[
+            OverviewQueue(
+                status=one,
+                flow=frame.flows.get(one.queue, UNKNOWN),
+                state=(state := queue_state(one, status, lagging=lagging, unserved=unserved)),
+                is_bad=state not in ("", "paused"),
+                spark=_spark(lines.queues, one.queue, at=lines.at, label=label),
+            )
+            for one in ranked[:rows_max]
+        ],
+        matching=len(matching),
+        total=len(status.queues),
+    )
+
+
+def queue_state(queue: QueueStatus, status: Status, *, lagging: set[str], unserved: set[str]) -> str:
+    """Return the one word for a queue that needs attention; empty if it does not."""
+    if queue.paused:
+        return "paused"
+    if queue.breaker is not None:
+        return "breaker"
+    if queue.unserved is not None or queue.unread is not None:
+        return "unserved"
+    deserted = not queue.workers and queue.messages > 0 and status.workers_seen
+    if queue.queue in unserved or deserted:
+        return "no consumer"
+    return "lagging" if queue.queue in lagging else ""
+
+
+_STATES = ("breaker", "unserved", "no consumer", "lagging", "paused", "")
+
+
+def _queue_rank(
+    queue: QueueStatus, status: Status, *, lagging: set[str], unserved: set[str]
+) -> tuple[int, bool, float, int, str]:
+    state = queue_state(queue, status, lagging=lagging, unserved=unserved)
+    age_seconds = queue.oldest_visible_message_age_seconds or 0.0
+    return _STATES.index(state), not queue.dead_letters, -age_seconds, -queue.messages, queue.queue
+
+
+def pipeline_rows(status: Status, lines: SparklineSet, *, wanted: str, rows_max: int, label: Label) -> Rows:
+    """Return the rows of the pipelines whose name contains ``wanted``, the worst first."""
+    matching = [one for one in status.pipelines if _matches(one.pipeline, wanted)]
+    ranked = sorted(matching, key=lambda one: (*(-bad for bad in _troubles(one)), -one.objects_left, one.pipeline))
+    return Rows(
+        shown=[
+            OverviewPipeline(
+                status=one,
+                is_bad=any(_troubles(one)),
+                spark=_spark(lines.pipelines, one.pipeline, at=lines.at, label=label),
+                others=[(word, count) for state, word in OTHER_STATES.items() if (count := one.objects.get(state, 0))],
+            )
+            for one in ranked[:rows_max]
+        ],
+        matching=len(matching),
+        total=len(status.pipelines),
+    )
+
+
+def _troubles(one: PipelineStatus) -> tuple[int, ...]:
+    """Return how bad each thing is that may be wrong with a pipeline, the worst thing first."""
+    wrong = int(one.disagreement is not None) + len(one.shortfalls)
+    return wrong, one.objects_missing, one.objects_overdue, failed_objects(one), one.warned_objects
+
+
+def failed_objects(one: PipelineStatus) -> int:
+    """Return the number of failed objects without those that a later version replaced."""
+    return one.objects.get(ObjectState.DEAD, 0) - one.objects_replaced
+
+
+def _matches(name: str, wanted: str) -> bool:
+    return wanted.casefold() in name.casefold()
+
+
+def _spark(lines: Mapping[str, Line], name: str, *, at: float, label: Label) -> Markup:
+    return sparkline(lines.get(name, ()), at=at, label=label)
+
+
+def _label_of(request: Request) -> Label:
+    texts = texts_of(request)
+
+    def label(latest: float, highest: float) -> str:
+        return texts(
+            "last hour: now {latest}, at most {highest}", latest=number(round(latest)), highest=number(round(highest))
+        )
+
+    return label
 
 
 ROUTES: Sequence[BaseRoute] = [Route("/", show)]

@@ -66,6 +66,8 @@ class WebServer:
 
     def close(self) -> None:
         """Stop listening, and end the dashboard's own threads."""
+        # The server waits for open streams before it ends the application's lifespan, so they end first.
+        self.application.state.context.sampler.close()
         self._server.should_exit = True
         if self._thread is not None:
             self._thread.join(2 * STOP_SECONDS + CLOSE_SECONDS)

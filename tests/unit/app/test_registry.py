@@ -26,6 +26,8 @@ from penstock.app.registry import (
     is_local,
 )
 from penstock.events import (
+    BatchClaimed,
+    BatchProgressed,
     BreakerClosed,
     BreakerOpened,
     ConsumerHalted,
@@ -153,12 +155,36 @@ def test_a_worker_whose_timers_run_late_records_its_lag(tmp_path: Path, stop: St
 
 
 def test_records_of_the_previous_version_are_read(tmp_path: Path, writer: RecordWriter) -> None:
-    new = ("concurrency", "held", "lag_seconds", "troubles", "memory_bytes")
+    new = ("concurrency", "held", "lag_seconds", "troubles", "memory_bytes", "batches")
     path = tmp_path / "record.json"
     path.write_text(json.dumps({name: value for name, value in asdict(writer.record()).items() if name not in new}))
     found = registry._read(path)
     assert found is not None
     assert (found.held, found.troubles, found.concurrency, found.lag_seconds) == ((), (), None, None)
+
+
+def test_a_record_has_the_running_batches_with_their_progress(tmp_path: Path, writer: RecordWriter) -> None:
+    writer(BatchClaimed(pipeline="clicks", attempt_id="a", objects=3, bytes=900, seconds=0.1))
+    writer(BatchProgressed(pipeline="clicks", attempt_id="a", tasks_done=2, tasks=8))
+    assert writer.wants(BatchProgressed)
+    written = asdict(writer.record())
+    assert written["batches"] == (
+        {
+            "pipeline": "clicks",
+            "attempt_id": "a",
+            "objects": 3,
+            "bytes": 900,
+            "tasks_done": 2,
+            "tasks": 8,
+            "is_written": False,
+        },
+    )
+    written["batches"][0]["of_a_newer_version"] = 1
+    path = tmp_path / "record.json"
+    path.write_text(json.dumps(written))
+    found = registry._read(path)
+    assert found is not None
+    assert [(batch.attempt_id, batch.tasks_done, batch.tasks) for batch in found.batches] == [("a", 2, 8)]
 
 
 def test_settled_messages_are_counted_by_queue_and_released_ones_are_not(writer: RecordWriter) -> None:

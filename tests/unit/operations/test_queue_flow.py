@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from penstock.app.flows import UNKNOWN, FlowTracker, QueueFlow
 from penstock.app.queues import QueueStatus
 from penstock.app.registry import WorkerRecord
 from penstock.ledger.records import ObjectState
 from penstock.operations.status.model import Status
-from penstock.operations.status.watch import UNKNOWN, FlowTracker, QueueFlow
 
 START = 1_000.0
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import PathLike
 
 from penstock.app.brokers import check_queues
@@ -36,7 +36,7 @@ from penstock.events import (
     UnknownFieldsFound,
     WrongTypesRescued,
 )
-from penstock.ledger.records import ObjectState
+from penstock.ledger.records import ObjectState, ReopeningState
 from penstock.messaging.clock import SystemClock
 from penstock.pipeline.spark.runtime import GivenSpark
 from penstock.worker.liveness import Liveness
@@ -143,6 +143,7 @@ class RunReport:
     objects_replayed: int = 0  # objects of which the bad lines were read again
     replaced_objects: int = 0  # objects of which an earlier version was in the table, and was replaced
     replaced_rows: int = 0  # the rows of these versions
+    objects_reread: int = 0  # processed objects that were read again, see `penstock objects reprocess`
     grown_objects: int = 0  # objects of which only appended lines were read
     appended_rows: int = 0  # rows of these lines
     merged_rows: dict[str, int] = field(default_factory=dict)  # see `MERGE_EFFECTS`; empty: no merge
@@ -215,6 +216,7 @@ def run(
         plan.blueprint.check_columns()
         cleanup_runner = _cleanup_runner(declaration, context)
         completion = _RunCompletion(plan, context, queue=declaration.source.queue, source=source)
+        reread_before = _reread(context, plan.where.pipeline)
         counts.add_replaced(*plan.blueprint.tables.unpublished_replacements())
         counts.add_grown(*plan.blueprint.tables.unpublished_growth())
         plan.blueprint.publish()  # batches that an earlier process committed but did not publish
@@ -235,7 +237,12 @@ def run(
             cleanup_runner.once(objects_max=None)
         seconds = clock.monotonic() - began_at
         stopped = available_now and stop.requested
-        return completion.report(counts, stopped=stopped, seconds=seconds, unregistered=unregistered)
+        report = completion.report(counts, stopped=stopped, seconds=seconds, unregistered=unregistered)
+        return replace(report, objects_reread=max(0, _reread(context, plan.where.pipeline) - reread_before))
+
+
+def _reread(context: ServiceContext, pipeline: str) -> int:
+    return context.ledger().reopenings.counts(pipeline)[ReopeningState.READ]
 
 
 def _cleanup_runner(declaration: PipelineDeclaration, context: ServiceContext) -> CleanupRunner | None:

@@ -264,6 +264,24 @@ MONITOR_ROWS: Rows = {
         msg="The monitor can poll the source again.",
         fields={"source": "source", "duration_s": "outage_seconds"},
     ),
+    events.HistorySetAside: LogRow(
+        name="history.set_aside",
+        level="warning",
+        msg="The history of the dashboard's charts could not be read. Its file was renamed, and a new one was begun.",
+        fields=with_error("file", "aside"),
+    ),
+    events.HistoryUnwritable: LogRow(
+        name="history.failed",
+        level="warning",
+        msg="The history of the dashboard's charts cannot be written. The charts have a gap until it can.",
+        fields=with_error("file"),
+    ),
+    events.HistoryRecovered: LogRow(
+        name="history.recovered",
+        level="info",
+        msg="The history of the dashboard's charts can be written again.",
+        fields=same("file"),
+    ),
     events.ReceiveEmpty: LogRow(
         name="receive.empty",
         level="debug",

@@ -25,7 +25,6 @@ from penstock.app.tables import Tables
 from penstock.app.telemetry import open_reports, open_telemetry
 from penstock.errors import TableFolderTaken, TemporaryError, UsageError
 from penstock.events import Bus, JobFailed, Listener, WatchDegraded, WatchStarted
-from penstock.ledger import Ledger
 from penstock.ledger.records import ObjectState, OnChange, PipelineRow, ReopeningState
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.threads import WorkThread
@@ -91,6 +90,7 @@ class IngestReport:
     objects_replayed: int = 0  # objects of which the bad lines were read again
     replaced_objects: int = 0  # objects of which an earlier version was in the table, and was replaced
     replaced_rows: int = 0  # the rows of these versions
+    objects_reread: int = 0  # processed objects that were read again, see `penstock objects reprocess`
     objects_kept: int = 0  # objects to be read again that were gone or had changed: their earlier rows stay
     grown_objects: int = 0  # objects of which only appended lines were read
     appended_rows: int = 0  # rows of these lines
@@ -180,7 +180,7 @@ def _ingested(
             bus=tools.bus,
             clock=tools.clock,
         )
-        kept_before = _kept(state.ledger, where.pipeline)
+        reopened_before = state.ledger.reopenings.counts(where.pipeline)
         counts.add_replaced(*tables.unpublished_replacements())
         counts.add_grown(*tables.unpublished_growth())
         tables.publish()  # batches that an earlier process committed but did not publish
@@ -208,11 +208,12 @@ def _ingested(
             cleanup_runner.once(objects_max=None)  # everything due; nothing after a stop
         seconds = tools.clock.monotonic() - began_at
         report = _report(work, pending, scan, counts, seconds=seconds, unregistered=unregistered)
-        return replace(report, objects_kept=max(0, _kept(state.ledger, where.pipeline) - kept_before))
-
-
-def _kept(ledger: Ledger, pipeline: str) -> int:
-    return ledger.reopenings.counts(pipeline)[ReopeningState.KEPT]
+        reopened = state.ledger.reopenings.counts(where.pipeline)
+        return replace(
+            report,
+            objects_reread=max(0, reopened[ReopeningState.READ] - reopened_before[ReopeningState.READ]),
+            objects_kept=max(0, reopened[ReopeningState.KEPT] - reopened_before[ReopeningState.KEPT]),
+        )
 
 
 def _catalogs(request: IngestRequest, where: TablePaths) -> tuple[CatalogName | None, CatalogName | None]:

@@ -77,8 +77,14 @@ class RetryPlan:
         return {queue: self.objects[pipeline] for pipeline, queue in self.queues.items() if self.objects[pipeline]}
 
 
-def plan(seen: ScopeView, selection: RetrySelection) -> RetryPlan:
-    """Inspect and count the selected objects.
+def plan(
+    seen: ScopeView,
+    selection: RetrySelection,
+    *,
+    stopped: Stopped = lambda: False,
+    on_progress: ProgressCallback = lambda _: None,
+) -> RetryPlan:
+    """Inspect and count the selected objects, until ``stopped`` returns True.
 
     Raises `UsageError` if a pipeline's queue is unknown, or for an invalid destination.
     """
@@ -88,7 +94,11 @@ def plan(seen: ScopeView, selection: RetrySelection) -> RetryPlan:
         _judge(seen, uri, found)
     for pipeline in queues:
         left = None if selection.limit is None else selection.limit - found.objects.total()
-        found.objects[pipeline] = sum(1 for _ in islice(_dead(seen, pipeline, selection, found=found), left))
+        for _ in islice(_dead(seen, pipeline, selection, found=found), left):
+            if stopped():
+                return found
+            found.objects[pipeline] += 1
+            on_progress(1)
     dlqs = [name for queue in found.by_queue for name in dlqs_of(seen.broker, queue)]
     found.dead_letters = {name: count for name in dlqs if (count := messages_in(seen.broker, name))}
     return found
@@ -104,11 +114,12 @@ def retry(
     on_progress: ProgressCallback,
     clock: Clock | None = None,
     probe: Probe = no_probe,
+    who: str | None = None,
 ) -> Counter[str]:
     """Enqueue the planned number of objects, with an audit entry per pipeline; return the number sent by queue.
 
     An interrupted retry can be repeated. Objects are looked up chunk by chunk, just before each chunk is sent: one that
-    was reopened meanwhile is skipped.
+    was reopened meanwhile is skipped. ``who`` acts, for the audit; None: the user of this process.
     """
     sent: Counter[str] = Counter()
     pace = ReplayRate(selection.rate, clock=clock or SystemClock(), stopped=stopped)
@@ -116,7 +127,8 @@ def retry(
         rows = islice(_dead(seen, pipeline, selection, page=pace.chunk), planned.objects[pipeline])
         if stopped() or not (chunk := list(islice(rows, pace.chunk))):
             continue
-        with audited(ledger, "retry", queue=queue, details=selection.details(pipeline), stopped=stopped) as done:
+        details = selection.details(pipeline)
+        with audited(ledger, "retry", queue=queue, details=details, stopped=stopped, who=who) as done:
             while chunk:
                 seen.broker.send(queue, [announced_anew(pipeline, row) for row in chunk])
                 probe(Step.ANNOUNCED)

@@ -94,11 +94,6 @@ class PipelineStatus(PipelineHealth):
         """The commits of other writers that replaced one of Penstock's."""
         return [commit for commit in self.foreign_commits if commit.replaced_from is not None]
 
-    @property
-    def objects_left(self) -> int:
-        """Return the number of objects that are not in a terminal state."""
-        return _left(self.objects)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:

@@ -48,9 +48,14 @@ class BatchDetails:
         return self.batch.committed_at - self.attempt.started_at
 
 
-def details_of(seen: ScopeView, seq: int, *, objects_max: int) -> BatchDetails:
-    """Return a batch's details. Raises `UsageError` if it does not exist, or if the pipeline is ambiguous."""
-    pipelines = seen.pipelines()
+def details_of(
+    seen: ScopeView, seq: int, *, objects_max: int, pipeline: str | None = None, tables: bool = True
+) -> BatchDetails:
+    """Return a batch's details. Raises `UsageError` if it does not exist, or if the pipeline is ambiguous.
+
+    Without ``tables``, the logs of the tables are not read, which takes long for big tables.
+    """
+    pipelines = [one for one in seen.pipelines() if pipeline in (None, one)]
     if len(pipelines) != 1:
         known = ", ".join(pipelines) or "none"
         raise UsageError(f"Batches are numbered by pipeline: name one with --pipeline. There are: {known}.")
@@ -64,7 +69,7 @@ def details_of(seen: ScopeView, seq: int, *, objects_max: int) -> BatchDetails:
         batch=batch,
         attempt=seen.ledger.attempt(batch.attempt_id),
         objects=seen.ledger.processed_objects(batch.pipeline, seq, limit=objects_max),
-        tables=_shown(batch, paths),
+        tables=_shown(batch, paths if tables else None),
     )
 
 

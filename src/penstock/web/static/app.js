@@ -1,4 +1,5 @@
-// What the pages need beside htmx: preferences that apply at once, and a note when the event stream is lost.
+// What the pages need beside htmx: preferences that apply at once, parts that stay open when the page is refreshed, and a
+// note when the event stream is lost.
 "use strict";
 
 document.addEventListener("change", (event) => {
@@ -9,6 +10,10 @@ document.addEventListener("change", (event) => {
 document.addEventListener("htmx:sseOpen", () => show(""));
 document.addEventListener("htmx:sseError", () => show(connection().dataset.lost));
 
+// A refresh comes without knowing what the person opened.
+Idiomorph.defaults.callbacks.beforeAttributeUpdated = (name, element) =>
+  !(name === "open" && ["DETAILS", "DIALOG"].includes(element.tagName));
+
 function connection() {
   return document.getElementById("connection");
 }
@@ -16,5 +21,8 @@ function connection() {
 function show(text) {
   connection().textContent = text;
 }
+
+// On a phone, the navigation is wider than the window.
+document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
 
 document.documentElement.classList.add("scripted");

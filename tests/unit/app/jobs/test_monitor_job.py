@@ -10,6 +10,9 @@ import pytest
 from tests.unit.app.jobs.test_elected import wait_until
 
 from penstock import App
+from penstock.app.history.history import HistoryReader
+from penstock.app.history.points import SeriesKind
+from penstock.app.history.ring import HistoryRange
 from penstock.app.jobs.elected import ElectedJob
 from penstock.app.jobs.monitor import job as monitor_jobs
 from penstock.app.jobs.monitor.job import CLAIMED_AS, claimed_key, monitor_job
@@ -167,3 +170,15 @@ def test_a_worker_that_loses_its_claim_during_a_measurement_exports_nothing(
     thread.join(DEADLINE_SECONDS)
     assert not thread.is_alive()
     assert not worker.exports()
+
+
+def test_the_elected_worker_records_the_history_of_its_queues(app: App, workers: list[Worker]) -> None:
+    Path(app.settings.data_dir).mkdir()
+    reader = HistoryReader(app.settings.data_dir, measured_every_seconds=1)
+
+    def has_recorded() -> bool:
+        chart = reader.chart(SeriesKind.QUEUE, "orders", HistoryRange.HOUR, at=SystemClock().now())
+        return set(chart.values.get("visible", ())) == {1}
+
+    workers[0].job.start()
+    wait_until(has_recorded)

@@ -43,6 +43,7 @@ def test_the_lag_is_the_age_of_the_oldest_batch_that_is_not_visible(
     assert watch.lag_seconds("clicks", 3) == 100.0
     table.shown = 2
     assert watch.lag_seconds("clicks", 3) == 300.0
+    assert watch.unpublished("clicks", 3) == 1
     table.shown = 3
     assert watch.lag_seconds("clicks", 3) == 0.0
     reads = table.reads

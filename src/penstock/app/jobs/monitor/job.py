@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.app.jobs.elected import LEASE_SECONDS_MAX, ElectedJob, JobTask, TaskRun, elected_job
+from penstock.app.jobs.monitor.history import MonitorHistory
 from penstock.app.jobs.monitor.monitor import Monitor, monitor_targets
 from penstock.app.jobs.monitor.process import MonitorLoop, forget_old, to_meters
 from penstock.app.jobs.monitor.sample import MonitorSample, OverdueNotices, gauges
@@ -83,11 +84,13 @@ def measure(
         targets = monitor_targets(app, clock=context.clock)
         monitor = Monitor(targets, clock=context.clock, emit=emit)
         notices = OverdueNotices(after_seconds=settings.objects_overdue_after, clock=context.clock, emit=emit)
+        history = MonitorHistory(settings, clock=context.clock, emit=emit)
 
         def publish(sample: MonitorSample) -> None:
             if not stop.requested:
                 to_meters(sample, meters)
                 notices.update(sample.pipelines)
+                history.write(sample)
 
         emit(
             MonitorStarted(

@@ -97,6 +97,10 @@ class TableWatch:
             return 0.0
         return ledger.ages.seconds_since_commit(pipeline, shown + 1)
 
+    def unpublished(self, pipeline: str, committed_seq: int) -> int:
+        """Return the number of batches up to ``committed_seq`` that are not visible, as `lag_seconds` found last."""
+        return max(0, committed_seq - self._shown.get(pipeline, 0))
+
     def _open_tables(self, table_paths: TablePaths, ledger: "Ledger") -> "Tables":
         if table_paths.pipeline not in self._tables:
             from penstock.app.tables import Tables

@@ -69,6 +69,7 @@ class Monitor:
         has_settled = partial(self._has_settled, () if broker is None else broker.queues, queues_read_at)
         pipelines = self._pipelines(measured, errors, has_settled=has_settled)
         lags_seconds = self._publish_lags(pipelines, measured, errors)
+        unpublished = self._unpublished(pipelines, lags_seconds)
         self._emit_changes(measured, errors)
         return MonitorSample(
             at=at,
@@ -76,6 +77,7 @@ class Monitor:
             dead_letters=() if broker is None else broker.dead_letters,
             pipelines=pipelines,
             publish_lags_seconds=lags_seconds,
+            batches_unpublished=unpublished,
             up={source: source not in errors for source in measured},
             errors=errors,
         )
@@ -126,6 +128,14 @@ class Monitor:
             for one in pipelines
         }
         return {pipeline: seconds for pipeline, seconds in found.items() if seconds is not None}
+
+    def _unpublished(self, pipelines: Sequence[PipelineHealth], known: Iterable[str]) -> Mapping[str, int]:
+        """Return the number of unpublished batches of each pipeline whose lag is known."""
+        tables = self._targets.tables
+        if tables is None:
+            return {}
+        committed = {one.pipeline: one.batches_committed for one in pipelines}
+        return {pipeline: tables.unpublished(pipeline, committed[pipeline]) for pipeline in known}
 
     def _emit_changes(self, measured: Sequence[Source], errors: dict[Source, str]) -> None:
         now = self._clock.monotonic()

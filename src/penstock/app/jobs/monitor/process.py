@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from penstock.app.jobs.monitor.history import MonitorHistory
 from penstock.app.jobs.monitor.monitor import Monitor, monitor_targets
 from penstock.app.jobs.monitor.sample import MonitorSample, OverdueNotices, gauges
 from penstock.app.telemetry import guarded, open_telemetry
@@ -109,6 +110,7 @@ def run_monitor(app: "App", *, stop: StopSignal) -> bool:
         targets = monitor_targets(app, clock=clock)
         monitor = Monitor(targets, clock=clock, emit=bus.emit)
         notices = OverdueNotices(after_seconds=settings.objects_overdue_after, clock=clock, emit=bus.emit)
+        history = MonitorHistory(settings, clock=clock, emit=bus.emit)
 
         if telemetry.meters is not None:
             telemetry.meters.before_reading(partial(forget_old, loop, telemetry.meters))
@@ -117,6 +119,7 @@ def run_monitor(app: "App", *, stop: StopSignal) -> bool:
             if telemetry.meters is not None:
                 to_meters(sample, telemetry.meters)
             notices.update(sample.pipelines)
+            history.write(sample)
 
         bus.emit(
             MonitorStarted(

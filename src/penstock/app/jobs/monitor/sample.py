@@ -24,6 +24,7 @@ class MonitorSample:
     dead_letters: Sequence[DeadLetterHealth] = ()
     pipelines: Sequence[PipelineHealth] = ()
     publish_lags_seconds: Mapping[str, float] = field(default_factory=dict)  # since commit, by pipeline with a table
+    batches_unpublished: Mapping[str, int] = field(default_factory=dict)  # likewise
     up: Mapping[Source, bool] = field(default_factory=dict)  # whether each source could be read
     errors: Mapping[Source, str] = field(default_factory=dict)
 
