@@ -20,10 +20,12 @@ from tests.web.dead_site import DeadSite, form_of
 from tests.web.markup import Markup, harmless
 
 from penstock.brokers.sqlite.broker import SqliteBroker
+from penstock.dead_letters.groups import group_id
 from penstock.ledger import Ledger
 from penstock.ledger.dead_letters import AuditRow
 
 UNKNOWN, DOWN = "order 7 is unknown", "the gateway is down"
+GROUP = group_id("order <n> is unknown")
 EACH = 150
 RATE = 50
 SHOP = """
@@ -129,7 +131,7 @@ def test_dead_letters_of_one_error_are_planned_replayed_aborted_and_then_replaye
         page = dashboard.await_page("/dead", lambda page: "300 dead letters as of" in page.text)
         assert "order <n> is unknown" in page.text
 
-        plan = dashboard.plan(group="order <n> is unknown", rate=RATE)
+        plan = dashboard.plan(group=GROUP, rate=RATE)
         assert number_before("dead letters would be sent back", plan) == EACH
         path, fields = form_of(plan, "planned")
         address, _ = dashboard.post(path, fields)
@@ -142,9 +144,9 @@ def test_dead_letters_of_one_error_are_planned_replayed_aborted_and_then_replaye
         (entry,) = audit_of(scene)
         assert (entry.action, entry.messages, entry.outcome) == ("replay", sent, "interrupted")
         assert entry.who.endswith(" via the dashboard")
-        assert entry.details == {"group": "order <n> is unknown", "rate": float(RATE)}
+        assert entry.details == {"group": GROUP, "group_name": "order <n> is unknown", "rate": float(RATE)}
 
-        plan = dashboard.plan(group="order <n> is unknown")
+        plan = dashboard.plan(group=GROUP)
         assert number_before("dead letters would be sent back", plan) == left
         address, _ = dashboard.post(*form_of(plan, "planned"))
         dashboard.await_page(address, lambda page: "dead letters were sent back" in page.text)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.app.held_messages import HeldMessage, HeldMessages
 from penstock.app.processes import PROCESSES_FOLDER, ProcessRegistry, draft_of
-from penstock.app.running_batches import BATCH_EVENTS, RunningBatch, RunningBatches
+from penstock.app.running_batches import BATCH_EVENTS, RecordedRun, RunningBatches
 from penstock.events import (
     BreakerClosed,
     BreakerOpened,
@@ -196,7 +196,7 @@ class WorkerRecord:
     lag_seconds: float | None = None  # how late it runs its timers, at its last heartbeat
     troubles: tuple[str, ...] = ()  # threads that hang or have ended, which only a restart fixes
     memory_bytes: int | None = None  # resident; None if the system does not report it
-    batches: tuple[RunningBatch, ...] = ()  # of pipelines, that it has claimed and not ended
+    batches: tuple[RecordedRun, ...] = ()  # of pipelines, that it has claimed and not ended
 
 
 _FIELDS = frozenset(field.name for field in fields(WorkerRecord))
@@ -437,6 +437,6 @@ def _read(path: Path) -> WorkerRecord | None:
         return None
 
 
-def _running_batch(written: Mapping[str, Any]) -> RunningBatch:
+def _running_batch(written: Mapping[str, Any]) -> RecordedRun:
     """Return a batch of a record; newer workers may add fields."""
-    return RunningBatch(**{name: value for name, value in written.items() if name in RunningBatch.__slots__})
+    return RecordedRun(**{name: value for name, value in written.items() if name in RecordedRun.__slots__})

@@ -18,7 +18,7 @@ BATCH_EVENTS = frozenset({AttemptAbandoned, BatchClaimed, BatchCommitted, BatchP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunningBatch:
+class RecordedRun:
     """A batch that a worker has claimed and not ended."""
 
     pipeline: str
@@ -38,34 +38,30 @@ class RunningBatches:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._batches: dict[str, RunningBatch] = {}  # by attempt, oldest first; under the lock
+        self._batches: dict[str, RecordedRun] = {}  # by attempt, oldest first; under the lock
 
     def __call__(self, event: Event) -> None:
         with self._lock:
             match event:
                 case BatchClaimed():
                     self._add(event)
-                case BatchProgressed():
-                    self._change(event.attempt_id, tasks_done=event.tasks_done, tasks=event.tasks)
-                case BatchWritten():
-                    self._change(event.attempt_id, is_written=True)
+                case BatchProgressed() if (known := self._batches.get(event.attempt_id)) is not None:
+                    self._batches[event.attempt_id] = replace(known, tasks_done=event.tasks_done, tasks=event.tasks)
+                case BatchWritten() if (known := self._batches.get(event.attempt_id)) is not None:
+                    self._batches[event.attempt_id] = replace(known, is_written=True)
                 case BatchCommitted() | AttemptAbandoned() | RunFailed():
                     self._batches.pop(event.attempt_id, None)
                 case _:
                     pass
 
-    def newest(self) -> tuple[RunningBatch, ...]:
+    def newest(self) -> tuple[RecordedRun, ...]:
         """Return the running batches, the oldest first; of many only the newest ones."""
         with self._lock:
             return tuple(self._batches.values())
 
     def _add(self, event: BatchClaimed) -> None:
-        self._batches[event.attempt_id] = RunningBatch(
+        self._batches[event.attempt_id] = RecordedRun(
             pipeline=event.pipeline, attempt_id=event.attempt_id, objects=event.objects, bytes=event.bytes
         )
         while len(self._batches) > RUNNING_MAX:
             del self._batches[next(iter(self._batches))]
-
-    def _change(self, attempt_id: str, **changes: int) -> None:
-        if (known := self._batches.get(attempt_id)) is not None:
-            self._batches[attempt_id] = replace(known, **changes)

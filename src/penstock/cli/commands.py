@@ -130,6 +130,6 @@ ADMIN_COMMANDS = (
     LazyCommand(
         name="audit",
         target="penstock.cli.audit:audit",
-        help="List manual changes of dead letters, objects and schemas.",
+        help="List manual changes of queues, dead letters, objects and schemas.",
     ),
 )

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from penstock.dead_letters.groups import NO_REASON, group_of, key_of
+from penstock.dead_letters.groups import NO_REASON, group_id, group_of, key_of
 from penstock.dead_letters.reader import DeadLetteredMessage
 from penstock.errors import InvalidMessage
 from penstock.messaging.broker import conventional_source, listed_name, names_dead_letters
@@ -18,7 +18,7 @@ class DeadLetterFilter:
 
     handler: str | None = None
     error: str | None = None  # a group's key, or text in reason, exception or fingerprint; ignores case
-    group: str | None = None  # the key of its group, and nothing else
+    group: str | None = None  # the id of its group
     older_than_seconds: float | None = None  # since it was dead-lettered
     younger_than_seconds: float | None = None
     attributes: Mapping[str, str] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class DeadLetterFilter:
         return (
             self._matches_age(now - message.enqueued_at)
             and all(_text(message.attributes.get(name)) == value for name, value in self.attributes.items())
-            and (self.group is None or self.group == group_of(dead_letter))
+            and (self.group is None or self.group == group_id(group_of(dead_letter)))
             and self._matches_death(dead_letter)
             and (self.object_uri is None or self.object_uri in objects_of(message))
         )

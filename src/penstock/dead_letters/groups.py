@@ -4,6 +4,7 @@ Messages with the same fingerprint form a group. Without a fingerprint, the reas
 everything that varies between messages: numbers, also inside words, ids, quoted texts and paths.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Sequence
@@ -17,6 +18,7 @@ from penstock.messaging.message import NO_ATTRIBUTES
 GROUPS_MAX = 1_000  # messages of further groups are counted together
 NO_REASON = "no reason was recorded"
 _REASON_CHARS_MAX = 200
+_ID_CHARS = 16
 _FINGERPRINT = re.compile(r'"fingerprint": (null|"(?:[^"\\]|\\.)*")')
 _REASON = re.compile(r'\{"reason": ("(?:[^"\\]|\\.)*")')
 _VARYING_PARTS = (
@@ -42,6 +44,10 @@ class FailureGroup:
     reason: str  # of the example
     example_id: str
     example_queue: str
+
+    @property
+    def id(self) -> str:
+        return group_id(self.key)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -118,6 +124,12 @@ def group_of(dead_letter: DeadLetteredMessage) -> str:
     """Return the key of a message's group, decoding its death only if its text is not as Penstock writes it."""
     key = _key_from_text(dead_letter)
     return key_of(dead_letter.death) if key is None else key
+
+
+@lru_cache(maxsize=4096)
+def group_id(key: str) -> str:
+    """Return the id of a group, for addresses: its key is an error text, and may hold secrets or any character."""
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:_ID_CHARS]
 
 
 def key_of(death: Death | None) -> str:

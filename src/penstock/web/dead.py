@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute, Route
 from penstock.app.brokers import capabilities_of
 from penstock.config import Settings
 from penstock.dead_letters.filters import objects_of
-from penstock.dead_letters.groups import NO_REASON, FailureGroup, group_of
+from penstock.dead_letters.groups import NO_REASON, FailureGroup, group_id, group_of
 from penstock.dead_letters.reader import DeadLetteredMessage
 from penstock.messaging.death import earlier_deaths_of, set_aside_reason
 from penstock.messaging.replay import replays_so_far
@@ -48,7 +48,6 @@ class DeadLetterRow:
     dead_letter: DeadLetteredMessage
     tier: str
     error: str
-    group: str
     handler: str | None
     age_seconds: float
     text: str
@@ -102,7 +101,7 @@ def _show_list(request: Request, query: DeadLetterQuery, seen: DeadLetterView) -
         "dead_list.html",
         seen=seen,
         query=query,
-        group=_group_in(seen.survey, query.selection.wanted.group),
+        group=group_in(seen.survey, query.selection.wanted.group),
         rows=rows,
         page=page,
         first=url(request, "/dead", list=1, **query.given) if after is not None else None,
@@ -135,7 +134,7 @@ def show_message(request: Request) -> Response:
         "dead_message.html",
         dead_letter=found,
         death=found.death,
-        group=group_of(found),
+        group=group_id(group_of(found)),
         earlier=earlier_deaths_of(attributes),
         set_aside=set_aside_reason(attributes),
         replays=replays_so_far(attributes),
@@ -167,7 +166,6 @@ def _row(dead_letter: DeadLetteredMessage, survey: DeadLetterSurvey, context: Da
         dead_letter=dead_letter,
         tier=survey.tiers.get(dead_letter.queue, ""),
         error=_beginning(settings, reason),
-        group=group_of(dead_letter),
         handler=None if death is None else death.handler,
         age_seconds=max(0.0, context.clock.now() - message.enqueued_at),
         text=" ".join(shown_body(message, settings, chars_max=PREVIEW_CHARS_MAX).text.split()),
@@ -186,10 +184,11 @@ def _beginning(settings: Settings, text: str) -> str:
     return shown if len(shown) <= REASON_CHARS_MAX else shown[: REASON_CHARS_MAX - 1] + "…"
 
 
-def _group_in(survey: DeadLetterSurvey | None, key: str | None) -> FailureGroup | None:
-    if survey is None or key is None:
+def group_in(survey: DeadLetterSurvey | None, id: str | None) -> FailureGroup | None:
+    """Return the group with this id; None if the survey has none."""
+    if survey is None or id is None:
         return None
-    return next((group for group in survey.groups if group.key == key), None)
+    return next((group for group in survey.groups if group.id == id), None)
 
 
 def _cursor_in(request: Request) -> DeadLetterCursor | None:

@@ -7,7 +7,7 @@ applies exactly this filter to the dead letters of its own time, and reports a d
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from starlette.requests import Request
@@ -19,6 +19,7 @@ from penstock.errors import TemporaryError, UsageError, UserError
 from penstock.operations.dead_letters.actions import ReplayOperation, purge
 from penstock.operations.dead_letters.selection import (
     DeadLetterPlan,
+    DeadLetterSelection,
     check_destination,
     opened_ledger,
     plan,
@@ -37,7 +38,7 @@ from penstock.web.actions import (
     sentence,
 )
 from penstock.web.context import DashboardContext, context_of
-from penstock.web.dead import is_browsable, shown_in
+from penstock.web.dead import group_in, is_browsable, shown_in
 from penstock.web.dead_forms import (
     FILTERS,
     OPTIONS,
@@ -74,17 +75,25 @@ class DeadLetterRequest:
     query: DeadLetterQuery
     replay: ReplayQuery
     single: bool = False  # one dead letter, from its own page
+    group_name: str | None = None  # of the group in the filter, without secrets; None: there is none, or it is unknown
 
     @property
     def facts(self) -> Sequence[tuple[str, str]]:
         """The filter and the options, for people."""
         given = {**self.query.given, **(self.replay.given if self.goal == "replay" else {})}
+        if self.group_name is not None:
+            given["group"] = self.group_name
         return [(label, given[name]) for name, label in {**FILTERS, **OPTIONS}.items() if name in given]
 
     @property
     def fields(self) -> Mapping[str, str]:
         """The fields in the address of its confirmation."""
         return {"goal": self.goal, **self.query.given, **self.replay.given}
+
+    @property
+    def selection(self) -> DeadLetterSelection:
+        """The selection, with the name of its group for the audit log."""
+        return replace(self.query.selection, group_name=self.group_name)
 
     @property
     def key(self) -> str:
@@ -210,7 +219,7 @@ def _replay(
     with view(context.scope) as seen, closing(opened_ledger(seen)) as ledger:
         replaying = ReplayOperation(
             seen,
-            asked.query.selection,
+            asked.selection,
             asked.replay.options,
             ledger=ledger,
             stopped=progress.stopped,
@@ -233,7 +242,7 @@ def _purge(
     with view(context.scope) as seen, closing(opened_ledger(seen)) as ledger:
         report = purge(
             seen,
-            asked.query.selection,
+            asked.selection,
             ledger=ledger,
             stopped=progress.stopped,
             on_progress=progress.add,
@@ -247,7 +256,7 @@ def _purge(
 def _asked(request: Request, *, goal: Goal | None = None) -> DeadLetterRequest:
     """Return the request of a form. Raises `UsageError` for a malformed field, and for a purge of everything.
 
-    The filter is in the form's address: inputs would lose control characters, which names of groups may have.
+    The filter is in the form's address: inputs would lose control characters, which names of queues may have.
     """
     fields: Fields = {**request.query_params, **form_of(request)}
     named = goal or fields.get("goal")
@@ -258,7 +267,14 @@ def _asked(request: Request, *, goal: Goal | None = None) -> DeadLetterRequest:
         raise UsageError("That would delete every dead letter of every queue: select some, by queue or error.")
     single = len(query.selection.wanted.ids) == 1 and query.selection.limit == 1
     replay = replay_query(fields if named == "replay" else {})
-    return DeadLetterRequest(goal="replay" if named == "replay" else "purge", query=query, replay=replay, single=single)
+    group = group_in(context_of(request).dead_letters.known(), query.selection.wanted.group)
+    return DeadLetterRequest(
+        goal="replay" if named == "replay" else "purge",
+        query=query,
+        replay=replay,
+        single=single,
+        group_name=None if group is None else shown_in(context_of(request).settings)(group.key),
+    )
 
 
 def _planned_count(request: Request) -> int:

@@ -29,7 +29,7 @@ FIELD_CHARS_MAX = 4_000
 CANARIES_MAX = 100
 COUNT_MAX = 1_000_000_000
 RATE_MIN, RATE_MAX = 0.01, 1_000_000.0
-_VERBATIM = frozenset({"group", "queue"})
+_VERBATIM = frozenset({"queue"})
 
 Fields = Mapping[str, object]  # of an address or a form: strings
 

@@ -56,8 +56,8 @@ class RetryRequest:
     @property
     def facts(self) -> Sequence[tuple[str, str]]:
         """The filter, for people."""
-        chosen = [("State", self.state.value), ("Address contains", self.text)]
-        given = [("Object", self.address)] if self.address else chosen
+        filter_ = [("State", self.state.value), ("Address contains", self.text)]
+        given = [("Object", self.address)] if self.address else filter_
         return [(label, value) for label, value in [*given, ("Pipeline", self.pipeline)] if value]
 
     @property

@@ -16,7 +16,7 @@ from penstock.app.queues import QueueStatus, check_known
 from penstock.app.registry import WorkerRecord
 from penstock.app.scope import Scope
 from penstock.config import shown
-from penstock.errors import UsageError
+from penstock.errors import TemporaryError, UsageError
 from penstock.messaging.broker import listed_name, names_dead_letters
 from penstock.operations.pauses import set_paused
 from penstock.operations.status.model import Status
@@ -195,8 +195,11 @@ def _serving(status: Status | None, queue: str) -> Sequence[WorkerRecord]:
 
 
 def _details(context: DashboardContext, queue: str) -> QueueDetails:
-    with context.view() as seen:
-        return context.queue_details.read(seen, queue)
+    try:
+        with context.view() as seen:
+            return context.queue_details.read(seen, queue)
+    except TemporaryError as error:  # a view of a table opens its ledger; the rest of the page needs none
+        return QueueDetails(error=str(error))
 
 
 def _chart(context: DashboardContext, kind: SeriesKind, name: str, range_: HistoryRange) -> Chart:

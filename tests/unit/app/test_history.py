@@ -300,6 +300,21 @@ def test_a_file_that_cannot_be_written_is_one_event_until_it_can(files: Files) -
     assert [type(event) for event in files.events] == [HistoryUnwritable, HistoryRecovered]
 
 
+def test_a_folder_that_cannot_be_searched_is_an_event(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "is_dir", refuse)
+    monkeypatch.setattr(Path, "is_file", refuse)
+    files.writer().write(sample(START, visible=1))
+    (event,) = files.events
+    assert isinstance(event, HistoryUnwritable)
+    assert "Permission denied" in event.error
+    error = files.reader.chart(SeriesKind.QUEUE, "q", HistoryRange.HOUR, at=START).error
+    assert error is not None
+    assert "Permission denied" in error
+
+
 def test_a_link_to_another_file_is_not_followed(files: Files, tmp_path: Path) -> None:
     target = tmp_path / "elsewhere"
     files.path.symlink_to(target)

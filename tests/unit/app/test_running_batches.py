@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.app.running_batches import RUNNING_MAX, RunningBatch, RunningBatches
+from penstock.app.running_batches import RUNNING_MAX, RecordedRun, RunningBatches
 from penstock.events import (
     AttemptAbandoned,
     BatchClaimed,
@@ -23,7 +23,7 @@ def test_a_batch_is_there_from_its_claim_with_the_progress_of_spark() -> None:
     batches(claimed("a"))
     batches(BatchProgressed(pipeline="clicks", attempt_id="a", tasks_done=2, tasks=8))
     batches(BatchProgressed(pipeline="clicks", attempt_id="unknown", tasks_done=1, tasks=1))
-    known = RunningBatch(pipeline="clicks", attempt_id="a", objects=3, bytes=900, tasks_done=2, tasks=8)
+    known = RecordedRun(pipeline="clicks", attempt_id="a", objects=3, bytes=900, tasks_done=2, tasks=8)
     assert batches.newest() == (known,)
     batches(BatchWritten(pipeline="clicks", attempt_id="a", rows=1, lines_quarantined=0, seconds=1.0))
     (written,) = batches.newest()

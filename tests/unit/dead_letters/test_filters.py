@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from penstock.dead_letters.filters import DeadLetterFilter, origins_of, source_of
-from penstock.dead_letters.groups import Grouping
+from penstock.dead_letters.groups import Grouping, group_id
 from penstock.dead_letters.reader import DeadLetteredMessage
 from penstock.messaging.death import DEATH_ATTRIBUTE, SET_ASIDE_ATTRIBUTE, Death, encode_death, move_death_to_history
 from penstock.messaging.message import Message
@@ -64,9 +64,9 @@ KNOWN = dead_letter(
         (DeadLetterFilter(error="shop.py"), True),
         (DeadLetterFilter(error="Replayed Often"), True),
         (DeadLetterFilter(error="bill|KeyError|shop.py:f"), True),
-        (DeadLetterFilter(group="bill|KeyError|shop.py:f"), True),
-        (DeadLetterFilter(group="KeyError"), False),
-        (DeadLetterFilter(group="bill|KeyError|shop.py:f", handler="ship"), False),
+        (DeadLetterFilter(group=group_id("bill|KeyError|shop.py:f")), True),
+        (DeadLetterFilter(group=group_id("KeyError")), False),
+        (DeadLetterFilter(group=group_id("bill|KeyError|shop.py:f"), handler="ship"), False),
         (DeadLetterFilter(error="timeout"), False),
         (DeadLetterFilter(older_than_seconds=59.0), True),
         (DeadLetterFilter(older_than_seconds=61.0), False),
@@ -130,10 +130,11 @@ def test_the_name_of_the_group_without_a_reason_matches_its_messages() -> None:
         dead_letter(attributes={DEATH_ATTRIBUTE: "{}"}),
     ],
 )
-def test_a_message_matches_the_key_under_which_it_is_grouped(found: DeadLetteredMessage) -> None:
+def test_a_message_matches_the_id_of_its_group(found: DeadLetteredMessage) -> None:
     key = Grouping().add_one(found)
-    assert DeadLetterFilter(group=key).matches(found, now=NOW)
-    assert not DeadLetterFilter(group=f"{key} ").matches(found, now=NOW)
+    assert key is not None
+    assert DeadLetterFilter(group=group_id(key)).matches(found, now=NOW)
+    assert not DeadLetterFilter(group=group_id(f"{key} ")).matches(found, now=NOW)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from penstock.app.scope import Scope
 from penstock.brokers.memory.broker import MemoryBroker
 from penstock.config import Settings
 from penstock.dead_letters.filters import DeadLetterFilter
+from penstock.dead_letters.groups import group_id
 from penstock.messaging.message import Message, Outgoing
 from penstock.messaging.settlement import DeadLetter
 from penstock.operations.dead_letters import survey as surveys
@@ -28,7 +29,8 @@ from penstock.testing.fake_clock import FakeClock
 
 QUEUE, DLQ, FINAL_DLQ = "orders", "orders-dlq", "orders-dead"
 UNKNOWN, DOWN = "order 1 is unknown", "the gateway is down"
-GROUP = "order <n> is unknown"
+GROUP_NAME = "order <n> is unknown"
+GROUP = group_id(GROUP_NAME)
 
 
 class CountingBroker(MemoryBroker):
@@ -97,7 +99,7 @@ def test_a_survey_counts_groups_and_knows_queues_with_their_tiers(scene: Scene) 
     scene.broker.send("other-dead", [Outgoing(body=b"x")])
     taken = scene.survey()
     assert (taken.dead_letters, taken.is_complete, taken.queues) == (4, True, [DLQ, "other-dead"])
-    assert next((group.key, group.count) for group in taken.groups) == (GROUP, 2)
+    assert next((group.key, group.count) for group in taken.groups) == (GROUP_NAME, 2)
 
 
 def test_a_survey_publishes_its_queues_first_and_then_partial_counts(

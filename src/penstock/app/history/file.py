@@ -38,6 +38,12 @@ class HistoryBroken(Exception):
     """The file is damaged or belongs to another program; the message says which."""
 
 
+def has_folder(path: Path) -> bool:
+    """Return True if the folder for the file exists. Raises `HistoryUnusable`."""
+    with _translated(path):
+        return path.parent.is_dir()
+
+
 @contextmanager
 def transaction(path: Path) -> Iterator[sqlite3.Connection]:
     """Yield a connection in one transaction, and create the file if it is missing.
@@ -66,12 +72,13 @@ def reading(path: Path) -> Iterator[sqlite3.Connection | None]:
 
     Raises as `transaction` does.
     """
-    if not path.is_file():
-        yield None
-        return
-    with _translated(path), closing(_connect(path)) as connection:
-        connection.execute("BEGIN")
-        yield connection if _version(connection, path) else None
+    with _translated(path):
+        if not path.is_file():
+            yield None
+            return
+        with closing(_connect(path)) as connection:
+            connection.execute("BEGIN")
+            yield connection if _version(connection, path) else None
 
 
 def identity_of(path: Path) -> int | None:

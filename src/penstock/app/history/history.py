@@ -8,6 +8,7 @@ from penstock.app.history.file import (
     HISTORY_FILE,
     HistoryBroken,
     HistoryUnusable,
+    has_folder,
     identity_of,
     reading,
     set_aside,
@@ -46,9 +47,11 @@ class HistoryWriter:
 
     def write(self, sample: HistorySample) -> None:
         """Add the sample, unless this writer has written its slot already. Does not raise."""
-        if not self.is_due(sample.at) or not self._path.parent.is_dir():
+        if not self.is_due(sample.at):
             return
         try:
+            if not has_folder(self._path):
+                return
             self._record(sample)
         except HistoryUnusable as error:
             if not self._is_failing:

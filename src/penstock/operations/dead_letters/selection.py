@@ -124,6 +124,7 @@ class DeadLetterSelection:
     tier: Tier | None = None
     wanted: DeadLetterFilter = field(default_factory=DeadLetterFilter)
     limit: int | None = None
+    group_name: str | None = None  # of the group in ``wanted``, for the audit log
 
     @property
     def details(self) -> Mapping[str, object]:
@@ -135,6 +136,7 @@ class DeadLetterSelection:
             "handler": wanted.handler,
             "error": wanted.error,
             "group": wanted.group,
+            "group_name": self.group_name,
             "older_than_seconds": wanted.older_than_seconds,
             "younger_than_seconds": wanted.younger_than_seconds,
             "attributes": dict(wanted.attributes),

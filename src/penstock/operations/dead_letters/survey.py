@@ -7,7 +7,7 @@ among a hundred thousand dead letters without reading the others.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from penstock.dead_letters.groups import FailureGroup, Grouping
+from penstock.dead_letters.groups import FailureGroup, Grouping, group_id
 from penstock.dead_letters.operator import Stopped
 from penstock.dead_letters.reader import DeadLetteredMessage, dead_letters_in
 from penstock.messaging.clock import Clock, SystemClock
@@ -42,7 +42,7 @@ class DeadLetterSurvey:
     dead_letters: int
     groups: Sequence[FailureGroup]  # largest first
     others: int  # messages in groups that are not listed
-    positions: Mapping[str, Mapping[str, GroupPositions]] = field(default_factory=dict)  # by group and DLQ
+    positions: Mapping[str, Mapping[str, GroupPositions]] = field(default_factory=dict)  # by id of the group, and DLQ
     positions_known: bool = True  # False: there are too many to remember
     kept: Mapping[tuple[str, str], DeadLetteredMessage] | None = None  # by queue and id; None: the broker can browse
 
@@ -120,7 +120,7 @@ class _Survey:
     def _add(self, dead_letter: DeadLetteredMessage) -> None:
         key = self._grouping.add_one(dead_letter)
         if key is not None and self._left > 0:
-            in_queue = self._positions.setdefault(key, {}).setdefault(dead_letter.queue, GroupPositions())
+            in_queue = self._positions.setdefault(group_id(key), {}).setdefault(dead_letter.queue, GroupPositions())
             in_queue.ids.append(dead_letter.id)
             in_queue.after_ids.append(self._before)
         self._left -= 1

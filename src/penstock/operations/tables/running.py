@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.app.running_batches import RunningBatch
+from penstock.app.running_batches import RecordedRun
 from penstock.ledger.batch_lists import BatchSummary
 from penstock.ledger.records import AttemptRow
 from penstock.operations.inspection import ScopeView
@@ -17,7 +17,7 @@ class RunningAttempt:
     objects: int  # that it holds
     overdue_seconds: float | None  # since its lease expired: its worker is gone, or cannot reach the ledger
     spark_ui_url: str | None  # of the last batch that its worker committed: the page of its Spark session
-    progress: RunningBatch | None  # from the record of its worker; None: on another host, or no pipeline with Spark
+    progress: RecordedRun | None  # from the record of its worker; None: on another host, or no pipeline with Spark
 
 
 def running_attempts(seen: ScopeView, pipeline: str, newest: Sequence[BatchSummary]) -> Sequence[RunningAttempt]:

@@ -64,3 +64,22 @@ def test_the_monitor_is_not_live_during_a_stuck_measurement() -> None:
     loop.run(measure, lambda _: None)
     assert lives == [True, False]
     assert loop.health.live()[0]
+
+
+def test_the_monitor_is_not_live_while_its_disk_hangs() -> None:
+    stop, clock = StopSignal(), FakeClock()
+    loop = monitor_loop(stop, clock)
+    lives: list[bool] = []
+
+    def publish(_: MonitorSample) -> None:
+        lives.append(loop.health.live()[0])
+        clock.advance(STUCK_SECONDS + 1)
+        lives.append(loop.health.live()[0])
+        stop.request()
+
+    def measure() -> MonitorSample:
+        clock.advance(STUCK_SECONDS - 1)
+        return MonitorSample(at=0.0)
+
+    loop.run(measure, publish)
+    assert lives == [True, False]

@@ -42,7 +42,7 @@ class MonitorLoop:
         self._clock = clock
         self._random = random
         self._measured = 0  # this and the next two: written by the measuring thread
-        self._began_at: float | None = None  # monotonic start of the current measurement
+        self._began_at: float | None = None  # monotonic start of the current measurement, or of its publication
         self._latest: MonitorSample | None = None
 
     @property
@@ -66,9 +66,10 @@ class MonitorLoop:
                 stop_requested.clear()
                 self._began_at = self._clock.monotonic()
                 found = measure()
-                self._began_at = None
                 self._latest = found
+                self._began_at = self._clock.monotonic()  # the disk that has the history may hang as a service may
                 publish(found)
+                self._began_at = None
                 self._measured += 1
                 if not self._stop.requested:
                     self._clock.wait(stop_requested, self._rest_seconds())
