@@ -34,7 +34,7 @@ PICTURES: Mapping[str, tuple[str, str, Look]] = {
     "queue": ("/queue", "lagging", DESK),
     "dead-letters": ("/dead", "plain", DESK),
     "dead-letter": ("/dead/message", "crashed", DESK),
-    "objects": ("/objects", "failed", DESK),
+    "objects": ("/objects", "plain", DESK),
     "batch": ("/batch", "many", DESK),
     "workers": ("/workers", "plain", Look(theme="dark", width=1_280, height=800)),
     "overview-japanese": ("/", "plain", Look(language="ja", width=1_280, height=800)),
@@ -70,8 +70,8 @@ def main() -> None:
 def _shops() -> Iterator[tuple[Served, Served]]:
     """Serve the seeded shop and an empty one."""
     with (
-        tempfile.TemporaryDirectory(prefix="penstock-full-") as one,
-        tempfile.TemporaryDirectory(prefix="penstock-bare-") as other,
+        tempfile.TemporaryDirectory(prefix="shop-") as one,
+        tempfile.TemporaryDirectory(prefix="shop-") as other,
         seeded(Path(one)) as full,
         empty(Path(other)) as bare,
         serve(full) as served_full,
