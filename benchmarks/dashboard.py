@@ -1,6 +1,6 @@
 """Measure the dashboard on much data: the time of each page, and what viewers cost the broker.
 
-    python -m benchmarks.dashboard [--objects 1000000] [--letters 100000] [--queues 1000] [--requests 50]
+    python -m benchmarks.dashboard [--objects 1000000] [--dead-letters 100000] [--queues 1000] [--requests 50]
                                    [--only sqlite|redis] [--viewers 50] [--readings 10]
 
 Fills a ledger in SQLite, queues with a message each and the dead letters of one of them, and starts `penstock web` on
@@ -94,7 +94,7 @@ class Data:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--objects", type=int, default=1_000_000)
-    parser.add_argument("--letters", type=int, default=100_000)
+    parser.add_argument("--dead-letters", type=int, default=100_000)
     parser.add_argument("--queues", type=int, default=1_000)
     parser.add_argument("--requests", type=int, default=50)
     parser.add_argument("--viewers", type=int, default=50)
@@ -114,8 +114,8 @@ def main() -> None:
 
 def _measure(kind: str, folder: Path, ledger: str, given: argparse.Namespace) -> None:
     with brokers(kind, folder) as (broker, address):
-        data = _fill(broker, ledger, queues=given.queues, letters=given.letters)
-        print(f"\n{kind}: {given.queues:,} queues, {given.letters:,} dead letters", flush=True)
+        data = _fill(broker, ledger, queues=given.queues, letters=given.dead_letters)
+        print(f"\n{kind}: {given.queues:,} queues, {given.dead_letters:,} dead letters", flush=True)
         with _served(folder, broker=address, ledger=ledger) as base:
             _print_times([_times(base, each, given.requests) for each in _addresses(data)])
             if kind == "redis":
