@@ -110,15 +110,25 @@ def test_an_unavailable_service_is_named_and_the_page_stays(client: FormClient) 
 def test_each_problem_has_its_kind(client: FormClient) -> None:
     lagging = LaggingQueue(queue="orders", age_seconds=900, after_seconds=300, no_consumer=False)
     page = show(client, status(lagging=[lagging], dead_letters=3, workers=("w",), queues=[queue(workers=("w",))]))
-    assert re.search(r'<span class="badge bad">failed</span> dead letters: 3', page)
-    assert re.search(r'<span class="badge bad">lagging</span> the oldest visible message of orders is 15 min old', page)
+    assert '<a class="badge bad" href="/dead">failed</a> dead letters: 3' in page
+    assert '<a class="badge bad" href="/">lagging</a> the oldest visible message of orders is 15 min old' in page
+    assert "<details" not in page
 
 
 def test_many_problems_are_cut(client: FormClient) -> None:
-    queues = [queue(f"q{number}", breaker="down") for number in range(30)]
-    page = show(client, status(queues=queues, workers=("w",)))
+    queues = [queue(f"q{number}", breaker="down") for number in range(120)]
+    page = show(client, status(queues=queues, workers=("w",), dead_letters=3))
     assert page.count("is paused by its breaker") == overview.PROBLEMS_MAX
-    assert "and 20 more" in page
+    assert "and 21 more" in page
+
+
+def test_the_health_line_counts_many_problems_by_kind(client: FormClient) -> None:
+    queues = [queue(f"q{number}", breaker="down") for number in range(4)]
+    page = show(client, status(queues=queues, workers=("w",), dead_letters=3))
+    summary = " ".join(page.partition("<summary>")[2].partition("</summary>")[0].split())
+    assert summary == (
+        '<span class="badge bad">no consumer 4</span> <span class="badge bad">failed 1</span> 5 problems'
+    )
 
 
 def test_without_workers_the_page_says_how_to_start_one(client: FormClient) -> None:

@@ -1,5 +1,6 @@
 """The first page: one health line, then a row per queue and per pipeline, the worst first."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from starlette.routing import BaseRoute, Route
 from penstock.app.flows import UNKNOWN, QueueFlow
 from penstock.app.queues import QueueStatus
 from penstock.ledger.records import ObjectState
-from penstock.operations.status.model import PipelineStatus, Status
+from penstock.operations.status.model import PipelineStatus, ProblemKind, Status
 from penstock.operations.status.watch import StatusFrame
 from penstock.web.charts import Line, SparklineSet, sparkline
 from penstock.web.context import context_of
@@ -19,7 +20,16 @@ from penstock.web.rendering import number, render, texts_of
 
 ROWS_MAX = 100  # of each table, unless all are asked for
 ALL_ROWS_MAX = 5_000
-PROBLEMS_MAX = 10  # in the health line
+PROBLEMS_SHOWN = 3  # in the health line; of more only the number of each kind, and they open with a click
+PROBLEMS_MAX = 100
+PROBLEM_PAGES: Mapping[ProblemKind, str] = {
+    ProblemKind.MISSING: "/reconcile",
+    ProblemKind.NO_CONSUMER: "/workers",
+    ProblemKind.FAILED: "/dead",
+    ProblemKind.BAD_LINES: "/objects",
+    ProblemKind.LAGGING: "/",
+}
+"""The page that tells more about each kind of problem."""
 OTHER_STATES: Mapping[ObjectState, str] = {
     ObjectState.DELETED: "deleted before it was read",
     ObjectState.SUPERSEDED: "superseded before it was read",
@@ -72,13 +82,21 @@ def show(request: Request) -> HTMLResponse:
         frame=frame,
         wanted=wanted,
         all_rows=all_rows,
+        problems_shown=PROBLEMS_SHOWN,
         problems_max=PROBLEMS_MAX,
+        problem_pages=PROBLEM_PAGES,
+        problem_counts=() if status is None else _problem_counts(status),
         queues=None if status is None else queue_rows(frame, lines, wanted=wanted, rows_max=rows_max, label=label),
         pipelines=None
         if status is None
         else pipeline_rows(status, lines, wanted=wanted, rows_max=rows_max, label=label),
         is_new=status is not None and not (status.queues or status.pipelines),
     )
+
+
+def _problem_counts(status: Status) -> Sequence[tuple[str, int]]:
+    """Return the number of problems of each kind, the worst kind first."""
+    return list(Counter(problem.kind.value for problem in status.problems).items())
 
 
 Label = Callable[[float, float], str]

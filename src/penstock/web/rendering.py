@@ -34,6 +34,17 @@ NAVIGATION: Mapping[str, str] = {
 }
 
 
+PARENTS: Mapping[str, str] = {
+    "/queue": "/",
+    "/messages": "/",
+    "/message": "/",
+    "/worker": "/workers",
+    "/object": "/objects",
+    "/batch": "/batches",
+}
+"""The entry of the navigation that a page without one belongs to."""
+
+
 def render(request: Request, template: str, *, status: int = 200, **values: object) -> HTMLResponse:
     """Return the page of this template. Every string in ``values`` is foreign: it is escaped when it is shown."""
     return HTMLResponse(environment().get_template(template).render({**_common(request), **values}), status)
@@ -186,8 +197,10 @@ def _live(request: Request) -> Markup:
 
 
 def _is_current(request: Request, path: str) -> bool:
+    """Return True if the page of the request belongs to this entry of the navigation."""
     here = request.url.path.removeprefix(request.scope.get("root_path", "")) or "/"
-    return here == path or (path != "/" and here.startswith(path + "/"))
+    section = "/" + here.split("/")[1]
+    return PARENTS.get(section, section) == path
 
 
 @cache
