@@ -3,7 +3,8 @@
 A process gets whole files, so that a server or a module's fixture is started for all tests of a file. Six lanes hold
 more than a file: tests/spark shares one Spark session, which takes seconds to start and most of a gigabyte; two lanes
 share a cluster each, two start programs with a Spark of their own, and tests/web/browser shares one Chromium. So few
-JVMs and browsers run at once. The lanes of Spark cost about the same. They come first and the short tests last, so that every core is busy until the end.
+JVMs run at once. The lanes of Spark cost about the same. The lanes come first and the short tests last, so that every
+core is busy until the end.
 """
 
 from collections.abc import Sequence
