@@ -1,7 +1,7 @@
 """Measure the dashboard on much data: the time of each page, and what viewers cost the broker.
 
-    python -m benchmarks.dashboard [--objects 1000000] [--dead-letters 100000] [--queues 1000] [--requests 50]
-                                   [--only sqlite|redis] [--viewers 50] [--readings 10]
+    python -m benchmarks.dashboard [--objects 1000000] [--dead-letters 100000] [--queues 1000]
+                                   [--requests 50] [--only sqlite|redis] [--viewers 50] [--readings 10]
 
 Fills a ledger in SQLite, queues with a message each and the dead letters of one of them, and starts `penstock web` on
 them. Each page is requested over one connection, one request after the other, while the server reads the status every
@@ -228,7 +228,7 @@ class _Viewer:
         self._thread.join(ANSWER_SECONDS_MAX)
 
     def next_reading(self) -> None:
-        """Wait until this page has shown the next reading."""
+        """Wait until this page learns of the next reading."""
         assert self._changed.acquire(timeout=ANSWER_SECONDS_MAX)
 
     def _run(self) -> None:
@@ -238,9 +238,9 @@ class _Viewer:
             self.opened.set()
             while not self._left.is_set():
                 if events.readline().startswith(b"event: changed"):
+                    self._changed.release()
                     with closing(http.client.HTTPConnection(self._base, timeout=ANSWER_SECONDS_MAX)) as client:
                         _answer(client, "/")
-                    self._changed.release()
 
 
 def _commands(address: str) -> int:
