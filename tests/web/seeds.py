@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tests.web.hostile import SCRIPT
 from tests.web.past import DAY, HOUR, MINUTE, PastClock
+from tests.web.seeded_history import seed_history
 from tests.web.seeded_objects import seed_objects
 from tests.web.seeded_queues import crashed, queue_seeder, seed_dead_letters, seed_messages
 from tests.web.shop import (
@@ -88,6 +89,7 @@ def seeded(folder: Path) -> Iterator[Seed]:
         workers.enter_context(_stuck_worker(folder))
         workers.enter_context(_worker(app, BUSY, _troubles()))
         workers.enter_context(_worker(app, DRAINING, (), draining=True))
+        seed_history(app)
         yield Seed(folder=folder, app=app, workers=(BUSY, STUCK, DRAINING))
 
 
