@@ -239,7 +239,10 @@ def test_a_worker_is_drained_and_the_audit_log_says_by_whom(
     with registry.register(WORKER):
         assert 'action="/workers/drain"' in client.get("/worker", params={"id": WORKER}).text
         response = client.post("/workers/drain", data={"worker": WORKER}, follow_redirects=False)
-    assert (response.status_code, response.headers["location"]) == (303, f"/worker?id={WORKER}")
+        page = client.get(response.headers["location"]).text
+    assert (response.status_code, response.headers["location"]) == (303, f"/worker?id={WORKER}&asked=1")
+    assert "The worker was asked to drain." in page
+    assert 'action="/workers/drain"' not in page
     assert other_process.wait(30) == 7
     assert audits(settings) == [("ann via the dashboard", "drain", "orders", "done")]
 
