@@ -118,7 +118,7 @@ def test_each_problem_has_its_kind(client: FormClient) -> None:
     assert "<details" not in page
 
 
-def test_each_problem_leads_to_the_page_of_what_it_is_about(client: FormClient) -> None:
+def test_a_problem_leads_to_the_page_of_its_queue_or_objects(client: FormClient) -> None:
     broken = queue("a&b", breaker="down", workers=("w",))
     failed = {**NO_OBJECTS, ObjectState.DEAD: 1}
     page = show(client, status(queues=[broken], objects=failed, dead_letters=1, workers=("w",)))
