@@ -12,7 +12,6 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from penstock.app.queues import QueueStatus
 from penstock.config import Settings
 from penstock.errors import UsageError
 from penstock.messaging.death import DIED
@@ -40,7 +39,7 @@ from penstock.operations.shown_bodies import (
 )
 from penstock.web.context import context_of
 from penstock.web.rendering import render, url
-from penstock.web.security import acting_user, action
+from penstock.web.security import action, audit_name
 
 PAGE = 100
 BEGINNING_CHARS = 120  # of each body in a list
@@ -108,7 +107,7 @@ def receive(request: Request) -> Response:
     """Receive messages to look at them, and show them."""
     context = context_of(request)
     with context.view() as seen:
-        peeked = receive_to_peek(seen, _queue(request), who=acting_user(request))
+        peeked = receive_to_peek(seen, _queue(request), who=audit_name(request))
     context.sampler.refresh()
     return RedirectResponse(url(request, "/messages", queue=peeked.queue, received=context.received.keep(peeked)), 303)
 
@@ -226,8 +225,7 @@ def _list_address(request: Request, queue: str, state: QueuedState, after: str |
 
 def _counts(request: Request, queue: str) -> dict[QueuedState, int]:
     """Return the numbers of messages by state in the newest reading; empty if it has none of this queue."""
-    status = context_of(request).sampler.frame().status
-    found: QueueStatus | None = next((one for one in status.queues if one.queue == queue), None) if status else None
+    found = context_of(request).sampler.frame().queue(queue)
     if found is None:
         return {}
     return {

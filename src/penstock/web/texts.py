@@ -25,7 +25,7 @@ def visible(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Texts:
-    """The texts in one language. ``missing`` is left in English."""
+    """The texts in one language. One without a translation stays English."""
 
     language: str
     translations: Mapping[str, str]
