@@ -14,8 +14,6 @@ from starlette.routing import BaseRoute, Route
 
 from penstock.config import Settings
 from penstock.errors import UsageError
-from penstock.messaging.death import DIED
-from penstock.messaging.delivery import AttemptEnd
 from penstock.messaging.queued import QueuedMessage, QueuedPage, QueuedState
 from penstock.operations.inspection import ScopeView
 from penstock.operations.queued_messages import (
@@ -29,9 +27,7 @@ from penstock.operations.queued_messages import (
 )
 from penstock.operations.shown_bodies import (
     DOWNLOAD_NAME,
-    SHOWN_CHARS_MAX,
     BodyForm,
-    HiddenReason,
     download,
     shown_attributes,
     shown_body,
@@ -45,15 +41,9 @@ PAGE = 100
 BEGINNING_CHARS = 120  # of each body in a list
 BEGINNING_BYTES = 16  # of one that is not text
 STATES = {
-    QueuedState.WAITING: "waiting",
+    QueuedState.WAITING: "visible",
     QueuedState.IN_FLIGHT: "in flight",
     QueuedState.DELAYED: "delayed",
-}
-ENDS = {  # of a delivery, as people know them
-    AttemptEnd.FAILED.value: "failed",
-    AttemptEnd.RELEASED.value: "released",
-    AttemptEnd.EXPIRED.value: "lease expired",
-    DIED: "dead-lettered",
 }
 _GONE = 404
 
@@ -135,12 +125,7 @@ def show_message(request: Request) -> HTMLResponse:
         details=details,
         now=now,
         body=shown,
-        body_text=Markup(escape(shown.text)),  # its control characters are visible already, and spaces of Japanese stay
-        forms=BodyForm,
-        reasons=HiddenReason,
-        shown_chars_max=SHOWN_CHARS_MAX,
         attributes=shown_attributes(found.message.attributes, settings),
-        ends=ENDS,
         error=None if death is None else shown_text(death.reason, settings).text,
         exception=None if death is None or death.exception is None else shown_text(death.exception, settings).text,
         traceback=None if death is None or death.traceback is None else shown_text(death.traceback, settings),

@@ -30,7 +30,7 @@ NAVIGATION: Mapping[str, str] = {
     "/reconcile": "Reconcile",
     "/workers": "Workers",
     "/actions": "Actions",
-    "/audit": "Audit",
+    "/audit": "Audit log",
 }
 PARENTS: Mapping[str, str] = {
     "/queue": "/",

@@ -182,7 +182,7 @@ def _stuck(figures: QueueFigures, record: WorkerRecord) -> Iterator[Reason]:
     for sign in stuck_signs(record, now=figures.at, timeouts=figures.timeouts):
         forms = {
             StuckSign.HANGING: "A thread of the worker {worker} hangs: {detail}",
-            StuckSign.SILENT: "The worker {worker} has given no sign of life for {age}.",
+            StuckSign.SILENT: "The worker {worker} has had no heartbeat for {age}.",
             StuckSign.BLOCKED: "The worker {worker} is blocked: its timers run {age} late.",
             StuckSign.HOLDING: "The worker {worker} has held a message of this queue for {age}.",
         }
