@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from jinja2 import nodes
 
-from penstock.web import audit, dead_forms, messages, overview, queues, rendering, texts
+from penstock.web import audit, dead_forms, messages, object_states, queues, rendering, texts
 
 WEB = Path(str(files("penstock.web")))
 FUNCTIONS = {
@@ -54,7 +54,7 @@ def values_in(text: str) -> set[str]:
 def texts_chosen_by_value() -> Iterator[str]:
     for named in (
         *(audit.ACTIONS, dead_forms.FILTERS, dead_forms.OPTIONS, dead_forms.TIERS, messages.STATES, queues.RANGES),
-        *(overview.OTHER_STATES, rendering.NAVIGATION, rendering.THEMES, *(chart.values for chart in queues.CHARTS)),
+        *(object_states.WORDS, rendering.NAVIGATION, rendering.THEMES, *(chart.values for chart in queues.CHARTS)),
     ):
         yield from named.values()
     yield from (chart.title for chart in queues.CHARTS)
