@@ -52,12 +52,12 @@ def values_in(text: str) -> set[str]:
 
 
 def texts_chosen_by_value() -> Iterator[str]:
-    for named in (
-        *(audit.ACTIONS, dead_forms.FILTERS, dead_forms.OPTIONS, dead_forms.TIERS, messages.STATES, queues.RANGES),
-        *(object_states.WORDS, rendering.NAVIGATION, rendering.THEMES, *(chart.values for chart in queues.CHARTS)),
-    ):
+    yield from audit.ACTIONS.values()
+    for named in (dead_forms.FILTERS, dead_forms.OPTIONS, dead_forms.TIERS, rendering.NAVIGATION, rendering.THEMES):
         yield from named.values()
-    yield from (chart.title for chart in queues.CHARTS)
+    yield from (*messages.STATES.values(), *object_states.WORDS.values(), *queues.RANGES.values())
+    for chart in queues.CHARTS:
+        yield from (chart.title, *chart.values.values())
 
 
 USED = sorted({*texts_of_templates(), *texts_of_code(), *texts_chosen_by_value()})

@@ -254,7 +254,7 @@ def _asked(request: Request, *, goal: Goal | None = None) -> DeadLetterRequest:
         raise UsageError("That would delete every dead letter of every queue: select some, by queue or error.")
     single = len(query.selection.wanted.ids) == 1 and query.selection.limit == 1
     replay = replay_query(fields if named == "replay" else {})
-    group = group_in(context_of(request).dead_letters.known(), query.selection.wanted.group)
+    group = group_in(context_of(request).dead_letters.last_survey(), query.selection.wanted.group)
     return DeadLetterRequest(
         goal="replay" if named == "replay" else "purge",
         query=query,
