@@ -108,10 +108,6 @@ class ActionProgress:
         """Report that this many more steps are done."""
         self._runner.progressed(self._action, count)
 
-    def expect(self, total: int | None) -> None:
-        """Set the number of steps."""
-        self._runner.expected(self._action, total)
-
     def say(self, text: Sentence) -> None:
         """Add a sentence for people, while the action runs."""
         self._runner.noted(self._action, text)
@@ -133,7 +129,6 @@ class _Action:
         self.state: ActionState = "waiting"
         self.started_at: float | None = None
         self.ended_at: float | None = None
-        self.total = described.total
         self.notes: deque[Sentence] = deque(maxlen=NOTES_MAX)
         self.done = 0
         self.samples: deque[tuple[float, int]] = deque(maxlen=_RATE_SAMPLES_MAX)  # monotonic time, steps done by then
@@ -231,15 +226,10 @@ class ActionRunner:
         return sum(not action.has_ended.wait(max(0.0, end_at - self._clock.monotonic())) for action in left)
 
     def progressed(self, action: _Action, count: int) -> None:
-        """Count steps of a running action. This and the next two are called by its `ActionProgress`."""
+        """Count steps of a running action. This and the next one are called by its `ActionProgress`."""
         with self._lock:
             action.done += count
             action.samples.append((self._clock.monotonic(), action.done))
-
-    def expected(self, action: _Action, total: int | None) -> None:
-        """Set the number of steps of a running action."""
-        with self._lock:
-            action.total = total
 
     def noted(self, action: _Action, text: Sentence) -> None:
         """Add a sentence to a running action."""
@@ -311,7 +301,8 @@ class ActionRunner:
 
     def _snapshot(self, action: _Action) -> ActionSnapshot:
         per_second = self._rate(action) if action.state == "running" else None
-        left = None if action.total is None else max(0, action.total - action.done)
+        total = action.described.total
+        left = None if total is None else max(0, total - action.done)
         blocking = self._blocking(action) if action.state == "waiting" else None
         return ActionSnapshot(
             id=action.id,
@@ -323,7 +314,7 @@ class ActionRunner:
             started_at=action.started_at,
             ended_at=action.ended_at,
             done=action.done,
-            total=action.total,
+            total=total,
             per_second=per_second,
             seconds_left=left / per_second if left is not None and per_second else None,
             sentences=[*action.notes, *action.result],
