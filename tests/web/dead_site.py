@@ -69,7 +69,7 @@ class DeadSite(AbstractContextManager["DeadSite"]):
         """Return the page of groups, once all dead letters are counted."""
         self.context.dead_letters.expire()
         self.client.get("/dead")
-        self.await_that(lambda: not self.context.dead_letters.look(browsable=False).is_counting)
+        self.await_that(lambda: not self.context.dead_letters.known(browsable=False).is_counting)
         return self.get("/dead")
 
     def post(self, path: str, data: Mapping[str, object], *, status: int = 303) -> Response:

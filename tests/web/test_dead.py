@@ -241,7 +241,7 @@ def test_secrets_in_bodies_errors_and_attributes_are_not_shown(sqlite_site: Dead
     )
     sqlite_site.groups()
     (message,) = sqlite_site.scene.messages(DLQ)
-    survey = sqlite_site.context.dead_letters.known()
+    survey = sqlite_site.context.dead_letters.last_survey()
     assert survey is not None
     group = survey.groups[0].id
     for page in (
@@ -299,7 +299,7 @@ def test_on_sqs_dead_letters_are_received_only_on_request(sqs_site: DeadSite, mo
     sqs_site.get("/dead/message", status=404, queue=DLQ, id="x")
     assert received == []
     sqs_site.post("/dead/count", {})
-    sqs_site.await_that(lambda: sqs_site.context.dead_letters.known() is not None)
+    sqs_site.await_that(lambda: sqs_site.context.dead_letters.last_survey() is not None)
     assert set(received) == {DLQ}
     received.clear()
     assert "2 dead letters as of" in sqs_site.get("/dead").text

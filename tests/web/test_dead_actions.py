@@ -17,7 +17,8 @@ from penstock.dead_letters.groups import group_id
 from penstock.dead_letters.operator import ReplayRate
 from penstock.errors import TemporaryError
 from penstock.messaging.message import Outgoing
-from penstock.web.actions import ActionDescription, ActionProgress, ActionResult, ActionSnapshot, sentence
+from penstock.operations.status.sentences import sentence
+from penstock.web.actions import ActionDescription, ActionProgress, ActionResult, ActionSnapshot
 
 UNKNOWN, DOWN = "order 1 is unknown", "the gateway is down"
 
@@ -35,7 +36,7 @@ def sqlite_site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Dead
 
 
 def texts_of(found: ActionSnapshot) -> list[str]:
-    return [one.text.format(**one.values) for one in found.sentences]
+    return [one.text for one in found.sentences]
 
 
 class Held:

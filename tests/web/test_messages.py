@@ -16,7 +16,6 @@ from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import DeadLetter, Release
 from penstock.web import messages
-from penstock.web.texts import texts_in
 
 SECRET = "hunter2"
 
@@ -81,11 +80,6 @@ def test_each_state_has_its_list_with_links_to_the_messages(site: Site) -> None:
         assert all(text in page.text for text in texts)
         assert site.client.get(address).status_code == 200
     assert "/worker?id=worker-7" in leased.values("a", "href")
-
-
-def test_every_text_that_is_chosen_by_a_value_has_its_japanese() -> None:
-    japanese = texts_in("ja").translations
-    assert {*messages.STATES.values(), *messages.ENDS.values(), "other"} <= japanese.keys()
 
 
 def test_lists_change_nothing(site: Site) -> None:

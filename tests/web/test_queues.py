@@ -116,8 +116,8 @@ def test_a_worker_that_is_stuck_is_linked(client: FormClient) -> None:
     frame = StatusFrame(at=now, status=found)
     context(client).sampler.frame = lambda: frame  # type: ignore[method-assign]
     page = client.get("/queue", params={"name": "orders"}).text
-    assert "The worker w-1 has given no sign of life for 10 min." in page
-    assert re.search(r'<a href="/worker\?id=w-1">To the worker</a>', page)
+    assert "The worker w-1 has had no heartbeat for 10 min." in page
+    assert re.search(r'<a href="/worker\?id=w-1">Show the worker</a>', page)
 
 
 def test_a_queue_that_does_not_exist(client: FormClient) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from jinja2 import nodes
 
-from penstock.web import rendering, texts
+from penstock.web import audit, dead_forms, messages, object_states, queues, rendering, texts
 
 WEB = Path(str(files("penstock.web")))
 FUNCTIONS = {
@@ -51,7 +51,16 @@ def values_in(text: str) -> set[str]:
     return {name for _, name, _, _ in string.Formatter().parse(text) if name}
 
 
-USED = sorted({*texts_of_templates(), *texts_of_code(), *rendering.NAVIGATION.values(), *rendering.THEMES.values()})
+def texts_chosen_by_value() -> Iterator[str]:
+    yield from audit.ACTIONS.values()
+    for named in (dead_forms.FILTERS, dead_forms.OPTIONS, dead_forms.TIERS, rendering.NAVIGATION, rendering.THEMES):
+        yield from named.values()
+    yield from (*messages.STATES.values(), *object_states.WORDS.values(), *queues.RANGES.values())
+    for chart in queues.CHARTS:
+        yield from (chart.title, *chart.values.values())
+
+
+USED = sorted({*texts_of_templates(), *texts_of_code(), *texts_chosen_by_value()})
 
 
 @pytest.mark.parametrize("text", USED)

@@ -54,7 +54,7 @@ CASES: Mapping[str, tuple[QueueFigures, ReasonKind, str]] = {
         ReasonKind.DRAINING,
         "1 of 2 workers drain",
     ),
-    "silent": (facts(records=[worker(beat_at=NOW - 3_000)]), ReasonKind.STUCK, "no sign of life for 50 min"),
+    "silent": (facts(records=[worker(beat_at=NOW - 3_000)]), ReasonKind.STUCK, "no heartbeat for 50 min"),
     "blocked": (facts(records=[worker(lag_seconds=30.0)]), ReasonKind.STUCK, "its timers run 30 s late"),
     "hanging": (facts(records=[worker(troubles=("heartbeat hangs",))]), ReasonKind.STUCK, "heartbeat hangs"),
     "holding": (

@@ -1,7 +1,6 @@
 """Lists of batches for people, without their manifests: those of a big batch have megabytes."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import bindparam, case, select
@@ -18,7 +17,6 @@ class BatchSummary:
 
     pipeline: str
     seq: int
-    attempt_id: str
     worker: str
     claimed_at: float
     committed_at: float
@@ -26,13 +24,8 @@ class BatchSummary:
     rows: int
     lines_quarantined: int
     bytes: int
-    stage_seconds: Mapping[str, float]
     spark_ui_url: str | None
-    transform: str | None
-    replaced_objects: int
     replaced_rows: int
-    grown_objects: int
-    appended_rows: int
     retracted_objects: int  # of a batch without objects of its own: those whose rows leave the table
     is_merged: bool  # its rows are merged by key
 
@@ -41,7 +34,6 @@ _NEWEST = (
     select(
         batches.c.pipeline,
         batches.c.seq,
-        batches.c.attempt_id,
         attempts.c.worker,
         attempts.c.started_at,
         batches.c.committed_at,
@@ -49,13 +41,8 @@ _NEWEST = (
         batches.c.rows,
         batches.c.lines_quarantined,
         batches.c.bytes,
-        batches.c.stage_seconds,
         batches.c.spark_ui_url,
-        batches.c.transform,
-        batches.c.replaced_objects,
         batches.c.replaced_rows,
-        batches.c.grown_objects,
-        batches.c.appended_rows,
         case((batches.c.objects == 0, batches.c.replaces)).label("retracts"),  # others may be long
         batches.c.merge.is_not(None).label("is_merged"),
     )
@@ -88,7 +75,6 @@ def _summary(row: AnyRow) -> BatchSummary:
     return BatchSummary(
         pipeline=row.pipeline,
         seq=row.seq,
-        attempt_id=row.attempt_id,
         worker=row.worker,
         claimed_at=row.started_at,
         committed_at=row.committed_at,
@@ -96,13 +82,8 @@ def _summary(row: AnyRow) -> BatchSummary:
         rows=row.rows,
         lines_quarantined=row.lines_quarantined,
         bytes=row.bytes,
-        stage_seconds=json.loads(row.stage_seconds),
         spark_ui_url=row.spark_ui_url,
-        transform=row.transform,
-        replaced_objects=int(row.replaced_objects or 0),
         replaced_rows=int(row.replaced_rows or 0),
-        grown_objects=int(row.grown_objects or 0),
-        appended_rows=int(row.appended_rows or 0),
         retracted_objects=len(replaced_objects(row.retracts or "")),
         is_merged=bool(row.is_merged),
     )

@@ -27,8 +27,6 @@ DOWNLOAD_NAME = "message.bin"  # fixed: a name from outside could end in .exe, o
 _MARGIN_CHARS = 1_024  # inspected beyond what is shown
 _HEX_CHARS_A_BYTE = 5  # of the dump
 _HEX_ROW = 16
-_MENTION_CHARS_MAX = 256  # of a secret's name that begins in a preview
-_READ_BYTES_MAX = 4 * SHOWN_CHARS_MAX + 1024  # as many as the shown characters can have in UTF-8, and some more
 _OWN_SECTIONS = frozenset({DEATH_ATTRIBUTE, EARLIER_DEATHS_ATTRIBUTE, SET_ASIDE_ATTRIBUTE})
 
 # Control characters, characters that reorder text or are invisible, and lone surrogates. Line feed and tab stay.

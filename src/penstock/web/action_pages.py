@@ -1,4 +1,4 @@
-"""The pages of actions: what runs, what has ended, and how far one is."""
+"""The pages of actions: what runs, what has ended, and how far one is. Other pages start plans and actions here."""
 
 from collections.abc import Sequence
 
@@ -6,9 +6,12 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from penstock.web.actions import ActionDescription, ActionFunction, ActionRunsAlready
 from penstock.web.context import context_of
 from penstock.web.rendering import render, url
-from penstock.web.security import acting_user, action, form_of, user_of
+from penstock.web.security import action, form_of, user_name
+
+PLAN_WAIT_SECONDS = 0.1  # a short plan is shown at once, a longer one with its progress
 
 
 def show_all(request: Request) -> Response:
@@ -27,24 +30,36 @@ def abort(request: Request) -> Response:
     """Ask an action to stop after its current chunk."""
     action_id = str(form_of(request).get("id", ""))
     context_of(request).actions.abort(action_id, user=user_name(request))
-    return to_action(request, action_id)
+    return _to_action(request, action_id)
 
 
-def to_action(request: Request, action_id: str, *, refused: bool = False) -> Response:
+def start_action(request: Request, kind: str, described: ActionDescription, run: ActionFunction) -> Response:
+    """Start an action, and redirect to its page; or to that of an equal one that has not ended."""
+    try:
+        return _to_action(request, context_of(request).actions.start(kind, user_name(request), described, run))
+    except ActionRunsAlready as error:
+        return _to_action(request, error.action_id, refused=True)
+
+
+def start_plan(request: Request, page: str, described: ActionDescription, run: ActionFunction) -> Response:
+    """Start a plan, and redirect to its page, whose path is ``page``."""
+    plans = context_of(request).plans
+    plan_id = plans.start("plan", user_name(request), described, run)
+    plans.wait(plan_id, PLAN_WAIT_SECONDS)
+    return RedirectResponse(url(request, page, id=plan_id), status_code=303)
+
+
+def cancel_plan(request: Request, page: str) -> Response:
+    """Stop the plan that the form names, and redirect to its page, whose path is ``page``."""
+    plan_id = str(form_of(request).get("id", ""))
+    context_of(request).plans.abort(plan_id, user=user_name(request))
+    return RedirectResponse(url(request, page, id=plan_id), status_code=303)
+
+
+def _to_action(request: Request, action_id: str, *, refused: bool = False) -> Response:
     """Redirect to the page of an action. ``refused``: it is shown instead of an equal one that was not started."""
     address = url(request, "/actions/show", id=action_id, refused="1" if refused else None)
     return RedirectResponse(address, status_code=303)
-
-
-def user_name(request: Request) -> str:
-    """Return the name of the user, as pages show it."""
-    user = user_of(request)
-    return "" if user is None else user.name
-
-
-def audit_name(request: Request) -> str:
-    """Return the name of the user for the audit log, in a handler of `action`."""
-    return acting_user(request)
 
 
 ROUTES: Sequence[BaseRoute] = [

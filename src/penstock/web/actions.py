@@ -11,8 +11,8 @@ operation writes itself.
 
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
@@ -22,6 +22,7 @@ from penstock.errors import TemporaryError, UsageError, UserError
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.failure import failure_of
 from penstock.messaging.threads import begin_thread
+from penstock.operations.status.sentences import Sentence, sentence
 
 RUNNING_MAX = 4
 WAITING_MAX = 20
@@ -31,33 +32,16 @@ STOP_SECONDS = 10.0
 RATE_SECONDS = 20.0  # the rate covers the latest progress, at most this long
 _RATE_SAMPLES_MAX = 128
 
+ActionOutcome = Literal["done", "stopped", "failed"]
 ActionState = Literal["waiting", "running", "done", "aborted", "failed", "interrupted"]
 ENDED: frozenset[ActionState] = frozenset({"done", "aborted", "failed", "interrupted"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ActionSentence:
-    """A sentence in English with ``{names}``, and their values. Pages translate it for their reader."""
-
-    text: str
-    values: Mapping[str, object] = field(default_factory=dict)
-
-
-def sentence(text: str, **values: object) -> ActionSentence:
-    """Return a sentence: ``sentence("The queue {queue} is empty.", queue="orders")``."""
-    return ActionSentence(text=text, values=values)
-
-
-def counted_sentence(number: int, one: str, many: str, **values: object) -> ActionSentence:
-    """Return the sentence for 1 or for any other number, which is ``{count}`` in it."""
-    return ActionSentence(text=one if number == 1 else many, values={"count": f"{number:,}", **values})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionDescription:
     """An action as it was confirmed, before it begins."""
 
-    title: ActionSentence
+    title: Sentence
     facts: Sequence[tuple[str, str]] = ()  # filter and options: a label in English, and its value
     total: int | None = None  # the number of steps; None: unknown
     page: str = "/"  # the page that shows what the action changes
@@ -69,8 +53,8 @@ class ActionDescription:
 class ActionResult:
     """The result of an action. "stopped": it ended early because `ActionProgress.stopped` returned True."""
 
-    sentences: Sequence[ActionSentence]
-    outcome: Literal["done", "stopped", "failed"] = "done"
+    sentences: Sequence[Sentence]
+    outcome: ActionOutcome = "done"
     value: object = None  # for the page that started the action
 
 
@@ -90,7 +74,7 @@ class ActionSnapshot:
     total: int | None
     per_second: float | None  # None: unknown, or the action does not run
     seconds_left: float | None
-    sentences: Sequence[ActionSentence]  # what it reported so far, and its result
+    sentences: Sequence[Sentence]  # what it reported so far, and its result
     stop_requested: bool
     aborted_by: str | None
     waits_for: str | None  # the id of a running action that has the same resource
@@ -124,11 +108,7 @@ class ActionProgress:
         """Report that this many more steps are done."""
         self._runner.progressed(self._action, count)
 
-    def expect(self, total: int | None) -> None:
-        """Set the number of steps."""
-        self._runner.expected(self._action, total)
-
-    def say(self, text: ActionSentence) -> None:
+    def say(self, text: Sentence) -> None:
         """Add a sentence for people, while the action runs."""
         self._runner.noted(self._action, text)
 
@@ -149,11 +129,10 @@ class _Action:
         self.state: ActionState = "waiting"
         self.started_at: float | None = None
         self.ended_at: float | None = None
-        self.total = described.total
-        self.notes: deque[ActionSentence] = deque(maxlen=NOTES_MAX)
+        self.notes: deque[Sentence] = deque(maxlen=NOTES_MAX)
         self.done = 0
         self.samples: deque[tuple[float, int]] = deque(maxlen=_RATE_SAMPLES_MAX)  # monotonic time, steps done by then
-        self.result: Sequence[ActionSentence] = ()
+        self.result: Sequence[Sentence] = ()
         self.value: object = None
         self.stop_requested = threading.Event()
         self.stopped_as: Literal["aborted", "interrupted"] = "interrupted"
@@ -247,17 +226,12 @@ class ActionRunner:
         return sum(not action.has_ended.wait(max(0.0, end_at - self._clock.monotonic())) for action in left)
 
     def progressed(self, action: _Action, count: int) -> None:
-        """Count steps of a running action. This and the next two are called by its `ActionProgress`."""
+        """Count steps of a running action. This and the next one are called by its `ActionProgress`."""
         with self._lock:
             action.done += count
             action.samples.append((self._clock.monotonic(), action.done))
 
-    def expected(self, action: _Action, total: int | None) -> None:
-        """Set the number of steps of a running action."""
-        with self._lock:
-            action.total = total
-
-    def noted(self, action: _Action, text: ActionSentence) -> None:
+    def noted(self, action: _Action, text: Sentence) -> None:
         """Add a sentence to a running action."""
         with self._lock:
             action.notes.append(text)
@@ -316,7 +290,7 @@ class ActionRunner:
             listener()
         self._start_waiting()
 
-    def _end(self, action: _Action, state: ActionState, result: Sequence[ActionSentence], value: object) -> None:
+    def _end(self, action: _Action, state: ActionState, result: Sequence[Sentence], value: object) -> None:
         action.state = state
         action.ended_at = self._clock.now()
         action.result, action.value = result, value
@@ -327,7 +301,8 @@ class ActionRunner:
 
     def _snapshot(self, action: _Action) -> ActionSnapshot:
         per_second = self._rate(action) if action.state == "running" else None
-        left = None if action.total is None else max(0, action.total - action.done)
+        total = action.described.total
+        left = None if total is None else max(0, total - action.done)
         blocking = self._blocking(action) if action.state == "waiting" else None
         return ActionSnapshot(
             id=action.id,
@@ -339,7 +314,7 @@ class ActionRunner:
             started_at=action.started_at,
             ended_at=action.ended_at,
             done=action.done,
-            total=action.total,
+            total=total,
             per_second=per_second,
             seconds_left=left / per_second if left is not None and per_second else None,
             sentences=[*action.notes, *action.result],

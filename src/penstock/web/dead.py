@@ -29,7 +29,7 @@ from penstock.operations.dead_letters.survey import DeadLetterSurvey
 from penstock.operations.shown_bodies import shown_attributes, shown_body, shown_text
 from penstock.web.context import DashboardContext, context_of
 from penstock.web.dead_forms import FILTERS, TIERS, DeadLetterQuery, count_in, dead_letter_query
-from penstock.web.dead_letter_watch import DeadLetterView
+from penstock.web.dead_letter_watch import KnownDeadLetters
 from penstock.web.rendering import render, url
 from penstock.web.security import action
 
@@ -59,20 +59,20 @@ def show(request: Request) -> Response:
     context = context_of(request)
     query = dead_letter_query(request.query_params)
     listed = query.is_filtered or "list" in request.query_params
-    seen = context.dead_letters.look(
+    known = context.dead_letters.known(
         browsable=is_browsable(context), wait_seconds=FIRST_WAIT_SECONDS, needs_queues=listed
     )
-    return _show_list(request, query, seen) if listed else _show_groups(request, seen)
+    return _show_list(request, query, known) if listed else _show_groups(request, known)
 
 
-def _show_groups(request: Request, seen: DeadLetterView) -> Response:
-    groups = () if seen.survey is None else seen.survey.groups
+def _show_groups(request: Request, known: KnownDeadLetters) -> Response:
+    groups = () if known.survey is None else known.survey.groups
     first = count_in(request.query_params, "from") or 0
     rest = first + GROUPS_SHOWN < len(groups)
     return render(
         request,
         "dead.html",
-        seen=seen,
+        known=known,
         groups=groups[first : first + GROUPS_SHOWN],
         first=first,
         following=url(request, "/dead", **{"from": first + GROUPS_SHOWN}) if rest else None,
@@ -85,23 +85,23 @@ def _show_groups(request: Request, seen: DeadLetterView) -> Response:
     )
 
 
-def _show_list(request: Request, query: DeadLetterQuery, seen: DeadLetterView) -> Response:
+def _show_list(request: Request, query: DeadLetterQuery, known: KnownDeadLetters) -> Response:
     context = context_of(request)
     after = _cursor_in(request)
     page = DeadLetterPage(dead_letters=(), inspected=0, following=None)
     rows: Sequence[DeadLetterRow] = ()
-    if seen.survey is not None:
-        with context.view() as view:
+    if known.survey is not None:
+        with context.view() as seen:
             page = list_dead_letters(
-                view.broker, seen.survey, query.selection, after=after, rows_max=ROWS_SHOWN, clock=context.clock
+                seen.broker, known.survey, query.selection, after=after, rows_max=ROWS_SHOWN, clock=context.clock
             )
-        rows = [_row(dead_letter, seen.survey, context) for dead_letter in page.dead_letters]
+        rows = [_row(dead_letter, known.survey, context) for dead_letter in page.dead_letters]
     return render(
         request,
         "dead_list.html",
-        seen=seen,
+        known=known,
         query=query,
-        group=group_in(seen.survey, query.selection.wanted.group),
+        group=group_in(known.survey, query.selection.wanted.group),
         rows=rows,
         page=page,
         first=url(request, "/dead", list=1, **query.given) if after is not None else None,
@@ -119,14 +119,14 @@ def show_message(request: Request) -> Response:
     """Show one dead letter."""
     context = context_of(request)
     queue, id = request.query_params.get("queue", ""), request.query_params.get("id", "")
-    survey = context.dead_letters.known()
+    survey = context.dead_letters.last_survey()
     settings = context.settings
-    with context.view() as view:
-        found = find_dead_letter(view.broker, survey, queue, id) if queue and id else None
+    with context.view() as seen:
+        found = find_dead_letter(seen.broker, survey, queue, id) if queue and id else None
         if found is None:
             return render(request, "dead_missing.html", status=404, queue=queue, browsable=is_browsable(context))
-        history = history_for(view, found)
-        origins = OriginQueues(view.broker)
+        history = history_for(seen, found)
+        origins = OriginQueues(seen.broker)
         destination = origins.of(found)
     attributes = found.message.attributes
     return render(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from penstock.app.kill import killing_probe
@@ -26,16 +26,14 @@ from penstock.operations.dead_letters.selection import (
     selected_queues,
 )
 from penstock.operations.inspection import view
-from penstock.web.action_pages import audit_name, to_action, user_name
+from penstock.operations.status.sentences import Sentence, counted_sentence, sentence
+from penstock.web import action_pages
 from penstock.web.actions import (
     ActionDescription,
     ActionFunction,
+    ActionOutcome,
     ActionProgress,
     ActionResult,
-    ActionRunsAlready,
-    ActionSentence,
-    counted_sentence,
-    sentence,
 )
 from penstock.web.context import DashboardContext, context_of
 from penstock.web.dead import group_in, is_browsable, shown_in
@@ -51,15 +49,14 @@ from penstock.web.dead_forms import (
 )
 from penstock.web.dead_results import purge_sentences, replay_sentences
 from penstock.web.rendering import render, url
-from penstock.web.security import action, form_of
+from penstock.web.security import action, audit_name, form_of
 
-PLAN_WAIT_SECONDS = 0.1  # a short plan is shown at once, a longer one with its progress
+PLAN_PAGE = "/dead/plan"
 GROUPS_SHOWN = 10
 FLOWS_SHOWN = 100
 
 Goal = Literal["replay", "purge"]
-Outcome = Literal["done", "stopped", "failed"]
-_OUTCOMES: Mapping[str, Outcome] = {
+_OUTCOMES: Mapping[str, ActionOutcome] = {
     "done": "done",
     "interrupted": "stopped",
     "canary died": "failed",
@@ -97,7 +94,7 @@ class DeadLetterRequest:
 
     @property
     def key(self) -> str:
-        """The same for the same goal and messages."""
+        """A text that requests with the same goal and filter share."""
         return json.dumps([self.goal, self.query.selection.details], sort_keys=True, default=str)
 
 
@@ -145,12 +142,10 @@ def start_plan(request: Request) -> Response:
                 stopped=progress.stopped,
                 on_progress=progress.add,
             )
-        outcome: Outcome = "stopped" if progress.stopped() else "done"
+        outcome: ActionOutcome = "stopped" if progress.stopped() else "done"
         return ActionResult(sentences=[], outcome=outcome, value=PlannedAction(request=asked, plan=planned))
 
-    plan_id = context.plans.start("plan", user_name(request), described, run)
-    context.plans.wait(plan_id, PLAN_WAIT_SECONDS)
-    return RedirectResponse(url(request, "/dead/plan", id=plan_id), status_code=303)
+    return action_pages.start_plan(request, PLAN_PAGE, described, run)
 
 
 def show_plan(request: Request) -> Response:
@@ -160,9 +155,7 @@ def show_plan(request: Request) -> Response:
 
 def cancel_plan(request: Request) -> Response:
     """Stop counting."""
-    plan_id = str(form_of(request).get("id", ""))
-    context_of(request).plans.abort(plan_id, user=user_name(request))
-    return RedirectResponse(url(request, "/dead/plan", id=plan_id), status_code=303)
+    return action_pages.cancel_plan(request, PLAN_PAGE)
 
 
 def start_replay(request: Request) -> Response:
@@ -189,11 +182,8 @@ def start_purge(request: Request) -> Response:
     return _start(request, asked, planned, title, lambda progress: _purge(context, asked, planned, who, progress))
 
 
-def _start(
-    request: Request, asked: DeadLetterRequest, planned: int, title: ActionSentence, run: ActionFunction
-) -> Response:
-    context = context_of(request)
-    with context.view() as seen:  # raises for a queue that does not exist
+def _start(request: Request, asked: DeadLetterRequest, planned: int, title: Sentence, run: ActionFunction) -> Response:
+    with context_of(request).view() as seen:  # raises for a queue that does not exist
         queues = selected_queues(seen, asked.query.selection)
     described = ActionDescription(
         title=title,
@@ -204,10 +194,7 @@ def _start(
         # One message needs not wait for the end of a long replay: that one skips messages that were sent meanwhile.
         resources=frozenset() if asked.single else frozenset(queues),
     )
-    try:
-        return to_action(request, context.actions.start(asked.goal, user_name(request), described, run))
-    except ActionRunsAlready as error:
-        return to_action(request, error.action_id, refused=True)
+    return action_pages.start_action(request, asked.goal, described, run)
 
 
 def _replay(
@@ -267,7 +254,7 @@ def _asked(request: Request, *, goal: Goal | None = None) -> DeadLetterRequest:
         raise UsageError("That would delete every dead letter of every queue: select some, by queue or error.")
     single = len(query.selection.wanted.ids) == 1 and query.selection.limit == 1
     replay = replay_query(fields if named == "replay" else {})
-    group = group_in(context_of(request).dead_letters.known(), query.selection.wanted.group)
+    group = group_in(context_of(request).dead_letters.last_survey(), query.selection.wanted.group)
     return DeadLetterRequest(
         goal="replay" if named == "replay" else "purge",
         query=query,
@@ -290,7 +277,7 @@ def _typed(request: Request) -> int | None:
     return None
 
 
-def _plan_page(request: Request, plan_id: str, *, refusal: ActionSentence | None = None) -> Response:
+def _plan_page(request: Request, plan_id: str, *, refusal: Sentence | None = None) -> Response:
     """Return the page of a plan. ``refusal``: why its confirmation was refused."""
     context = context_of(request)
     found = context.plans.find(plan_id)
@@ -309,8 +296,8 @@ def _plan_page(request: Request, plan_id: str, *, refusal: ActionSentence | None
 
 
 ROUTES: Sequence[BaseRoute] = [
-    Route("/dead/plan", show_plan),
-    action("/dead/plan", start_plan),
+    Route(PLAN_PAGE, show_plan),
+    action(PLAN_PAGE, start_plan),
     action("/dead/plan/cancel", cancel_plan),
     action("/dead/replay", start_replay),
     action("/dead/purge", start_purge),

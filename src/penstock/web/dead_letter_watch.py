@@ -26,7 +26,7 @@ STOP_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLetterView:
+class KnownDeadLetters:
     """The dead letters as far as they are known now."""
 
     survey: DeadLetterSurvey | None  # the last complete one; before the first, what was counted so far
@@ -50,7 +50,7 @@ class DeadLetterWatch:
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
 
-    def look(self, *, browsable: bool, wait_seconds: float = 0.0, needs_queues: bool = False) -> DeadLetterView:
+    def known(self, *, browsable: bool, wait_seconds: float = 0.0, needs_queues: bool = False) -> KnownDeadLetters:
         """Return what is known, and take a survey if that is outdated and the broker can be browsed.
 
         The call that begins the first survey waits at most ``wait_seconds`` for its end: a small one is complete by
@@ -63,14 +63,14 @@ class DeadLetterWatch:
             if needs_queues:
                 self._changed.wait_for(lambda: self._survey or self._partial or self._thread is None, BEGIN_SECONDS_MAX)
             partial = self._partial
-            return DeadLetterView(
+            return KnownDeadLetters(
                 survey=self._survey or partial,
                 is_counting=self._thread is not None,
                 counted=0 if partial is None else partial.dead_letters,
                 error=self._error,
             )
 
-    def known(self) -> DeadLetterSurvey | None:
+    def last_survey(self) -> DeadLetterSurvey | None:
         """Return the last complete survey."""
         with self._changed:
             return self._survey
@@ -80,7 +80,7 @@ class DeadLetterWatch:
         self._begin(if_outdated=False)
 
     def expire(self) -> None:
-        """Note that dead letters were changed: the next look takes a new survey."""
+        """Note that dead letters were changed: the next page takes a new survey."""
         with self._changed:
             self._fresh_until = 0.0
             self._is_expired = True

@@ -5,14 +5,12 @@ from collections.abc import Sequence
 from penstock.dead_letters.canary import CanaryResult
 from penstock.errors import PenstockError
 from penstock.operations.dead_letters.actions import PurgeReport, ReplayReport
-from penstock.web.actions import ActionSentence, counted_sentence, sentence
+from penstock.operations.status.sentences import Sentence, counted_sentence, sentence
 
 QUEUES_SHOWN = 20
 
 
-def replay_sentences(
-    report: ReplayReport, *, planned: int, error: PenstockError | None = None
-) -> Sequence[ActionSentence]:
+def replay_sentences(report: ReplayReport, *, planned: int, error: PenstockError | None = None) -> Sequence[Sentence]:
     """Return the result of a replay of the planned number of messages; ``error``: why it failed."""
     ended = error is None and report.outcome == "done"
     found = report.sent + report.sent_before + report.refused
@@ -25,7 +23,7 @@ def replay_sentences(
     ]
 
 
-def purge_sentences(report: PurgeReport, *, planned: int, stopped: bool) -> Sequence[ActionSentence]:
+def purge_sentences(report: PurgeReport, *, planned: int, stopped: bool) -> Sequence[Sentence]:
     """Return the result of a purge of the planned number of messages."""
     deleted = counted_sentence(
         report.dead_letters, "{count} dead letter was deleted.", "{count} dead letters were deleted."
@@ -34,12 +32,12 @@ def purge_sentences(report: PurgeReport, *, planned: int, stopped: bool) -> Sequ
     return [deleted, *rest]
 
 
-def _sent(report: ReplayReport) -> list[ActionSentence]:
+def _sent(report: ReplayReport) -> list[Sentence]:
     sentences = [
         counted_sentence(report.sent, "{count} dead letter was sent back.", "{count} dead letters were sent back.")
     ]
     for queue, count in list(report.by_queue.items())[:QUEUES_SHOWN]:
-        sentences.append(sentence("To {queue}: {count}.", queue=queue, count=f"{count:,}"))
+        sentences.append(sentence("To {queue}: {count}.", queue=queue, count=count))
     if report.sent_before:
         sentences.append(
             counted_sentence(
@@ -51,7 +49,7 @@ def _sent(report: ReplayReport) -> list[ActionSentence]:
     return sentences
 
 
-def _left(report: ReplayReport) -> list[ActionSentence]:
+def _left(report: ReplayReport) -> list[Sentence]:
     sentences = []
     if report.without_origin:
         sentences.append(
@@ -73,7 +71,7 @@ def _left(report: ReplayReport) -> list[ActionSentence]:
     return sentences
 
 
-def _canary(result: CanaryResult) -> ActionSentence:
+def _canary(result: CanaryResult) -> Sentence:
     if result.status == "settled":
         return sentence("A canary was processed.")
     if result.status == "died":
@@ -83,14 +81,14 @@ def _canary(result: CanaryResult) -> ActionSentence:
     return sentence("A canary was sent, and not watched.")
 
 
-def _difference(planned: int, found: int) -> list[ActionSentence]:
+def _difference(planned: int, found: int) -> list[Sentence]:
     if planned == found:
         return []
     text = "The plan counted {planned}, and {found} were found: others were added or removed since."
-    return [sentence(text, planned=f"{planned:,}", found=f"{found:,}")]
+    return [sentence(text, planned=planned, found=found)]
 
 
-def _untouched(count: int) -> list[ActionSentence]:
+def _untouched(count: int) -> list[Sentence]:
     if count <= 0:
         return []
     return [

@@ -12,11 +12,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from penstock.app.queues import QueueStatus
 from penstock.config import Settings
 from penstock.errors import UsageError
-from penstock.messaging.death import DIED
-from penstock.messaging.delivery import AttemptEnd
 from penstock.messaging.queued import QueuedMessage, QueuedPage, QueuedState
 from penstock.operations.inspection import ScopeView
 from penstock.operations.queued_messages import (
@@ -30,9 +27,7 @@ from penstock.operations.queued_messages import (
 )
 from penstock.operations.shown_bodies import (
     DOWNLOAD_NAME,
-    SHOWN_CHARS_MAX,
     BodyForm,
-    HiddenReason,
     download,
     shown_attributes,
     shown_body,
@@ -40,21 +35,15 @@ from penstock.operations.shown_bodies import (
 )
 from penstock.web.context import context_of
 from penstock.web.rendering import render, url
-from penstock.web.security import acting_user, action
+from penstock.web.security import action, audit_name
 
 PAGE = 100
 BEGINNING_CHARS = 120  # of each body in a list
 BEGINNING_BYTES = 16  # of one that is not text
 STATES = {
-    QueuedState.WAITING: "waiting",
+    QueuedState.WAITING: "visible",
     QueuedState.IN_FLIGHT: "in flight",
     QueuedState.DELAYED: "delayed",
-}
-ENDS = {  # of a delivery, as people know them
-    AttemptEnd.FAILED.value: "failed",
-    AttemptEnd.RELEASED.value: "released",
-    AttemptEnd.EXPIRED.value: "lease expired",
-    DIED: "dead-lettered",
 }
 _GONE = 404
 
@@ -108,7 +97,7 @@ def receive(request: Request) -> Response:
     """Receive messages to look at them, and show them."""
     context = context_of(request)
     with context.view() as seen:
-        peeked = receive_to_peek(seen, _queue(request), who=acting_user(request))
+        peeked = receive_to_peek(seen, _queue(request), who=audit_name(request))
     context.sampler.refresh()
     return RedirectResponse(url(request, "/messages", queue=peeked.queue, received=context.received.keep(peeked)), 303)
 
@@ -136,12 +125,7 @@ def show_message(request: Request) -> HTMLResponse:
         details=details,
         now=now,
         body=shown,
-        body_text=Markup(escape(shown.text)),  # its control characters are visible already, and spaces of Japanese stay
-        forms=BodyForm,
-        reasons=HiddenReason,
-        shown_chars_max=SHOWN_CHARS_MAX,
         attributes=shown_attributes(found.message.attributes, settings),
-        ends=ENDS,
         error=None if death is None else shown_text(death.reason, settings).text,
         exception=None if death is None or death.exception is None else shown_text(death.exception, settings).text,
         traceback=None if death is None or death.traceback is None else shown_text(death.traceback, settings),
@@ -226,8 +210,7 @@ def _list_address(request: Request, queue: str, state: QueuedState, after: str |
 
 def _counts(request: Request, queue: str) -> dict[QueuedState, int]:
     """Return the numbers of messages by state in the newest reading; empty if it has none of this queue."""
-    status = context_of(request).sampler.frame().status
-    found: QueueStatus | None = next((one for one in status.queues if one.queue == queue), None) if status else None
+    found = context_of(request).sampler.frame().queue(queue)
     if found is None:
         return {}
     return {

@@ -6,7 +6,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from penstock.errors import UsageError
@@ -15,22 +15,20 @@ from penstock.operations.dead_letters.selection import opened_ledger
 from penstock.operations.inspection import view
 from penstock.operations.objects.readers import ingest_hint
 from penstock.operations.objects.retry import RETRIED, RetryPlan, RetrySelection, plan, retry
-from penstock.web.action_pages import audit_name, to_action, user_name
+from penstock.operations.status.sentences import counted_sentence, sentence
+from penstock.web import action_pages
 from penstock.web.actions import (
     ActionDescription,
     ActionProgress,
     ActionResult,
-    ActionRunsAlready,
-    counted_sentence,
-    sentence,
 )
 from penstock.web.context import DashboardContext, context_of
+from penstock.web.dead_forms import count_in
 from penstock.web.object_states import state_words
 from penstock.web.rendering import render, texts_of, url
-from penstock.web.security import action, form_of
+from penstock.web.security import action, audit_name, form_of
 
-PLAN_WAIT_SECONDS = 0.1  # a short plan is shown at once, a longer one with its progress
-COUNT_MAX = 1_000_000_000
+PLAN_PAGE = "/objects/retry"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +60,7 @@ class RetryRequest:
 
     @property
     def key(self) -> str:
-        """The same for the same objects."""
+        """A text that requests for the same objects share."""
         return json.dumps(["retry", *self.fields.values()])
 
 
@@ -89,9 +87,7 @@ def start_plan(request: Request) -> Response:
         value = PlannedRetry(request=asked, plan=planned)
         return ActionResult(sentences=[], outcome="stopped" if progress.stopped() else "done", value=value)
 
-    plan_id = context.plans.start("plan", user_name(request), described, run)
-    context.plans.wait(plan_id, PLAN_WAIT_SECONDS)
-    return RedirectResponse(url(request, "/objects/retry", id=plan_id), status_code=303)
+    return action_pages.start_plan(request, PLAN_PAGE, described, run)
 
 
 def show_plan(request: Request) -> Response:
@@ -110,9 +106,7 @@ def show_plan(request: Request) -> Response:
 
 def cancel_plan(request: Request) -> Response:
     """Stop counting."""
-    plan_id = str(form_of(request).get("id", ""))
-    context_of(request).plans.abort(plan_id, user=user_name(request))
-    return RedirectResponse(url(request, "/objects/retry", id=plan_id), status_code=303)
+    return action_pages.cancel_plan(request, PLAN_PAGE)
 
 
 def start_retry(request: Request) -> Response:
@@ -126,13 +120,9 @@ def start_retry(request: Request) -> Response:
         page=_page(request, asked),
         key=asked.key,
     )
-    try:
-        action_id = context.actions.start(
-            "retry", user_name(request), described, lambda progress: _retry(context, asked, planned, who, progress)
-        )
-    except ActionRunsAlready as error:
-        return to_action(request, error.action_id, refused=True)
-    return to_action(request, action_id)
+    return action_pages.start_action(
+        request, "retry", described, lambda progress: _retry(context, asked, planned, who, progress)
+    )
 
 
 def _retry(
@@ -157,7 +147,7 @@ def _retry(
     sentences = [
         counted_sentence(sent.total(), "{count} object was enqueued again.", "{count} objects were enqueued again.")
     ]
-    sentences += [sentence("To {queue}: {count}.", queue=queue, count=f"{number:,}") for queue, number in sent.items()]
+    sentences += [sentence("To {queue}: {count}.", queue=queue, count=number) for queue, number in sent.items()]
     if hint is not None and sent.total():
         sentences.append(
             sentence("No worker runs: the next ingest of this table reads them. Give it its options again.")
@@ -179,10 +169,10 @@ def _asked(request: Request) -> RetryRequest:
 
 
 def _planned_count(request: Request) -> int:
-    given = str(form_of(request).get("planned", ""))
-    if not (given.isascii() and given.isdigit() and 0 < int(given[:12]) <= COUNT_MAX):
+    count = count_in(form_of(request), "planned")
+    if not count:
         raise UsageError("The form does not say how many objects were planned: make a plan first.")
-    return int(given)
+    return count
 
 
 def _page(request: Request, asked: RetryRequest) -> str:
@@ -192,8 +182,8 @@ def _page(request: Request, asked: RetryRequest) -> str:
 
 
 ROUTES: Sequence[BaseRoute] = [
-    Route("/objects/retry", show_plan),
-    action("/objects/retry", start_plan),
+    Route(PLAN_PAGE, show_plan),
+    action(PLAN_PAGE, start_plan),
     action("/objects/retry/cancel", cancel_plan),
     action("/objects/retry/start", start_retry),
 ]

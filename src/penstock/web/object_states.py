@@ -20,17 +20,21 @@ KINDS: Mapping[ObjectState, str] = {
 """The colours of badges; other states have none."""
 
 
+WORDS: Mapping[ObjectState, str] = {
+    ObjectState.DEAD: "failed",
+    ObjectState.UNPROCESSED: "waiting",
+    ObjectState.PROCESSING: "being processed",
+    ObjectState.PROCESSED: "processed",
+    ObjectState.DELETED: "deleted before it was read",
+    ObjectState.SUPERSEDED: "superseded before it was read",
+    ObjectState.RETRACTED: "retracted",
+}
+"""The words for states, in the order of a list of filters."""
+
+
 def state_words(texts: Texts) -> Mapping[ObjectState, str]:
-    """Return the word for each state, in the order of a list of filters."""
-    return {
-        ObjectState.DEAD: texts("failed"),
-        ObjectState.UNPROCESSED: texts("waiting"),
-        ObjectState.PROCESSING: texts("being processed"),
-        ObjectState.PROCESSED: texts("processed"),
-        ObjectState.DELETED: texts("deleted before it was read"),
-        ObjectState.SUPERSEDED: texts("superseded before it was read"),
-        ObjectState.RETRACTED: texts("retracted"),
-    }
+    """Return the words for states in this language."""
+    return {state: texts(word) for state, word in WORDS.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from penstock.operations.status.model import FAILED_OBJECTS, PipelineStatus, Pro
 from penstock.operations.status.watch import StatusFrame
 from penstock.web.charts import Line, SparklineSet, sparkline
 from penstock.web.context import context_of
+from penstock.web.object_states import WORDS
 from penstock.web.rendering import number, render, texts_of, url
 
 ROWS_MAX = 100  # of each table, unless all are asked for
@@ -30,11 +31,7 @@ PROBLEM_PAGES: Mapping[ProblemKind, str] = {
     ProblemKind.LAGGING: "/",
 }
 """The page that tells more about each kind of problem, if it is not about one queue or about objects."""
-OTHER_STATES: Mapping[ObjectState, str] = {
-    ObjectState.DELETED: "deleted before it was read",
-    ObjectState.SUPERSEDED: "superseded before it was read",
-    ObjectState.RETRACTED: "retracted",
-}
+OTHER_STATES = (ObjectState.DELETED, ObjectState.SUPERSEDED, ObjectState.RETRACTED)  # without a column of their own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +169,7 @@ def pipeline_rows(status: Status, lines: SparklineSet, *, wanted: str, rows_max:
                 status=one,
                 is_bad=any(_troubles(one)),
                 spark=_spark(lines.pipelines, one.pipeline, at=lines.at, label=label),
-                others=[(word, count) for state, word in OTHER_STATES.items() if (count := one.objects.get(state, 0))],
+                others=[(WORDS[state], count) for state in OTHER_STATES if (count := one.objects.get(state, 0))],
             )
             for one in ranked[:rows_max]
         ],

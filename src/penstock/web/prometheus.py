@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.app.history.chart import Chart, chart_of
-from penstock.app.history.history import GAP_MEASUREMENTS, GAP_SLOTS, SPARKLINE_SECONDS
+from penstock.app.history.history import SPARKLINE_SECONDS, gap_seconds
 from penstock.app.history.points import FIELDS, SeriesKind
 from penstock.app.history.ring import HistoryRange
 from penstock.messaging.clock import Clock
@@ -106,8 +106,8 @@ class PrometheusCharts:
             return Chart(error=str(failed))
         times = sorted({when for column in columns for when in column})
         points = [(when, [column.get(when) for column in columns]) for when in times]
-        gap_seconds = max(GAP_SLOTS * step, GAP_MEASUREMENTS * self._measured_every_seconds)
-        return chart_of(points, FIELDS[kind], slot_seconds=step, gap_seconds=gap_seconds)
+        gap = gap_seconds(range_, measured_every_seconds=self._measured_every_seconds)
+        return chart_of(points, FIELDS[kind], slot_seconds=step, gap_seconds=gap)
 
     def sparklines(self, kind: SeriesKind, field: str, *, at: float) -> Mapping[str, Sequence[tuple[float, float]]]:
         """Return one value of all queues or pipelines over the last hour, by name; empty if a query fails."""

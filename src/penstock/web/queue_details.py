@@ -36,9 +36,8 @@ class QueueDetailReader:
         self._history = history
         self._clock = clock
         self._lock = threading.Lock()
-        self._known: OrderedDict[str, tuple[float, QueueDetails]] = (
-            OrderedDict()
-        )  # under the lock; with monotonic times
+        # With monotonic times; guarded by the lock.
+        self._known: OrderedDict[str, tuple[float, QueueDetails]] = OrderedDict()
 
     def read(self, seen: ScopeView, queue: str) -> QueueDetails:
         """Return the details, new or remembered."""

@@ -20,12 +20,13 @@ from penstock.errors import TemporaryError, UsageError
 from penstock.messaging.broker import listed_name, names_dead_letters
 from penstock.operations.pauses import set_paused
 from penstock.operations.status.model import Status
+from penstock.operations.status.status import lagging_after
 from penstock.operations.status.watch import StatusFrame
 from penstock.operations.status.why import QueueFigures, reasons_of
 from penstock.web.context import DashboardContext, context_of
 from penstock.web.queue_details import QueueDetails
 from penstock.web.rendering import render, url
-from penstock.web.security import acting_user, action, form_of
+from penstock.web.security import action, audit_name, form_of
 
 HELD_MAX = 100  # leases on the page
 LIVE = "live"  # the part of the page that is fetched again for each reading
@@ -75,7 +76,7 @@ def show(request: Request) -> Response:
         return RedirectResponse(url(request, "/dead", queue=name), status_code=303)
     range_ = _range(request)
     frame = context.sampler.frame()
-    queue = _queue_in(frame, name)
+    queue = frame.queue(name)
     details = _details(context, name) if queue is not None else QueueDetails()
     is_known = queue is not None or frame.status is None
     return render(
@@ -87,13 +88,13 @@ def show(request: Request) -> Response:
         queue=queue,
         flow=frame.flows.get(name, UNKNOWN),
         details=details,
-        reasons=[] if queue is None or frame.status is None else reasons_of(facts_of(context, frame, queue, details)),
+        reasons=[] if queue is None or frame.status is None else reasons_of(figures_of(context, frame, queue, details)),
         records=_serving(frame.status, name),
         leases=leases_of(_serving(frame.status, name), name, at=context.clock.now()),
         leases_max=HELD_MAX,
         handlers=sorted(handler for handler, served in context.scope.served.items() if served == name),
         settings=settings_of(context.scope, name),
-        lagging_after=lagging_after(context.scope, name),
+        lagging_after=lagging_after(context.settings, [name])[name],
         can_pause=capabilities_of(context.settings).pausable,
         is_unrecorded="unrecorded" in request.query_params,
         range=range_,
@@ -127,14 +128,16 @@ def _set_paused(request: Request, *, paused: bool) -> Response:
     context, name = context_of(request), str(form_of(request).get("name", ""))
     with context.view() as seen:
         check_known(seen.broker, name)  # a page pauses what it shows; the command also queues to come
-    done = set_paused(context.settings, name, paused=paused, who=acting_user(request))
+    done = set_paused(context.settings, name, paused=paused, who=audit_name(request))
     context.sampler.refresh()
     unrecorded = None if done.unrecorded is None else 1
     return RedirectResponse(url(request, "/queue", name=name, unrecorded=unrecorded), status_code=303)
 
 
-def facts_of(context: DashboardContext, frame: StatusFrame, queue: QueueStatus, details: QueueDetails) -> QueueFigures:
-    """Return the facts from which the reasons follow."""
+def figures_of(
+    context: DashboardContext, frame: StatusFrame, queue: QueueStatus, details: QueueDetails
+) -> QueueFigures:
+    """Return the figures from which the reasons follow."""
     status = frame.status
     return QueueFigures(
         queue=queue,
@@ -142,17 +145,11 @@ def facts_of(context: DashboardContext, frame: StatusFrame, queue: QueueStatus, 
         flow=frame.flows.get(queue.queue, UNKNOWN),
         records=_serving(status, queue.queue),
         workers_seen=status is not None and status.workers_seen,
-        lagging_after_seconds=lagging_after(context.scope, queue.queue),
+        lagging_after_seconds=lagging_after(context.settings, [queue.queue])[queue.queue],
         groups=details.groups,
         dead_letters_before=details.dead_letters_before,
         timeouts=context.scope.timeouts,
     )
-
-
-def lagging_after(scope: Scope, queue: str) -> float:
-    """Return the age in seconds from which the queue is lagging."""
-    own = {listed_name(name): seconds for name, seconds in scope.settings.alerts_lagging_queues.items()}
-    return own.get(listed_name(queue), scope.settings.alerts_lagging_after)
 
 
 def leases_of(records: Sequence[WorkerRecord], queue: str, *, at: float) -> Sequence[LeaseRow]:
@@ -184,10 +181,6 @@ def settings_of(scope: Scope, queue: str) -> Mapping[str, object]:
     if replays is not None:
         found["dead_letters.replay_queues"] = shown("dead_letters_replay_queues", replays)
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in found.items()}
-
-
-def _queue_in(frame: StatusFrame, name: str) -> QueueStatus | None:
-    return None if frame.status is None else next((one for one in frame.status.queues if one.queue == name), None)
 
 
 def _serving(status: Status | None, queue: str) -> Sequence[WorkerRecord]:

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
-from penstock.operations.status.sentences import Elapsed, Names, Sentence
+from penstock.operations.status.sentences import Elapsed, Names, Sentence, rate_text, span_parts
 from penstock.web.context import context_of
 from penstock.web.security import csrf_token, user_of
 from penstock.web.texts import LANGUAGES, Texts, best_language, texts_in, visible
@@ -30,10 +30,8 @@ NAVIGATION: Mapping[str, str] = {
     "/reconcile": "Reconcile",
     "/workers": "Workers",
     "/actions": "Actions",
-    "/audit": "Audit",
+    "/audit": "Audit log",
 }
-
-
 PARENTS: Mapping[str, str] = {
     "/queue": "/",
     "/messages": "/",
@@ -95,9 +93,7 @@ def number(value: float | None) -> str:
 
 def rate(value: float | None) -> str:
     """Return a number per second with two or three digits that matter; a dash if it is not known."""
-    if value is None:
-        return UNKNOWN
-    return f"{value:,.0f}" if value >= 10 or value == 0 else f"{value:.1f}" if value >= 0.1 else f"{value:.2g}"
+    return UNKNOWN if value is None else rate_text(value)
 
 
 def size(value: int | None) -> str:
@@ -128,14 +124,12 @@ def span_text(texts: Texts, seconds: float | None) -> str:
     """Return a duration in the unit that fits; a dash if it is not known."""
     if seconds is None:
         return UNKNOWN
-    for unit, length in (("{count} d", 86_400), ("{count} h", 3_600), ("{count} min", 60)):
-        if seconds >= 2 * length:
-            return texts(unit, count=f"{seconds / length:,.0f}")
-    return texts("{count} s", count=f"{seconds:,.0f}")
+    count, unit = span_parts(seconds)
+    return texts(f"{{count}} {unit}", count=count)
 
 
 def sentence_text(texts: Texts, sentence: Sentence) -> Markup:
-    """Return a sentence about the status in this language, escaped."""
+    """Return a sentence in this language, escaped."""
     values = {name: _sentence_value(texts, value) for name, value in sentence.values.items()}
     return texts(sentence.form, **values)
 

@@ -40,10 +40,8 @@ class Sampler:
         self._on_frame = on_frame
         self._changed = threading.Condition()
         self._frame: StatusFrame | None = None  # guarded by the condition, as are the next ones
-        self._requested, self._completed = (
-            1,
-            0,
-        )  # the last reading asked for, and the last one that began after its request
+        self._requested = 1  # the last reading asked for
+        self._completed = 0  # the last one that began after its request
         self._viewed_at = -VIEWED_SECONDS  # monotonic
         self._was_viewed = False
         self._streams: set[_Viewer] = set()

@@ -107,9 +107,14 @@ def user_of(request: Request) -> WebUser | None:
     return visit.user if isinstance(visit, Visit) else None
 
 
-def acting_user(request: Request) -> str:
-    """Return the name for the audit log, in a handler of `action`."""
-    return f"{cast('Visit', request.scope[VISIT]).user.name} via the dashboard"
+def audit_name(request: Request) -> str:
+    """Return the name of the user for the audit log, in a handler of `action`."""
+    return f"{user_name(request)} via the dashboard"
+
+
+def user_name(request: Request) -> str:
+    """Return the name of the user, as pages show it, in a handler of `action`."""
+    return cast("Visit", request.scope[VISIT]).user.name
 
 
 def csrf_token(request: Request) -> str:

@@ -15,7 +15,10 @@ KEPT = frozenset("\n\t\u3000")  # harmless in HTML: line ends, tabs, and the spa
 
 
 def visible(text: str) -> str:
-    """Return foreign text with control characters, direction marks and lone surrogates made visible."""
+    """Return foreign text with control characters, direction marks and lone surrogates made visible.
+
+    For names and values. Bodies and error texts went through `shown_bodies.printable`, which keeps unusual spaces.
+    """
     if text.isprintable():
         return text
     return "".join(
@@ -25,7 +28,7 @@ def visible(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Texts:
-    """The texts in one language. ``missing`` is left in English."""
+    """The texts in one language. One without a translation stays English."""
 
     language: str
     translations: Mapping[str, str]

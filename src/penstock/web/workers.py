@@ -16,7 +16,7 @@ from penstock.operations.workers.draining import drain_worker
 from penstock.operations.workers.stuck import StuckWorker, stuck_signs
 from penstock.web.context import context_of
 from penstock.web.rendering import render, url
-from penstock.web.security import acting_user, action, form_of
+from penstock.web.security import action, audit_name, form_of
 
 WORKERS_MAX = 200  # on the page
 CLAIMS_MAX = 100  # of each kind, of one worker
@@ -93,7 +93,7 @@ def drain(request: Request) -> Response:
     worker = str(form_of(request).get("worker", ""))
     with context.view() as seen:
         try:
-            drain_worker(seen, worker, who=acting_user(request))
+            drain_worker(seen, worker, who=audit_name(request))
         except UserError as error:  # without the view's connections being closed
             refusal: UserError | None = error
         else:

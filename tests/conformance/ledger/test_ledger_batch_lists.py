@@ -44,16 +44,12 @@ def test_a_summary_has_the_numbers_of_its_batch(harness: LedgerHarness) -> None:
     (batch,) = harness.ledger.batch_lists.newest(PIPELINE, limit=10)
     full = harness.ledger.batch(PIPELINE, 1)
     assert full is not None
-    assert (batch.attempt_id, batch.worker, batch.objects) == (claim.attempt_id, "worker-1", 2)
+    assert (batch.worker, batch.objects) == ("worker-1", 2)
     assert (batch.rows, batch.lines_quarantined, batch.bytes) == (20, 2, 200)
-    assert (batch.stage_seconds, batch.spark_ui_url, batch.transform) == (
-        {"run": 1.5},
-        "http://spark:4040",
-        "shop:clean",
-    )
+    assert batch.spark_ui_url == "http://spark:4040"
     assert (batch.committed_at, batch.is_merged) == (full.committed_at, True)
     assert 0 < batch.claimed_at <= batch.committed_at
-    assert (batch.replaced_objects, batch.replaced_rows, batch.retracted_objects) == (0, 0, 0)
+    assert (batch.replaced_rows, batch.retracted_objects) == (0, 0)
 
 
 def test_a_retraction_counts_the_objects_that_it_takes_out(harness: LedgerHarness) -> None:

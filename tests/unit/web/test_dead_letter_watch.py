@@ -11,7 +11,7 @@ from penstock.errors import TemporaryError
 from penstock.operations.dead_letters.survey import DeadLetterSurvey
 from penstock.operations.inspection import ScopeView
 from penstock.testing.fake_clock import FakeClock
-from penstock.web.dead_letter_watch import FRESH_FACTOR, FRESH_SECONDS_MIN, DeadLetterView, DeadLetterWatch
+from penstock.web.dead_letter_watch import FRESH_FACTOR, FRESH_SECONDS_MIN, DeadLetterWatch, KnownDeadLetters
 
 DEADLINE_SECONDS = 30.0
 
@@ -37,16 +37,16 @@ class Scene:
         self.during(options)
         return survey(self.taken, took_seconds=self.took_seconds)
 
-    def look(self, *, browsable: bool = True) -> DeadLetterView:
+    def look(self, *, browsable: bool = True) -> KnownDeadLetters:
         """Look, and return what is known when no survey is being taken any more."""
-        self.watch.look(browsable=browsable)
+        self.watch.known(browsable=browsable)
         return self.settled()
 
-    def settled(self) -> DeadLetterView:
+    def settled(self) -> KnownDeadLetters:
         for thread in threading.enumerate():
             if thread.name == "penstock-web-dead-letters":
                 thread.join(DEADLINE_SECONDS)
-        return self.watch.look(browsable=False)
+        return self.watch.known(browsable=False)
 
 
 def survey(dead_letters: int, *, is_complete: bool = True, took_seconds: float = 1.0) -> DeadLetterSurvey:
@@ -84,7 +84,7 @@ def test_a_survey_stays_fresh_the_longer_the_longer_it_took(scene: Scene) -> Non
 
 def test_no_survey_is_taken_unless_a_page_asks_for_it(scene: Scene) -> None:
     scene.clock.advance(1_000)
-    assert scene.look(browsable=False) == DeadLetterView(survey=None, is_counting=False)
+    assert scene.look(browsable=False) == KnownDeadLetters(survey=None, is_counting=False)
     assert scene.taken == 0
     scene.watch.count()
     found = scene.settled()
@@ -95,15 +95,15 @@ def test_no_survey_is_taken_unless_a_page_asks_for_it(scene: Scene) -> None:
 def test_pages_see_the_partial_first_survey_and_later_the_last_complete_one(scene: Scene) -> None:
     go_on = threading.Event()
     scene.during = lambda options: options["on_partial"](survey(7, is_complete=False)) or go_on.wait(DEADLINE_SECONDS)
-    found = scene.watch.look(browsable=True, needs_queues=True)
+    found = scene.watch.known(browsable=True, needs_queues=True)
     assert found.survey is not None
     assert (found.survey.is_complete, found.is_counting) == (False, True)
-    assert scene.watch.known() is None
+    assert scene.watch.last_survey() is None
     go_on.set()
     scene.settled()
     go_on.clear()
     scene.watch.expire()
-    found = scene.watch.look(browsable=True)
+    found = scene.watch.known(browsable=True)
     assert found.survey is not None
     assert (found.survey.dead_letters, found.survey.is_complete, found.is_counting) == (1, True, True)
     go_on.set()
@@ -146,10 +146,10 @@ def test_a_close_stops_the_survey_and_begins_no_other(scene: Scene) -> None:
             options["after_page"](0.001)
 
     scene.during = until_stopped
-    scene.watch.look(browsable=True)
+    scene.watch.known(browsable=True)
     assert begun.wait(DEADLINE_SECONDS)
     scene.clock.auto_advance = True
     scene.watch.close()
-    assert not scene.watch.look(browsable=True).is_counting
+    assert not scene.watch.known(browsable=True).is_counting
     scene.watch.count()
     assert scene.taken == 1

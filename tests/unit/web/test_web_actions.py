@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.errors import TemporaryError, UsageError
+from penstock.operations.status.sentences import sentence
 from penstock.testing.fake_clock import FakeClock
 from penstock.web.actions import (
     ActionDescription,
@@ -14,7 +15,6 @@ from penstock.web.actions import (
     ActionRunner,
     ActionRunsAlready,
     ActionSnapshot,
-    sentence,
 )
 
 DEADLINE_SECONDS = 30.0

@@ -45,7 +45,7 @@ def test_all_dead_letters_of_one_error_are_replayed(own: Served, looking: OpenTa
         wait_for_end(tab, "done", scripts=scripts)
         assert not scripts or problems_here(tab) == []
         assert broker.stats("orders-dlq").visible == before - 57
-        page.get_by_role("link", name="Audit").first.click()
+        page.get_by_role("link", name="Audit log").first.click()
         entry = page.locator("#main table tbody tr").first
         expect(entry).to_contain_text("replay")
         expect(entry).to_contain_text("57")

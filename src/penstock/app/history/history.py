@@ -24,6 +24,11 @@ GAP_MEASUREMENTS = 3  # and of this many measurements, if the monitor measures l
 _SPARKLINE_RING = RINGS[1]
 
 
+def gap_seconds(range_: HistoryRange, *, measured_every_seconds: float) -> float:
+    """Return the pause between two points of a chart that is longer than the usual ones."""
+    return max(GAP_SLOTS * range_.ring.slot_seconds, GAP_MEASUREMENTS * measured_every_seconds)
+
+
 def history_file(data_dir: str) -> Path:
     """Return the path of the history in a data directory."""
     return Path(data_dir) / HISTORY_FILE
@@ -101,9 +106,8 @@ class HistoryReader:
                 points = [] if connection is None else read_series(connection, kind, name, range_, at=at)
         except (HistoryBroken, HistoryUnusable) as error:
             return Chart(error=str(error))
-        slot_seconds = range_.ring.slot_seconds
-        gap_seconds = max(GAP_SLOTS * slot_seconds, GAP_MEASUREMENTS * self._measured_every_seconds)
-        return chart_of(points, FIELDS[kind], slot_seconds=slot_seconds, gap_seconds=gap_seconds)
+        gap = gap_seconds(range_, measured_every_seconds=self._measured_every_seconds)
+        return chart_of(points, FIELDS[kind], slot_seconds=range_.ring.slot_seconds, gap_seconds=gap)
 
     def sparklines(self, kind: SeriesKind, field: str, *, at: float) -> Mapping[str, Sequence[tuple[float, float]]]:
         """Return one value of all queues or pipelines over the last hour, by minute and name; empty if unknown."""

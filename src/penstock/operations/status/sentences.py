@@ -1,4 +1,4 @@
-"""Sentences about the status: a form and its values, so that a page can show them in another language.
+"""Sentences for people: a form and its values, so that a page can show them in another language.
 
 ``text`` is the English sentence of commands. A value is a number, a text of the system, or a type below.
 """
@@ -43,12 +43,29 @@ def sentence(form: str, /, **values: object) -> Sentence:
     return Sentence(form=form, values=values)
 
 
+def counted_sentence(number: int, one: str, many: str, /, **values: object) -> Sentence:
+    """Return the sentence for 1 or for any other number, which is ``{count}`` in it."""
+    return Sentence(form=one if number == 1 else many, values={"count": number, **values})
+
+
 def span(seconds: float) -> str:
     """Return a duration for people."""
+    return " ".join(span_parts(seconds))
+
+
+def span_parts(seconds: float) -> tuple[str, str]:
+    """Return a duration as a number in the unit that fits, and that unit: d, h, min or s."""
     for unit, length_seconds in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= 2 * length_seconds:
-            return f"{seconds / length_seconds:,.0f} {unit}"
-    return f"{seconds:,.0f} s"
+            return f"{seconds / length_seconds:,.0f}", unit
+    return f"{seconds:,.0f}", "s"
+
+
+def rate_text(per_second: float) -> str:
+    """Return a number per second with two or three digits that matter."""
+    if per_second >= 10 or per_second == 0:
+        return f"{per_second:,.0f}"
+    return f"{per_second:.1f}" if per_second >= 0.1 else f"{per_second:.2g}"
 
 
 def _english(value: object) -> str:

@@ -358,6 +358,12 @@ def _notes(seen: ScopeView, queues: Sequence[QueueStatus]) -> Iterator[str]:
         yield f"alerts.lagging_queues names queues that were not checked: {', '.join(unknown)}"
 
 
+def lagging_after(settings: Settings, queues: Sequence[str]) -> Mapping[str, float]:
+    """Return the age of the oldest visible message in seconds beyond which each queue is lagging."""
+    own_seconds = {listed_name(name): seconds for name, seconds in settings.alerts_lagging_queues.items()}
+    return {queue: own_seconds.get(listed_name(queue), settings.alerts_lagging_after) for queue in queues}
+
+
 def lagging_queues(queues: Sequence[QueueStatus], settings: Settings, *, seen_all: bool) -> Sequence[LaggingQueue]:
     """Return the queues whose oldest visible message has waited longer than the settings allow.
 
@@ -366,9 +372,9 @@ def lagging_queues(queues: Sequence[QueueStatus], settings: Settings, *, seen_al
     no messages in flight.
     """
     found: list[LaggingQueue] = []
-    own_seconds = {listed_name(name): seconds for name, seconds in settings.alerts_lagging_queues.items()}
+    limits_seconds = lagging_after(settings, [queue.queue for queue in queues])
     for queue in queues:
-        after_seconds = own_seconds.get(listed_name(queue.queue), settings.alerts_lagging_after)
+        after_seconds = limits_seconds[queue.queue]
         age_seconds = queue.oldest_visible_message_age_seconds
         if age_seconds is not None and age_seconds > after_seconds:
             idle = not (seen_all or queue.workers or queue.in_flight)

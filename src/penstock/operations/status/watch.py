@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from penstock.app.flows import FlowTracker, QueueFlow
+from penstock.app.queues import QueueStatus
 from penstock.app.scope import Scope
 from penstock.errors import TemporaryError
 from penstock.messaging.clock import Clock, SystemClock
@@ -19,6 +20,10 @@ class StatusFrame:
     status: Status | None
     flows: Mapping[str, QueueFlow] = field(default_factory=dict)  # by queue
     error: str | None = None
+
+    def queue(self, name: str) -> QueueStatus | None:
+        """Return the status of a queue; None if the reading has none of that name."""
+        return None if self.status is None else next((one for one in self.status.queues if one.queue == name), None)
 
     @property
     def summary(self) -> str:

@@ -11,7 +11,7 @@ from penstock.app.flows import UNKNOWN, QueueFlow
 from penstock.app.queues import QueueStatus
 from penstock.app.registry import SERVING, WorkerRecord
 from penstock.operations.queue_groups import GroupSample
-from penstock.operations.status.sentences import Elapsed, Names, Sentence, sentence
+from penstock.operations.status.sentences import Elapsed, Names, Sentence, counted_sentence, rate_text, sentence
 from penstock.operations.workers.stuck import StuckSign, stuck_signs
 
 FLOOD_SHARE = 0.8  # of the sample in one group
@@ -94,28 +94,28 @@ class QueueFigures:
         return self.age_seconds > self.lagging_after_seconds
 
 
-def reasons_of(facts: QueueFigures) -> Sequence[Reason]:
+def reasons_of(figures: QueueFigures) -> Sequence[Reason]:
     """Return the reasons why messages wait, the strongest first; never empty."""
     found = [
-        *_stopped(facts),
-        *_workers(facts),
-        *_throughput(facts),
-        *_messages(facts),
+        *_stopped(figures),
+        *_workers(figures),
+        *_throughput(figures),
+        *_messages(figures),
     ]
-    return found or [_nothing(facts)]
+    return found or [_nothing(figures)]
 
 
-def _stopped(facts: QueueFigures) -> Iterator[Reason]:
+def _stopped(figures: QueueFigures) -> Iterator[Reason]:
     """Yield what keeps all messages of the queue from being delivered."""
-    queue = facts.queue
+    queue = figures.queue
     if queue.paused:
         yield _reason(
             ReasonKind.PAUSED,
             sentence("The queue is paused: no worker gets a message until it is resumed."),
             "Resume it when the cause of the pause is repaired. The audit log names who paused it.",
         )
-    if not facts.records:
-        yield from _without_workers(facts)
+    if not figures.records:
+        yield from _without_workers(figures)
     if queue.breaker is not None:
         yield _reason(
             ReasonKind.BREAKER,
@@ -134,12 +134,12 @@ def _stopped(facts: QueueFigures) -> Iterator[Reason]:
         yield _reason(ReasonKind.UNREAD, sentence("{text}", text=queue.unread))
 
 
-def _without_workers(facts: QueueFigures) -> Iterator[Reason]:
-    queue = facts.queue
+def _without_workers(figures: QueueFigures) -> Iterator[Reason]:
+    queue = figures.queue
     advice = "Start one with `penstock worker`, and check that the setting worker.queues does not leave the queue out."
-    if facts.workers_seen:
+    if figures.workers_seen:
         yield _reason(ReasonKind.NO_WORKER, sentence("No worker serves this queue."), advice)
-    elif facts.waits and not queue.in_flight:
+    elif figures.waits and not queue.in_flight:
         yield _reason(
             ReasonKind.NO_WORKER,
             sentence(
@@ -149,64 +149,61 @@ def _without_workers(facts: QueueFigures) -> Iterator[Reason]:
         )
 
 
-def _workers(facts: QueueFigures) -> Iterator[Reason]:
+def _workers(figures: QueueFigures) -> Iterator[Reason]:
     """Yield what is wrong with the workers of the queue."""
-    for record in facts.records:
-        yield from _stuck(facts, record)
-    draining = [record for record in facts.records if record.state != SERVING]
-    if draining and len(draining) == len(facts.records):
+    for record in figures.records:
+        yield from _stuck(figures, record)
+    draining = [record for record in figures.records if record.state != SERVING]
+    if draining and len(draining) == len(figures.records):
         yield _reason(
             ReasonKind.DRAINING,
-            _counted(
+            counted_sentence(
                 len(draining),
                 "The only worker of the queue drains: it finishes its messages and fetches no more.",
                 "All {count} workers of the queue drain: they finish their messages and fetch no more.",
             ),
             "This is normal for a moment during a deploy. If it lasts, the new workers did not start.",
         )
-    elif draining and facts.waits:
+    elif draining and figures.waits:
         yield _reason(
             ReasonKind.DRAINING,
             sentence(
                 "{count} of {total} workers drain, and fetch no more messages.",
                 count=len(draining),
-                total=len(facts.records),
+                total=len(figures.records),
             ),
             "This is normal for a moment during a deploy.",
         )
-    if facts.waits:
-        yield from _busy(facts, [record for record in facts.records if record.state == SERVING])
+    if figures.waits:
+        yield from _busy(figures, [record for record in figures.records if record.state == SERVING])
 
 
-def _stuck(facts: QueueFigures, record: WorkerRecord) -> Iterator[Reason]:
-    for sign in stuck_signs(record, now=facts.at, timeouts=facts.timeouts):
+def _stuck(figures: QueueFigures, record: WorkerRecord) -> Iterator[Reason]:
+    for sign in stuck_signs(record, now=figures.at, timeouts=figures.timeouts):
         forms = {
             StuckSign.HANGING: "A thread of the worker {worker} hangs: {detail}",
-            StuckSign.SILENT: "The worker {worker} has given no sign of life for {age}.",
+            StuckSign.SILENT: "The worker {worker} has had no heartbeat for {age}.",
             StuckSign.BLOCKED: "The worker {worker} is blocked: its timers run {age} late.",
             StuckSign.HOLDING: "The worker {worker} has held a message of this queue for {age}.",
         }
-        if sign.sign is StuckSign.HOLDING and sign.queue != facts.queue.queue:
+        if sign.sign is StuckSign.HOLDING and sign.queue != figures.queue.queue:
             continue
-        values = {"worker": record.worker, "age": Elapsed(sign.seconds), "detail": sign.detail}
-        form = forms[sign.sign]
-        used = {name: value for name, value in values.items() if f"{{{name}}}" in form}
         yield Reason(
             kind=ReasonKind.STUCK,
-            sentence=sentence(form, **used),
+            sentence=sentence(forms[sign.sign], worker=record.worker, age=Elapsed(sign.seconds), detail=sign.detail),
             advice=sentence("Its page shows what it holds. Restart it if that does not end."),
             worker=record.worker,
         )
 
 
-def _busy(facts: QueueFigures, serving: Sequence[WorkerRecord]) -> Iterator[Reason]:
+def _busy(figures: QueueFigures, serving: Sequence[WorkerRecord]) -> Iterator[Reason]:
     slots = sum(record.concurrency or 0 for record in serving)
     full = [record for record in serving if record.concurrency is not None and record.in_flight >= record.concurrency]
     if not serving or len(full) < len(serving):
         return
     held = [one for record in serving for one in record.held]
-    own = [one for one in held if one.queue == facts.queue.queue]
-    others = list(dict.fromkeys(one.queue for one in held if one.queue != facts.queue.queue))
+    own = [one for one in held if one.queue == figures.queue.queue]
+    others = list(dict.fromkeys(one.queue for one in held if one.queue != figures.queue.queue))
     if others and len(own) * 2 < len(held):
         yield _reason(
             ReasonKind.BUSY,
@@ -218,7 +215,7 @@ def _busy(facts: QueueFigures, serving: Sequence[WorkerRecord]) -> Iterator[Reas
             "Give the queue more weight in worker.queues, or workers of its own.",
         )
         return
-    longest = max((facts.at - one.since for one in own), default=0.0)
+    longest = max((figures.at - one.since for one in own), default=0.0)
     yield _reason(
         ReasonKind.BUSY,
         sentence(
@@ -230,9 +227,9 @@ def _busy(facts: QueueFigures, serving: Sequence[WorkerRecord]) -> Iterator[Reas
     )
 
 
-def _throughput(facts: QueueFigures) -> Iterator[Reason]:
-    flow = facts.flow
-    if not facts.waits:
+def _throughput(figures: QueueFigures) -> Iterator[Reason]:
+    flow = figures.flow
+    if not figures.waits:
         return
     arrived, settled = flow.in_per_second, flow.out_per_second
     if arrived is not None and settled is not None:
@@ -241,8 +238,8 @@ def _throughput(facts: QueueFigures) -> Iterator[Reason]:
                 ReasonKind.GROWING,
                 sentence(
                     "{arrived} messages arrive per second, and {settled} are settled: the queue grows.",
-                    arrived=_rate(arrived),
-                    settled=_rate(settled),
+                    arrived=rate_text(arrived),
+                    settled=rate_text(settled),
                 ),
                 "Start more workers, or raise worker.concurrency, or send less.",
             )
@@ -250,22 +247,22 @@ def _throughput(facts: QueueFigures) -> Iterator[Reason]:
     elif flow.net_per_second is not None and flow.net_per_second > 0:
         yield _reason(
             ReasonKind.GROWING,
-            sentence("The queue grows by {rate} messages per second.", rate=_rate(flow.net_per_second)),
+            sentence("The queue grows by {rate} messages per second.", rate=rate_text(flow.net_per_second)),
             "Start more workers, or raise worker.concurrency, or send less.",
         )
         return
     drained = flow.drained_in_seconds
-    if drained is not None and (facts.is_lagging or drained > LONG_SECONDS):
+    if drained is not None and (figures.is_lagging or drained > LONG_SECONDS):
         yield _reason(
             ReasonKind.BACKLOG,
             sentence("The workers catch up: at this rate the queue is empty in {time}.", time=Elapsed(drained)),
         )
 
 
-def _messages(facts: QueueFigures) -> Iterator[Reason]:
+def _messages(figures: QueueFigures) -> Iterator[Reason]:
     """Yield what is special about the messages."""
-    queue, groups = facts.queue, facts.groups
-    if groups is not None and groups.group is not None and facts.waits and _is_flood(groups):
+    queue, groups = figures.queue, figures.groups
+    if groups is not None and groups.group is not None and figures.waits and _is_flood(groups):
         yield _reason(
             ReasonKind.FLOOD,
             sentence(
@@ -276,11 +273,11 @@ def _messages(facts: QueueFigures) -> Iterator[Reason]:
             ),
             "Groups take turns, so messages of other groups do not wait behind them.",
         )
-    before = facts.dead_letters_before
+    before = figures.dead_letters_before
     if before is not None and queue.dead_letters > before:
         yield _reason(
             ReasonKind.FAILING,
-            _counted(
+            counted_sentence(
                 int(queue.dead_letters - before),
                 "{count} message became a dead letter within the last hour.",
                 "{count} messages became dead letters within the last hour.",
@@ -290,7 +287,7 @@ def _messages(facts: QueueFigures) -> Iterator[Reason]:
     if queue.delayed and not queue.visible:
         yield _reason(
             ReasonKind.DELAYED,
-            _counted(
+            counted_sentence(
                 queue.delayed,
                 "{count} message is delayed: sent with a delay, or waiting for its next attempt.",
                 "{count} messages are delayed: sent with a delay, or waiting for their next attempt.",
@@ -302,34 +299,23 @@ def _is_flood(groups: GroupSample) -> bool:
     return groups.messages >= FLOOD_MESSAGES_MIN and groups.share >= FLOOD_SHARE
 
 
-def _nothing(facts: QueueFigures) -> Reason:
-    if not facts.waits:
+def _nothing(figures: QueueFigures) -> Reason:
+    if not figures.waits:
         text = sentence("No message waits.")
-    elif facts.is_lagging:
+    elif figures.is_lagging:
         text = sentence(
             "The oldest visible message has waited for {age}, and the figures do not show why.",
-            age=Elapsed(facts.age_seconds),
+            age=Elapsed(figures.age_seconds),
         )
         return _reason(ReasonKind.BACKLOG, text, "See how long the handler takes, in the metrics or the log.")
     else:
         text = sentence(
             "Nothing delays it: the oldest visible message has waited for {age}, less than the limit of {limit}.",
-            age=Elapsed(facts.age_seconds),
-            limit=Elapsed(facts.lagging_after_seconds),
+            age=Elapsed(figures.age_seconds),
+            limit=Elapsed(figures.lagging_after_seconds),
         )
     return _reason(ReasonKind.NONE, text)
 
 
 def _reason(kind: ReasonKind, text: Sentence, advice: str | None = None) -> Reason:
     return Reason(kind=kind, sentence=text, advice=None if advice is None else sentence(advice))
-
-
-def _counted(number: int, one: str, many: str) -> Sentence:
-    form = one if number == 1 else many
-    return sentence(form, count=number) if "{count}" in form else sentence(form)
-
-
-def _rate(per_second: float) -> str:
-    return (
-        f"{per_second:,.0f}" if per_second >= 10 else f"{per_second:.1f}" if per_second >= 0.1 else f"{per_second:.2g}"
-    )

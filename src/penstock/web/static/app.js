@@ -12,7 +12,7 @@ document.addEventListener("htmx:sseError", () => show(connection().dataset.lost)
 
 // A refresh comes without knowing what the person opened.
 Idiomorph.defaults.callbacks.beforeAttributeUpdated = (name, element) =>
-  !(name === "open" && ["DETAILS", "DIALOG"].includes(element.tagName));
+  !(name === "open" && element.tagName === "DETAILS");
 
 function connection() {
   return document.getElementById("connection");
