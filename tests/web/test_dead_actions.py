@@ -294,6 +294,46 @@ def test_a_canary_that_fails_again_keeps_the_rest(sqlite_site: DeadSite, monkeyp
     assert sqlite_site.count(DLQ) == 2
 
 
+def test_what_a_canary_died_of_is_shown_without_secrets(sqlite_site: DeadSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    sqlite_site.dead_letter("1", "2", reason=UNKNOWN)
+    plan = sqlite_site.plan(canary="1")
+
+    def failing(*arguments: Any, **options: Any) -> object:
+        sqlite_site.scene.dead_letter_next(reason="no login with password=hunter2")
+        return watch(*arguments, **options)
+
+    monkeypatch.setattr("penstock.operations.dead_letters.actions.watch", failing)
+    action_id = sqlite_site.confirm(plan)
+    sqlite_site.ended(action_id)
+    page = sqlite_site.get("/actions/show", id=action_id)
+    assert "no login with password=***" in page.text
+    assert "hunter2" not in page.page
+
+
+def test_a_replay_sends_no_more_than_its_plan_if_some_have_no_origin(sqlite_site: DeadSite) -> None:
+    sqlite_site.broker.send("lost-dlq", [Outgoing(body=b"a"), Outgoing(body=b"b")])
+    sqlite_site.dead_letter("1", "2", "3", queue="zoo")
+    plan = sqlite_site.plan(limit="2")
+    assert "2 dead letters would be sent back." in plan.text
+    assert "2 would be left: their queue of origin is unknown" in plan.text
+    assert sqlite_site.ended(sqlite_site.confirm(plan)).state == "done"
+    assert (sqlite_site.count("zoo-dlq"), sqlite_site.count("zoo")) == (1, 2)
+
+
+def test_a_message_that_is_deleted_for_good_is_not_sent_by_a_replay_that_runs(site: DeadSite, held: Held) -> None:
+    site.dead_letter("1", "2", "3", reason=UNKNOWN)
+    replay = site.confirm(site.plan(rate="1"))
+    held.until_first()
+    last = site.scene.messages(DLQ)[-1]
+    path, fields = form_of(site.get("/dead/message", queue=DLQ, id=last.id), "typed")
+    deletion = id_in(site.post(path, fields))
+    assert "It waits for another action on the same queue." in site.get("/actions/show", id=deletion).text
+    site.post("/actions/abort", {"id": replay})
+    held.go_on()
+    assert texts_of(site.ended(deletion)) == ["1 dead letter was deleted."]
+    assert (site.scene.bodies(QUEUE), site.scene.bodies(DLQ)) == (["1"], ["2"])
+
+
 def test_a_single_dead_letter_is_replayed_from_its_page(site: DeadSite) -> None:
     site.dead_letter("1", "2")
     first, _ = site.scene.messages(DLQ)

@@ -51,7 +51,7 @@ from penstock.web.dead_forms import (
 )
 from penstock.web.dead_results import purge_sentences, replay_sentences
 from penstock.web.rendering import render, url
-from penstock.web.security import action, form_of
+from penstock.web.security import action, fields_of, form_of
 
 PLAN_WAIT_SECONDS = 0.1  # a short plan is shown at once, a longer one with its progress
 GROUPS_SHOWN = 10
@@ -141,6 +141,7 @@ def start_plan(request: Request) -> Response:
                 seen,
                 asked.query.selection,
                 to=asked.replay.options.to,
+                goes=asked.goal == "replay",
                 clock=context.clock,
                 stopped=progress.stopped,
                 on_progress=progress.add,
@@ -201,8 +202,9 @@ def _start(
         total=planned,
         page=url(request, "/dead", **({} if asked.single else asked.query.given)),
         key=asked.key,
-        # One message needs not wait for the end of a long replay: that one skips messages that were sent meanwhile.
-        resources=frozenset() if asked.single else frozenset(queues),
+        # One message needs not wait for the end of a long replay: that one skips messages that were sent meanwhile. It
+        # does not skip those that were deleted: it may have read them before.
+        resources=frozenset() if asked.single and asked.goal == "replay" else frozenset(queues),
     )
     try:
         return to_action(request, context.actions.start(asked.goal, user_name(request), described, run))
@@ -216,6 +218,7 @@ def _replay(
     if asked.replay.options.canaries:
         seconds = f"{asked.replay.options.canary_seconds:,.0f}"
         progress.say(sentence("The canaries are sent first, and watched for up to {seconds} s.", seconds=seconds))
+    shown = shown_in(context.settings)
     with view(context.scope) as seen, closing(opened_ledger(seen)) as ledger:
         replaying = ReplayOperation(
             seen,
@@ -231,9 +234,10 @@ def _replay(
         try:
             report = replaying.run(say=lambda _: None)
         except (UserError, TemporaryError) as error:
-            failed = replay_sentences(replaying.report, planned=planned, error=error)
+            failed = replay_sentences(replaying.report, planned=planned, shown=shown, error=error)
             return ActionResult(sentences=failed, outcome="failed")
-    return ActionResult(sentences=replay_sentences(report, planned=planned), outcome=_OUTCOMES[report.outcome])
+    sentences = replay_sentences(report, planned=planned, shown=shown)
+    return ActionResult(sentences=sentences, outcome=_OUTCOMES[report.outcome])
 
 
 def _purge(
@@ -254,11 +258,8 @@ def _purge(
 
 
 def _asked(request: Request, *, goal: Goal | None = None) -> DeadLetterRequest:
-    """Return the request of a form. Raises `UsageError` for a malformed field, and for a purge of everything.
-
-    The filter is in the form's address: inputs would lose control characters, which names of queues may have.
-    """
-    fields: Fields = {**request.query_params, **form_of(request)}
+    """Return the request of a form. Raises `UsageError` for a malformed field, and for a purge of everything."""
+    fields: Fields = fields_of(request)
     named = goal or fields.get("goal")
     if named not in ("replay", "purge"):
         raise UsageError("The form does not say what to plan: a replay or a purge.")

@@ -27,7 +27,7 @@ from penstock.web.actions import (
 from penstock.web.context import DashboardContext, context_of
 from penstock.web.object_states import state_words
 from penstock.web.rendering import render, texts_of, url
-from penstock.web.security import action, form_of
+from penstock.web.security import action, fields_of, form_of
 
 PLAN_WAIT_SECONDS = 0.1  # a short plan is shown at once, a longer one with its progress
 COUNT_MAX = 1_000_000_000
@@ -50,7 +50,7 @@ class RetryRequest:
 
     @property
     def fields(self) -> Mapping[str, str]:
-        """The hidden inputs of its confirmation."""
+        """The fields in the address of its confirmation."""
         return {"address": self.address, "state": self.state.value, "q": self.text, "pipeline": self.pipeline}
 
     @property
@@ -167,8 +167,8 @@ def _retry(
 
 def _asked(request: Request) -> RetryRequest:
     """Return what a form asks for. Raises `UsageError` for a malformed field."""
-    form = form_of(request)
-    given = {name: str(form.get(name, "")) for name in ("address", "state", "q", "pipeline")}
+    fields = fields_of(request)
+    given = {name: str(fields.get(name, "")) for name in ("address", "state", "q", "pipeline")}
     try:
         state = ObjectState(given["state"] or ObjectState.DEAD)
     except ValueError:
@@ -180,7 +180,7 @@ def _asked(request: Request) -> RetryRequest:
 
 def _planned_count(request: Request) -> int:
     given = str(form_of(request).get("planned", ""))
-    if not (given.isascii() and given.isdigit() and 0 < int(given[:12]) <= COUNT_MAX):
+    if not (given.isascii() and given.isdigit() and len(given) <= 12 and 0 < int(given) <= COUNT_MAX):
         raise UsageError("The form does not say how many objects were planned: make a plan first.")
     return int(given)
 

@@ -25,7 +25,7 @@ from penstock.operations.status.why import QueueFigures, reasons_of
 from penstock.web.context import DashboardContext, context_of
 from penstock.web.queue_details import QueueDetails
 from penstock.web.rendering import render, url
-from penstock.web.security import acting_user, action, form_of
+from penstock.web.security import acting_user, action, fields_of
 
 HELD_MAX = 100  # leases on the page
 LIVE = "live"  # the part of the page that is fetched again for each reading
@@ -124,7 +124,7 @@ def resume(request: Request) -> Response:
 
 
 def _set_paused(request: Request, *, paused: bool) -> Response:
-    context, name = context_of(request), str(form_of(request).get("name", ""))
+    context, name = context_of(request), str(fields_of(request).get("name", ""))
     with context.view() as seen:
         check_known(seen.broker, name)  # a page pauses what it shows; the command also queues to come
     done = set_paused(context.settings, name, paused=paused, who=acting_user(request))
