@@ -97,7 +97,9 @@ def test_the_confirmed_objects_are_enqueued_with_the_users_name_in_the_audit(
     assert (entry.action, entry.who, entry.messages, entry.outcome) == ("retry", "ann via the dashboard", 2, "done")
 
 
-@pytest.mark.parametrize("name", ["請求書 <1> & 'x'%25.jsonl", "no\u00a0break.jsonl", "two\nlines.jsonl", "\x1b[31m.jsonl"])
+@pytest.mark.parametrize(
+    "name", ["請求書 <1> & 'x'%25.jsonl", "no\u00a0break.jsonl", "two\nlines.jsonl", "\x1b[31m.jsonl"]
+)
 def test_one_object_is_retried_from_its_page(name: str, scene: ObjectScene, client: TestClient) -> None:
     scene.fail(name, "another")
     given = form_in(page(client, "/object", address=scene.ref(name).uri), "/objects/retry")

@@ -83,7 +83,9 @@ def _canary(result: CanaryResult, *, shown: Callable[[str], str]) -> ActionSente
     if result.status == "died":
         return sentence("A canary failed again, so the rest was not sent: {detail}", detail=shown(result.text))
     if result.status == "unknown":
-        return sentence("A canary was not processed in time, so the rest was not sent: {detail}", detail=shown(result.text))
+        return sentence(
+            "A canary was not processed in time, so the rest was not sent: {detail}", detail=shown(result.text)
+        )
     return sentence("A canary was sent, and not watched.")
 
 

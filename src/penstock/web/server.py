@@ -10,6 +10,7 @@ from starlette.applications import Starlette
 from penstock.errors import ConfigurationError
 from penstock.messaging.threads import WorkThread
 from penstock.monitoring.endpoint import Address
+from penstock.web.connections import BoundedConnection
 from penstock.web.sampling import CLOSE_SECONDS
 
 BACKLOG = 128
@@ -30,6 +31,8 @@ class WebServer:
             uvicorn.Config(
                 application,
                 lifespan="on",
+                http=BoundedConnection,
+                ws="none",
                 log_config=None,
                 access_log=False,
                 server_header=False,
