@@ -14,7 +14,9 @@ from tests.web.seeds import empty
 
 from penstock.monitoring.endpoint import Address
 from penstock.web import connections, dashboard
-from penstock.web.server import WebServer
+from penstock.web.actions import ActionDescription, ActionProgress, ActionResult, sentence
+from penstock.web.sampling import CLOSE_SECONDS
+from penstock.web.server import STOP_SECONDS, WebServer
 
 
 def test_open_event_streams_end_quietly_when_it_closes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -29,6 +31,25 @@ def test_open_event_streams_end_quietly_when_it_closes(tmp_path: Path, caplog: p
         assert response.read()[-4:] == b"\r\n\r\n"
         client.close()
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+def test_it_waits_for_the_end_of_an_actions_chunk(tmp_path: Path) -> None:
+    with empty(tmp_path) as seed:
+        pages = dashboard(seed.app)
+        server = WebServer(pages, address=Address(host="127.0.0.1", port=0), setting="web.address")
+        server.open()
+        actions = pages.state.context.actions
+
+        def run(progress: ActionProgress) -> ActionResult:
+            while not progress.stopped():
+                threading.Event().wait(0.01)
+            threading.Event().wait(2 * STOP_SECONDS + CLOSE_SECONDS + 1)
+            return ActionResult(sentences=[], outcome="stopped")
+
+        actions.start("replay", "ann", ActionDescription(title=sentence("Replay")), run)
+        server.close()
+        (action,) = actions.latest()
+        assert action.state == "interrupted"
 
 
 @pytest.fixture
