@@ -16,6 +16,7 @@ from penstock.dead_letters.canary import watch
 from penstock.dead_letters.groups import group_id
 from penstock.dead_letters.operator import ReplayRate
 from penstock.errors import TemporaryError
+from penstock.messaging.clock import SystemClock
 from penstock.messaging.message import Outgoing
 from penstock.web.actions import ActionDescription, ActionProgress, ActionResult, ActionSnapshot, sentence
 
@@ -183,6 +184,20 @@ def test_a_replay_says_if_the_number_is_not_that_of_the_plan(sqlite_site: DeadSi
     found = sqlite_site.ended(sqlite_site.confirm(plan))
     assert texts_of(found)[-1] == ("The plan counted 2, and 3 were found: others were added or removed since.")
     assert sqlite_site.count() == 0
+
+
+class SlowClock(SystemClock):
+    """The clock of a host that is five minutes behind that of the broker."""
+
+    def now(self) -> float:
+        return super().now() - 300
+
+
+def test_a_host_whose_clock_is_behind_replays_what_its_plan_counted(site: DeadSite) -> None:
+    site.dead_letter("1", "2")
+    with client_of(site.app, clock=SlowClock()) as site.client:
+        assert "2 dead letters were sent back." in texts_of(site.ended(site.confirm(site.plan())))
+    assert (site.count(DLQ), site.count(QUEUE)) == (0, 2)
 
 
 def test_messages_go_to_the_destination_of_the_form(sqlite_site: DeadSite) -> None:

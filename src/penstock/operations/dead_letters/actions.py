@@ -116,7 +116,7 @@ class ReplayOperation:
         self._who = who
         self._clock = clock or SystemClock()
         self._sender = ReplaySender(seen.broker, ledger.replays, clock=self._clock, probe=probe)
-        self._began_at = self._clock.now()
+        self._began_at = seen.broker.now()  # by the clock that dates the dead letters
         self._origins = OriginQueues(seen.broker)
         self._results: list[QueueResult] = []  # this replay's audit entries so far
         self._report = ReplayReport()
@@ -274,7 +274,7 @@ def purge(
     ``who`` acts, for the audit; None: the user of this process.
     """
     clock = SystemClock()
-    began_at = clock.now()
+    began_at = seen.broker.now()
     left = selection.limit
     purged = PurgeReport()
     for queue in selected_queues(seen, selection):
