@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.cli.dead_letter_scene import DLQ, FINAL_DLQ, QUEUE
 from tests.services.aws_server import REGION, AwsServer
-from tests.web.dead_site import DeadSite, opened_site
+from tests.web.dead_site import DEADLINE_SECONDS, DeadSite, id_in, opened_site
 from tests.web.markup import Markup
 
 from penstock.brokers.sqs import SqsBroker
@@ -307,3 +307,24 @@ def test_on_sqs_dead_letters_are_received_only_on_request(sqs_site: DeadSite, mo
     assert "order 17 is unknown" in sqs_site.get("/dead/message", queue=DLQ, id=first).text
     assert received == []
     assert sqs_site.scene.bodies(DLQ) == ["1", "2"]  # released
+
+
+def test_on_sqs_counts_at_the_same_time_do_not_hide_dead_letters_from_each_other(sqs_site: DeadSite) -> None:
+    sqs_site.dead_letter(*map(str, range(12)))
+    sqs_site.post("/dead/count", {})
+    plans = [id_in(sqs_site.post("/dead/plan", {"goal": "replay", "limit": limit})) for limit in ("50", "60")]
+    for plan_id in plans:
+        sqs_site.context.plans.wait(plan_id, DEADLINE_SECONDS)
+        assert "12 dead letters would be sent back." in sqs_site.get("/dead/plan", id=plan_id).text
+    survey = sqs_site.context.dead_letters.known()
+    assert survey is not None
+    assert survey.dead_letters == 12
+
+
+def test_on_sqs_a_plan_that_waits_for_a_count_can_be_stopped(sqs_site: DeadSite) -> None:
+    with sqs_site.context.counting.awaited(lambda: False):
+        plan_id = id_in(sqs_site.post("/dead/plan", {"goal": "replay"}))
+        sqs_site.post("/dead/plan/cancel", {"id": plan_id})
+        found = sqs_site.context.plans.wait(plan_id, DEADLINE_SECONDS)
+    assert found is not None
+    assert found.state == "aborted"

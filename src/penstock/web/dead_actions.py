@@ -134,7 +134,7 @@ def start_plan(request: Request) -> Response:
     described = ActionDescription(title=sentence("Plan"), facts=asked.facts, page=page)
 
     def run(progress: ActionProgress) -> ActionResult:
-        with context.view() as seen:
+        with context.counting.awaited(progress.stopped), context.view() as seen:
             if asked.replay.options.to is not None:
                 check_destination(seen, asked.replay.options.to, option="as the destination")
             planned = plan(
