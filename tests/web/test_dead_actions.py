@@ -1,7 +1,7 @@
 """Plans, replays and purges of dead letters from the dashboard, and the pages of actions."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -12,10 +12,11 @@ from tests.web.clients import client_of
 from tests.web.dead_site import DEADLINE_SECONDS, DeadSite, form_of, id_in, opened_site
 from tests.web.markup import harmless
 
-from penstock.dead_letters.canary import watch
+from penstock.dead_letters.canary import CanaryResult, watch
 from penstock.dead_letters.groups import group_id
 from penstock.dead_letters.operator import ReplayRate
-from penstock.errors import TemporaryError
+from penstock.errors import ConfigurationError, PenstockError, TemporaryError
+from penstock.messaging.broker import Broker, send_each
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.message import Outgoing
 from penstock.web.actions import ActionDescription, ActionProgress, ActionResult, ActionSnapshot, sentence
@@ -307,6 +308,29 @@ def test_a_canary_that_fails_again_keeps_the_rest(sqlite_site: DeadSite, monkeyp
     assert found.state == "failed"
     assert any(text.startswith("A canary failed again, so the rest was not sent: ") for text in texts_of(found))
     assert sqlite_site.count(DLQ) == 2
+
+
+def test_a_message_that_is_refused_is_counted_once_after_canaries(
+    sqlite_site: DeadSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sqlite_site.dead_letter("1", "2", "3", reason=UNKNOWN)
+
+    def refusing(broker: Broker, queue: str, messages: Sequence[Outgoing]) -> Sequence[str | PenstockError]:
+        return [
+            ConfigurationError("it is too large") if one.body == b"1" else send_each(broker, queue, [one])[0]
+            for one in messages
+        ]
+
+    settled = CanaryResult(status="settled", text="it was processed")
+    monkeypatch.setattr("penstock.dead_letters.operator.send_each", refusing)
+    monkeypatch.setattr("penstock.operations.dead_letters.actions.watch", lambda *_, **__: settled)
+    found = sqlite_site.ended(sqlite_site.confirm(sqlite_site.plan(canary="1")))
+    assert texts_of(found)[1:] == [
+        "2 dead letters were sent back.",
+        f"To {QUEUE}: 2.",
+        "1 was left: the queue refuses it: it is too large",
+        "A canary was processed.",
+    ]
 
 
 def test_what_a_canary_died_of_is_shown_without_secrets(sqlite_site: DeadSite, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -191,7 +191,7 @@ class ReplayOperation:
         Messages that an earlier replay already sent do not count. ``entries`` closes the audit entries.
         """
         sent_max = None if limit is None else self._report.sent + limit
-        self._report.without_origin = 0  # recounted at each pass
+        self._report.without_origin = self._report.refused = 0  # recounted at each pass
         rate = ReplayRate(self._how.rate, clock=self._clock, stopped=self._stopped)
         for queue in selected_queues(self._seen, self._selection):
             if self._stopped() or not is_worth_reading(self._seen.broker, queue):
