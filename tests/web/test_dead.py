@@ -328,3 +328,29 @@ def test_on_sqs_a_plan_that_waits_for_a_count_can_be_stopped(sqs_site: DeadSite)
         found = sqs_site.context.plans.wait(plan_id, DEADLINE_SECONDS)
     assert found is not None
     assert found.state == "aborted"
+
+
+def foreign_queue(moto: AwsServer) -> str:
+    """Make a queue of another app with a dead letter; return the address of its DLQ."""
+    sqs = moto.client("sqs")
+    sqs.create_queue(QueueName="foreign")
+    address: str = sqs.create_queue(QueueName="foreign-dlq")["QueueUrl"]
+    sqs.send_message(QueueUrl=address, MessageBody="of another app")
+    return address
+
+
+@pytest.mark.parametrize("path", ["/dead/plan", "/dead/replay", "/dead/purge"])
+def test_on_a_shared_account_the_queues_of_other_apps_are_left_alone(
+    path: str, sqs_site: DeadSite, moto: AwsServer
+) -> None:
+    sqs_site.dead_letter("1")
+    address = foreign_queue(moto)
+    elsewhere = f"https://sqs.{REGION}.amazonaws.com/999999999999/{QUEUE}"
+    given = {"goal": "replay", "planned": 1, "typed": 1}
+    asked = [{"queue": queue} for queue in ("foreign", "foreign-dlq", address)]
+    asked += [] if path == "/dead/purge" else [{"to": to} for to in ("foreign", elsewhere)]
+    for fields in asked:
+        response = sqs_site.post(path, {**given, **fields}, status=400)
+        assert "is none of this app&#39;s" in response.text
+    assert (sqs_site.count("foreign-dlq"), sqs_site.count(DLQ)) == (1, 1)
+    assert sqs_site.audit() == []

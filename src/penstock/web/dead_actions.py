@@ -26,6 +26,7 @@ from penstock.operations.dead_letters.selection import (
     selected_queues,
 )
 from penstock.operations.inspection import view
+from penstock.operations.queued_messages import known_queue
 from penstock.web.action_pages import audit_name, to_action, user_name
 from penstock.web.actions import (
     ActionDescription,
@@ -130,6 +131,7 @@ def start_plan(request: Request) -> Response:
     """Start to count what an action would change."""
     context = context_of(request)
     asked = _asked(request)
+    _check_queues(context, asked)
     page = url(request, "/dead", **asked.query.given)
     described = ActionDescription(title=sentence("Plan"), facts=asked.facts, page=page)
 
@@ -171,6 +173,7 @@ def start_replay(request: Request) -> Response:
     asked = _asked(request, goal="replay")
     planned = _planned_count(request)
     context, who = context_of(request), audit_name(request)
+    _check_queues(context, asked)
     if asked.replay.options.to is not None:
         with context.view() as seen:
             check_destination(seen, asked.replay.options.to, option="as the destination")
@@ -183,6 +186,7 @@ def start_purge(request: Request) -> Response:
     asked = _asked(request, goal="purge")
     planned = _planned_count(request)
     context, who = context_of(request), audit_name(request)
+    _check_queues(context, asked)
     if _typed(request) != planned:
         refusal = sentence("The number that was typed is not the number of dead letters. Nothing was deleted.")
         return _plan_page(request, str(form_of(request).get("plan", "")), refusal=refusal)
@@ -276,6 +280,17 @@ def _asked(request: Request, *, goal: Goal | None = None) -> DeadLetterRequest:
         single=single,
         group_name=None if group is None else shown_in(context_of(request).settings)(group.key),
     )
+
+
+def _check_queues(context: DashboardContext, asked: DeadLetterRequest) -> None:
+    """Raise `UsageError` for a queue of others, on an account that the app shares with them."""
+    named = [queue for queue in (asked.query.selection.queue, asked.replay.options.to) if queue is not None]
+    if not named:
+        return
+    with context.view() as seen:
+        if seen.queues is not None:
+            for queue in named:
+                known_queue(seen, queue)
 
 
 def _planned_count(request: Request) -> int:
