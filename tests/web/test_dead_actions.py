@@ -194,7 +194,7 @@ class SlowClock(SystemClock):
         return super().now() - 300
 
 
-def test_a_host_whose_clock_is_behind_replays_what_its_plan_counted(site: DeadSite) -> None:
+def test_a_host_whose_clock_is_behind_replays_all_messages_of_its_plan(site: DeadSite) -> None:
     site.dead_letter("1", "2")
     with client_of(site.app, clock=SlowClock()) as site.client:
         assert "2 dead letters were sent back." in texts_of(site.ended(site.confirm(site.plan())))
@@ -333,7 +333,9 @@ def test_a_message_that_is_refused_is_counted_once_after_canaries(
     ]
 
 
-def test_what_a_canary_died_of_is_shown_without_secrets(sqlite_site: DeadSite, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reason_of_a_dead_canary_is_shown_without_secrets(
+    sqlite_site: DeadSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sqlite_site.dead_letter("1", "2", reason=UNKNOWN)
     plan = sqlite_site.plan(canary="1")
 

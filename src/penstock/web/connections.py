@@ -13,7 +13,7 @@ CONNECTIONS_MAX = 500  # event streams among them
 REQUEST_SECONDS = 10.0  # for the head of a request, from the connection or the response before it
 
 
-class BoundedConnection(H11Protocol):
+class DashboardConnection(H11Protocol):
     """One HTTP connection. Used by the event loop's thread, as all of uvicorn is."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -27,7 +27,7 @@ class BoundedConnection(H11Protocol):
         super().connection_made(transport)
         self._waits_since = self.loop.time()
         self._timer = self.loop.call_later(REQUEST_SECONDS, self._end_if_late)
-        open_ = [one for one in self.connections if isinstance(one, BoundedConnection) and not one._is_ended]
+        open_ = [one for one in self.connections if isinstance(one, DashboardConnection) and not one._is_ended]
         if len(open_) > CONNECTIONS_MAX:
             waiting = [one for one in open_ if one is not self and one._waits]
             min(waiting, key=lambda one: one._waits_since, default=self)._end()

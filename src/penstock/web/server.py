@@ -11,7 +11,7 @@ from penstock.errors import ConfigurationError
 from penstock.messaging.threads import WorkThread
 from penstock.monitoring.endpoint import Address
 from penstock.web.actions import STOP_SECONDS as ACTION_SECONDS
-from penstock.web.connections import BoundedConnection
+from penstock.web.connections import DashboardConnection
 from penstock.web.sampling import CLOSE_SECONDS
 
 BACKLOG = 128
@@ -32,7 +32,7 @@ class WebServer:
             uvicorn.Config(
                 application,
                 lifespan="on",
-                http=BoundedConnection,
+                http=DashboardConnection,
                 ws="none",
                 log_config=None,
                 access_log=False,
