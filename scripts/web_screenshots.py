@@ -31,10 +31,10 @@ DESK, PHONE = Look(width=1_280, height=800), Look(theme="dark", width=390, heigh
 PICTURES: Mapping[str, tuple[str, str, Look]] = {
     "overview": ("/", "plain", DESK),
     "overview-phone": ("/", "plain", PHONE),
-    "queue": ("/queue", "lagging", DESK),
+    "queue": ("/queue", "flooded", Look(width=1_280, height=1_500)),
     "dead-letters": ("/dead", "plain", DESK),
     "dead-letter": ("/dead/message", "crashed", DESK),
-    "objects": ("/objects", "failed", DESK),
+    "objects": ("/objects", "plain", DESK),
     "batch": ("/batch", "many", DESK),
     "workers": ("/workers", "plain", Look(theme="dark", width=1_280, height=800)),
     "overview-japanese": ("/", "plain", Look(language="ja", width=1_280, height=800)),
@@ -70,8 +70,8 @@ def main() -> None:
 def _shops() -> Iterator[tuple[Served, Served]]:
     """Serve the seeded shop and an empty one."""
     with (
-        tempfile.TemporaryDirectory(prefix="penstock-full-") as one,
-        tempfile.TemporaryDirectory(prefix="penstock-bare-") as other,
+        tempfile.TemporaryDirectory(prefix="shop-") as one,
+        tempfile.TemporaryDirectory(prefix="shop-") as other,
         seeded(Path(one)) as full,
         empty(Path(other)) as bare,
         serve(full) as served_full,
@@ -104,6 +104,7 @@ def _picture(browser: Browser, served: Served, example: Example, look: Look, *, 
     with tab(browser, served.url, look) as opened:
         page = opened.open(example.address(served.seed))
         page.wait_for_function("document.documentElement.classList.contains('scripted')")
+        page.get_by_text("Counting:").wait_for(state="hidden")  # the dead letters
         shot = page.screenshot(full_page=whole)
         for problem in opened.take_problems():
             print(f"{example}, {look}: {problem}", file=sys.stderr)

@@ -1,9 +1,10 @@
 """Spread the tests of one run over several processes (pytest -n).
 
-A process gets whole files, so that a server or a module's fixture is started for all tests of a file. Five lanes hold
+A process gets whole files, so that a server or a module's fixture is started for all tests of a file. Six lanes hold
 more than a file: tests/spark shares one Spark session, which takes seconds to start and most of a gigabyte; two lanes
-share a cluster each, and two start programs with a Spark of their own. So few JVMs run at once. The lanes cost about
-the same. They come first and the short tests last, so that every core is busy until the end.
+share a cluster each, two start programs with a Spark of their own, and tests/web/browser shares one Chromium. So few
+JVMs run at once. The lanes of Spark cost about the same. The lanes come first and the short tests last, so that every
+core is busy until the end.
 """
 
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ LANES = {
     "tests/spark/test_spark_submit.py": "programs on Spark",
     "tests/docs/test_tutorial.py": "programs on Spark",
     "tests/spark/": "Spark session",
+    "tests/web/browser/": "browser",
 }
 
 # Folders by the duration of their longest file.

@@ -121,7 +121,7 @@ def seed_dead_letters(shop: QueueSeeder, worker: str) -> None:
     shop.kill(JAPANESE_QUEUE, worker, crashed(_translate, JAPANESE_QUEUE))
     shop.clock.ago_seconds = HOUR
     shop.send(BROKEN_QUEUE, *({"payment": number, "note": LONG_TEXT} for number in range(12)))
-    rejected = DeadLetter(reason=f"no such order: {LONG_TEXT}", poison=True, handler=BROKEN_QUEUE)
+    rejected = DeadLetter(reason="no such order", poison=True, handler=BROKEN_QUEUE)
     shop.kill(BROKEN_QUEUE, worker, rejected, count=12)
     shop.clock.ago_seconds = 20 * MINUTE
     for unreadable, reason in BODIES:
@@ -130,6 +130,8 @@ def seed_dead_letters(shop: QueueSeeder, worker: str) -> None:
     for name in NAMES:
         shop.send(LONG_QUEUE, {"name": name})
         shop.kill(LONG_QUEUE, worker, crashed(_raise(name), name))
+    shop.send(LONG_QUEUE, {"note": LONG_TEXT})
+    shop.kill(LONG_QUEUE, worker, DeadLetter(reason=LONG_TEXT, poison=True, handler=LONG_QUEUE))
     # Sent to the DLQ by another program: nothing is known of its death
     shop.send(dlq, b"moved by hand")
 

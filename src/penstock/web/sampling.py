@@ -13,6 +13,7 @@ from penstock.operations.status.watch import StatusFrame
 
 VIEWED_SECONDS = 30.0  # after the last request for a frame, readings become rare
 IDLE_FACTOR = 5.0  # between readings that no person waits for, as a multiple of the usual time
+REST_FACTOR = 3.0  # the least rest after a reading, as a multiple of its duration: many queues are read less often
 FRAME_SECONDS_MAX = 10.0  # the longest wait of a page for a reading
 CLOSE_SECONDS = 1.0  # for a reading in progress, at a stop; a hanging service must not delay it
 THREAD = "penstock-web-sampler"
@@ -142,7 +143,9 @@ class Sampler:
             with self._changed:
                 self._wanted.clear()
                 requested = self._requested
+            began_at = self._clock.monotonic()
             frame = self._read_safely()
+            took_seconds = self._clock.monotonic() - began_at
             for listener in self._on_frame:
                 listener(frame)
             with self._changed:
@@ -154,7 +157,8 @@ class Sampler:
                 viewed = streams or self._clock.monotonic() - self._viewed_at < VIEWED_SECONDS
             for stream in streams:
                 stream.wake()
-            self._clock.wait(self._wanted, self._every_seconds * (1 if viewed else IDLE_FACTOR))
+            usual_seconds = self._every_seconds * (1 if viewed else IDLE_FACTOR)
+            self._clock.wait(self._wanted, max(usual_seconds, REST_FACTOR * took_seconds))
 
     def _read_safely(self) -> StatusFrame:
         try:

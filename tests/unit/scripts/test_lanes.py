@@ -15,6 +15,8 @@ def test_tests_with_a_session_share_a_lane_and_other_files_have_their_own() -> N
     assert lane(SPARK) == lane("tests/spark/test_watch.py::test_one")
     assert lane(KILLS) == lane("tests/chaos/test_cluster_mounts.py::test_one")
     assert lane(CLUSTER) == lane("tests/spark/test_doctor_spark.py::test_one")
+    assert lane("tests/web/browser/test_use.py::test_one") == lane("tests/web/browser/test_actions.py::test_one")
+    assert lane("tests/web/test_dead.py::test_one") == "tests/web/test_dead.py"
     assert lane("tests/chaos/test_stop.py::test_one") == "tests/chaos/test_stop.py"
     assert lane(UNIT) == "tests/unit/app/test_naming.py"
 
