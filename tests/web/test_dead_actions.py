@@ -140,6 +140,16 @@ def test_counting_for_a_plan_can_be_stopped(sqlite_site: DeadSite, monkeypatch: 
     assert "The plan was not completed" in sqlite_site.get("/dead/plan", id=plan_id).text
 
 
+@pytest.mark.parametrize("goal", ["replay", "purge"])
+def test_the_confirmation_is_in_the_part_that_is_fetched_again(sqlite_site: DeadSite, goal: str) -> None:
+    """The page that is open while the plan is counted shows its buttons without being loaded again."""
+    sqlite_site.dead_letter("1")
+    page = sqlite_site.plan(goal, queue=DLQ).page
+    live = page.partition('<section id="live"')[2].partition("</section>")[0]
+    assert f'action="/dead/{goal}?' in live
+    assert f"<h1>Plan of a {goal}</h1>" in live
+
+
 # Replays
 
 

@@ -85,6 +85,14 @@ def test_a_plan_counts_and_changes_nothing(scene: ObjectScene, client: TestClien
     assert scene.ledger.audits.latest(limit=10) == []
 
 
+def test_the_confirmation_is_in_the_part_that_is_fetched_again(scene: ObjectScene, client: TestClient) -> None:
+    """The page that is open while the plan is counted shows its button without being loaded again."""
+    scene.fail("a")
+    shown, _ = planned(client, state="dead", q="", pipeline="")
+    live = shown.partition('<section id="live"')[2].partition("</section>")[0]
+    assert 'action="/objects/retry/start"' in live
+
+
 def test_the_confirmed_objects_are_enqueued_with_the_users_name_in_the_audit(
     scene: ObjectScene, client: TestClient
 ) -> None:

@@ -111,8 +111,19 @@ def test_each_problem_has_its_kind(client: FormClient) -> None:
     lagging = LaggingQueue(queue="orders", age_seconds=900, after_seconds=300, no_consumer=False)
     page = show(client, status(lagging=[lagging], dead_letters=3, workers=("w",), queues=[queue(workers=("w",))]))
     assert '<a class="badge bad" href="/dead">failed</a> dead letters: 3' in page
-    assert '<a class="badge bad" href="/">lagging</a> the oldest visible message of orders is 15 min old' in page
+    assert (
+        '<a class="badge bad" href="/queue?name=orders">lagging</a> the oldest visible message of orders is 15 min old'
+        in page
+    )
     assert "<details" not in page
+
+
+def test_a_problem_leads_to_the_page_of_its_queue_or_objects(client: FormClient) -> None:
+    broken = queue("a&b", breaker="down", workers=("w",))
+    failed = {**NO_OBJECTS, ObjectState.DEAD: 1}
+    page = show(client, status(queues=[broken], objects=failed, dead_letters=1, workers=("w",)))
+    links = re.findall(r'<a class="badge bad" href="([^"]*)">', page)
+    assert links == ["/queue?name=a%26b", "/objects?state=dead", "/dead"]
 
 
 def test_many_problems_are_cut(client: FormClient) -> None:

@@ -239,9 +239,30 @@ def test_a_worker_is_drained_and_the_audit_log_says_by_whom(
     with registry.register(WORKER):
         assert 'action="/workers/drain?' in client.get("/worker", params={"id": WORKER}).text
         response = client.post("/workers/drain", data={"worker": WORKER}, follow_redirects=False)
-    assert (response.status_code, response.headers["location"]) == (303, f"/worker?id={WORKER}")
+        page = client.get(response.headers["location"]).text
+    assert (response.status_code, response.headers["location"]) == (303, f"/worker?id={WORKER}&asked=1")
+    assert "The worker was asked to drain." in page
+    assert 'action="/workers/drain"' not in page
     assert other_process.wait(30) == 7
     assert audits(settings) == [("ann via the dashboard", "drain", "orders", "done")]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows the state of a process")
+def test_a_suspended_worker_is_not_asked_to_drain(
+    client: FormClient,
+    settings: Settings,
+    registry: ProcessRegistry,
+    record: WorkerRecord,
+    other_process: subprocess.Popen[bytes],
+) -> None:
+    """SIGCONT would discard the request, and the audit log would say that it was done."""
+    write(registry, replace(record, pid=other_process.pid))
+    other_process.send_signal(signal.SIGSTOP)
+    os.waitpid(other_process.pid, os.WUNTRACED)
+    with registry.register(WORKER):
+        response = client.post("/workers/drain", data={"worker": WORKER})
+    assert (response.status_code, f"kill -CONT {other_process.pid}" in response.text) == (400, True)
+    assert audits(settings) == []
 
 
 def test_a_process_whose_lock_is_free_is_not_signalled(

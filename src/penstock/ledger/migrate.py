@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from pkgutil import iter_modules
+from threading import Lock
 from typing import TYPE_CHECKING, Self
 
 from sqlalchemy import Connection, String, bindparam, column, func, inspect, select, table, text
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 BASE = "base"  # Alembic's name for a database without tables
 SCRIPTS = "penstock.ledger:migrations"
+
+_ALEMBIC = Lock()
+"""Alembic keeps the migration that runs in globals of its module, so a process runs one at a time."""
 
 _VERSION = select(column("version_num", String)).select_from(table(VERSION_TABLE))
 
@@ -96,14 +100,16 @@ def upgrade(connection: Connection, revision: str = "head") -> None:
     """Run the migrations up to a revision in the transaction of this connection."""
     from alembic import command
 
-    command.upgrade(_configuration(connection), revision)
+    with _ALEMBIC:
+        command.upgrade(_configuration(connection), revision)
 
 
 def downgrade(connection: Connection, revision: str) -> None:
     """Run the migrations back to a revision; ``base`` removes every table."""
     from alembic import command
 
-    command.downgrade(_configuration(connection), revision)
+    with _ALEMBIC:
+        command.downgrade(_configuration(connection), revision)
 
 
 def _configuration(connection: Connection | None = None) -> "Config":

@@ -12,11 +12,11 @@ from starlette.routing import BaseRoute, Route
 from penstock.app.flows import UNKNOWN, QueueFlow
 from penstock.app.queues import QueueStatus
 from penstock.ledger.records import ObjectState
-from penstock.operations.status.model import PipelineStatus, ProblemKind, Status
+from penstock.operations.status.model import FAILED_OBJECTS, PipelineStatus, Problem, ProblemKind, Status
 from penstock.operations.status.watch import StatusFrame
 from penstock.web.charts import Line, SparklineSet, sparkline
 from penstock.web.context import context_of
-from penstock.web.rendering import number, render, texts_of
+from penstock.web.rendering import number, render, texts_of, url
 
 ROWS_MAX = 100  # of each table, unless all are asked for
 ALL_ROWS_MAX = 5_000
@@ -29,7 +29,7 @@ PROBLEM_PAGES: Mapping[ProblemKind, str] = {
     ProblemKind.BAD_LINES: "/objects",
     ProblemKind.LAGGING: "/",
 }
-"""The page that tells more about each kind of problem."""
+"""The page that tells more about each kind of problem, if it is not about one queue or about objects."""
 OTHER_STATES: Mapping[ObjectState, str] = {
     ObjectState.DELETED: "deleted before it was read",
     ObjectState.SUPERSEDED: "superseded before it was read",
@@ -84,7 +84,7 @@ def show(request: Request) -> HTMLResponse:
         all_rows=all_rows,
         problems_shown=PROBLEMS_SHOWN,
         problems_max=PROBLEMS_MAX,
-        problem_pages=PROBLEM_PAGES,
+        problem_page=lambda problem: _problem_page(request, problem),
         problem_counts=() if status is None else _problem_counts(status),
         queues=None if status is None else queue_rows(frame, lines, wanted=wanted, rows_max=rows_max, label=label),
         pipelines=None
@@ -92,6 +92,16 @@ def show(request: Request) -> HTMLResponse:
         else pipeline_rows(status, lines, wanted=wanted, rows_max=rows_max, label=label),
         is_new=status is not None and not (status.queues or status.pipelines),
     )
+
+
+def _problem_page(request: Request, problem: Problem) -> str:
+    """Return the address of the page that tells more about a problem: that of its queue if it is about one queue."""
+    queue = problem.sentence.values.get("queue")
+    if isinstance(queue, str):
+        return url(request, "/queue", name=queue)
+    if problem.sentence.form == FAILED_OBJECTS:
+        return url(request, "/objects", state=ObjectState.DEAD)
+    return url(request, PROBLEM_PAGES[problem.kind])
 
 
 def _problem_counts(status: Status) -> Sequence[tuple[str, int]]:

@@ -79,6 +79,7 @@ def show_one(request: Request) -> HTMLResponse:
         worker=worker,
         row=None if record is None else _row(request, record),
         is_silent=is_silent,
+        is_asked="asked" in request.query_params,
         claims=claims,
         claims_max=CLAIMS_MAX,
         unavailable=unavailable,
@@ -100,7 +101,7 @@ def drain(request: Request) -> Response:
     if refusal is not None:
         raise refusal
     context.sampler.refresh()
-    return RedirectResponse(url(request, "/worker", id=worker), status_code=303)
+    return RedirectResponse(url(request, "/worker", id=worker, asked=1), status_code=303)
 
 
 def _row(request: Request, record: WorkerRecord) -> WorkerRow:

@@ -4,6 +4,8 @@ import logging
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +46,27 @@ def test_upgrading_creates_the_tables_of_the_metadata() -> None:
         created = schema_sql(connection)
     assert migrated == created
     assert len(migrated) >= len(metadata.tables)
+
+
+def test_two_ledgers_are_created_at_once_by_two_threads() -> None:
+    """As a worker with a dashboard does at its first start: Alembic's globals are of one migration at a time."""
+    running: list[int] = []
+    together = threading.Event()
+
+    def upgrading(*arguments: object) -> None:
+        running.append(1)
+        if len(running) > 1:
+            together.set()
+        together.wait(0.2)
+        command_upgrade(*arguments)
+        running.pop()
+
+    command_upgrade = command.upgrade
+    with patch("alembic.command.upgrade", upgrading), ThreadPoolExecutor(2) as threads:
+        ledgers = list(threads.map(lambda _: Ledger.open("sqlite://"), range(2)))
+    for ledger in ledgers:
+        ledger.close()
+    assert not together.is_set()
 
 
 def test_tables_that_tests_copy_are_those_of_the_migrations(tmp_path: Path) -> None:

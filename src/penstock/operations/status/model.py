@@ -15,6 +15,8 @@ from penstock.app.system_health import PipelineHealth
 from penstock.ledger.records import TERMINAL, ObjectState
 from penstock.operations.status.sentences import Elapsed, Names, Sentence, sentence
 
+FAILED_OBJECTS = "failed objects: {count}"
+
 
 class ProblemKind(StrEnum):
     """The kinds of problems, the worst first."""
@@ -278,7 +280,7 @@ class Status:
 
     def _failed(self) -> Iterator[Sentence]:
         if failed := self.objects.get(ObjectState.DEAD, 0) - self.objects_replaced:
-            yield sentence("failed objects: {count}", count=failed)
+            yield sentence(FAILED_OBJECTS, count=failed)
         waiting = self.dead_letters - (self.dead_letters_replaced or 0) - self.dead_letters_replayed
         if waiting > 0 and (aside := self.dead_letters_set_aside):
             yield sentence("dead letters: {count}, {aside} of them in final DLQs", count=waiting, aside=aside)
