@@ -90,7 +90,7 @@ def test_the_confirmation_is_in_the_part_that_is_fetched_again(scene: ObjectScen
     scene.fail("a")
     shown, _ = planned(client, state="dead", q="", pipeline="")
     live = shown.partition('<section id="live"')[2].partition("</section>")[0]
-    assert 'action="/objects/retry/start"' in live
+    assert 'action="/objects/retry/start?' in live
 
 
 def test_the_confirmed_objects_are_enqueued_with_the_users_name_in_the_audit(
