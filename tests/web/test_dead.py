@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.cli.dead_letter_scene import DLQ, FINAL_DLQ, QUEUE
 from tests.services.aws_server import REGION, AwsServer
-from tests.web.dead_site import DeadSite, opened_site
+from tests.web.dead_site import DEADLINE_SECONDS, DeadSite, id_in, opened_site
 from tests.web.markup import Markup
 
 from penstock.brokers.sqs import SqsBroker
@@ -307,3 +307,50 @@ def test_on_sqs_dead_letters_are_received_only_on_request(sqs_site: DeadSite, mo
     assert "order 17 is unknown" in sqs_site.get("/dead/message", queue=DLQ, id=first).text
     assert received == []
     assert sqs_site.scene.bodies(DLQ) == ["1", "2"]  # released
+
+
+def test_on_sqs_counts_at_the_same_time_do_not_hide_dead_letters_from_each_other(sqs_site: DeadSite) -> None:
+    sqs_site.dead_letter(*map(str, range(12)))
+    sqs_site.post("/dead/count", {})
+    plans = [id_in(sqs_site.post("/dead/plan", {"goal": "replay", "limit": limit})) for limit in ("50", "60")]
+    for plan_id in plans:
+        sqs_site.context.plans.wait(plan_id, DEADLINE_SECONDS)
+        assert "12 dead letters would be sent back." in sqs_site.get("/dead/plan", id=plan_id).text
+    survey = sqs_site.context.dead_letters.last_survey()
+    assert survey is not None
+    assert survey.dead_letters == 12
+
+
+def test_on_sqs_a_plan_that_waits_for_a_count_can_be_stopped(sqs_site: DeadSite) -> None:
+    with sqs_site.context.counting.awaited(lambda: False):
+        plan_id = id_in(sqs_site.post("/dead/plan", {"goal": "replay"}))
+        sqs_site.post("/dead/plan/cancel", {"id": plan_id})
+        found = sqs_site.context.plans.wait(plan_id, DEADLINE_SECONDS)
+    assert found is not None
+    assert found.state == "aborted"
+
+
+def foreign_queue(moto: AwsServer) -> str:
+    """Make a queue of another app with a dead letter; return the address of its DLQ."""
+    sqs = moto.client("sqs")
+    sqs.create_queue(QueueName="foreign")
+    address: str = sqs.create_queue(QueueName="foreign-dlq")["QueueUrl"]
+    sqs.send_message(QueueUrl=address, MessageBody="of another app")
+    return address
+
+
+@pytest.mark.parametrize("path", ["/dead/plan", "/dead/replay", "/dead/purge"])
+def test_on_a_shared_account_the_queues_of_other_apps_are_left_alone(
+    path: str, sqs_site: DeadSite, moto: AwsServer
+) -> None:
+    sqs_site.dead_letter("1")
+    address = foreign_queue(moto)
+    elsewhere = f"https://sqs.{REGION}.amazonaws.com/999999999999/{QUEUE}"
+    given = {"goal": "replay", "planned": 1, "typed": 1}
+    asked = [{"queue": queue} for queue in ("foreign", "foreign-dlq", address)]
+    asked += [] if path == "/dead/purge" else [{"to": to} for to in ("foreign", elsewhere)]
+    for fields in asked:
+        response = sqs_site.post(path, {**given, **fields}, status=400)
+        assert "is none of this app&#39;s" in response.text
+    assert (sqs_site.count("foreign-dlq"), sqs_site.count(DLQ)) == (1, 1)
+    assert sqs_site.audit() == []

@@ -1,7 +1,7 @@
 """Plans, replays and purges of dead letters from the dashboard, and the pages of actions."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -12,10 +12,12 @@ from tests.web.clients import client_of
 from tests.web.dead_site import DEADLINE_SECONDS, DeadSite, form_of, id_in, opened_site
 from tests.web.markup import harmless
 
-from penstock.dead_letters.canary import watch
+from penstock.dead_letters.canary import CanaryResult, watch
 from penstock.dead_letters.groups import group_id
 from penstock.dead_letters.operator import ReplayRate
-from penstock.errors import TemporaryError
+from penstock.errors import ConfigurationError, PenstockError, TemporaryError
+from penstock.messaging.broker import Broker, send_each
+from penstock.messaging.clock import SystemClock
 from penstock.messaging.message import Outgoing
 from penstock.operations.status.sentences import sentence
 from penstock.web.actions import ActionDescription, ActionProgress, ActionResult, ActionSnapshot
@@ -196,6 +198,20 @@ def test_a_replay_says_if_the_number_is_not_that_of_the_plan(sqlite_site: DeadSi
     assert sqlite_site.count() == 0
 
 
+class SlowClock(SystemClock):
+    """The clock of a host that is five minutes behind that of the broker."""
+
+    def now(self) -> float:
+        return super().now() - 300
+
+
+def test_a_host_whose_clock_is_behind_replays_all_messages_of_its_plan(site: DeadSite) -> None:
+    site.dead_letter("1", "2")
+    with client_of(site.app, clock=SlowClock()) as site.client:
+        assert "2 dead letters were sent back." in texts_of(site.ended(site.confirm(site.plan())))
+    assert (site.count(DLQ), site.count(QUEUE)) == (0, 2)
+
+
 def test_messages_go_to_the_destination_of_the_form(sqlite_site: DeadSite) -> None:
     sqlite_site.broker.send("lost-dlq", [Outgoing(body=b"4")])
     sqlite_site.broker.send(QUEUE, [Outgoing(body=b"0")])
@@ -303,6 +319,71 @@ def test_a_canary_that_fails_again_keeps_the_rest(sqlite_site: DeadSite, monkeyp
     assert found.state == "failed"
     assert any(text.startswith("A canary failed again, so the rest was not sent: ") for text in texts_of(found))
     assert sqlite_site.count(DLQ) == 2
+
+
+def test_a_message_that_is_refused_is_counted_once_after_canaries(
+    sqlite_site: DeadSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sqlite_site.dead_letter("1", "2", "3", reason=UNKNOWN)
+
+    def refusing(broker: Broker, queue: str, messages: Sequence[Outgoing]) -> Sequence[str | PenstockError]:
+        return [
+            ConfigurationError("it is too large") if one.body == b"1" else send_each(broker, queue, [one])[0]
+            for one in messages
+        ]
+
+    settled = CanaryResult(status="settled", text="it was processed")
+    monkeypatch.setattr("penstock.dead_letters.operator.send_each", refusing)
+    monkeypatch.setattr("penstock.operations.dead_letters.actions.watch", lambda *_, **__: settled)
+    found = sqlite_site.ended(sqlite_site.confirm(sqlite_site.plan(canary="1")))
+    assert texts_of(found)[1:] == [
+        "2 dead letters were sent back.",
+        f"To {QUEUE}: 2.",
+        "1 was left: the queue refuses it: it is too large",
+        "A canary was processed.",
+    ]
+
+
+def test_the_reason_of_a_dead_canary_is_shown_without_secrets(
+    sqlite_site: DeadSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sqlite_site.dead_letter("1", "2", reason=UNKNOWN)
+    plan = sqlite_site.plan(canary="1")
+
+    def failing(*arguments: Any, **options: Any) -> object:
+        sqlite_site.scene.dead_letter_next(reason="no login with password=hunter2")
+        return watch(*arguments, **options)
+
+    monkeypatch.setattr("penstock.operations.dead_letters.actions.watch", failing)
+    action_id = sqlite_site.confirm(plan)
+    sqlite_site.ended(action_id)
+    page = sqlite_site.get("/actions/show", id=action_id)
+    assert "no login with password=***" in page.text
+    assert "hunter2" not in page.page
+
+
+def test_a_replay_sends_no_more_than_its_plan_if_some_have_no_origin(sqlite_site: DeadSite) -> None:
+    sqlite_site.broker.send("lost-dlq", [Outgoing(body=b"a"), Outgoing(body=b"b")])
+    sqlite_site.dead_letter("1", "2", "3", queue="zoo")
+    plan = sqlite_site.plan(limit="2")
+    assert "2 dead letters would be sent back." in plan.text
+    assert "2 would be left: their queue of origin is unknown" in plan.text
+    assert sqlite_site.ended(sqlite_site.confirm(plan)).state == "done"
+    assert (sqlite_site.count("zoo-dlq"), sqlite_site.count("zoo")) == (1, 2)
+
+
+def test_a_message_that_is_deleted_for_good_is_not_sent_by_a_replay_that_runs(site: DeadSite, held: Held) -> None:
+    site.dead_letter("1", "2", "3", reason=UNKNOWN)
+    replay = site.confirm(site.plan(rate="1"))
+    held.until_first()
+    last = site.scene.messages(DLQ)[-1]
+    path, fields = form_of(site.get("/dead/message", queue=DLQ, id=last.id), "typed")
+    deletion = id_in(site.post(path, fields))
+    assert "It waits for another action on the same queue." in site.get("/actions/show", id=deletion).text
+    site.post("/actions/abort", {"id": replay})
+    held.go_on()
+    assert texts_of(site.ended(deletion)) == ["1 dead letter was deleted."]
+    assert (site.scene.bodies(QUEUE), site.scene.bodies(DLQ)) == (["1"], ["2"])
 
 
 def test_a_single_dead_letter_is_replayed_from_its_page(site: DeadSite) -> None:

@@ -201,6 +201,17 @@ def test_a_flood_of_logins_is_refused_at_once(door: Door, monkeypatch: pytest.Mo
     assert door.hashes == 0
 
 
+def test_a_flood_of_names_does_not_end_the_wait_of_a_guesser(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logins, "CLIENTS_MAX", 3)
+    guess_wrong(door, 3)
+    with monkeypatch.context() as flooded:
+        flooded.setattr(logins, "WAITING_MAX", 0)
+        for number in range(10):
+            assert door.verify(f"user-{number}", "x").wait_seconds
+    assert door.verify("ann", "guess").wait_seconds
+    assert door.hashes == 3
+
+
 def test_the_failures_of_many_clients_take_bounded_memory(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logins, "CLIENTS_MAX", 3)
     for number in range(6):

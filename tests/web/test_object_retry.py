@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from html import unescape
 from pathlib import Path
+from urllib.parse import parse_qsl
 
 import pytest
 from starlette.testclient import TestClient
@@ -45,8 +46,16 @@ def planned(client: TestClient, **fields: str) -> tuple[str, dict[str, str]]:
     plans = client.app.state.context.plans  # type: ignore[attr-defined]
     plans.wait(address.rpartition("=")[2], WAIT_SECONDS)
     shown = page(client, address)
-    form = shown.partition('action="/objects/retry/start"')[2]
-    return shown, {name: unescape(value) for name, value in re.findall(r'name="(\w+)" value="([^"]*)"', form)}
+    return shown, form_in(shown, "/objects/retry/start")
+
+
+def form_in(shown: str, path: str) -> dict[str, str]:
+    """Return the fields of the form with this path, in its address and its hidden inputs; none without a form."""
+    found = re.search(rf'action="{path}(?:\?([^"]*))?"(.*?)</form>', shown, re.DOTALL)
+    if found is None:
+        return {}
+    inputs = {name: unescape(value) for name, value in re.findall(r'name="(\w+)" value="([^"]*)"', found[2])}
+    return {**dict(parse_qsl(unescape(found[1] or ""), keep_blank_values=True)), **inputs}
 
 
 def confirmed(client: TestClient, fields: dict[str, str]) -> str:
@@ -81,7 +90,7 @@ def test_the_confirmation_is_in_the_part_that_is_fetched_again(scene: ObjectScen
     scene.fail("a")
     shown, _ = planned(client, state="dead", q="", pipeline="")
     live = shown.partition('<section id="live"')[2].partition("</section>")[0]
-    assert 'action="/objects/retry/start"' in live
+    assert 'action="/objects/retry/start?' in live
 
 
 def test_the_confirmed_objects_are_enqueued_with_the_users_name_in_the_audit(
@@ -96,15 +105,24 @@ def test_the_confirmed_objects_are_enqueued_with_the_users_name_in_the_audit(
     assert (entry.action, entry.who, entry.messages, entry.outcome) == ("retry", "ann via the dashboard", 2, "done")
 
 
-def test_one_object_is_retried_from_its_page(scene: ObjectScene, client: TestClient) -> None:
-    name = "請求書 <1> & 'x'%25.jsonl"
+@pytest.mark.parametrize(
+    "name", ["請求書 <1> & 'x'%25.jsonl", "no\u00a0break.jsonl", "two\nlines.jsonl", "\x1b[31m.jsonl"]
+)
+def test_one_object_is_retried_from_its_page(name: str, scene: ObjectScene, client: TestClient) -> None:
     scene.fail(name, "another")
-    form = page(client, "/object", address=scene.ref(name).uri).partition('action="/objects/retry"')[2]
-    given = {field: unescape(value) for field, value in re.findall(r'name="(\w+)" value="([^"]*)"', form)}
+    given = form_in(page(client, "/object", address=scene.ref(name).uri), "/objects/retry")
     given.pop("csrf", None)
     _, fields = planned(client, **given)
     assert "1 object was enqueued again." in confirmed(client, fields)
     assert enqueued(scene) == [name]
+
+
+def test_the_objects_of_a_search_are_retried_whatever_its_text(scene: ObjectScene, client: TestClient) -> None:
+    scene.fail("no\u00a0break-1", "no\u00a0break-2", "no break-3")
+    given = form_in(page(client, "/objects", q="no\u00a0break"), "/objects/retry")
+    given.pop("csrf", None)
+    _, fields = planned(client, **given)
+    assert "2 objects were enqueued again." in confirmed(client, fields)
 
 
 def test_the_retry_takes_no_more_than_the_plan_counted(scene: ObjectScene, client: TestClient) -> None:
@@ -134,7 +152,7 @@ def test_objects_that_need_no_retry_cannot_be_chosen(client: TestClient, state: 
     assert "This is not possible" in response.text
 
 
-@pytest.mark.parametrize("count", ["", "0", "-1", "x", "9" * 30])
+@pytest.mark.parametrize("count", ["", "0", "-1", "x", "9" * 30, "1" + "0" * 5_000])
 def test_a_retry_needs_a_plan(scene: ObjectScene, client: TestClient, count: str) -> None:
     scene.fail("a")
     response = client.post("/objects/retry/start", data={"state": "dead", "planned": count})

@@ -428,3 +428,11 @@ def test_everything_is_there_in_japanese(scene: ObjectScene, client: TestClient)
     assert "処理に失敗しました" in shown
     assert "名前.jsonl" in shown
     assert "完全に一致するオブジェクトは台帳にありません" in page(client, "/object", address="s3://landing/no")
+
+
+def test_the_errors_of_an_object_are_shown_without_secrets(scene: ObjectScene, client: TestClient) -> None:
+    traceback = "Traceback (most recent call last):\nValueError: password=hunter2"
+    scene.fail("a", reason="no login with password=hunter2", traceback=traceback)
+    for shown in (page(client, "/object", address=scene.ref("a").uri), page(client, "/objects")):
+        assert "no login with password=***" in shown
+        assert "hunter2" not in shown

@@ -203,13 +203,13 @@ def test_the_sampler_records_the_history(client: FormClient) -> None:
 
 def test_a_queue_is_paused_and_resumed_with_entries_in_the_audit_log(app: App, client: FormClient) -> None:
     page = client.get("/queue", params={"name": "orders"}).text
-    assert 'action="/queue/pause"' in page
+    assert 'action="/queue/pause?name=orders"' in page
     response = client.post("/queue/pause", data={"name": "orders"}, follow_redirects=False)
     assert (response.status_code, response.headers["location"]) == (303, "/queue?name=orders")
     assert app.broker.paused("orders")
     page = client.get("/queue", params={"name": "orders"}).text
     assert "The queue is paused" in page
-    assert 'action="/queue/resume"' in page
+    assert 'action="/queue/resume?name=orders"' in page
     client.post("/queue/resume", data={"name": "orders"})
     assert not app.broker.paused("orders")
     rows = app.ledger.audits.latest(limit=9)
@@ -246,7 +246,7 @@ def test_a_broker_without_pauses_has_no_button(client: FormClient, monkeypatch: 
     monkeypatch.setattr(queues, "capabilities_of", lambda _: capabilities.SQS)
     page = client.get("/queue", params={"name": "orders"}).text
     assert "This broker cannot pause queues." in page
-    assert 'action="/queue/pause"' not in page
+    assert 'action="/queue/pause' not in page
 
 
 def test_a_ledger_that_does_not_answer_leaves_the_page(client: FormClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,7 +285,9 @@ def test_hostile_names_are_shown_harmless(app: App, still: None, client: FormCli
     address = re.search(r'data-chart="([^"]*)"', page)
     assert address is not None
     assert client.get(Markup(address[1]).unescape()).json()["values"]["visible"][-1] == 30
-    assert client.post("/queue/pause", data={"name": name}, follow_redirects=False).status_code == 303
+    form = re.search(r'action="(/queue/pause[^"]*)"', page)
+    assert form is not None
+    assert client.post(Markup(form[1]).unescape(), follow_redirects=False).status_code == 303
     assert app.broker.paused(name)
 
 

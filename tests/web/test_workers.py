@@ -237,7 +237,7 @@ def test_a_worker_is_drained_and_the_audit_log_says_by_whom(
 ) -> None:
     write(registry, replace(record, pid=other_process.pid))
     with registry.register(WORKER):
-        assert 'action="/workers/drain"' in client.get("/worker", params={"id": WORKER}).text
+        assert 'action="/workers/drain?' in client.get("/worker", params={"id": WORKER}).text
         response = client.post("/workers/drain", data={"worker": WORKER}, follow_redirects=False)
         page = client.get(response.headers["location"]).text
     assert (response.status_code, response.headers["location"]) == (303, f"/worker?id={WORKER}&asked=1")

@@ -15,7 +15,7 @@ from penstock.messaging.clock import Clock
 from penstock.operations.inspection import ScopeView, view
 from penstock.web.actions import ActionRunner
 from penstock.web.charts import ChartSource, Sparklines
-from penstock.web.dead_letter_watch import DeadLetterWatch
+from penstock.web.dead_letter_watch import CountingTurn, DeadLetterWatch
 from penstock.web.queue_details import QueueDetailReader
 from penstock.web.received import ReceivedMessages
 from penstock.web.sampling import Sampler
@@ -43,6 +43,7 @@ class DashboardContext:
     actions: ActionRunner
     plans: ActionRunner
     dead_letters: DeadLetterWatch
+    counting: CountingTurn
 
     @property
     def settings(self) -> Settings:

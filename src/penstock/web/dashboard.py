@@ -41,7 +41,7 @@ from penstock.web.access import AccessControl, Authenticator, MountedAccess, Rol
 from penstock.web.actions import ActionRunner
 from penstock.web.charts import ChartSource, Sparklines
 from penstock.web.context import DashboardContext, ViewPool, context_of
-from penstock.web.dead_letter_watch import DeadLetterWatch
+from penstock.web.dead_letter_watch import CountingTurn, DeadLetterWatch
 from penstock.web.headers import BodyLimit, SecurityHeaders
 from penstock.web.prometheus import PrometheusCharts
 from penstock.web.queue_details import QueueDetailReader
@@ -152,7 +152,8 @@ def _context(scope: Scope, *, title: str, clock: Clock, emit: Listener) -> Dashb
     history = HistoryReader(settings.data_dir, measured_every_seconds=settings.metrics_monitor_every)
     charts = _charts(settings, clock=clock) or history
     views = ViewPool(scope, clock=clock)
-    actions, dead_letters = ActionRunner(clock=clock), DeadLetterWatch(views.borrowed, clock=clock)
+    counting = CountingTurn(browsable=capabilities_of(settings).browsable)
+    actions, dead_letters = ActionRunner(clock=clock), DeadLetterWatch(views.borrowed, clock=clock, turn=counting)
     actions.when_ended(sampler.refresh)
     actions.when_ended(dead_letters.expire)
     return DashboardContext(
@@ -164,6 +165,7 @@ def _context(scope: Scope, *, title: str, clock: Clock, emit: Listener) -> Dashb
         actions=actions,
         plans=ActionRunner(clock=clock, running_max=PLANS_RUNNING_MAX, finished_max=PLANS_MAX),
         dead_letters=dead_letters,
+        counting=counting,
         charts=charts,
         sparklines=Sparklines(charts, clock=clock),
         queue_details=QueueDetailReader(history, clock=clock),

@@ -26,6 +26,7 @@ from penstock.operations.dead_letters.selection import (
     selected_queues,
 )
 from penstock.operations.inspection import view
+from penstock.operations.queued_messages import known_queue
 from penstock.operations.status.sentences import Sentence, counted_sentence, sentence
 from penstock.web import action_pages
 from penstock.web.actions import (
@@ -49,7 +50,7 @@ from penstock.web.dead_forms import (
 )
 from penstock.web.dead_results import purge_sentences, replay_sentences
 from penstock.web.rendering import render, url
-from penstock.web.security import action, audit_name, form_of
+from penstock.web.security import action, audit_name, fields_of, form_of
 
 PLAN_PAGE = "/dead/plan"
 GROUPS_SHOWN = 10
@@ -127,17 +128,19 @@ def start_plan(request: Request) -> Response:
     """Start to count what an action would change."""
     context = context_of(request)
     asked = _asked(request)
+    _check_queues(context, asked)
     page = url(request, "/dead", **asked.query.given)
     described = ActionDescription(title=sentence("Plan"), facts=asked.facts, page=page)
 
     def run(progress: ActionProgress) -> ActionResult:
-        with context.view() as seen:
+        with context.counting.awaited(progress.stopped), context.view() as seen:
             if asked.replay.options.to is not None:
                 check_destination(seen, asked.replay.options.to, option="as the destination")
             planned = plan(
                 seen,
                 asked.query.selection,
                 to=asked.replay.options.to,
+                goes=asked.goal == "replay",
                 clock=context.clock,
                 stopped=progress.stopped,
                 on_progress=progress.add,
@@ -163,6 +166,7 @@ def start_replay(request: Request) -> Response:
     asked = _asked(request, goal="replay")
     planned = _planned_count(request)
     context, who = context_of(request), audit_name(request)
+    _check_queues(context, asked)
     if asked.replay.options.to is not None:
         with context.view() as seen:
             check_destination(seen, asked.replay.options.to, option="as the destination")
@@ -175,6 +179,7 @@ def start_purge(request: Request) -> Response:
     asked = _asked(request, goal="purge")
     planned = _planned_count(request)
     context, who = context_of(request), audit_name(request)
+    _check_queues(context, asked)
     if _typed(request) != planned:
         refusal = sentence("The number that was typed is not the number of dead letters. Nothing was deleted.")
         return _plan_page(request, str(form_of(request).get("plan", "")), refusal=refusal)
@@ -191,8 +196,9 @@ def _start(request: Request, asked: DeadLetterRequest, planned: int, title: Sent
         total=planned,
         page=url(request, "/dead", **({} if asked.single else asked.query.given)),
         key=asked.key,
-        # One message needs not wait for the end of a long replay: that one skips messages that were sent meanwhile.
-        resources=frozenset() if asked.single else frozenset(queues),
+        # One message needs not wait for the end of a long replay: that one skips messages that were sent meanwhile. It
+        # does not skip those that were deleted: it may have read them before.
+        resources=frozenset() if asked.single and asked.goal == "replay" else frozenset(queues),
     )
     return action_pages.start_action(request, asked.goal, described, run)
 
@@ -203,6 +209,7 @@ def _replay(
     if asked.replay.options.canaries:
         seconds = f"{asked.replay.options.canary_seconds:,.0f}"
         progress.say(sentence("The canaries are sent first, and watched for up to {seconds} s.", seconds=seconds))
+    shown = shown_in(context.settings)
     with view(context.scope) as seen, closing(opened_ledger(seen)) as ledger:
         replaying = ReplayOperation(
             seen,
@@ -218,9 +225,10 @@ def _replay(
         try:
             report = replaying.run(say=lambda _: None)
         except (UserError, TemporaryError) as error:
-            failed = replay_sentences(replaying.report, planned=planned, error=error)
+            failed = replay_sentences(replaying.report, planned=planned, shown=shown, error=error)
             return ActionResult(sentences=failed, outcome="failed")
-    return ActionResult(sentences=replay_sentences(report, planned=planned), outcome=_OUTCOMES[report.outcome])
+    sentences = replay_sentences(report, planned=planned, shown=shown)
+    return ActionResult(sentences=sentences, outcome=_OUTCOMES[report.outcome])
 
 
 def _purge(
@@ -241,11 +249,8 @@ def _purge(
 
 
 def _asked(request: Request, *, goal: Goal | None = None) -> DeadLetterRequest:
-    """Return the request of a form. Raises `UsageError` for a malformed field, and for a purge of everything.
-
-    The filter is in the form's address: inputs would lose control characters, which names of queues may have.
-    """
-    fields: Fields = {**request.query_params, **form_of(request)}
+    """Return the request of a form. Raises `UsageError` for a malformed field, and for a purge of everything."""
+    fields: Fields = fields_of(request)
     named = goal or fields.get("goal")
     if named not in ("replay", "purge"):
         raise UsageError("The form does not say what to plan: a replay or a purge.")
@@ -262,6 +267,17 @@ def _asked(request: Request, *, goal: Goal | None = None) -> DeadLetterRequest:
         single=single,
         group_name=None if group is None else shown_in(context_of(request).settings)(group.key),
     )
+
+
+def _check_queues(context: DashboardContext, asked: DeadLetterRequest) -> None:
+    """Raise `UsageError` for a queue of others, on an account that the app shares with them."""
+    named = [queue for queue in (asked.query.selection.queue, asked.replay.options.to) if queue is not None]
+    if not named:
+        return
+    with context.view() as seen:
+        if seen.queues is not None:
+            for queue in named:
+                known_queue(seen, queue)
 
 
 def _planned_count(request: Request) -> int:

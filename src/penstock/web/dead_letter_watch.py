@@ -6,8 +6,8 @@ one with its time. A broker that cannot be browsed is surveyed only on request, 
 """
 
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 from penstock.errors import PenstockError
@@ -23,6 +23,7 @@ PAUSE_FACTOR = 2.0  # after each page, as a multiple of its reading time: the th
 PAUSE_SECONDS_MAX = 0.5
 BEGIN_SECONDS_MAX = 5.0  # until the queues are known
 STOP_SECONDS = 5.0
+TURN_POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +36,37 @@ class KnownDeadLetters:
     error: str | None = None  # why the last survey failed
 
 
+class CountingTurn:
+    """The turn of one count after the other, on a broker that can only receive: counts hide messages from each other.
+
+    If the broker can be browsed, it is always everyone's turn. Thread-safe.
+    """
+
+    def __init__(self, *, browsable: bool) -> None:
+        self._lock = None if browsable else threading.Lock()
+
+    @contextmanager
+    def awaited(self, stopped: Callable[[], bool]) -> Iterator[None]:
+        """Wait until no other count runs, or ``stopped`` returns True."""
+        lock = self._lock
+        has_turn = lock is None
+        while lock is not None and not (has_turn := lock.acquire(timeout=TURN_POLL_SECONDS)) and not stopped():
+            pass
+        try:
+            yield
+        finally:
+            if lock is not None and has_turn:
+                lock.release()
+
+
 class DeadLetterWatch:
     """Takes surveys when they are needed. Thread-safe."""
 
-    def __init__(self, view: Callable[[], AbstractContextManager[ScopeView]], *, clock: Clock) -> None:
+    def __init__(
+        self, view: Callable[[], AbstractContextManager[ScopeView]], *, clock: Clock, turn: CountingTurn
+    ) -> None:
         self._view = view
+        self._turn = turn
         self._clock = clock
         self._changed = threading.Condition()
         self._survey: DeadLetterSurvey | None = None  # guarded by the condition, as are the next ones
@@ -106,7 +133,7 @@ class DeadLetterWatch:
     def _run(self) -> None:
         survey, error = None, None
         try:
-            with self._view() as seen:
+            with self._turn.awaited(self._stopped.is_set), self._view() as seen:
                 survey = take_survey(
                     seen,
                     clock=self._clock,

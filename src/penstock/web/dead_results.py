@@ -1,6 +1,7 @@
 """The results of replays and purges as sentences, which pages translate."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from penstock.dead_letters.canary import CanaryResult
 from penstock.errors import PenstockError
@@ -10,15 +11,20 @@ from penstock.operations.status.sentences import Sentence, counted_sentence, sen
 QUEUES_SHOWN = 20
 
 
-def replay_sentences(report: ReplayReport, *, planned: int, error: PenstockError | None = None) -> Sequence[Sentence]:
-    """Return the result of a replay of the planned number of messages; ``error``: why it failed."""
+def replay_sentences(
+    report: ReplayReport, *, planned: int, shown: Callable[[str], str], error: PenstockError | None = None
+) -> Sequence[Sentence]:
+    """Return the result of a replay of the planned number of messages.
+
+    ``shown`` takes the secrets out of a text; ``error``: why the replay failed.
+    """
     ended = error is None and report.outcome == "done"
     found = report.sent + report.sent_before + report.refused
     return [
-        *([] if error is None else [sentence("{reason}", reason=str(error))]),
+        *([] if error is None else [sentence("{reason}", reason=shown(str(error)))]),
         *_sent(report),
-        *_left(report),
-        *map(_canary, report.canary_results),
+        *_left(report, shown),
+        *map(partial(_canary, shown=shown), report.canary_results),
         *(_difference(planned, found) if ended else _untouched(planned - found)),
     ]
 
@@ -49,7 +55,7 @@ def _sent(report: ReplayReport) -> list[Sentence]:
     return sentences
 
 
-def _left(report: ReplayReport) -> list[Sentence]:
+def _left(report: ReplayReport, shown: Callable[[str], str]) -> list[Sentence]:
     sentences = []
     if report.without_origin:
         sentences.append(
@@ -65,19 +71,21 @@ def _left(report: ReplayReport) -> list[Sentence]:
                 report.refused,
                 "{count} was left: the queue refuses it: {reason}",
                 "{count} were left: the queues refuse them: {reason}",
-                reason=report.refusal or "",
+                reason=shown(report.refusal or ""),
             )
         )
     return sentences
 
 
-def _canary(result: CanaryResult) -> Sentence:
+def _canary(result: CanaryResult, *, shown: Callable[[str], str]) -> Sentence:
     if result.status == "settled":
         return sentence("A canary was processed.")
     if result.status == "died":
-        return sentence("A canary failed again, so the rest was not sent: {detail}", detail=result.text)
+        return sentence("A canary failed again, so the rest was not sent: {detail}", detail=shown(result.text))
     if result.status == "unknown":
-        return sentence("A canary was not processed in time, so the rest was not sent: {detail}", detail=result.text)
+        return sentence(
+            "A canary was not processed in time, so the rest was not sent: {detail}", detail=shown(result.text)
+        )
     return sentence("A canary was sent, and not watched.")
 
 

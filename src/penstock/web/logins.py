@@ -67,9 +67,9 @@ class Logins:
         digest = self._digest(name, password)
         if self._is_remembered(digest):
             return ACCEPTED
-        failures = self._failures_of(client, name)
         if self._waiting >= WAITING_MAX:
             return LoginResult(accepted=False, wait_seconds=1.0)
+        failures = self._failures_of(client, name)  # after the refusal: a flood must not push out failures of others
         self._waiting += 1
         try:
             async with failures.lock:

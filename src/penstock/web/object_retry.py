@@ -26,7 +26,7 @@ from penstock.web.context import DashboardContext, context_of
 from penstock.web.dead_forms import count_in
 from penstock.web.object_states import state_words
 from penstock.web.rendering import render, texts_of, url
-from penstock.web.security import action, audit_name, form_of
+from penstock.web.security import action, audit_name, fields_of, form_of
 
 PLAN_PAGE = "/objects/retry"
 
@@ -48,7 +48,7 @@ class RetryRequest:
 
     @property
     def fields(self) -> Mapping[str, str]:
-        """The hidden inputs of its confirmation."""
+        """The fields in the address of its confirmation."""
         return {"address": self.address, "state": self.state.value, "q": self.text, "pipeline": self.pipeline}
 
     @property
@@ -157,8 +157,8 @@ def _retry(
 
 def _asked(request: Request) -> RetryRequest:
     """Return what a form asks for. Raises `UsageError` for a malformed field."""
-    form = form_of(request)
-    given = {name: str(form.get(name, "")) for name in ("address", "state", "q", "pipeline")}
+    fields = fields_of(request)
+    given = {name: str(fields.get(name, "")) for name in ("address", "state", "q", "pipeline")}
     try:
         state = ObjectState(given["state"] or ObjectState.DEAD)
     except ValueError:

@@ -1,7 +1,7 @@
 """Objects: where is this file? A search, lists by state, and the page of one object."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from starlette.requests import Request
@@ -17,6 +17,7 @@ from penstock.operations.inspection import ScopeView
 from penstock.operations.objects.history import ObjectHistory, ObjectVersion, history_of
 from penstock.operations.objects.retry import RETRIED
 from penstock.operations.objects.search import SEARCH_SECONDS, SearchPosition, known_address, search
+from penstock.operations.shown_bodies import shown_text
 from penstock.web.context import DashboardContext, context_of
 from penstock.web.object_states import KINDS, OPEN, state_counts, state_words
 from penstock.web.reconcile import ReconcileSummary, summaries_of
@@ -64,6 +65,7 @@ def show_list(request: Request) -> Response:
         counts=counts,
         words=state_words(texts),
         kinds=KINDS,
+        error_text=_error_text(request),
         archived=archived,
         next_address=None if next_query is None else url(request, "/objects", **next_query),
         first_address=url(request, "/objects", **{name: asked[name] for name in asked if name != "after"}),
@@ -92,9 +94,16 @@ def show_object(request: Request) -> HTMLResponse:
         versions=[_shown_version(context, one, now, queue=queues[one.pipeline]) for one in _newest_first(history)],
         words=state_words(texts),
         kinds=KINDS,
+        error_text=_error_text(request),
         options=context.scope.options,
         retried=RETRIED,
     )
+
+
+def _error_text(request: Request) -> Callable[[str], str]:
+    """Return the function that takes the secrets out of error texts."""
+    settings = context_of(request).settings
+    return lambda text: shown_text(text, settings).text
 
 
 def _pipelines_meant(names: Sequence[str], chosen: str) -> Sequence[str]:

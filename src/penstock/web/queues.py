@@ -26,7 +26,7 @@ from penstock.operations.status.why import QueueFigures, reasons_of
 from penstock.web.context import DashboardContext, context_of
 from penstock.web.queue_details import QueueDetails
 from penstock.web.rendering import render, url
-from penstock.web.security import action, audit_name, form_of
+from penstock.web.security import action, audit_name, fields_of
 
 HELD_MAX = 100  # leases on the page
 LIVE = "live"  # the part of the page that is fetched again for each reading
@@ -125,7 +125,7 @@ def resume(request: Request) -> Response:
 
 
 def _set_paused(request: Request, *, paused: bool) -> Response:
-    context, name = context_of(request), str(form_of(request).get("name", ""))
+    context, name = context_of(request), str(fields_of(request).get("name", ""))
     with context.view() as seen:
         check_known(seen.broker, name)  # a page pauses what it shows; the command also queues to come
     done = set_paused(context.settings, name, paused=paused, who=audit_name(request))

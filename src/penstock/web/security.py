@@ -8,7 +8,7 @@ neither. `action` declares the handlers that change something: POST only, users 
 import hashlib
 import hmac
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from inspect import iscoroutinefunction
 from secrets import token_bytes, token_urlsafe
@@ -140,6 +140,14 @@ def form_route(path: str, handler: Handler) -> Route:
 def form_of(request: Request) -> FormData:
     """Return the fields of the form, in a handler of `action` or `form_route`."""
     return cast("FormData", request.state.form)
+
+
+def fields_of(request: Request) -> Mapping[str, object]:
+    """Return the fields of the form and of its address, in a handler of `action` or `form_route`.
+
+    Foreign names belong into the address: an input loses line ends and control characters.
+    """
+    return {**request.query_params, **form_of(request)}
 
 
 def _checked(handler: Handler, *, acts: bool) -> Callable[[Request], Awaitable[Response]]:

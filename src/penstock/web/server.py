@@ -10,6 +10,8 @@ from starlette.applications import Starlette
 from penstock.errors import ConfigurationError
 from penstock.messaging.threads import WorkThread
 from penstock.monitoring.endpoint import Address
+from penstock.web.actions import STOP_SECONDS as ACTION_SECONDS
+from penstock.web.connections import DashboardConnection
 from penstock.web.sampling import CLOSE_SECONDS
 
 BACKLOG = 128
@@ -30,6 +32,8 @@ class WebServer:
             uvicorn.Config(
                 application,
                 lifespan="on",
+                http=DashboardConnection,
+                ws="none",
                 log_config=None,
                 access_log=False,
                 server_header=False,
@@ -65,12 +69,12 @@ class WebServer:
             raise ConfigurationError("The dashboard's server did not start; the lines above may say why.")
 
     def close(self) -> None:
-        """Stop listening, and end the dashboard's own threads."""
+        """Stop listening, and end the dashboard's own threads. A running action may end its current chunk."""
         # The server waits for open streams before it ends the application's lifespan, so they end first.
         self.application.state.context.sampler.close()
         self._server.should_exit = True
         if self._thread is not None:
-            self._thread.join(2 * STOP_SECONDS + CLOSE_SECONDS)
+            self._thread.join(2 * STOP_SECONDS + CLOSE_SECONDS + ACTION_SECONDS)
         if self._socket is not None:
             self._socket.close()
 

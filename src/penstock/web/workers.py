@@ -16,7 +16,7 @@ from penstock.operations.workers.draining import drain_worker
 from penstock.operations.workers.stuck import StuckWorker, stuck_signs
 from penstock.web.context import context_of
 from penstock.web.rendering import render, url
-from penstock.web.security import action, audit_name, form_of
+from penstock.web.security import action, audit_name, fields_of
 
 WORKERS_MAX = 200  # on the page
 CLAIMS_MAX = 100  # of each kind, of one worker
@@ -90,7 +90,7 @@ def show_one(request: Request) -> HTMLResponse:
 def drain(request: Request) -> Response:
     """Ask a worker to drain, and show it."""
     context = context_of(request)
-    worker = str(form_of(request).get("worker", ""))
+    worker = str(fields_of(request).get("worker", ""))
     with context.view() as seen:
         try:
             drain_worker(seen, worker, who=audit_name(request))

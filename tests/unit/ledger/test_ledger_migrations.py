@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -53,7 +54,7 @@ def test_two_ledgers_are_created_at_once_by_two_threads() -> None:
     running: list[int] = []
     together = threading.Event()
 
-    def upgrading(*arguments: object) -> None:
+    def upgrading(*arguments: Any) -> None:
         running.append(1)
         if len(running) > 1:
             together.set()

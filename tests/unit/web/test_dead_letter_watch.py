@@ -11,7 +11,13 @@ from penstock.errors import TemporaryError
 from penstock.operations.dead_letters.survey import DeadLetterSurvey
 from penstock.operations.inspection import ScopeView
 from penstock.testing.fake_clock import FakeClock
-from penstock.web.dead_letter_watch import FRESH_FACTOR, FRESH_SECONDS_MIN, DeadLetterWatch, KnownDeadLetters
+from penstock.web.dead_letter_watch import (
+    FRESH_FACTOR,
+    FRESH_SECONDS_MIN,
+    CountingTurn,
+    DeadLetterWatch,
+    KnownDeadLetters,
+)
 
 DEADLINE_SECONDS = 30.0
 
@@ -21,7 +27,7 @@ class Scene:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.clock = FakeClock()
-        self.watch = DeadLetterWatch(self._view, clock=self.clock)
+        self.watch = DeadLetterWatch(self._view, clock=self.clock, turn=CountingTurn(browsable=True))
         self.taken = 0
         self.took_seconds = 1.0
         self.during: Callable[[dict[str, Any]], object] = lambda _: None

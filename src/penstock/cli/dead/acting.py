@@ -268,7 +268,7 @@ def _planned(
 
     Exits after a dry run, and if ids were named of which no dead letter exists.
     """
-    planned = plan(seen, selection, to=to)
+    planned = plan(seen, selection, to=to, goes=goes)
     if options.report_unmatched(selection, planned.ids_met, count=planned.dead_letters):
         raise typer.Exit(UsageError.exit_code)
     if dry_run:

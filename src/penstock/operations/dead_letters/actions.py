@@ -116,7 +116,7 @@ class ReplayOperation:
         self._who = who
         self._clock = clock or SystemClock()
         self._sender = ReplaySender(seen.broker, ledger.replays, clock=self._clock, probe=probe)
-        self._began_at = self._clock.now()
+        self._began_at = seen.broker.now()  # by the clock that dates the dead letters
         self._origins = OriginQueues(seen.broker)
         self._results: list[QueueResult] = []  # this replay's audit entries so far
         self._report = ReplayReport()
@@ -191,7 +191,7 @@ class ReplayOperation:
         Messages that an earlier replay already sent do not count. ``entries`` closes the audit entries.
         """
         sent_max = None if limit is None else self._report.sent + limit
-        self._report.without_origin = 0  # recounted at each pass
+        self._report.without_origin = self._report.refused = 0  # recounted at each pass
         rate = ReplayRate(self._how.rate, clock=self._clock, stopped=self._stopped)
         for queue in selected_queues(self._seen, self._selection):
             if self._stopped() or not is_worth_reading(self._seen.broker, queue):
@@ -274,7 +274,7 @@ def purge(
     ``who`` acts, for the audit; None: the user of this process.
     """
     clock = SystemClock()
-    began_at = clock.now()
+    began_at = seen.broker.now()
     left = selection.limit
     purged = PurgeReport()
     for queue in selected_queues(seen, selection):

@@ -276,12 +276,14 @@ def plan(
     selection: DeadLetterSelection,
     *,
     to: str | None,
+    goes: bool = False,
     clock: Clock | None = None,
     stopped: Stopped = lambda: False,
     on_progress: ProgressCallback = lambda _: None,
 ) -> DeadLetterPlan:
     """Inspect and count all selected messages. Raises `UsageError` for an invalid destination.
 
+    ``goes``: the messages would be sent, so those without a known queue do not count towards the limit, as in a replay.
     Once ``stopped`` returns True, the plan covers only the messages inspected by then.
     """
     if to is not None:
@@ -290,12 +292,16 @@ def plan(
     met: set[str] = set()
     origins = OriginQueues(seen.broker)
     by_queue: Counter[tuple[str, str | None]] = Counter()
-    with closing(select_dead_letters(seen, selection, clock=clock, stopped=stopped)) as found:
-        while chunk := list(islice(found, PAGE)):
+    left = selection.limit if goes else None
+    inspected = replace(selection, limit=None) if goes else selection
+    with closing(select_dead_letters(seen, inspected, clock=clock, stopped=stopped)) as found:
+        while left != 0 and (chunk := list(islice(found, PAGE if left is None else min(PAGE, left)))):
             grouping.add(chunk)
             for dead_letter in chunk:
                 met |= selection.wanted.ids_met(dead_letter)
-                by_queue[dead_letter.queue, to or origins.of(dead_letter)] += 1
+                destination = to or origins.of(dead_letter)
+                by_queue[dead_letter.queue, destination] += 1
+                left = None if left is None else left - (destination is not None)
             on_progress(len(chunk))
     return DeadLetterPlan(
         dead_letters=grouping.dead_letters,
