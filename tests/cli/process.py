@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,14 @@ class Process:
 
     def signal(self, number: signal.Signals) -> None:
         self._child.send_signal(number)
+
+    def await_state(self, letter: str) -> None:
+        """Wait until the process has this state in /proc. Linux only."""
+        stat = Path(f"/proc/{self.pid}/stat")
+        ends_at = time.monotonic() + DEADLINE_SECONDS
+        while stat.read_text().rpartition(") ")[2][:1] != letter:
+            assert time.monotonic() < ends_at, f"the process never had the state {letter}"
+            time.sleep(0.01)
 
     def exit_code(self) -> int:
         """Wait for the end and return the exit code; negative for a signal."""

@@ -12,7 +12,7 @@ import pytest
 from tests.cli.conftest import Call
 from tests.cli.process import DEADLINE_SECONDS, Process, Start
 
-CONFIGURATION = 78
+USAGE, CONFIGURATION = 2, 78
 SHOP = """
 from penstock import App
 
@@ -88,6 +88,15 @@ def test_of_several_processes_the_first_serves_it(here: Path, start: Start) -> N
     assert sum('"dashboard.started"' in line for line in fleet.log_lines) == 1
     fleet.signal(signal.SIGTERM)
     assert fleet.exit_code() == 0
+
+
+def test_without_an_app_a_table_or_state_there_is_nothing_to_serve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, penstock: Call
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused = penstock("web")
+    assert refused.exit_code == USAGE
+    assert "There is nothing to look at" in refused.err
 
 
 @pytest.mark.parametrize("arguments", [["web", "shop:app", "--address"], ["worker", "shop:app", "--web"]])

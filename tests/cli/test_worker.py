@@ -395,7 +395,8 @@ def test_workers_are_listed_drained_and_stopped(penstock: Call, start: Start, br
     assert penstock("admin", "workers", "stop", "--worker", first.pid, "--all").exit_code == USAGE
 
     id = second.expect("worker.started")["worker"]
-    assert penstock("admin", "workers", "drain", "--worker", id, "--json").document == {"asked": [id], "elsewhere": []}
+    drained = penstock("admin", "workers", "drain", "--worker", id, "--json").document
+    assert drained == {"asked": [id], "elsewhere": [], "suspended": []}
     second.expect("worker.draining")
     send(broker, "orders")
     assert penstock("admin", "workers", "stop", "--worker", id).out == "Signalled 1 worker to stop.\n"
@@ -409,6 +410,19 @@ def test_workers_are_listed_drained_and_stopped(penstock: Call, start: Start, br
     (here / "go_on").touch()
     assert first.exit_code() == 0
     assert penstock("admin", "workers", "list", "--json").document == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="not applicable: only Linux shows the state of a process")
+def test_a_suspended_worker_is_not_asked_to_drain(penstock: Call, start: Start) -> None:
+    """SIGCONT would discard the request."""
+    worker = start("shop:app")
+    id = worker.expect("worker.started")["worker"]
+    worker.signal(signal.SIGSTOP)
+    worker.await_state("T")
+    refused = penstock("admin", "workers", "drain")
+    assert refused.exit_code == 1
+    assert f"The worker {id} is suspended" in refused.err
+    assert f"kill -CONT {worker.pid}" in refused.err
 
 
 def test_a_worker_of_another_container_is_not_signalled(penstock: Call, start: Start, here: Path) -> None:

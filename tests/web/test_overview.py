@@ -133,13 +133,34 @@ def test_many_problems_are_cut(client: FormClient) -> None:
     assert "and 21 more" in page
 
 
-def test_the_health_line_counts_many_problems_by_kind(client: FormClient) -> None:
+def test_of_many_problems_three_are_shown_and_the_others_counted_by_kind(client: FormClient) -> None:
     queues = [queue(f"q{number}", breaker="down") for number in range(4)]
     page = show(client, status(queues=queues, workers=("w",), dead_letters=3))
     summary = " ".join(page.partition("<summary>")[2].partition("</summary>")[0].split())
     assert summary == (
-        '<span class="badge bad">no consumer 4</span> <span class="badge bad">failed 1</span> 5 problems'
+        '<span class="badge bad">no consumer 1</span> <span class="badge bad">failed 1</span> 2 more problems'
     )
+    assert page.partition("<details")[0].count("is paused by its breaker") == overview.PROBLEMS_SHOWN
+
+
+def test_while_a_service_is_unavailable_the_last_numbers_stay(client: FormClient) -> None:
+    before = StatusFrame(at=NOW - 60, status=status(queues=[queue("orders", visible=7, workers=("w",))]))
+    client.app.state.context.sampler.last_status = lambda: before  # type: ignore[attr-defined]
+    page = show(client, None, error="the ledger is away")
+    assert "the ledger is away" in page
+    assert "The numbers below are those of" in page
+    assert Rows(page).names == ["orders"]
+    assert "all well" not in page
+
+
+def test_a_queue_whose_workers_are_all_silent_has_no_heartbeat() -> None:
+    silent = [worker("w", beat_at=NOW - 60), worker("v", beat_at=NOW - 60)]
+    waiting = queue("orders", visible=1, workers=("w", "v"))
+    assert [row.state for row in rows(status(queues=[waiting], workers=("w", "v"), records=silent)).shown] == [  # type: ignore[union-attr]
+        "no heartbeat"
+    ]
+    half = [silent[0], worker("v", beat_at=NOW)]
+    assert [row.state for row in rows(status(queues=[waiting], workers=("w", "v"), records=half)).shown] == [""]  # type: ignore[union-attr]
 
 
 def test_without_workers_the_page_says_how_to_start_one(client: FormClient) -> None:

@@ -28,6 +28,9 @@ def facts(given: Mapping[str, Any] | None = None, **other: Any) -> QueueFigures:
     return QueueFigures(queue=queue(**{**WAITING, **(given or {})}), **{**values, **other})
 
 
+NOTHING_WAITS: Mapping[str, Any] = {"visible": 0, "oldest_visible_message_age_seconds": None}
+
+
 CASES: Mapping[str, tuple[QueueFigures, ReasonKind, str]] = {
     "paused": (facts({"paused": True}), ReasonKind.PAUSED, "no worker gets a message"),
     "no worker": (facts(records=[]), ReasonKind.NO_WORKER, "No worker serves this queue."),
@@ -86,6 +89,16 @@ CASES: Mapping[str, tuple[QueueFigures, ReasonKind, str]] = {
     "delayed": (facts({"visible": 0, "delayed": 4}), ReasonKind.DELAYED, "4 messages are delayed"),
     "not explained": (facts(), ReasonKind.BACKLOG, "the figures do not show why"),
     "quick": (facts({"oldest_visible_message_age_seconds": 2.0}), ReasonKind.NONE, "Nothing delays it"),
+    "one in flight": (
+        facts({**NOTHING_WAITS, "in_flight": 1}, records=[worker(held=held("orders", 1, seconds=240))]),
+        ReasonKind.NONE,
+        "1 is in flight, for 4 min",
+    ),
+    "in flight": (
+        facts({**NOTHING_WAITS, "in_flight": 2}, records=[worker(held=held("orders", 2, seconds=240))]),
+        ReasonKind.NONE,
+        "2 are in flight, the longest for 4 min",
+    ),
     "empty": (facts({"visible": 0, "oldest_visible_message_age_seconds": None}), ReasonKind.NONE, "No message waits."),
 }
 

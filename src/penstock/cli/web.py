@@ -52,7 +52,7 @@ def web(
         _print_hash(json_=json_)
         return
     where = where.with_names(app)
-    scope = where.scope(make=True)
+    scope = where.scope(make=where.request.means_app)
     with stoppable() as stop:
         server = dashboard_server(
             scope,

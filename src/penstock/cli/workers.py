@@ -14,7 +14,7 @@ from penstock.cli.exits import FAILED
 from penstock.cli.output import Json, moment, print_json, print_table, printable, talk
 from penstock.config import load_settings
 from penstock.messaging.wording import counted
-from penstock.operations.workers.signals import selected_workers, signal_workers
+from penstock.operations.workers.signals import selected_workers, signal_workers, suspended_text
 
 State = Annotated[
     str | None,
@@ -90,10 +90,13 @@ def _signal(
 ) -> None:
     result = signal_workers(workers, selected_workers(workers.records(), worker, all_=all_), number)
     if json_:
-        print_json({"asked": result.asked, "elsewhere": result.elsewhere})
+        suspended = [record.worker for record in result.suspended]
+        print_json({"asked": result.asked, "elsewhere": result.elsewhere, "suspended": suspended})
     else:
         print(f"Signalled {counted(len(result.asked), 'worker')} {action}.")
     for name in result.elsewhere:
         talk(printable(f"{name} runs on another host or in another container; run this command there."))
-    if result.elsewhere and not result.asked:
+    for record in result.suspended:
+        talk(printable(suspended_text(record)))
+    if (result.elsewhere or result.suspended) and not result.asked:
         raise typer.Exit(FAILED)

@@ -14,6 +14,7 @@ from penstock.app.queues import QueueStatus
 from penstock.ledger.records import ObjectState
 from penstock.operations.status.model import FAILED_OBJECTS, PipelineStatus, Problem, ProblemKind, Status
 from penstock.operations.status.watch import StatusFrame
+from penstock.operations.workers.stuck import HEARTBEAT_SECONDS_MAX
 from penstock.web.charts import Line, SparklineSet, sparkline
 from penstock.web.context import context_of
 from penstock.web.object_states import WORDS
@@ -21,7 +22,7 @@ from penstock.web.rendering import number, render, texts_of, url
 
 ROWS_MAX = 100  # of each table, unless all are asked for
 ALL_ROWS_MAX = 5_000
-PROBLEMS_SHOWN = 3  # in the health line; of more only the number of each kind, and they open with a click
+PROBLEMS_SHOWN = 3  # above the queues; the others are counted by kind, and open with a click
 PROBLEMS_MAX = 100
 PROBLEM_PAGES: Mapping[ProblemKind, str] = {
     ProblemKind.MISSING: "/reconcile",
@@ -72,18 +73,20 @@ def show(request: Request) -> HTMLResponse:
     rows_max = ALL_ROWS_MAX if all_rows else ROWS_MAX
     lines = context.sparklines.latest()
     label = _label_of(request)
-    status = frame.status
+    shown = frame if frame.status is not None else context.sampler.last_status() or frame
+    status = shown.status
     return render(
         request,
         "overview.html",
         frame=frame,
+        shown=shown,
         wanted=wanted,
         all_rows=all_rows,
         problems_shown=PROBLEMS_SHOWN,
         problems_max=PROBLEMS_MAX,
         problem_page=lambda problem: _problem_page(request, problem),
-        problem_counts=() if status is None else _problem_counts(status),
-        queues=None if status is None else queue_rows(frame, lines, wanted=wanted, rows_max=rows_max, label=label),
+        more_problem_counts=() if status is None else _problem_counts(status.problems[PROBLEMS_SHOWN:]),
+        queues=None if status is None else queue_rows(shown, lines, wanted=wanted, rows_max=rows_max, label=label),
         pipelines=None
         if status is None
         else pipeline_rows(status, lines, wanted=wanted, rows_max=rows_max, label=label),
@@ -101,9 +104,9 @@ def _problem_page(request: Request, problem: Problem) -> str:
     return url(request, PROBLEM_PAGES[problem.kind])
 
 
-def _problem_counts(status: Status) -> Sequence[tuple[str, int]]:
+def _problem_counts(problems: Sequence[Problem]) -> Sequence[tuple[str, int]]:
     """Return the number of problems of each kind, the worst kind first."""
-    return list(Counter(problem.kind.value for problem in status.problems).items())
+    return list(Counter(problem.kind.value for problem in problems).items())
 
 
 Label = Callable[[float, float], str]
@@ -116,14 +119,17 @@ def queue_rows(frame: StatusFrame, lines: SparklineSet, *, wanted: str, rows_max
         return Rows(shown=(), matching=0, total=0)
     lagging = {one.queue for one in status.lagging}
     unserved = set(status.queues_unserved)
+    silent = {one.worker for one in status.records if frame.at - one.beat_at > HEARTBEAT_SECONDS_MAX}
     matching = [one for one in status.queues if _matches(one.queue, wanted)]
-    ranked = sorted(matching, key=lambda one: _queue_rank(one, status, lagging=lagging, unserved=unserved))
+    ranked = sorted(
+        matching, key=lambda one: _queue_rank(one, status, lagging=lagging, unserved=unserved, silent=silent)
+    )
     return Rows(
         shown=[
             OverviewQueue(
                 status=one,
                 flow=frame.flows.get(one.queue, UNKNOWN),
-                state=(state := queue_state(one, status, lagging=lagging, unserved=unserved)),
+                state=(state := queue_state(one, status, lagging=lagging, unserved=unserved, silent=silent)),
                 is_bad=state not in ("", "paused"),
                 spark=_spark(lines.queues, one.queue, at=lines.at, label=label),
             )
@@ -134,7 +140,7 @@ def queue_rows(frame: StatusFrame, lines: SparklineSet, *, wanted: str, rows_max
     )
 
 
-def queue_state(queue: QueueStatus, status: Status, *, lagging: set[str], unserved: set[str]) -> str:
+def queue_state(queue: QueueStatus, status: Status, *, lagging: set[str], unserved: set[str], silent: set[str]) -> str:
     """Return the one word for a queue that needs attention; empty if it does not."""
     if queue.paused:
         return "paused"
@@ -145,16 +151,18 @@ def queue_state(queue: QueueStatus, status: Status, *, lagging: set[str], unserv
     deserted = not queue.workers and queue.messages > 0 and status.workers_seen
     if queue.queue in unserved or deserted:
         return "no consumer"
+    if queue.messages and queue.workers and silent.issuperset(queue.workers):
+        return "no heartbeat"
     return "lagging" if queue.queue in lagging else ""
 
 
-_STATES = ("breaker", "unserved", "no consumer", "lagging", "paused", "")
+_STATES = ("breaker", "unserved", "no consumer", "no heartbeat", "lagging", "paused", "")
 
 
 def _queue_rank(
-    queue: QueueStatus, status: Status, *, lagging: set[str], unserved: set[str]
+    queue: QueueStatus, status: Status, *, lagging: set[str], unserved: set[str], silent: set[str]
 ) -> tuple[int, bool, float, int, str]:
-    state = queue_state(queue, status, lagging=lagging, unserved=unserved)
+    state = queue_state(queue, status, lagging=lagging, unserved=unserved, silent=silent)
     age_seconds = queue.oldest_visible_message_age_seconds or 0.0
     return _STATES.index(state), not queue.dead_letters, -age_seconds, -queue.messages, queue.queue
 

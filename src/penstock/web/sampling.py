@@ -40,6 +40,7 @@ class Sampler:
         self._on_frame = on_frame
         self._changed = threading.Condition()
         self._frame: StatusFrame | None = None  # guarded by the condition, as are the next ones
+        self._last_status: StatusFrame | None = None  # the newest frame with a status
         self._requested = 1  # the last reading asked for
         self._completed = 0  # the last one that began after its request
         self._viewed_at = -VIEWED_SECONDS  # monotonic
@@ -85,6 +86,11 @@ class Sampler:
             return self._frame or StatusFrame(
                 at=self._clock.now(), status=None, error="the first reading takes longer than usual"
             )
+
+    def last_status(self) -> StatusFrame | None:
+        """Return the newest reading with a status: an older one while a service is unavailable."""
+        with self._changed:
+            return self._last_status
 
     def wait_for_viewer(self, seconds: float) -> bool:
         """Wait until a page was requested, at most this long; return True if one was."""
@@ -150,6 +156,8 @@ class Sampler:
                 if self._closed:
                     return
                 self._frame, self._completed = frame, requested
+                if frame.status is not None:
+                    self._last_status = frame
                 self._changed.notify_all()
                 streams = list(self._streams)
                 viewed = streams or self._clock.monotonic() - self._viewed_at < VIEWED_SECONDS

@@ -300,6 +300,21 @@ def _is_flood(groups: GroupSample) -> bool:
 
 
 def _nothing(figures: QueueFigures) -> Reason:
+    held = [
+        figures.at - one.since for record in figures.records for one in record.held if one.queue == figures.queue.queue
+    ]
+    if not figures.waits and held:
+        return _reason(
+            ReasonKind.NONE,
+            counted_sentence(
+                len(held),
+                "No message waits. {count} is in flight, for {age}.",
+                "No message waits. {count} are in flight, the longest for {age}.",
+                age=Elapsed(max(*held, 0.0)),
+            ),
+            "If that is longer than the handler should take, it may hang: SIGUSR1 makes its worker log the stacks of "
+            "all threads.",
+        )
     if not figures.waits:
         text = sentence("No message waits.")
     elif figures.is_lagging:

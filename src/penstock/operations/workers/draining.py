@@ -2,12 +2,12 @@
 
 import signal
 from contextlib import closing, suppress
-from pathlib import Path
 
 from penstock.app.registry import is_local
 from penstock.app.scope import scope_ledger
 from penstock.errors import TemporaryError, UsageError
 from penstock.operations.inspection import ScopeView
+from penstock.operations.workers.signals import is_suspended, suspended_text
 
 DRAIN = "drain"  # the action in the audit log
 
@@ -23,11 +23,8 @@ def drain_worker(seen: ScopeView, worker: str, *, who: str) -> None:
         raise UsageError(f"No worker {worker} with this data directory runs on this host. It may have ended meanwhile.")
     if not is_local(record):
         raise UsageError(f"The worker {worker} runs on another host or in another container. Drain it there.")
-    if _is_suspended(record.pid):
-        raise UsageError(
-            f"The worker {worker} is suspended and would lose the request: continue it with kill -CONT "
-            f"{record.pid}, or end it with kill -KILL {record.pid}."
-        )
+    if is_suspended(record.pid):
+        raise UsageError(suspended_text(record))
     with closing(scope_ledger(seen.scope)) as ledger:  # a view's may be an empty one in memory
         details = {"worker": worker, "host": record.host, "pid": record.pid, "in_flight": record.in_flight}
         entry = ledger.audits.begin(DRAIN, queue=", ".join(record.queues), who=who, details=details)
@@ -36,12 +33,3 @@ def drain_worker(seen: ScopeView, worker: str, *, who: str) -> None:
             ledger.audits.end(entry, messages=0, outcome="done" if asked else "failed")
     if not asked:
         raise UsageError(f"The worker {worker} ended before it could be asked to drain.")
-
-
-def _is_suspended(pid: int) -> bool:
-    """Return True if a signal has suspended the process: SIGCONT then discards a pending SIGTSTP. Linux only."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(") ")[2]
-    except OSError:
-        return False
-    return fields[:1] in {"T", "t"}
