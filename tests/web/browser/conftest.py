@@ -38,22 +38,23 @@ def serve(seed: Seed, *, port: int = 0) -> Iterator[Served]:
         server.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """A Chromium for the tests of one file: while it runs, no other test of this process can use `asyncio.run`."""
     if (missing := why_not_here()) is not None:
         pytest.skip(missing)
     with chromium() as running:
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """The dashboard of a shop in every state. Tests only look at it."""
     with seeded(tmp_path_factory.mktemp("full")) as seed, serve(seed) as served:
         yield served
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """The dashboard of a shop before its first message."""
     with empty(tmp_path_factory.mktemp("bare")) as seed, serve(seed) as served:
