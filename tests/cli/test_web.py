@@ -1,6 +1,7 @@
 """`penstock web` and `penstock worker --web`: real processes that serve the dashboard, and how they end."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -55,6 +56,7 @@ def command(here: Path) -> Iterator[subprocess.Popen[str]]:
         [sys.executable, "-m", "penstock", "web", "shop:app", "--address", "127.0.0.1:0", "--json"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
         text=True,
     )
     yield process

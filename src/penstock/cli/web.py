@@ -1,6 +1,7 @@
 """`penstock web`: serve the dashboard of an app, or of a table."""
 
 import sys
+import sys
 import threading
 from getpass import getpass
 from importlib.util import find_spec
@@ -64,6 +65,7 @@ def web(
         try:
             if json_:
                 print_json({"url": server.url})
+                sys.stdout.flush()  # a program reads it while the command runs
             talk(printable(f"The dashboard is at {server.url} - Ctrl-C ends it."))
             _wait_for(stop)
         finally:
