@@ -1,7 +1,6 @@
 """`penstock web`: serve the dashboard of an app, or of a table."""
 
 import sys
-import sys
 import threading
 from getpass import getpass
 from importlib.util import find_spec
