@@ -284,7 +284,7 @@ def test_workers_of_this_host_are_listed_drained_and_stopped(
     id = worker.expect("worker.started")["worker"]
     assert [row["worker"] for row in penstock("admin", "workers", "list", "--json").document] == [id]
     assert penstock("queues", "show", "slow", "--json").document["workers"] == [id]
-    assert penstock("admin", "workers", "drain", "--json").document == {"asked": [id], "elsewhere": []}
+    assert penstock("admin", "workers", "drain", "--json").document == {"asked": [id], "elsewhere": [], "suspended": []}
     worker.expect("worker.draining")
     Path("go_on").touch()
     worker.expect("message.acked")
