@@ -165,7 +165,7 @@ def test_a_queue_whose_workers_are_all_silent_has_no_heartbeat() -> None:
 
 def test_without_workers_the_page_says_how_to_start_one(client: FormClient) -> None:
     assert "No worker runs with this data directory." in show(client, status(queues=[queue(visible=1)]))
-    assert "No worker runs" not in show(client, status(table="t", queues=[queue()]))  # an ingest ends by itself
+    assert "No worker runs" not in show(client, status(table="t", queues=[queue()]))  # an ingest runs when it is called
     elsewhere = status(queues=[queue(visible=1)], workers_elsewhere=True, messages_visible=1)
     page = show(client, elsewhere)
     assert "No worker runs with this data directory." not in page
