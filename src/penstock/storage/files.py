@@ -102,8 +102,8 @@ class Files(Protocol):
     def open_output(self, path: str, *, durable: bool = True) -> AbstractContextManager[BinaryIO]:
         """Open a new file for sequential writing. It appears, complete, when the block ends; never if it raises.
 
-        A ``durable`` file in a local folder is synced to disk. Others may be lost or empty after a power loss: for files
-        that no process reads after the end of the run that wrote them. A crash of a process loses nothing.
+        A ``durable`` file in a local folder is synced to disk. Others may be lost or empty after a power loss: for
+        files that no process reads after the end of the run that wrote them. A crash of a process loses nothing.
         """
         ...
 
