@@ -11,10 +11,10 @@ from unittest.mock import patch
 
 from sqlalchemy import Connection
 
-from penstock.ledger import Ledger, migrate
+from penstock.ledger import Ledger, migrate, migrations
 from penstock.ledger.schema import VERSION_TABLE
 
-FILE = Path(migrate.migrations.__path__[0]) / migrate.TABLES_FILE
+FILE = Path(migrations.__path__[0]) / migrate.TABLES_FILE
 _STATEMENTS = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid"
 _NAMES = "SELECT name FROM sqlite_master WHERE type = 'table'"
 

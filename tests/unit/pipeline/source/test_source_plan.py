@@ -89,6 +89,9 @@ def test_each_core_gets_one_partition_or_as_many_as_the_others(
 def test_a_big_plain_object_is_split_and_a_compressed_one_is_not() -> None:
     assert len(plan_of([ref("a", 500 * MIB)]).partitions) == 2
     assert len(plan_of([ref("a", 600 * MIB)]).partitions) == 4
+    assert (
+        len(plan_of([ref("a", 40 * MIB)], options=ReadOptions(schema_ddl="id long", format="parquet")).partitions) == 2
+    )
     assert len(plan_of([ref("a.GZ", 500 * MIB)]).partitions) == 1
     assert len(plan_of([ref("a", 3 * MIB)]).partitions) == 1
 

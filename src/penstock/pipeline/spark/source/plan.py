@@ -335,10 +335,10 @@ def _partitions(
     begins = _begins(beginnings, len(objects))
     total = float(np.sum(_OBJECT_COST_BYTES + (sizes - begins).astype(np.float64) * factors))
     count = _count(total, cores)
-    target = max(1, int(-(-total // count)))
-    is_cut = ~whole & (sizes - begins > max(target, _PARTITION_COST_MIN))
+    target_bytes = max(1, math.ceil(total / count / kind.inflation))  # of plain objects: others are not cut
+    is_cut = ~whole & (sizes - begins > max(target_bytes, _PARTITION_COST_MIN))
     is_cut[list(cuts)] = True
-    owners, starts, stops = _pieces(begins, sizes, is_cut, target, cuts)
+    owners, starts, stops = _pieces(begins, sizes, is_cut, target_bytes, cuts)
     costs = _OBJECT_COST_BYTES + (stops - starts).astype(np.float64) * factors[owners]
     return _balance(owners, starts, stops, costs, count)
 
