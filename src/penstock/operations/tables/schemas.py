@@ -50,7 +50,7 @@ SET = "schema set"  # the action's name in the audit log
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceSchema:
-    """What the ledger remembers of how one pipeline makes its rows; ``remembered`` None: no schema."""
+    """The rules that the ledger remembers for the rows of one pipeline; ``remembered`` None: no schema."""
 
     pipeline: str
     remembered: Remembered | None
