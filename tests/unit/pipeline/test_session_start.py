@@ -87,7 +87,7 @@ def test_the_log_configuration_of_the_jvm_exists(tmp_path: Path) -> None:
     settings = SessionSettings(
         master="local[1]", java_home=tmp_path, scratch=tmp_path, log=tmp_path / "spark.log", driver_memory="1g"
     )
-    option = _own_conf(settings)["spark.driver.extraJavaOptions"]
+    option = _own_conf(settings)["spark.driver.extraJavaOptions"].split()[0]
     assert Path(urlsplit(option.removeprefix("-Dlog4j2.configurationFile=")).path).is_file()
 
 
