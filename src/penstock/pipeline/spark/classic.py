@@ -22,12 +22,14 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import pyspark
 from pyspark import RDD, SparkConf, SparkContext
 from pyspark.find_spark_home import _find_spark_home
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from penstock.errors import ConfigurationError, RestartNeeded
+from penstock.pipeline.spark import worker_daemon
 from penstock.pipeline.spark.class_archive import ClassArchive, class_archive
 from penstock.pipeline.spark.conf import QUERY_LOGGERS, REQUIRED_CONF, set_required, silenced_unless_failed
 from penstock.pipeline.spark.ctrl_c import ctrl_c_kept
@@ -39,6 +41,7 @@ PY4J = "py4j"
 
 WORKER_PYTHON = "spark.pyspark.python"
 API_MODE = "spark.api.mode"
+DAEMON_MODULE = "spark.python.daemon.module"
 DRIVER_JAVA_OPTIONS = "spark.driver.defaultJavaOptions"
 # Properties of a thread that `ClassicRuntime.tagged` sets. Job tags are added and removed one by one.
 _JOB_PROPERTIES = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
@@ -503,7 +506,13 @@ def _local_conf(settings: SessionSettings, java_options: Sequence[str]) -> dict[
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.sql.shuffle.partitions": str(4 * (os.cpu_count() or 1)),
+        **({DAEMON_MODULE: worker_daemon.__name__} if _spark_is_installed() else {}),
     }
+
+
+def _spark_is_installed() -> bool:
+    """Return True if Spark is the one of the installed PySpark: then the workers can import that PySpark."""
+    return Path(_find_spark_home()).resolve() == Path(pyspark.__file__).resolve().parent
 
 
 def _log_option() -> str:
