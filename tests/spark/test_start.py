@@ -37,7 +37,7 @@ spark = start_session(SessionSettings(
     master="local[2]", java_home=find_java(os.environ).home, scratch=folder / "scratch", log=folder / "spark.log",
     driver_memory="1g",
 ))
-row, = spark.range(0, 1, 1, 1).mapInArrow(places, "path string, threads int").collect()
+row, = spark.range(0, 1, 1, 1).mapInArrow(places, "path string, threads long").collect()
 end_session(spark, at_once=True, seconds=5.0)
 print(row.path, row.threads)
 """
