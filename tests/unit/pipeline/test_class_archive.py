@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -86,7 +87,7 @@ def test_an_archive_of_another_user_is_not_used(tmp_path: Path, cache: Path, mon
         {"XDG_CACHE_HOME": "", "HOME": ""},
     ],
 )
-def test_there_is_none_if_the_user_chose_otherwise_or_has_no_home(tmp_path: Path, environ: dict[str, str]) -> None:
+def test_there_is_none_if_the_user_chose_otherwise_or_has_no_home(tmp_path: Path, environ: dict[str, Any]) -> None:
     assert archive(tmp_path, **environ) is None
 
 
