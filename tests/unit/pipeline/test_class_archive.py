@@ -143,10 +143,13 @@ def test_a_java_that_cannot_make_it_is_not_asked_again(
     assert not list(cache.glob("making-*"))
 
 
-def test_a_process_beside_this_one_makes_it(tmp_path: Path, cache: Path, java: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize("listed", [CLASSES, f"java/lang/Object id: 0\n{RUN_CLASS} id: 1\n"], ids=["17", "21"])
+def test_a_process_beside_this_one_makes_it(
+    tmp_path: Path, cache: Path, java: Callable[[str], Path], listed: str
+) -> None:
     java(WRITES)
     of_session = found(tmp_path)
-    of_session.list_file.write_text(CLASSES)
+    of_session.list_file.write_text(listed)
     maker = of_session.make_later("a.jar")
     assert maker is not None
     of_session.list_file.unlink()  # with the scratch folder

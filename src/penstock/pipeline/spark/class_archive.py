@@ -33,7 +33,9 @@ DUMP_SECONDS_MAX = 600  # usual: 10, with low priority
 NICENESS = 19
 
 RUN_CLASS = "org/apache/spark/sql/execution/python/ArrowPythonRunner"
-"""A class that a run of a pipeline loads. A list without it is of a session that did little: no archive for it."""
+"""A class that a run of a pipeline loads. A list without it is of a session that did little: no archive for it.
+
+Java 18 and newer write a number after each name."""
 
 _SHARING = ("-XX:SharedArchiveFile", "-Xshare")  # options of the user's own, which are then left alone
 _OPTION_VARIABLES = ("SPARK_SUBMIT_OPTS", "JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS")
@@ -67,7 +69,7 @@ class ClassArchive:
         Return None if there is no list worth it, an archive, or no place for one.
         """
         try:
-            if self.is_usable() or RUN_CLASS not in self.list_file.read_text().splitlines() or not self._has_room():
+            if self.is_usable() or RUN_CLASS not in self.list_file.read_text() or not self._has_room():
                 return None
             with self.list_file.open("rb") as classes:
                 maker = subprocess.Popen(
