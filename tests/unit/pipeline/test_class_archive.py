@@ -14,7 +14,11 @@ from penstock.pipeline.spark import class_archive
 from penstock.pipeline.spark.class_archive import RUN_CLASS, ClassArchive, make
 
 CLASSES = f"java/lang/Object\n{RUN_CLASS}\n"
-WRITES = 'for option; do case $option in -XX:SharedArchiveFile=*) echo "$@" > "${option#*=}";; esac; done\n'
+WRITES = """case "$*" in *-Xshare:dump*)
+for option; do case $option in -XX:SharedArchiveFile=*) echo "$@" > "${option#*=}";; esac; done
+esac
+"""
+DOES_NOT_ACCEPT = f"{WRITES}case $1 in -Xshare:on) echo 'shared class paths mismatch'; exit 1;; esac\n"
 REFUSES = "echo 'Cannot have non-empty directory in paths'; exit 1\n"
 DIES = "exit 0\n"
 
@@ -132,7 +136,7 @@ def test_one_process_at_a_time_makes_it(cache: Path, java: Callable[[str], Path]
     assert make(file, java(REFUSES), "a.jar", CLASSES.encode()), "the second one finds it made"
 
 
-@pytest.mark.parametrize("script", [REFUSES, DIES])
+@pytest.mark.parametrize("script", [REFUSES, DIES, DOES_NOT_ACCEPT], ids=["refuses", "dies", "does not accept it"])
 def test_a_java_that_cannot_make_it_is_not_asked_again(
     tmp_path: Path, cache: Path, java: Callable[[str], Path], script: str
 ) -> None:

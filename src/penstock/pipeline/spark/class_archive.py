@@ -138,22 +138,26 @@ def make(file: Path, java_home: Path, class_path: str, classes: bytes) -> bool:
 
 
 def _dump(file: Path, java_home: Path, class_path: str, listed: Path) -> str | None:
-    """Write an archive; return why Java could not."""
-    command = [
-        str(java_home / "bin" / "java"),
-        "-Xshare:dump",
-        f"-XX:SharedClassListFile={listed}",
-        f"-XX:SharedArchiveFile={file}",
-        "-XX:TieredStopAtLevel=1",
-        "-Xlog:disable",
-        "-Xlog:all=error:stdout",
-        "-cp",
-        class_path,
-    ]
-    ran = subprocess.run(command, capture_output=True, timeout=DUMP_SECONDS_MAX, check=False, cwd=file.parent)
-    if ran.returncode == 0 and file.exists():
-        return None
-    return (ran.stdout + ran.stderr).decode(errors="replace") or f"Java ended with {ran.returncode}"
+    """Write an archive, and have Java use it. Return why it could not.
+
+    Java 21 writes archives for Spark's class path and then does not accept them.
+    """
+    write = ("-Xshare:dump", f"-XX:SharedClassListFile={listed}", "-XX:TieredStopAtLevel=1")
+    for options, last in ((write, ()), (("-Xshare:on",), ("-version",))):
+        command = [
+            str(java_home / "bin" / "java"),
+            *options,
+            f"-XX:SharedArchiveFile={file}",
+            "-Xlog:disable",
+            "-Xlog:all=error:stdout",
+            "-cp",
+            class_path,
+            *last,
+        ]
+        ran = subprocess.run(command, capture_output=True, timeout=DUMP_SECONDS_MAX, check=False, cwd=file.parent)
+        if ran.returncode or not file.exists():
+            return (ran.stdout + ran.stderr).decode(errors="replace") or f"Java ended with {ran.returncode}"
+    return None
 
 
 @contextmanager
