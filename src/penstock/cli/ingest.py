@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.app.cleanup import cleanup_of
+from penstock.app.collector import no_collections
 from penstock.app.scope import ScopeRequest, options_for
 from penstock.app.telemetry import is_logged
 from penstock.cli.exits import leave_job, stoppable
@@ -263,8 +264,9 @@ def ingest(
     setting ledger (or --ledger) if hosts can share it.
     """
     require_spark(split_address(table)[0])
-    from penstock.operations.ingest.ingest import NOT_IN_JSON  # loads Spark
-    from penstock.operations.ingest.ingest import ingest as run
+    with no_collections():
+        from penstock.operations.ingest.ingest import NOT_IN_JSON  # loads Spark
+        from penstock.operations.ingest.ingest import ingest as run
 
     request = _request(source, table, state, format_, arrival, cleaning, limits)
     with stoppable() as stop, IngestProgress(options=ScopeRequest(table=table, state=state).options) as progress:

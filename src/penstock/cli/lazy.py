@@ -9,6 +9,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command, get_group
 
+from penstock.app.collector import no_collections
+
 MARKUP: Final = "markdown"  # of all help texts
 
 
@@ -24,7 +26,8 @@ class LazyCommand:
     def load(self) -> Any:
         """Import the module and return the command, as Typer makes it."""
         module, _, attribute = self.target.partition(":")
-        found = getattr(import_module(module), attribute)
+        with no_collections():
+            found = getattr(import_module(module), attribute)
         if isinstance(found, typer.Typer):
             found.rich_markup_mode = MARKUP
             command: Any = get_group(found)

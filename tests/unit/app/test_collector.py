@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.app.collector import DEFAULTS, THRESHOLDS, rare_collections
+from penstock.app.collector import DEFAULTS, THRESHOLDS, no_collections, rare_collections
 
 DEFAULT = (700, 10, 10)
 
@@ -60,3 +60,22 @@ def test_this_pythons_own_thresholds_are_known() -> None:
 
     own = subprocess.run([sys.executable, "-c", "import gc; print(gc.get_threshold())"], capture_output=True, text=True)
     assert own.stdout.strip() in {str(thresholds) for thresholds in DEFAULTS}
+
+
+def test_imports_are_not_interrupted_by_the_collector() -> None:
+    with no_collections():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with no_collections():
+            pass
+        assert not gc.isenabled(), "the user turned it off"
+    finally:
+        gc.enable()
+
+
+def test_the_collector_is_on_after_an_import_that_fails() -> None:
+    with pytest.raises(ImportError), no_collections():
+        raise ImportError
+    assert gc.isenabled()

@@ -19,7 +19,6 @@ class Session:
 
     def __init__(self, *siblings: "Session") -> None:
         self.siblings = list(siblings)
-        self.registered = False
         self.left: list[Session] = []
 
     def sibling(self) -> "Session":
@@ -30,14 +29,10 @@ class Session:
 
 @pytest.fixture(autouse=True)
 def fake(monkeypatch: pytest.MonkeyPatch) -> None:
-    def register(session: Session) -> None:
-        session.registered = True
-
     def leave(sibling: Session, given: Session, _: float) -> None:
         given.left.append(sibling)
 
     monkeypatch.setattr(run_sessions, "runtime_of", lambda session: session)
-    monkeypatch.setattr(run_sessions, "register", register)
     monkeypatch.setattr(run_sessions, "leave_sibling", leave)
 
 
@@ -51,7 +46,6 @@ def test_a_run_beside_another_one_uses_a_sibling_which_is_left_at_its_end() -> N
     with used(session) as first:
         with used(session) as second:
             assert (first, second) == (session, sibling)
-            assert sibling.registered
         assert session.left == [sibling]
     with used(session) as again:
         assert again is session

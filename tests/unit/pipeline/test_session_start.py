@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,10 +15,14 @@ import pytest
 from pyspark import SparkContext
 
 from penstock.errors import ConfigurationError
+from penstock.pipeline.spark import classic
+from penstock.pipeline.spark.class_archive import ClassArchive
 from penstock.pipeline.spark.classic import (
+    LAUNCHER_OPTIONS,
     ClassicRuntime,
     SessionSettings,
     _conf,
+    _environment,
     _not_of_py4j,
     _own_conf,
     _planning_folder,
@@ -87,7 +92,7 @@ def test_the_log_configuration_of_the_jvm_exists(tmp_path: Path) -> None:
     settings = SessionSettings(
         master="local[1]", java_home=tmp_path, scratch=tmp_path, log=tmp_path / "spark.log", driver_memory="1g"
     )
-    option = _own_conf(settings)["spark.driver.extraJavaOptions"]
+    option = _own_conf(settings)["spark.driver.extraJavaOptions"].split()[0]
     assert Path(urlsplit(option.removeprefix("-Dlog4j2.configurationFile=")).path).is_file()
 
 
@@ -198,3 +203,44 @@ class Conf(dict[str, str]):
 
     def set(self, name: str, value: str) -> None:
         self[name] = value
+
+
+def test_only_a_jvm_that_runs_tasks_gets_the_archive_and_the_daemon(tmp_path: Path) -> None:
+    def conf(master: str, **own: str) -> Any:
+        settings = SessionSettings(
+            master=master, java_home=tmp_path, scratch=tmp_path / "s", log=tmp_path / "spark.log", extra_conf=own
+        )
+        return _conf(settings, ClassArchive(file=tmp_path / "a b.jsa", java_home=tmp_path, list_file=tmp_path / "list"))
+
+    local = conf("local[2]")
+    options = shlex.split(local.get("spark.driver.extraJavaOptions"))
+    assert options[-1] == f"-XX:DumpLoadedClassList={tmp_path / 'list'}"
+    assert local.get("spark.python.daemon.module") == "penstock.pipeline.spark.worker_daemon"
+    cluster = conf("spark://host:7077")
+    assert cluster.get("spark.driver.extraJavaOptions") is None
+    assert cluster.get("spark.python.daemon.module") is None
+    own = conf("local[2]", **{"spark.driver.extraJavaOptions": "-Xint", "spark.python.daemon.module": "mine"})
+    assert own.get("spark.driver.extraJavaOptions") == "-Xint"
+    assert own.get("spark.python.daemon.module") == "mine"
+
+
+def test_the_daemon_of_a_spark_that_is_not_the_installed_one_is_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(classic, "_find_spark_home", lambda: str(tmp_path))
+    settings = SessionSettings(
+        master="local[2]", java_home=tmp_path, scratch=tmp_path / "s", log=tmp_path / "spark.log"
+    )
+    assert "spark.python.daemon.module" not in _own_conf(settings)
+
+
+def test_the_launcher_starts_quickly_unless_the_user_has_options_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = SessionSettings(
+        master="local[2]", java_home=tmp_path, scratch=tmp_path / "s", log=tmp_path / "spark.log"
+    )
+    monkeypatch.delenv("SPARK_LAUNCHER_OPTS", raising=False)
+    assert _environment(settings)["SPARK_LAUNCHER_OPTS"] == LAUNCHER_OPTIONS
+    monkeypatch.setenv("SPARK_LAUNCHER_OPTS", "-Xmx64m")
+    assert _environment(settings)["SPARK_LAUNCHER_OPTS"] == "-Xmx64m"

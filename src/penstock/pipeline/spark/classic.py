@@ -13,19 +13,24 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
+import pyspark
 from pyspark import RDD, SparkConf, SparkContext
 from pyspark.find_spark_home import _find_spark_home
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from penstock.errors import ConfigurationError, RestartNeeded
+from penstock.pipeline.spark import worker_daemon
+from penstock.pipeline.spark.class_archive import ClassArchive, class_archive
 from penstock.pipeline.spark.conf import QUERY_LOGGERS, REQUIRED_CONF, set_required, silenced_unless_failed
 from penstock.pipeline.spark.ctrl_c import ctrl_c_kept
 from penstock.pipeline.spark.faults import SPARK_ERRORS, START_ERRORS, explain
@@ -36,6 +41,7 @@ PY4J = "py4j"
 
 WORKER_PYTHON = "spark.pyspark.python"
 API_MODE = "spark.api.mode"
+DAEMON_MODULE = "spark.python.daemon.module"
 DRIVER_JAVA_OPTIONS = "spark.driver.defaultJavaOptions"
 # Properties of a thread that `ClassicRuntime.tagged` sets. Job tags are added and removed one by one.
 _JOB_PROPERTIES = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
@@ -45,6 +51,22 @@ _JVM_SESSION = "org.apache.spark.sql.classic.SparkSession"
 LOGGED_BYTES_MAX = 1 << 20  # read from the log to find why Spark did not start
 
 LOCAL_DRIVER_MEMORY = "2g"
+
+PATIENT_COMPILER = (
+    "-XX:+IgnoreUnrecognizedVMOptions",  # of other virtual machines than HotSpot
+    "-XX:Tier4InvocationThreshold=50000",
+    "-XX:Tier4MinInvocationThreshold=6000",
+    "-XX:Tier4CompileThreshold=150000",
+    "-XX:Tier4BackEdgeThreshold=400000",
+)
+"""Ten times HotSpot's own thresholds for its second compiler, which takes a third of the CPU time of a short run.
+
+Code that processes rows reaches them within a second.
+"""
+
+LAUNCHER_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # for the JVM that only computes the command of the JVM
+
+_archives: "WeakKeyDictionary[SparkSession, ClassArchive]" = WeakKeyDictionary()  # of sessions that were started here
 
 # A line of spark-defaults.conf: Java's properties, without escapes and continued lines.
 _DEFAULT = re.compile(r"(?P<name>spark\.[^\s=:]+)(?:\s*[=:]\s*|\s+)(?P<value>.*)")
@@ -96,7 +118,8 @@ def start_session(settings: SessionSettings) -> SparkSession:
 def _launched(settings: SessionSettings) -> SparkSession:
     # PySpark would use the JVM of an earlier session of this process, which was stopped, and ignore ours.
     SparkContext._gateway = SparkContext._jvm = None
-    conf = _conf(settings)
+    archive = _class_archive(settings)
+    conf = _conf(settings, archive)
     folder = _planning_folder(settings, conf)
     gateway: Any = None
     logged_bytes = settings.log.stat().st_size if settings.log.exists() else 0
@@ -106,7 +129,10 @@ def _launched(settings: SessionSettings) -> SparkSession:
             context = SparkContext(gateway=gateway, conf=conf)
             # PySpark's functions take it only from the environment, while data sources and spark-submit prefer this.
             context.pythonExec = context.getConf().get(WORKER_PYTHON) or context.pythonExec
-            return SparkSession(context)
+            spark = SparkSession(context)
+            if archive is not None:
+                _archives[spark] = archive
+            return spark
     except START_ERRORS as error:
         if gateway is not None:
             gateway.proc.stdin.close()  # the JVM watches its stdin and exits when it closes
@@ -134,6 +160,7 @@ def end_session(spark: SparkSession, *, at_once: bool, seconds: float) -> None:
     process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
     accumulators: Any = spark.sparkContext._accumulatorServer
     accumulators.handle_error = lambda *_: None  # it would print a traceback for the connection that is cut here
+    make_archive = None if at_once else _archive_maker(spark)
     if not at_once or process is None:
         stopping = threading.Thread(target=_stop_quietly, args=(spark,), name="penstock-spark-stop", daemon=True)
         stopping.start()
@@ -149,6 +176,19 @@ def end_session(spark: SparkSession, *, at_once: bool, seconds: float) -> None:
         process.wait(seconds)
     except subprocess.TimeoutExpired:
         process.kill()
+    if make_archive is not None:
+        make_archive()
+
+
+def _archive_maker(spark: SparkSession) -> Callable[[], object] | None:
+    """Return the function that makes an archive of this session's classes after its end; None if there is one."""
+    archive = _archives.get(spark)
+    if archive is None or archive.is_usable():
+        return None
+    opened: Any = spark  # PySpark has no API for properties of the JVM
+    with suppress(*SPARK_ERRORS):  # Spark has ended
+        return partial(archive.make_later, opened._jvm.java.lang.System.getProperty("java.class.path"))
+    return None
 
 
 def has_session() -> bool:
@@ -379,7 +419,12 @@ def _environment(settings: SessionSettings) -> dict[str, str]:
     environment = {"JAVA_HOME": str(settings.java_home), "PYSPARK_DRIVER_PYTHON": sys.executable}
     if not settings.is_local:
         return environment
-    return environment | {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    launcher = os.environ.get("SPARK_LAUNCHER_OPTS") or LAUNCHER_OPTIONS
+    return environment | {
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_LAUNCHER_OPTS": launcher,
+    }
 
 
 def _planning_folder(settings: SessionSettings, conf: SparkConf) -> Path | None:
@@ -416,31 +461,43 @@ def _cluster_defaults() -> dict[str, str]:
     return {setting["name"]: setting["value"] for setting in found if setting is not None}
 
 
-def _conf(settings: SessionSettings) -> SparkConf:
+def _class_archive(settings: SessionSettings) -> ClassArchive | None:
+    """Return the archive of Spark's classes for a JVM that runs tasks: a driver's start matters less on a cluster."""
+    if not settings.is_local:
+        return None
+    jars, conf = Path(_find_spark_home(), "jars"), {**_cluster_defaults(), **settings.extra_conf}
+    return class_archive(settings.java_home, jars, conf, scratch=settings.scratch, environ=os.environ)
+
+
+def _conf(settings: SessionSettings, archive: ClassArchive | None = None) -> SparkConf:
     """Return the settings with which the JVM is launched. They override the cluster's own (spark-defaults.conf)."""
     conf = SparkConf(loadDefaults=False)
     # spark-defaults.conf may choose Spark Connect, with which the JVM has no session for this process.
-    for key, value in {**_own_conf(settings), **settings.extra_conf, **REQUIRED_CONF, API_MODE: "classic"}.items():
+    own = _own_conf(settings, () if archive is None else archive.java_options())
+    for key, value in {**own, **settings.extra_conf, **REQUIRED_CONF, API_MODE: "classic"}.items():
         conf.set(key, value)
     return conf
 
 
-def _own_conf(settings: SessionSettings) -> dict[str, str]:
-    """Return what we choose ourselves: on a cluster almost nothing, since its defaults fit it better."""
+def _own_conf(settings: SessionSettings, java_options: Sequence[str] = ()) -> dict[str, str]:
+    """Return what we choose ourselves: on a cluster almost nothing, since its defaults fit it better.
+
+    ``java_options`` are more options of a JVM that runs tasks.
+    """
     if settings.is_local:
-        return _local_conf(settings)
+        return _local_conf(settings, [_log_option(), *PATIENT_COMPILER, *java_options])
     memory = {} if settings.driver_memory is None else {"spark.driver.memory": settings.driver_memory}
     return {"spark.master": settings.master, "spark.app.name": "penstock", **memory}
 
 
-def _local_conf(settings: SessionSettings) -> dict[str, str]:
+def _local_conf(settings: SessionSettings, java_options: Sequence[str]) -> dict[str, str]:
     return {
         "spark.master": settings.master,
         "spark.app.name": "penstock",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.memory": settings.driver_memory or LOCAL_DRIVER_MEMORY,
-        "spark.driver.extraJavaOptions": _log_option(),
+        "spark.driver.extraJavaOptions": shlex.join(java_options),
         "spark.scheduler.mode": "FAIR",
         "spark.sql.adaptive.enabled": "true",
         "spark.sql.warehouse.dir": (settings.scratch / "warehouse").as_uri(),
@@ -449,7 +506,13 @@ def _local_conf(settings: SessionSettings) -> dict[str, str]:
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.sql.shuffle.partitions": str(4 * (os.cpu_count() or 1)),
+        **({DAEMON_MODULE: worker_daemon.__name__} if _spark_is_installed() else {}),
     }
+
+
+def _spark_is_installed() -> bool:
+    """Return True if Spark is the one of the installed PySpark: then the workers can import that PySpark."""
+    return Path(_find_spark_home()).resolve() == Path(pyspark.__file__).resolve().parent
 
 
 def _log_option() -> str:

@@ -35,7 +35,6 @@ from penstock.pipeline.spark.run import RunContext, SparkRun
 from penstock.pipeline.spark.run_sessions import run_session
 from penstock.pipeline.spark.runtime import SparkRuntime
 from penstock.pipeline.spark.session import runtime_of
-from penstock.pipeline.spark.source.datasource import register
 from penstock.pipeline.spark.source.places import ranges_of
 from penstock.pipeline.spark.source.report import SHARED, FailureKind, ObjectFailure
 from penstock.pipeline.spark.table_schema import Agree, Evolution
@@ -73,11 +72,10 @@ class SparkEngine:
         probe: Probe = no_probe,
         store_watch: ServiceWatch | None = None,
     ) -> None:
-        """Register the data source. ``agree`` raises `TableError` if a run's columns do not fit the table's.
+        """``agree`` raises `TableError` if a run's columns do not fit the table's.
 
         ``quarantine`` has the lines that replays read again.
         """
-        register(spark)
         self._runtime = runtime_of(spark)
         self._declaration = declaration
         self._context = RunContext(

@@ -13,7 +13,6 @@ from pyspark.sql import SparkSession
 from penstock.errors import ConfigurationError
 from penstock.pipeline.spark.faults import SPARK_ERRORS
 from penstock.pipeline.spark.session import leave_sibling, runtime_of
-from penstock.pipeline.spark.source.datasource import register
 
 LEAVE_SECONDS = 2.0  # for a Spark Connect server to free a session
 CHECK_SECONDS = 0.5  # between two checks of a run that waits for its session
@@ -28,7 +27,7 @@ _freed = threading.Condition()
 
 @contextmanager
 def run_session(spark: SparkSession, check_cancelled: Callable[[], None]) -> Iterator[SparkSession]:
-    """Yield a session with the data source that no other run uses: this one, or else a sibling of it.
+    """Yield a session that no other run uses: this one, or else a sibling of it.
 
     If this Spark offers no siblings, wait until the other run has ended; ``check_cancelled`` may raise meanwhile.
     """
@@ -44,7 +43,6 @@ def run_session(spark: SparkSession, check_cancelled: Callable[[], None]) -> Ite
             yield spark
         return
     try:
-        register(sibling)
         yield sibling
     finally:
         leave_sibling(sibling, spark, LEAVE_SECONDS)

@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from socket import gethostname
+from weakref import WeakSet
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -27,6 +28,8 @@ from penstock.storage.roots import files_at
 NAME = "penstock"
 WORK, AWS = "work", "aws"  # options: location of the plan, and the settings to reach it in S3, as JSON
 PARTITIONS = "partitions"  # option of a drain run: partition numbers, separated by commas
+
+_registered: "WeakSet[SparkSession]" = WeakSet()  # sessions that have the source
 
 
 @dataclass
@@ -95,12 +98,15 @@ class PenstockReader(DataSourceReader):
 
 
 def register(spark: SparkSession) -> None:
-    """Register the source in a session. Call it once before the first `read`."""
-    spark.dataSource.register(PenstockSource)
+    """Register the source in a session, unless it is. Takes a second the first time, and starts a Python process."""
+    if spark not in _registered:
+        spark.dataSource.register(PenstockSource)
+        _registered.add(spark)
 
 
 def read(spark: SparkSession, plan: ReadPlan) -> DataFrame:
     """Return the rows of a saved plan, typed, with provenance if the plan asks for it. Lazy."""
+    register(spark)
     return spark.read.format(NAME).options(**options_of(plan)).load()
 
 
@@ -108,6 +114,7 @@ def drain(spark: SparkSession, plan: ReadPlan, partitions: Sequence[int]) -> Non
     """Read some partitions to their end, only for their reports and quarantine files. Blocks."""
     if not partitions:
         return
+    register(spark)
     numbers = ",".join(str(partition) for partition in partitions)
     source = spark.read.format(NAME).options(**options_of(plan)).option(PARTITIONS, numbers)
     source.load().write.format("noop").mode("append").save()
