@@ -3,8 +3,8 @@
     python -m benchmarks                            # all of them
     python -m benchmarks --check [--allow-missing]  # only those behind a figure of the README, compared with bounds
 
-With `--check` (`make bench CHECK=1`), each ratio in `benchmarks.check.bounds` is measured, a second time if it is out of
-bounds, and the exit code is 1 if one still is, or cannot be measured on this machine. `--allow-missing` accepts the
+With `--check` (`make bench CHECK=1`), each ratio in `benchmarks.check.bounds` is measured, a second time if it is out
+of bounds, and the exit code is 1 if one still is, or cannot be measured on this machine. `--allow-missing` accepts the
 latter.
 """
 

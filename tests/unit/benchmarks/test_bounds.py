@@ -1,4 +1,4 @@
-"""`make bench CHECK=1`: the bounds belong to the figures of the pages, and a ratio out of bounds fails with one line."""
+"""`make bench CHECK=1`: the bounds belong to the figures of the pages, and a ratio out of bounds fails with a line."""
 
 import json
 import re
