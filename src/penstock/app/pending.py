@@ -11,7 +11,7 @@ worker polls meanwhile, and a long poll queries every server that might have a m
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from penstock.errors import PenstockError
 from penstock.events import SourceScanned

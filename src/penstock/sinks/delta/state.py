@@ -4,7 +4,8 @@ A publish needs only this. deltalake reads every file of a snapshot when it open
 so its cost grows with the table (90 ms of CPU for 10,000 files). Here a checkpoint's file columns are not read, and the
 commits since then are as many as the checkpoint interval allows.
 
-The log is listed, and the hint ``_last_checkpoint`` only shortens that listing: other writers need not keep it current.
+The hint ``_last_checkpoint`` only saves work: other writers need not keep it current. In S3 the log is listed from
+there on; in a folder, the commits after it are looked up by name.
 """
 
 import json
@@ -12,6 +13,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import count, takewhile
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -94,7 +96,8 @@ def read_state(root: Files, *, version: int | None = None) -> TableState | None:
         FileNotFoundError: A part of the log was cleaned up meanwhile.
     """
     hint = last_checkpoint(root)
-    log = _listed(root, NO_CHECKPOINT if hint is None or version is not None else hint)
+    log = _probed(root, hint) if root.is_local and hint is not None and version is None else None
+    log = log or _listed(root, NO_CHECKPOINT if hint is None or version is not None else hint)
     base = log.base(version)
     tip = log.tip(base, version)
     if tip < 0 and not log.commits:
@@ -129,6 +132,19 @@ def _state(actions: _Actions, *, version: int, checkpoint: int, hint: int | None
         configuration=dict(metadata.get("configuration") or {}),
         transactions=actions.transactions,
     )
+
+
+def _probed(root: Files, hint: int) -> _Log | None:
+    """Return the log from the hinted checkpoint on, found by the names of its files; None if it has to be listed.
+
+    A folder cannot be listed in part, and a log keeps its commits for a month. A checkpoint whose own commit is still
+    there is no outdated one: later commits are cleaned up after it.
+    """
+    checkpoint = f"{LOG_FOLDER}/{hint:020}.checkpoint.parquet"
+    if root.stat(checkpoint) is None:
+        return None
+    commits = list(takewhile(lambda one: root.stat(f"{LOG_FOLDER}/{one:020}.json") is not None, count(hint)))
+    return _Log(commits=frozenset(commits), checkpoints={hint: [checkpoint]}) if commits else None
 
 
 def _listed(root: Files, hint: int) -> _Log:
