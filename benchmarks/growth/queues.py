@@ -6,7 +6,7 @@ number of waiting messages stays the same. CPU time is that of the client, and o
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -28,7 +28,7 @@ _GROUPED = 100_000  # waiting messages of the curves by groups, at least as many
 _UNITS = {"send": "message", "receive": "message", "ack": "message", "stats": "call"}
 
 _Cpu = Callable[[], float]  # returns the CPU seconds of a broker's server
-_Open = Callable[[Path], Iterator[tuple[Broker, _Cpu]]]
+_Opened = AbstractContextManager[tuple[Broker, _Cpu]]
 
 
 def measure_queue(sizes: Sequence[int], folder: Path) -> Sequence[Curve]:
@@ -115,7 +115,7 @@ def _redis(folder: Path) -> Iterator[tuple[Broker, _Cpu]]:
         server.close()
 
 
-_BROKERS: Mapping[str, Callable[[Path], object]] = {
+_BROKERS: Mapping[str, Callable[[Path], _Opened]] = {
     "SQLite": _sqlite,
     **({"Redis": _redis} if redis_program("7.0") is not None else {}),
 }
