@@ -1,9 +1,10 @@
 """The Delta sink: files and position in one commit, on the snapshot that was checked.
 
-delta-rs records application transactions and refuses a concurrent one, but only if it was committed after the handle's
-snapshot. Without retries, a commit succeeds only as the snapshot's next version, so everything read from the handle is
-still true when its commit succeeds. This module adds the checks that the library lacks: unsupported features, missing
-files, two processes creating the table at once.
+Penstock reads the state of the newest version and writes its commits itself (`penstock.sinks.delta.state`,
+`penstock.sinks.delta.log`), so that a publish does not read the list of all files. A commit succeeds only as the
+snapshot's next version, so everything read from the snapshot is still true then. deltalake creates tables, adds
+columns, writes checkpoints, and reads files where they are needed. This module adds the checks that it lacks:
+unsupported features, missing files, two processes creating the table at once.
 """
 
 import errno
