@@ -10,6 +10,9 @@ from pathlib import Path
 
 from benchmarks.check.bounds import Bound
 
+_REDIS = "benchmarks.redis"
+_REDIS_FIGURES = Path("build/bench-redis/figures.json")
+
 Ratios = Mapping[str, float]
 Measure = Callable[[Sequence[str]], Ratios]
 
@@ -73,8 +76,13 @@ def _compare(bounds: Sequence[Bound], ratios: Ratios) -> Sequence[Comparison]:
 
 
 def run_benchmark(command: Sequence[str]) -> Ratios:
-    """Run a benchmark with `--json` and return its ratios by name; none if it failed."""
+    """Run a benchmark and return its ratios by name; none if it failed. All but that of Redis have `--json`."""
     print(f"== python -m {' '.join(command)} ==", flush=True)
+    if command[0] == _REDIS:
+        _REDIS_FIGURES.unlink(missing_ok=True)
+        done = subprocess.run([sys.executable, "-m", *command], check=False)
+        is_there = done.returncode == 0 and _REDIS_FIGURES.exists()
+        return ratios_of_redis(_REDIS_FIGURES.read_text(encoding="utf-8")) if is_there else {}
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         file = Path(folder, "ratios.json")
         done = subprocess.run([sys.executable, "-m", *command, "--json", str(file)], check=False)
@@ -91,6 +99,32 @@ def ratios_in(text: str) -> Ratios:
     if not isinstance(document, dict):
         raise ValueError("a benchmark's JSON file holds an object of ratios by name")
     return {str(name): float(value) for name, value in document.items() if _is_number(value)}
+
+
+def ratios_of_redis(text: str) -> Ratios:
+    """Return the ratios in the figures that `benchmarks.redis` writes: its own, and those of one run of all consumers.
+
+    The latter compare the async handler with each other consumer: rates, and the time of a recovery on the same host.
+    """
+    document = json.loads(text)
+    figures = {one["contestant"]: one for one in document["figures"]}
+    own = figures.get("penstock async", {})
+    found: dict[str, float] = {}
+    for name, other in figures.items():
+        if own.get("empty_rate") and other.get("empty_rate"):
+            found[f"redis async / {name}"] = own["empty_rate"] / other["empty_rate"]
+        ours, theirs = _seconds(own.get("recovery")), _seconds(other.get("recovery"))
+        if ours and theirs:
+            found[f"redis recovery: {name} / async"] = theirs / ours
+    return {**found, **document.get("ratios", {})}
+
+
+def _seconds(words: str | None) -> float | None:
+    """Return the seconds of a recovery; None if it has words, such as that messages were lost."""
+    try:
+        return float(words or "")
+    except ValueError:
+        return None
 
 
 def _is_number(value: object) -> bool:

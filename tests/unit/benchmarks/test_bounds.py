@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from benchmarks.__main__ import main
 from benchmarks.check.bounds import BOUNDS, README, Bound
-from benchmarks.check.runner import Ratios, check, commands, ratios_in, run_benchmark
+from benchmarks.check.runner import Ratios, check, commands, ratios_in, ratios_of_redis, run_benchmark
 
 ROOT = Path(__file__).parents[3]
 TEXTS = {page: (ROOT / page).read_text(encoding="utf-8") for page in {bound.page for bound in BOUNDS}}
@@ -123,6 +123,21 @@ def test_a_benchmark_runs_as_a_process_and_writes_its_ratios(tmp_path: Path, mon
 
     assert run_benchmark(("measuring",)) == {"fast": 3.0}
     assert run_benchmark(("measuring", "broken")) == {}
+
+
+def test_the_figures_of_redis_have_ratios_to_each_consumer_and_their_own() -> None:
+    figures = [
+        {"contestant": "penstock async", "empty_rate": 30.0, "recovery": "5.0"},
+        {"contestant": "bullmq", "empty_rate": 20.0, "recovery": "60.0"},
+        {"contestant": "sidekiq", "empty_rate": 5.0, "recovery": "lost 10 of 10"},
+        {"contestant": "taskiq", "empty_rate": None, "recovery": None},
+    ]
+    found = ratios_of_redis(json.dumps({"figures": figures, "ratios": {"redis plain / bare": 0.4}}))
+    assert found["redis async / bullmq"] == pytest.approx(1.5)
+    assert found["redis async / sidekiq"] == pytest.approx(6.0)
+    assert found["redis recovery: bullmq / async"] == pytest.approx(12.0)
+    assert found["redis plain / bare"] == pytest.approx(0.4)
+    assert not [name for name in found if "taskiq" in name or name == "redis recovery: sidekiq / async"]
 
 
 def test_a_file_of_another_form_is_refused() -> None:
