@@ -380,7 +380,9 @@ class SparkRun:
         return frame, columns
 
     def _frame(self) -> DataFrame | None:
-        return None if self._declaration.takes_rows_as_read else self._transformed(read(self._context.spark, self._plan))
+        return (
+            None if self._declaration.takes_rows_as_read else self._transformed(read(self._context.spark, self._plan))
+        )
 
     def _write(self, frame: DataFrame | None) -> Sequence[WrittenFile] | None:
         """Write the run's rows. Return the files that count; None: all files in the run's folder."""
