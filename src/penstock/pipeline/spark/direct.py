@@ -26,7 +26,7 @@ def write_as_read(spark: SparkSession, plan: ReadPlan, files: Files, directory: 
     """
     if not plan.partitions:
         return []
-    task = _DirectTask(
+    task = DirectTask(
         plan=SavedPlan.load(plan.work), writer=WriteTask.of(plan.options.columns, files=files, directory=directory)
     )
     count = len(plan.partitions)
@@ -35,7 +35,7 @@ def write_as_read(spark: SparkSession, plan: ReadPlan, files: Files, directory: 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _DirectTask:
+class DirectTask:
     """The only stage of a run, run by every task. Pickled to the executors, with the header of the plan."""
 
     plan: SavedPlan
