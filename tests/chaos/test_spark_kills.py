@@ -4,7 +4,6 @@ Also two ingests at once, each with its own Spark.
 Kills at the other steps of the protocol run without Spark: test_kill_steps.py, test_s3_kills.py, test_sql_kills.py.
 """
 
-import os
 import shutil
 import signal
 from contextlib import closing
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.chaos import transforms
 from tests.chaos.oracle import attempts, check_done, check_meanwhile, query, truth
-from tests.chaos.runs import FORMATS, KILLED, Case, write_objects
+from tests.chaos.runs import FORMATS, HOOKS, KILLED, Case, write_objects
 from tests.chaos.s3_case import S3Case
 from tests.chaos.test_kill_steps import OBJECTS, OF_A_RUN, OPTIONS, kill_and_check
 from tests.chaos.test_s3_kills import finish_and_check, prepared
@@ -76,7 +75,7 @@ def test_killing_spark_while_its_tasks_write_what_they_read_loses_nothing(
     (hooks / "sitecustomize.py").write_text(HELD_FILES.format(folder=str(case.folder)))
     gate = case.folder / transforms.GATE
     gate.touch()
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(hooks), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    monkeypatch.setenv(HOOKS, str(hooks))
     writing = case.start(*OPTIONS)
     writing.wait_until((case.folder / transforms.AT_GATE).exists)
     assert list((case.table / "data").rglob(".*.parquet.*")), "a task has a file that is not finished"
