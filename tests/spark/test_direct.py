@@ -242,7 +242,7 @@ def test_an_attempt_of_a_task_that_was_given_up_leaves_files_that_nothing_names(
     task = DirectTask(plan=SavedPlan.load(plan.work), writer=replace(writer, row_group_bytes=1, file_bytes=1))
     small = replace(task.plan.options, block_bytes=1)  # a batch of each object, and so a file
     task = replace(task, plan=replace(task.plan, options=small))
-    killed = task.results(iter([numbers(0)]))
+    killed: Any = task.results(iter([numbers(0)]))
     (first,) = next(killed).to_pylist()
     killed.close()  # as when Spark ends a task for its speculative copy
     named = [row["path"] for batch in task.results(iter([numbers(0)])) for row in batch.to_pylist()]
