@@ -64,7 +64,7 @@ def test_killing_spark_while_it_writes_or_at_any_step_loses_nothing(spark_case: 
     assert attempts(case.table)["abandoned"] >= 1 + len(OF_A_RUN), "each death abandons the batches that overlap"
 
 
-def test_killing_spark_while_its_tasks_write_what_they_read_loses_nothing(
+def test_killing_spark_while_its_tasks_read_and_write_loses_nothing(
     spark_case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = spark_case

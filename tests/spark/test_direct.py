@@ -213,7 +213,7 @@ def test_a_plan_without_objects_has_no_files(spark: SparkSession, tmp_path: Path
 @pytest.mark.parametrize(
     ("kind", "fault", "words"), [(Flood, TemporaryError, "slow down"), (Locked, TableError, "Access Denied")]
 )
-def test_a_fault_of_the_store_is_raised_as_what_it_is(
+def test_a_fault_of_the_store_is_raised_as_one(
     kind: type[LocalFiles], fault: type[Exception], words: str, spark: SparkSession, tmp_path: Path, source: Path
 ) -> None:
     files = kind(tmp_path / "table")

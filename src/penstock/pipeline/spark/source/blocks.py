@@ -226,7 +226,7 @@ def holds(block: bytes, text: bytes) -> bool:
 
     For two bytes it compares words, ten times as fast as ``in`` if the first byte is frequent (measured).
     """
-    if len(text) != _PAIR:
+    if len(text) != _PAIR or len(block) < _PAIR:
         return text in block
     wanted = np.frombuffer(text, dtype=np.uint16)
     for first in range(_PAIR):
