@@ -117,9 +117,9 @@ class Buckets:
         file, status = self._opened(request)
         start, stop = _range_of(request, status.st_size)
         headers = _headers(status)
-        if stop - start < status.st_size:
-            headers["Content-Range"] = f"bytes {start}-{stop - 1}/{status.st_size}"
         code = 206 if "range" in request.headers else 200
+        if code == 206:
+            headers["Content-Range"] = f"bytes {start}-{stop - 1}/{status.st_size}"
         if stop - start <= WHOLE_BYTES_MAX:
             with file:
                 return Response(status=code, headers=headers, body=os.pread(file.fileno(), stop - start, start))
@@ -353,8 +353,9 @@ class Connection(asyncio.Protocol):
 
     def _respond(self, request: Request) -> None:
         if "counts" in request.query:
+            assert self._transport is not None
             response = Response(body=json.dumps(self._counts.take()).encode())
-            self._write(request, response)
+            self._transport.write(response.head() + response.body)
             return
         self._counts.begin(request)
         try:
