@@ -127,7 +127,8 @@ def compare(name: str, stage: Stage, sides: Mapping[str, Side], rounds: int) -> 
         cpu, server = (statistics.median(values[1:]) for values in (found.cpu_seconds, found.server_seconds))
         each = " ".join(f"{value:.2f}" for value in found.seconds[1:])
         print(
-            f"{name:<15} {side:<16} {median:7.2f} s {size_mb / median:6.1f} MB/s  CPU {cpu:6.2f} s + server {server:5.2f} s"
+            f"{name:<15} {side:<16} {median:7.2f} s {size_mb / median:6.1f} MB/s"
+            f"  CPU {cpu:6.2f} s + server {server:5.2f} s"
             f"  {median / local:5.2f} x the folder's  (first {found.seconds[0]:.2f}; {each})",
             flush=True,
         )

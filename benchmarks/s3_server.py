@@ -87,7 +87,7 @@ class Response:
         return "\r\n".join([*lines, "\r\n"]).encode("latin-1")
 
 
-class Refusal(Exception):  # noqa: N818 - an answer of the server
+class Refusal(Exception):
     """An error response of S3."""
 
     def __init__(self, status: int, code: str) -> None:
