@@ -355,8 +355,8 @@ class _RangesAhead:
         self._ask()
 
     def holds(self, offset: int) -> bool:
-        """Return True if the bytes from there on can be taken: they are held, or next."""
-        return self._begin <= offset <= self._begin + len(self._held) and offset < self.stop
+        """Return True if the bytes from there on can be taken: they are held, or in the next range."""
+        return self._begin <= offset < min(self._begin + len(self._held) + WHOLE_BYTES_MAX, self.stop)
 
     def wait(self) -> None:
         """Wait for the first range. Raises its error."""
@@ -367,7 +367,7 @@ class _RangesAhead:
         parts: list[memoryview] = []
         stop = offset + wanted_bytes
         while offset < stop:
-            if offset == self._begin + len(self._held):
+            while offset >= self._begin + len(self._held):
                 self._advance()
             part = memoryview(self._held)[offset - self._begin : stop - self._begin]
             parts.append(part)
@@ -383,10 +383,11 @@ class _RangesAhead:
         self._held = b""
 
     def _advance(self) -> None:
-        """Hold the next range in place of this one."""
+        """Hold the next range in place of this one. One that failed stays the next, and raises its error each time."""
+        found = self._later[0].result()
+        self._later.popleft()
         self._begin += len(self._held)
-        self._held = b""
-        self._held = self._later.popleft().result()
+        self._held = found
         self._ahead_max = min(self._ahead_max + 1, RANGES_AHEAD_MAX)
         self._ask()
 
