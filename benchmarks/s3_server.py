@@ -37,7 +37,7 @@ from xml.sax.saxutils import escape
 UPLOADS = ".uploads"  # the folder of unfinished multipart uploads and PUTs
 WHOLE_BYTES_MAX = 128 << 10  # sent with the headers in one call
 KEYS_MAX = 1_000
-_RANGE = re.compile(r"bytes=(\d+)-(\d*)$")
+_RANGE = re.compile(r"bytes=(\d*)-(\d*)$")
 _PART = re.compile(r"<PartNumber>(\d+)</PartNumber>")
 _KEY = re.compile(r"<Key>(.*?)</Key>", re.DOTALL)
 _NUMBERS = itertools.count()
@@ -271,8 +271,8 @@ def _range_of(request: Request, size_bytes: int) -> tuple[int, int]:
     found = _RANGE.match(request.headers.get("range", ""))
     if found is None:
         return 0, size_bytes
-    start = int(found[1])
-    stop = min(int(found[2]) + 1, size_bytes) if found[2] else size_bytes
+    start = int(found[1]) if found[1] else max(0, size_bytes - int(found[2]))
+    stop = min(int(found[2]) + 1, size_bytes) if found[1] and found[2] else size_bytes
     if start >= size_bytes:
         raise Refusal(416, "InvalidRange")
     return start, stop
