@@ -1,15 +1,15 @@
 """The whole chain from S3: listing -> queue -> ledger -> Spark -> Delta, against a folder as source.
 
     python -m benchmarks.s3 [--big-mb 200] [--small 5000] [--rounds 5] [--only big|small] [--delay-ms 20]
-                            [--into-s3] [--json FILE]
+                            [--all] [--json FILE]
 
 All sides read the same files, in one session of one process. The server (`benchmarks.s3_server`) serves them from the
-page cache and delays every response by ``--delay-ms``, which costs no CPU. ``GETs`` fetches all bytes in parallel with
-obstore and discards them: the limit of the server and the client library. Rounds alternate, and the first one does not
-count. Prints medians of seconds and of CPU seconds (user and system, of this process, the JVM and Spark's Python
-workers; the server's apart), the requests of the last round, and the ratio of the seconds to the folder's. ``--json``
-writes the ratios, by name. The server shares the cores with the measured programs, so its CPU is a part of the
-difference between the sides.
+page cache and delays every response by ``--delay-ms``, which costs no CPU. ``GETs`` fetches all bytes, 16 ranges of at
+most 8 MiB at once, and discards them: the limit of the server and the client library. Rounds alternate, and the first
+one does not count. Prints medians of seconds and of CPU seconds (user and system, of this process, the JVM and Spark's
+Python workers; the server's apart), the requests of the last round, and the ratio of the seconds to the folder's.
+``--json`` writes the ratios, by name. The server shares the cores with the measured programs, so its CPU is a part of
+the difference between the sides.
 """
 
 import argparse
@@ -22,8 +22,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from pyarrow import fs
 
 from benchmarks.reader import DDL, make_files
 from benchmarks.s3_server import FolderServer
@@ -34,7 +37,7 @@ from penstock.pipeline.spark.classic import SessionSettings, end_session, start_
 from penstock.pipeline.spark.java import find_java
 from penstock.pipeline.spark.runtime import Session
 from penstock.storage.aws import Aws
-from penstock.storage.s3 import bucket_client
+from penstock.storage.s3 import bucket_client, service_client
 from penstock.worker.shutdown import StopSignal
 
 BUCKET = "bench"
@@ -54,6 +57,10 @@ class Stage:
     folder: Path  # holds the files
     prefix: str  # has them in S3
     objects: int
+
+    @property
+    def aws(self) -> Aws:
+        return Aws(endpoint_url=self.server.url, region="us-east-1")
 
     def ingest(self, source: str, table: str, state: Path) -> None:
         """Ingest into a new table."""
@@ -79,8 +86,41 @@ def from_s3_into_s3(stage: Stage, out: Path) -> None:
     stage.ingest(f"s3://{BUCKET}/{stage.prefix}", f"s3://{BUCKET}/{out.name}/table", out / "state")
 
 
-def bare_gets(stage: Stage, out: Path) -> None:  # noqa: ARG001 - as the other sides
-    client = bucket_client(BUCKET, Aws(endpoint_url=stage.server.url, region="us-east-1"))
+GetRange = Callable[[str, int, int], bytes]
+"""``get(key, start, stop)``: these bytes of an object."""
+
+
+def with_obstore(stage: Stage) -> GetRange:
+    client = bucket_client(BUCKET, stage.aws)
+    return lambda key, start, stop: bytes(client.get_range(key, start=start, end=stop))
+
+
+def with_boto3(stage: Stage) -> GetRange:
+    client = service_client(stage.aws)
+
+    def get(key: str, start: int, stop: int) -> bytes:
+        found = client.get_object(Bucket=BUCKET, Key=key, Range=f"bytes={start}-{stop - 1}")
+        data: bytes = found["Body"].read()
+        return data
+
+    return get
+
+
+def with_pyarrow(stage: Stage) -> GetRange:
+    address = stage.server.url.removeprefix("http://")
+    system = fs.S3FileSystem(endpoint_override=address, scheme="http", region="us-east-1")
+
+    def get(key: str, start: int, stop: int) -> bytes:
+        with system.open_input_file(f"{BUCKET}/{key}") as file:
+            data: bytes = file.read_at(stop - start, start)
+        return data
+
+    return get
+
+
+def gets(client: Callable[[Stage], GetRange], stage: Stage, out: Path) -> None:  # noqa: ARG001 - as the other sides
+    """Fetch all bytes, some ranges at once, and discard them."""
+    get = client(stage)
     ranges = [
         (f"{stage.prefix}/{path.name}", start, min(start + GET_BYTES, size))
         for path in stage.folder.iterdir()
@@ -88,7 +128,7 @@ def bare_gets(stage: Stage, out: Path) -> None:  # noqa: ARG001 - as the other s
         for start in range(0, size, GET_BYTES)
     ]
     with ThreadPoolExecutor(GETS_AT_ONCE) as pool:
-        for _ in pool.map(lambda one: len(client.get_range(one[0], start=one[1], end=one[2])), ranges):
+        for _ in pool.map(lambda one: len(get(*one)), ranges):
             pass
 
 
@@ -96,9 +136,11 @@ SIDES: Mapping[str, Side] = {
     LOCAL: from_folder,
     "from S3": from_s3,
     "from S3 into S3": from_s3_into_s3,
-    f"GETs x {GETS_AT_ONCE}": bare_gets,
+    "GETs by obstore": partial(gets, with_obstore),
+    "GETs by boto3": partial(gets, with_boto3),
+    "GETs by pyarrow": partial(gets, with_pyarrow),
 }
-OPTIONAL = "from S3 into S3"
+USUAL = (LOCAL, "from S3", "GETs by obstore")
 
 
 @dataclass(slots=True)
@@ -140,8 +182,7 @@ def compare(name: str, stage: Stage, sides: Mapping[str, Side], rounds: int) -> 
 
 def measure(stage: Stage, side: Side, number: int, into: Measured) -> None:
     """Run a side once."""
-    out = stage.folder.parent / f"out-{stage.prefix}-{number}-{side.__name__}"
-    out.mkdir()
+    out = Path(tempfile.mkdtemp(prefix=f"out-{stage.prefix}-{number}-", dir=stage.folder.parent))
     stage.server.counts()
     began_at, cpu_before = time.monotonic(), cpu_seconds(except_of=stage.server.pid)
     side(stage, out)
@@ -176,11 +217,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", choices=("big", "small"))
     parser.add_argument("--delay-ms", type=float, default=20.0)
-    parser.add_argument("--into-s3", action="store_true", help="measure a table in S3, too")
+    parser.add_argument("--all", action="store_true", help="also a table in S3, and GETs by other client libraries")
     parser.add_argument("--json", type=Path, help="write the ratios into this file")
     arguments = parser.parse_args()
     os.environ.update({"AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "bench", "AWS_REGION": "us-east-1"})
-    sides = {name: side for name, side in SIDES.items() if arguments.into_s3 or name != OPTIONAL}
+    sides = {name: side for name, side in SIDES.items() if arguments.all or name in USUAL}
     ratios: dict[str, float] = {}
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
         folder = Path(name)
