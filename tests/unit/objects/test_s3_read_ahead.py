@@ -190,7 +190,7 @@ def test_an_object_that_is_replaced_meanwhile_is_superseded(store: S3Store, stub
 
 
 @pytest.mark.parametrize("span", [None, (0, SIZE_BYTES), (20 * MIB, 30 * MIB)])
-def test_opening_raises_what_is_wrong_with_the_object(store: S3Store, stub: S3Stub, span: Span | None) -> None:
+def test_opening_raises_the_error_of_the_object(store: S3Store, stub: S3Stub, span: Span | None) -> None:
     stub.answer = lambda asked: refusal(404, "NoSuchKey")
     with pytest.raises(ObjectGone):
         store.open(REF, span)
