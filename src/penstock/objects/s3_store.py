@@ -38,7 +38,9 @@ if TYPE_CHECKING:
     from obstore import GetOptions
 
 
-WHOLE_BYTES_MAX = 8 << 20  # up to this size an object is read with one request; the size of larger ones' ranges
+WHOLE_BYTES_MAX = 8 << 20  # up to this size an object is read with one request, and a response body at once
+HEAD_BYTES = 64 << 10  # fetched when a large object is opened: proves that it exists, and serves its first reads
+RANGE_BYTES = WHOLE_BYTES_MAX + HEAD_BYTES  # of a large one: a block of lines, behind the end of a line before it
 CHUNK_BYTES = 4 << 20
 
 
@@ -180,12 +182,11 @@ def _at_once(got: Any) -> Iterator[bytes]:
     yield bytes(got.bytes())
 
 
-HEAD_BYTES = 64 << 10  # fetched when a large object is opened: proves that it exists, and serves its first reads
 TRIES_MAX = 4  # in a row, without receiving a byte
 BACKOFF_BASE_SECONDS = 0.2
 BACKOFF_CAP_SECONDS = 5.0
 
-RANGES_AHEAD_MAX = 3  # of `WHOLE_BYTES_MAX` each, besides the one that is being read
+RANGES_AHEAD_MAX = 3  # of `RANGE_BYTES` each, besides the one that is being read
 
 Pause = Callable[[float], None]
 Span = tuple[int, int]
@@ -257,7 +258,7 @@ def prefetched_bytes(ref: ObjectRef, span: Span | None = None) -> int:
     """Return how many bytes a newly opened reader of this object has fetched and holds, or is about to."""
     if ref.size_bytes <= WHOLE_BYTES_MAX:
         return ref.size_bytes
-    return HEAD_BYTES if span is None else HEAD_BYTES + WHOLE_BYTES_MAX
+    return HEAD_BYTES if span is None else HEAD_BYTES + RANGE_BYTES
 
 
 class S3Reader:
@@ -335,7 +336,7 @@ class S3Reader:
 class _RangesAhead:
     """The bytes [start, stop) of a version, for a reader that takes them in order. Used by one thread.
 
-    Fetches ranges of `WHOLE_BYTES_MAX` in threads of its own: one at first, and one more ahead with each that is read,
+    Fetches ranges of `RANGE_BYTES` in threads of its own: one at first, and one more ahead with each that is read,
     up to `RANGES_AHEAD_MAX`, since a reader may stop after the first. Holds as many, and the one that is being read.
     A failed range raises its error when its turn comes.
     """
@@ -356,7 +357,7 @@ class _RangesAhead:
 
     def holds(self, offset: int) -> bool:
         """Return True if the bytes from there on can be taken: they are held, or in the next range."""
-        return self._begin <= offset < min(self._begin + len(self._held) + WHOLE_BYTES_MAX, self.stop)
+        return self._begin <= offset < min(self._begin + len(self._held) + RANGE_BYTES, self.stop)
 
     def wait(self) -> None:
         """Wait for the first range. Raises its error."""
@@ -393,7 +394,7 @@ class _RangesAhead:
 
     def _ask(self) -> None:
         while self._asked < self.stop and len(self._later) < self._ahead_max:
-            stop = min(self._asked + WHOLE_BYTES_MAX, self.stop)
+            stop = min(self._asked + RANGE_BYTES, self.stop)
             self._later.append(self._pool.submit(self._fetch, self._ref, self._asked, stop))
             self._asked = stop
 

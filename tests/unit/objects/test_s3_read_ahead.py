@@ -12,7 +12,7 @@ from tests.services.s3_stub import Answered, Asked, S3Stub, refusal
 
 from penstock.errors import ObjectDenied, ObjectGone, ObjectSuperseded
 from penstock.objects.reference import ObjectRef
-from penstock.objects.s3_store import HEAD_BYTES, RANGES_AHEAD_MAX, WHOLE_BYTES_MAX, S3Store, Span
+from penstock.objects.s3_store import HEAD_BYTES, RANGE_BYTES, RANGES_AHEAD_MAX, S3Store, Span
 from penstock.objects.stores import ahead
 from penstock.pipeline.spark.source.options import ReadOptions
 from penstock.pipeline.spark.source.plan import Piece, ReadPlan
@@ -25,7 +25,7 @@ DEADLINE_SECONDS = 60.0
 MIB = 1 << 20
 RANGES = 12
 LINE = b'{"id": 1234567}\n'
-SIZE_BYTES = RANGES * WHOLE_BYTES_MAX
+SIZE_BYTES = RANGES * RANGE_BYTES
 REF = ObjectRef(bucket="landing", key="in/a.jsonl", size_bytes=SIZE_BYTES, etag="0f")
 THREADS = "penstock-s3-range"
 
@@ -111,18 +111,18 @@ def store(stub: S3Stub) -> S3Store:
 def test_a_reader_in_order_gets_every_byte_once(store: S3Store, stub: S3Stub) -> None:
     at = 0
     with store.open(REF, (0, SIZE_BYTES)) as reader:
-        for length in (2, 3 * MIB, WHOLE_BYTES_MAX, 1, 20 * MIB, SIZE_BYTES):
+        for length in (2, 3 * MIB, RANGE_BYTES, 1, 20 * MIB, SIZE_BYTES):
             data = reader.pread(at, length)
             assert data == content(at, min(at + length, SIZE_BYTES))
             at += len(data)
     assert at == SIZE_BYTES
-    assert spans_of(stub) == [(at, at + WHOLE_BYTES_MAX) for at in range(0, SIZE_BYTES, WHOLE_BYTES_MAX)]
+    assert spans_of(stub) == [(at, at + RANGE_BYTES) for at in range(0, SIZE_BYTES, RANGE_BYTES)]
 
 
 def test_ranges_are_fetched_in_parallel_while_one_is_read(store: S3Store, large: LargeObject) -> None:
-    large.concurrent_min, large.concurrent_from = RANGES_AHEAD_MAX, RANGES_AHEAD_MAX * WHOLE_BYTES_MAX
+    large.concurrent_min, large.concurrent_from = RANGES_AHEAD_MAX, RANGES_AHEAD_MAX * RANGE_BYTES
     with store.open(REF, (0, SIZE_BYTES)) as reader:
-        read = iter(lambda: reader.read(WHOLE_BYTES_MAX), b"")
+        read = iter(lambda: reader.read(RANGE_BYTES), b"")
         assert sum(map(len, read)) == SIZE_BYTES
     assert large.concurrent_max == RANGES_AHEAD_MAX
 
@@ -131,14 +131,14 @@ def test_the_bytes_ahead_are_bounded(store: S3Store, stub: S3Stub) -> None:
     ranges_read = 5
     with store.open(REF, (0, SIZE_BYTES)) as reader:
         for number in range(ranges_read):
-            reader.pread(number * WHOLE_BYTES_MAX, WHOLE_BYTES_MAX)
-    assert max(stop for _, stop in spans_of(stub)) <= (ranges_read + RANGES_AHEAD_MAX) * WHOLE_BYTES_MAX
+            reader.pread(number * RANGE_BYTES, RANGE_BYTES)
+    assert max(stop for _, stop in spans_of(stub)) <= (ranges_read + RANGES_AHEAD_MAX) * RANGE_BYTES
     assert len(stub.asked) > ranges_read
 
 
 def test_a_reader_that_stops_at_once_has_fetched_one_range(store: S3Store, stub: S3Stub) -> None:
     store.open(REF, (0, SIZE_BYTES)).close()
-    assert spans_of(stub) == [(0, WHOLE_BYTES_MAX)]
+    assert spans_of(stub) == [(0, RANGE_BYTES)]
 
 
 def test_the_first_bytes_of_a_piece_are_fetched_beside_those_of_the_object(store: S3Store, large: LargeObject) -> None:
@@ -152,12 +152,22 @@ def test_the_first_bytes_of_a_piece_are_fetched_beside_those_of_the_object(store
         assert reader.pread(stop, HEAD_BYTES) == content(stop, stop + HEAD_BYTES)
 
 
+def test_the_first_block_of_a_piece_needs_one_range(store: S3Store, large: LargeObject) -> None:
+    """Otherwise a second request would follow the first, at the beginning of every piece."""
+    start, stop = 20 * MIB, 40 * MIB
+    large.refused_at = start - 1 + RANGE_BYTES
+    with store.open(REF, (start, stop)) as reader:
+        first_line = start + HEAD_BYTES // 2
+        assert reader.pread(start - 1, HEAD_BYTES) == content(start - 1, start - 1 + HEAD_BYTES)
+        assert reader.pread(first_line, 8 * MIB) == content(first_line, first_line + 8 * MIB)
+
+
 def test_nothing_far_behind_a_piece_is_fetched(store: S3Store, stub: S3Stub) -> None:
     start, stop = 20 * MIB, 30 * MIB
     with store.open(REF, (start, stop)) as reader:
         assert reader.pread(start, stop - start) == content(start, stop)
         assert reader.pread(stop, HEAD_BYTES) == content(stop, stop + HEAD_BYTES)  # to the end of the last line
-    middle = start - 1 + WHOLE_BYTES_MAX
+    middle = start - 1 + RANGE_BYTES
     assert spans_of(stub) == [(0, HEAD_BYTES), (start - 1, middle), (middle, stop + HEAD_BYTES)]
 
 
@@ -170,22 +180,22 @@ def test_other_bytes_can_be_read_at_any_time(store: S3Store) -> None:
 
 
 def test_a_range_that_fails_raises_in_its_turn(store: S3Store, large: LargeObject) -> None:
-    large.refused_at = 3 * WHOLE_BYTES_MAX
+    large.refused_at = 3 * RANGE_BYTES
     with store.open(REF, (0, SIZE_BYTES)) as reader:
         for number in range(3):
-            at = number * WHOLE_BYTES_MAX
-            assert reader.pread(at, WHOLE_BYTES_MAX) == content(at, at + WHOLE_BYTES_MAX)
+            at = number * RANGE_BYTES
+            assert reader.pread(at, RANGE_BYTES) == content(at, at + RANGE_BYTES)
         for _ in range(2):
             with pytest.raises(ObjectDenied):
-                reader.pread(3 * WHOLE_BYTES_MAX, 1)
+                reader.pread(3 * RANGE_BYTES, 1)
     assert not reading_threads()
 
 
 def test_an_object_that_is_replaced_meanwhile_is_superseded(store: S3Store, stub: S3Stub, large: LargeObject) -> None:
-    large.changed_at = 4 * WHOLE_BYTES_MAX
+    large.changed_at = 4 * RANGE_BYTES
     read: list[bytes] = []
     with store.open(REF, (0, SIZE_BYTES)) as reader, pytest.raises(ObjectSuperseded):
-        read.extend(iter(lambda: reader.read(WHOLE_BYTES_MAX), b""))
+        read.extend(iter(lambda: reader.read(RANGE_BYTES), b""))
     assert {asked.headers["if-match"] for asked in stub.asked} == {'"0f"'}
 
 

@@ -20,7 +20,7 @@ from penstock.errors import (
     TemporaryError,
 )
 from penstock.objects.reference import ObjectRef
-from penstock.objects.s3_store import HEAD_BYTES, WHOLE_BYTES_MAX, S3Store
+from penstock.objects.s3_store import HEAD_BYTES, RANGE_BYTES, WHOLE_BYTES_MAX, S3Store
 from penstock.objects.store import ObjectStore
 from penstock.storage.address import S3Address, s3_address
 from penstock.storage.aws import Aws
@@ -167,7 +167,7 @@ def test_sequential_reads_are_ranges(store: S3Store, stub: S3Stub) -> None:
         assert reader.pread(0, 1_000) == LARGE_CONTENT[:1_000]
         read = iter(lambda: reader.read(3 * MIB), b"")
         assert b"".join(read) == LARGE_CONTENT
-    edges = [0, WHOLE_BYTES_MAX, 2 * WHOLE_BYTES_MAX, len(LARGE_CONTENT)]
+    edges = [0, RANGE_BYTES, 2 * RANGE_BYTES, len(LARGE_CONTENT)]
     assert sorted(asked.headers["range"] for asked in stub.asked) == sorted(
         [f"bytes=0-{HEAD_BYTES - 1}", *(f"bytes={start}-{stop - 1}" for start, stop in pairwise(edges))]
     )
@@ -180,7 +180,7 @@ def test_only_adjacent_reads_are_read_ahead(store: S3Store, stub: S3Stub) -> Non
         for start in (5 * MIB, 6 * MIB, 7 * MIB, 2 * MIB):
             assert reader.pread(start, MIB) == LARGE_CONTENT[start : start + MIB]
     ranges = [asked.headers["range"] for asked in stub.asked[1:]]
-    edge, last = 6 * MIB + WHOLE_BYTES_MAX, len(LARGE_CONTENT) - 1
+    edge, last = 6 * MIB + RANGE_BYTES, len(LARGE_CONTENT) - 1
     assert set(ranges) == {
         f"bytes={5 * MIB}-{6 * MIB - 1}",
         f"bytes={6 * MIB}-{edge - 1}",
