@@ -23,6 +23,7 @@ SCHEMA = "id long, v double, s string"
 RUN_SECONDS_MAX = 240.0  # a hang, or a wait for a lease, fails a test instead of prolonging it
 # No process may need a lease to expire: one that waits for it exceeds the bound above.
 LEASE_SECONDS = 600
+HOOKS = "CHAOS_HOOKS"  # a folder with a sitecustomize.py for Spark's workers
 KILLED = -signal.SIGKILL
 STOPPED = 75
 INTERRUPTED = 130
@@ -259,7 +260,8 @@ def environment(**settings: object) -> dict[str, str]:
     }
     return {
         **inherited,
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}",  # `tests`, for `IN_PROCESS`, and this Penstock
+        # hooks of the test; `tests`, for `IN_PROCESS`; this Penstock
+        "PYTHONPATH": os.pathsep.join([*filter(None, [os.environ.get(HOOKS)]), str(ROOT), str(ROOT / "src")]),
         **{f"PENSTOCK_{name.upper()}": str(value) for name, value in given.items()},
     }
 

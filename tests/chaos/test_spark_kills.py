@@ -12,12 +12,33 @@ from pathlib import Path
 import pytest
 from tests.chaos import transforms
 from tests.chaos.oracle import attempts, check_done, check_meanwhile, query, truth
-from tests.chaos.runs import FORMATS, KILLED, Case, write_objects
+from tests.chaos.runs import FORMATS, HOOKS, KILLED, Case, write_objects
 from tests.chaos.s3_case import S3Case
 from tests.chaos.test_kill_steps import OBJECTS, OF_A_RUN, OPTIONS, kill_and_check
 from tests.chaos.test_s3_kills import finish_and_check, prepared
 from tests.chaos.test_s3_kills import kill_and_check as kill_and_check_in_s3
 from tests.services.aws_server import AwsServer
+
+# Makes a task wait before the end of a data file. Python runs it when it starts, also in Spark's workers.
+HELD_FILES = f"""
+import os
+import time
+from pathlib import Path
+
+gate, at_gate = Path({{folder!r}}, {transforms.GATE!r}), Path({{folder!r}}, {transforms.AT_GATE!r})
+fsync = os.fsync
+
+
+def held(descriptor):
+    path = os.readlink(f"/proc/self/fd/{{{{descriptor}}}}")
+    while gate.exists() and "/table/data/" in path and ".parquet" in path:
+        at_gate.touch()
+        time.sleep(0.02)  # between two looks at a file that the test removes
+    fsync(descriptor)
+
+
+os.fsync = held
+"""
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -41,6 +62,30 @@ def test_killing_spark_while_it_writes_or_at_any_step_loses_nothing(spark_case: 
     case.ingest(*OPTIONS)
     check_done(whole, case.table)
     assert attempts(case.table)["abandoned"] >= 1 + len(OF_A_RUN), "each death abandons the batches that overlap"
+
+
+def test_killing_spark_while_its_tasks_read_and_write_loses_nothing(
+    spark_case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = spark_case
+    write_objects(case.source, range(OBJECTS))
+    whole = truth(case.source)
+    hooks = case.folder / "hooks"
+    hooks.mkdir()
+    (hooks / "sitecustomize.py").write_text(HELD_FILES.format(folder=str(case.folder)))
+    gate = case.folder / transforms.GATE
+    gate.touch()
+    monkeypatch.setenv(HOOKS, str(hooks))
+    writing = case.start(*OPTIONS)
+    writing.wait_until((case.folder / transforms.AT_GATE).exists)
+    assert list((case.table / "data").rglob(".*.parquet.*")), "a task has a file that is not finished"
+    writing.send_group(signal.SIGKILL)
+    writing.end().expect(KILLED)
+    gate.unlink()
+    check_meanwhile(whole, case.table)
+    case.ingest(*OPTIONS)
+    check_done(whole, case.table)
+    assert attempts(case.table)["abandoned"] >= 1
 
 
 @pytest.mark.slow  # quick: the steps with S3 in test_s3_kills, those with Spark above, both in test_cluster

@@ -39,7 +39,8 @@ def test_the_report_lists_a_heavy_library_that_is_loaded() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["arrow_writer", "declaration", "probe", "shared_folders", "source.datasource", "survey_task", "trial"]
+    "module",
+    ["arrow_writer", "declaration", "direct", "probe", "shared_folders", "source.datasource", "survey_task", "trial"],
 )
 def test_modules_of_tasks_need_no_package_that_executors_lack(module: str) -> None:
     code = (

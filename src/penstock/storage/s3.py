@@ -204,7 +204,7 @@ RETRY_SECONDS = 60
 
 # boto3 renews credentials at least ten minutes before they expire, so the ones it returns are valid for that long.
 _CREDENTIALS_TTL = timedelta(minutes=9)
-_CONNECTIONS = 32
+_CONNECTIONS = 128  # as many as objects are opened at once
 _SERVER_ERROR, _TOO_MANY_REQUESTS = 500, 429  # HTTP status codes of temporary errors
 _AWS_ENDPOINT = ".amazonaws.com"
 _REGIONS_UNSET = ("", "aws-global")

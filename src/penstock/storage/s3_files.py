@@ -1,7 +1,8 @@
 """Files below an S3 prefix.
 
 `S3Input` reads an object, seekable: each read is one request for exactly those bytes of exactly one version. That
-suits readers of Parquet, which read a footer and a few columns of a large file.
+suits readers of Parquet, which read a footer and a few columns of a large file. Opening fetches the end of the file,
+which tells its size and version too: so a footer, or a small file, costs one request.
 
 `S3Output` writes a new object sequentially; the object appears complete or not at all. A small one is a single PUT.
 A larger one is a multipart upload whose parts are sent during writing, a few at a time. An abandoned upload is
@@ -191,7 +192,8 @@ class S3Output(io.RawIOBase):
             self._sending.clear()
 
 
-SINGLE_READ_BYTES_MAX = 1 << 20  # files up to this size are read with a single request
+TAIL_BYTES = 64 << 10  # of a file that is opened: its end has the footer of Parquet, and a small file is no larger
+SINGLE_READ_BYTES_MAX = 1 << 20  # of files up to this size, all the rest is read with a second request
 _DELETED_AT_ONCE = 1_000  # S3's limit
 
 
@@ -292,18 +294,19 @@ class S3Files:
 
     @contextmanager
     def open_input(self, path: str) -> Iterator[BinaryIO]:
-        with self._explained(path):
-            head = self._bucket().head(self._key(path))
-        size_bytes, etag = head["size"], head["e_tag"]
+        tail, size_bytes, etag = self._tail(path)
+        begin = size_bytes - len(tail)
 
         def fetch(start: int, stop: int) -> bytes:
+            if start >= begin:
+                return tail[start - begin : stop - begin]
             with self._explained(path):
                 got = self._bucket().get(self._key(path), options={"range": (start, stop), "if_match": etag})
                 return bytes(got.bytes())
 
         file: io.IOBase = S3Input(size_bytes, fetch)
-        if 0 < size_bytes <= SINGLE_READ_BYTES_MAX:
-            file = io.BytesIO(fetch(0, size_bytes))
+        if size_bytes <= SINGLE_READ_BYTES_MAX:
+            file = io.BytesIO(fetch(0, begin) + tail if begin else tail)
         with file:
             yield cast(BinaryIO, file)
 
@@ -350,6 +353,17 @@ class S3Files:
 
     def _key(self, path: str) -> str:
         return "/".join(part for part in (self.address.prefix, path) if part)
+
+    def _tail(self, path: str) -> tuple[bytes, int, str | None]:
+        """Return the last bytes of a file, its size and its ETag. Raises `FileNotFoundError`."""
+        with self._explained(path):
+            try:
+                got = self._bucket().get(self._key(path), options={"range": {"suffix": TAIL_BYTES}})
+            except Exception as error:
+                if not is_of_s3(error) or fault_of(error).kind is not RefusalKind.RANGE:
+                    raise
+                got = self._bucket().get(self._key(path))  # an empty file has no last bytes
+            return bytes(got.bytes()), got.meta["size"], got.meta["e_tag"]
 
     def _size(self, path: str) -> int | None:
         found = self.stat(path)

@@ -13,7 +13,7 @@ from penstock.objects.local_store import LocalStore
 from penstock.objects.reference import ObjectRef
 from penstock.objects.s3_store import S3Store
 from penstock.objects.store import ObjectStore
-from penstock.objects.stores import ahead
+from penstock.objects.stores import OPENED_AT_FIRST, ahead
 from penstock.storage.address import s3_address
 
 DEADLINE_SECONDS = 60.0
@@ -94,6 +94,18 @@ def test_as_many_objects_as_allowed_are_requested_at_once(store: S3Store, object
         for ref in wanted:
             read(opening, ref)
     assert objects.concurrent_max == 4
+
+
+def test_more_objects_are_requested_at_once_if_the_reader_waits(
+    store: S3Store, stub: S3Stub, objects: NumberedObjects
+) -> None:
+    wanted = refs(5 * OPENED_AT_FIRST)
+    objects.concurrent_min = 2 * OPENED_AT_FIRST
+    with ahead(store, wanted, opened_max=2 * OPENED_AT_FIRST) as opening:
+        for ref in wanted:
+            read(opening, ref)
+    assert objects.concurrent_max == 2 * OPENED_AT_FIRST
+    assert len(stub.asked) == len(wanted), "no request timed out and was repeated"
 
 
 def test_prefetched_bytes_are_bounded(store: S3Store, objects: NumberedObjects) -> None:

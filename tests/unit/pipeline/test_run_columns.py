@@ -37,6 +37,7 @@ class Runs:
             return object()
 
         self._monkeypatch.setattr(module, "read", read)
+        self._monkeypatch.setattr(SparkRun, "_transformed", lambda _, frame: frame)
         self._monkeypatch.setattr(module, "_columns", lambda *_: pa.schema(columns))
         run = self._run(on_change, current_only=current_only)
         run._plan.save()
@@ -56,6 +57,7 @@ class Runs:
             work=LocalFiles(self._folder / "w"),
             read=ReadOptions(schema_ddl="id long"),
             on_change=on_change,
+            transform=lambda frame: frame,
         )
         context: Any = SimpleNamespace(
             declaration=declaration, spark=None, runtime=SimpleNamespace(tasks_at_once=lambda: 2), clock=None

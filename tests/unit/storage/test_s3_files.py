@@ -21,9 +21,29 @@ from penstock.errors import (
 from penstock.storage.address import S3Address, s3_address
 from penstock.storage.aws import Aws
 from penstock.storage.roots import files_at
-from penstock.storage.s3_files import PART_BYTES, SINGLE_READ_BYTES_MAX, S3Files, S3Input, S3Output
+from penstock.storage.s3_files import PART_BYTES, SINGLE_READ_BYTES_MAX, TAIL_BYTES, S3Files, S3Input, S3Output
 
 NOWHERE = Aws(region="us-east-1", endpoint_url="http://127.0.0.1:9")
+
+
+def ranges_of(content: bytes, *, etag: str = "0f") -> Callable[[Asked], Answered]:
+    """Return the responses of a server that has this object."""
+
+    def answer(asked: Asked) -> Answered:
+        headers = {"ETag": f'"{etag}"'}
+        if asked.headers.get("if-match", headers["ETag"]) != headers["ETag"]:
+            return refusal(412, "PreconditionFailed")
+        if "range" not in asked.headers:
+            return Answered(headers=headers, body=content if asked.method == "GET" else b"")
+        first, last = asked.headers["range"].removeprefix("bytes=").split("-")
+        start = int(first) if first else max(0, len(content) - int(last))
+        if start >= len(content):
+            return refusal(416, "InvalidRange")
+        stop = min(int(last) + 1, len(content)) if first else len(content)
+        headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(content)}"
+        return Answered(status=206, body=content[start:stop], headers=headers)
+
+    return answer
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +54,7 @@ def server() -> Iterator[S3Stub]:
 
 @pytest.fixture
 def stub(server: S3Stub) -> S3Stub:
-    server.answer = lambda asked: Answered(headers={"ETag": '"0f"'})
+    server.answer = ranges_of(b"")
     server.asked.clear()
     return server
 
@@ -152,43 +172,61 @@ def test_a_file_that_cannot_be_deleted_is_reported(files: S3Files, stub: S3Stub,
     assert caught.type is error
 
 
-def ranges_of(content: bytes) -> Callable[[Asked], Answered]:
-    def answer(asked: Asked) -> Answered:
-        headers = {"ETag": '"0f"'}
-        if asked.method == "HEAD":
-            return Answered(headers={**headers, "Content-Length": str(len(content))})
-        first, last = asked.headers["range"].removeprefix("bytes=").split("-")
-        start, stop = int(first), min(int(last) + 1, len(content))
-        return Answered(
-            status=206,
-            body=content[start:stop],
-            headers={**headers, "Content-Range": f"bytes {start}-{stop - 1}/{len(content)}"},
-        )
+def asked_ranges(stub: S3Stub) -> list[tuple[str | None, str | None]]:
+    return [(asked.headers.get("range"), asked.headers.get("if-match")) for asked in stub.asked]
 
-    return answer
+
+def test_the_end_of_an_input_is_fetched_with_its_size(files: S3Files, stub: S3Stub) -> None:
+    content = bytes(range(256)) * (SINGLE_READ_BYTES_MAX // 256 + 1)
+    stub.answer = ranges_of(content)
+    with files.open_input("a") as file:
+        file.seek(-TAIL_BYTES, io.SEEK_END)
+        assert file.read() == content[-TAIL_BYTES:]
+        file.seek(-8, io.SEEK_END)
+        assert file.read(4) == content[-8:-4]
+    assert asked_ranges(stub) == [(f"bytes=-{TAIL_BYTES}", None)]
 
 
 def test_an_input_fetches_only_the_bytes_read_of_one_version(files: S3Files, stub: S3Stub) -> None:
     content = bytes(range(256)) * (SINGLE_READ_BYTES_MAX // 256 + 1)
     stub.answer = ranges_of(content)
+    start = len(content) - TAIL_BYTES - 4
     with files.open_input("a") as file:
-        file.seek(-8, io.SEEK_END)
-        assert file.read(8) == content[-8:]
-    asked = stub.asked[1]
-    assert (asked.headers["range"], asked.headers["if-match"]) == (
-        f"bytes={len(content) - 8}-{len(content) - 1}",
-        '"0f"',
-    )
-    assert len(stub.asked) == 2
-
-
-def test_a_small_input_is_fetched_at_once(files: S3Files, stub: S3Stub) -> None:
-    stub.answer = ranges_of(b"first\nsecond\n")
-    with files.open_input("a") as file:
-        assert list(file) == [b"first\n", b"second\n"]
+        file.seek(start)
+        assert file.read(8) == content[start : start + 8]
+        assert asked_ranges(stub)[1:] == [(f"bytes={start}-{start + 7}", '"0f"')]
+        stub.answer = ranges_of(content, etag="10")
         file.seek(0)
-        assert file.read() == b"first\nsecond\n"
-    assert [asked.method for asked in stub.asked] == ["HEAD", "GET"]
+        with pytest.raises(TemporaryError, match="another version"):
+            file.read(8)
+
+
+@pytest.mark.parametrize("size_bytes", [1, 1_000, TAIL_BYTES])
+def test_a_small_input_is_fetched_with_one_request(files: S3Files, stub: S3Stub, size_bytes: int) -> None:
+    content = (b"line\n" * size_bytes)[:size_bytes]
+    stub.answer = ranges_of(content)
+    with files.open_input("a") as file:
+        assert b"".join(file) == content
+        file.seek(0)
+        assert file.read() == content
+    assert asked_ranges(stub) == [(f"bytes=-{TAIL_BYTES}", None)]
+
+
+def test_an_input_of_medium_size_is_fetched_with_two_requests(files: S3Files, stub: S3Stub) -> None:
+    content = bytes(range(256)) * (SINGLE_READ_BYTES_MAX // 256)
+    stub.answer = ranges_of(content)
+    with files.open_input("a") as file:
+        assert file.read() == content
+        file.seek(-1, io.SEEK_END)
+        assert file.read() == content[-1:]
+    before = len(content) - TAIL_BYTES
+    assert asked_ranges(stub) == [(f"bytes=-{TAIL_BYTES}", None), (f"bytes=0-{before - 1}", '"0f"')]
+
+
+def test_an_empty_input_has_no_bytes(files: S3Files, stub: S3Stub) -> None:
+    with files.open_input("a") as file:
+        assert file.read() == b""
+    assert [asked.method for asked in stub.asked] == ["GET", "GET"], "S3 refuses any range of an empty object"
 
 
 def test_an_input_behaves_like_a_python_file() -> None:

@@ -15,7 +15,7 @@ import re
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import itemgetter
 from socket import gethostname
@@ -61,7 +61,7 @@ _RESULT = pa.schema(
         ("reason", pa.string()),
     ]
 )
-_RESULT_DDL = "path string, rows bigint, size_bytes bigint, fault string, reason string"
+RESULT_DDL = "path string, rows bigint, size_bytes bigint, fault string, reason string"
 _FAULTS = {fault.__name__: fault for fault in (TemporaryError, TableError)}  # faults of the store: no row caused them
 
 # The characters that Spark's ExternalCatalogUtils escapes, plus NUL, which no Spark writer accepts in a name.
@@ -121,16 +121,15 @@ def write_parquet(
     stored = [name for name in frame.columns if name not in partition_by]
     if not stored:
         raise TransformError(f"All columns are partition columns ({', '.join(partition_by)}), and files need another.")
-    task = _WriteTask(
-        files=files,
-        directory=directory,
-        schema=arrow_schema(frame.select(*map(column, stored)).schema).with_metadata(_METADATA),
-        partition_by=tuple(partition_by),
-        row_group_bytes=row_group_bytes,
-        file_bytes=file_bytes,
-        driver_host=gethostname(),
-    )
-    results = _arranged(frame, stored, partition_by, marks).mapInArrow(task.results, _RESULT_DDL).collect()
+    columns = arrow_schema(frame.select(*map(column, stored)).schema)
+    task = WriteTask.of(columns, files=files, directory=directory, partition_by=partition_by)
+    task = replace(task, row_group_bytes=row_group_bytes, file_bytes=file_bytes)
+    return collected(_arranged(frame, stored, partition_by, marks).mapInArrow(task.results, RESULT_DDL))
+
+
+def collected(written: DataFrame) -> Sequence[WrittenFile]:
+    """Run the tasks and return the files that they report. Raises the first fault of the store."""
+    results = written.collect()
     for result in results:
         if result.fault is not None:
             raise _FAULTS[result.fault](result.reason)
@@ -180,16 +179,27 @@ def _arranged(frame: DataFrame, stored: Sequence[str], partition_by: Sequence[st
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _WriteTask:
+class WriteTask:
     """The writing stage of one table, run by every task. Pickled to the executors."""
 
     files: Files
     directory: str
     schema: pa.Schema  # of the files
     partition_by: tuple[str, ...]
-    row_group_bytes: int
-    file_bytes: int
     driver_host: str
+    row_group_bytes: int = ROW_GROUP_BYTES
+    file_bytes: int = FILE_BYTES
+
+    @staticmethod
+    def of(columns: pa.Schema, *, files: Files, directory: str, partition_by: Sequence[str] = ()) -> "WriteTask":
+        """Return the task that writes these columns. Call it on the driver."""
+        return WriteTask(
+            files=files,
+            directory=directory,
+            schema=columns.with_metadata(_METADATA),
+            partition_by=tuple(partition_by),
+            driver_host=gethostname(),
+        )
 
     def results(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield one row per written file, or one row for a fault of the store.

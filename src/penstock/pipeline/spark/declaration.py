@@ -37,6 +37,11 @@ class Declaration:
     aws: Aws = field(default_factory=Aws)
 
     @property
+    def takes_rows_as_read(self) -> bool:
+        """Return True if the table gets the rows as they are, and no partition has to gather some of them."""
+        return self.transform is None and self.merge is None and not self.partition_by
+
+    @property
     def uses_s3(self) -> bool:
         """Return True if tasks read or write objects in S3."""
         return is_s3(self.source) or not (self.table.is_local and self.quarantine.is_local and self.work.is_local)

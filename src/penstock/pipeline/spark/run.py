@@ -33,6 +33,7 @@ from penstock.pipeline.engine import ReadFailure, RunResult
 from penstock.pipeline.replacing import has_addresses, may_be_of
 from penstock.pipeline.spark.arrow_writer import arrow_schema, gathered, write_parquet
 from penstock.pipeline.spark.declaration import Declaration
+from penstock.pipeline.spark.direct import write_as_read
 from penstock.pipeline.spark.faults import is_of_spark
 from penstock.pipeline.spark.fold import DELETES, folded, list_kept, move_deletes
 from penstock.pipeline.spark.partition_columns import with_partition_columns
@@ -194,13 +195,7 @@ class SparkRun:
         with self._stopwatch.stage("read and write"):
             frame, columns = self._planned()
             self._agreement = self._agree(columns)
-            self._written = write(
-                frame,
-                self._declaration.table,
-                self._files,
-                partition_by=self._declaration.partition_by,
-                marks=() if self._declaration.merge is None else (DELETES,),
-            )
+            self._written = self._write(frame)
         self._context.probe(Step.WRITTEN)
         with self._stopwatch.stage("drain"):
             summary = self._drained(summarise(self._plan))
@@ -361,17 +356,17 @@ class SparkRun:
             },
         )
 
-    def _planned(self) -> tuple[DataFrame, pa.Schema]:
-        """Return the rows that the run will write, and their columns.
+    def _planned(self) -> tuple[DataFrame | None, pa.Schema]:
+        """Return the rows that the run will write, None if those as they are read, and their columns.
 
         Raises `UsageError` if the rows of earlier versions are to be replaced and cannot be found.
         """
-        frame = self._transformed(read(self._context.spark, self._plan))
-        if self._declaration.merge is not None:
+        frame = self._frame()
+        if frame is not None and self._declaration.merge is not None:
             _columns(frame, ())
             last = folded(frame, self._declaration.merge, self._declaration.partition_by)
             return last, _columns(last.drop(DELETES), self._declaration.partition_by)
-        columns = _columns(frame, self._declaration.partition_by)
+        columns = self._plan.options.columns if frame is None else _columns(frame, self._declaration.partition_by)
         if has_addresses(columns):
             return frame, columns
         if self._declaration.on_change is not None and self._declaration.on_change.replaces:
@@ -381,8 +376,21 @@ class SparkRun:
             # Such a table gets the rows of every version, also of those that are not current any more.
             self._plan = replace(self._plan, current_only=False)
             self._plan.save()
-            frame = self._transformed(read(self._context.spark, self._plan))
+            frame = self._frame()
         return frame, columns
+
+    def _frame(self) -> DataFrame | None:
+        return (
+            None if self._declaration.takes_rows_as_read else self._transformed(read(self._context.spark, self._plan))
+        )
+
+    def _write(self, frame: DataFrame | None) -> Sequence[WrittenFile] | None:
+        """Write the run's rows. Return the files that count; None: all files in the run's folder."""
+        table = self._declaration.table
+        if frame is None:
+            return write_as_read(self._context.spark, self._plan, table, self._files)
+        marks = () if self._declaration.merge is None else (DELETES,)
+        return write(frame, table, self._files, partition_by=self._declaration.partition_by, marks=marks)
 
     def _transformed(self, frame: DataFrame) -> DataFrame:
         transform = self._declaration.transform

@@ -42,11 +42,12 @@ class OpenFile:
 
 
 class ColumnarFormat:
-    """Reads the declared columns of Parquet or ORC objects."""
+    """Reads the declared columns of Parquet or ORC objects. Used by one thread."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
         self._name = options.format
+        self._found: tuple[pa.Schema, Fitter] | None = None  # of the last object: others mostly have its columns
 
     def read(self, reader: ObjectReader, piece: Piece) -> Iterator[Decoded]:
         """Yield the rows of the units that begin in the piece, verified. Raises the store's `ObjectError`."""
@@ -62,7 +63,7 @@ class ColumnarFormat:
 
     def _parts(self, content: "Content", piece: Piece, *, uri: str) -> Iterator[Decoded]:
         file = OPENERS[self._name](content)
-        fitter = Fitter.of(file.schema, self._options, uri=uri)
+        fitter = self._fitter(file.schema, uri)
         owned = _owned(file.units, piece, content.size_bytes)
         left = sum(owned)
         first = 0
@@ -76,6 +77,11 @@ class ColumnarFormat:
             for rows in unit.read(fitter.names):
                 yield fitter.fit(rows.select(fitter.names), first)
                 first += rows.num_rows
+
+    def _fitter(self, schema: pa.Schema, uri: str) -> Fitter:
+        if self._found is None or not schema.equals(self._found[0]):
+            self._found = schema, Fitter.of(schema, self._options, uri=uri)
+        return self._found[1]
 
 
 def _owned(units: Sequence[Unit], piece: Piece, size_bytes: int) -> list[bool]:

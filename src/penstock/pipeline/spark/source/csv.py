@@ -33,6 +33,7 @@ from penstock.pipeline.spark.source.blocks import (
     Decoded,
     Flags,
     Lines,
+    holds,
     is_utf8,
     repair,
     to_moments,
@@ -131,14 +132,14 @@ class CsvDecoder:
     def parse(self, block: bytes, rows: int, *, verified: bool) -> pa.Table | Exception:
         if rows == 0:
             return self.schema.empty_table()
-        quoted_nulls = any(null in block for null in self._quoted_nulls)
+        quoted_nulls = any(holds(block, null) for null in self._quoted_nulls)
         if not self._others or not (quoted_nulls or self._may_have_marks(block)):
             return self._parse(block, rows, _Reading(self._kinds, self._nulls[True]), verified=verified)
         others = _Reading(self._others, self._nulls[False], quoted_nulls=quoted_nulls)
         return self._parse(block, rows, _Reading(self._strings, self._nulls[True]), others, verified=verified)
 
     def _may_have_marks(self, block: bytes) -> bool:
-        return block.startswith(self._mark_at_start) or any(mark in block for mark in self._marks)
+        return block.startswith(self._mark_at_start) or any(holds(block, mark) for mark in self._marks)
 
     def explain(self, refused: Exception) -> tuple[QuarantineReason, str]:
         text = str(refused).splitlines()[0]
@@ -208,7 +209,7 @@ class CsvDecoder:
 
     def _refuse_hexadecimal(self, block: bytes) -> None:
         """Raise for hexadecimal numbers: Arrow accepts 0xff, and reads it as -1 in a tinyint (measured)."""
-        if not self._integers or not any(spelling in block for spelling in _HEXADECIMAL):
+        if not self._integers or not any(holds(block, spelling) for spelling in _HEXADECIMAL):
             return
         texts = _Reading(self._integers, self._nulls[False], quoted_nulls=True)
         for column in self._read(block, texts).values():

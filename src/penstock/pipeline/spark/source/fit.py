@@ -61,7 +61,8 @@ def places_of(wanted: Sequence[str], names: Sequence[str]) -> list[int | None]:
 
 def fit(values: pa.Array, kind: pa.DataType) -> Fitted:
     """Convert values to the type. Those that do not fit become null and are flagged."""
-    values = _plain(values)
+    if values.type != kind:
+        values = _plain(values)
     if values.type == kind and not _holds_text(kind):
         return Fitted(values=values)
     if pa.types.is_list(kind):

@@ -22,6 +22,7 @@ class Format:
     position: pa.Field = OFFSET  # the column with a row's place in its object: a byte offset, or the row's number
     is_inflated: bool = True  # compressed objects are
     can_be_cut: bool = True  # False: an object is one unit
+    is_read_in_order: bool = True  # False: a reader skips parts of its piece
     inflation: int = 1  # cost of one stored byte, in bytes of plain lines
     suffixes: tuple[bytes, ...]  # names of objects end so, before the suffix of a compression
     has_own_schema: bool = False  # nothing has to be declared or inferred
@@ -36,11 +37,21 @@ FORMATS: Mapping[str, Format] = {
     "csv": Format(suffixes=(b".csv", b".tsv"), can_grow=True),
     "text": Format(suffixes=(b".txt", b".log"), has_own_schema=True, can_grow=True),
     "json": Format(suffixes=(), position=ROW, can_be_cut=False, inflation=2),  # documents; names do not tell
-    "parquet": Format(suffixes=(b".parquet", b".parq"), position=ROW, is_inflated=False, inflation=4),
-    "orc": Format(suffixes=(b".orc",), position=ROW, is_inflated=False, inflation=4),
+    "parquet": Format(
+        suffixes=(b".parquet", b".parq"), position=ROW, is_inflated=False, is_read_in_order=False, inflation=4
+    ),
+    "orc": Format(suffixes=(b".orc",), position=ROW, is_inflated=False, is_read_in_order=False, inflation=4),
     "avro": Format(suffixes=(b".avro",), position=ROW, is_inflated=False, inflation=6),
     "binary": Format(suffixes=(), position=ROW, is_inflated=False, can_be_cut=False, has_own_schema=True),
-    OWN_FORMAT: Format(suffixes=(), position=ROW, is_inflated=False, can_be_cut=False, inflation=6, can_be_named=False),
+    OWN_FORMAT: Format(
+        suffixes=(),
+        position=ROW,
+        is_inflated=False,
+        can_be_cut=False,
+        is_read_in_order=False,
+        inflation=6,
+        can_be_named=False,
+    ),
 }
 DEFAULT_FORMAT = "jsonl"
 _ZIP = b".zip"  # is not read, and fails with a reason

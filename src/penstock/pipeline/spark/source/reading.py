@@ -161,7 +161,11 @@ class _PartitionScan:
         self._read_paths()
         self._check_current()
         opened = [index for index, counts in enumerate(self._tallies) if counts.failure is None]
-        with ahead(self._store, [self._task.pieces[index][0] for index in opened]) as store:
+        pieces = [self._task.pieces[index] for index in opened]
+        spans = None
+        if format_of(self._task.options.format).is_read_in_order:
+            spans = [(0 if piece.is_first else piece.start, piece.stop) for _, piece in pieces]
+        with ahead(self._store, [ref for ref, _ in pieces], spans=spans) as store:
             for index in opened:
                 yield from self._parts_of(index, store)
 

@@ -1,0 +1,52 @@
+"""Write the rows of a run where they are read, if nothing changes them on the way: the JVM never sees one.
+
+Each task of a `mapInArrow` stage over the numbers of the plan's partitions reads one partition and writes its files, as
+in `arrow_writer`. It leaves the same reports and quarantine files as a task of the data source (`source.datasource`).
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from penstock.objects.stores import store_at
+from penstock.pipeline.spark.arrow_writer import RESULT_DDL, WriteTask, collected
+from penstock.pipeline.spark.source.plan import ReadPlan, SavedPlan
+from penstock.pipeline.spark.source.reading import partition_task, read_partition
+from penstock.pipeline.spark.source.report import ReadingId
+from penstock.sinks.parquet import WrittenFile
+from penstock.storage.files import Files
+
+
+def write_as_read(spark: SparkSession, plan: ReadPlan, files: Files, directory: str) -> Sequence[WrittenFile]:
+    """Read a saved plan, and write its rows as Parquet below ``directory``. Return the files that the tasks report.
+
+    Blocks like any Spark job. Raises Spark's errors, and the faults of the store and of the files.
+    """
+    if not plan.partitions:
+        return []
+    task = DirectTask(
+        plan=SavedPlan.load(plan.work), writer=WriteTask.of(plan.options.columns, files=files, directory=directory)
+    )
+    count = len(plan.partitions)
+    numbers = spark.range(0, count, 1, count)  # one per task
+    return collected(numbers.mapInArrow(task.results, RESULT_DDL))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DirectTask:
+    """The only stage of a run, run by every task. Pickled to the executors, with the header of the plan."""
+
+    plan: SavedPlan
+    writer: WriteTask
+
+    def results(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                yield from self.writer.results(self._rows(number))
+
+    def _rows(self, number: int) -> Iterator[pa.RecordBatch]:
+        task = partition_task(self.plan, number)
+        store = store_at(self.plan.source, self.plan.aws, remembers=False)
+        yield from read_partition(task, store, ReadingId(task.reports, number))
