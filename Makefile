@@ -29,10 +29,10 @@ test-fast: setup ## Run the tests without servers and Spark: unit, property, mod
 lint: setup ## Run ruff, mypy --strict, the import contracts and the language check
 	@$(VENV)/bin/python scripts/run_tests.py --only lint
 
-bench: ## Run the benchmarks of the README, in their own environments
+bench: ## Run the benchmarks, in their own environments (CHECK=1: compare the README's figures with bounds)
 	@$(PYTHON) scripts/bootstrap.py --venv .venv-bench-older --lock bench-older
 	@$(PYTHON) scripts/bootstrap.py --venv .venv-bench --lock bench
-	@.venv-bench/bin/python -m benchmarks
+	@.venv-bench/bin/python -m benchmarks $(if $(CHECK),--check) $(if $(ALLOW_MISSING),--allow-missing)
 
 docs: setup ## Rewrite the tables in docs/ that are generated from code
 	@$(VENV)/bin/python -m scripts.broker_table

@@ -47,13 +47,13 @@ def _measure(scheme: str, root: LocalFiles, counts: Sequence[int], files_each: i
     for commits in counts:
         while made < commits:
             made += 1
-            _publish(sink, made, _files(root, made, files_each))
+            publish(sink, made, _files(root, made, files_each))
         wall, cpu = [], []
         for _ in range(rounds):
             made += 1
             files = _files(root, made, files_each)
             began, began_cpu = time.perf_counter(), time.process_time()
-            _publish(sink, made, files)
+            publish(sink, made, files)
             wall.append(time.perf_counter() - began)
             cpu.append(time.process_time() - began_cpu)
         print(
@@ -64,13 +64,18 @@ def _measure(scheme: str, root: LocalFiles, counts: Sequence[int], files_each: i
 
 
 def _files(root: LocalFiles, seq: int, count: int) -> list[DataFile]:
-    names = [f"data/{seq}/{number}.parquet" for number in range(count)]
-    for name in names:
-        root.write(name, _FILE_BYTES)
-    return [DataFile(path=name, size_bytes=len(_FILE_BYTES), rows=1, modified_at=0.0) for name in names]
+    return [make_file(root, seq, number) for number in range(count)]
 
 
-def _publish(sink: TableSink, seq: int, files: list[DataFile]) -> None:
+def make_file(root: LocalFiles, seq: int, number: int = 0) -> DataFile:
+    """Write a file of a batch, as large as a commit checks, and return it."""
+    name = f"data/{seq}/{number}.parquet"
+    root.write(name, _FILE_BYTES)
+    return DataFile(path=name, size_bytes=len(_FILE_BYTES), rows=1, modified_at=0.0)
+
+
+def publish(sink: TableSink, seq: int, files: list[DataFile]) -> None:
+    """Publish a batch: load the newest version, check its position, commit."""
     table = sink.load()
     assert table is not None
     assert table.position.seq == seq - 1

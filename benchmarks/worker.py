@@ -10,6 +10,7 @@ alone, with a broker that costs nothing: the share of the worker itself.
 import argparse
 import asyncio
 import gc
+import json
 import random
 import tempfile
 import threading
@@ -189,7 +190,7 @@ def sleepers(broker: SqliteBroker, _: int) -> None:
         print(f"  {place:>5}: {took_seconds:10.2f} s, {time.process_time() - cpu_before:.2f} s of a core")
 
 
-def idle(broker: SqliteBroker, _: int) -> None:
+def idle(broker: SqliteBroker, _: int) -> dict[str, float]:
     consumers = [Consumer(queue=f"idle {n}", handler=BareHandler(ExecutionPlace.LOOP)) for n in range(3)]
     for consumer in consumers:
         broker.send(consumer.queue, [Outgoing(body=BODY)])  # creates the queue
@@ -203,6 +204,7 @@ def idle(broker: SqliteBroker, _: int) -> None:
     stop.request()
     thread.join()
     print(f"an idle worker of {len(consumers)} queues takes {share:.2%} of a core")
+    return {"worker idle share of a core": share}
 
 
 def alone(_: SqliteBroker, messages: int) -> None:
@@ -236,7 +238,7 @@ def function_handler(function: Callable[..., Any]) -> FunctionHandler:
     return FunctionHandler(declaration, bus=Bus(), clock=SystemClock(), random=random.random)
 
 
-BENCHMARKS: dict[str, Callable[[SqliteBroker, int], None]] = {
+BENCHMARKS: dict[str, Callable[[SqliteBroker, int], dict[str, float] | None]] = {  # figures for `--json`
     "empty": empty_handlers,
     "sleep": sleepers,
     "idle": idle,
@@ -249,13 +251,17 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where to put the queue's file; a temporary folder by default")
     parser.add_argument("--messages", type=int, default=50_000)
     parser.add_argument("--only", choices=BENCHMARKS)
+    parser.add_argument("--json", type=Path, help="write the figures that `make bench CHECK=1` compares into this file")
     arguments = parser.parse_args()
+    figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         broker = SqliteBroker(Path(folder) / "queue.db", holder="bench")
         for name, benchmark in BENCHMARKS.items():
             if arguments.only in (None, name):
-                benchmark(broker, arguments.messages)
+                figures |= benchmark(broker, arguments.messages) or {}
         broker.close()
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(figures) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

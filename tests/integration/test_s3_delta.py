@@ -15,7 +15,7 @@ from tests.services.aws_server import AwsServer, aws_at
 from tests.services.plugin import StartAwsProxy
 from tests.services.s3_stub import Answered, Asked, S3Stub, refusal
 
-from penstock.errors import PublishConflict, TableDenied, TableError, TableNowhere, TemporaryError
+from penstock.errors import TableDenied, TableError, TableNowhere, TemporaryError
 from penstock.sinks.delta.sink import DeltaTableSink, open_dataset
 from penstock.sinks.manifest import DataFile
 from penstock.sinks.sink import Append
@@ -55,14 +55,13 @@ def ids(aws: Aws) -> Sequence[int]:
 
 
 def commit_with_a_lost_response(direct: Aws, failing: Aws, fail: Callable[[], object]) -> Sequence[int]:
-    """Lose the response to a successful commit, and check that the next load finds it. Return the ids in the table."""
+    """Lose the response to a successful commit, and check that it counts once. Return the ids in the table."""
     sink_at(direct).ensure_schema(SCHEMA)
     first = append(direct, 0)
     loaded = sink_at(failing).load()
     assert loaded is not None
     fail()
-    with pytest.raises(PublishConflict):
-        loaded.append(first)
+    assert loaded.append(first) == 1
     again = sink_at(failing).load()
     assert again is not None
     assert (again.position.seq, again.version) == (1, 1)
@@ -90,7 +89,7 @@ def forward(moto: AwsServer, request: Asked) -> Answered:
     return Answered(status=respond.status, body=respond.read(), headers=statuses)
 
 
-def test_a_commit_retried_by_the_library_and_then_refused_is_found(moto: AwsServer, s3: Any, between: S3Stub) -> None:
+def test_a_commit_retried_by_the_client_and_then_refused_is_found(moto: AwsServer, s3: Any, between: S3Stub) -> None:
     """The first try creates the object and its response is replaced by a 500; the second gets a 412."""
     statuses: list[int] = []
 
@@ -109,7 +108,7 @@ def test_a_commit_retried_by_the_library_and_then_refused_is_found(moto: AwsServ
 
 
 def test_an_unavailable_store_is_a_temporary_error(moto: AwsServer) -> None:
-    with pytest.raises(TemporaryError, match="s3://lake/clicks cannot be used: no connection to the server"):
+    with pytest.raises(TemporaryError, match=r"s3://lake/clicks\S* cannot be used: no connection to the server"):
         sink_at(replace(moto.aws, endpoint_url=UNREACHABLE)).load()
 
 

@@ -8,6 +8,7 @@ may be 0 for a while after messages were sent or received. So the count must sta
 worker polls meanwhile, and a long poll queries every server that might have a message.
 """
 
+import itertools
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -23,6 +24,7 @@ from penstock.messaging.steps import Probe, Step, no_probe
 from penstock.objects.notification import announce
 from penstock.objects.reference import ObjectRef
 
+STATES_AT_ONCE = 1_000  # objects of one query
 CALM_SECONDS = 6.0  # longer than a poll, which takes at most 5 s
 
 
@@ -165,7 +167,10 @@ class PendingObjects:
 
     def add(self, objects: Iterable[ObjectRef]) -> None:
         """Add objects that were found later, and send notifications for those that are new and not done."""
+        objects = list(objects)
         with self._lock:
+            # The scan may have found objects again whose end was not read yet.
+            self._read_states([ref.object_id for ref in objects if ref.object_id in self.unfinished])
             again = self._unread
             if self._change_rule().replaces:  # an object that changed back is in an earlier version again
                 again = again | self._processed
@@ -180,10 +185,12 @@ class PendingObjects:
             self._send([ref for object_id, ref in self._refs.items() if object_id in free])
 
     def advance(self) -> None:
-        """Read the states of the unfinished objects, and release whatever processes proven dead hold.
+        """Find out whether all objects are done, and release whatever processes proven dead hold.
 
-        If the queue is empty but objects are not done (a message was purged, or its sender died between two steps),
-        their notifications are sent again. The queue is sampled before the states are read: an object that another
+        While the queue holds messages, states are read only until one object is not done: it is called after every
+        batch, and would read all of a million objects each time. If the queue is empty but objects are not done (a
+        message was purged, or its sender died between two steps), their notifications are sent again. The queue is
+        sampled before the states are read: an object that another
         process finishes in between, and whose message it deletes, is then known to be done.
         """
         with self._lock:
@@ -193,13 +200,31 @@ class PendingObjects:
                 return
             self._release_dead()
             self.drain_check.sample()
-            states = self._current_states(self.unfinished)
-            self._unread |= {object_id for object_id, state in states.items() if state in UNREAD}
-            self._processed |= _processed(states)
-            self.unfinished = {object_id for object_id in self.unfinished if states.get(object_id) not in TERMINAL}
-            self._begun = self.unfinished & states.keys()
-            if self.unfinished and self.drain_check.is_drained:
+            if not self.drain_check.is_drained:
+                self._end_finished()
+                return
+            self._read_states(list(self.unfinished))
+            if self.unfinished:
                 self.announce()
+
+    def _end_finished(self) -> None:
+        """Drop finished objects from the unfinished ones, up to the first of them that is not finished."""
+        while chunk := list(itertools.islice(self.unfinished, STATES_AT_ONCE)):
+            self._read_states(chunk)
+            if not self.unfinished.isdisjoint(chunk):
+                return
+
+    def _read_states(self, object_ids: Collection[bytes]) -> None:
+        """Read the states of some unfinished objects, and drop those that are finished."""
+        if not object_ids:
+            return
+        states = self._current_states(object_ids)
+        finished = {object_id for object_id, state in states.items() if state in TERMINAL}
+        self._unread |= {object_id for object_id, state in states.items() if state in UNREAD}
+        self._processed |= _processed(states)
+        self.unfinished -= finished
+        self._begun.difference_update(object_ids)
+        self._begun |= states.keys() - finished
 
     def is_done(self) -> bool:
         """Return True if all objects were done at the last `advance`, and the queue holds no messages.

@@ -323,3 +323,40 @@ def test_a_processed_file_stays_done_if_versions_are_added(
     pending.add(REFS)
     assert is_done_after_advance(pending)
     assert not receive(state)
+
+
+def test_a_check_while_the_queue_holds_messages_reads_a_few_states_however_many_objects_there_are(
+    state: StateFolder, paths: TablePaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refs = [ObjectRef(bucket=LOCAL_BUCKET, key=f"/in/{number}", size_bytes=1, etag="1") for number in range(200)]
+    pending = new_pending(state, paths)
+    pending.take(refs)
+    pending.begin()
+    monkeypatch.setattr("penstock.app.pending.STATES_AT_ONCE", 10)
+    read: list[int] = []
+    states = state.ledger.states
+
+    def counting(pipeline: str, object_ids: Collection[bytes]) -> Mapping[bytes, ObjectState]:
+        read.append(len(object_ids))
+        return states(pipeline, object_ids)
+
+    monkeypatch.setattr(state.ledger, "states", counting)
+    for _ in range(5):
+        pending.advance()
+    assert read == [10] * 5
+    assert len(pending.unfinished) == len(REFS) + len(refs)
+
+
+def test_objects_that_ended_are_dropped_by_one_check_while_messages_are_left(
+    state: StateFolder, paths: TablePaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.app.pending.STATES_AT_ONCE", 1)
+    pending = new_pending(state, paths)
+    pending.begin()
+    deliveries = receive(state)
+    process(state, paths)
+    pending.advance()
+    assert not pending.unfinished
+    assert not pending.is_done(), "their messages are in flight"
+    ack(state, deliveries)
+    assert is_done_after_advance(pending)

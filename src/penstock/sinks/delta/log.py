@@ -45,6 +45,7 @@ from penstock.sinks.version_file import create_version
 from penstock.storage.files import FileInfo, Files
 
 _COMMIT = re.compile(r"(\d{20})\.json")
+_HINT = f"{LOG_FOLDER}/_last_checkpoint"
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\..*")
 MARK = "penstock"  # the field of a commit's info that Penstock adds
 _REPUBLISHED_AFTER = "republishedAfter"
@@ -120,7 +121,7 @@ def apply_again(root: Files, *, version: int, of_version: int, paths: Collection
     return _put(root, version + 1, _encoded(actions))
 
 
-def mark_of(append: Append) -> Mapping[str, Any]:
+def _mark_of(append: Append) -> Mapping[str, Any]:
     """Return what the info of a commit says of an append, besides that Penstock made it."""
     found = {
         _REPUBLISHED_AFTER: append.republished_after,
@@ -130,28 +131,30 @@ def mark_of(append: Append) -> Mapping[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def append_replacing(
+def append(
     root: Files,
     append: Append,
     *,
     version: int,
+    hint: int | None,
     transactions: Mapping[str, int],
     indexed: Sequence[pa.Field],
     now: float,
 ) -> int:
     """Commit files, the files that they replace, and positions by application as the version after ``version``.
 
-    Returns and raises as `replace_files` does.
+    ``hint`` is the `last_checkpoint` that was read before that version. Returns and raises as `replace_files` does.
     """
     time_ms = int(now * 1000)
-    info = _info(time_ms, operation=REPLACES_ROWS, engine=f"{_ENGINE}{uuid.uuid4()}", read_version=version)
-    actions: list[Mapping[str, Any]] = [{"commitInfo": {**info, MARK: mark_of(append)}}]
+    operation = REPLACES_ROWS if append.replaced else "WRITE"
+    info = _info(time_ms, operation=operation, engine=f"{_ENGINE}{uuid.uuid4()}", read_version=version)
+    actions: list[Mapping[str, Any]] = [{"commitInfo": {**info, MARK: _mark_of(append)}}]
     actions += [
         {"txn": {"appId": app, "version": number, "lastUpdated": time_ms}} for app, number in transactions.items()
     ]
     actions += [{"remove": _remove(file, time_ms, changes_data=True)} for file in append.replaced]
     actions += [{"add": _add(file, indexed, changes_data=True)} for file in append.files]
-    return _put(root, version + 1, _encoded(actions))
+    return _put(root, version + 1, _encoded(actions), hint=hint)
 
 
 def replace_files(
@@ -198,9 +201,31 @@ def _replace(
     return _put(root, version + 1, _encoded(actions))
 
 
-def _put(root: Files, version: int, text: bytes) -> int:
+def last_checkpoint(root: Files) -> int | None:
+    """Return the version of the last checkpoint according to the log's hint; None if there is none."""
+    try:
+        return int(json.loads(root.read(_HINT))["version"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _put(root: Files, version: int, text: bytes, *, hint: int | None = None) -> int:
+    if not _was_newest(root, version - 1, hint):
+        raise PublishConflict(f"{root.uri}: another writer committed version {version}, which was cleaned up since")
     create_version(root, _path(version), text, version=version)
     return version
+
+
+def _was_newest(root: Files, version: int, hint: int | None) -> bool:
+    """Return True if no later commit was deleted since this version was the newest: its number is free again then.
+
+    Only commits before a checkpoint are deleted. In a folder, whose listing reads the whole log, the same hint and the
+    commit of this version prove that there was none.
+    """
+    if root.is_local and hint is not None and hint == last_checkpoint(root) and root.stat(_path(version)) is not None:
+        return True
+    later = listing(root, after=version)
+    return all(one <= version for one in (*later.commits, *later.checkpoints))
 
 
 def _path(version: int) -> str:

@@ -1,25 +1,26 @@
 """The Delta sink: files and position in one commit, on the snapshot that was checked.
 
-delta-rs records application transactions and refuses a concurrent one, but only if it was committed after the handle's
-snapshot. Without retries, a commit succeeds only as the snapshot's next version, so everything read from the handle is
-still true when its commit succeeds. This module adds the checks that the library lacks: unsupported features, missing
-files, two processes creating the table at once.
+Penstock reads the state of the newest version and writes its commits itself (`penstock.sinks.delta.state`,
+`penstock.sinks.delta.log`), so that a publish does not read the list of all files. A commit succeeds only as the
+snapshot's next version, so everything read from the snapshot is still true then. deltalake creates tables, adds
+columns, writes checkpoints, and reads files where they are needed. This module adds the checks that it lacks:
+unsupported features, missing files, two processes creating the table at once.
 """
 
 import errno
 import json
 import re
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any
+from functools import cached_property
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake import CommitProperties, DeltaTable, Schema
 from deltalake.exceptions import DeltaError, TableNotFoundError
-from deltalake.transaction import AddAction
 
 from penstock.errors import PublishConflict, TableError, TemporaryError
 from penstock.messaging.clock import SystemClock
@@ -37,6 +38,7 @@ from penstock.sinks.delta import log, statistics
 from penstock.sinks.delta.features import check_features, check_removal
 from penstock.sinks.delta.folder import LOG_FOLDER, check_name
 from penstock.sinks.delta.log import ATTEMPT
+from penstock.sinks.delta.state import TableState, read_state
 from penstock.sinks.manifest import DataFile, attempt_token
 from penstock.sinks.parquet import check_partition_types, with_columns
 from penstock.sinks.schema import additions, canonical
@@ -44,10 +46,12 @@ from penstock.sinks.sink import Append, LoggedCommit, LoggedFile, LogListing, Po
 from penstock.storage.files import Files
 from penstock.storage.s3 import fault_of, refuse
 
+CHECKPOINT_INTERVAL = 100  # commits, unless the table has another one, as for deltalake
 LOADS_MAX = 2  # reading a log during its cleanup can fail once
 FILES_RESTATED_MAX = 10_000  # per commit
 RESTATEMENTS_MAX = 1_000  # commits before columns are added
 
+_Read = TypeVar("_Read")
 _CLOCK = SystemClock()  # stateless
 _KIND = "Delta table"  # in messages
 _S3_REQUEST = re.compile(r"\bError performing\b")  # in delta-rs's messages about failed requests
@@ -89,12 +93,12 @@ class DeltaTableSink:
         Raises `TableError` if the table cannot be written as requested: unsupported features, other partition columns,
         or a folder with other contents.
         """
-        table = _load(self._root)
-        if table is None:
+        state = _newest(self._root)
+        if state is None:
             check_free(self._root, kind=_KIND, scheme="delta", own={f"{LOG_FOLDER}/"})
             return None
-        loaded = LoadedDelta(table, root=self._root, app=self._app)
-        check_features(table.protocol(), table.metadata().configuration, table.schema().to_json(), where=self.uri)
+        loaded = LoadedDelta(state, root=self._root, app=self._app)
+        check_features(state.protocol, state.configuration, state.schema_json, where=self.uri)
         check_partitioning(loaded.partition_by, self._partition_by, table=self.uri)
         return loaded
 
@@ -104,16 +108,15 @@ class DeltaTableSink:
 
     def load_version(self, version: int) -> "LoadedDelta":
         """Return the snapshot of a version. Raises `TableError` if it is no longer in the log."""
-        table = _load(self._root)
         try:
-            if table is None:
-                raise TableNotFoundError("there is no table")
-            table.load_as_version(version)
-        except (DeltaError, OSError, ValueError) as error:
+            state = read_state(self._root, version=version)
+            if state is None:
+                raise ValueError("there is no table")
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise TableError(
                 f"Version {version} of the table {self.uri} cannot be read: {_first_line(error)}"
             ) from error
-        return LoadedDelta(table, root=self._root, app=self._app)
+        return LoadedDelta(state, root=self._root, app=self._app)
 
     def versions(self) -> Sequence[int]:
         return log.versions(self._root)
@@ -206,39 +209,45 @@ class DeltaCommitLog:
 
 
 class LoadedDelta:
-    """One snapshot of a `DeltaTableSink`'s table."""
+    """One snapshot of a `DeltaTableSink`'s table. Its files are read when a method needs them."""
 
-    def __init__(self, table: DeltaTable, *, root: Files, app: str) -> None:
-        self._table = table
+    def __init__(self, state: TableState, *, root: Files, app: str) -> None:
+        self._state = state
         self._root = root
         self._app = app
-        self.partition_by: Sequence[str] = tuple(table.metadata().partition_columns)
+        self.partition_by: Sequence[str] = state.partition_by
+
+    @cached_property
+    def _table(self) -> DeltaTable:
+        """The snapshot with all its files, whose reading takes the longer, the more there are."""
+        table = _open(self._root, self.version)
+        if table is None:
+            raise TableError(f"The Delta table {self._root.uri} was deleted while it was read.")
+        return table
 
     @property
     def version(self) -> int:
-        return self._table.version()
+        return self._state.version
 
     @property
     def position(self) -> Position:
-        return Position(
-            seq=self._table.transaction_version(self._app) or 0,
-            attempt_token=self._table.transaction_version(f"{self._app}{ATTEMPT}"),
-        )
+        transactions = self._state.transactions
+        return Position(seq=transactions.get(self._app, 0), attempt_token=transactions.get(f"{self._app}{ATTEMPT}"))
 
     @property
     def schema(self) -> pa.Schema:
-        return canonical(pa.schema(self._table.schema()))
+        return canonical(pa.schema(Schema.from_json(self._state.schema_json)))
 
     @property
     def indexed_columns(self) -> Sequence[pa.Field]:
         """The columns that readers may use to skip files."""
         return statistics.indexed_columns(
-            self.schema, partition_by=self.partition_by, configuration=self._table.metadata().configuration
+            self.schema, partition_by=self.partition_by, configuration=self._state.configuration
         )
 
     @property
     def schema_document(self) -> Mapping[str, Any]:
-        document: Mapping[str, Any] = json.loads(self._table.schema().to_json())
+        document: Mapping[str, Any] = json.loads(self._state.schema_json)
         return document
 
     @property
@@ -315,7 +324,7 @@ class LoadedDelta:
         return found
 
     def check_removal(self) -> None:
-        check_removal(self._table.metadata().configuration, where=self._root.uri)
+        check_removal(self._state.configuration, where=self._root.uri)
 
     def vacuum(self, *, retention_hours: int | None, dry_run: bool) -> Sequence[str]:
         """Delete files that the log removed before the retention period; return their paths.
@@ -337,26 +346,18 @@ class LoadedDelta:
         check_writable(self._root, log_folder=LOG_FOLDER)
         check_files(self._root, append.files, partition_by=self.partition_by)
         positions = {self._app: append.seq, f"{self._app}{ATTEMPT}": attempt_token(append.attempt_id)}
-        indexed = self.indexed_columns
-        if append.replaced:
-            return log.append_replacing(
-                self._root,
-                append,
-                version=self.version,
-                transactions=positions,
-                indexed=indexed,
-                now=_CLOCK.now(),
-            )
-        transactions = [Transaction(app, version) for app, version in positions.items()]
-        with _committing(self._root.uri):
-            self._table.create_write_transaction(
-                [_add_action(file, indexed) for file in append.files],
-                mode="append",
-                schema=self._table.schema(),
-                partition_by=list(self.partition_by),
-                commit_properties=_properties(log.mark_of(append), app_transactions=transactions),
-            )
-        return self.version + 1  # without retries only the next version is possible
+        version = log.append(
+            self._root,
+            append,
+            version=self.version,
+            hint=self._state.hint,
+            transactions=positions,
+            indexed=self.indexed_columns,
+            now=_CLOCK.now(),
+        )
+        if version - self._state.checkpoint >= _checkpoint_interval(self._state.configuration):
+            _write_checkpoint(self._root, version, self._state.configuration)
+        return version
 
     def restate_files(self, files: Sequence[LoggedFile], added: Sequence[pa.Field]) -> None:
         """Commit that files have nulls in columns which the table does not have yet, as this snapshot's next version.
@@ -372,7 +373,7 @@ class LoadedDelta:
             indexed=statistics.indexed_columns(
                 pa.schema([*self.schema, *added]),
                 partition_by=self.partition_by,
-                configuration=self._table.metadata().configuration,
+                configuration=self._state.configuration,
             ),
             now=_CLOCK.now(),
             engine=f"penstock {uuid.uuid4()}",
@@ -390,15 +391,32 @@ class LoadedDelta:
 
 def open_dataset(root: Files) -> Any:
     """Return the rows of a Delta table as a `pyarrow.dataset.Dataset`. Raises `TableError` if there is no table."""
-    table = _load(root)
+    table = _open(root)
     if table is None:
         raise TableError(f"There is no Delta table in {root}.")
     return table.to_pyarrow_dataset()
 
 
-def _properties(mark: Mapping[str, Any] | None = None, **options: Any) -> CommitProperties:
+def _checkpoint_interval(configuration: Mapping[str, str | None]) -> int:
+    text = configuration.get("delta.checkpointInterval") or ""
+    return int(text) if text.isascii() and text.isdigit() and int(text) else CHECKPOINT_INTERVAL
+
+
+def _write_checkpoint(root: Files, version: int, configuration: Mapping[str, str | None]) -> None:
+    """Write the checkpoint of a version, from which readers begin, and delete commits past the log's retention.
+
+    The version is committed, and readable without a checkpoint: a failure is left to the next append.
+    """
+    with suppress(DeltaError, OSError, ValueError):
+        table = DeltaTable(str(root), version=version, storage_options=dict(root.store_options()))
+        table.create_checkpoint()
+        if (configuration.get("delta.enableExpiredLogCleanup") or "true").lower() == "true":
+            table.cleanup_metadata()
+
+
+def _properties() -> CommitProperties:
     """Return the properties of a commit without retries, which marks it as Penstock's."""
-    return CommitProperties(custom_metadata={log.MARK: mark or {}}, max_commit_retries=0, **options)
+    return CommitProperties(custom_metadata={log.MARK: {}}, max_commit_retries=0)
 
 
 def _create(root: Files, schema: pa.Schema, partition_by: Sequence[str]) -> None:
@@ -415,20 +433,32 @@ def _create(root: Files, schema: pa.Schema, partition_by: Sequence[str]) -> None
             commit_properties=_properties(),
         )
     except DeltaError:
-        if _load(root) is None:
+        if _newest(root) is None:
             raise
 
 
-def _load(root: Files) -> DeltaTable | None:
+def _newest(root: Files) -> TableState | None:
+    """Return the state of the newest version; None if there is no table."""
+    return _reading(root, lambda: read_state(root))
+
+
+def _open(root: Files, version: int | None = None) -> DeltaTable | None:
+    """Return the newest version, or this one, with all its files; None if there is no table."""
+    options = dict(root.store_options())
+    return _reading(root, lambda: DeltaTable(str(root), version=version, storage_options=options))
+
+
+def _reading(root: Files, read: Callable[[], _Read]) -> _Read | None:
+    """Return what ``read`` returns; None if there is no table. Raises `TableError` if it cannot be read."""
     check_name(root)
     for tries_left in reversed(range(LOADS_MAX)):
         try:
             if root.is_local and f"{LOG_FOLDER}/" not in root.names():
                 return None
-            return DeltaTable(str(root), storage_options=dict(root.store_options()))
+            return read()
         except TableNotFoundError:
             return None
-        except (DeltaError, OSError, ValueError) as error:
+        except (DeltaError, OSError, ValueError, KeyError, TypeError) as error:
             if tries_left:
                 continue
             if isinstance(error, OSError) and _S3_REQUEST.search(str(error)):
@@ -455,18 +485,6 @@ def _committing(where: str) -> Iterator[None]:
 def _has_errno(error: BaseException, *numbers: int) -> bool:
     """Return True if the error has one of these numbers, which delta-rs includes only in its text."""
     return any(getattr(error, "errno", None) == number or f"(os error {number})" in str(error) for number in numbers)
-
-
-def _add_action(file: DataFile, indexed: Sequence[pa.Field]) -> AddAction:
-    """Return the library's action for a file."""
-    return AddAction(
-        path=file.path,  # unescaped: the library escapes it for the log
-        size=file.size_bytes,
-        partition_values=dict(file.partition_values),
-        modification_time=int(file.modified_at * 1000),
-        data_change=True,
-        stats=statistics.encode(file.rows, file.statistics, indexed),
-    )
 
 
 def _logged(value: Any) -> str | None:
