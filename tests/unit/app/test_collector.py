@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.app.collector import DEFAULTS, THRESHOLDS, rare_collections
+from penstock.app.collector import DEFAULTS, BATCHES, rare_collections
 
 DEFAULT = (700, 10, 10)
 
@@ -21,7 +21,7 @@ def default_thresholds() -> Iterator[None]:
 
 def test_collections_are_rare_inside_the_block_and_as_before_after_it() -> None:
     with rare_collections(), rare_collections():
-        assert gc.get_threshold() == THRESHOLDS
+        assert gc.get_threshold() == BATCHES
         assert gc.isenabled()
     assert gc.get_threshold() == DEFAULT
 
