@@ -124,7 +124,7 @@ class ThreadPool:
             del run, batch, taken  # a sleeping thread keeps no message alive
 
     def _take(self) -> tuple[Run, RunningBatch] | None:
-        """Return the next batch; if there is none, None, and the thread counts as sleeping unless the pool is closed."""
+        """Return the next batch, or None: then the thread counts as sleeping, unless the pool is closed."""
         with suppress(IndexError):
             return self._waiting.popleft()  # atomic
         with self._lock:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.app.collector import DEFAULTS, BATCHES, rare_collections
+from penstock.app.collector import BATCHES, DEFAULTS, rare_collections
 
 DEFAULT = (700, 10, 10)
 
