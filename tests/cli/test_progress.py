@@ -6,12 +6,13 @@ import re
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from penstock.app.pipelines.running import RunReport
 from penstock.cli.ingest import print_report
-from penstock.cli.progress import FAILURES_SHOWN, LINE_EVERY_SECONDS, IngestProgress, event_lines
+from penstock.cli.progress import FAILURES_SHOWN, LINE_EVERY_SECONDS, IngestProgress, event_lines, merged
 from penstock.cli.run import print_run_report
 from penstock.events import (
     BatchCommitted,
@@ -31,6 +32,7 @@ from penstock.events import (
     WorkerDraining,
     WorkerStopped,
 )
+from penstock.events.batches import MERGE_EFFECTS
 from penstock.operations.ingest.ingest import IngestReport
 
 REPORT = IngestReport(
@@ -377,3 +379,18 @@ def test_repeated_retries_are_reported(event: Event) -> None:
 
 def test_the_start_of_watching_is_reported() -> None:
     assert event_lines(WatchStarted(source="s3://landing/in")) == ["watching s3://landing/in; Ctrl-C ends it"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "sentences"),
+    [
+        ({}, []),
+        (dict.fromkeys(MERGE_EFFECTS, 0), []),
+        (
+            {**dict.fromkeys(MERGE_EFFECTS, 0), "left_out": 1},
+            ["Merged by key: 0 rows inserted, 0 updated, 0 deleted, 1 older one left out."],
+        ),
+    ],
+)
+def test_a_merge_without_rows_is_not_mentioned(rows: dict[str, int], sentences: list[str]) -> None:
+    assert merged(replace(REPORT, merged_rows=rows)) == sentences

@@ -4,11 +4,14 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from sqlalchemy import update
 from tests.cli.conftest import Call
 from tests.cli.scene import Scene
 
+from penstock import Merge
 from penstock.app.paths import LEDGER_FILE
 from penstock.ledger import Ledger
+from penstock.ledger.schema import pipelines
 
 USAGE = 2
 CLEAN = "cleaning_of_the_scene:clean"
@@ -74,6 +77,21 @@ def test_a_transform_is_refused_for_rows_made_without_one_until_it_is_accepted(p
     assert document == {"pipeline": scene.where.pipeline, "before": CLEAN, "after": ""}
     (second, first) = penstock("admin", "audit", "--json").document
     assert (first["action"], first["outcome"], second["action"]) == ("schema transform", "done", "schema transform")
+
+
+def test_the_remembered_merge_is_shown_beside_the_transform(penstock: Call, scene: Scene) -> None:
+    scene.process("a", transform="")
+    merge = Merge("id", order_by="at", delete_when="op = 'D'")
+    with (
+        closing(Ledger.open(f"sqlite:///{scene.where.state / LEDGER_FILE}")) as ledger,
+        ledger.database.writing() as sql,
+    ):
+        sql.execute(update(pipelines).values(merge=merge.text()))
+    options = """--merge-key id --order-by at --delete-when "op = 'D'\""""
+    shown = penstock("admin", "schema", "show").out
+    assert [line.partition("  ")[2].strip() for line in shown.splitlines()][-2:] == ["none", options]
+    (document,) = penstock("admin", "schema", "show", "--json").document
+    assert (document["transform"], document["merge"]) == ("", options)
 
 
 def test_the_pipeline_of_an_app_with_another_transform_is_refused_until_it_is_accepted(

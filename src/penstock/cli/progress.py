@@ -301,10 +301,10 @@ def grown(report: "IngestReport | RunReport") -> list[str]:
 
 
 def merged(report: "IngestReport | RunReport") -> list[str]:
-    """Return the sentence about a merge by key; none if rows are added."""
-    if not report.merged_rows:
-        return []
+    """Return the sentence about a merge by key; none if rows are added, or if there were none."""
     rows = report.merged_rows
+    if not rows or not any(rows.values()):
+        return []
     text = (
         f"Merged by key: {counted(rows['inserted'], 'row')} inserted, {rows['updated']:,} updated, "
         f"{rows['deleted']:,} deleted, {worded(rows['left_out'], '{} older one', '{} older ones')} left out."

@@ -83,8 +83,8 @@ def _show(scope: Scope, *, ddl: bool, quiet: bool) -> list[dict[str, Any]]:
 def _print_schema(one: "SourceSchema", *, ddl: bool, several: bool) -> None:
     remembered = one.remembered
     if remembered is None:
-        if one.transform is not None and not ddl:
-            print_fields({"pipeline": one.pipeline, "transform": transform_text(one.transform)})
+        if not ddl and (one.transform is not None or one.merge is not None):
+            print_fields({"pipeline": one.pipeline, **_rules(one)})
         if several:
             talk(printable(f"{one.pipeline}: {APP_HINT}"))
         return
@@ -99,7 +99,7 @@ def _print_schema(one: "SourceSchema", *, ddl: bool, several: bool) -> None:
             "source": origin.source if origin is not None else "",
             "last change": f"{origin.how}, {moment(origin.at)}" if origin is not None else EARLIER,
             "sample": _sample(remembered),
-            "transform": transform_text(one.transform),
+            **_rules(one),
         }
     )
     print()
@@ -114,6 +114,11 @@ def _print_schema(one: "SourceSchema", *, ddl: bool, several: bool) -> None:
             print(printable(detail.sentence(source)))
     for note in origin.notes if origin is not None else ():
         print(printable(f"Note: {note}."))
+
+
+def _rules(one: "SourceSchema") -> dict[str, str]:
+    merge = {} if one.merge is None else {"merged by key": one.merge}
+    return {"transform": transform_text(one.transform), **merge}
 
 
 def _row(column: "RememberedColumn", remembered: "Remembered") -> tuple[str, ...]:
@@ -174,6 +179,7 @@ def _document(one: "SourceSchema") -> dict[str, Any]:
             "columns": [],
             "origin": None,
             "transform": one.transform,
+            "merge": one.merge,
         }
     origin = remembered.origin
     return {
@@ -193,6 +199,7 @@ def _document(one: "SourceSchema") -> dict[str, Any]:
             "nested": [one.as_json() for one in origin.details],
         },
         "transform": one.transform,
+        "merge": one.merge,
     }
 
 

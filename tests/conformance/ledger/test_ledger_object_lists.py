@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 from sqlalchemy import event
 from tests.conformance.ledger.ledger_harness import PIPELINE, LedgerHarness, candidates, outcome
-from tests.conformance.ledger.test_ledger_version_plans import plans_of
+from tests.conformance.ledger.test_ledger_version_plans import analyse, plans_of
 
 from penstock.ledger.object_lists import AttemptPosition, ObjectFilter, ObjectInList, TimePosition
 from penstock.ledger.records import AttemptFailure, ObjectState
@@ -149,6 +149,7 @@ def test_objects_are_found_by_the_indexes_of_attempts_and_states(harness: Ledger
     for start in range(0, CROWD, 1_000):
         harness.process(*(f"crowd {number}" for number in range(start, start + 1_000)))
     harness.fail(AttemptFailure.DEAD, candidates("bad")[0], "bad")
+    analyse(harness)  # PostgreSQL may have statistics of the first rows alone, in which no object is dead
     lists = harness.ledger.lists
     with plans_of(harness) as plans:
         lists.by_attempt(filter_of(EVERY, "nothing"), limit=10, read=100, after=None)

@@ -110,7 +110,8 @@ def _mariadb_steps(statement: str, rows: Sequence[dict[str, Any]]) -> Steps:
 _STEPS = {"sqlite": _sqlite_steps, "postgresql": _postgresql_steps, "mysql": _mariadb_steps, "mariadb": _mariadb_steps}
 
 
-def _analyse(harness: LedgerHarness) -> None:
+def analyse(harness: LedgerHarness) -> None:
+    """Give the database statistics of all rows, as it makes them itself within a minute."""
     with harness.ledger.database.writing() as connection:
         for table in TABLES:
             word = "TABLE " if connection.dialect.name in ("mysql", "mariadb") else ""
@@ -131,7 +132,7 @@ def test_no_statement_for_changed_objects_reads_the_whole_pipeline(
     )
     process(harness, [version(number, "newer") for number in crowd[300:]])
     if has_statistics:
-        _analyse(harness)
+        analyse(harness)
     ids = [version(number, name).object_id for number in (1, 2, 600) for name in ("old", "new", "newer")]
     with plans_of(harness) as plans:
         process(harness, [version(1, "newer"), version(2, "old"), version(600, "new"), version(CROWD, "old")])

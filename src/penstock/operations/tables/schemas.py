@@ -11,6 +11,7 @@ from penstock.app.paths import TablePaths
 from penstock.app.scope import Scope, scope_ledger
 from penstock.app.sources import source_of
 from penstock.errors import UsageError
+from penstock.ledger.merges import described
 from penstock.ledger.records import PipelineRow
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.operations.dead_letters.selection import audited
@@ -49,11 +50,12 @@ SET = "schema set"  # the action's name in the audit log
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceSchema:
-    """The schema and transform that the ledger remembers for one pipeline; ``remembered`` None: no schema."""
+    """What the ledger remembers of how one pipeline makes its rows; ``remembered`` None: no schema."""
 
     pipeline: str
     remembered: Remembered | None
     transform: str | None  # name; empty: none. None: unknown
+    merge: str | None  # as options of an ingest; None: rows are added as they are
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +97,12 @@ def schemas(scope: Scope) -> Sequence[SourceSchema]:
     with view(scope) as seen:
         rows = [seen.ledger.pipeline(pipeline) for pipeline in seen.pipelines()]
     return [
-        SourceSchema(pipeline=row.id, remembered=_remembered(row), transform=row.transform)
+        SourceSchema(
+            pipeline=row.id,
+            remembered=_remembered(row),
+            transform=row.transform,
+            merge=None if row.merge is None else described(row.merge),
+        )
         for row in rows
         if row is not None
     ]
