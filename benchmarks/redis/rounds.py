@@ -47,13 +47,16 @@ def ratios(rounds: Sequence[Round]) -> dict[str, float]:
 
 def medians(rounds: Sequence[Round]) -> list[Figures]:
     """Return the median figures of each contestant."""
-    fields = ("empty_rate", "worker_cpu_microseconds", "redis_cpu_microseconds", "latency_p50_ms", "latency_p99_ms")
     return [
         Figures(
             contestant=name,
             version="",
             empty_rates=[each[name].empty_rate or 0.0 for each in rounds],
-            **{field: _median(rounds, name, field) for field in fields},
+            empty_rate=_median(rounds, name, "empty_rate"),
+            worker_cpu_microseconds=_median(rounds, name, "worker_cpu_microseconds"),
+            redis_cpu_microseconds=_median(rounds, name, "redis_cpu_microseconds"),
+            latency_p50_ms=_median(rounds, name, "latency_p50_ms"),
+            latency_p99_ms=_median(rounds, name, "latency_p99_ms"),
         )
         for name in rounds[0]
     ]
