@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
+from scripts.ledger_tables import run_migrations
 from tests.services import fauxqs_package
 from tests.services.aws_proxy import AwsProxy
 from tests.services.aws_server import NO_ACCOUNT, AwsServer, Kind
@@ -18,9 +20,10 @@ from tests.services.frozen_clock import ClockFile, compile_frozen_clock
 from tests.services.jvm import LAUNCHED
 from tests.services.mariadb_server import PROGRAMS, MariadbServer, install_template, mariadb_program
 from tests.services.postgresql_server import PostgresqlServer, make_template, postgresql_programs
-from tests.services.quick_tables import every_migration, quick_tables
 from tests.services.redis_server import VERSIONS, RedisServer, redis_program
 from tests.services.scratch import write_to_memory
+
+from penstock.ledger import migrate
 
 StartRedis = Callable[..., RedisServer]  # of the fixture `start_redis`
 StartMariadb = Callable[..., MariadbServer]  # of the fixture `start_mariadb`
@@ -156,16 +159,10 @@ def no_aws_account() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
-def copied_tables() -> Iterator[None]:
-    with quick_tables():
-        yield
-
-
 @pytest.fixture
 def migrations() -> Iterator[None]:
-    """Run the migrations in each ledger that the test opens."""
-    with every_migration():
+    """Run the migrations in each ledger that the test opens, also in an empty SQLite database."""
+    with patch.object(migrate, "create", run_migrations):
         yield
 
 

@@ -26,8 +26,8 @@ class Flood(Elsewhere):
     """A store that fails in the middle of a file."""
 
     @contextmanager
-    def open_output(self, path: str) -> Iterator[BinaryIO]:
-        with LocalFiles.open_output(self, path) as file:
+    def open_output(self, path: str, *, durable: bool = True) -> Iterator[BinaryIO]:
+        with LocalFiles.open_output(self, path, durable=durable) as file:
             yield _Breaking(file)  # type: ignore[misc]
 
 
@@ -35,8 +35,8 @@ class Locked(Elsewhere):
     """A store that denies writing."""
 
     @contextmanager
-    def open_output(self, path: str) -> Iterator[BinaryIO]:
-        with LocalFiles.open_output(self, path) as file:
+    def open_output(self, path: str, *, durable: bool = True) -> Iterator[BinaryIO]:
+        with LocalFiles.open_output(self, path, durable=durable) as file:
             if file.writable():
                 raise TableError(f"{path} cannot be used: Access Denied; correct its permissions.")
             yield file
@@ -46,10 +46,10 @@ class Single(Elsewhere):
     """A store that allows one open file per process."""
 
     @contextmanager
-    def open_output(self, path: str) -> Iterator[BinaryIO]:
+    def open_output(self, path: str, *, durable: bool = True) -> Iterator[BinaryIO]:
         assert not _OPEN, f"{_OPEN} is open"
         _OPEN.append(path)
-        with LocalFiles.open_output(self, path) as file:
+        with LocalFiles.open_output(self, path, durable=durable) as file:
             yield file
         _OPEN.remove(path)
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
@@ -10,8 +11,8 @@ from penstock.objects.local_store import LocalStore
 from penstock.operations.ingest.ingest import ingest
 from penstock.operations.ingest.pipeline import IngestRequest
 from penstock.pipeline.spark.session import runtime_of
+from penstock.pipeline.spark.source import plan
 from penstock.pipeline.spark.source.options import ReadOptions
-from penstock.pipeline.spark.source.plan import _partitions
 from penstock.worker.shutdown import StopSignal
 
 RECORDS = 60
@@ -19,8 +20,9 @@ INNER = "".join(f"{900_000 + number},not a row\n" for number in range(25_000))  
 
 
 def test_records_with_line_breaks_are_one_row_each_wherever_the_file_is_cut(
-    tmp_path: Path, spark: SparkSession
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(plan, "_PARTITION_COST_MAX", 4 << 20)
     source = tmp_path / "in"
     source.mkdir()
     rows: list[tuple[int, int, str]] = []
@@ -34,7 +36,7 @@ def test_records_with_line_breaks_are_one_row_each_wherever_the_file_is_cut(
             rows.append((file.tell(), 2 * number + 1, 'with "quotes", and a comma'))
             file.write(b'%d,"with ""quotes"", and a comma"\n' % (2 * number + 1))
     refs = [LocalStore(source).describe(source / "a.csv")]
-    assert len(_partitions(refs, runtime_of(spark).tasks_at_once(), {}, ReadOptions(format="csv"), {})) >= 4, (
+    assert len(plan._partitions(refs, runtime_of(spark).tasks_at_once(), {}, ReadOptions(format="csv"), {})) >= 4, (
         "it is read in pieces"
     )
     request = IngestRequest(

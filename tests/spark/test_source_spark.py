@@ -192,7 +192,7 @@ def test_a_split_object_is_read_exactly_once(spark: SparkSession, tmp_path: Path
     source = tmp_path / "in"
     source.mkdir()
     (source / "big.jsonl").write_bytes(b"".join(line(number) for number in range(150_000)))
-    plan = plan_of(tmp_path, source)
+    plan = plan_of(tmp_path, source, cores=4)
     assert len(plan.partitions) > 2
     rows = datasource.read(spark, plan)
     totals = rows.agg(F.count("*"), F.sum("id"), F.countDistinct("_offset")).first()

@@ -68,7 +68,6 @@ def announce_all(broker: Broker, queue: str, refs: Sequence[ObjectRef], *, probe
         probe(Step.ANNOUNCED)
 
 
-_ANY_TIME = float("inf")
 ANNOUNCEMENTS_MAX = 5  # notifications of one object by one process; more of them are an error
 
 _SYSTEM_CLOCK = SystemClock()  # stateless
@@ -252,8 +251,7 @@ class PendingObjects:
         processed = _processed(states)
         if not processed or not self._change_rule().replaces:
             return set()
-        known = self._ledger.known_among(self._pipeline, processed, seen_at=_ANY_TIME, on_change=OnChange.REPLACE)
-        return processed - known
+        return self._ledger.superseded(self._pipeline, processed)
 
     def _ends_of_unread(self, states: Mapping[bytes, ObjectState]) -> Mapping[bytes, float]:
         unread = [object_id for object_id, state in states.items() if state in UNREAD]

@@ -519,6 +519,13 @@ class Ledger:
         """
         return self._queries.changed(pipeline, object_ids)
 
+    def superseded(self, pipeline: str, object_ids: Collection[bytes]) -> set[bytes]:
+        """Return those of the given objects that are processed, and of which another version was committed later.
+
+        Replays are no versions of their own.
+        """
+        return self._queries.superseded(pipeline, object_ids)
+
     def overtaken(self, pipeline: str, object_ids: Collection[bytes]) -> set[bytes]:
         """Return the given objects, which are being read again, that a version processed later has overtaken."""
         return self._queries.overtaken(pipeline, object_ids)

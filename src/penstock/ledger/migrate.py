@@ -9,17 +9,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import resources
 from pathlib import Path
 from pkgutil import iter_modules
 from threading import Lock
 from typing import TYPE_CHECKING, Self
 
-from sqlalchemy import Connection, String, bindparam, column, func, inspect, select, table, text
+from sqlalchemy import Connection, String, bindparam, column, func, insert, inspect, select, table, text
 from sqlalchemy.exc import DBAPIError
 
 from penstock.errors import ConfigurationError, UsageError
+from penstock.ledger import migrations
 from penstock.ledger.archive import TOMBSTONE
-from penstock.ledger.database import Database, parsed_url
+from penstock.ledger.database import SQLITE, Database, parsed_url
 from penstock.ledger.dialects import DatabaseNow, dialect_for
 from penstock.ledger.migrations import versions
 from penstock.ledger.schema import VERSION_TABLE, archives, metadata, pipelines
@@ -29,12 +31,17 @@ if TYPE_CHECKING:
 
 
 BASE = "base"  # Alembic's name for a database without tables
+HEAD = "head"  # Alembic's name for the newest revision
+TABLES_FILE = "sqlite.sql"  # written by scripts/ledger_tables.py, and compared with the migrations by a test
+SEPARATOR = ";\n"  # between its statements
 SCRIPTS = "penstock.ledger:migrations"
 
 _ALEMBIC = Lock()
 """Alembic keeps the migration that runs in globals of its module, so a process runs one at a time."""
 
-_VERSION = select(column("version_num", String)).select_from(table(VERSION_TABLE))
+_VERSIONS = table(VERSION_TABLE, column("version_num", String))
+_VERSION = select(_VERSIONS.c.version_num)
+_VERSION_IS = insert(_VERSIONS)
 
 
 @lru_cache
@@ -96,12 +103,26 @@ def check_tables(connection: Connection, address: str) -> None:
         )
 
 
-def upgrade(connection: Connection, revision: str = "head") -> None:
-    """Run the migrations up to a revision in the transaction of this connection."""
+def upgrade(connection: Connection, revision: str = HEAD) -> None:
+    """Run the migrations up to a revision in the transaction of this connection.
+
+    An empty SQLite database gets the tables of the newest revision at once: the migrations, and the import of Alembic,
+    take longer than all else that a first start does with a ledger.
+    """
+    if revision == HEAD and connection.dialect.name == SQLITE and not inspect(connection).get_table_names():
+        create(connection)
+        return
     from alembic import command
 
     with _ALEMBIC:
         command.upgrade(_configuration(connection), revision)
+
+
+def create(connection: Connection) -> None:
+    """Create the tables of the newest revision in an empty SQLite database, as the migrations would."""
+    for statement in resources.files(migrations).joinpath(TABLES_FILE).read_text(encoding="utf-8").split(SEPARATOR):
+        connection.exec_driver_sql(statement)
+    connection.execute(_VERSION_IS, {"version_num": newest_revision()})
 
 
 def downgrade(connection: Connection, revision: str) -> None:
@@ -240,7 +261,7 @@ class Revisions:
         with self._database.reading() as connection:
             return _server(connection), float(connection.execute(select(DatabaseNow())).scalar_one())
 
-    def upgrade(self, revision: str = "head") -> tuple[str | None, str | None]:
+    def upgrade(self, revision: str = HEAD) -> tuple[str | None, str | None]:
         """Create the tables or upgrade them to a revision; return the revision before and after.
 
         Raises `UsageError` for an unknown or earlier revision.
@@ -283,7 +304,7 @@ def _known(revision: str) -> str | None:
     """Return the revision of a name; None for the state before the first. Raises `UsageError` for an unknown one."""
     if revision == BASE:
         return None
-    if revision == "head":
+    if revision == HEAD:
         return newest_revision()
     if revision not in known_revisions():
         raise UsageError(f"There is no revision {revision} of the ledger's tables; there are {revision_names()}.")

@@ -289,6 +289,11 @@ class Queries:
             ids_wanted(connection, object_ids)
             return changed_versions(connection, pipeline)
 
+    def superseded(self, pipeline: str, object_ids: Collection[bytes]) -> set[bytes]:
+        with self._database.reading() as connection:
+            ids_wanted(connection, object_ids)
+            return superseded_versions(connection, pipeline)
+
     def overtaken(self, pipeline: str, object_ids: Collection[bytes]) -> set[bytes]:
         with self._database.reading() as connection:
             ids_wanted(connection, object_ids)

@@ -84,8 +84,8 @@ class Files(Protocol):
         """Return the file's bytes, and the size, time and tag of exactly these bytes. Raises `FileNotFoundError`."""
         ...
 
-    def write(self, path: str, data: bytes) -> None:
-        """Write the file atomically, replacing an existing one. A local file is then synced to disk."""
+    def write(self, path: str, data: bytes, *, durable: bool = True) -> None:
+        """Write the file atomically, replacing an existing one. ``durable``: see `open_output`."""
         ...
 
     def write_new(self, path: str, data: bytes) -> bool:
@@ -99,8 +99,12 @@ class Files(Protocol):
         """Open the file for reading, seekable. Raises `FileNotFoundError`."""
         ...
 
-    def open_output(self, path: str) -> AbstractContextManager[BinaryIO]:
-        """Open a new file for sequential writing. It appears, complete, when the block ends; never if it raises."""
+    def open_output(self, path: str, *, durable: bool = True) -> AbstractContextManager[BinaryIO]:
+        """Open a new file for sequential writing. It appears, complete, when the block ends; never if it raises.
+
+        A ``durable`` file in a local folder is synced to disk. Others may be lost or empty after a power loss: for
+        files that no process reads after the end of the run that wrote them. A crash of a process loses nothing.
+        """
         ...
 
     def make_durable(self, paths: Iterable[str]) -> None:

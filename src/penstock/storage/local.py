@@ -85,8 +85,8 @@ class LocalFiles:
         with self._explained(path), (self.root / path).open("rb") as file:
             return file.read(), _info(path, os.fstat(file.fileno()))
 
-    def write(self, path: str, data: bytes) -> None:
-        with self.open_output(path) as file:
+    def write(self, path: str, data: bytes, *, durable: bool = True) -> None:
+        with self.open_output(path, durable=durable) as file:
             file.write(data)
 
     def write_new(self, path: str, data: bytes) -> bool:
@@ -114,7 +114,7 @@ class LocalFiles:
             yield file
 
     @contextmanager
-    def open_output(self, path: str) -> Iterator[BinaryIO]:
+    def open_output(self, path: str, *, durable: bool = True) -> Iterator[BinaryIO]:
         target = self.root / path
         half = target.with_name(f".{target.name}.{os.getpid()}")
         with self._explained(path):
@@ -122,8 +122,9 @@ class LocalFiles:
             try:
                 with half.open("wb") as file:
                     yield file
-                    file.flush()
-                    os.fsync(file.fileno())
+                    if durable:
+                        file.flush()
+                        os.fsync(file.fileno())
                 half.replace(target)
             except BaseException:
                 half.unlink(missing_ok=True)

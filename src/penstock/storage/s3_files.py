@@ -276,7 +276,7 @@ class S3Files:
             found = self._bucket().get(self._key(path))
             return bytes(found.bytes()), _from_meta(path, found.meta)
 
-    def write(self, path: str, data: bytes) -> None:
+    def write(self, path: str, data: bytes, *, durable: bool = True) -> None:  # noqa: ARG002 - S3 always is
         with self._explained(path):
             self._bucket().put(self._key(path), data, use_multipart=False)
 
@@ -308,7 +308,7 @@ class S3Files:
             yield cast(BinaryIO, file)
 
     @contextmanager
-    def open_output(self, path: str) -> Iterator[BinaryIO]:
+    def open_output(self, path: str, *, durable: bool = True) -> Iterator[BinaryIO]:  # noqa: ARG002 - S3 always is
         file = S3Output(
             client=service_client(self.aws),
             bucket=self.address.bucket,

@@ -312,6 +312,7 @@ def test_listings_need_a_message_for_a_replaced_version(harness: LedgerHarness, 
     ids = [object_id_of(name) for name in ("v1", "v2", "x")]
     known = harness.ledger.known_among(PIPELINE, ids, seen_at=float("inf"), on_change=OnChange.REPLACE)
     assert known == {object_id_of("v2"), object_id_of("x")}
+    assert harness.ledger.superseded(PIPELINE, ids) == {object_id_of("v1")}
     assert _ids(harness, OnChange.REPLACE) == known
     assert _ids(harness, OnChange.ADD) == set(ids)
 

@@ -272,19 +272,10 @@ class ChangedBack:
 
     def __init__(self, state: StateFolder, monkeypatch: pytest.MonkeyPatch, *refs: ObjectRef) -> None:
         self.ids = {ref.object_id for ref in refs}
-        self._known_among = state.ledger.known_among
-        monkeypatch.setattr(state.ledger, "known_among", self.known_among)
+        monkeypatch.setattr(state.ledger, "superseded", self.superseded)
 
-    def known_among(
-        self,
-        pipeline: str,
-        object_ids: Collection[bytes],
-        *,
-        seen_at: float,
-        on_change: OnChange = OnChange.ADD,
-    ) -> set[bytes]:
-        known = self._known_among(pipeline, object_ids, seen_at=seen_at)
-        return known - self.ids if on_change is OnChange.REPLACE else known
+    def superseded(self, _pipeline: str, object_ids: Collection[bytes]) -> set[bytes]:
+        return self.ids & set(object_ids)
 
 
 def test_a_file_that_changed_back_is_read_again_and_done_once_its_rows_are_back(

@@ -17,19 +17,21 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from scripts.ledger_tables import FILE, tables
 from sqlalchemy import Connection, create_engine, inspect, make_url
 from sqlalchemy.schema import CreateTable
 from tests.conformance.ledger.ledger_harness import PIPELINE, LedgerHarness, candidate, outcome
-from tests.services.quick_tables import quick_tables
 
 from penstock.errors import ConfigurationError
-from penstock.ledger import Ledger
+from penstock.ledger import Ledger, migrate
 from penstock.ledger.migrate import SCRIPTS, downgrade, newest_revision, upgrade
 from penstock.ledger.records import Beginning, OnChange, replaced_objects
 from penstock.ledger.retractions import Retraction
 from penstock.ledger.schema import VERSION_TABLE, metadata
 
 pytestmark = pytest.mark.usefixtures("migrations")
+
+CREATE = migrate.create
 
 
 def schema_sql(connection: Connection) -> dict[str, str]:
@@ -70,7 +72,7 @@ def test_two_ledgers_are_created_at_once_by_two_threads() -> None:
     assert not together.is_set()
 
 
-def test_tables_that_tests_copy_are_those_of_the_migrations(tmp_path: Path) -> None:
+def test_a_new_sqlite_ledger_has_the_tables_of_the_migrations_without_running_them(tmp_path: Path) -> None:
     def opened(name: str) -> list[tuple[object, ...]]:
         with closing(Ledger.open(tmp_path / name)) as ledger, ledger.database.reading() as connection:
             versions = connection.exec_driver_sql(f"SELECT * FROM {VERSION_TABLE}").all()
@@ -79,9 +81,19 @@ def test_tables_that_tests_copy_are_those_of_the_migrations(tmp_path: Path) -> N
 
     migrated = opened("migrated.db")
     assert len(migrated) > len(metadata.tables)
-    with quick_tables(), patch("alembic.command.upgrade", wraps=command.upgrade) as run:
-        assert opened("first.db") == opened("second.db") == migrated
-    assert run.call_count == 1
+    with patch.object(migrate, "create", CREATE), patch("alembic.command.upgrade") as run:
+        assert opened("created.db") == migrated
+    run.assert_not_called()
+    assert FILE.read_text(encoding="utf-8") == tables(), "run python -m scripts.ledger_tables"
+
+
+def test_a_process_that_creates_a_ledger_does_not_import_alembic(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from penstock.ledger import Ledger; "
+        f"Ledger.open(Path({str(tmp_path / 'ledger.db')!r})).close(); print('alembic' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
 def test_the_migrations_leave_no_difference_to_the_metadata() -> None:

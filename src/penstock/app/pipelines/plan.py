@@ -229,6 +229,7 @@ def worker_settings(settings: Settings) -> WorkerSettings:
         stop_timeout_seconds=stop_timeout_seconds,
         drain_seconds=longest_seconds if wanted_seconds is None else min(wanted_seconds, longest_seconds),
         upkeep_seconds=1.0,
+        start_jitter_seconds=0.0,  # it is started alone, not with the workers of a deploy
     )
 
 

@@ -37,10 +37,10 @@ class Files(LocalFiles):
     __slots__ = ()
 
     @contextmanager
-    def open_output(self, path: str) -> Iterator[BinaryIO]:
+    def open_output(self, path: str, *, durable: bool = True) -> Iterator[BinaryIO]:
         if (self.root / "away").exists():
             raise TemporaryError("the archive is away")
-        with super().open_output(path) as file:
+        with super().open_output(path, durable=durable) as file:
             yield file
 
 

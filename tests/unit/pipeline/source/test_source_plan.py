@@ -16,6 +16,7 @@ from penstock.pipeline.spark.source.datasource import PenstockSource, PlannedPar
 from penstock.pipeline.spark.source.options import ReadOptions
 from penstock.pipeline.spark.source.plan import PLAN_FILE, ReadPlan, SavedPlan, make_plan
 from penstock.pipeline.spark.source.reading import partition_task
+from penstock.pipeline.spark.source.report import PartitionReport, ReadingId
 from penstock.storage.aws import Aws
 from penstock.storage.files import Files
 from penstock.storage.local import LocalFiles
@@ -70,14 +71,43 @@ def test_every_byte_of_every_object_is_in_one_piece(sizes: list[tuple[int, bool]
 
 def test_small_objects_are_packed_and_balanced() -> None:
     plan = plan_of([ref(str(index), 10_000) for index in range(5_000)])
-    assert 2 <= len(plan.partitions) <= 8
+    assert len(plan.partitions) == 2
     assert max(map(len, plan.partitions)) - min(map(len, plan.partitions)) <= 1
 
 
+@pytest.mark.parametrize(
+    ("objects", "size_bytes", "cores", "partitions"),
+    [(1, 0, 4, 1), (100, 10_000, 4, 2), (5_000, 10_000, 4, 4), (20, 50 * MIB, 4, 4), (21, 50 * MIB, 4, 8)],
+)
+def test_each_core_gets_one_partition_or_as_many_as_the_others(
+    objects: int, size_bytes: int, cores: int, partitions: int
+) -> None:
+    plan = plan_of([ref(str(index), size_bytes) for index in range(objects)], cores=cores)
+    assert len(plan.partitions) == partitions
+
+
 def test_a_big_plain_object_is_split_and_a_compressed_one_is_not() -> None:
-    assert len(plan_of([ref("a", 500 * MIB)]).partitions) == 6
+    assert len(plan_of([ref("a", 500 * MIB)]).partitions) == 2
+    assert len(plan_of([ref("a", 600 * MIB)]).partitions) == 4
+    assert (
+        len(plan_of([ref("a", 40 * MIB)], options=ReadOptions(schema_ddl="id long", format="parquet")).partitions) == 2
+    )
     assert len(plan_of([ref("a.GZ", 500 * MIB)]).partitions) == 1
     assert len(plan_of([ref("a", 3 * MIB)]).partitions) == 1
+
+
+def test_plans_and_reports_do_not_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr("os.fsync", synced.append)
+    work = LocalFiles(tmp_path.resolve())
+    replace(plan_of([ref("a", 1)]), work=work).save()
+    reading = ReadingId(work.below("reports"), 0)
+    reading.mark_begun()
+    reading.write(PartitionReport(partition=0, drain=False, pieces=()))
+    assert sorted(path.suffix for path in tmp_path.rglob("*.*")) == [".arrow", ".arrow", ".begun"]
+    assert not synced
+    work.write("durable", b"")
+    assert len(synced) == 1
 
 
 def test_a_plan_with_any_names_survives_being_stored(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ run is JSON in the metadata of the file's schema.
 
 import heapq
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
@@ -41,7 +42,7 @@ PLAN_FILE = "plan.arrow"
 # The overhead of one object, and the cost of one compressed byte, both in bytes of plain lines.
 _OBJECT_COST_BYTES = 64 << 10
 _INFLATION = 6
-_PARTITIONS_A_CORE = 3
+# A task costs 0.1 s of CPU and more besides what it reads (measured), so a core gets a second only if one is too large.
 _PARTITION_COST_MIN = 4 * _MIB
 _PARTITION_COST_MAX = 256 * _MIB
 _SMALL = 64  # pieces that cost less than a 64th of a partition's share are many, and are spread without a sort
@@ -189,10 +190,11 @@ class ReadPlan(_RunFolders):
         return known.beginning.digest if known is not None and known.beginning.size_bytes == start else None
 
     def save(self) -> None:
-        """Write the plan atomically into its work folder."""
+        """Write the plan atomically into its work folder. It is not synced: no run continues after a power loss."""
         schema = _SCHEMA.with_metadata({_HEADER: json.dumps(_header(self), separators=(",", ":"))})
         compressed = pa.ipc.IpcWriteOptions(compression="lz4")
-        with self.work.open_output(PLAN_FILE) as file, pa.ipc.new_file(file, schema, options=compressed) as writer:
+        output = self.work.open_output(PLAN_FILE, durable=False)
+        with output as file, pa.ipc.new_file(file, schema, options=compressed) as writer:
             for batch in self._batches(schema):
                 writer.write_batch(batch)
 
@@ -283,7 +285,7 @@ def make_plan(
     beginnings: Mapping[int, KnownBeginning] | None = None,
     sources: Mapping[int, ObjectRef] | None = None,
 ) -> ReadPlan:
-    """Cut the objects into partitions of about equal cost, a few per core.
+    """Cut the objects into partitions of about equal cost, one per core or a multiple of that.
 
     ``cuts`` maps object indexes to offsets; such an object is cut there and nowhere else. ``places`` maps those of
     replays to the ranges that are read, ``sources`` to the versions. ``beginnings`` maps those that may have grown to
@@ -332,14 +334,19 @@ def _partitions(
     factors = np.where(refused, 0, np.where(compressed, _INFLATION, kind.inflation))
     begins = _begins(beginnings, len(objects))
     total = float(np.sum(_OBJECT_COST_BYTES + (sizes - begins).astype(np.float64) * factors))
-    least = -(-total // _PARTITION_COST_MAX)
-    count = int(max(1, least, min(cores * _PARTITIONS_A_CORE, -(-total // _PARTITION_COST_MIN))))
-    target = max(1, int(-(-total // count)))
-    is_cut = ~whole & (sizes - begins > max(target, _PARTITION_COST_MIN))
+    count = _count(total, cores)
+    target_bytes = max(1, math.ceil(total / count / kind.inflation))  # of plain objects: others are not cut
+    is_cut = ~whole & (sizes - begins > max(target_bytes, _PARTITION_COST_MIN))
     is_cut[list(cuts)] = True
-    owners, starts, stops = _pieces(begins, sizes, is_cut, target, cuts)
+    owners, starts, stops = _pieces(begins, sizes, is_cut, target_bytes, cuts)
     costs = _OBJECT_COST_BYTES + (stops - starts).astype(np.float64) * factors[owners]
     return _balance(owners, starts, stops, costs, count)
+
+
+def _count(cost: float, cores: int) -> int:
+    """Return the number of partitions: the fewest that keep all cores busy and none too large."""
+    waves = math.ceil(cost / (cores * _PARTITION_COST_MAX))
+    return max(1, min(waves * cores, math.ceil(cost / _PARTITION_COST_MIN)))
 
 
 def _pieces(

@@ -2,7 +2,7 @@
 
 Spark may read a partition never, once or several times in one run, and may stop a reading early. So each reading has an
 id; it writes a mark before its first row and its report, atomically, after its last. A reading that was stopped early
-leaves only the mark.
+leaves only the mark. Neither is synced to disk: no run continues after a power loss, and the next one reads anew.
 
 A report is an Arrow IPC file with a row per piece, because a batch may have 100,000 objects: `summary.py` works on its
 columns. What only some pieces have (failures, samples of bad lines, unknown fields) is JSON in a column.
@@ -274,11 +274,11 @@ class ReadingId:
 
     def mark_begun(self) -> None:
         """Write the mark that rows may be released from now on."""
-        self.files.write(self._path(_BEGUN), b"")
+        self.files.write(self._path(_BEGUN), b"", durable=False)
 
     def write(self, report: PartitionReport) -> None:
         """Write the report atomically."""
-        self.files.write(self._path(_REPORT), _encoded(report))
+        self.files.write(self._path(_REPORT), _encoded(report), durable=False)
 
     def _path(self, suffix: str) -> str:
         return f"p{self.partition:05}-{self.token}{suffix}"
