@@ -15,7 +15,7 @@ def rare_collections(thresholds: tuple[int, int, int] = BATCHES) -> Iterator[Non
 
     A batch holds some ten Python objects for each of its objects, none of them garbage before the batch ends. With the
     defaults, the collector visits all of them again and again, which takes a quarter to a third of the driver's time
-    (measured); of a worker's time per message, it takes a sixth. The collector stays on: other code of the process may
+    (measured); of a worker's time per message, about a seventh. The collector stays on: other code of the process may
     need it. Thresholds that the user set stay.
     """
     before = gc.get_threshold()
