@@ -1,6 +1,7 @@
 """Compare Redis consumers, each with one worker process and its own Redis server.
 
     python -m benchmarks.redis [--only NAME,...] [--messages N] [--with-recovery]
+    python -m benchmarks.redis --rounds 5 [--only penstock,bare,bullmq]    # rates and latencies only, as ratios
 
 Prints a table and writes build/bench-redis/figures.json. A contestant that is not installed is left out, with a line
 that gives the reason. docs/why/benchmarks.md describes measurements and method.
@@ -16,7 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.redis import report
+from benchmarks.redis import report, rounds
 from benchmarks.redis.contestants import BUILD, NODE, Contestant, NotHere, build_node, contestants
 from benchmarks.redis.effects import Effects
 from benchmarks.redis.figures import Figures, measure, messages_max
@@ -31,6 +32,7 @@ def main() -> int:
     parser.add_argument("--only", metavar="NAME,...", help="the contestants to measure; default: all")
     parser.add_argument("--messages", type=int, default=20_000, help="that do nothing; default: 20000")
     parser.add_argument("--with-recovery", action="store_true", help="kill workers too; takes two minutes more")
+    parser.add_argument("--rounds", type=int, help="only rates and latencies, in this many alternating rounds")
     arguments = parser.parse_args()
     if shutil.which("redis-server") is None:
         print("left out: there is no redis-server on PATH")
@@ -39,6 +41,8 @@ def main() -> int:
     begun = time.monotonic()
     taking_part, figures = present(chosen(arguments.only))
     shutil.rmtree(LOGS, ignore_errors=True)
+    if arguments.rounds:
+        return compared(taking_part, messages=arguments.messages, times=arguments.rounds)
     for contestant in list(taking_part):
         if not one(contestant, figures[contestant.name], arguments.messages):
             taking_part.remove(contestant)
@@ -49,6 +53,20 @@ def main() -> int:
     print(report.table(list(figures.values())))
     print(f"\n{arguments.messages:,} messages each, {seconds:.0f} s in all, load {os.getloadavg()[0]:.1f}")
     report.write(BUILD / "figures.json", list(figures.values()), messages=arguments.messages, seconds=seconds)
+    return 0
+
+
+def compared(contestants: Sequence[Contestant], *, messages: int, times: int) -> int:
+    """Print the medians of alternating rounds, and the ratios within them."""
+    begun = time.monotonic()
+    done = rounds.alternating(contestants, LOGS, messages=messages, rounds=times)
+    figures, ratios = rounds.medians(done), rounds.ratios(done)
+    print(report.table(figures))
+    for name, ratio in ratios.items():
+        print(f"{name}: {ratio:g}")
+    seconds = time.monotonic() - begun
+    print(f"\n{messages:,} messages, {times} rounds, {seconds:.0f} s in all, load {os.getloadavg()[0]:.1f}")
+    report.write(BUILD / "figures.json", figures, messages=messages, seconds=seconds, ratios=ratios)
     return 0
 
 

@@ -65,6 +65,7 @@ def contestants() -> list[Contestant]:
     return [
         _penstock("plain"),
         _penstock("async"),
+        _penstock("plain", processes=2),
         _python("arq", left=Left(sorted_sets=("arq:queue",)), interpreter=OLDER),
         _python("saq", left=Left(sorted_sets=("saq:bench:incomplete",)), interpreter=OLDER),
         _python("streaq", left=Left(streams=("streaq:bench:queues:normal",)), bulk=True),
@@ -90,13 +91,13 @@ def contestants() -> list[Contestant]:
     ]
 
 
-def _penstock(kind: str) -> Contestant:
+def _penstock(kind: str, *, processes: int = 1) -> Contestant:
     queue = f"penstock:{{{kind}}}"
     return _python(
         "penstock",
-        name=f"penstock {kind}",
+        name=f"penstock {kind}" + (f" x{processes}" if processes > 1 else ""),
         left=Left(lists=(f"{queue}:ready",), sorted_sets=(f"{queue}:delayed",), streams=(f"{queue}:stream",)),
-        environment={"BENCH_QUEUE": kind},
+        environment={"BENCH_QUEUE": kind, "BENCH_PROCESSES": str(processes)},
         # On the same host a worker finds the locks of dead workers in the data directory, and does not wait for leases.
         elsewhere={"PENSTOCK_DATA_DIR": str(BUILD / f"elsewhere-{kind}")},
         bulk=True,

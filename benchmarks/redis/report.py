@@ -5,7 +5,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.redis.figures import SLEEP_SECONDS, SLEEPS, SLEEPS_CONCURRENCY, Figures
@@ -27,7 +27,14 @@ def table(figures: Sequence[Figures]) -> str:
     return "\n".join([*lines, "", *legend, *left_out])
 
 
-def write(file: Path, figures: Sequence[Figures], *, messages: int, seconds: float) -> None:
+def write(
+    file: Path,
+    figures: Sequence[Figures],
+    *,
+    messages: int,
+    seconds: float,
+    ratios: Mapping[str, float] | None = None,
+) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     document = {
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -35,6 +42,7 @@ def write(file: Path, figures: Sequence[Figures], *, messages: int, seconds: flo
         "load": os.getloadavg(),
         "messages": messages,
         "seconds": round(seconds, 1),
+        "ratios": dict(ratios or {}),
         "figures": [dataclasses.asdict(each) for each in figures],
     }
     file.write_text(json.dumps(document, indent=2) + "\n")

@@ -54,3 +54,15 @@ def test_a_delay_that_ended_in_a_paused_queue_hides_no_other(redis_server: Redis
         assert not turn.deliveries
         assert turn.next_in_seconds is not None
         assert 50.0 < turn.next_in_seconds <= 60.0
+
+
+def test_a_receive_reports_that_it_drained_its_queue_and_when_a_delay_ends(redis_server: RedisServer) -> None:
+    with closing(RedisStreamsBroker(redis_server.url, holder="w1")) as broker:
+        broker.send("q", [*outgoing("a", "b", "c"), Outgoing(body=b"later", delay_seconds=60.0)])
+        first, second = (
+            broker.turn((), [ReceiveRequest(queue="q", messages_max=2)], lease_seconds=LEASE) for _ in range(2)
+        )
+        assert (len(first.deliveries), first.drained, first.next_in_seconds) == (2, False, None)
+        assert (len(second.deliveries), second.drained) == (1, True)
+        assert second.next_in_seconds is not None
+        assert 50.0 < second.next_in_seconds <= 60.0

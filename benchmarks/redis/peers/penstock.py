@@ -42,6 +42,9 @@ async def work_async(message: Message) -> None:
 def worker() -> None:
     command = [sys.executable, "-m", "penstock", "worker", "benchmarks.redis.peers.penstock:app"]
     limits = ["--queues", os.environ["BENCH_QUEUE"], "--concurrency", str(concurrency())]
+    processes = os.environ["BENCH_PROCESSES"]
+    if processes != "1":
+        limits += ["--processes", processes]
     os.execv(sys.executable, [*command, *limits])
 
 

@@ -1,30 +1,32 @@
-"""Python's cyclic garbage collector, while a process imports much, or holds the objects of large batches."""
+"""Python's cyclic garbage collector, while a process imports much, or holds the objects of messages or of batches."""
 
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 DEFAULTS = frozenset({(700, 10, 10), (2_000, 10, 10), (2_000, 10, 0)})  # of the Python versions that we support
-THRESHOLDS = (50_000, 20, 10)
+BATCHES = (50_000, 20, 10)  # for a process that plans batches of objects
+MESSAGES = (10_000, 20, 10)  # for other workers: a handler's cyclic garbage waits for less than a thousand messages
 
 
 @contextmanager
-def rare_collections() -> Iterator[None]:
+def rare_collections(thresholds: tuple[int, int, int] = BATCHES) -> Iterator[None]:
     """Let Python look for cyclic garbage less often inside the block; put its thresholds back at the end.
 
     A batch holds some ten Python objects for each of its objects, none of them garbage before the batch ends. With the
     defaults, the collector visits all of them again and again, which takes a quarter to a third of the driver's time
-    (measured). The collector stays on: other code of the process may need it. Thresholds that the user set stay.
+    (measured); of a worker's time per message, about a seventh. The collector stays on: other code of the process may
+    need it. Thresholds that the user set stay.
     """
     before = gc.get_threshold()
     if not gc.isenabled() or before not in DEFAULTS:
         yield
         return
-    gc.set_threshold(*THRESHOLDS)
+    gc.set_threshold(*thresholds)
     try:
         yield
     finally:
-        if gc.get_threshold() == THRESHOLDS:
+        if gc.get_threshold() == thresholds:
             gc.set_threshold(*before)
 
 

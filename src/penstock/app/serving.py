@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from penstock.app.backends import has_ledger_apart, has_local_ledger, require_shared_ledger
 from penstock.app.brokers import check_queues
-from penstock.app.collector import rare_collections
+from penstock.app.collector import BATCHES, MESSAGES, rare_collections
 from penstock.app.housekeeping import Presence
 from penstock.app.jobs.elected import ElectedJob, running
 from penstock.app.jobs.expiry import UNUSED_ARCHIVE, is_archive_unused
@@ -135,8 +135,7 @@ def serve(
             metrics_address=metrics_address,
             liveness=liveness,
         )
-        if any(map(needs_objects, role.services)):
-            stack.enter_context(rare_collections())
+        stack.enter_context(rare_collections(BATCHES if any(map(needs_objects, role.services)) else MESSAGES))
         context = _with_ledger(app, role, context)
         event_loop = EventLoop()
         stack.callback(event_loop.close)

@@ -280,11 +280,14 @@ def _counted(streaks: Streaks, fault: BreakerFailure, *, groups_max: int) -> Str
 OFF = BreakerPolicy(failures=0)
 
 
-@dataclass(frozen=True)  # no slots, since cached_property needs a __dict__; the sets are rarely needed
 class ExecutionDeliveries:
-    """The deliveries of one execution, which are tried together and may fail together."""
+    """The deliveries of one execution, which are tried together and may fail together.
 
-    deliveries: Sequence[Delivery]
+    Every execution has one, so it is a plain class, and the sets are made when they are needed, which is rare.
+    """
+
+    def __init__(self, deliveries: Sequence[Delivery]) -> None:
+        self.deliveries = deliveries
 
     @cached_property
     def message_ids(self) -> frozenset[str]:

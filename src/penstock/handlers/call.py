@@ -50,6 +50,7 @@ from penstock.messaging.tracing import NO_TRACING, Tracing
 Result = TypeVar("Result")
 
 BUSY_JITTER_SECONDS = 1.0
+_DONE = Ack()  # immutable, so all calls share it
 QUEUE_PAUSED = "the queue is paused: consecutive messages failed with the same error"
 
 
@@ -216,13 +217,13 @@ class Call:
                 return self._settle_once(self._fail(error, failure_of(error)), first) if first else {}
             if not recorded:
                 return self._settle_once(self._release_later("the claim was lost before the work was recorded"), first)
-        if first:
+        if first and self._runtime.bus.wants(MessageFinished):
             self._emit(
                 MessageFinished,
                 enqueued_at=self._delivery.message.enqueued_at,
                 duration_seconds=self._duration_seconds(),
             )
-        return self._settle_once(Ack(), first)
+        return self._settle_once(_DONE, first)
 
     def record_failure(self, raised: BaseException) -> Settlements:
         """Record the failure of a function that raised, then decide."""
@@ -340,7 +341,8 @@ class Call:
             failure = FailureDetails(error_type=type(used_up).__name__, error=str(used_up), traceback="")
             return self._settle_with(self._fail(used_up, failure))
         self._began_at = self._runtime.clock.monotonic()
-        self._emit(MessageStarted, enqueued_at=self._delivery.message.enqueued_at)
+        if self._runtime.bus.wants(MessageStarted):
+            self._emit(MessageStarted, enqueued_at=self._delivery.message.enqueued_at)
         return OpenedMessage(body, key, previous, cleanup=previous is not None or self._delivery.attempt > 1)
 
     def _fail(self, raised: BaseException, failure: FailureDetails) -> Settlement:

@@ -188,7 +188,9 @@ class TurnResult:
     deliveries: Sequence[Delivery] = ()
     settle_error: Exception | None = None
     receive_error: tuple[str, Exception] | None = None
-    next_in_seconds: float | None = None  # after an empty receive: seconds until a delay ends, if known
+    drained: bool = False  # the broker knows that the queue of the deliveries had no other ready messages
+    # After an empty receive, or one that drained the queue: seconds until a delay ends, if known.
+    next_in_seconds: float | None = None
 
 
 class Listening(Protocol):

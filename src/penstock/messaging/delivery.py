@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from penstock.messaging.message import Message
+from penstock.messaging.values import value_dataclass
 
 
 class AttemptEnd(StrEnum):
@@ -25,7 +26,7 @@ class PreviousAttempt:
     reason: str | None = None  # the reason given by a release
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value_dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
     """One delivery of a message to one worker.
 

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from penstock.messaging.values import value_dataclass
+
 Attributes = Mapping[str, str | bytes]
 
 # Attributes by which the inbox recognises a message, whatever id the broker assigns.
@@ -30,7 +32,7 @@ class Outgoing:
     delay_seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value_dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
     """A message as held by its queue: immutable, whatever happens to its deliveries.
 

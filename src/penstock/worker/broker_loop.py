@@ -116,6 +116,7 @@ class BrokerLoop:
         self._give_sign()
         self._wake.clear()
         for served in self._consumers:
+            served.executor.collect()
             served.executor.end_overdue()
         self._rest(self._release_unstarted() if self._leaving else self._serve())
 

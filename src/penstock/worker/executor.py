@@ -11,15 +11,16 @@ The chain of a message, in order, and the method that does each step:
 | call | `Call.call_function` | the run's |
 | decide, record | `Call.record_completion`, `Call.record_failure` | the run's |
 | conclude | `Executor._conclude` maps each result to one outcome; the only place that does | the run's |
-| settle | `Executor._settle` submits the settlements; the I/O thread applies them in its next turn | the run's, I/O |
+| settle | `Executor.collect` submits the settlements of all ended runs, and applies them in the same turn | I/O |
 
-`Executor._run` is the part of one run, from claim to settle.
+`Executor._run` is the part of one run, from claim to conclude.
 
 A slot stays taken until the run really ends, even if the outcome of its batch was decided earlier: the limits are hard.
 """
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from penstock.errors import PublishHalted, TemporaryError, UserError
@@ -114,8 +115,9 @@ class Executor:
         self._stranded: list[RunningBatch] = []  # under the lock; the run has ended and the batch is not settled
         self._draining = False  # set under the lock, by `drain`
         self._begun = 0  # written by the I/O thread
-        self._returned: list[tuple[RunningBatch, Settlements]] = []  # this and the next: loop thread only
-        self._ended_runs: list[RunningBatch] = []
+        # Ended runs whose slots are still taken, with the settlements that they returned, if those count. A run only
+        # appends; `collect` handles all of them at once, which costs less than a lock or two for each message.
+        self._ended_runs: deque[tuple[RunningBatch, Settlements | None]] = deque()
         # The number of batches with a decided outcome. Under the lock, as are the next two; written by the thread that
         # ends a batch.
         self.concluded = 0
@@ -129,23 +131,27 @@ class Executor:
     @property
     def free(self) -> int:
         """The number of batches that may still begin."""
+        self.collect()
         free = self._running_max - len(self._running)
         return min(free, self._slots.total - self._slots.taken) if self._shares_slots else free
 
     @property
     def is_running(self) -> bool:
         """Return True if a run has not ended."""
+        self.collect()
         return bool(self._running)
 
     @property
     def busy(self) -> bool:
         """Return True if a batch is not settled yet, or a run is still going that was not ended from outside."""
+        self.collect()
         with self._lock:
             pending = any(batch.ended and not batch.settled for batch in self._stranded)
             return pending or any(not batch.parted for batch in self._running)
 
     def unsettled(self) -> Sequence[RunningBatch]:
         """Return the batches without settlements: the outcome is open, or is being recorded in the ledger."""
+        self.collect()
         with self._lock:
             return [batch for batch in (*self._running, *self._stranded) if not batch.settled]
 
@@ -156,6 +162,7 @@ class Executor:
 
     def running(self) -> Sequence[str]:
         """Return the names of the working threads, including those of batches that were ended from outside."""
+        self.collect()
         with self._lock:
             return list(dict.fromkeys(batch.thread or batch.name for batch in self._running))
 
@@ -189,6 +196,25 @@ class Executor:
         finally:
             if begun:
                 self._start(begun)
+
+    def collect(self) -> None:
+        """Submit the settlements of the runs that have ended, and free their slots. Thread-safe; never raises."""
+        ended: list[tuple[RunningBatch, Settlements | None]] = []
+        while self._ended_runs:
+            try:
+                ended.append(self._ended_runs.popleft())
+            except IndexError:  # another thread took the last one
+                break
+        if not ended:
+            return
+        try:
+            returned = [(batch, settlements) for batch, settlements in ended if settlements is not None]
+            if returned:
+                self._settle(returned)
+        except BaseException as defect:
+            self._fail(defect)
+        finally:
+            self._free([batch for batch, _ in ended])
 
     def end_overdue(self) -> None:
         """End the executions that exceeded the handler's timeout. Called by the I/O thread only."""
@@ -232,6 +258,7 @@ class Executor:
                 if batch.end():
                     self._release_failed(batch.deliveries, str(error), uncounted=True)
             self._free(left)
+            self._on_free()
         if draining:
             for batch in batches:
                 self._notify_of_drain(batch)
@@ -242,53 +269,41 @@ class Executor:
         The steps up to record are those of the execution, see `PlainCall.run` in `penstock.handlers.call`.
         """
         batch.thread = threading.current_thread().name
+        settlements = None
         try:
-            result = run_execution(batch.execution)
-            self._conclude(batch, result)
+            settlements = self._conclude(batch, run_execution(batch.execution))
         except BaseException as defect:
             self._fail(defect)
         finally:
-            self._free([batch])
+            self._ended_runs.append((batch, settlements))
+            self._on_free()
 
     async def _run_on_loop(self, batch: RunningBatch) -> None:
-        """Work like `_run`, on the event loop. Runs that end in the same iteration of the loop are settled together."""
+        """Work like `_run`, on the event loop."""
         result = await run_execution_on_loop(batch.execution)
+        settlements = None
         try:
-            if isinstance(result, RunReturned):
-                if batch.end():
-                    self._returned.append((batch, result.settlements))
-            elif isinstance(result, RunRaised) and not batch.ended:
+            if isinstance(result, RunRaised) and not batch.ended:
                 # Freeing the claim of a failed run may block.
                 await self._pools.aside.run(self._conclude, batch, result, urgent=True)
             else:
-                self._conclude(batch, result)
+                settlements = self._conclude(batch, result)
         except asyncio.CancelledError:
             pass  # the loop is closing, and the outcome of this batch is decided
         except BaseException as defect:
             self._fail(defect)
         finally:
-            self._ended_runs.append(batch)
-            if len(self._ended_runs) == 1:
-                asyncio.get_running_loop().call_soon(self._settle_together)
+            self._ended_runs.append((batch, settlements))
+            self._on_free()
 
-    def _settle_together(self) -> None:
-        """Settle the runs that returned in this iteration of the loop in one call: many short runs end at once."""
-        returned, self._returned = self._returned, []
-        ended, self._ended_runs = self._ended_runs, []
-        try:
-            if returned:
-                self._settle(returned)
-        except BaseException as defect:
-            self._fail(defect)
-        finally:
-            self._free(ended)
+    def _conclude(self, batch: RunningBatch, result: Result) -> Settlements | None:
+        """Turn a result into an outcome; the only place that does.
 
-    def _conclude(self, batch: RunningBatch, result: Result) -> None:
-        """Turn a result into an outcome, and settle or release the deliveries; the only place that does."""
+        Return the settlements for `collect`; None if they do not count, or if the deliveries were released here.
+        """
         match result:
             case RunReturned(settlements=settlements):
-                if batch.end():
-                    self._settle([(batch, settlements)])
+                return settlements if batch.end() else None
             case RunFatal(error=fatal):
                 # If the error ends the worker, the batch stays open: the stop releases it with all others.
                 if self._halt(fatal) and batch.end(settles=False):
@@ -296,6 +311,7 @@ class Executor:
             case RunRaised(error=error):
                 if batch.end(settles=False):
                     self._release_raised(batch, error)
+        return None
 
     def _settle(self, returned: Sequence[tuple[RunningBatch, Settlements]], *, failed: bool = False) -> None:
         """Submit the settlements that these batches returned."""
@@ -322,7 +338,6 @@ class Executor:
                     self._stranded = [*(stranded for stranded in self._stranded if not stranded.settled), batch]
             if self._shares_slots:
                 self._slots.taken -= len(batches)
-        self._on_free()
 
     # -- the other outcomes: raised, halted, timed out, claim lost --------------------------------------------------
 

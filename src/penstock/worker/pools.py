@@ -112,19 +112,26 @@ class ThreadPool:
             is_next = len(self._waiting) > 1 and not self._waking and self._wake_one(caller_proceeds=True)
             if is_next:
                 continue
-            with self._lock:
-                taken = self._waiting.popleft() if self._waiting else None
-                if taken is None:
-                    if self._closed:
-                        return
-                    self._sleeping += 1
+            taken = self._take()
             if taken is None:
+                if self._closed:
+                    return
                 self._wake_ups.get()
                 is_next = True
                 continue
             run, batch = taken
             run(batch)
             del run, batch, taken  # a sleeping thread keeps no message alive
+
+    def _take(self) -> tuple[Run, RunningBatch] | None:
+        """Return the next batch, or None: then the thread counts as sleeping, unless the pool is closed."""
+        with suppress(IndexError):
+            return self._waiting.popleft()  # atomic
+        with self._lock:
+            if self._waiting:
+                return self._waiting.popleft()
+            self._sleeping += not self._closed
+        return None
 
 
 class EventLoop:

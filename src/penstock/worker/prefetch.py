@@ -66,9 +66,12 @@ class PrefetchBuffer:
         """Return the receive request for a consumer with this much room, at least 1."""
         return ReceiveRequest(queue=self._consumer.queue, messages_max=min(self._fetch_max, capacity))
 
-    def add(self, arrived: Sequence[Delivery], now: float) -> None:
-        """Take the result of a receive, possibly empty: register the leases, then add the deliveries to batches."""
-        self._last_was_empty = not arrived
+    def add(self, arrived: Sequence[Delivery], now: float, *, drained: bool = False) -> None:
+        """Take the result of a receive, possibly empty: register the leases, then add the deliveries to batches.
+
+        ``drained``: no other message is waiting, as after an empty receive.
+        """
+        self._last_was_empty = drained or not arrived
         if not arrived:
             return
         self._lease_book.register(arrived)

@@ -207,9 +207,11 @@ class QueueScheduler:
         for index, request in self._polled:
             served = self._consumers[index]
             if request is not None and turn.deliveries and turn.deliveries[0].queue == request.queue:
-                self._record_received(served, turn)
+                drained = turn.drained and request.queue in listened
+                self._record_received(served, turn, drained=drained)
                 self._rotation.advance(index, len(turn.deliveries))
-                self._full = request.queue if len(turn.deliveries) >= request.messages_max else None
+                is_full = len(turn.deliveries) >= request.messages_max and not drained
+                self._full = request.queue if is_full else None
                 return True
             self._rotation.skip(index)
             if request is None:
@@ -249,12 +251,19 @@ class QueueScheduler:
             self._signalled = False
             self._calm_until = self._clock.monotonic() + CALM_SECONDS
 
-    def _record_received(self, served: ServedConsumer, turn: TurnResult) -> None:
+    def _record_received(self, served: ServedConsumer, turn: TurnResult, *, drained: bool) -> None:
+        """Record a receive. If it drained its queue, the next poll waits as after an empty one, or for a signal."""
         self._signalled, self._calm_until = False, 0.0
         served.receive_failures = 0
-        served.polled_at = self._clock.monotonic()
-        served.prefetch.add(turn.deliveries, served.polled_at)
+        now = served.polled_at = self._clock.monotonic()
+        served.prefetch.add(turn.deliveries, now, drained=drained)
         self._reset_idle()
+        if drained:
+            served.may_have_arrivals = False
+            rest_seconds = self._settings.idle_floor_seconds
+            if turn.next_in_seconds is not None:
+                rest_seconds = min(rest_seconds, max(turn.next_in_seconds, 0.001))
+            served.poll_at = now + rest_seconds
 
     def _record_empty(self, served: ServedConsumer, *, listened: bool) -> None:
         served.receive_failures = 0

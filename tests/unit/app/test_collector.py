@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.app.collector import DEFAULTS, THRESHOLDS, no_collections, rare_collections
+from penstock.app.collector import BATCHES, DEFAULTS, MESSAGES, no_collections, rare_collections
 
 DEFAULT = (700, 10, 10)
 
@@ -21,8 +21,14 @@ def default_thresholds() -> Iterator[None]:
 
 def test_collections_are_rare_inside_the_block_and_as_before_after_it() -> None:
     with rare_collections(), rare_collections():
-        assert gc.get_threshold() == THRESHOLDS
+        assert gc.get_threshold() == BATCHES
         assert gc.isenabled()
+    assert gc.get_threshold() == DEFAULT
+
+
+def test_a_worker_without_batches_has_thresholds_of_its_own() -> None:
+    with rare_collections(MESSAGES):
+        assert gc.get_threshold() == MESSAGES
     assert gc.get_threshold() == DEFAULT
 
 

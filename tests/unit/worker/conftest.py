@@ -138,6 +138,7 @@ class FakeBroker:
         self.turns: list[tuple[int, list[str]]] = []  # number of settlements, and the queues polled
         self.listenings: list[FakeListening] = []
         self.next_in_seconds: float | None = None  # returned by turns without deliveries
+        self.reports_drained = False  # by turns with deliveries
 
     @property
     def waiting(self) -> list[tuple[int, int]]:
@@ -215,7 +216,9 @@ class FakeBroker:
     ) -> TurnResult:
         self.turns.append((len(settlements), [request.queue for request in requests]))
         turn = one_by_one(self, settlements, requests, lease_seconds=lease_seconds, wait_seconds=wait_seconds)
-        return turn if turn.deliveries else replace(turn, next_in_seconds=self.next_in_seconds)
+        if turn.deliveries:
+            return replace(turn, drained=self.reports_drained)
+        return replace(turn, next_in_seconds=self.next_in_seconds)
 
     def listen(self, queues: Sequence[str], on_arrival: Callable[[], None]) -> FakeListening:
         self.listenings.append(FakeListening(queues, on_arrival))

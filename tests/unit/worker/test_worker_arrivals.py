@@ -83,6 +83,20 @@ def test_a_worker_listens_before_it_polls(life: "Life", eventually: Eventually) 
     assert stopped(life) == "drained"
 
 
+def test_a_queue_that_a_signalled_poll_drained_is_not_polled_again(life: "Life", eventually: Eventually) -> None:
+    life.serve(ExecutionPlace.POOL, queue="mail")
+    life.broker.reports_drained = True
+    life.start(**SLOWLY)
+    listening = idle_listening(life, eventually)
+    for number in range(3):
+        life.broker.put(number, queue="mail")
+        listening.signal()
+        eventually(lambda: len(life.broker.acked()) == number + 1)  # noqa: B023 # awaited at once
+        eventually(lambda: listening.wanted[-1])
+    assert stopped(life) == "drained"
+    assert len(life.broker.polled_queues) == 1 + 3
+
+
 def test_a_false_alarm_polls_each_consumer_once_and_the_next_signal_waits_briefly(
     life: "Life", clock: "FakeClock", eventually: Eventually
 ) -> None:

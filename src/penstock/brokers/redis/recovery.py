@@ -155,13 +155,13 @@ class UnconfirmedDeliveries:
 
     def record(self, deliveries: Iterable[Delivery]) -> None:
         """Record deliveries that arrived."""
-        for delivery in deliveries:
-            self._known.setdefault(delivery.queue, set()).add(delivery.receipt)
+        for queue, receipts in _by_queue(deliveries).items():
+            self._known.setdefault(queue, set()).update(receipts)
 
     def forget(self, deliveries: Iterable[Delivery]) -> None:
         """Forget deliveries that are settled or lost."""
-        for delivery in deliveries:
-            self._known.get(delivery.queue, set()).discard(delivery.receipt)
+        for queue, receipts in _by_queue(deliveries).items():
+            self._known.get(queue, set()).difference_update(receipts)
 
     def resolve(self, queues: Collection[str] | None = None) -> None:
         """Release the deliveries in doubt in these queues (None: all); do nothing while a call is receiving.
@@ -191,3 +191,11 @@ class UnconfirmedDeliveries:
             for id in unknown[at : at + RELEASE_MAX]:
                 group.release(id.decode(), delay_seconds=0.0, uncounted=True, reason=NEVER_ARRIVED)
             self._server.call(*group.command(self._keys, self._worker))
+
+
+def _by_queue(deliveries: Iterable[Delivery]) -> dict[str, list[str]]:
+    """Return the receipt handles by queue."""
+    receipts: dict[str, list[str]] = {}
+    for delivery in deliveries:
+        receipts.setdefault(delivery.queue, []).append(delivery.receipt)
+    return receipts

@@ -36,7 +36,8 @@ class TakenMessages:
     settings: QueueSettings | None = None  # of the queue these messages are from
     deliveries: Sequence[Delivery] = ()
     rejected: Sequence[tuple[Delivery, MessageState, str]] = ()  # leased here only to be dead-lettered, with the reason
-    next_due_at: float | None = None  # if there are no messages: when the next delay ends
+    drained: bool = False  # the queue has no more ready messages
+    next_due_at: float | None = None  # if there are no messages, or no more: when the next delay ends
 
 
 NOTHING = TakenMessages(now=0.0)
@@ -52,8 +53,7 @@ def taken(requests: Sequence[ReceiveRequest], reply: Sequence[Any]) -> TakenMess
     """Return the contents of a reply of `take.lua`."""
     which, now = int(reply[0]), int(reply[1]) / 1000
     if which == 0:
-        due = reply[2] if len(reply) > 2 else None
-        return TakenMessages(now=now, next_due_at=None if due is None else float(due) / 1000)
+        return TakenMessages(now=now, next_due_at=_due_at(reply[2:]))
     queue, store, entries, is_dlq = requests[which - 1].queue, reply[2].decode(), reply[6], bool(reply[7])
     settings = settings_of(queue, retention=reply[3], receives_max=reply[4], dead_letter_queue=reply[5])
     deliveries: list[Delivery] = []
@@ -77,7 +77,19 @@ def taken(requests: Sequence[ReceiveRequest], reply: Sequence[Any]) -> TakenMess
             rejected.append((delivery, state, shared.reason_exhausted(state.attempts)))
         else:
             deliveries.append(delivery)
-    return TakenMessages(now=now, settings=settings, deliveries=deliveries, rejected=rejected)
+    return TakenMessages(
+        now=now,
+        settings=settings,
+        deliveries=deliveries,
+        rejected=rejected,
+        drained=bool(reply[8]),
+        next_due_at=_due_at(reply[9:]),
+    )
+
+
+def _due_at(rest: Sequence[Any]) -> float | None:
+    """Return the time at the end of a reply; None if there is none."""
+    return float(rest[0]) / 1000 if rest and rest[0] is not None else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +151,7 @@ class RedisTurns:
             deliveries=taken_now.deliveries,
             settle_error=settle_error,
             receive_error=receive_error,
+            drained=taken_now.drained,
             next_in_seconds=None if taken_now.next_due_at is None else max(taken_now.next_due_at - taken_now.now, 0.0),
         )
 

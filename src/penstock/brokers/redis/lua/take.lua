@@ -1,8 +1,9 @@
 -- Receive messages from the first queue that has some.
 -- KEYS: the streams of the requested queues, in order. ARGV: the consumer, a name for a new store, then the maximum
 -- number of messages for each queue.
--- Returns {index of the queue, now, store, retention, receives_max, dead-letter queue, entries, true for a DLQ}, or
--- {0, now, end of the next delay} if no queue has messages.
+-- Returns {index of the queue, now, store, retention, receives_max, dead-letter queue, entries, 1 for a DLQ, 1 if the
+-- queue has no more ready messages, then the end of its next delay}, or {0, now, end of the next delay} if no queue has
+-- messages.
 
 local ADOPT_PAGE, ADOPT_PAGES = 1000, 20 -- the most that one call adopts, in some tenths of a second on the server
 local consumer, now = ARGV[1], now_ms()
@@ -138,7 +139,8 @@ for which, stream in ipairs(KEYS) do
     if adopt_all(base, stream) and feed(base, stream, tonumber(ARGV[which + 2]), dead_till) > 0 then
       entries = read(stream, ARGV[which + 2])
     end
-    if redis.call('EXISTS', base .. ':ring') == 1 then
+    local drained = redis.call('EXISTS', base .. ':ring') == 0
+    if not drained then
       wake(base) -- for another worker: this one has as many as it has room for
     else
       redis.call('DEL', base .. ':wake')
@@ -147,15 +149,15 @@ for which, stream in ipairs(KEYS) do
         redis.call('HSET', base .. ':queue', 'front', 0)
       end
     end
+    local first = drained and redis.call('ZRANGE', base .. ':delayed', 0, 0, 'WITHSCORES')[2]
     if #entries > 0 then
       local store = known[2] or redis.call('HGET', base .. ':queue', 'store')
       if not store then -- another client deleted the hash, or the server evicted it
         store = ARGV[2]
         redis.call('HSETNX', base .. ':queue', 'store', store)
       end
-      return { which, int(now), store, known[3], known[4], known[5], entries, dead_till and 1 or 0 }
+      return { which, int(now), store, known[3], known[4], known[5], entries, dead_till and 1 or 0, drained and 1 or 0, first }
     end
-    local first = redis.call('ZRANGE', base .. ':delayed', 0, 0, 'WITHSCORES')[2]
     if first and (not next_due or tonumber(first) < tonumber(next_due)) then
       next_due = first
     end
