@@ -13,6 +13,9 @@ README = "README.md"
 PAGE = "docs/why/benchmarks.md"
 
 _CHAIN = ("benchmarks.chain", "--rounds", "3")
+_CSV = (*_CHAIN, "--format", "csv")
+_PARQUET = (*_CHAIN, "--format", "parquet")
+_S3 = ("benchmarks.s3", "--rounds", "3")
 _REDIS = ("benchmarks.redis", "--only", "penstock,bullmq,sidekiq,taskiq", "--with-recovery")
 _REDIS_ROUNDS = ("benchmarks.redis", "--only", "penstock,bare,bullmq", "--rounds", "5")
 _WORKER = ("benchmarks.worker", "--only", "idle")
@@ -59,14 +62,58 @@ BOUNDS: Sequence[Bound] = (
     Bound(
         name="chain small / spark",
         command=_CHAIN,
-        figures=("4.29 s (1.8 x)", "2.42 s", "5,000 files of 10 KB"),
-        at_least=1.2,
+        figures=("4.16 s (4.5 x)", "0.93 s", "5,000 files of 10 KB"),
+        at_least=2.7,
     ),
     Bound(
         name="chain big / spark",
         command=_CHAIN,
-        figures=("7.83 s (1.2 x)", "6.53 s", "2 files of 500 MB"),
-        at_least=0.9,
+        figures=("7.64 s (2.4 x)", "3.21 s", "2 files of 500 MB"),
+        at_least=1.6,
+    ),
+    Bound(name="chain small time / polars", command=_CHAIN, figures=("0.49 s",), at_most=3.5),
+    Bound(name="chain big time / polars", command=_CHAIN, figures=("2.65 s",), at_most=2.0),
+    Bound(
+        name="chain small csv / spark",
+        command=_CSV,
+        page=PAGE,
+        figures=("| 5,000 x 10 KB, CSV | 5.05 | 0.65 | 1.02 | 5.0 |",),
+        at_least=3.0,
+    ),
+    Bound(
+        name="chain big csv / spark",
+        command=_CSV,
+        page=PAGE,
+        figures=("| 2 x 500 MB, CSV | 10.27 | 2.56 | 2.95 | 3.5 |",),
+        at_least=2.2,
+    ),
+    Bound(
+        name="chain small parquet / spark",
+        command=_PARQUET,
+        page=PAGE,
+        figures=("| 5,000 x 10 KB, Parquet | 5.69 | 0.50 | 1.80 | 3.2 |",),
+        at_least=2.0,
+    ),
+    Bound(
+        name="chain big parquet / spark",
+        command=_PARQUET,
+        page=PAGE,
+        figures=("| 2 x 500 MB, Parquet | 11.11 | 3.00 | 6.17 | 1.8 |",),
+        at_least=1.2,
+    ),
+    Bound(
+        name="s3 small: from S3 at 20 ms",
+        command=_S3,
+        page=PAGE,
+        figures=("1.91 s instead of 0.90 s",),
+        at_most=3.5,
+    ),
+    Bound(
+        name="s3 big: from S3 at 20 ms",
+        command=_S3,
+        page=PAGE,
+        figures=("instead of 1.33 s for 2 x 200 MB",),
+        at_most=2.2,
     ),
     Bound(name="worker idle share of a core", command=_WORKER, figures=("0.2 % of a core",), at_most=0.006),
     Bound(
