@@ -178,3 +178,26 @@ def test_a_disk_that_is_full_or_cannot_be_written_is_no_error(tmp_path: Path, mo
     (tmp_path / "cache" / "penstock").write_text("no folder")
     assert of_session.make_later("a.jar") is None
     assert not of_session.is_usable()
+
+
+def test_an_archive_in_a_folder_that_another_user_can_replace_is_not_used(tmp_path: Path, cache: Path) -> None:
+    """Who may rename the folder may put another one in its place between the check and the JVM's start."""
+    of_session = found(tmp_path)
+    of_session.file.write_text("classes")
+    of_session.file.chmod(0o600)
+    cache.parent.chmod(0o777)
+    assert not of_session.is_usable()
+
+
+def test_a_java_that_was_killed_is_no_refusal(tmp_path: Path, cache: Path, java: Callable[[str], Path]) -> None:
+    """As by the kernel for want of memory, or by a full disk: the next session tries again."""
+    of_session = found(tmp_path)
+    assert not make(of_session.file, java("kill -9 $$\n"), "a.jar", CLASSES.encode())
+    assert of_session.java_options() != ()
+
+
+def test_two_projects_keep_an_archive_each(tmp_path: Path, cache: Path, java: Callable[[str], Path]) -> None:
+    first, second = found(tmp_path), found(tmp_path, {"spark.jars": "b.jar"})
+    assert make(first.file, java(WRITES), "a.jar", CLASSES.encode())
+    assert make(second.file, java(WRITES), "a.jar:b.jar", CLASSES.encode())
+    assert first.is_usable()
