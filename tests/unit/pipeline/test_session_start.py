@@ -244,3 +244,15 @@ def test_the_launcher_starts_quickly_unless_the_user_has_options_for_it(
     assert _environment(settings)["SPARK_LAUNCHER_OPTS"] == LAUNCHER_OPTIONS
     monkeypatch.setenv("SPARK_LAUNCHER_OPTS", "-Xmx64m")
     assert _environment(settings)["SPARK_LAUNCHER_OPTS"] == "-Xmx64m"
+
+
+def test_workers_of_another_python_run_the_daemon_of_pyspark(tmp_path: Path) -> None:
+    """That Python may have no PySpark, or another one than the JVM's, and Spark brings its own sources."""
+    settings = SessionSettings(
+        master="local[1]",
+        java_home=tmp_path,
+        scratch=tmp_path,
+        log=tmp_path / "spark.log",
+        extra_conf={"spark.pyspark.python": "/opt/python/bin/python3"},
+    )
+    assert _conf(settings).get("spark.python.daemon.module") is None
