@@ -201,3 +201,10 @@ def test_two_projects_keep_an_archive_each(tmp_path: Path, cache: Path, java: Ca
     assert make(first.file, java(WRITES), "a.jar", CLASSES.encode())
     assert make(second.file, java(WRITES), "a.jar:b.jar", CLASSES.encode())
     assert first.is_usable()
+
+
+def test_a_class_with_a_name_in_the_utf8_of_java_costs_no_session(tmp_path: Path, cache: Path) -> None:
+    """Java writes characters beyond 16 bits as two surrogates, which is no UTF-8 for others."""
+    of_session = found(tmp_path)
+    of_session.list_file.write_bytes(b"java/lang/Object\ncom/x/\xed\xa0\xbd\xed\xb8\x80\n")
+    assert of_session.make_later("a.jar") is None
