@@ -246,13 +246,25 @@ def test_the_launcher_starts_quickly_unless_the_user_has_options_for_it(
     assert _environment(settings)["SPARK_LAUNCHER_OPTS"] == "-Xmx64m"
 
 
-def test_workers_of_another_python_run_the_daemon_of_pyspark(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("default", "own", "is_ours"),
+    [
+        ("", {}, True),
+        ("", {"spark.pyspark.python": sys.executable}, True),
+        ("", {"spark.pyspark.python": "/opt/python/bin/python3"}, False),
+        ("spark.pyspark.python /opt/python/bin/python3", {}, False),
+        ("spark.pyspark.python /opt/python/bin/python3", {"spark.pyspark.python": sys.executable}, True),
+        ("spark.python.daemon.module theirs", {}, False),
+    ],
+)
+def test_workers_of_another_python_run_the_daemon_of_pyspark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, default: str, own: dict[str, str], is_ours: bool
+) -> None:
     """That Python may have no PySpark, or another one than the JVM's, and Spark brings its own sources."""
+    (tmp_path / "spark-defaults.conf").write_text(f"{default}\n")
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
     settings = SessionSettings(
-        master="local[1]",
-        java_home=tmp_path,
-        scratch=tmp_path,
-        log=tmp_path / "spark.log",
-        extra_conf={"spark.pyspark.python": "/opt/python/bin/python3"},
+        master="local[1]", java_home=tmp_path, scratch=tmp_path, log=tmp_path / "spark.log", extra_conf=own
     )
-    assert _conf(settings).get("spark.python.daemon.module") is None
+    daemon = _conf(settings).get("spark.python.daemon.module")
+    assert daemon == ("penstock.pipeline.spark.worker_daemon" if is_ours else None)

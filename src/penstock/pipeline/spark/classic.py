@@ -506,8 +506,18 @@ def _local_conf(settings: SessionSettings, java_options: Sequence[str]) -> dict[
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.sql.shuffle.partitions": str(4 * (os.cpu_count() or 1)),
-        **({DAEMON_MODULE: worker_daemon.__name__} if _spark_is_installed() else {}),
+        **({DAEMON_MODULE: worker_daemon.__name__} if _workers_have_our_daemon(settings) else {}),
     }
+
+
+def _workers_have_our_daemon(settings: SessionSettings) -> bool:
+    """Return True if the workers run this Python, with the installed PySpark, and no daemon was chosen for them.
+
+    Another Python may have no PySpark. In local mode, PYSPARK_PYTHON is this Python (`_environment`).
+    """
+    chosen = {**_cluster_defaults(), **settings.extra_conf}
+    is_ours = shutil.which(chosen.get(WORKER_PYTHON) or sys.executable) == sys.executable
+    return is_ours and DAEMON_MODULE not in chosen and _spark_is_installed()
 
 
 def _spark_is_installed() -> bool:
