@@ -3,6 +3,7 @@
 import fcntl
 import os
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -114,12 +115,9 @@ def test_another_java_other_jars_and_another_class_path_have_another_archive(tmp
     assert found(tmp_path).file == found(tmp_path).file
 
 
-def test_java_makes_the_archive_from_the_list_and_those_of_other_jars_are_deleted(
-    cache: Path, java: Callable[[str], Path]
-) -> None:
-    file, other, left = cache / "spark-1.jsa", cache / "spark-0.jsa", cache / "making-killed"
-    other.write_text("of other jars")
-    left.mkdir()
+def test_java_makes_the_archive_from_the_list(cache: Path, java: Callable[[str], Path]) -> None:
+    file = cache / "spark-1.jsa"
+    (cache / "making-killed").mkdir()
     assert make(file, java(WRITES), "a.jar:b.jar", CLASSES.encode())
     assert file.read_text().rstrip().endswith("-cp a.jar:b.jar")
     assert sorted(path.name for path in cache.iterdir()) == ["lock", "spark-1.jsa"]
@@ -181,19 +179,67 @@ def test_a_disk_that_is_full_or_cannot_be_written_is_no_error(tmp_path: Path, mo
 
 
 def test_an_archive_in_a_folder_that_another_user_can_replace_is_not_used(tmp_path: Path, cache: Path) -> None:
-    """Who may rename the folder may put another one in its place between the check and the JVM's start."""
+    """Another user who renames the folder puts another one in its place, between the check and the start of the JVM."""
     of_session = found(tmp_path)
     of_session.file.write_text("classes")
     of_session.file.chmod(0o600)
     cache.parent.chmod(0o777)
     assert not of_session.is_usable()
+    assert of_session.java_options() == ()
+    cache.parent.chmod(0o1777)  # as /tmp: only the owner of a folder in it may rename that
+    assert of_session.is_usable()
 
 
-def test_a_java_that_was_killed_is_no_refusal(tmp_path: Path, cache: Path, java: Callable[[str], Path]) -> None:
-    """As by the kernel for want of memory, or by a full disk: the next session tries again."""
+def test_an_archive_below_a_folder_of_another_user_is_not_used(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     of_session = found(tmp_path)
-    assert not make(of_session.file, java("kill -9 $$\n"), "a.jar", CLASSES.encode())
+    of_session.file.write_text("classes")
+    of_session.file.chmod(0o600)
+    stat = Path.stat
+
+    def stat_of_another(path: Path) -> Any:
+        real = stat(path)
+        other = real.st_uid + 1 if path == cache.parent else real.st_uid
+        return SimpleNamespace(st_uid=other, st_mode=real.st_mode)
+
+    monkeypatch.setattr(Path, "stat", stat_of_another)
+    assert not of_session.is_usable()
+
+
+def test_a_link_to_the_cache_does_not_hide_a_folder_that_others_can_replace(tmp_path: Path, cache: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    cache.parent.rename(shared / "cache")
+    cache.parent.symlink_to(shared / "cache")
+    of_session = found(tmp_path)
+    of_session.file.write_text("classes")
+    of_session.file.chmod(0o600)
+    assert of_session.is_usable()
+    shared.chmod(0o777)
+    assert not found(tmp_path).is_usable()
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        f"kill -{signal.SIGKILL} $$\n",
+        f"exit {128 + signal.SIGTERM}\n",
+        "echo 'Unable to write to shared archive file.'; exit 1\n",
+        "exec sleep 60\n",
+    ],
+    ids=["killed", "ended by a signal", "full disk", "too slow"],
+)
+def test_a_java_that_could_not_finish_is_no_refusal(
+    tmp_path: Path, cache: Path, java: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, script: str
+) -> None:
+    """As by the kernel for want of memory: the next session tries again."""
+    if "sleep" in script:
+        monkeypatch.setattr(class_archive, "DUMP_SECONDS_MAX", 0.2)
+    of_session = found(tmp_path)
+    assert not make(of_session.file, java(script), "a.jar", CLASSES.encode())
     assert of_session.java_options() != ()
+    assert [path.name for path in cache.iterdir()] == ["lock"]
 
 
 def test_two_projects_keep_an_archive_each(tmp_path: Path, cache: Path, java: Callable[[str], Path]) -> None:
@@ -201,6 +247,59 @@ def test_two_projects_keep_an_archive_each(tmp_path: Path, cache: Path, java: Ca
     assert make(first.file, java(WRITES), "a.jar", CLASSES.encode())
     assert make(second.file, java(WRITES), "a.jar:b.jar", CLASSES.encode())
     assert first.is_usable()
+
+
+@pytest.mark.parametrize(("script", "suffix"), [(WRITES, ".jsa"), (REFUSES, ".refused")], ids=["made", "refused"])
+def test_the_newest_archives_and_refusals_are_kept(
+    cache: Path, java: Callable[[str], Path], script: str, suffix: str
+) -> None:
+    for age, name in enumerate("edcb"):
+        (cache / f"spark-{name}{suffix}").write_text("of other jars")
+        os.utime(cache / f"spark-{name}{suffix}", (1_000 - age, 1_000 - age))
+    os.utime(cache / f"spark-b{suffix}", (2_000, 1))  # an old one that was read
+    make(cache / "spark-a.jsa", java(script), "a.jar", CLASSES.encode())
+    left = sorted(path.name for path in cache.iterdir() if path.name != "lock")
+    assert left == [f"spark-{name}{suffix}" for name in "abe"]
+
+
+@pytest.mark.parametrize("fault", ["file", "read-only", "full", "shared"])
+def test_a_session_that_could_not_keep_an_archive_lists_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    assert found(tmp_path, XDG_CACHE_HOME="", HOME=str(home)).java_options() != ()
+    if fault == "file":
+        (home / ".cache").write_text("no folder")
+    elif fault == "read-only":
+        monkeypatch.setattr(os, "access", lambda path, mode: Path(path).exists() and not mode & os.W_OK)
+    elif fault == "full":
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 20))
+    else:
+        (home / ".cache" / "penstock").mkdir(parents=True)
+        (home / ".cache" / "penstock").chmod(0o1777)
+    assert found(tmp_path, XDG_CACHE_HOME="", HOME=str(home)).java_options() == ()
+
+
+def test_in_an_empty_home_the_folders_of_the_cache_are_created_with_the_archive(
+    tmp_path: Path, java: Callable[[str], Path]
+) -> None:
+    """For this user alone, although a usual umask of groups would let others write there."""
+    java(WRITES)
+    home = tmp_path / "home"
+    home.mkdir()
+    of_session = found(tmp_path, XDG_CACHE_HOME="", HOME=str(home))
+    assert of_session.java_options() == (f"-XX:DumpLoadedClassList={of_session.list_file}",)
+    assert not list(home.iterdir())
+    of_session.list_file.write_text(CLASSES)
+    umask = os.umask(0o002)
+    try:
+        maker = of_session.make_later("a.jar")
+    finally:
+        os.umask(umask)
+    assert maker is not None
+    assert maker.wait(60) == 0
+    assert of_session.is_usable()
 
 
 def test_a_class_with_a_name_in_the_utf8_of_java_costs_no_session(tmp_path: Path, cache: Path) -> None:

@@ -6,7 +6,7 @@ writes the archive from that list. Later sessions use it. A JVM ignores an archi
 another Java or other jars, so an archive can cost time, but never a session.
 
 The same archive must not be written by a stranger, since the JVM runs its code: the folder and the file are used only
-if they belong to this user and no other one may write there.
+if they belong to this user and no other one may write there, or put another folder in the place of one above it.
 """
 
 import fcntl
@@ -28,6 +28,7 @@ FOLDER = "penstock"  # below the user's cache folder
 LIST = "classes.txt"
 SUFFIX = ".jsa"
 REFUSED = ".refused"  # instead of an archive: Java could not make one, and why
+ARCHIVES_MAX = 3  # the newest: projects with other jars or another Java have one each
 FREE_BYTES_MIN = 1 << 30  # on the disk: an archive has some 200 MB
 DUMP_SECONDS_MAX = 600  # usual: 10, with low priority
 NICENESS = 19
@@ -36,6 +37,9 @@ RUN_CLASS = "org/apache/spark/sql/execution/python/ArrowPythonRunner"
 """A class that a run of a pipeline loads. A list without it is of a session that did little: no archive for it.
 
 Java 18 and newer write a number after each name."""
+
+_NO_ROOM = "Unable to write to shared archive"  # of Java 17 to 25, for a full disk and a used-up quota
+_SIGNALS = 128  # a JVM that ends itself upon a signal returns more
 
 _SHARING = ("-XX:SharedArchiveFile", "-Xshare")  # options of the user's own, which are then left alone
 _OPTION_VARIABLES = ("SPARK_SUBMIT_OPTS", "JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS")
@@ -54,14 +58,14 @@ class ClassArchive:
     list_file: Path
 
     def java_options(self) -> Sequence[str]:
-        """Return the JVM's option: to use the archive, or else to list the classes for one."""
+        """Return the JVM's option: to use the archive, or else to list the classes if one can be made."""
         if self.is_usable():
             return (f"-XX:SharedArchiveFile={self.file}",)
-        return () if self._is_refused() else (f"-XX:DumpLoadedClassList={self.list_file}",)
+        return (f"-XX:DumpLoadedClassList={self.list_file}",) if self._can_be_made() else ()
 
     def is_usable(self) -> bool:
         """Return True if there is an archive that only this user can have written."""
-        return _is_ours(self.file) and _is_ours(self.file.parent)
+        return _is_ours(self.file) and self._is_safe(self.file.parent)
 
     def make_later(self, class_path: str) -> "subprocess.Popen[bytes] | None":
         """Start a process that makes the archive from the list, and outlives this one. Call it after the JVM's end.
@@ -69,7 +73,10 @@ class ClassArchive:
         Return None if there is no list worth it, an archive, or no place for one.
         """
         try:
-            if self.is_usable() or RUN_CLASS not in self.list_file.read_text() or not self._has_room():
+            if self.is_usable() or RUN_CLASS.encode() not in self.list_file.read_bytes():
+                return None
+            _create(self.file.parent)
+            if not self._can_be_made():
                 return None
             with self.list_file.open("rb") as classes:
                 maker = subprocess.Popen(
@@ -86,12 +93,26 @@ class ClassArchive:
         threading.Thread(target=maker.wait, name="penstock-class-archive", daemon=True).start()
         return maker
 
-    def _is_refused(self) -> bool:
-        return self.file.with_suffix(REFUSED).exists()
+    def _can_be_made(self) -> bool:
+        """Return True if Java did not refuse it, and its folder, or the nearest that exists, is safe and has room."""
+        folder = next(path for path in self.file.parents if os.access(path, os.F_OK))
+        with suppress(OSError):
+            return (
+                os.access(folder, os.W_OK | os.X_OK)
+                and self._is_safe(folder)
+                and not self.file.with_suffix(REFUSED).exists()
+                and shutil.disk_usage(folder).free >= FREE_BYTES_MIN
+            )
+        return False
 
-    def _has_room(self) -> bool:
-        self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return _is_ours(self.file.parent) and shutil.disk_usage(self.file.parent).free >= FREE_BYTES_MIN
+    def _is_safe(self, folder: Path) -> bool:
+        """Return True if no other user can write to the archive's folder, or replace this one or any above it."""
+        is_private = folder != self.file.parent or _is_ours(folder)
+        return is_private and all(_is_kept(path) for path in (folder, *folder.parents))
+
+
+class _Unfinished(Exception):
+    """Java was ended from outside, or had no room. Another session may succeed."""
 
 
 def class_archive(
@@ -115,7 +136,7 @@ def class_archive(
 def make(file: Path, java_home: Path, class_path: str, classes: bytes) -> bool:
     """Make the archive; return True if there is one afterwards. At most one process at a time does so.
 
-    Deletes the archives of other Javas and jars. If Java refuses, that is remembered, and later sessions list nothing.
+    Deletes all but the newest archives. If Java refuses, that is remembered, and later sessions list nothing.
     """
     with _alone(file.parent) as is_alone:
         if not is_alone or file.exists():
@@ -125,20 +146,30 @@ def make(file: Path, java_home: Path, class_path: str, classes: bytes) -> bool:
         with TemporaryDirectory(prefix="making-", dir=file.parent) as name:
             made, listed = Path(name, file.name), Path(name, LIST)
             listed.write_bytes(classes)
-            complaint = _dump(made, java_home, class_path, listed)
-            if complaint is not None:
-                file.with_suffix(REFUSED).write_text(complaint)
+            try:
+                complaint = _dump(made, java_home, class_path, listed)
+            except _Unfinished:
                 return False
-            made.chmod(0o600)
-            made.replace(file)  # a JVM that has mapped an old one keeps it
-        for other in file.parent.glob(f"spark-*{SUFFIX}"):
-            if other != file:
-                other.unlink(missing_ok=True)
-    return True
+            if complaint is None:
+                made.chmod(0o600)
+                made.replace(file)  # a JVM that has mapped an old one keeps it
+            else:
+                file.with_suffix(REFUSED).write_text(complaint)
+        _delete_old(file.parent)
+    return complaint is None
+
+
+def _delete_old(folder: Path) -> None:
+    """Delete all but the newest archives and marks of refusals. New is also what was read, where the disk notes it."""
+    for suffix in (SUFFIX, REFUSED):
+        found = {path: path.stat() for path in folder.glob(f"spark-*{suffix}")}
+        newest_first = sorted(found, key=lambda path: max(found[path].st_mtime, found[path].st_atime), reverse=True)
+        for path in newest_first[ARCHIVES_MAX:]:
+            path.unlink(missing_ok=True)
 
 
 def _dump(file: Path, java_home: Path, class_path: str, listed: Path) -> str | None:
-    """Write an archive, and have Java use it. Return why it could not.
+    """Write an archive, and have Java use it. Return why Java refused; None if it did not. Raise `_Unfinished`.
 
     Java 21 writes archives for Spark's class path and then does not accept them.
     """
@@ -154,10 +185,22 @@ def _dump(file: Path, java_home: Path, class_path: str, listed: Path) -> str | N
             class_path,
             *last,
         ]
-        ran = subprocess.run(command, capture_output=True, timeout=DUMP_SECONDS_MAX, check=False, cwd=file.parent)
-        if ran.returncode or not file.exists():
-            return (ran.stdout + ran.stderr).decode(errors="replace") or f"Java ended with {ran.returncode}"
+        code, said = _ran(command, file.parent)
+        if code or not file.exists():
+            return said or f"Java ended with {code}"
     return None
+
+
+def _ran(command: Sequence[str], folder: Path) -> tuple[int, str]:
+    """Run Java in a folder. Return its exit code and what it said; raise `_Unfinished` if it could not finish."""
+    try:
+        ran = subprocess.run(command, capture_output=True, timeout=DUMP_SECONDS_MAX, check=False, cwd=folder)
+    except subprocess.TimeoutExpired as error:
+        raise _Unfinished from error
+    said = (ran.stdout + ran.stderr).decode(errors="replace")
+    if not 0 <= ran.returncode <= _SIGNALS or (ran.returncode and _NO_ROOM in said):
+        raise _Unfinished
+    return ran.returncode, said
 
 
 @contextmanager
@@ -176,8 +219,19 @@ def _cache_folder(environ: Mapping[str, str]) -> Path | None:
     """Return Penstock's folder in the user's cache (XDG_CACHE_HOME); None without a home."""
     named, home = Path(environ.get("XDG_CACHE_HOME", "")), Path(environ.get("HOME", ""))
     if named.is_absolute():
-        return named / FOLDER
-    return home / ".cache" / FOLDER if home.is_absolute() else None
+        return _real(named / FOLDER)
+    return _real(home / ".cache" / FOLDER) if home.is_absolute() else None
+
+
+def _real(path: Path) -> Path:
+    """Return the path without links, so that the folders above it are all that lead to it."""
+    return Path(os.path.realpath(path))
+
+
+def _create(folder: Path) -> None:
+    """Create a folder and those above it, for this user alone, whatever the umask is."""
+    for path in (*reversed(folder.parents), folder):
+        path.mkdir(mode=0o700, exist_ok=True)
 
 
 def _identity(java_home: Path, jars: Path) -> Iterator[str]:
@@ -213,6 +267,16 @@ def _is_ours(path: Path) -> bool:
     return found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
+def _is_kept(folder: Path) -> bool:
+    """Return True if no other user but root can put something else in the place of this user's files in the folder."""
+    try:
+        found = folder.stat()
+    except OSError:
+        return False
+    is_shared = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not found.st_mode & stat.S_ISVTX
+    return found.st_uid in (0, os.geteuid()) and not is_shared
+
+
 def _import_path() -> str:
     """Return the PYTHONPATH with which the process finds this module, wherever it is."""
     return os.pathsep.join(path for path in sys.path if path)
@@ -223,7 +287,7 @@ def main() -> None:
     os.nice(NICENESS)
     path, java_home, class_path = sys.argv[1:]
     os.umask(0o077)
-    with suppress(OSError, subprocess.TimeoutExpired):
+    with suppress(OSError):
         make(Path(path), Path(java_home), class_path, sys.stdin.buffer.read())
 
 
