@@ -97,7 +97,8 @@ def test_the_steps_of_a_page_work(tmp_path: Path, parts: tuple[Part, ...]) -> No
 def test_every_marked_block_is_followed(page: str) -> None:
     text = Part(page=page).text()
     parts = [part for parts in (*WITHOUT_SPARK.values(), *WITH_SPARK.values()) for part in parts if part.page == page]
-    assert len(re.findall(r"^<!-- (?!example: |growth: |end -->)", text, re.MULTILINE)) == sum(len(list(blocks(part))) for part in parts)
+    marks = re.findall(r"^<!-- (?!example: |growth: |end -->)", text, re.MULTILINE)
+    assert len(marks) == sum(len(list(blocks(part))) for part in parts)
 
 
 def test_a_text_missing_from_the_output_is_a_failure() -> None:

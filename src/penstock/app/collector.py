@@ -1,4 +1,4 @@
-"""Python's cyclic garbage collector, while a process imports much, or holds the objects of messages or of batches."""
+"""Python's cyclic garbage collector, while a process holds the objects of many messages or of large batches."""
 
 import gc
 from collections.abc import Iterator
@@ -28,19 +28,3 @@ def rare_collections(thresholds: tuple[int, int, int] = BATCHES) -> Iterator[Non
     finally:
         if gc.get_threshold() == thresholds:
             gc.set_threshold(*before)
-
-
-@contextmanager
-def no_collections() -> Iterator[None]:
-    """Turn the collector off in the block, for imports: a module's objects stay, and are visited again and again.
-
-    That takes a quarter of the time in which `penstock ingest` imports its 800 modules (measured).
-    """
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()

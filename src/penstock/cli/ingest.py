@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.app.cleanup import cleanup_of
-from penstock.app.collector import no_collections
 from penstock.app.scope import ScopeRequest, options_for
 from penstock.app.telemetry import is_logged
 from penstock.cli.exits import leave_job, stoppable
+from penstock.cli.lazy import no_collections
 from penstock.cli.options import Master, SparkSession, StopTimeout, grouped_options
 from penstock.cli.output import Json, print_json, printable
 from penstock.cli.progress import IngestProgress, grown, losses, merged, replaced, replayed, warning_of

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from penstock.messaging.message import Message
-from penstock.messaging.values import value_dataclass
 
 
 class AttemptEnd(StrEnum):
@@ -26,7 +25,7 @@ class PreviousAttempt:
     reason: str | None = None  # the reason given by a release
 
 
-@value_dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
     """One delivery of a message to one worker.
 

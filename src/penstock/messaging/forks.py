@@ -169,7 +169,7 @@ class _Forks:
         self.files: WeakSet[EmbeddedFile] = WeakSet()  # this and the next: written under the lock
         self.guarded: WeakSet[ForkGuarded] = WeakSet()
         self.refused: set[tuple[int, int]] = set()  # files that the parent had open; written in a new copy
-        self.process = os.getpid()  # this process; written in a new copy
+        self._process = os.getpid()
 
     def before(self) -> None:
         self.lock.acquire()
@@ -186,9 +186,9 @@ class _Forks:
 
     def begin_in_copy(self) -> None:
         """Renew everything. Called by Python or, if Python did not notice the fork, by the first use of a file."""
-        if self.process == os.getpid():
+        if self._process == os.getpid():
             return
-        self.process = os.getpid()
+        self._process = os.getpid()
         self.lock = threading.RLock()
         for guarded in (*self.files, *self.guarded):
             guarded.begin_in_copy()
@@ -209,7 +209,7 @@ class OwnProcess:
     __slots__ = ("_id",)
 
     def __init__(self) -> None:
-        self._id = _forks.process  # a system call less for each message
+        self._id = os.getpid()
 
     def __enter__(self) -> None:
         """Enter user code. Only leaving it needs a check."""

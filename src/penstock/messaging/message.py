@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from penstock.messaging.values import value_dataclass
-
 Attributes = Mapping[str, str | bytes]
 
 # Attributes by which the inbox recognises a message, whatever id the broker assigns.
@@ -32,7 +30,7 @@ class Outgoing:
     delay_seconds: float = 0.0
 
 
-@value_dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
     """A message as held by its queue: immutable, whatever happens to its deliveries.
 

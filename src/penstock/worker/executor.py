@@ -151,7 +151,7 @@ class Executor:
 
     def unsettled(self) -> Sequence[RunningBatch]:
         """Return the batches without settlements: the outcome is open, or is being recorded in the ledger."""
-        self.collect()
+        self._collect_for_other_thread()
         with self._lock:
             return [batch for batch in (*self._running, *self._stranded) if not batch.settled]
 
@@ -162,7 +162,7 @@ class Executor:
 
     def running(self) -> Sequence[str]:
         """Return the names of the working threads, including those of batches that were ended from outside."""
-        self.collect()
+        self._collect_for_other_thread()
         with self._lock:
             return list(dict.fromkeys(batch.thread or batch.name for batch in self._running))
 
@@ -316,17 +316,34 @@ class Executor:
     def _settle(self, returned: Sequence[tuple[RunningBatch, Settlements]], *, failed: bool = False) -> None:
         """Submit the settlements that these batches returned."""
         settlements: list[tuple[Delivery, Settlement]] = []
+        defects: list[BaseException] = []
         for batch, settled in returned:
-            for delivery in batch.deliveries:
-                settlement = settled.get(delivery.receipt)
-                if settlement is None:
-                    self._bus.emit(SettlementMissing(queue=delivery.queue, message_id=delivery.message.id))
-                    settlement = self._delayed(delivery)
-                if self._draining and settlement == UNCOUNTED:  # the execution ended itself because the worker stops
-                    self.released.append(delivery)
-                settlements.append((delivery, settlement))
+            try:
+                settlements += self._settlements(batch, settled)
+            except BaseException as defect:  # of a listener; the other batches are settled all the same
+                defects.append(defect)
         self._settler.submit(settlements)
         self._count(failed=failed, batches=len(returned))
+        if defects:
+            raise defects[0]
+
+    def _settlements(self, batch: RunningBatch, settled: Settlements) -> Sequence[tuple[Delivery, Settlement]]:
+        """Return a settlement for each delivery of a batch."""
+        settlements: list[tuple[Delivery, Settlement]] = []
+        for delivery in batch.deliveries:
+            settlement = settled.get(delivery.receipt)
+            if settlement is None:
+                self._bus.emit(SettlementMissing(queue=delivery.queue, message_id=delivery.message.id))
+                settlement = self._delayed(delivery)
+            if self._draining and settlement == UNCOUNTED:  # the execution ended itself because the worker stops
+                self.released.append(delivery)
+            settlements.append((delivery, settlement))
+        return settlements
+
+    def _collect_for_other_thread(self) -> None:
+        """Collect in another thread than the I/O thread, and wake that: it applies what is submitted here."""
+        self.collect()
+        self._on_free()
 
     def _free(self, batches: Sequence[RunningBatch]) -> None:
         """Remove runs that have ended, and free their slots."""

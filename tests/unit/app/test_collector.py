@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.app.collector import BATCHES, DEFAULTS, MESSAGES, no_collections, rare_collections
+from penstock.app.collector import BATCHES, DEFAULTS, MESSAGES, rare_collections
+from penstock.cli.lazy import no_collections
 
 DEFAULT = (700, 10, 10)
 

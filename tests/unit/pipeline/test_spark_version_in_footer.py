@@ -1,4 +1,4 @@
-"""Spark 3 refuses dates before 1582 and times before 1900 in a file whose footer does not name a Spark that wrote it."""
+"""Spark 3 refuses dates before 1582 and times before 1900 in a file whose footer does not name a Spark."""
 
 import datetime
 from pathlib import Path

@@ -15,6 +15,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -22,7 +23,6 @@ from penstock.brokers.sqs.limits import ATTRIBUTES_MAX
 from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import NO_ATTRIBUTES, Attributes, Message
-from penstock.messaging.values import value_dataclass
 
 NOTES = "penstock"  # name of the attribute
 EMPTY_BODY = "(empty)"  # SQS accepts no empty body
@@ -98,7 +98,7 @@ def size_bytes(entry: Entry) -> int:
     return size
 
 
-@value_dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SqsDelivery(Delivery):
     """A delivery from SQS. ``received_at`` is by this machine's clock; other epoch times are by that of SQS."""
 

@@ -27,7 +27,14 @@ from pyspark import __version__ as spark_version
 from pyspark.sql import Column, DataFrame, functions
 from pyspark.sql import types as spark_types
 
-from penstock.errors import ConfigurationError, TableError, TemporaryError, TransformError
+from penstock.errors import (
+    ConfigurationError,
+    TableDenied,
+    TableError,
+    TableNowhere,
+    TemporaryError,
+    TransformError,
+)
 from penstock.sinks.parquet import FooterNote, WrittenFile
 from penstock.sinks.partitions import NULL_PARTITION
 from penstock.storage.files import Files
@@ -52,7 +59,7 @@ FAULTS = (TemporaryError, TableError, ConfigurationError)  # faults of a machine
 ROW_GROUP_BYTES = 128 << 20  # in memory: a task buffers this much before it writes
 FILE_BYTES = 256 << 20  # at this size a file is closed and the next one begins
 
-# Columns with more distinct values than fit are written as they are from there on. With Arrow's limit, 1 MiB, columns of
+# Columns with more distinct values than fit are written as they are from there on. With Arrow's limit, 1 MiB, those of
 # distinct values take a fifth of the writer's time for dictionaries that are given up (measured).
 DICTIONARY_BYTES_MAX = 256 << 10
 
@@ -66,7 +73,8 @@ _RESULT = pa.schema(
     ]
 )
 RESULT_DDL = "path string, rows bigint, size_bytes bigint, fault string, reason string"
-_FAULTS = {fault.__name__: fault for fault in (TemporaryError, TableError)}  # faults of the store: no row caused them
+# Faults of the store: no row caused them. The most specific ones first.
+_FAULTS = {fault.__name__: fault for fault in (TableDenied, TableNowhere, TableError, TemporaryError)}
 
 # The characters that Spark's ExternalCatalogUtils escapes, plus NUL, which no Spark writer accepts in a name.
 _ESCAPED = re.compile(r"[\x00-\x1f\x7f\"#%'*/:=?\\{\[\]^]")
@@ -256,6 +264,7 @@ class WriteTask:
                     if sink.tell() >= self.file_bytes:
                         break
                 note.write(writer)
+                writer.add_key_value_metadata(_METADATA)  # that of the schema is lost without Arrow's own
             size_bytes = sink.tell()
         return WrittenFile(path=path, rows=rows, size_bytes=size_bytes)
 

@@ -96,6 +96,11 @@ def _refused(
 def _refused_protocol(protocol: DeltaProtocol) -> Iterator[str]:
     if protocol.min_reader_version not in READER_VERSIONS or protocol.min_writer_version not in WRITER_VERSIONS:
         yield f"protocol version {protocol.min_reader_version}/{protocol.min_writer_version}"
+    # from these versions on, the features are listed, those of readers for writers as well
+    elif (protocol.min_writer_version == 7) != (protocol.writer_features is not None) or (
+        protocol.min_reader_version == 3 and (protocol.min_writer_version != 7 or protocol.reader_features is None)
+    ):
+        yield f"protocol version {protocol.min_reader_version}/{protocol.min_writer_version} without its features"
     listed = {*(protocol.reader_features or ()), *(protocol.writer_features or ())}
     for feature in sorted(listed - FEATURES_KEPT):
         yield f"the feature {feature}"

@@ -47,6 +47,8 @@ from penstock.storage.files import FileInfo, Files
 _COMMIT = re.compile(r"(\d{20})\.json")
 _HINT = f"{LOG_FOLDER}/_last_checkpoint"
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\..*")
+_PATH_CHARS = "/!$&'()+,:;=@"
+"""Characters of a path that are not escaped, as in deltalake, which finds the file of an action by this spelling."""
 MARK = "penstock"  # the field of a commit's info that Penstock adds
 _REPUBLISHED_AFTER = "republishedAfter"
 _REPLACING = "replacing"
@@ -136,14 +138,13 @@ def append(
     append: Append,
     *,
     version: int,
-    hint: int | None,
     transactions: Mapping[str, int],
     indexed: Sequence[pa.Field],
     now: float,
 ) -> int:
     """Commit files, the files that they replace, and positions by application as the version after ``version``.
 
-    ``hint`` is the `last_checkpoint` that was read before that version. Returns and raises as `replace_files` does.
+    Returns and raises as `replace_files` does.
     """
     time_ms = int(now * 1000)
     operation = REPLACES_ROWS if append.replaced else "WRITE"
@@ -154,7 +155,7 @@ def append(
     ]
     actions += [{"remove": _remove(file, time_ms, changes_data=True)} for file in append.replaced]
     actions += [{"add": _add(file, indexed, changes_data=True)} for file in append.files]
-    return _put(root, version + 1, _encoded(actions), hint=hint)
+    return _put(root, version + 1, _encoded(actions))
 
 
 def replace_files(
@@ -205,25 +206,22 @@ def last_checkpoint(root: Files) -> int | None:
     """Return the version of the last checkpoint according to the log's hint; None if there is none."""
     try:
         return int(json.loads(root.read(_HINT))["version"])
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+    except (FileNotFoundError, ValueError, KeyError, TypeError, OverflowError):
         return None
 
 
-def _put(root: Files, version: int, text: bytes, *, hint: int | None = None) -> int:
-    if not _was_newest(root, version - 1, hint):
+def _put(root: Files, version: int, text: bytes) -> int:
+    if not _was_newest(root, version - 1):
         raise PublishConflict(f"{root.uri}: another writer committed version {version}, which was cleaned up since")
     create_version(root, _path(version), text, version=version)
     return version
 
 
-def _was_newest(root: Files, version: int, hint: int | None) -> bool:
+def _was_newest(root: Files, version: int) -> bool:
     """Return True if no later commit was deleted since this version was the newest: its number is free again then.
 
-    Only commits before a checkpoint are deleted. In a folder, whose listing reads the whole log, the same hint and the
-    commit of this version prove that there was none.
+    Only commits before a checkpoint are deleted.
     """
-    if root.is_local and hint is not None and hint == last_checkpoint(root) and root.stat(_path(version)) is not None:
-        return True
     later = listing(root, after=version)
     return all(one <= version for one in (*later.commits, *later.checkpoints))
 
@@ -325,7 +323,7 @@ def _remove(file: LoggedFile, time_ms: int, *, changes_data: bool = False) -> Ma
 
 def _add(file: DataFile | LoggedFile, indexed: Sequence[pa.Field], *, changes_data: bool = False) -> Mapping[str, Any]:
     return {
-        "path": file.logged_path if isinstance(file, LoggedFile) else quote(file.path),
+        "path": file.logged_path if isinstance(file, LoggedFile) else quote(file.path, safe=_PATH_CHARS),
         "partitionValues": dict(file.partition_values),
         "size": file.size_bytes,
         "modificationTime": int(file.modified_at * 1000),

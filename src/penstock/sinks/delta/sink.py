@@ -46,6 +46,7 @@ from penstock.sinks.sink import Append, LoggedCommit, LoggedFile, LogListing, Po
 from penstock.storage.files import Files
 from penstock.storage.s3 import fault_of, refuse
 
+_INTERVAL = re.compile(r"[1-9][0-9]{0,8}")
 CHECKPOINT_INTERVAL = 100  # commits, unless the table has another one, as for deltalake
 LOADS_MAX = 2  # reading a log during its cleanup can fail once
 FILES_RESTATED_MAX = 10_000  # per commit
@@ -236,7 +237,7 @@ class LoadedDelta:
 
     @property
     def schema(self) -> pa.Schema:
-        return canonical(pa.schema(Schema.from_json(self._state.schema_json)))
+        return canonical(pa.schema(self._state.schema))
 
     @property
     def indexed_columns(self) -> Sequence[pa.Field]:
@@ -350,7 +351,6 @@ class LoadedDelta:
             self._root,
             append,
             version=self.version,
-            hint=self._state.hint,
             transactions=positions,
             indexed=self.indexed_columns,
             now=_CLOCK.now(),
@@ -399,7 +399,7 @@ def open_dataset(root: Files) -> Any:
 
 def _checkpoint_interval(configuration: Mapping[str, str | None]) -> int:
     text = configuration.get("delta.checkpointInterval") or ""
-    return int(text) if text.isascii() and text.isdigit() and int(text) else CHECKPOINT_INTERVAL
+    return int(text) if _INTERVAL.fullmatch(text) else CHECKPOINT_INTERVAL
 
 
 def _write_checkpoint(root: Files, version: int, configuration: Mapping[str, str | None]) -> None:

@@ -13,10 +13,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import count, takewhile
 from typing import Any
 
 import pyarrow.parquet as pq
+from deltalake import Schema
 
 from penstock.sinks.delta.folder import LOG_FOLDER
 from penstock.sinks.delta.log import last_checkpoint
@@ -27,6 +27,7 @@ _COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.\d{10}\.(?P<parts>\d{10})|\.[0-9a-f-]{36})?\.parquet")
 _ACTIONS = ("protocol", "metaData", "txn")
 _OF_A_FILE = (b'{"add":', b'{"remove":')  # begins the line of such an action
+_OTHER = re.compile(rb'"(?:protocol|metaData|txn)"')  # an action, if a writer puts several into one line
 _READS_AT_ONCE = 16  # of commits in S3
 
 
@@ -46,9 +47,9 @@ class TableState:
 
     version: int
     checkpoint: int  # the version of the checkpoint that it was read from, or `NO_CHECKPOINT`
-    hint: int | None  # the `last_checkpoint` before it was read
     protocol: TableProtocol
-    schema_json: str
+    schema: Schema
+    schema_json: str  # with the metadata of fields, which `schema` may lack
     partition_by: Sequence[str]
     configuration: Mapping[str, str | None]
     transactions: Mapping[str, int]  # versions by application
@@ -92,17 +93,16 @@ def read_state(root: Files, *, version: int | None = None) -> TableState | None:
     """Return the state of the newest version, or of this one; None if there is no table.
 
     Raises:
-        ValueError: The log is damaged, or lacks commits that this version needs.
+        ValueError: The log is damaged, lacks commits that this version needs, or has a column of an unknown type.
         FileNotFoundError: A part of the log was cleaned up meanwhile.
     """
     hint = last_checkpoint(root)
-    log = _probed(root, hint) if root.is_local and hint is not None and version is None else None
-    log = log or _listed(root, NO_CHECKPOINT if hint is None or version is not None else hint)
+    log = _listed(root, NO_CHECKPOINT if hint is None or version is not None else hint)
     base = log.base(version)
     tip = log.tip(base, version)
     if tip < 0 and not log.commits:
         return None
-    if tip != (max(log.commits, default=tip) if version is None else version):
+    if tip != (max([base, *log.commits]) if version is None else version):
         raise ValueError(f"its log has no commit {tip + 1}")
     actions = _Actions()
     for path in log.checkpoints.get(base, ()):
@@ -110,41 +110,28 @@ def read_state(root: Files, *, version: int | None = None) -> TableState | None:
             actions.apply(action)
     for action in _of_commits(root, range(base + 1, tip + 1)):
         actions.apply(action)
-    return _state(actions, version=tip, checkpoint=base, hint=hint)
+    return _state(actions, version=tip, checkpoint=base)
 
 
-def _state(actions: _Actions, *, version: int, checkpoint: int, hint: int | None) -> TableState:
+def _state(actions: _Actions, *, version: int, checkpoint: int) -> TableState:
     protocol, metadata = actions.protocol, actions.metadata
     if not protocol or not metadata:
         raise ValueError("its log has no protocol or no metadata")
     return TableState(
         version=version,
         checkpoint=checkpoint,
-        hint=hint,
         protocol=TableProtocol(
             min_reader_version=protocol["minReaderVersion"],
             min_writer_version=protocol["minWriterVersion"],
             reader_features=protocol.get("readerFeatures"),
             writer_features=protocol.get("writerFeatures"),
         ),
+        schema=Schema.from_json(metadata["schemaString"]),
         schema_json=metadata["schemaString"],
         partition_by=tuple(metadata.get("partitionColumns") or ()),
         configuration=dict(metadata.get("configuration") or {}),
         transactions=actions.transactions,
     )
-
-
-def _probed(root: Files, hint: int) -> _Log | None:
-    """Return the log from the hinted checkpoint on, found by the names of its files; None if it has to be listed.
-
-    A folder cannot be listed in part, and a log keeps its commits for a month. A checkpoint whose own commit is still
-    there is no outdated one: later commits are cleaned up after it.
-    """
-    checkpoint = f"{LOG_FOLDER}/{hint:020}.checkpoint.parquet"
-    if root.stat(checkpoint) is None:
-        return None
-    commits = list(takewhile(lambda one: root.stat(f"{LOG_FOLDER}/{one:020}.json") is not None, count(hint)))
-    return _Log(commits=frozenset(commits), checkpoints={hint: [checkpoint]}) if commits else None
 
 
 def _listed(root: Files, hint: int) -> _Log:
@@ -187,6 +174,6 @@ def _of_commits(root: Files, versions: Sequence[int]) -> Iterable[Mapping[str, A
     with ThreadPoolExecutor(_READS_AT_ONCE) as pool:
         for text in map(root.read, paths) if root.is_local else pool.map(root.read, paths):
             for line in text.splitlines():
-                is_of_a_file = line.startswith(_OF_A_FILE) and line.endswith(b"}}")
+                is_of_a_file = line.startswith(_OF_A_FILE) and line.endswith(b"}}") and not _OTHER.search(line)
                 if line.strip() and not is_of_a_file:
                     yield json.loads(line)
