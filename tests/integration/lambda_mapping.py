@@ -30,6 +30,7 @@ class SourceMapping:
         response = self._client.receive_message(
             QueueUrl=self._url,
             MaxNumberOfMessages=messages_max,
+            WaitTimeSeconds=2,  # as Lambda's mappings wait; a message may appear a moment after it was sent
             MessageAttributeNames=["All"],
             MessageSystemAttributeNames=["All"],
         )

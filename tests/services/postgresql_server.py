@@ -208,6 +208,8 @@ class PostgresqlServer:
         settings = {
             "unix_socket_directories": str(self.folder),
             "listen_addresses": "127.0.0.1" if self.tcp else "",
+            # its moment would decide which statistics a plan is made with; tests of plans make their own
+            "autovacuum": "off",
             "dynamic_shared_memory_type": "mmap",  # in files beside the data, which are removed with it after a kill
             **({"port": str(self.port)} if self.tcp else {}),
             **self.configuration,

@@ -16,7 +16,8 @@ from penstock.sinks.manifest import DataFile
 from penstock.sinks.sink import Append, LoadedTable
 
 ADD = {"path": "a.parquet", "partitionValues": {}, "size": 1, "modificationTime": 1, "dataChange": True}
-TXN = {"appId": f"penstock:{PIPELINE}", "version": 9}
+APP = f"penstock:{PIPELINE}"
+TXN = {"appId": APP, "version": 9}
 
 
 def _metadata(kind: str = "long", **configuration: str) -> Mapping[str, Any]:
@@ -34,7 +35,7 @@ def _metadata(kind: str = "long", **configuration: str) -> Mapping[str, Any]:
 def _table(
     root: Path, *commits: list[Mapping[str, Any]], protocol: Mapping[str, Any] | None = None, kind: str = "long"
 ) -> Path:
-    first = [
+    first: list[Mapping[str, Any]] = [
         {"protocol": protocol or {"minReaderVersion": 1, "minWriterVersion": 2}},
         {"metaData": _metadata(kind)},
     ]
@@ -91,7 +92,7 @@ def test_a_hint_without_a_number_is_ignored(tmp_path: Path, version: str) -> Non
 def test_a_line_with_two_actions_has_both(tmp_path: Path) -> None:
     """Delta's protocol has one action a line. deltalake reads both."""
     root = _table(tmp_path / "t", [{"add": ADD, "txn": TXN}])
-    assert DeltaTable(root).transaction_version(TXN["appId"]) == 9
+    assert DeltaTable(root).transaction_version(APP) == 9
     assert _load(root).position.seq == 9
 
 

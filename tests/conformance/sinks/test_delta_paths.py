@@ -15,7 +15,7 @@ SCHEMA = pa.schema([("id", pa.int64()), ("part", pa.string())])
 PLACES = {"": "part=a", "in a run's folder": "data/01K0/r1/part=a", "with other characters": "part=a b+c~!&(),;:@$"}
 
 
-@pytest.fixture(params=PLACES.values(), ids=PLACES.keys())
+@pytest.fixture(params=[*PLACES.values()], ids=[*PLACES])
 def table(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     root = tmp_path / "t"
     sink = DeltaKit().sink(root, partition_by=["part"])

@@ -1,10 +1,8 @@
 """A task reports missing permissions as such, not as any fault of the table: the exit code tells them apart."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, BinaryIO, cast
+from typing import Any, NoReturn, cast
 
 import pyarrow as pa
 import pytest
@@ -16,10 +14,8 @@ pytest.importorskip("pyspark")
 
 
 class _Denied(LocalFiles):
-    @contextmanager
-    def open_output(self, path: str, *, durable: bool = True) -> Iterator[BinaryIO]:
+    def open_output(self, path: str, *, durable: bool = True) -> NoReturn:
         raise TableDenied(f"{path} cannot be used: no credentials.")
-        yield
 
 
 def test_missing_permissions_keep_their_exit_code(tmp_path: Path) -> None:
