@@ -133,7 +133,7 @@ def test_the_bytes_ahead_are_bounded(store: S3Store, stub: S3Stub) -> None:
         for number in range(ranges_read):
             reader.pread(number * RANGE_BYTES, RANGE_BYTES)
     assert max(stop for _, stop in spans_of(stub)) <= (ranges_read + RANGES_AHEAD_MAX) * RANGE_BYTES
-    assert len(stub.asked) > ranges_read
+    assert len(stub.asked) >= ranges_read  # those ahead may not have begun when the reader is closed
 
 
 def test_a_reader_that_stops_at_once_has_fetched_one_range(store: S3Store, stub: S3Stub) -> None:
