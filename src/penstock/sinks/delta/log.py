@@ -45,7 +45,6 @@ from penstock.sinks.version_file import create_version
 from penstock.storage.files import FileInfo, Files
 
 _COMMIT = re.compile(r"(\d{20})\.json")
-_HINT = f"{LOG_FOLDER}/_last_checkpoint"
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\..*")
 _PATH_CHARS = "/!$&'()+,:;=@"
 """Characters of a path that are not escaped, as in deltalake, which finds the file of an action by this spelling."""
@@ -200,14 +199,6 @@ def _replace(
     actions += [{"remove": _remove(file, time_ms)} for file in removed]
     actions += [{"add": _add(file, indexed)} for file in added]
     return _put(root, version + 1, _encoded(actions))
-
-
-def last_checkpoint(root: Files) -> int | None:
-    """Return the version of the last checkpoint according to the log's hint; None if there is none."""
-    try:
-        return int(json.loads(root.read(_HINT))["version"])
-    except (FileNotFoundError, ValueError, KeyError, TypeError, OverflowError):
-        return None
 
 
 def _put(root: Files, version: int, text: bytes) -> int:

@@ -4,8 +4,8 @@ A publish needs only this. deltalake reads every file of a snapshot when it open
 so its cost grows with the table (90 ms of CPU for 10,000 files). Here a checkpoint's file columns are not read, and the
 commits since then are as many as the checkpoint interval allows.
 
-The hint ``_last_checkpoint`` only saves work: other writers need not keep it current. In S3 the log is listed from
-there on; in a folder, the commits after it are looked up by name.
+The log is always listed: the hint ``_last_checkpoint``, which other writers need not keep current, only lets S3 begin
+the listing there.
 """
 
 import json
@@ -19,10 +19,10 @@ import pyarrow.parquet as pq
 from deltalake import Schema
 
 from penstock.sinks.delta.folder import LOG_FOLDER
-from penstock.sinks.delta.log import last_checkpoint
 from penstock.storage.files import Files
 
 NO_CHECKPOINT = -1
+_HINT = f"{LOG_FOLDER}/_last_checkpoint"
 _COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.\d{10}\.(?P<parts>\d{10})|\.[0-9a-f-]{36})?\.parquet")
 _ACTIONS = ("protocol", "metaData", "txn")
@@ -96,7 +96,7 @@ def read_state(root: Files, *, version: int | None = None) -> TableState | None:
         ValueError: The log is damaged, lacks commits that this version needs, or has a column of an unknown type.
         FileNotFoundError: A part of the log was cleaned up meanwhile.
     """
-    hint = last_checkpoint(root)
+    hint = _last_checkpoint(root)
     log = _listed(root, NO_CHECKPOINT if hint is None or version is not None else hint)
     base = log.base(version)
     tip = log.tip(base, version)
@@ -132,6 +132,14 @@ def _state(actions: _Actions, *, version: int, checkpoint: int) -> TableState:
         configuration=dict(metadata.get("configuration") or {}),
         transactions=actions.transactions,
     )
+
+
+def _last_checkpoint(root: Files) -> int | None:
+    """Return the version of the last checkpoint according to the log's hint; None if there is none."""
+    try:
+        return int(json.loads(root.read(_HINT))["version"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError, OverflowError):
+        return None
 
 
 def _listed(root: Files, hint: int) -> _Log:
