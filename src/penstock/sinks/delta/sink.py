@@ -24,6 +24,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from penstock.errors import PublishConflict, TableError, TemporaryError
 from penstock.messaging.clock import SystemClock
+from penstock.messaging.steps import Probe, Step
 from penstock.sinks.checks import (
     ELSEWHERE,
     check_files,
@@ -347,7 +348,7 @@ class LoadedDelta:
         check_writable(self._root, log_folder=LOG_FOLDER)
         check_files(self._root, append.files, partition_by=self.partition_by)
         positions = {self._app: append.seq, f"{self._app}{ATTEMPT}": attempt_token(append.attempt_id)}
-        version = log.append(
+        return log.append(
             self._root,
             append,
             version=self.version,
@@ -355,9 +356,27 @@ class LoadedDelta:
             indexed=self.indexed_columns,
             now=_CLOCK.now(),
         )
-        if version - self._state.checkpoint >= _checkpoint_interval(self._state.configuration):
-            _write_checkpoint(self._root, version, self._state.configuration)
-        return version
+
+    def is_checkpoint_due(self, version: int) -> bool:
+        return version - self._state.checkpoint >= _checkpoint_interval(self._state.configuration)
+
+    def write_checkpoint(self, version: int, *, probe: Probe) -> None:
+        """See `CheckpointedTable`. Readers find it without the hint ``_last_checkpoint``, which is written after it."""
+        probe(Step.CHECKPOINTING)
+        try:
+            table = DeltaTable(str(self._root), version=version, storage_options=dict(self._root.store_options()))
+            table.create_checkpoint()
+            # The library syncs nothing, and the commits that are deleted next may be needed without it.
+            self._root.make_durable([f"{LOG_FOLDER}/{version:020}.checkpoint.parquet"])
+        except Exception as error:  # whatever the library raises: the version is committed, and readable without it
+            raise TableError(
+                f"The checkpoint of version {version} of the table {self._root.uri} cannot be written: "
+                f"{_first_line(error)}"
+            ) from error
+        probe(Step.CHECKPOINTED)
+        if (self._state.configuration.get("delta.enableExpiredLogCleanup") or "true").lower() == "true":
+            with suppress(DeltaError, OSError, ValueError):  # left to the next checkpoint
+                table.cleanup_metadata()
 
     def restate_files(self, files: Sequence[LoggedFile], added: Sequence[pa.Field]) -> None:
         """Commit that files have nulls in columns which the table does not have yet, as this snapshot's next version.
@@ -400,18 +419,6 @@ def open_dataset(root: Files) -> Any:
 def _checkpoint_interval(configuration: Mapping[str, str | None]) -> int:
     text = configuration.get("delta.checkpointInterval") or ""
     return int(text) if _INTERVAL.fullmatch(text) else CHECKPOINT_INTERVAL
-
-
-def _write_checkpoint(root: Files, version: int, configuration: Mapping[str, str | None]) -> None:
-    """Write the checkpoint of a version, from which readers begin, and delete commits past the log's retention.
-
-    The version is committed, and readable without a checkpoint: a failure is left to the next append.
-    """
-    with suppress(DeltaError, OSError, ValueError):
-        table = DeltaTable(str(root), version=version, storage_options=dict(root.store_options()))
-        table.create_checkpoint()
-        if (configuration.get("delta.enableExpiredLogCleanup") or "true").lower() == "true":
-            table.cleanup_metadata()
 
 
 def _properties() -> CommitProperties:
