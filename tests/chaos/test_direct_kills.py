@@ -14,7 +14,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
-from tests.chaos.oracle import check_done, files_in_log, objects
+from tests.chaos.oracle import attempts, check_done, files_in_log, objects
 from tests.chaos.runs import FORMATS, Case, Running
 from tests.services.jvm import QUICK_JVM
 from tests.services.spark_cluster import FROM_DRIVER, SparkCluster
@@ -102,14 +102,16 @@ class StruckCase(Case):
         found = (root / "data").rglob("*.parquet*") if root.is_dir() else ()
         return {path.relative_to(root).as_posix() for path in found}
 
-    def check(self, running: Running, *, left: int) -> None:
-        """Check the table after the ingest, and that gc deletes the files that attempts without effect ``left``."""
+    def check(self, running: Running, *, left: int, counted: int = 1) -> None:
+        """Check the table after the ingest, and that gc deletes the files that attempts of tasks without effect left.
+
+        ``counted``: attempts of each object.
+        """
         report = running.end().expect(0).report
         whole = self.truth()
         check_done(whole, self.table)
         assert (report["rows_written"], report["lines_quarantined"]) == (len(whole.good), len(whole.bad))
-        counted = {count for _, count, _ in objects(self.table).values()}
-        assert counted == {1}, "an attempt of a task counts as no attempt of an object"
+        assert {count for _, count, _ in objects(self.table).values()} == {counted}
         named, named_bad = set(files_in_log(self.table)), set(files_in_log(Path(f"{self.table}_quarantine")))
         assert named <= self.written(), "a file that the table names was removed"
         assert len(self.on_disk() - named) == left, running.log()
@@ -151,3 +153,12 @@ def test_a_task_whose_executor_is_killed_while_it_writes_is_repeated(struck: Str
 def test_the_copy_of_a_task_that_hangs_while_it_writes_counts(struck: StruckCase) -> None:
     running, _ = struck.strike(HOLD, **SPECULATION)
     struck.check(running, left=1)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_given_up_with_an_executor_leaves_nothing_in_the_next_one(struck: StruckCase) -> None:
+    running, executor = struck.strike(STOP, **{"spark.task.maxFailures": "1"})
+    running.wait_until(lambda: len(struck.written()) == 2)
+    os.kill(executor, signal.SIGKILL)
+    struck.check(running, left=0, counted=2)  # files of an abandoned attempt are deleted at once
+    assert attempts(struck.table) == {"abandoned": 1, "committed": 1}

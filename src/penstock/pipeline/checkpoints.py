@@ -9,7 +9,7 @@ import threading
 from penstock.errors import TableError, TemporaryError
 from penstock.events import Bus, CheckpointFailed
 from penstock.messaging.steps import Probe
-from penstock.sinks.sink import CheckpointedTable, LoadedTable
+from penstock.sinks.sink import CheckpointedTable
 
 
 class CheckpointWriter:
@@ -22,7 +22,7 @@ class CheckpointWriter:
         self._lock = threading.Lock()
         self._reported = False  # under the lock
 
-    def after_commit(self, snapshot: LoadedTable | None, version: int | None, *, probe: Probe) -> None:
+    def after_commit(self, snapshot: object, version: int | None, *, probe: Probe) -> None:
         """Write the checkpoint of ``version``, which was committed to this snapshot, if the table is due for one."""
         if version is None or not isinstance(snapshot, CheckpointedTable) or not snapshot.is_checkpoint_due(version):
             return

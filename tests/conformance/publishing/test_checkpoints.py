@@ -238,3 +238,17 @@ def test_checkpoints_of_publishers_at_once_lose_no_row(eager: BatchMaker) -> Non
             at_once(lambda: Process(eager).publish())
     assert (ids(eager.root), seq(eager)) == (list(range(25)), 25)
     assert checkpoints(eager.root)
+
+
+def test_a_half_written_checkpoint_hides_no_commit_from_readers(
+    eager: BatchMaker, hurt: Callable[[Fault], None]
+) -> None:
+    """What it would hide is committed again, see `penstock.pipeline.overwritten`."""
+    hurt(half_written)
+    with pytest.raises(Died):
+        published(eager, 1)
+    commit_log = eager.sink().commit_log
+    assert commit_log is not None
+    assert commit_log.listing(after=-1).checkpoints == []
+    published(eager, 2)
+    assert commit_log.listing(after=-1).checkpoints == [4]
