@@ -4,10 +4,11 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
-from tests.conformance.publishing.batch_maker import PIPELINE, BatchMaker
+from tests.conformance.publishing.batch_maker import PIPELINE, SCHEMA, BatchMaker
 from tests.conformance.publishing.test_publishing import Died, at_once, ids, seq
 from tests.conformance.sinks.test_delta_log import LONG_AGO, checkpoints, set_checkpoint_interval
 
@@ -252,3 +253,11 @@ def test_a_half_written_checkpoint_hides_no_commit_from_readers(
     assert commit_log.listing(after=-1).checkpoints == []
     published(eager, 2)
     assert commit_log.listing(after=-1).checkpoints == [4]
+
+
+def test_a_commit_of_columns_leaves_its_checkpoint_to_the_next_append(eager: BatchMaker) -> None:
+    """The library's own ones are not durable when it deletes the commits before them."""
+    eager.sink().ensure_schema(pa.schema([*SCHEMA, pa.field("more", pa.int64())]))
+    assert checkpoints(eager.root) == []
+    published(eager, 1)
+    assert (checkpoints(eager.root), ids(eager.root)) == ([5], [0, 1])

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from urllib.parse import unquote
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Schema
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from penstock.errors import PublishConflict, TableError, TemporaryError
@@ -55,6 +55,8 @@ RESTATEMENTS_MAX = 1_000  # commits before columns are added
 
 _Read = TypeVar("_Read")
 _CLOCK = SystemClock()  # stateless
+# Checkpoints are left to `LoadedDelta.write_checkpoint`: the library would delete commits before one is durable.
+_NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 _KIND = "Delta table"  # in messages
 _S3_REQUEST = re.compile(r"\bError performing\b")  # in delta-rs's messages about failed requests
 _DENIED = re.compile(r"\b(403 Forbidden|AccessDenied)\b")  # S3's refusals in delta-rs's messages
@@ -405,6 +407,7 @@ class LoadedDelta:
             self._table.alter.add_columns(
                 Schema.from_arrow(pa.schema(list(fields))).fields,
                 commit_properties=_properties(),
+                post_commithook_properties=_NO_HOOKS,
             )
 
 
