@@ -337,7 +337,9 @@ class LoadedDelta:
         them. Raises `TableError` for a retention below the table's.
         """
         try:
-            found = self._table.vacuum(retention_hours=retention_hours, dry_run=dry_run, full=False)
+            found = self._table.vacuum(
+                retention_hours=retention_hours, dry_run=dry_run, full=False, post_commithook_properties=_NO_HOOKS
+            )
         except (DeltaError, OSError, ValueError) as error:
             raise TableError(
                 f"The table {self._root.uri} cannot be vacuumed: {_first_line(error)}; keep old files for longer "
