@@ -207,7 +207,7 @@ def test_a_cleanup_that_fails_is_left_to_the_next_checkpoint(
     eager: BatchMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_: object) -> None:
-        raise DeltaError("no")
+        raise RuntimeError("no")
 
     monkeypatch.setattr(DeltaTable, "cleanup_metadata", fail)
     process = Process(eager)
@@ -244,7 +244,7 @@ def test_checkpoints_of_publishers_at_once_lose_no_row(eager: BatchMaker) -> Non
 def test_a_half_written_checkpoint_hides_no_commit_from_readers(
     eager: BatchMaker, hurt: Callable[[Fault], None]
 ) -> None:
-    """What it would hide is committed again, see `penstock.pipeline.overwritten`."""
+    """Commits that a checkpoint hides are made again, see `penstock.pipeline.overwritten`."""
     hurt(half_written)
     with pytest.raises(Died):
         published(eager, 1)

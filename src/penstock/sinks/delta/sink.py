@@ -379,7 +379,7 @@ class LoadedDelta:
             ) from error
         probe(Step.CHECKPOINTED)
         if (self._state.configuration.get("delta.enableExpiredLogCleanup") or "true").lower() == "true":
-            with suppress(DeltaError, OSError, ValueError):  # left to the next checkpoint
+            with suppress(Exception):  # whatever the library raises: left to the next checkpoint
                 table.cleanup_metadata()
 
     def restate_files(self, files: Sequence[LoggedFile], added: Sequence[pa.Field]) -> None:
