@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
@@ -71,11 +70,11 @@ def show_one(request: Request) -> HTMLResponse:
         record = next((one for one in seen.workers.records() if one.worker == worker), None)
         is_silent = record is None and worker in seen.workers.silent()
         claims, unavailable = _claims(seen, worker)
-    if record is None and not is_silent and not claims and unavailable is None:
-        raise HTTPException(404)
+    is_known = record is not None or is_silent or bool(claims) or unavailable is not None
     return render(
         request,
         "worker.html",
+        status=200 if is_known else 404,
         worker=worker,
         row=None if record is None else _row(request, record),
         is_silent=is_silent,
