@@ -121,7 +121,9 @@ class ObjectScene:
                     spark_ui_url="http://spark.test:4040/jobs/",
                     transform="shop:clean",
                 ),
-                bad=[_bad_lines(refs[object_id], bad_lines, rows=rows) for object_id in claim.claimed] if bad_lines else (),
+                bad=[_bad_lines(refs[object_id], bad_lines, rows=rows) for object_id in claim.claimed]
+                if bad_lines
+                else (),
                 on_change=OnChange.REPLACE,
                 since_seq=claim.next_seq,
             )

@@ -337,7 +337,9 @@ def test_objects_with_many_bad_lines_need_attention(scene: ObjectScene, client: 
     scene.process("good")
     scene.process("bad", bad_lines=9)
     shown = page(client, "/objects")
-    assert shown.partition("Objects with many bad lines")[2].count('href="/object?address=s3%3A%2F%2Flanding%2Fbad"') == 1
+    assert (
+        shown.partition("Objects with many bad lines")[2].count('href="/object?address=s3%3A%2F%2Flanding%2Fbad"') == 1
+    )
     assert "landing/good" not in shown
     assert "Objects with many bad lines" not in page(client, "/objects", state="processed")
 

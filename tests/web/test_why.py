@@ -77,7 +77,9 @@ CASES: Mapping[str, tuple[QueueFigures, ReasonKind, str]] = {
         "The only slot of the handler is busy, for 5 s: its concurrency is 1.",
     ),
     "all slots of the handler": (
-        facts(records=[worker(held=held("orders", 2, seconds=300)), worker("v", held=held("orders", 2))], concurrency=2),
+        facts(
+            records=[worker(held=held("orders", 2, seconds=300)), worker("v", held=held("orders", 2))], concurrency=2
+        ),
         ReasonKind.BUSY,
         "All 4 slots of the handler are busy, the longest for 5 min: its concurrency is 2.",
     ),
