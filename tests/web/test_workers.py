@@ -102,13 +102,13 @@ def test_a_worker_is_shown_with_its_state_and_slots(
     assert "an-ingest no record" in page
 
 
-def test_a_worker_that_has_ended_is_not_shown(
+def test_a_worker_that_has_ended_is_not_listed_and_links_to_it_say_so(
     client: FormClient, registry: ProcessRegistry, record: WorkerRecord
 ) -> None:
     write(registry, record)
     assert WORKER not in client.get("/workers").text
-    response = client.get("/worker", params={"id": WORKER})
-    assert (response.status_code, "This worker is not on this host" in response.text) == (404, True)
+    page = words(client.get("/worker", params={"id": WORKER}).text)
+    assert "This worker is not on this host It runs on another host, or has ended." in page
 
 
 def test_a_worker_that_seems_stuck_is_marked_with_the_reason_and_its_message(

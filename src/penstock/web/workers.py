@@ -70,11 +70,9 @@ def show_one(request: Request) -> HTMLResponse:
         record = next((one for one in seen.workers.records() if one.worker == worker), None)
         is_silent = record is None and worker in seen.workers.silent()
         claims, unavailable = _claims(seen, worker)
-    is_known = record is not None or is_silent or bool(claims) or unavailable is not None
     return render(
         request,
         "worker.html",
-        status=200 if is_known else 404,
         worker=worker,
         row=None if record is None else _row(request, record),
         is_silent=is_silent,
