@@ -210,7 +210,7 @@ class S3Store:
     def open(self, ref: ObjectRef, span: Span | None = None) -> "S3Reader":
         """Open this version with one GET, which fetches a small object whole and the first bytes of a large one.
 
-        ``span``: what will be read in order, of a large object. Its first bytes are fetched at the same time, and
+        ``span``: what will be read in order, of a large object. Its first ranges are fetched at the same time, and
         nothing is fetched in vain far behind it.
         """
         if span is None or ref.size_bytes <= WHOLE_BYTES_MAX:
@@ -218,7 +218,7 @@ class S3Store:
         self._check_inside(ref)
         # the last line's end is behind the span, and the byte before it tells if a line begins there
         start, stop = max(0, span[0] - 1), min(span[1] + HEAD_BYTES, ref.size_bytes)
-        ranges = _RangesAhead(ref, self._range, start, stop)
+        ranges = _RangesAhead(ref, self._range, start, stop, ahead=RANGES_AHEAD_MAX)
         try:
             if start == 0:
                 ranges.wait()
@@ -258,7 +258,9 @@ def prefetched_bytes(ref: ObjectRef, span: Span | None = None) -> int:
     """Return how many bytes a newly opened reader of this object has fetched and holds, or is about to."""
     if ref.size_bytes <= WHOLE_BYTES_MAX:
         return ref.size_bytes
-    return HEAD_BYTES if span is None else HEAD_BYTES + RANGE_BYTES
+    if span is None:
+        return HEAD_BYTES
+    return HEAD_BYTES + min(RANGES_AHEAD_MAX * RANGE_BYTES, span[1] - span[0] + HEAD_BYTES)
 
 
 class S3Reader:
@@ -336,21 +338,21 @@ class S3Reader:
 class _RangesAhead:
     """The bytes [start, stop) of a version, for a reader that takes them in order. Used by one thread.
 
-    Fetches ranges of `RANGE_BYTES` in threads of its own: one at first, and one more ahead with each that is read,
-    up to `RANGES_AHEAD_MAX`, since a reader may stop after the first. Holds as many, and the one that is being read.
+    Fetches ranges of `RANGE_BYTES` in threads of its own: ``ahead`` at first, and one more with each that is read, up
+    to `RANGES_AHEAD_MAX`, since a reader may stop after the first. Holds as many, and the one that is being read.
     A failed range raises its error when its turn comes.
     """
 
     __slots__ = ("_ahead_max", "_asked", "_begin", "_fetch", "_held", "_later", "_pool", "_ref", "stop")
 
-    def __init__(self, ref: ObjectRef, fetch: FetchRange, start: int, stop: int) -> None:
+    def __init__(self, ref: ObjectRef, fetch: FetchRange, start: int, stop: int, *, ahead: int = 1) -> None:
         self._ref = ref
         self._fetch = fetch
         self.stop = stop
         self._begin = start  # of the range that is held
         self._held = b""
         self._asked = start  # end of the last range that was requested
-        self._ahead_max = 1
+        self._ahead_max = ahead
         self._later: deque[Future[bytes]] = deque()
         self._pool = ThreadPoolExecutor(RANGES_AHEAD_MAX, thread_name_prefix="penstock-s3-range")
         self._ask()

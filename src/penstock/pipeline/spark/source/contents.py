@@ -91,7 +91,7 @@ def read_lines(reader: ObjectReader, piece: Piece, options: ReadOptions) -> Iter
             stop = reader.ref.size_bytes
         start = first_line(reader, piece)
         chunks = _piece_chunks(reader, start, stop, options.block_bytes)
-        held_bytes_max = options.block_bytes
+        held_bytes_max = options.block_bytes if stop - start <= options.block_bytes else 0  # a larger one streams anyway
         if start == 0:
             chunks = _undisguised(chunks, uri)
     verified = _verified(reader, chunks, held_bytes_max)
