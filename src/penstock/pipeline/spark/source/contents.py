@@ -91,7 +91,9 @@ def read_lines(reader: ObjectReader, piece: Piece, options: ReadOptions) -> Iter
             stop = reader.ref.size_bytes
         start = first_line(reader, piece)
         chunks = _piece_chunks(reader, start, stop, options.block_bytes)
-        held_bytes_max = options.block_bytes if stop - start <= options.block_bytes else 0  # a larger one streams anyway
+        held_bytes_max = options.block_bytes
+        if stop - start > held_bytes_max:  # it will stream, so its first chunk does not wait for the second
+            held_bytes_max = 0
         if start == 0:
             chunks = _undisguised(chunks, uri)
     verified = _verified(reader, chunks, held_bytes_max)
