@@ -4,10 +4,11 @@
                             [--all] [--json FILE]
 
 All sides read the same files, in one session of one process. The server (`benchmarks.s3_server`) serves them from the
-page cache and delays every response by ``--delay-ms``, which costs no CPU. ``GETs`` fetches all bytes, 16 ranges of at
-most 8 MiB at once, and discards them: the limit of the server and the client library. Rounds alternate, and the first
-one does not count. Prints medians of seconds and of CPU seconds (user and system, of this process, the JVM and Spark's
-Python workers; the server's apart), the requests of the last round, and the ratio of the seconds to the folder's.
+page cache and delays every response by ``--delay-ms``, which costs no CPU. ``GETs`` fetches all bytes, as many objects
+or ranges at once as the tasks of a run, and discards them: the limit of the server and the client library. Rounds
+alternate, and the first one does not count. Prints medians of seconds and of CPU seconds (user and system, of this
+process, the JVM and Spark's Python workers; the server's apart), the requests of the last round, and the ratio of the
+seconds to the folder's. ``floor``: the ratio if S3 added nothing to the folder's seconds but those of ``GETs``.
 ``--json`` writes the ratios, by name. The server shares the cores with the measured programs, so its CPU is a part of
 the difference between the sides.
 """
@@ -31,6 +32,8 @@ from pyarrow import fs
 from benchmarks.reader import DDL, make_files
 from benchmarks.s3_server import FolderServer
 from penstock.config import Settings
+from penstock.objects.s3_store import RANGE_BYTES, RANGES_AHEAD_MAX, WHOLE_BYTES_MAX
+from penstock.objects.stores import OPENED_MAX
 from penstock.operations.ingest.ingest import ingest
 from penstock.operations.ingest.pipeline import IngestRequest
 from penstock.pipeline.spark.classic import SessionSettings, end_session, start_session
@@ -43,8 +46,7 @@ from penstock.worker.shutdown import StopSignal
 BUCKET = "bench"
 CORES = 2
 LOCAL = "from a folder"
-GETS_AT_ONCE = 16
-GET_BYTES = 8 << 20
+GETS = "GETs by obstore"
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -119,15 +121,16 @@ def with_pyarrow(stage: Stage) -> GetRange:
 
 
 def gets(client: Callable[[Stage], GetRange], stage: Stage, out: Path) -> None:  # noqa: ARG001 - as the other sides
-    """Fetch all bytes, some ranges at once, and discard them."""
+    """Fetch all bytes with as many requests at once as the tasks of a run, and discard them."""
     get = client(stage)
+    sizes = {path.name: path.stat().st_size for path in stage.folder.iterdir()}
     ranges = [
-        (f"{stage.prefix}/{path.name}", start, min(start + GET_BYTES, size))
-        for path in stage.folder.iterdir()
-        for size in (path.stat().st_size,)
-        for start in range(0, size, GET_BYTES)
+        (f"{stage.prefix}/{name}", start, min(start + RANGE_BYTES, size))
+        for name, size in sizes.items()
+        for start in range(0, size, RANGE_BYTES)
     ]
-    with ThreadPoolExecutor(GETS_AT_ONCE) as pool:
+    are_small = max(sizes.values()) <= WHOLE_BYTES_MAX
+    with ThreadPoolExecutor(CORES * (OPENED_MAX if are_small else RANGES_AHEAD_MAX)) as pool:
         for _ in pool.map(lambda one: len(get(*one)), ranges):
             pass
 
@@ -136,11 +139,11 @@ SIDES: Mapping[str, Side] = {
     LOCAL: from_folder,
     "from S3": from_s3,
     "from S3 into S3": from_s3_into_s3,
-    "GETs by obstore": partial(gets, with_obstore),
+    GETS: partial(gets, with_obstore),
     "GETs by boto3": partial(gets, with_boto3),
     "GETs by pyarrow": partial(gets, with_pyarrow),
 }
-USUAL = (LOCAL, "from S3", "GETs by obstore")
+USUAL = (LOCAL, "from S3", GETS)
 
 
 @dataclass(slots=True)
@@ -177,6 +180,7 @@ def compare(name: str, stage: Stage, sides: Mapping[str, Side], rounds: int) -> 
         if requests := found.counts["requests"]:
             listed = ", ".join(f"{count:,} {kind}" for kind, count in sorted(requests.items()))
             print(f"{'':<32} {listed}; {found.counts['in_progress_max']} at once", flush=True)
+    print(f"{name:<15} {'floor':<16} {(local + measured[GETS].median()) / local:5.2f} x the folder's", flush=True)
     return {side: found.median() / local for side, found in measured.items() if side.startswith("from S3")}
 
 

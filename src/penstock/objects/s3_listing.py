@@ -4,8 +4,9 @@
 markers, and reports the objects left out or unreadable. An object gets the same identity as from its notification:
 by version id if it has one, else by ETag.
 
-`S3Pages` lists page by page. Only ListObjectVersions returns version ids. If it is denied, or the store does not have
-it, the plain listing is used, but only for a bucket that has never kept versions.
+`S3Pages` lists page by page, and requests the next page while one is used. Only ListObjectVersions returns version ids.
+If it is denied, or the store does not have it, the plain listing is used, but only for a bucket that has never kept
+versions.
 
 `s3_spans` cuts a prefix into spans of keys that can be listed in parallel. S3 returns keys in order but no counts. So
 the tree of key prefixes is searched breadth-first, each time for the next key beyond all those with a given prefix,
@@ -13,9 +14,11 @@ until there are enough branches. The cuts are a guess, but wherever they are, ea
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, NoReturn
 
 from penstock.errors import ConfigurationError, TemporaryError, UsageError
@@ -27,6 +30,7 @@ from penstock.storage.aws import Aws
 from penstock.storage.s3 import RefusalKind, code_of, fault_of, is_identity, is_of_s3, requester, service_client
 
 PAGE_KEYS = 1_000  # S3's maximum
+REQUESTS_MAX = 16  # at once, for the prefixes of one page
 PROBES_MAX = 600  # requests: a second or two, before thousands of pages are read
 _LAST = "\U0010ffff"  # sorts after every continuation of a prefix
 
@@ -184,40 +188,54 @@ class S3Pages:
         self.below = address.folder  # prefix of the keys below the address
 
     def __iter__(self) -> Iterator[Page]:
-        operation = self._operation()
-        is_whole = self._prefix == self.below
-        if is_whole and self._address.prefix and not self._span.after:  # the object of exactly that name sorts first
-            found = self._request(operation, Prefix=self._address.prefix, MaxKeys=self._named_max, **_RESTORED)
-            named = [entry for entry in self._present(operation, found) if entry["Key"] == self._address.prefix]
-            yield Page(entries=named, last_key=None)
-        for page in self._paged(operation):
-            last_key = _last_key(operation, page) if page.get("IsTruncated") else None
-            entries = self._present(operation, page)
-            yield Page(entries=[entry for entry in entries if self._span.contains(entry["Key"])], last_key=last_key)
-            if last_key is not None and self._span.until is not None and last_key > self._span.until:
-                return
+        with ThreadPoolExecutor(2, thread_name_prefix="penstock-s3-listing") as pool:
+            named = pool.submit(self._named, _VERSIONS) if self._may_be_named else None
+            operation, pages = self._opened(pool)
+            if named is not None:  # the object of exactly that name sorts first
+                yield Page(entries=named.result() if operation == _VERSIONS else self._named(operation), last_key=None)
+            while True:
+                with self._refusing():
+                    page = next(pages, None)
+                if page is None:
+                    return
+                entries = [entry for entry in self._present(operation, page) if self._span.contains(entry["Key"])]
+                yield Page(entries=entries, last_key=_last_key(operation, page) if page.get("IsTruncated") else None)
+
+    def present(self, beginnings: Collection[str]) -> Collection[str]:
+        """Return those of the prefixes with which the key of an object begins. Requests many at once."""
+        if not beginnings:
+            return ()
+        with ThreadPoolExecutor(min(len(beginnings), REQUESTS_MAX), thread_name_prefix="penstock-s3-listing") as pool:
+            found = pool.map(lambda beginning: self._request(_PLAIN, Prefix=beginning, MaxKeys=1), beginnings)
+            return [one for one, response in zip(beginnings, found, strict=True) if response.get("Contents")]
 
     @property
-    def _named_max(self) -> int:
-        return self._page_keys if self._all_versions else 1
+    def _may_be_named(self) -> bool:
+        """True if the object of exactly the address's name is to be listed."""
+        return bool(self._address.prefix) and self._prefix == self.below and not self._span.after
 
-    def is_any(self, beginning: str) -> bool:
-        """Return True if an object has a key with this prefix."""
-        return bool(self._request(_PLAIN, Prefix=beginning, MaxKeys=1).get("Contents"))
+    def _named(self, operation: str) -> Sequence[Entry]:
+        """Return the entries of the object of exactly the address's name."""
+        name = self._address.prefix
+        page_keys = self._page_keys if self._all_versions else 1
+        found = self._request(operation, Prefix=name, MaxKeys=page_keys, **_RESTORED)
+        return [entry for entry in self._present(operation, found) if entry["Key"] == name]
 
     def _present(self, operation: str, page: Mapping[str, Any]) -> Sequence[Entry]:
         entries: Sequence[Entry] = page.get(_ENTRIES[operation], ())
         return entries if self._all_versions else [entry for entry in entries if entry.get("IsLatest", True)]
 
-    def _operation(self) -> str:
+    def _opened(self, pool: ThreadPoolExecutor) -> tuple[str, Iterator[Mapping[str, Any]]]:
+        """Return the operation that lists this bucket, and its pages, which raise the errors of boto3."""
+        pages = self._paged(_VERSIONS, pool)
         try:
-            self._client().list_object_versions(**self._arguments(Prefix=self._prefix, MaxKeys=1))
+            first = next(pages)
         except Exception as error:
             if not _may_retry_otherwise(error):
                 self._refuse(error)
             self._check_unversioned()
-            return _PLAIN
-        return _VERSIONS
+            return _PLAIN, self._paged(_PLAIN, pool)
+        return _VERSIONS, chain([first], pages)
 
     def _check_unversioned(self) -> None:
         # Without version ids, the listing would identify an object differently than its notification does.
@@ -233,26 +251,41 @@ class S3Pages:
                 "they cannot be listed; grant s3:ListBucketVersions."
             )
 
-    def _paged(self, operation: str) -> Iterator[Mapping[str, Any]]:
+    def _paged(self, operation: str, pool: ThreadPoolExecutor) -> Iterator[Mapping[str, Any]]:
+        """Yield pages as boto3 returns them. Requests the next one while one is used. Raises the errors of boto3."""
         parameters = self._arguments(Prefix=self._prefix, MaxKeys=self._page_keys, **_RESTORED)
         if self._span.after:
             parameters[_AFTER[operation]] = self._span.after
         pages = iter(self._client().get_paginator(operation).paginate(**parameters))
-        while True:
-            try:
-                page = next(pages, None)
-            except Exception as error:
-                self._refuse(error)
-            if page is None:
+        following: Future[Mapping[str, Any] | None] = pool.submit(next, pages, None)
+        while (page := following.result()) is not None:
+            if self._is_last(operation, page):
+                yield page
                 return
+            following = pool.submit(next, pages, None)
             yield page
 
+    def _is_last(self, operation: str, page: Mapping[str, Any]) -> bool:
+        """Return True if no page behind this one has keys of the span."""
+        if not page.get("IsTruncated"):
+            return True
+        if self._span.until is None:
+            return False
+        last_key = _last_key(operation, page)
+        return last_key is not None and last_key > self._span.until
+
     def _request(self, operation: str, **parameters: Any) -> Mapping[str, Any]:
-        try:
+        with self._refusing():
             response: Mapping[str, Any] = getattr(self._client(), operation)(**self._arguments(**parameters))
+        return response
+
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        """Convert errors of boto3 as `_refuse` does."""
+        try:
+            yield
         except Exception as error:
             self._refuse(error)
-        return response
 
     def _arguments(self, **parameters: Any) -> dict[str, Any]:
         return {"Bucket": self._address.bucket, **parameters, **requester(self._aws)}
@@ -317,7 +350,7 @@ class S3Listing:
         self._counts = ScanCounts()
 
     def chunks(self) -> Iterator[Sequence[ObjectRef]]:
-        """Yield references in key order, in chunks of up to ``chunk_objects``. Holds one page of S3 in memory.
+        """Yield references in key order, in chunks of up to ``chunk_objects``. Holds two pages of S3 in memory.
 
         The first chunk raises `UsageError` if the prefix cannot be listed; each may raise `TemporaryError`.
         """
@@ -389,18 +422,18 @@ class _TablePrefixes:
     def __init__(self, pages: S3Pages) -> None:
         self._pages = pages
         self._found: set[str] = set()  # prefixes that end with a slash
-        self._arguments: set[str] = set()
+        self._asked: set[str] = set()  # folders that were cut off
 
     def learn(self, page: Page) -> None:
         """Record every table that contains a key of this page."""
         for entry in page.entries:
             key = entry["Key"]
             self._found.update(folder for folder in self._folders(key) if key.startswith(_own_folders(folder)))
-        for folder in self._folders(page.last_key) if page.last_key is not None else ():
-            if folder not in self._arguments:
-                self._arguments.add(folder)
-                if any(self._pages.is_any(own) for own in _own_folders(folder)):
-                    self._found.add(folder)
+        cut_off = self._folders(page.last_key) if page.last_key is not None else ()
+        new = [folder for folder in cut_off if folder not in self._asked]
+        self._asked.update(new)
+        own = {name: folder for folder in new for name in _own_folders(folder)}
+        self._found.update(own[name] for name in self._pages.present(own))
 
     def containing(self, key: str) -> str | None:
         """Return the outermost table that contains a key; its prefix ends with a slash."""

@@ -13,7 +13,7 @@ Notifications are untrusted and may name any key, so nothing outside the store's
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -191,8 +191,10 @@ RANGES_AHEAD_MAX = 3  # of `RANGE_BYTES` each, besides the one that is being rea
 Pause = Callable[[float], None]
 Span = tuple[int, int]
 """The bytes [start, stop) of an object."""
-FetchRange = Callable[[ObjectRef, int, int], bytes]
-"""``fetch_range(ref, start, stop)``: exactly these bytes, which exist. Raises as `ObjectStore.read_range` does."""
+Chunks = Sequence[bytes]
+FetchRange = Callable[[ObjectRef, int, int], Chunks]
+"""``fetch_range(ref, start, stop)``: exactly these bytes, which exist, as they were received. Raises as
+`ObjectStore.read_range` does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,26 +212,27 @@ class S3Store:
     def open(self, ref: ObjectRef, span: Span | None = None) -> "S3Reader":
         """Open this version with one GET, which fetches a small object whole and the first bytes of a large one.
 
-        ``span``: what will be read in order, of a large object. Its first bytes are fetched at the same time, and
+        ``span``: what will be read in order, of a large object. Its first ranges are fetched at the same time, and
         nothing is fetched in vain far behind it.
         """
         if span is None or ref.size_bytes <= WHOLE_BYTES_MAX:
-            return S3Reader(ref, self._range(ref, 0, prefetched_bytes(ref)), self._range)
+            return S3Reader(ref, _joined(self._range(ref, 0, prefetched_bytes(ref))), self._range)
         self._check_inside(ref)
         # the last line's end is behind the span, and the byte before it tells if a line begins there
         start, stop = max(0, span[0] - 1), min(span[1] + HEAD_BYTES, ref.size_bytes)
-        ranges = _RangesAhead(ref, self._range, start, stop)
+        ranges = _RangesAhead(ref, self._range, start, stop, ahead=RANGES_AHEAD_MAX)
         try:
             if start == 0:
                 ranges.wait()
-            return S3Reader(ref, self._range(ref, 0, HEAD_BYTES) if start else b"", self._range, ranges)
+            head = _joined(self._range(ref, 0, HEAD_BYTES)) if start else b""
+            return S3Reader(ref, head, self._range, ranges)
         except BaseException:
             ranges.close()
             raise
 
     def read_range(self, ref: ObjectRef, offset: int, length_bytes: int) -> bytes:
         stop = min(offset + length_bytes, ref.size_bytes)
-        return self._range(ref, offset, stop) if stop > offset else b""
+        return _joined(self._range(ref, offset, stop)) if stop > offset else b""
 
     def check_current(self, ref: ObjectRef) -> None:
         """Raise `ObjectSuperseded` or `ObjectGone` if the store has another version as the key's current one, or none.
@@ -249,7 +252,7 @@ class S3Store:
         if not self.contains(ref.bucket, ref.key):
             raise ObjectUnreadable(f"{ref.uri} is outside {self.address}, so it is not read")
 
-    def _range(self, ref: ObjectRef, start: int, stop: int) -> bytes:
+    def _range(self, ref: ObjectRef, start: int, stop: int) -> Chunks:
         self._check_inside(ref)
         return _ResumingBody(ref, fetch_of(ref, self.aws), start, stop, self.pause).read_all()
 
@@ -258,7 +261,9 @@ def prefetched_bytes(ref: ObjectRef, span: Span | None = None) -> int:
     """Return how many bytes a newly opened reader of this object has fetched and holds, or is about to."""
     if ref.size_bytes <= WHOLE_BYTES_MAX:
         return ref.size_bytes
-    return HEAD_BYTES if span is None else HEAD_BYTES + RANGE_BYTES
+    if span is None:
+        return HEAD_BYTES
+    return HEAD_BYTES + min(RANGES_AHEAD_MAX * RANGE_BYTES, span[1] - span[0] + HEAD_BYTES)
 
 
 class S3Reader:
@@ -320,12 +325,12 @@ class S3Reader:
             return self._head[offset:stop]
         if self._ranges is None or not self._ranges.holds(offset):
             if not in_order:
-                return self._fetch(self._ref, offset, stop)
+                return _joined(self._fetch(self._ref, offset, stop))
             self._read_ahead(_RangesAhead(self._ref, self._fetch, offset, self._ref.size_bytes))
         assert self._ranges is not None
         there = min(stop, self._ranges.stop)
         data = self._ranges.take(offset, there - offset)
-        return data if there == stop else data + self._fetch(self._ref, there, stop)
+        return data if there == stop else b"".join([data, *self._fetch(self._ref, there, stop)])
 
     def _read_ahead(self, ranges: "_RangesAhead | None") -> None:
         if self._ranges is not None:
@@ -336,28 +341,28 @@ class S3Reader:
 class _RangesAhead:
     """The bytes [start, stop) of a version, for a reader that takes them in order. Used by one thread.
 
-    Fetches ranges of `RANGE_BYTES` in threads of its own: one at first, and one more ahead with each that is read,
-    up to `RANGES_AHEAD_MAX`, since a reader may stop after the first. Holds as many, and the one that is being read.
+    Fetches ranges of `RANGE_BYTES` in threads of its own: ``ahead`` at first, and one more with each that is read, up
+    to `RANGES_AHEAD_MAX`, since a reader may stop after the first. Holds as many, and the one that is being read.
     A failed range raises its error when its turn comes.
     """
 
-    __slots__ = ("_ahead_max", "_asked", "_begin", "_fetch", "_held", "_later", "_pool", "_ref", "stop")
+    __slots__ = ("_ahead_max", "_asked", "_begin", "_end", "_fetch", "_held", "_later", "_pool", "_ref", "stop")
 
-    def __init__(self, ref: ObjectRef, fetch: FetchRange, start: int, stop: int) -> None:
+    def __init__(self, ref: ObjectRef, fetch: FetchRange, start: int, stop: int, *, ahead: int = 1) -> None:
         self._ref = ref
         self._fetch = fetch
         self.stop = stop
-        self._begin = start  # of the range that is held
-        self._held = b""
+        self._begin = self._end = start  # of the range that is held
+        self._held: Chunks = ()
         self._asked = start  # end of the last range that was requested
-        self._ahead_max = 1
-        self._later: deque[Future[bytes]] = deque()
+        self._ahead_max = ahead
+        self._later: deque[Future[Chunks]] = deque()
         self._pool = ThreadPoolExecutor(RANGES_AHEAD_MAX, thread_name_prefix="penstock-s3-range")
         self._ask()
 
     def holds(self, offset: int) -> bool:
         """Return True if the bytes from there on can be taken: they are held, or in the next range."""
-        return self._begin <= offset < min(self._begin + len(self._held) + RANGE_BYTES, self.stop)
+        return self._begin <= offset < min(self._end + RANGE_BYTES, self.stop)
 
     def wait(self) -> None:
         """Wait for the first range. Raises its error."""
@@ -368,26 +373,30 @@ class _RangesAhead:
         parts: list[memoryview] = []
         stop = offset + wanted_bytes
         while offset < stop:
-            while offset >= self._begin + len(self._held):
+            while offset >= self._end:
                 self._advance()
-            part = memoryview(self._held)[offset - self._begin : stop - self._begin]
-            parts.append(part)
-            offset += len(part)
-        if len(parts) == 1 and len(parts[0]) == len(self._held):
-            return self._held
+            parts.extend(self._held_between(offset, stop))
+            offset = self._end
         return b"".join(parts)
+
+    def _held_between(self, start: int, stop: int) -> Iterator[memoryview]:
+        """Yield the held bytes between two places of the object."""
+        at = self._begin
+        for chunk in self._held:
+            yield memoryview(chunk)[max(start - at, 0) : max(stop - at, 0)]
+            at += len(chunk)
 
     def close(self) -> None:
         """Drop what was fetched. Waits for the requests in progress."""
         self._pool.shutdown(cancel_futures=True)
         self._later.clear()
-        self._held = b""
+        self._begin, self._held = self._end, ()
 
     def _advance(self) -> None:
         """Hold the next range in place of this one. One that failed stays the next, and raises its error each time."""
         found = self._later[0].result()
         self._later.popleft()
-        self._begin += len(self._held)
+        self._begin, self._end = self._end, self._end + sum(map(len, found))
         self._held = found
         self._ahead_max = min(self._ahead_max + 1, RANGES_AHEAD_MAX)
         self._ask()
@@ -412,12 +421,12 @@ class _ResumingBody:
         self._fetched = start  # end of the received bytes
         self._chunks: Iterator[bytes] | None = self._request()
 
-    def read_all(self) -> bytes:
+    def read_all(self) -> Chunks:
         """Return the bytes. The caller guarantees that they exist."""
-        parts: list[bytes] = []
+        chunks: list[bytes] = []
         while self._fetched < self._stop:
-            parts.append(self._next_chunk())
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+            chunks.append(self._next_chunk())
+        return chunks
 
     def _next_chunk(self) -> bytes:
         for attempt in range(TRIES_MAX):
@@ -450,6 +459,10 @@ class _ResumingBody:
                 f"{ref.uri} was announced with {ref.size_bytes:,} bytes and has {fetched.size_bytes:,}"
             )
         return fetched.chunks
+
+
+def _joined(chunks: Chunks) -> bytes:
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
 def _wait_seconds(attempt: int) -> float:

@@ -27,6 +27,7 @@ class NumberedObjects:
         self.concurrent_min = 0  # no response is sent before this many requests were concurrent
         self.concurrent_max = 0  # this and the next field are written under the condition
         self._concurrent = 0
+        self._responses = 0
         self._changed = threading.Condition()
 
     def answer(self, asked: Asked) -> Answered:
@@ -36,12 +37,19 @@ class NumberedObjects:
             self._changed.notify_all()
             assert self._changed.wait_for(lambda: self.concurrent_max >= self.concurrent_min, DEADLINE_SECONDS)
             self._concurrent -= 1
+            self._responses += 1
+            self._changed.notify_all()
         number = int(asked.target.rpartition("/")[2])
         if number in self.missing:
             return refusal(404, "NoSuchKey")
         body = content(number)
         headers = {"ETag": '"0f"', "Content-Range": f"bytes 0-{len(body) - 1}/{len(body)}"}
         return Answered(status=206, body=body, headers=headers)
+
+    def await_responses(self, count: int) -> None:
+        """Wait until this number of responses was sent."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._responses >= count, DEADLINE_SECONDS)
 
 
 def content(number: int) -> bytes:
@@ -106,6 +114,18 @@ def test_more_objects_are_requested_at_once_if_the_reader_waits(
             read(opening, ref)
     assert objects.concurrent_max == 2 * OPENED_AT_FIRST
     assert len(stub.asked) == len(wanted), "no request timed out and was repeated"
+
+
+def test_objects_are_fetched_while_the_reader_does_something_else(store: S3Store, objects: NumberedObjects) -> None:
+    wanted = refs(8 * OPENED_AT_FIRST)
+    opened_max = OPENED_AT_FIRST // 2
+    objects.concurrent_min = opened_max
+    with ahead(store, wanted, opened_max=opened_max) as opening:
+        read(opening, wanted[0])
+        objects.await_responses(OPENED_AT_FIRST)  # without another read
+        for ref in wanted[1:]:
+            read(opening, ref)
+    assert objects.concurrent_max == opened_max
 
 
 def test_prefetched_bytes_are_bounded(store: S3Store, objects: NumberedObjects) -> None:

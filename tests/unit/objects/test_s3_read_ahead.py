@@ -44,6 +44,8 @@ class LargeObject:
     concurrent_from: int = 0  # if it begins at this byte or later
     refused_at: int | None = None  # the range with this byte is refused
     changed_at: int | None = None  # the object is replaced when the range with this byte is requested
+    awaited: threading.Event | None = None  # no range from that byte on is sent before it is set
+    awaited_from: int = 0
 
     def __post_init__(self) -> None:
         self.concurrent_max = 0  # this and the next two fields are written under the condition
@@ -62,6 +64,8 @@ class LargeObject:
             self._concurrent -= 1
             self._is_changed |= self.changed_at is not None and start <= self.changed_at < stop
             etag = '"10"' if self._is_changed else '"0f"'
+        if self.awaited is not None and start >= self.awaited_from:
+            assert self.awaited.wait(DEADLINE_SECONDS)
         if self.refused_at is not None and start <= self.refused_at < stop:
             return refusal(403, "AccessDenied")
         if asked.headers["if-match"] != etag:
@@ -136,9 +140,16 @@ def test_the_bytes_ahead_are_bounded(store: S3Store, stub: S3Stub) -> None:
     assert len(stub.asked) >= ranges_read  # those ahead may not have begun when the reader is closed
 
 
-def test_a_reader_that_stops_at_once_has_fetched_one_range(store: S3Store, stub: S3Stub) -> None:
-    store.open(REF, (0, SIZE_BYTES)).close()
-    assert spans_of(stub) == [(0, RANGE_BYTES)]
+def test_the_first_ranges_of_a_named_span_are_fetched_together(store: S3Store, large: LargeObject) -> None:
+    large.concurrent_min = RANGES_AHEAD_MAX
+    with store.open(REF, (0, SIZE_BYTES)) as reader:
+        assert reader.pread(0, 2) == content(0, 2)
+
+
+def test_fewer_are_fetched_for_a_reader_that_may_stop_after_the_first(store: S3Store, stub: S3Stub) -> None:
+    with store.open(REF) as reader:
+        assert reader.read(RANGE_BYTES) == content(0, RANGE_BYTES)
+    assert max(stop for _, stop in spans_of(stub)) <= (1 + 2) * RANGE_BYTES < (1 + RANGES_AHEAD_MAX) * RANGE_BYTES
 
 
 def test_the_first_bytes_of_a_piece_are_fetched_beside_those_of_the_object(store: S3Store, large: LargeObject) -> None:
@@ -258,3 +269,25 @@ def test_a_run_reads_pieces_of_lines_ahead_and_no_further(store: S3Store, stub: 
         assert len(stub.asked) == (3, 4)[number]  # three ranges, and the beginning of the object
     assert rows == -(-stop // len(LINE))
     assert ends == [cut + HEAD_BYTES, stop + HEAD_BYTES]
+
+
+def test_the_first_block_of_a_piece_is_decoded_without_the_second(
+    store: S3Store, large: LargeObject, tmp_path: Path
+) -> None:
+    plan = ReadPlan(
+        attempt_id="A",
+        run=0,
+        options=ReadOptions(schema_ddl="id long", provenance=False),
+        objects=[REF],
+        partitions=[[Piece(object=0, start=0, stop=40 * MIB)]],
+        source="s3://landing/in",
+        aws=store.aws,
+        quarantine=LocalFiles(tmp_path / "quarantine"),
+        work=LocalFiles(tmp_path / "work"),
+    )
+    decoded = threading.Event()
+    large.awaited, large.awaited_from = decoded, RANGE_BYTES
+    batches = read_partition(partition_task(plan, 0), store, ReadingId(plan.reports, 0))
+    rows = next(batches).num_rows
+    decoded.set()
+    assert rows + sum(batch.num_rows for batch in batches) == -(-40 * MIB // len(LINE))

@@ -181,10 +181,11 @@ def test_only_adjacent_reads_are_read_ahead(store: S3Store, stub: S3Stub) -> Non
             assert reader.pread(start, MIB) == LARGE_CONTENT[start : start + MIB]
     ranges = [asked.headers["range"] for asked in stub.asked[1:]]
     edge, last = 6 * MIB + RANGE_BYTES, len(LARGE_CONTENT) - 1
-    assert set(ranges) == {
+    ahead = f"bytes={edge}-{last}"  # may not have begun when the reader is closed
+    assert {*ranges, ahead} == {
         f"bytes={5 * MIB}-{6 * MIB - 1}",
         f"bytes={6 * MIB}-{edge - 1}",
-        f"bytes={edge}-{last}",
+        ahead,
         f"bytes={2 * MIB}-{3 * MIB - 1}",
     }
 

@@ -92,6 +92,8 @@ def read_lines(reader: ObjectReader, piece: Piece, options: ReadOptions) -> Iter
         start = first_line(reader, piece)
         chunks = _piece_chunks(reader, start, stop, options.block_bytes)
         held_bytes_max = options.block_bytes
+        if stop - start > held_bytes_max:  # it will stream, so its first chunk does not wait for the second
+            held_bytes_max = 0
         if start == 0:
             chunks = _undisguised(chunks, uri)
     verified = _verified(reader, chunks, held_bytes_max)

@@ -40,6 +40,7 @@ from penstock.pipeline.spark.source.unknown import UnknownCount
 from penstock.storage.files import Files
 
 _SAMPLE_CHARS_MAX = 300
+_FULL = 0.9  # of a block: a large object's blocks end with a line, so they are a little smaller
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +135,9 @@ class _PartitionScan:
                 pack, packed_bytes = [], 0
             pack.append((index, part))
             packed_bytes += size_bytes(part)
+            if packed_bytes > self._task.options.block_bytes * _FULL:  # do not wait for a part that will not fit
+                yield from self._release(pack)
+                pack, packed_bytes = [], 0
         if pack:
             yield from self._release(pack)
 
