@@ -156,6 +156,8 @@ def _open_parquet(content: Content) -> OpenFile:
     )
 
     def read(number: int, columns: Sequence[str]) -> Iterator[pa.Table]:
+        if file.metadata.row_group(number).num_rows <= _ROWS_AT_ONCE:
+            return iter([file.read_row_group(number, columns=columns, use_threads=False)])
         batches = file.iter_batches(_ROWS_AT_ONCE, row_groups=[number], columns=columns, use_threads=False)
         return map(_table, batches)
 

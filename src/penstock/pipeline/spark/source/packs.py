@@ -77,7 +77,13 @@ class Released:
 
 def size_bytes(part: Part) -> int:
     """Return the size of a part in memory."""
-    return len(part.chunk.lines) if isinstance(part, Undecoded) else part.rows.nbytes
+    match part:
+        case Undecoded():
+            return len(part.chunk.lines)
+        case Unfitted():
+            return int(part.rows.get_total_buffer_size())  # a tenth of the time of `nbytes`; its buffers are its own
+        case _:
+            return part.rows.nbytes
 
 
 def decoder_of(part: Part) -> Decoder | Fitter | None:
