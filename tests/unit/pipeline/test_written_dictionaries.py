@@ -1,5 +1,6 @@
 """Texts in dictionaries are written as such: the files hold the same values and bounds, in fewer bytes."""
 
+import platform
 from pathlib import Path
 
 import pyarrow as pa
@@ -26,7 +27,7 @@ def written(folder: Path, *batches: pa.RecordBatch) -> Path:
     task = WriteTask.of(SCHEMA, files=LocalFiles(folder), directory="d")
     (result,) = task.results(batches)
     assert result.column("fault").to_pylist() == [None]
-    return folder / result.column("path")[0].as_py()
+    return folder / str(result.column("path")[0].as_py())
 
 
 def test_batches_with_other_dictionaries_are_written_with_one(tmp_path: Path) -> None:
@@ -55,7 +56,7 @@ def test_a_task_allocates_with_glibc_unless_another_allocator_is_chosen(
 ) -> None:
     used: list[str] = []
     monkeypatch.setenv("ARROW_DEFAULT_MEMORY_POOL", chosen)
-    monkeypatch.setattr(direct.platform, "libc_ver", lambda: (libc, ""))
+    monkeypatch.setattr(platform, "libc_ver", lambda: (libc, ""))
     monkeypatch.setattr(pa, "set_memory_pool", lambda pool: used.append(pool.backend_name))
     direct._allocate_plainly()
     assert used == backends

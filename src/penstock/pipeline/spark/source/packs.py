@@ -83,7 +83,7 @@ def size_bytes(part: Part) -> int:
         case Unfitted():
             return int(part.rows.get_total_buffer_size())  # a tenth of the time of `nbytes`; its buffers are its own
         case _:
-            return part.rows.nbytes
+            return int(part.rows.nbytes)
 
 
 def decoder_of(part: Part) -> Decoder | Fitter | None:
