@@ -16,7 +16,9 @@ from tests.property.source_run import Case, MemoryReader, any_pieces, halves, re
 from penstock.errors import Interrupted, ObjectGone, TemporaryError
 from penstock.objects.reference import ObjectRef
 from penstock.pipeline.spark.source import columnar
+from penstock.pipeline.spark.source.blocks import Decoded
 from penstock.pipeline.spark.source.column_types import storable
+from penstock.pipeline.spark.source.fit_rows import Fitter
 from penstock.pipeline.spark.source.options import ReadOptions
 from penstock.pipeline.spark.source.plan import Piece
 
@@ -151,6 +153,35 @@ def test_a_damaged_object_fails_alone_and_for_good(name: str, held: bool, monkey
         reason.startswith(f"s3://b/k{number} cannot be read as {name}: ") for number, reason in found.failures.items()
     )
     assert len([row for uri, _, row in found.rows if uri == "s3://b/k0"]) == 1000
+
+
+@formats
+def test_bad_rows_of_objects_that_are_fitted_together_keep_their_object_and_number(name: str) -> None:
+    texts = [[str(n) if n % 5 else "bad" for n in range(rows)] for rows in (7, 0, 12, 6)]
+    tables = [pa.table({"id": pa.array(column, pa.string())}) for column in texts]
+    contents = [WRITERS[name](table, 5) for table in tables]
+    found = read(Case(contents=contents, partitions=whole(contents), options=options(name, "id decimal(9,0)")))
+    places = [(f"s3://b/k{index}", n) for index, table in enumerate(tables) for n in range(table.num_rows)]
+    assert [(uri, n, row["id"]) for uri, n, row in found.rows] == [(uri, n, n) for uri, n in places if n % 5]
+    assert [(uri, n) for uri, n, *_ in found.bad] == [(uri, n) for uri, n in places if not n % 5]
+    assert found.failures == {}
+
+
+@formats
+def test_rows_that_cannot_be_fitted_fail_their_object_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fitted = Fitter.fit
+
+    def fit(fitter: Fitter, rows: pa.Table, first: int = 0) -> Decoded:
+        if 13 in rows["id"].to_pylist():
+            raise pa.ArrowIndexError("an index out of bounds\nand more")
+        return fitted(fitter, rows, first)
+
+    monkeypatch.setattr(Fitter, "fit", fit)
+    contents = [WRITERS[name](pa.table({"id": range(first, first + 6)}), 5) for first in (0, 10, 20)]
+    found = read(Case(contents=contents, partitions=whole(contents), options=options(name, "id bigint")))
+    assert found.failures == {1: f"s3://b/k1 cannot be read as {name}: an index out of bounds"}
+    kept = [row["id"] for uri, _, row in found.rows if uri != "s3://b/k1"]
+    assert kept == [*range(6), *range(20, 26)]
 
 
 @formats

@@ -148,12 +148,13 @@ class FooterNote:
         self._long: dict[str, tuple[bytes, bytes]] = {}  # least and greatest of all groups with a long string
 
     def add(self, group: pa.Table) -> None:
-        """Note the facts of a row group that is about to be written."""
+        """Note the facts of a row group that is about to be written, with one dictionary for a column at most."""
         self._without_nan -= {name for name in self._without_nan if pc.any(pc.is_nan(group[name])).as_py()}
         for name in self._strings:
             values = group[name]
-            if (pc.max(pc.binary_length(values)).as_py() or 0) >= _LONG_BYTES_MIN:
-                found = pc.min_max(values.cast(pa.binary())).as_py()
+            texts = values.chunk(0).dictionary if types.is_dictionary(values.type) else values
+            if (pc.max(pc.binary_length(texts)).as_py() or 0) >= _LONG_BYTES_MIN:
+                found = pc.min_max(values.cast(pa.string()).cast(pa.binary())).as_py()
                 least, greatest = self._long.get(name, (found["min"], found["max"]))
                 self._long[name] = min(least, found["min"]), max(greatest, found["max"])
 

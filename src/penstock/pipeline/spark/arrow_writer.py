@@ -233,8 +233,9 @@ class WriteTask:
     def _pieces(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, pa.RecordBatch]]:
         """Cast rows to the stored types and split them where the partition folder changes."""
         for batch in batches:
-            columns = [values.cast(field.type) for values, field in zip(batch.columns, self.schema, strict=False)]
-            rows = pa.RecordBatch.from_arrays(columns, schema=self.schema)
+            columns = [_stored(values, field.type) for values, field in zip(batch.columns, self.schema, strict=False)]
+            fields = [field.with_type(values.type) for values, field in zip(columns, self.schema, strict=True)]
+            rows = pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
             keys = batch.columns[len(columns) :]
             for start, end in itertools.pairwise(_bounds(keys, batch.num_rows)):
                 values = [key[start].as_py() for key in keys]
@@ -253,11 +254,12 @@ class WriteTask:
     def _write_file(self, path: str, groups: Iterator[pa.Table]) -> WrittenFile:
         """Write row groups from ``groups`` into one file until it reaches ``file_bytes``."""
         rows = 0
+        first = next(groups)
         with self.files.open_output(path) as file:
             sink = pa.PythonFile(file, mode="w")  # never closed: the caller closes the file
-            with self._writer(sink) as writer:
+            with _writer(sink, first.schema) as writer:
                 note = FooterNote(self.schema)
-                for group in groups:
+                for group in itertools.chain([first], groups):
                     writer.write_table(group, row_group_size=group.num_rows)
                     note.add(group)
                     rows += group.num_rows
@@ -268,18 +270,6 @@ class WriteTask:
             size_bytes = sink.tell()
         return WrittenFile(path=path, rows=rows, size_bytes=size_bytes)
 
-    def _writer(self, sink: pa.NativeFile) -> pq.ParquetWriter:
-        """Return a writer set up like Spark's: small decimals as integers, and a page index for skipping."""
-        return pq.ParquetWriter(
-            sink,
-            self.schema,
-            compression="snappy",
-            store_schema=False,
-            store_decimal_as_integer=True,
-            write_page_index=True,
-            dictionary_pagesize_limit=DICTIONARY_BYTES_MAX,
-        )
-
     def _row_groups(self, pieces: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
         gathered: list[pa.RecordBatch] = []
         gathered_bytes = 0
@@ -287,10 +277,35 @@ class WriteTask:
             gathered.append(piece)
             gathered_bytes += piece.nbytes
             if gathered_bytes >= self.row_group_bytes:
-                yield pa.Table.from_batches(gathered, self.schema)
+                yield _row_group(gathered)
                 gathered, gathered_bytes = [], 0
         if gathered:
-            yield pa.Table.from_batches(gathered, self.schema)
+            yield _row_group(gathered)
+
+
+def _stored(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return the values with the stored type; a dictionary of them stays one, and is written as such."""
+    if pa.types.is_dictionary(values.type) and values.type.value_type == kind:
+        return values
+    return values.cast(kind)
+
+
+def _row_group(pieces: Sequence[pa.RecordBatch]) -> pa.Table:
+    """Put the pieces together; Arrow's writer gives a dictionary up at the next one."""
+    return pa.Table.from_batches(pieces).unify_dictionaries()
+
+
+def _writer(sink: pa.NativeFile, schema: pa.Schema) -> pq.ParquetWriter:
+    """Return a writer set up like Spark's: small decimals as integers, and a page index for skipping."""
+    return pq.ParquetWriter(
+        sink,
+        schema,
+        compression="snappy",
+        store_schema=False,
+        store_decimal_as_integer=True,
+        write_page_index=True,
+        dictionary_pagesize_limit=DICTIONARY_BYTES_MAX,
+    )
 
 
 def _escaped(text: str) -> str:

@@ -13,15 +13,13 @@ import pyarrow as pa
 
 from penstock.errors import Interrupted, PenstockError
 from penstock.objects.store import ObjectReader
-from penstock.pipeline.spark.source.blocks import Decoded
 from penstock.pipeline.spark.source.contents import damaged
-from penstock.pipeline.spark.source.fit_rows import Fitter
+from penstock.pipeline.spark.source.fit_rows import DAMAGE, Fitter, Unfitted
 from penstock.pipeline.spark.source.options import ReadOptions
 from penstock.pipeline.spark.source.plan import Piece
 
 _HELD_BYTES_MAX = 8 << 20  # a smaller object is read with one request
 _ROWS_AT_ONCE = 1 << 16
-_DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError)  # the last for a column's name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +47,7 @@ class ColumnarFormat:
         self._name = options.format
         self._found: tuple[pa.Schema, Fitter] | None = None  # of the last object: others mostly have its columns
 
-    def read(self, reader: ObjectReader, piece: Piece) -> Iterator[Decoded]:
+    def read(self, reader: ObjectReader, piece: Piece) -> Iterator[Unfitted]:
         """Yield the rows of the units that begin in the piece, verified. Raises the store's `ObjectError`."""
         if not reader.ref.size_bytes:
             return
@@ -58,10 +56,10 @@ class ColumnarFormat:
             for part in self._parts(content, piece, uri=reader.ref.uri):
                 reader.verify()
                 yield part
-        except _DAMAGE as error:
+        except DAMAGE as error:
             raise content.explained(error, format_name=self._name) from error
 
-    def _parts(self, content: "Content", piece: Piece, *, uri: str) -> Iterator[Decoded]:
+    def _parts(self, content: "Content", piece: Piece, *, uri: str) -> Iterator[Unfitted]:
         file = OPENERS[self._name](content)
         fitter = self._fitter(file.schema, uri)
         owned = _owned(file.units, piece, content.size_bytes)
@@ -75,7 +73,7 @@ class ColumnarFormat:
                 continue
             left -= 1
             for rows in unit.read(fitter.names):
-                yield fitter.fit(rows.select(fitter.names), first)
+                yield Unfitted(rows=rows.select(fitter.names), first=first, fitter=fitter)
                 first += rows.num_rows
 
     def _fitter(self, schema: pa.Schema, uri: str) -> Fitter:
@@ -158,6 +156,8 @@ def _open_parquet(content: Content) -> OpenFile:
     )
 
     def read(number: int, columns: Sequence[str]) -> Iterator[pa.Table]:
+        if file.metadata.row_group(number).num_rows <= _ROWS_AT_ONCE:
+            return iter([file.read_row_group(number, columns=columns, use_threads=False)])
         batches = file.iter_batches(_ROWS_AT_ONCE, row_groups=[number], columns=columns, use_threads=False)
         return map(_table, batches)
 
@@ -220,7 +220,7 @@ def schema_of(reader: ObjectReader, format_name: str) -> pa.Schema:
         schema.to_string()  # decodes all names
         reader.verify()
         return schema
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise content.explained(error, format_name=format_name) from error
 
 

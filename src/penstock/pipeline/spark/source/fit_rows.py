@@ -6,7 +6,7 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from penstock.pipeline.spark.source.fit import as_json, as_python, fit, misfit_o
 from penstock.pipeline.spark.source.options import ReadOptions
 
 _NAMES_SHOWN = 5
+DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError)  # the last for a column's name or a damaged text
 
 
 def names_read(found: Sequence[str], declared: pa.Schema, *, uri: str, all_of_them: bool = False) -> list[str]:
@@ -73,7 +74,7 @@ class Fitter:
         unknown = undeclared(found, declared, typed=options.evolve == "add")
         return cls(names, declared, unknown=unknown, rescues=options.rescues)
 
-    def fit(self, rows: pa.Table, first: int) -> Decoded:
+    def fit(self, rows: pa.Table, first: int = 0) -> Decoded:
         """Return the rows that fit, numbered from ``first``, and the others as bad ones."""
         decoded = self._fitted(rows, first)
         every, bad = (np.arange(count, dtype=np.int64) for count in (decoded.rows.num_rows, len(decoded.bad)))
@@ -128,6 +129,15 @@ class Fitter:
             ),
             misfits={name: left[rows[kept[rows]]] for name, rows in misfits.items()},
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unfitted:
+    """Rows of one unit, as their object has them. Those with the same fitter are fitted together."""
+
+    rows: pa.Table  # with the columns ``fitter.names``
+    first: int  # the number of its first row in the object
+    fitter: Fitter
 
 
 class _Rescued:

@@ -1,26 +1,26 @@
 """Packs: parts of objects that are decoded and released together.
 
-Small objects decoded one by one take three times as long (measured). A pack holds lines that share a decoder, or rows
-that are decoded already; each row and bad line keeps its object and its position there.
+Small objects decoded one by one take three times as long (measured). A pack holds lines that share a decoder, rows that
+share a fitter, or rows that are decoded already; each row and bad line keeps its object and its position there.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.pipeline.spark.source.blocks import BadLine, Decoded, Decoder, Positions, UnknownRows
 from penstock.pipeline.spark.source.contents import BOM, LineChunk
 from penstock.pipeline.spark.source.csv_records import parted
 from penstock.pipeline.spark.source.ddl import OBJECT, type_text
+from penstock.pipeline.spark.source.fit_rows import Fitter, Unfitted
 from penstock.pipeline.spark.source.lines import Undecoded
 from penstock.pipeline.spark.source.unknown import UnknownField, wider_kind
 
 _URI_BYTES_MAX = 64 << 20  # of the _object column in one batch: URIs may be longer than lines
 
-Part = Undecoded | Decoded
+Part = Undecoded | Unfitted | Decoded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +53,12 @@ class Released:
     def batches(
         self, uris: Sequence[str], *, in_paths: pa.Table | None, position: pa.Field | None
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the rows, with the columns from paths, and with their object and their position in it.
+        """Yield the rows, with the columns from paths, and with their object, in a dictionary, and position in it.
 
         ``uris`` and ``in_paths`` have a value per part, ``position`` is the column of that name; None: without these.
         """
-        names = [uri.encode() for uri in uris]
-        rows_max = max(1, _URI_BYTES_MAX // max(len(name) for name in names))  # a value from a path is no longer
+        names = pa.array(uris, OBJECT.type)
+        rows_max = max(1, _URI_BYTES_MAX // max(map(len, uris)))  # a value from a path is no longer
         at = 0
         for batch in self.rows.combine_chunks().to_batches(max_chunksize=rows_max):
             span = slice(at, at + batch.num_rows)
@@ -68,27 +68,47 @@ class Released:
                 columns += [column.combine_chunks().take(owners) for column in in_paths.columns]
                 fields += in_paths.schema
             if position is not None:
-                counts = np.bincount(self.owners[span], minlength=len(names))
-                columns += [_repeated(names, counts), pa.array(self.positions[span])]
-                fields += [OBJECT, position]
+                objects = pa.DictionaryArray.from_arrays(pa.array(self.owners[span], pa.int32()), names)
+                columns += [objects, pa.array(self.positions[span])]
+                fields += [OBJECT.with_type(objects.type), position]
             yield pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
             at += batch.num_rows
 
 
 def size_bytes(part: Part) -> int:
     """Return the size of a part in memory."""
-    return part.rows.nbytes if isinstance(part, Decoded) else len(part.chunk.lines)
+    match part:
+        case Undecoded():
+            return len(part.chunk.lines)
+        case Unfitted():
+            return int(part.rows.get_total_buffer_size())  # a tenth of the time of `nbytes`; its buffers are its own
+        case _:
+            return int(part.rows.nbytes)
 
 
-def decoder_of(part: Part) -> Decoder | None:
-    """Return the decoder that parts of one pack share; None for decoded rows."""
-    return None if isinstance(part, Decoded) else part.decoder
+def decoder_of(part: Part) -> Decoder | Fitter | None:
+    """Return the decoder or fitter that parts of one pack share; None for decoded rows."""
+    match part:
+        case Undecoded():
+            return part.decoder
+        case Unfitted():
+            return part.fitter
+        case _:
+            return None
 
 
 def release(parts: Sequence[Part]) -> Released:
-    """Return the rows of a pack, whose parts have one decoder or are all decoded."""
-    decoded = [part for part in parts if isinstance(part, Decoded)]
-    return _joined(decoded) if decoded else _decoded([part for part in parts if isinstance(part, Undecoded)])
+    """Return the rows of a pack, whose parts have one decoder or fitter, or are all decoded.
+
+    Raises one of `fit_rows.DAMAGE` for rows that cannot be fitted.
+    """
+    match parts[0]:
+        case Undecoded():
+            return _decoded([part for part in parts if isinstance(part, Undecoded)])
+        case Unfitted():
+            return _fitted([part for part in parts if isinstance(part, Unfitted)])
+        case _:
+            return _joined([part for part in parts if isinstance(part, Decoded)])
 
 
 def _decoded(parts: Sequence[Undecoded]) -> Released:
@@ -108,10 +128,38 @@ def _decoded(parts: Sequence[Undecoded]) -> Released:
     )
 
 
+def _fitted(parts: Sequence[Unfitted]) -> Released:
+    """Fit the rows of several units as one."""
+    decoded = parts[0].fitter.fit(_concatenated([part.rows for part in parts]))
+    counts = np.array([part.rows.num_rows for part in parts], dtype=np.int64)
+    bases = np.cumsum(counts) - counts
+    shifts = np.array([part.first for part in parts], dtype=np.int64) - bases
+
+    def located(numbers: Positions) -> tuple[Positions, Positions]:
+        # of parts without rows, which begin with the next one, the last begins before a row
+        owners = np.searchsorted(bases, numbers, side="right") - 1
+        return owners, numbers + shifts[owners]
+
+    owners, positions = located(decoded.starts)
+    bad_owners, bad_positions = located(np.array([bad.start for bad in decoded.bad], dtype=np.int64))
+    return Released(
+        rows=decoded.rows,
+        owners=owners,
+        positions=positions,
+        bad=list(zip(bad_owners.tolist(), bad_positions.tolist(), decoded.bad, strict=True)),
+        unknown=decoded.unknown,
+        misfits=decoded.misfits,
+    )
+
+
+def _concatenated(tables: Sequence[pa.Table]) -> pa.Table:
+    return tables[0] if len(tables) == 1 else pa.concat_tables(tables)
+
+
 def _joined(parts: Sequence[Decoded]) -> Released:
     """Put the rows of several units together."""
     return Released(
-        rows=parts[0].rows if len(parts) == 1 else pa.concat_tables([part.rows for part in parts]),
+        rows=_concatenated([part.rows for part in parts]),
         owners=np.repeat(np.arange(len(parts)), [part.rows.num_rows for part in parts]),
         positions=np.concatenate([part.starts for part in parts]),
         bad=[(owner, bad.start, bad) for owner, part in enumerate(parts) for bad in part.bad],
@@ -193,12 +241,3 @@ class _Origin:
             line = chunk.original[start : chunk.original.index(b"\n", start)].removesuffix(b"\r")
             raw = parted(line) if chunk.joined else line
         return BOM + raw if is_marked else raw
-
-
-def _repeated(names: Sequence[bytes], counts: npt.NDArray[np.int64]) -> pa.StringArray:
-    """Return each name repeated by its count; builds the buffers directly, since the column is as long as the rows."""
-    sizes = np.repeat(np.array([len(name) for name in names], dtype=np.int32), counts)
-    ends = np.zeros(len(sizes) + 1, dtype=np.int32)
-    np.cumsum(sizes, out=ends[1:])
-    text = b"".join(name * count for name, count in zip(names, counts.tolist(), strict=True))
-    return pa.StringArray.from_buffers(len(sizes), pa.py_buffer(ends), pa.py_buffer(text))

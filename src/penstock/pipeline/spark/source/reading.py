@@ -6,13 +6,14 @@ does not affect the others.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
 
-from penstock.errors import ObjectError
+from penstock.errors import ObjectCorrupt, ObjectError
 from penstock.events.objects import QuarantineReason
 from penstock.objects.reference import ObjectRef
 from penstock.objects.store import ObjectReader, ObjectStore
@@ -20,6 +21,7 @@ from penstock.objects.stores import ahead, replaced
 from penstock.pipeline.spark.source.beginnings import HashingReader, beginning_digest, from_text, may_begin
 from penstock.pipeline.spark.source.blocks import Flags, Positions
 from penstock.pipeline.spark.source.contents import BadRecord, Quotes
+from penstock.pipeline.spark.source.fit_rows import DAMAGE, Unfitted
 from penstock.pipeline.spark.source.formats import format_of
 from penstock.pipeline.spark.source.options import ReadOptions
 from penstock.pipeline.spark.source.packs import Part, Released, decoder_of, release, size_bytes
@@ -74,9 +76,17 @@ def partition_task(plan: ReadPlan | SavedPlan, partition: int, *, drain: bool = 
 
 
 def read_partition(task: PartitionTask, store: ObjectStore, reading: ReadingId) -> Iterator[pa.RecordBatch]:
-    """Yield typed rows in batches. The quarantine file and the report exist only after the iterator has ended.
+    """Yield typed rows in batches, as `read_encoded` does, but without dictionaries, which Spark does not read."""
+    with closing(read_encoded(task, store, reading)) as batches:
+        for batch in batches:
+            yield _plain(batch)
 
-    An iterator closed early leaves neither. Raises `TemporaryError` for a fault of the machine, not of an object.
+
+def read_encoded(task: PartitionTask, store: ObjectStore, reading: ReadingId) -> Generator[pa.RecordBatch, None, None]:
+    """Yield typed rows in batches, whose texts may be in dictionaries.
+
+    The quarantine file and the report exist only after the iterator has ended. An iterator closed early leaves neither.
+    Raises `TemporaryError` for a fault of the machine, not of an object.
     """
     quarantine = QuarantineFile(task.quarantine, task.quarantine_dir, task.partition)
     scan = _PartitionScan(task, store, quarantine)
@@ -129,12 +139,13 @@ class _PartitionScan:
         pack: list[tuple[int, Part]] = []
         packed_bytes = 0
         for index, part in self._parts():
-            full = packed_bytes + size_bytes(part) > self._task.options.block_bytes
+            part_bytes = size_bytes(part)
+            full = packed_bytes + part_bytes > self._task.options.block_bytes
             if pack and (full or decoder_of(part) is not decoder_of(pack[0][1])):
                 yield from self._release(pack)
                 pack, packed_bytes = [], 0
             pack.append((index, part))
-            packed_bytes += size_bytes(part)
+            packed_bytes += part_bytes
             if packed_bytes > self._task.options.block_bytes * _FULL:  # do not wait for a part that will not fit
                 yield from self._release(pack)
                 pack, packed_bytes = [], 0
@@ -211,6 +222,8 @@ class _PartitionScan:
                         case _:
                             counts.parts += 1
                             yield index, part
+                    if counts.failure is not None:  # of rows that cannot be fitted
+                        return
                 if isinstance(reader, HashingReader):
                     ends_open = counts.quotes is not None and counts.quotes.ends_open
                     counts.digest = None if ends_open and piece.stop == ref.size_bytes else reader.result()
@@ -234,7 +247,14 @@ class _PartitionScan:
 
     def _release(self, pack: Sequence[tuple[int, Part]]) -> Iterator[pa.RecordBatch]:
         """Decode a pack of parts, keep its bad lines, and yield its rows."""
-        placed = self._asked_for(release([part for _, part in pack]), [index for index, _ in pack])
+        try:
+            released = release([part for _, part in pack])
+        except DAMAGE as error:
+            if not isinstance(pack[0][1], Unfitted):
+                raise
+            yield from self._release_each(pack, error)
+            return
+        placed = self._asked_for(released, [index for index, _ in pack])
         for owner, at, bad in placed.bad:
             self._refuse(pack[owner][0], at, bad.raw, bad.reason, bad.detail)
         for owner, rows in enumerate(np.bincount(placed.owners, minlength=len(pack)).tolist()):
@@ -250,6 +270,17 @@ class _PartitionScan:
             yield from placed.batches(uris, in_paths=in_paths, position=column)
         else:
             yield from placed.rows.combine_chunks().to_batches()
+
+    def _release_each(self, pack: Sequence[tuple[int, Part]], error: Exception) -> Iterator[pa.RecordBatch]:
+        """Release the parts of a pack one by one after this error: it fails only the object that causes it."""
+        if len(pack) > 1:
+            for one in pack:
+                yield from self._release([one])
+            return
+        index = pack[0][0]
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        failure = ObjectCorrupt(f"{self._uris[index]} cannot be read as {self._task.options.format}: {reason}")
+        self._tallies[index].failure = ObjectFailure.of(failure)
 
     def _asked_for(self, placed: Released, pieces: Sequence[int]) -> Released:
         """Return the rows and bad lines without those that a replay does not ask for."""
@@ -285,6 +316,12 @@ class _PartitionScan:
         counts.reasons[reason.value] += 1
         if len(counts.samples) < SAMPLES_MAX:
             counts.samples.append((position, f"{reason.value}: {detail}"[:_SAMPLE_CHARS_MAX]))
+
+
+def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
+    columns = [one.dictionary_decode() if pa.types.is_dictionary(one.type) else one for one in batch.columns]
+    fields = [field.with_type(one.type) for field, one in zip(batch.schema, columns, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
 
 
 def _left(places: Positions, keep: Flags) -> Positions:
