@@ -259,8 +259,10 @@ class Settler:
             if error is not None:
                 reason = f"{type(error).__name__}: {error}"
                 failure = SettleFailure(delivery=delivery, reason=reason, lost=False)
-            if failure is None:
-                self._emit_settled(delivery, settlement)
+            if failure is None and isinstance(settlement, Ack):
+                self._emit_settled(DeliveryAcked, delivery, settlement)
+            elif failure is None:
+                self._emit_settled(DeliverySettled, delivery, settlement)
             elif self._emit_refused(group, settlement, failure):
                 again.append(self._retry(group, delivery, settlement))
         return again
@@ -279,8 +281,7 @@ class Settler:
                 )
             )
 
-    def _emit_settled(self, delivery: Delivery, settlement: Settlement) -> None:
-        kind = DeliveryAcked if isinstance(settlement, Ack) else DeliverySettled
+    def _emit_settled(self, kind: type[DeliverySettled], delivery: Delivery, settlement: Settlement) -> None:
         if not self._bus.wants(kind):
             return
         self._bus.emit(
