@@ -22,7 +22,7 @@ class _MessageDraft:
 
 
 class _DeliveryDraft:
-    __slots__ = ("attempt", "message", "moved_from", "previous", "queue", "received_at", "receipt")
+    __slots__ = ("attempt", "message", "moved_from", "previous", "queue", "receipt", "received_at")
 
     def __init__(self, message: Message, queue: str, receipt: str, attempt: int, received_at: float) -> None:
         self.message = message

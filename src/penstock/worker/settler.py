@@ -285,9 +285,7 @@ class Settler:
         if not self._bus.wants(kind):
             return
         self._bus.emit(
-            kind(
-                queue=delivery.queue, message_id=delivery.message.id, attempt=delivery.attempt, settlement=settlement
-            )
+            kind(queue=delivery.queue, message_id=delivery.message.id, attempt=delivery.attempt, settlement=settlement)
         )
 
     def _emit_refused(self, group: SettlementGroup, settlement: Settlement, failure: SettleFailure) -> bool:
