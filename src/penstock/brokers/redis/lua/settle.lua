@@ -8,9 +8,10 @@
 local stream, base, now, worker = KEYS[1], base_of(KEYS[1]), now_ms(), ARGV[2]
 local lost, vanished, back, back_ids, dead, dead_ids = {}, {}, {}, {}, {}, {}
 
--- Ack deliveries in one command, as usual none is lost. If some were not pending any more, XACK does not return which:
--- those whose entry is in the stream no more, since every end of a delivery deletes its entry. An entry that is in the
--- stream and not pending, and yet in this list, exists only after the consumer group was destroyed; then all are lost.
+-- Ack deliveries in one command, since usually none is lost. XACK does not return which were not pending any more: those
+-- whose entry is no longer in the stream, because every end of a delivery deletes its entry (as another client may have
+-- done). If none was pending, all are lost, also those with an entry: the consumer group was destroyed, and the next
+-- receive delivers these entries again.
 local function ack(first, last)
   local count = redis.call('XACK', stream, GROUP, unpack(ARGV, first, last))
   if count == last - first + 1 then
