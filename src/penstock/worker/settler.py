@@ -10,7 +10,7 @@ progress.
 """
 
 import threading
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from penstock.errors import UserError
@@ -267,7 +267,7 @@ class Settler:
                 again.append(self._retry(group, delivery, settlement))
         return again
 
-    def _emit_applied(self, settlements: Sequence[tuple[Delivery, Settlement]], refused: Container[str]) -> None:
+    def _emit_applied(self, settlements: Sequence[tuple[Delivery, Settlement]], refused: Collection[str]) -> None:
         if not self._bus.wants(SettlementsApplied):
             return
         applied = [each for each in settlements if each[0].receipt not in refused] if refused else settlements
