@@ -102,6 +102,20 @@ def test_a_late_settlement_has_no_effect(scene: Scene, settlement: Ack | Release
     assert not successor.settle([(after, Ack())])
 
 
+def test_a_late_ack_among_others_is_the_only_one_that_fails(scene: Scene) -> None:
+    slow, successor = scene.broker("slow"), scene.broker("heir")
+    slow.send("q", outgoing("late"))
+    (late,) = take(slow, lease=NOW)
+    (again,) = take(successor)
+    slow.send("q", outgoing("one", "two"))
+    one, two = take(slow)
+    (failure,) = slow.settle([(one, Ack()), (late, Ack()), (two, Ack())])
+    assert (failure.delivery, failure.lost) == (late, True)
+    assert successor.stats("q").in_flight == 1
+    assert not successor.settle([(again, Ack())])
+    assert scene.raw.xlen(STREAM) == 0
+
+
 def test_settled_messages_leave_no_entry(scene: Scene) -> None:
     broker = scene.broker()
     broker.send("q", outgoing(*range(9)))

@@ -138,7 +138,7 @@ def test_a_signal_lets_work_in_flight_finish(start: Start, broker: SqliteBroker)
     worker.expect("WorkerDraining", in_flight=1)
     worker.go_on()
     assert worker.outcome() == "drained"
-    worker.expect("DeliverySettled", message_id=message_id, settlement="Ack")
+    worker.expect("DeliveryAcked", message_id=message_id, settlement="Ack")
     stats = broker.stats("q")
     assert (stats.visible, stats.in_flight) == (0, 0)
 
@@ -159,7 +159,7 @@ def test_row_75_work_beyond_the_drain_deadline_is_redelivered_at_once(start: Sta
     assert order == ["claim freed", "DeliverySettled", "interrupted", "ended", "WorkerStopped"]
     first.expect("WorkerStopped", released=[message_id])
     second.go_on()
-    second.expect("DeliverySettled", message_id=message_id, settlement="Ack")
+    second.expect("DeliveryAcked", message_id=message_id, settlement="Ack")
 
 
 def test_a_second_signal_releases_at_once(start: Start, broker: SqliteBroker) -> None:
@@ -206,11 +206,11 @@ def test_a_worker_stopped_past_its_lease_neither_settles_nor_extends(start: Star
     zombie.expect("LeaseLost", message_id=message_id)
     zombie.go_on()
     zombie.expect("SettlementFailed", message_id=message_id, lost=True)
-    assert zombie.order("DeliverySettled") == []
+    assert zombie.order("DeliverySettled", "DeliveryAcked") == []
     # The successor keeps its lease all the time: no other receiver gets the message, and its ack counts.
     assert broker.receive("q", messages_max=1, lease_seconds=1.5, wait_seconds=2.0) == ()
     successor.go_on()
-    successor.expect("DeliverySettled", message_id=message_id, settlement="Ack")
+    successor.expect("DeliveryAcked", message_id=message_id, settlement="Ack")
     assert successor.order("LeaseLost", "SettlementFailed") == []
 
 
@@ -220,7 +220,7 @@ def test_row_69_work_longer_than_the_lease_is_not_redelivered(start: Start, brok
     worker.expect("started")
     assert broker.receive("q", messages_max=1, lease_seconds=1.0, wait_seconds=SHORT_LEASE_SECONDS + 1) == ()
     worker.go_on()
-    worker.expect("DeliverySettled", message_id=message_id, settlement="Ack", attempt=1)
+    worker.expect("DeliveryAcked", message_id=message_id, settlement="Ack", attempt=1)
 
 
 def test_heartbeats_continue_while_a_worker_drains(start: Start, broker: SqliteBroker) -> None:
@@ -234,7 +234,7 @@ def test_heartbeats_continue_while_a_worker_drains(start: Start, broker: SqliteB
     assert broker.receive("q", messages_max=1, lease_seconds=1.0, wait_seconds=SHORT_LEASE_SECONDS + 1) == ()
     worker.go_on()
     assert worker.outcome() == "drained"
-    worker.expect("DeliverySettled", message_id=message_id, settlement="Ack")
+    worker.expect("DeliveryAcked", message_id=message_id, settlement="Ack")
 
 
 def test_a_stuck_thread_does_not_keep_the_process_alive(start: Start, broker: SqliteBroker) -> None:
@@ -270,7 +270,7 @@ def test_sigtstp_stops_fetching_and_sigterm_ends_the_worker(start: Start, broker
     worker.expect("WorkerDraining", reason="pause requested", in_flight=1)
     (later,) = send(broker)
     worker.go_on()
-    worker.expect("DeliverySettled", message_id=message_id, settlement="Ack")
+    worker.expect("DeliveryAcked", message_id=message_id, settlement="Ack")
     # It is running: another signal has an effect. And it has not received the message sent meanwhile.
     worker.signal(signal.SIGUSR1)
     worker.expect("StacksDumped")
@@ -295,7 +295,7 @@ def test_a_signal_dumps_the_stacks_and_changes_nothing(
         assert f"Thread {thread}:" in stacks
     assert "toy_worker.py" in stacks
     worker.go_on()
-    worker.expect("DeliverySettled", settlement="Ack")
+    worker.expect("DeliveryAcked", settlement="Ack")
 
 
 def test_a_function_that_ignores_its_stop_is_released_and_abandoned(start: Start, broker: SqliteBroker) -> None:

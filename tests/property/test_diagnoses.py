@@ -145,7 +145,7 @@ def message_history(history: History, random: Random, message_id: str, attempts:
             late.append((at + 50.0, worker, events.MessageFinished(**worked)))
     last = attempts[-1] if attempts else ""
     if last == "killed" and random.random() < 0.3:  # another worker finds it done
-        emit("w4", events.DeliverySettled(queue="q", message_id=message_id, attempt=99, settlement=Ack()))
+        emit("w4", events.DeliveryAcked(queue="q", message_id=message_id, attempt=99, settlement=Ack()))
         last = "done"
     history.died_messages.update([(message_id, str(len(attempts)))] if last == "killed" else [])
     history.events += late

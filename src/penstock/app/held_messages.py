@@ -29,10 +29,12 @@ class HeldMessages:
         with self._lock:
             self._received.setdefault(queue, {}).update(dict.fromkeys(message_ids, at))
 
-    def remove(self, queue: str, message_id: str) -> None:
-        """Forget a message that was settled or lost."""
+    def remove(self, queue: str, message_ids: Sequence[str]) -> None:
+        """Forget messages that were settled or lost."""
         with self._lock:
-            self._received.get(queue, {}).pop(message_id, None)
+            received = self._received.get(queue, {})
+            for message_id in message_ids:
+                received.pop(message_id, None)
 
     def count(self) -> int:
         """Return the number of messages."""

@@ -27,7 +27,6 @@ from penstock.events import (
     BreakerClosed,
     BreakerOpened,
     ConsumerHalted,
-    DeliverySettled,
     Event,
     LeaseLost,
     LedgerAvailable,
@@ -36,6 +35,7 @@ from penstock.events import (
     ReceiveEmpty,
     SelectiveListener,
     SettlementFailed,
+    SettlementsApplied,
     StoreAvailable,
     StoreUnavailable,
     WorkerDraining,
@@ -158,11 +158,11 @@ HEARD = frozenset(
     {
         BreakerClosed,
         BreakerOpened,
-        DeliverySettled,
         LeaseLost,
         MessagesReceived,
         ReceiveEmpty,
         SettlementFailed,
+        SettlementsApplied,
         WorkerDraining,
         WorkerStarted,
         *BATCH_EVENTS,
@@ -253,13 +253,13 @@ class RecordWriter(SelectiveListener):
                 self._seen(event)
             case ReceiveEmpty():
                 self._seen(event)
-            case DeliverySettled():
-                self._held.remove(event.queue, event.message_id)
-                if not isinstance(event.settlement, Release):
+            case SettlementsApplied():
+                self._held.remove(event.queue, event.message_ids)
+                if settled := sum(not isinstance(settlement, Release) for settlement in event.settlements):
                     with self._lock:
-                        self._settled[event.queue] = self._settled.get(event.queue, 0) + 1
+                        self._settled[event.queue] = self._settled.get(event.queue, 0) + settled
             case LeaseLost() | SettlementFailed(lost=True):
-                self._held.remove(event.queue, event.message_id)
+                self._held.remove(event.queue, [event.message_id])
             case BreakerOpened():
                 with self._lock:
                     self._paused[event.queue] = event.error

@@ -18,6 +18,7 @@ from penstock.events import (
     BatchCommitted,
     BatchProgressed,
     ColumnsAdded,
+    DeliveryAcked,
     DeliverySettled,
     ErrorHookFailed,
     Event,
@@ -73,7 +74,8 @@ CLEANUP = "cleanup"  # the handler in events about cleaning up the source
 CLEANED = {"tag": "tagged", "move": "moved", "delete": "deleted"}  # past participle of a cleanup's action
 FAILURES_SHOWN = 20
 UNKNOWN_SHOWN = 5  # names of fields in a summary
-_OF_EACH_OBJECT = (ObjectStarted, ObjectFinished, DeliverySettled)  # not shown, and a batch has many thousands
+# Not shown, and a batch has many thousands.
+_OF_EACH_OBJECT = (ObjectStarted, ObjectFinished, DeliveryAcked, DeliverySettled)
 
 _DOING = {
     ExecutionFailed: "a batch",

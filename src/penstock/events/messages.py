@@ -9,7 +9,7 @@ from penstock.messaging.settlement import Operation, Settlement
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliverySettled(Event):
-    """The broker applied a settlement."""
+    """The broker applied a settlement. For an ack it is a `DeliveryAcked`."""
 
     queue: str
     message_id: str
@@ -18,11 +18,20 @@ class DeliverySettled(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveryAcked(DeliverySettled):
+    """The broker applied an ack. Its own kind, since it is the most frequent event and few listeners receive it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SettlementsApplied(Event):
-    """The broker applied these settlements of one queue in one call. For listeners that only count."""
+    """The broker applied these settlements of one queue in one call.
+
+    For listeners that need no event of their own for each message, which would cost more than the rest of settling it.
+    """
 
     queue: str
-    settlements: tuple[Settlement, ...]
+    message_ids: tuple[str, ...]
+    settlements: tuple[Settlement, ...]  # in the order of ``message_ids``
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

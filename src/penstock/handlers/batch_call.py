@@ -15,7 +15,6 @@ from penstock.handlers.call import Call, HandlerRuntime, OpenedMessage, OwnTask
 from penstock.handlers.context import BatchContext, Item, item_of
 from penstock.messaging.call import CallTime, ExecutionControl
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.forks import OwnProcess
 from penstock.messaging.handler import HeldClaim, Settlements
 from penstock.messaging.settlement import Settlement
 from penstock.messaging.wording import counted
@@ -37,7 +36,7 @@ class BatchCall:
         self._open: list[tuple[Call, Item[Any]]] = []  # as above
         self._deliveries = deliveries
         self._time = CallTime(runtime.clock)  # of the user's code
-        self._process = OwnProcess()  # entered around the user's code
+        self._process = runtime.process  # entered around the user's code
 
     def left_seconds(self, timeout_seconds: float) -> float:
         return self._time.left_seconds(timeout_seconds)

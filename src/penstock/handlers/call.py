@@ -75,6 +75,7 @@ class HandlerRuntime:
     keys: IdempotencyKeys | None = None  # for an idempotent handler
     bookkeeping: AsideThreads | None = None  # threads in which async calls use the ledger; set if `keys` is
     resources: Mapping[str, Any] = field(default_factory=lambda: NO_RESOURCES)
+    process: OwnProcess = field(default_factory=OwnProcess)  # the worker's: it begins every call
 
 
 class KeyedMessage(NamedTuple):
@@ -115,7 +116,7 @@ class Call:
         self._claim: KeyClaim | None = None  # under the lock; written by the thread that runs
         self._settlements: Settlements | None = None  # the result of the run; written by the running thread
         self._time = CallTime(runtime.clock)  # of the user's code: key, cleanup, function
-        self._process = OwnProcess()  # entered around the same code
+        self._process = runtime.process  # entered around the same code
         # The function returned and its completion is being recorded; written by the running thread.
         self._recording = False
         self._began_at = runtime.clock.monotonic()

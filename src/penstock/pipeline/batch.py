@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 
 from penstock.errors import InvalidMessage, PenstockError, TemporaryError
-from penstock.events import AttemptAbandoned, DeliverySettled
+from penstock.events import AttemptAbandoned, DeliveryAcked
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import ExecutionPlace, HeldClaim, Settlements
 from penstock.messaging.settlement import UNCOUNTED, DeadLetter, Release, Settlement
@@ -130,7 +130,7 @@ class BatchExecution:
         settled: dict[str, Settlement] = dict.fromkeys((delivery.receipt for delivery in self._deliveries), UNCOUNTED)
         settled |= self._settled
         handler = self._settings.pipeline
-        names_objects = self._runtime.bus.wants(DeliverySettled)
+        names_objects = self._runtime.bus.wants(DeliveryAcked)
         for one in self._notifications:
             receipt = one.delivery.receipt
             settled[receipt] = settle_delivery(one, outcomes, handler=handler, names_objects=names_objects)

@@ -22,6 +22,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from penstock.errors import PublishHalted, TemporaryError, UserError
 from penstock.events import Bus, ExecutionFailed, SettlementMissing
@@ -200,11 +201,9 @@ class Executor:
     def collect(self) -> None:
         """Submit the settlements of the runs that have ended, and free their slots. Thread-safe; never raises."""
         ended: list[tuple[RunningBatch, Settlements | None]] = []
-        while self._ended_runs:
-            try:
+        with suppress(IndexError):  # another thread took the last one
+            while self._ended_runs:
                 ended.append(self._ended_runs.popleft())
-            except IndexError:  # another thread took the last one
-                break
         if not ended:
             return
         try:
@@ -348,9 +347,9 @@ class Executor:
     def _free(self, batches: Sequence[RunningBatch]) -> None:
         """Remove runs that have ended, and free their slots."""
         with self._lock:
+            self._timeouts.remove(batches)
             for batch in batches:
                 del self._running[batch]
-                self._timeouts.remove(batch)
                 if not batch.settled:
                     self._stranded = [*(stranded for stranded in self._stranded if not stranded.settled), batch]
             if self._shares_slots:

@@ -188,9 +188,10 @@ class ExecutionTimeouts:
         if self._timeout_seconds is not None:
             self._young.update(dict.fromkeys(batches, self._clock.monotonic() + self._timeout_seconds))
 
-    def remove(self, batch: RunningBatch) -> None:
-        """Forget an execution that has returned."""
-        self._young.pop(batch, None)
+    def remove(self, batches: Sequence[RunningBatch]) -> None:
+        """Forget executions that have returned."""
+        for batch in batches:
+            self._young.pop(batch, None)
 
     def next_at(self) -> float | None:
         """Return when the next execution must be checked (monotonic)."""

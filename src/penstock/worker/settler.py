@@ -10,11 +10,11 @@ progress.
 """
 
 import threading
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from penstock.errors import UserError
-from penstock.events import Bus, DeliverySettled, SettlementFailed, SettlementsApplied
+from penstock.events import Bus, DeliveryAcked, DeliverySettled, SettlementFailed, SettlementsApplied
 from penstock.messaging.backoff import Random, ceiling_seconds
 from penstock.messaging.broker import Broker, SettleFailure
 from penstock.messaging.clock import Clock
@@ -249,38 +249,43 @@ class Settler:
         self._probe(Step.SETTLED)
         refused = {failure.delivery.receipt: failure for failure in failures}
         if error is None:
-            self._emit_counts(group.settlements, refused)
-        if error is None and not failures and not self._bus.wants(DeliverySettled):
-            return []
+            self._emit_applied(group.settlements, refused)
+        reported = group.settlements
+        if error is None and not failures and not self._bus.wants(DeliveryAcked):
+            reported = [each for each in reported if not isinstance(each[1], Ack)]
         again: list[PendingSettlement] = []
-        for delivery, settlement in group.settlements:
+        for delivery, settlement in reported:
             failure = refused.get(delivery.receipt)
             if error is not None:
                 reason = f"{type(error).__name__}: {error}"
                 failure = SettleFailure(delivery=delivery, reason=reason, lost=False)
-            if failure is None:
-                self._emit_settled(delivery, settlement)
+            if failure is None and isinstance(settlement, Ack):
+                self._emit_settled(DeliveryAcked, delivery, settlement)
+            elif failure is None:
+                self._emit_settled(DeliverySettled, delivery, settlement)
             elif self._emit_refused(group, settlement, failure):
                 again.append(self._retry(group, delivery, settlement))
         return again
 
-    def _emit_counts(self, settlements: Sequence[tuple[Delivery, Settlement]], refused: Container[str]) -> None:
+    def _emit_applied(self, settlements: Sequence[tuple[Delivery, Settlement]], refused: Collection[str]) -> None:
         if not self._bus.wants(SettlementsApplied):
             return
-        by_queue: dict[str, list[Settlement]] = {}
-        for delivery, settlement in settlements:
-            if delivery.receipt not in refused:
-                by_queue.setdefault(delivery.queue, []).append(settlement)
-        for queue, applied in by_queue.items():
-            self._bus.emit(SettlementsApplied(queue=queue, settlements=tuple(applied)))
+        applied = [each for each in settlements if each[0].receipt not in refused] if refused else settlements
+        for queue in dict.fromkeys(delivery.queue for delivery, _ in applied):
+            own = [each for each in applied if each[0].queue == queue]
+            self._bus.emit(
+                SettlementsApplied(
+                    queue=queue,
+                    message_ids=tuple([delivery.message.id for delivery, _ in own]),
+                    settlements=tuple([settlement for _, settlement in own]),
+                )
+            )
 
-    def _emit_settled(self, delivery: Delivery, settlement: Settlement) -> None:
-        if not self._bus.wants(DeliverySettled):
+    def _emit_settled(self, kind: type[DeliverySettled], delivery: Delivery, settlement: Settlement) -> None:
+        if not self._bus.wants(kind):
             return
         self._bus.emit(
-            DeliverySettled(
-                queue=delivery.queue, message_id=delivery.message.id, attempt=delivery.attempt, settlement=settlement
-            )
+            kind(queue=delivery.queue, message_id=delivery.message.id, attempt=delivery.attempt, settlement=settlement)
         )
 
     def _emit_refused(self, group: SettlementGroup, settlement: Settlement, failure: SettleFailure) -> bool:

@@ -31,12 +31,12 @@ from penstock.events import (
     BreakerClosed,
     BreakerOpened,
     ConsumerHalted,
-    DeliverySettled,
     LeaseLost,
     LedgerAvailable,
     LedgerUnavailable,
     MessagesReceived,
     SettlementFailed,
+    SettlementsApplied,
     StoreAvailable,
     StoreUnavailable,
     WorkerDraining,
@@ -77,7 +77,7 @@ def received(*ids: str) -> MessagesReceived:
 def test_in_flight_counts_received_messages_that_are_not_settled_or_lost(writer: RecordWriter) -> None:
     writer(WorkerStarted(queues=("q", "r"), concurrency=1))
     writer(received("a", "b", "c", "d"))
-    writer(DeliverySettled(queue="q", message_id="a", attempt=1, settlement=Ack()))
+    writer(SettlementsApplied(queue="q", message_ids=("a",), settlements=(Ack(),)))
     writer(SettlementFailed(queue="q", message_id="b", attempt=1, operation="ack", reason="away", lost=False))
     writer(SettlementFailed(queue="q", message_id="c", attempt=1, operation="ack", reason="gone", lost=True))
     assert writer.record().in_flight == 2
@@ -91,7 +91,7 @@ def test_the_messages_held_for_longest_are_named(writer: RecordWriter, monkeypat
     monkeypatch.setattr(writer._clock, "now", lambda: next(times, 99.0))
     for queue, ids in (("q", ("late", "also late")), ("r", ("early",)), ("q", ("later", "early"))):
         writer(MessagesReceived(queue=queue, message_ids=ids, redelivered=0))
-    writer(DeliverySettled(queue="q", message_id="late", attempt=1, settlement=Release()))
+    writer(SettlementsApplied(queue="q", message_ids=("late",), settlements=(Release(),)))
     record = writer.record()
     assert [(held.queue, held.message_id, held.since) for held in record.held] == [
         ("r", "early", 10.0),
@@ -191,7 +191,7 @@ def test_settled_messages_are_counted_by_queue_and_released_ones_are_not(writer:
     settlements: Sequence[Settlement] = (Ack(), DeadLetter(reason="bad"), Release(), Ack())
     for number, settlement in enumerate(settlements):
         queue = "q" if number < 3 else "r"
-        writer(DeliverySettled(queue=queue, message_id=f"m{number}", attempt=1, settlement=settlement))
+        writer(SettlementsApplied(queue=queue, message_ids=(f"m{number}",), settlements=(settlement,)))
     writer(LeaseLost(queue="q", message_id="m9", attempt=1))
     assert writer.record().settled == {"q": 2, "r": 1}
 

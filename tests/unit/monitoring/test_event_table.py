@@ -63,7 +63,7 @@ def test_no_two_events_share_a_name() -> None:
 def test_only_routine_events_are_logged_at_debug_level() -> None:
     debug = {kind for kind, entry in ROWS.items() if rows_of(entry)[0].level == "debug"}
     assert debug == {
-        events.DeliverySettled,
+        events.DeliveryAcked,
         events.LeasesExtended,
         events.BatchProgressed,
         events.MessageStarted,

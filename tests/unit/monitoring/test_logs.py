@@ -13,6 +13,7 @@ from penstock.errors import ConfigurationError
 from penstock.events import (
     BatchClaimed,
     Bus,
+    DeliveryAcked,
     DeliverySettled,
     Event,
     LeaseLost,
@@ -141,7 +142,11 @@ def test_each_settlement_has_its_event_name() -> None:
         DeadLetter(reason="poison", exception="ValueError: no"),
     )
     lines = log_of(
-        *(DeliverySettled(queue="q", message_id="m", attempt=1, settlement=settlement) for settlement in settlements)
+        DeliveryAcked(queue="q", message_id="m", attempt=1, settlement=settlements[0]),
+        *(
+            DeliverySettled(queue="q", message_id="m", attempt=1, settlement=settlement)
+            for settlement in settlements[1:]
+        ),
     )
     assert [line["event"] for line in lines] == ["message.acked", "message.released", "message.dead_lettered"]
     assert (lines[1]["delay_s"], lines[1]["reason"]) == (2, "busy")
@@ -240,7 +245,7 @@ def test_events_below_the_level_cost_no_formatting() -> None:
     stream = io.StringIO()
     log = configure_logs(LogSettings(level="warning"), stream, clock=NoClock())
     log(STARTED)
-    log(DeliverySettled(queue="q", message_id="m", attempt=1, settlement=Ack()))
+    log(DeliveryAcked(queue="q", message_id="m", attempt=1, settlement=Ack()))
     assert (stream.getvalue(), log.dropped) == ("", 0)
     log(failed())  # this line reads the clock, which raises
     assert log.dropped == 1
@@ -417,7 +422,7 @@ def test_a_successful_message_is_one_line_at_level_info() -> None:
         MessagesReceived(queue="q", message_ids=("m",), redelivered=0),
         STARTED,
         MessageFinished(**MESSAGE, enqueued_at=0.0, duration_seconds=1.0),
-        DeliverySettled(queue="q", message_id="m", attempt=1, settlement=Ack()),
+        DeliveryAcked(queue="q", message_id="m", attempt=1, settlement=Ack()),
     )
     assert [line["event"] for line in log_of(*facts, level="info")] == ["message.finished"]
 

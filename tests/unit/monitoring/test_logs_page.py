@@ -249,7 +249,7 @@ def test_the_query_for_sudden_deaths_finds_messages_without_an_end_or_another_at
         *(begun("lost"), events.MessagesReceived(queue="q", message_ids=("lost",), redelivered=0)),
         *(begun("again"), begun("again", 2), finished("again", 2)),
         *(begun("back"), message_interrupted("back")),
-        *(begun("done"), events.DeliverySettled(**where, message_id="done", settlement=Ack())),
+        *(begun("done"), events.DeliveryAcked(**where, message_id="done", settlement=Ack())),
         *(begun("grave"), events.DeliverySettled(**where, message_id="grave", settlement=DeadLetter(reason="no"))),
     ]
     found = query_history(tmp_path, "The same for messages: a `message.started`", history)

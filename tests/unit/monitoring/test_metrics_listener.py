@@ -29,7 +29,9 @@ QUEUES = {"clicks": "clicks-queue", "photos": "photos-queue"}
 
 
 def settled(*settlements: Settlement) -> Event:
-    return events.SettlementsApplied(queue="q", settlements=settlements)
+    return events.SettlementsApplied(
+        queue="q", message_ids=tuple(f"m{at}" for at in range(len(settlements))), settlements=settlements
+    )
 
 
 def refused(*, lost: bool, message_id: str = "m", attempt: int = 1) -> Event:

@@ -84,7 +84,7 @@ def test_durations_are_a_histogram_up_to_hours(scene: Scene) -> None:
 
 
 def test_other_metrics_have_penstock_names_and_separate_units(scene: Scene) -> None:
-    scene.emit(events.SettlementsApplied(queue="q", settlements=(Ack(),)))
+    scene.emit(events.SettlementsApplied(queue="q", message_ids=("m",), settlements=(Ack(),)))
     scene.emit(
         events.BatchCommitted(
             pipeline="clicks", attempt_id="a", seq=1, objects=2, rows=3, lines_quarantined=1, bytes=400, seconds=0.5

@@ -65,7 +65,7 @@ def test_each_execution_is_checked_at_its_own_time() -> None:
 def test_ended_executions_are_neither_checked_nor_awaited() -> None:
     clock, timeouts, (first, second) = scene(2)
     first.ended = True
-    timeouts.remove(second)
+    timeouts.remove([second])
     assert timeouts.next_at() is None
     clock.advance(20)
     assert timeouts.take_overdue() == []

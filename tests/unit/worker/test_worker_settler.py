@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock.errors import ConfigurationError, TemporaryError
-from penstock.events import Bus, DeliverySettled, Event, SettlementFailed, SettlementsApplied
+from penstock.events import Bus, DeliveryAcked, Event, SettlementFailed, SettlementsApplied
 from penstock.messaging.broker import SettleFailure
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.settlement import Ack, Release, Settlement
@@ -75,7 +75,12 @@ def test_five_thousand_settlements_are_applied_in_groups(settling: Settling) -> 
     assert len(settling.broker.acked()) == 5_000
     assert settling.settler.next_due_at() is None
     assert len(settling.events) == 5_000
-    assert settling.taken == [SettlementsApplied(queue="q", settlements=(Ack(),) * 500)] * 10
+    assert settling.taken == [
+        SettlementsApplied(
+            queue="q", message_ids=tuple(f"m{n}" for n in range(at, at + 500)), settlements=(Ack(),) * 500
+        )
+        for at in range(0, 5_000, 500)
+    ]
 
 
 def test_the_probe_is_called_before_and_after_and_the_event_comes_last(settling: Settling) -> None:
@@ -83,7 +88,7 @@ def test_the_probe_is_called_before_and_after_and_the_event_comes_last(settling:
     settling.settler.submit([(only, Ack())])
     settling.settler.apply_due()
     assert settling.steps == [Step.SETTLING, Step.SETTLED]
-    assert settling.events == [DeliverySettled(queue="q", message_id="m0", attempt=1, settlement=Ack())]
+    assert settling.events == [DeliveryAcked(queue="q", message_id="m0", attempt=1, settlement=Ack())]
 
 
 def test_only_failed_settlements_are_retried(settling: Settling) -> None:

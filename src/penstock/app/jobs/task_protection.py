@@ -19,13 +19,13 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 from penstock.config import Settings
 from penstock.events import (
-    DeliverySettled,
     Event,
     LeaseLost,
     Listener,
     MessagesReceived,
     SelectiveListener,
     SettlementFailed,
+    SettlementsApplied,
     TaskProtected,
     TaskProtectionFailed,
 )
@@ -69,7 +69,7 @@ class TaskProtection(SelectiveListener):
         self._ended = threading.Event()
 
     def wants(self, kind: type[Event]) -> bool:
-        return kind in (MessagesReceived, DeliverySettled, LeaseLost, SettlementFailed)
+        return kind in (MessagesReceived, SettlementsApplied, LeaseLost, SettlementFailed)
 
     def __call__(self, event: Event) -> None:
         match event:
@@ -77,9 +77,10 @@ class TaskProtection(SelectiveListener):
                 now = self._clock.monotonic()
                 with self._lock:
                     self._since.update(((event.queue, name), now) for name in event.message_ids)
-            case DeliverySettled() | LeaseLost() | SettlementFailed(lost=True):
-                with self._lock:
-                    self._since.pop((event.queue, event.message_id), None)
+            case SettlementsApplied():
+                self._forget(event.queue, event.message_ids)
+            case LeaseLost() | SettlementFailed(lost=True):
+                self._forget(event.queue, [event.message_id])
             case _:
                 pass
 
@@ -112,6 +113,11 @@ class TaskProtection(SelectiveListener):
         if self._protected_until is None:
             emit(TaskProtected(expires_in_seconds=EXPIRES_IN_MINUTES * 60.0))
         self._protected_until = now + EXPIRES_IN_MINUTES * 60.0
+
+    def _forget(self, queue: str, message_ids: Sequence[str]) -> None:
+        with self._lock:
+            for message_id in message_ids:
+                self._since.pop((queue, message_id), None)
 
     def _run(self, emit: Listener) -> None:
         # A stopping task can no longer be protected.

@@ -9,6 +9,7 @@ from penstock.brokers import shared
 from penstock.brokers.shared import decode_attributes, decode_group, encode_attributes, encode_group
 from penstock.messaging.death import AttemptRecord
 from penstock.messaging.delivery import AttemptEnd, Delivery, PreviousAttempt
+from penstock.messaging.drafts import new_delivery, new_message
 from penstock.messaging.message import NO_ATTRIBUTES, Message, Outgoing
 
 _ENDS = {b"F": AttemptEnd.FAILED, b"G": AttemptEnd.RELEASED, b"E": AttemptEnd.EXPIRED}
@@ -104,24 +105,26 @@ def delivery_of(
 
 def first_delivery_of(
     queue: str, store: str, entry_id: bytes, *, at: float, text: bytes, body: bytes, group: bytes, head: bytes
-) -> Delivery:
-    """Return the delivery of a message never delivered before, which most are.
+) -> Delivery | None:
+    """Return the delivery of a message never delivered before, which most are; None for any other message.
 
     Same as `delivery_of`, but without a `MessageState`: it runs for every message, and takes half the time (measured).
     """
-    seq, enqueued = text.split(b" ")
-    return Delivery(
-        message=Message(
-            id=shared.message_id(store, int(seq)),
-            body=body,
-            enqueued_at=int(enqueued) / 1000,
-            attributes=decode_attributes(head) if head else NO_ATTRIBUTES,
-            group=_group_of(group),
+    seq, _, enqueued = text.partition(b" ")
+    if b" " in enqueued:
+        return None
+    return new_delivery(
+        new_message(
+            shared.message_id(store, int(seq)),
+            body,
+            int(enqueued) / 1000,
+            decode_attributes(head) if head else NO_ATTRIBUTES,
+            _group_of(group) if group else None,
         ),
-        queue=queue,
-        receipt=f"{store}-{entry_id.decode()}",
-        attempt=1,
-        received_at=at,
+        queue,
+        f"{store}-{entry_id.decode()}",
+        1,
+        at,
     )
 
 

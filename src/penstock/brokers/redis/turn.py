@@ -25,6 +25,7 @@ from penstock.messaging.delivery import AttemptEnd, Delivery
 from penstock.messaging.message import UNREADABLE_ATTRIBUTE
 from penstock.messaging.settlement import DeadLetter, Release, Settlement
 
+FIELDS = 5  # of each message in a reply of take.lua
 EMPTY_POLLS_MAX = 10  # polls that return only messages to give up on; the next turn continues
 
 
@@ -59,13 +60,10 @@ def taken(requests: Sequence[ReceiveRequest], reply: Sequence[Any]) -> TakenMess
     deliveries: list[Delivery] = []
     rejected: list[tuple[Delivery, MessageState, str]] = []
     expired_before = now - settings.retention_seconds
-    for id, fields in entries:
-        text, body = fields[1], fields[3]  # field order as in take.lua
-        group, head = (fields[5], fields[7]) if len(fields) > 4 else (b"", b"")
+    for id, text, body, group, head in zip(*(entries[at::FIELDS] for at in range(FIELDS)), strict=True):
         state = None
-        if text.count(b" ") == 1:
-            delivery = first_delivery_of(queue, store, id, at=now, text=text, body=body, group=group, head=head)
-        else:
+        delivery = first_delivery_of(queue, store, id, at=now, text=text, body=body, group=group, head=head)
+        if delivery is None:
             state = state_of(text)
             delivery = delivery_of(queue, store, id, at=now, state=state, group=group, head=head, body=body)
         if delivery.message.enqueued_at <= expired_before and not is_dlq:  # the script drops expired dead letters

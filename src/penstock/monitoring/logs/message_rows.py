@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from penstock import events
 from penstock.messaging.failure import from_users_code
-from penstock.messaging.settlement import Ack, DeadLetter
+from penstock.messaging.settlement import DeadLetter
 from penstock.monitoring.logs.rows import ERROR, IDS, Level, LogRow, LogRowCases, Rows, Source, same, with_error
 
 _DELIVERY = same("queue", "message_id", "attempt")
@@ -84,15 +84,15 @@ MESSAGE_ROWS: Rows = {
         msg="A shutdown interrupted the handler. The message is released.",
         fields={**_MESSAGE, "duration_s": "duration_seconds"},
     ),
+    events.DeliveryAcked: LogRow(
+        name="message.acked",
+        level="debug",
+        msg="The message was acknowledged and deleted from the queue.",
+        fields={**_DELIVERY, "reason": "settlement.reason", "objects": "settlement.objects"},
+    ),
     events.DeliverySettled: LogRowCases(
         by=lambda event: type(event.settlement),
         rows={
-            Ack: LogRow(
-                name="message.acked",
-                level="debug",
-                msg="The message was acknowledged and deleted from the queue.",
-                fields={**_DELIVERY, "reason": "settlement.reason", "objects": "settlement.objects"},
-            ),
             DeadLetter: LogRow(
                 name="message.dead_lettered",
                 level="warning",

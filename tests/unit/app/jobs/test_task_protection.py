@@ -20,11 +20,11 @@ from penstock.app.jobs.task_protection import (
 )
 from penstock.config import load_settings
 from penstock.events import (
-    DeliverySettled,
     Event,
     LeaseLost,
     MessagesReceived,
     SettlementFailed,
+    SettlementsApplied,
     TaskProtected,
     TaskProtectionFailed,
 )
@@ -76,7 +76,7 @@ def test_work_shorter_than_a_drain_is_not_protected(scene: Scene) -> None:
     for name in ("a", "b", "c", "d"):  # a message is always in flight
         scene.receive(name)
         assert scene.check(after_seconds=LONG_SECONDS - 1) == 0
-        scene.protection(DeliverySettled(queue="q", message_id=name, attempt=1, settlement=Ack()))
+        scene.protection(SettlementsApplied(queue="q", message_ids=(name,), settlements=(Ack(),)))
     assert scene.events == []
 
 
@@ -86,9 +86,9 @@ def test_longer_work_is_protected_until_it_ends_and_reported_once(scene: Scene) 
     for _ in range(20):
         assert scene.check(after_seconds=RENEW_SECONDS / 2) == 0
         assert scene.check(after_seconds=RENEW_SECONDS / 2) == 1
-    scene.protection(DeliverySettled(queue="q", message_id="a", attempt=1, settlement=Ack()))
+    scene.protection(SettlementsApplied(queue="q", message_ids=("a",), settlements=(Ack(),)))
     assert scene.check(after_seconds=RENEW_SECONDS) == 1
-    scene.protection(DeliverySettled(queue="q", message_id="b", attempt=1, settlement=Ack()))
+    scene.protection(SettlementsApplied(queue="q", message_ids=("b",), settlements=(Ack(),)))
     assert scene.check(after_seconds=RENEW_SECONDS) == 0
     assert set(scene.requests) == {EXPIRES_IN_MINUTES}
     assert scene.events == [PROTECTED]
@@ -97,7 +97,7 @@ def test_longer_work_is_protected_until_it_ends_and_reported_once(scene: Scene) 
 def test_protection_after_an_expired_one_is_reported_again(scene: Scene) -> None:
     scene.receive("a")
     assert scene.check(after_seconds=LONG_SECONDS) == 1
-    scene.protection(DeliverySettled(queue="q", message_id="a", attempt=1, settlement=Ack()))
+    scene.protection(SettlementsApplied(queue="q", message_ids=("a",), settlements=(Ack(),)))
     scene.receive("b")
     assert scene.check(after_seconds=EXPIRES_IN_MINUTES * 60) == 1
     assert scene.events == [PROTECTED, PROTECTED]
@@ -109,7 +109,7 @@ def test_protection_after_an_expired_one_is_reported_again(scene: Scene) -> None
         (LeaseLost(queue="q", message_id="a", attempt=1), 0),
         (SettlementFailed(queue="q", message_id="a", attempt=1, operation="ack", reason="gone", lost=True), 0),
         (SettlementFailed(queue="q", message_id="a", attempt=1, operation="ack", reason="away", lost=False), 1),
-        (DeliverySettled(queue="other", message_id="a", attempt=1, settlement=Ack()), 1),
+        (SettlementsApplied(queue="other", message_ids=("a",), settlements=(Ack(),)), 1),
     ],
 )
 def test_settled_and_lost_messages_end_the_protection(scene: Scene, event: Event, requests: int) -> None:

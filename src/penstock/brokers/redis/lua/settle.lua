@@ -6,19 +6,28 @@
 -- Returns the ids whose lease is lost, the ids whose entry another client deleted, and the dead-letter queue's store.
 
 local stream, base, now, worker = KEYS[1], base_of(KEYS[1]), now_ms(), ARGV[2]
-local lost, vanished, acked, back, back_ids, dead, dead_ids = {}, {}, {}, {}, {}, {}, {}
+local lost, vanished, back, back_ids, dead, dead_ids = {}, {}, {}, {}, {}, {}
 
-local acks = tonumber(ARGV[3])
-for at = 4, 3 + acks do
-  local id = ARGV[at]
-  if redis.call('XACK', stream, GROUP, id) == 1 then
-    acked[#acked + 1] = id
-  else
-    lost[#lost + 1] = id
+-- Ack deliveries in one command, since usually none is lost. XACK does not return which were not pending any more: those
+-- whose entry is no longer in the stream, because every end of a delivery deletes its entry (as another client may have
+-- done). If none was pending, all are lost, also those with an entry: the consumer group was destroyed, and the next
+-- receive delivers these entries again.
+local function ack(first, last)
+  local count = redis.call('XACK', stream, GROUP, unpack(ARGV, first, last))
+  if count == last - first + 1 then
+    redis.call('XDEL', stream, unpack(ARGV, first, last))
+    return
+  end
+  for at = first, last do
+    if count == 0 or redis.call('XDEL', stream, ARGV[at]) == 0 then
+      lost[#lost + 1] = ARGV[at]
+    end
   end
 end
-for at = 1, #acked, STEP do
-  redis.call('XDEL', stream, unpack(acked, at, math.min(at + STEP - 1, #acked)))
+
+local acks = tonumber(ARGV[3])
+for at = 4, 3 + acks, STEP do
+  ack(at, math.min(at + STEP - 1, 3 + acks))
 end
 
 -- Return the message of a delivery that ends here; nil if there is none.
