@@ -6,6 +6,7 @@ product's reader (`tests.chaos.in_process`). That part is measured and left out,
 commits, publishes and settlements.
 """
 
+import gc
 import json
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.growth.curves import Curve, Meter, Series
-from benchmarks.objects import Stages, make_files
+from benchmarks.objects import Stages, make_files, resident_mb
 
 _FIRST, _AGAIN = "one ingest", "nothing new"
 _SIZE_BYTES = 300  # of one object: only its cost for the driver is measured
@@ -46,6 +47,8 @@ def main() -> None:
     make_files(source, size, _SIZE_BYTES)
     for operation, new in ((_FIRST, size), (_AGAIN, 0)):
         stages.cpu.clear()
+        gc.collect()
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
         meter = Meter()
         meter.begin()
         began = time.perf_counter()
@@ -53,7 +56,7 @@ def main() -> None:
         cpu, _ = meter.end()
         wall = time.perf_counter() - began
         spent = {"cpu_seconds": cpu - stages.cpu.get(_ENGINE, 0.0), "wall_seconds": wall}
-        print(json.dumps({"operation": operation, "units": size, **spent}), flush=True)
+        print(json.dumps({"operation": operation, "units": size, **spent, "peak_mb": resident_mb("VmHWM")}), flush=True)
 
 
 def _ingest(source: Path, out: Path, *, new: int) -> None:
