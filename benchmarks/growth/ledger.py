@@ -138,9 +138,7 @@ class Calls:
     def _claim_and_commit(self, attempt: str, measured: Callable[..., AbstractContextManager[None]]) -> None:
         candidates = self._candidates(attempt)
         with measured("claim", _CLAIM):
-            claim = self.ledger.claim(
-                PIPELINE, candidates, attempt_id=attempt, worker="growth", lease_seconds=600
-            )
+            claim = self.ledger.claim(PIPELINE, candidates, attempt_id=attempt, worker="growth", lease_seconds=600)
         assert len(claim.claimed) == _CLAIM
         results = [ObjectResult(object_id=object_id, rows=50, lines_quarantined=0) for object_id in claim.claimed]
         outcome = BatchOutcome(

@@ -482,6 +482,7 @@ class ProcessedCount:
 
     processed: int
     seq: int
+    is_exact: bool = True  # False: batches since the full count may have replaced or retracted objects that it has
 
 
 class LedgerAges:
@@ -516,13 +517,15 @@ class LedgerAges:
         return ProcessedCount(processed=int(processed) + int(archived), seq=seq)
 
     def updated_count(self, pipeline: str, count: ProcessedCount) -> ProcessedCount:
-        """Return the count updated by the batches committed since. A repair of the ledger invalidates the count."""
+        """Return the count updated by the batches committed since, of which it reads only these.
+
+        A repair of the ledger invalidates the count.
+        """
         with self._database.reading() as connection:
             seq = _committed_seq(connection, pipeline)
             since = connection.execute(_SINCE, {"in_pipeline": pipeline, "after_seq": count.seq}).one()
-        if since.replacing:
-            return self.processed_count(pipeline)
-        return ProcessedCount(processed=count.processed + int(since.objects), seq=seq)
+        is_exact = count.is_exact and not since.replacing
+        return ProcessedCount(processed=count.processed + int(since.objects), seq=seq, is_exact=is_exact)
 
     def seconds_since_commit(self, pipeline: str, seq: int) -> float | None:
         """Return the age of this batch's commit in seconds; None if there is no such batch."""
