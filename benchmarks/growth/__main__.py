@@ -1,11 +1,12 @@
 """Measure how the cost per unit grows: of objects, ledger rows, a table's commits, waiting messages, and groups.
 
-    python -m benchmarks.growth [--only objects|ledger|servers|table|queue|groups] [--quick] [--json FILE] [--folder FOLDER]
+    python -m benchmarks.growth [--only PART] [--quick] [--json FILE] [--folder FOLDER]
 
-Prints CPU and wall time per unit at each size, and the growth of each curve: its last point by its second one. CPU time
-is that of the process, its children and a broker's server. `--quick` measures small sizes only, in some minutes. The
-whole takes an hour and 12 GB of disk; `--json` adds the curves to a file, replacing those of the measured parts, and
-`python -m benchmarks.growth.page FILE` writes docs/run/growth.md and its charts from it.
+The parts are objects, ledger, servers, table, queue and groups. Prints CPU and wall time per unit at each size, and the
+growth of each curve: its last point by its second one. CPU time is that of the process, its children and a server.
+`--quick` measures small sizes only, in some minutes. The whole takes an hour and a half and 14 GB of disk; `--json` adds
+the curves to a file, replacing those of the measured parts, and `python -m benchmarks.growth.page FILE` writes
+docs/run/growth.md and its charts from it.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """The ledger, a SQLite file, by the number of processed objects that it has.
 
 Filled by SQL, as by a pipeline with batches of 5,000 objects: a row for each object and for its attempt, and batches
-with a manifest of 2 kB. Claimed objects are new, with ids between those of the others. `benchmarks.growth.servers` makes
-the same calls on MariaDB and PostgreSQL.
+with a manifest of 2 kB. Claimed objects are new, with ids between those of the others. `benchmarks.growth.servers`
+makes the same calls on MariaDB and PostgreSQL.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """The ledger on MariaDB and PostgreSQL, by the number of processed objects that it has.
 
-The calls are those of `benchmarks.growth.ledger`, the servers those of `benchmarks.ledger_servers`: private ones on this
-machine, over unix sockets, every commit on disk. Filled by SQL with the rows of a pipeline with batches of 5,000
+The calls are those of `benchmarks.growth.ledger`, the servers those of `benchmarks.ledger_servers`: private ones on
+this machine, over unix sockets, every commit on disk. Filled by SQL with the rows of a pipeline with batches of 5,000
 objects. CPU time is that of the client and of all the server's processes.
 """
 

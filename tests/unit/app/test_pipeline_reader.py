@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import pytest
 
@@ -35,7 +36,7 @@ class CountedLedger:
     def reconciliations(self) -> tuple[()]:
         return ()
 
-    def waiting(self, _: str, *, overdue_after_seconds: float) -> UnprocessedObjects:  # noqa: ARG002
+    def waiting(self, _: str, *, overdue_after_seconds: float) -> UnprocessedObjects:
         return UnprocessedObjects(objects=dict[ObjectState, int](), oldest_age_seconds=0.0, overdue=0, committed_seq=1)
 
     def processed_count(self, _: str) -> ProcessedCount:
@@ -63,7 +64,7 @@ def read_for(reader: PipelineReader, ledger: CountedLedger, *, seconds: float) -
 
 
 def intervals(ledger: CountedLedger) -> Mapping[float, float]:
-    return dict(zip(ledger.counted_at, ledger.counted_at[1:], strict=False))
+    return dict(pairwise(ledger.counted_at))
 
 
 def test_a_count_is_updated_and_rarely_taken_anew(ledger: CountedLedger) -> None:

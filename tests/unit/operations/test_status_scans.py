@@ -1,5 +1,6 @@
 """Repeated readings of the status scan what grows with a pipeline rarely."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,6 @@ def test_scans_take_at_most_a_hundredth_of_the_time(
         assert reader.read().pipelines[0].pipeline == "clicks"
         clock.advance(2.0)
     rest_seconds = max(DETAILS_SECONDS, SCAN_SHARE * seconds)
-    rests = [later - earlier for earlier, later in zip(scanned_at, scanned_at[1:], strict=False)]
+    rests = [later - earlier for earlier, later in pairwise(scanned_at)]
     assert rests
     assert all(rest_seconds <= rest < rest_seconds + 4.0 for rest in rests)
