@@ -18,19 +18,23 @@ from benchmarks.growth.curves import Curve, Meter, Series
 from benchmarks.objects import Stages, make_files, resident_mb
 
 _FIRST, _AGAIN = "one ingest", "nothing new"
+_MEMORY = ", peak memory in MB"
 _SIZE_BYTES = 300  # of one object: only its cost for the driver is measured
 _ENGINE = "the engine"
 
 
 def measure(sizes: Sequence[int], folder: Path) -> Sequence[Curve]:
     """Measure each size in a process of its own."""
-    series = Series("objects", {_FIRST: "object", _AGAIN: "object"})
+    memory = {f"{operation}{_MEMORY}": "process" for operation in (_FIRST, _AGAIN)}
+    series = Series("objects", {_FIRST: "object", _AGAIN: "object", **memory})
     for size in sizes:
         command = [sys.executable, "-m", "benchmarks.growth.objects", str(size), str(folder)]
         done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
         for line in done.stdout.splitlines():
             if line.startswith("{"):
-                series.add(**json.loads(line))
+                found = json.loads(line)
+                series.add_memory(f"{found['operation']}{_MEMORY}", size=size, mb=found.pop("peak_mb"))
+                series.add(**found)
         series.done(size)
     return series.curves()
 

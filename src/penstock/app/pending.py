@@ -24,8 +24,7 @@ from penstock.messaging.steps import Probe, Step, no_probe
 from penstock.objects.notification import announce
 from penstock.objects.reference import ObjectRef
 
-STATES_AT_ONCE = 10_000  # objects of one query: bounds its memory
-FIRST_STATES = 1_000  # read after each batch, to find an object that is not done
+STATES_AT_ONCE = 1_000  # objects of one query
 CALM_SECONDS = 6.0  # longer than a poll, which takes at most 5 s
 
 
@@ -208,15 +207,13 @@ class PendingObjects:
             if not self.drain_check.is_drained:
                 self._end_finished()
                 return
-            unfinished = list(self.unfinished)
-            for start in range(0, len(unfinished), STATES_AT_ONCE):
-                self._read_states(unfinished[start : start + STATES_AT_ONCE])
+            self._read_states(list(self.unfinished))
             if self.unfinished:
                 self.announce()
 
     def _end_finished(self) -> None:
         """Drop finished objects from the unfinished ones, up to the first of them that is not finished."""
-        while chunk := list(itertools.islice(self.unfinished, FIRST_STATES)):
+        while chunk := list(itertools.islice(self.unfinished, STATES_AT_ONCE)):
             self._read_states(chunk)
             if not self.unfinished.isdisjoint(chunk):
                 return

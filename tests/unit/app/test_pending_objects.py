@@ -347,7 +347,7 @@ def test_a_check_while_the_queue_holds_messages_reads_a_few_states_however_many_
     pending = new_pending(state, paths)
     pending.take(refs)
     pending.begin()
-    monkeypatch.setattr("penstock.app.pending.FIRST_STATES", 10)
+    monkeypatch.setattr("penstock.app.pending.STATES_AT_ONCE", 10)
     read: list[int] = []
     states = state.ledger.states
 
@@ -361,17 +361,11 @@ def test_a_check_while_the_queue_holds_messages_reads_a_few_states_however_many_
     assert read == [10] * 5
     assert len(pending.unfinished) == len(REFS) + len(refs)
 
-    read.clear()
-    state.broker.purge(QUEUE)
-    monkeypatch.setattr("penstock.app.pending.STATES_AT_ONCE", 100)
-    pending.advance()
-    assert read == [100, 100, len(REFS)], "all of them, but never all in memory"
-
 
 def test_objects_that_ended_are_dropped_by_one_check_while_messages_are_left(
     state: StateFolder, paths: TablePaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.app.pending.FIRST_STATES", 1)
+    monkeypatch.setattr("penstock.app.pending.STATES_AT_ONCE", 1)
     pending = new_pending(state, paths)
     pending.begin()
     deliveries = receive(state)
