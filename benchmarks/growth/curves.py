@@ -86,7 +86,12 @@ class Series:
         for at, amount in enumerate((units, cpu, wall)):
             spent[at] += amount
 
-    def add(self, operation: str, *, units: int, cpu_seconds: float, wall_seconds: float) -> None:
+    def spent(self) -> Mapping[str, Mapping[str, float]]:
+        """Return what was measured at the present size, as `add` takes it in another process."""
+        names = ("units", "cpu_seconds", "wall_seconds")
+        return {operation: dict(zip(names, spent, strict=True)) for operation, spent in self._spent.items()}
+
+    def add(self, operation: str, *, units: float, cpu_seconds: float, wall_seconds: float) -> None:
         """Add what another process measured."""
         self._spent[operation] = [units, cpu_seconds, wall_seconds]
 
