@@ -2,10 +2,10 @@
 
     python -m benchmarks.growth [--only PART] [--quick] [--json FILE] [--folder FOLDER]
 
-The parts are objects, memory, ledger, servers, table, upkeep, queue and groups. Prints CPU and wall time per unit at each size,
-and the growth of each curve: its last point by its second one. CPU time is that of the process, its children and a
-server. `--quick` measures small sizes only; the whole takes an hour and a half and 14 GB of disk. `--json` adds the
-curves to a file, replacing those of the measured parts, and `python -m benchmarks.growth.page FILE` writes
+The parts are objects, memory, ledger, servers, table, upkeep, queue and groups. Prints CPU and wall time per unit at
+each size, and the growth of each curve: its last point by its second one. CPU time is that of the process, its children
+and a server. `--quick` measures small sizes only; the whole takes an hour and a half and 14 GB of disk. `--json` adds
+the curves to a file, replacing those of the measured parts, and `python -m benchmarks.growth.page FILE` writes
 docs/run/growth.md and its charts from it.
 """
 
