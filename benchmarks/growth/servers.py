@@ -5,12 +5,15 @@ this machine, over unix sockets, every commit on disk. Filled by SQL with the ro
 objects. CPU time is that of the client and of all the server's processes.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import text
+from tests.services.mariadb_server import MariadbServer
+from tests.services.postgresql_server import PostgresqlServer
 
 from benchmarks.growth.curves import Curve, Series
 from benchmarks.growth.ledger import PIPELINE, UNITS, Calls
@@ -20,6 +23,7 @@ from penstock.ledger import Ledger
 
 _NAMES = {"MariaDB": "mariadb", "PostgreSQL": "postgresql"}
 _MEMORY_GB = 6  # for pages: all of ten million objects
+_DIRTY_PAGES = 100  # that a server at rest may have
 _OBJECT_ATTEMPTS = (
     "INSERT INTO object_attempts (pipeline, object_id, attempt_id) SELECT pipeline, object_id, attempt_id FROM objects"
 )
@@ -54,6 +58,7 @@ def measure(sizes: Sequence[int], folder: Path) -> Sequence[Curve]:  # noqa: ARG
                 url = server.fresh()
                 if size:
                     _fill(name, url, size)
+                    _flush(server)
                 pid = server.pid
 
                 def measured(operation: str, count: int = 1, shown: str = shown, pid: int = pid) -> Any:
@@ -69,6 +74,17 @@ def _measure(url: str, size: int, measured: Callable[..., AbstractContextManager
     ledger.ensure_pipeline(PIPELINE)
     Calls(ledger=ledger, size=size, candidate=candidate, measured=measured).measure()
     ledger.close()
+
+
+def _flush(server: MariadbServer | PostgresqlServer) -> None:
+    """Write the pages of the fill to disk, which the server would otherwise do during the measurement."""
+    if isinstance(server, PostgresqlServer):
+        server.sql("CHECKPOINT")
+        return
+    server.sql("SET GLOBAL innodb_max_dirty_pages_pct = 0")
+    while int(server.sql("SHOW GLOBAL STATUS LIKE 'Innodb_buffer_pool_pages_dirty'")[0][1]) > _DIRTY_PAGES:
+        time.sleep(1.0)
+    server.sql("SET GLOBAL innodb_max_dirty_pages_pct = 90")
 
 
 def _fill(name: str, url: str, size: int) -> None:
