@@ -15,7 +15,7 @@ from tests.conformance.ledger.ledger_harness import (
     outcome,
 )
 
-from penstock.ledger import queries, sets
+from penstock.ledger import sets
 from penstock.ledger.records import AttemptFailure, Committed, FailedObject, ObjectState
 
 UNKNOWN = b"?" * 16
@@ -144,13 +144,12 @@ def test_many_ids_are_read_in_parts(harness: LedgerHarness, monkeypatch: pytest.
         harness.claim([candidate(name, key=b"changed")])
     harness.process("a", "b")
     sizes: list[int] = []
-    fill = queries.ids_wanted
 
     def measured(connection: Connection, object_ids: Collection[bytes]) -> None:
         sizes.append(len(object_ids))
-        fill(connection, object_ids)
+        sets.ids_wanted(connection, object_ids)
 
-    monkeypatch.setattr(queries, "ids_wanted", measured)
+    monkeypatch.setattr("penstock.ledger.queries.ids_wanted", measured)
     monkeypatch.setattr(sets, "_ROWS", 2)
     ids = [object_id_of(name) for name in ("v1", "v2", "v3", "a", "b")]
     assert harness.ledger.other_versions(PIPELINE, ids) == 3

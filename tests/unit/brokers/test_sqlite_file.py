@@ -68,7 +68,7 @@ def test_emptiness_costs_the_same_however_many_messages_wait(tmp_path: Path, mon
     connect = sqlite3.connect
 
     def connect_counted(*args: Any, **kwargs: Any) -> sqlite3.Connection:
-        connection = connect(*args, **kwargs)
+        connection: sqlite3.Connection = connect(*args, **kwargs)
         connection.set_progress_handler(count_step, 1)  # called for each instruction of SQLite's virtual machine
         return connection
 
