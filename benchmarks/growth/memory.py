@@ -4,6 +4,7 @@ Samples the resident memory of the command's process and its descendants until i
 workers share with their daemon count for each of them.
 """
 
+import os
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from benchmarks.reader import DDL
 
 _SIZE_BYTES = 300
 _EVERY_SECONDS = 0.2
+_PAGE_MB = os.sysconf("SC_PAGESIZE") / 2**20
 _COMMAND, _JVM, _WORKERS = "penstock ingest", "Spark's JVM", "Spark's Python workers"
 
 
@@ -34,11 +36,11 @@ def _peaks(source: Path, table: Path) -> Mapping[str, float]:
     """Ingest a folder into a new table, and return the peak of each kind of process in MB."""
     command = [sys.executable, "-m", "penstock", "ingest", str(source), str(table), "--schema", DDL]
     peaks = dict.fromkeys((_COMMAND, _JVM, _WORKERS), 0.0)
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while process.poll() is None:
         found = dict.fromkeys(peaks, 0.0)
         for pid in _tree(process.pid):
-            with suppress(OSError, IndexError):  # it has just ended
+            with suppress(OSError):  # it has just ended
                 found[_kind(pid, process.pid)] += _resident_mb(pid)
         peaks = {name: max(peak, found[name]) for name, peak in peaks.items()}
         time.sleep(_EVERY_SECONDS)
@@ -64,5 +66,4 @@ def _kind(pid: int, command_pid: int) -> str:
 
 
 def _resident_mb(pid: int) -> float:
-    line = next(one for one in Path(f"/proc/{pid}/status").read_text().splitlines() if one.startswith("VmRSS"))
-    return int(line.split()[1]) / 1024
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_MB
