@@ -23,7 +23,7 @@ from penstock.ledger import Ledger
 
 _NAMES = {"MariaDB": "mariadb", "PostgreSQL": "postgresql"}
 _MEMORY_GB = 6  # for pages: all of ten million objects
-_DIRTY_PAGES = 100  # that a server at rest may have
+_DIRTY_PAGES = 100  # that an idle server may have
 _OBJECT_ATTEMPTS = (
     "INSERT INTO object_attempts (pipeline, object_id, attempt_id) SELECT pipeline, object_id, attempt_id FROM objects"
 )

@@ -289,8 +289,7 @@ def _publish_some(
     """
     table = target.sink.load()
     position = target.check_tip(table)
-    is_same = after is not None and after.position == position
-    start = after.read_to if after is not None and is_same else target.empty_to(position)
+    start = after.read_to if after is not None and after.position == position else target.empty_to(position)
     progress.position, progress.table_version = position, table.version if table is not None else None
     found = Inspection()
     if restorer is not None and table is not None and progress.appended != (table.version, position):

@@ -280,7 +280,7 @@ class _Details:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scans:
-    """What takes longer the more objects, batches and files a pipeline has. Mappings are by pipeline."""
+    """The details that take longer the more objects, batches and files a pipeline has. Mappings are by pipeline."""
 
     replaced: Mapping[str, int]  # failed objects with a later version that was processed
     dead_letters_replaced: int | None  # None: unknown
