@@ -17,6 +17,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from penstock.events import Bus
+from penstock.messaging.steps import no_probe
+from penstock.pipeline.checkpoints import CheckpointWriter
 from penstock.sinks.manifest import DataFile
 from penstock.sinks.registry import SINKS, open_sink
 from penstock.sinks.sink import Append, TableSink
@@ -75,11 +78,12 @@ def make_file(root: LocalFiles, seq: int, number: int = 0) -> DataFile:
 
 
 def publish(sink: TableSink, seq: int, files: list[DataFile]) -> None:
-    """Publish a batch: load the newest version, check its position, commit."""
+    """Publish a batch: load the newest version, check its position, commit, and write a checkpoint if one is due."""
     table = sink.load()
     assert table is not None
     assert table.position.seq == seq - 1
-    table.append(Append(seq=seq, attempt_id=f"attempt-{seq}", files=files))
+    version = table.append(Append(seq=seq, attempt_id=f"attempt-{seq}", files=files))
+    CheckpointWriter(pipeline="clicks", sink=sink.uri, bus=Bus()).after_commit(table, version, probe=no_probe)
 
 
 if __name__ == "__main__":

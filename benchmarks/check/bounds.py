@@ -44,97 +44,39 @@ class Bound:
         return f"at least {self.at_least:g}" if self.at_least is not None else f"at most {self.at_most:g}"
 
 
+_Row = tuple[str, Sequence[str], str, float, Sequence[str]]  # name, command, page, limit and figures of a `Bound`
+
+_AT_LEAST: Sequence[_Row] = (
+    ("redis async / bullmq", _REDIS, README, 1.2, ("BullMQ 14,700 (1.7 x)", "25,000")),
+    ("redis async / sidekiq", _REDIS, README, 3.5, ("Sidekiq 4,800 (5.2 x)",)),
+    ("redis async / taskiq", _REDIS, README, 5.0, ("taskiq 3,200 (7.8 x)",)),
+    ("redis recovery: bullmq / async", _REDIS, README, 6.0, ("BullMQ 60.5 s (11.9 x)", "5.1 s; 59 to 70 s")),
+    ("chain small / spark", _CHAIN, README, 2.7, ("4.16 s (4.5 x)", "0.93 s", "5,000 files of 10 KB")),
+    ("chain big / spark", _CHAIN, README, 1.6, ("7.64 s (2.4 x)", "3.21 s", "2 files of 500 MB")),
+    ("chain small csv / spark", _CSV, PAGE, 3.0, ("| 5,000 x 10 KB, CSV | 5.05 | 0.65 | 1.02 | 5.0 |",)),
+    ("chain big csv / spark", _CSV, PAGE, 2.2, ("| 2 x 500 MB, CSV | 10.27 | 2.56 | 2.95 | 3.5 |",)),
+    ("chain small parquet / spark", _PARQUET, PAGE, 2.0, ("| 5,000 x 10 KB, Parquet | 5.69 | 0.50 | 1.80 | 3.2 |",)),
+    ("chain big parquet / spark", _PARQUET, PAGE, 1.2, ("| 2 x 500 MB, Parquet | 11.11 | 3.00 | 6.17 | 1.8 |",)),
+    ("redis plain / bullmq", _REDIS_ROUNDS, PAGE, 1.1, ("1.6 to 1.7 times BullMQ",)),
+    ("redis async / bare", _REDIS_ROUNDS, PAGE, 0.22, ("a third of the bare loop",)),
+    ("redis plain / bare", _REDIS_ROUNDS, PAGE, 0.22, ("a third of the bare loop",)),
+)
+_AT_MOST: Sequence[_Row] = (
+    ("chain small time / polars", _CHAIN, README, 3.5, ("0.49 s",)),
+    ("chain big time / polars", _CHAIN, README, 2.0, ("2.65 s",)),
+    ("s3 small: from S3 at 20 ms", _S3, PAGE, 3.5, ("1.91 s instead of 0.90 s",)),
+    ("s3 big: from S3 at 20 ms", _S3, PAGE, 2.2, ("instead of 1.33 s for 2 x 200 MB",)),
+    ("worker idle share of a core", _WORKER, README, 0.006, ("0.2 % of a core",)),
+)
+
+
 BOUNDS: Sequence[Bound] = (
-    Bound(
-        name="redis async / bullmq",
-        command=_REDIS,
-        figures=("BullMQ 14,700 (1.7 x)", "25,000"),
-        at_least=1.2,
+    *(
+        Bound(name=name, command=command, page=page, at_least=limit, figures=figures)
+        for name, command, page, limit, figures in _AT_LEAST
     ),
-    Bound(name="redis async / sidekiq", command=_REDIS, figures=("Sidekiq 4,800 (5.2 x)",), at_least=3.5),
-    Bound(name="redis async / taskiq", command=_REDIS, figures=("taskiq 3,200 (7.8 x)",), at_least=5.0),
-    Bound(
-        name="redis recovery: bullmq / async",
-        command=_REDIS,
-        figures=("BullMQ 60.5 s (11.9 x)", "5.1 s; 59 to 70 s"),
-        at_least=6.0,
-    ),
-    Bound(
-        name="chain small / spark",
-        command=_CHAIN,
-        figures=("4.16 s (4.5 x)", "0.93 s", "5,000 files of 10 KB"),
-        at_least=2.7,
-    ),
-    Bound(
-        name="chain big / spark",
-        command=_CHAIN,
-        figures=("7.64 s (2.4 x)", "3.21 s", "2 files of 500 MB"),
-        at_least=1.6,
-    ),
-    Bound(name="chain small time / polars", command=_CHAIN, figures=("0.49 s",), at_most=3.5),
-    Bound(name="chain big time / polars", command=_CHAIN, figures=("2.65 s",), at_most=2.0),
-    Bound(
-        name="chain small csv / spark",
-        command=_CSV,
-        page=PAGE,
-        figures=("| 5,000 x 10 KB, CSV | 5.05 | 0.65 | 1.02 | 5.0 |",),
-        at_least=3.0,
-    ),
-    Bound(
-        name="chain big csv / spark",
-        command=_CSV,
-        page=PAGE,
-        figures=("| 2 x 500 MB, CSV | 10.27 | 2.56 | 2.95 | 3.5 |",),
-        at_least=2.2,
-    ),
-    Bound(
-        name="chain small parquet / spark",
-        command=_PARQUET,
-        page=PAGE,
-        figures=("| 5,000 x 10 KB, Parquet | 5.69 | 0.50 | 1.80 | 3.2 |",),
-        at_least=2.0,
-    ),
-    Bound(
-        name="chain big parquet / spark",
-        command=_PARQUET,
-        page=PAGE,
-        figures=("| 2 x 500 MB, Parquet | 11.11 | 3.00 | 6.17 | 1.8 |",),
-        at_least=1.2,
-    ),
-    Bound(
-        name="s3 small: from S3 at 20 ms",
-        command=_S3,
-        page=PAGE,
-        figures=("1.91 s instead of 0.90 s",),
-        at_most=3.5,
-    ),
-    Bound(
-        name="s3 big: from S3 at 20 ms",
-        command=_S3,
-        page=PAGE,
-        figures=("instead of 1.33 s for 2 x 200 MB",),
-        at_most=2.2,
-    ),
-    Bound(name="worker idle share of a core", command=_WORKER, figures=("0.2 % of a core",), at_most=0.006),
-    Bound(
-        name="redis plain / bullmq",
-        command=_REDIS_ROUNDS,
-        page=PAGE,
-        figures=("1.6 to 1.7 times BullMQ",),
-        at_least=1.1,
-    ),
-    Bound(
-        name="redis async / bare",
-        command=_REDIS_ROUNDS,
-        page=PAGE,
-        figures=("a third of the bare loop",),
-        at_least=0.22,
-    ),
-    Bound(
-        name="redis plain / bare",
-        command=_REDIS_ROUNDS,
-        page=PAGE,
-        figures=("a third of the bare loop",),
-        at_least=0.22,
+    *(
+        Bound(name=name, command=command, page=page, at_most=limit, figures=figures)
+        for name, command, page, limit, figures in _AT_MOST
     ),
 )

@@ -20,10 +20,11 @@ from tests.simulation.changing_store import SCHEMA
 from tests.simulation.scheduler import Scheduler
 
 from penstock.errors import PublishConflict, PublishHalted, TableError
+from penstock.messaging.steps import Probe
 from penstock.pipeline.publish import START
 from penstock.sinks.manifest import DataFile, attempt_token
 from penstock.sinks.registry import open_sink
-from penstock.sinks.sink import Append, LoggedFile, Position, TableCommit, TableFile, TableSink
+from penstock.sinks.sink import Append, CheckpointedTable, LoggedFile, Position, TableCommit, TableFile, TableSink
 from penstock.storage.local import LocalFiles
 
 FOREIGN = "foreign"  # the address in the rows of another writer
@@ -229,6 +230,12 @@ class SteppedTable(Stepped):
 
     def append(self, append: Append) -> int:
         return self._commit("append", lambda: self._target.append(append))
+
+    def is_checkpoint_due(self, version: int) -> bool:
+        return isinstance(self._target, CheckpointedTable) and self._target.is_checkpoint_due(version)
+
+    def write_checkpoint(self, version: int, *, probe: Probe) -> None:
+        self._target.write_checkpoint(version, probe=probe)
 
 
 @dataclass(slots=True, kw_only=True)

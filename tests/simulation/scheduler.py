@@ -51,7 +51,7 @@ class Scheduler:
         self.log: list[str] = []
         self.deaths: list[str] = []  # the steps at which an actor died
         self._turns_max = turns_max
-        self._switch, self._crash, self._deadly_step, self._stall = switch, crash, deadly_step, stall
+        self._switch, self._crash, self.deadly_step, self._stall = switch, crash, deadly_step, stall
         self._disturb = disturb
         self._actors: list[Actor] = []
         self._here: Actor | None = None
@@ -94,7 +94,7 @@ class Scheduler:
             return
         self.turn += 1
         self.log.append(f"{here.name}: {name}")
-        if self.chance(0.5 if name == self._deadly_step else self._crash):
+        if self.chance(0.5 if name == self.deadly_step else self._crash):
             self.log.append(f"{here.name} dies")
             self.deaths.append(name)
             raise Crash(name)

@@ -24,11 +24,13 @@ from penstock.ledger.superseded import SupersededVersions
 from penstock.ledger.tails import StoredBeginning
 from penstock.ledger.versions import ReplacedRows, replace_earlier
 from penstock.messaging.steps import Step
+from penstock.sinks.delta import sink
 
 FIRST = {"memory": 24, "delta": 8, "iceberg": 6}  # the schedules of a plain run
 GROWING = {"memory": (5, 11), "delta": (5, 7), "iceberg": (5, 7)}  # seeds of objects that grow
 CHUNKS = {"memory": 20, "delta": 12, "iceberg": 8}  # the others, in chunks that can be distributed over processes
 CHUNK = 60
+CHECKPOINTED = 6  # schedules with checkpoints
 TRIED_MAX = 400  # until the oracle has to detect a broken rule
 
 
@@ -56,6 +58,20 @@ def test_the_table_follows_the_rule_at_every_commit(runner: ChangingRunner, form
 def test_the_table_follows_the_rule_if_only_appended_lines_are_read(runner: ChangingRunner, format: str) -> None:
     grown = sum(runner.run(seed, format, rule="tail").grown for seed in range(*GROWING[format]))
     assert grown >= 2
+
+
+@pytest.mark.parametrize("step", [Step.CHECKPOINTING, Step.CHECKPOINTED])
+def test_the_table_follows_the_rule_if_actors_die_beside_checkpoints(
+    runner: ChangingRunner, step: Step, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sink, "CHECKPOINT_INTERVAL", 2)
+    deaths = 0
+    for seed in range(CHECKPOINTED):
+        with runner.schedule(seed, "delta") as schedule:
+            schedule.scheduler.deadly_step = step.value
+            schedule.run()
+        deaths += schedule.scheduler.deaths.count(step.value)
+    assert deaths >= 2
 
 
 @pytest.mark.slow

@@ -27,6 +27,8 @@ UPKEEP = {  # these steps have their own kill tests
     Step.COMPACTION_COMMITTED,
     Step.LEFTOVER_MARKED,
     Step.REWRITTEN,
+    Step.CHECKPOINTING,
+    Step.CHECKPOINTED,
     Step.REPUBLISHING,
     Step.REPUBLISHED,
     Step.CLEANING,

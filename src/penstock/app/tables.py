@@ -12,6 +12,7 @@ from penstock.ledger import Ledger
 from penstock.ledger.records import BatchRow, replaced_objects
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.steps import Probe, Step, no_probe
+from penstock.pipeline.checkpoints import CheckpointWriter
 from penstock.pipeline.maintenance.gc import CollectedGarbage, collect
 from penstock.pipeline.maintenance.leftovers import collect_leftovers
 from penstock.pipeline.maintenance.table_history import BatchFiles, RowLossCheck, Shortfall, shortfall
@@ -59,6 +60,9 @@ class Tables:
         self.rows = sink_at(paths.table, partition_by=partition_by, catalog=catalog)
         beside = None if catalog is None else catalog.suffixed(QUARANTINE_SUFFIX)
         self.quarantine = sink_at(paths.quarantine, catalog=beside)
+        self._rows_checkpoints, self._quarantine_checkpoints = (
+            CheckpointWriter(pipeline=paths.pipeline, sink=sink.uri, bus=bus) for sink in (self.rows, self.quarantine)
+        )
         self._retained_rows, self._retained_quarantine = RowLossCheck(self.rows), RowLossCheck(self.quarantine)
         # Where this process's last publish ended. Written by any thread that publishes; an older value does no harm.
         self._rows_published: Published | None = None
@@ -233,6 +237,7 @@ class Tables:
             step=Step.ROWS_PUBLISHED,
             after=self._rows_published,
             watch=self._watch(self.rows, _added_manifest),
+            checkpoints=self._rows_checkpoints,
         )
 
     def _publish_quarantine(self) -> None:
@@ -248,6 +253,7 @@ class Tables:
             after=self._quarantine_published,
             watch=self._watch(self.quarantine, _quarantine_manifest),
             empty_to=self._without_lines_to,
+            checkpoints=self._quarantine_checkpoints,
         )
         self._record_without_lines(self._quarantine_published)
 

@@ -252,6 +252,19 @@ class TableNotRegistered(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointFailed(Event):
+    """A checkpoint of a table's log could not be written. Its rows are published; each commit tries again.
+
+    Emitted for the first failure in a process and table.
+    """
+
+    pipeline: str
+    sink: str
+    version: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TableCompacted(Event):
     """Small files of a table were merged."""
 

@@ -24,6 +24,7 @@ from penstock.ledger.records import BatchRow
 from penstock.messaging.backoff import backoff_seconds
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.steps import Probe, Step
+from penstock.pipeline.checkpoints import CheckpointWriter
 from penstock.pipeline.merging.merger import MergeCounts, RowMerger
 from penstock.pipeline.merging.tombstones import merge_batch
 from penstock.pipeline.overwritten import CommitWatch, Inspection
@@ -101,6 +102,7 @@ def publish(
     replaces: ReplacedBy = _nothing,
     merges: bool = False,
     empty_to: EmptyTo = _none_known,
+    checkpoints: CheckpointWriter | None = None,
 ) -> Published:
     """Make every committed batch visible in the sink.
 
@@ -110,6 +112,7 @@ def publish(
         replaces: Returns the addresses of the objects whose earlier rows leave the table with a batch.
         merges: Rows of batches with a merge are merged by key; otherwise their files are added as they are.
         watch: The check for overwritten commits, if other writers may overwrite commits of this sink.
+        checkpoints: The writer of the sink's checkpoints in this process; None: one for this call.
         step: Reported to ``probe`` after each commit to the table.
         after: An earlier result for the same ledger, pipeline and sink.
 
@@ -131,6 +134,7 @@ def publish(
         probe=probe,
     )
     progress = _PublishProgress()
+    checkpoints = checkpoints or CheckpointWriter(pipeline=pipeline, sink=sink.uri, bus=bus)
     restorer = None
     if watch is not None:
         restorer = Restorer(watch=watch, pipeline=pipeline, bus=bus, probe=probe, clock=clock)
@@ -178,7 +182,8 @@ def publish(
                 merged={} if chunk.counts is None else asdict(chunk.counts),
             )
         )
-        began_at = published_at
+        checkpoints.after_commit(progress.snapshot, progress.table_version, probe=probe)
+        began_at = clock.monotonic()
 
 
 def rows_schema(batch: BatchRow, *, partition_by: Sequence[str] | None) -> pa.Schema:
@@ -266,6 +271,7 @@ class _PublishProgress:
     position: Position = START
     read_to: Position = START
     table_version: int | None = None
+    snapshot: LoadedTable | None = None  # the last one that was committed to
     batches: int = 0
 
 
@@ -309,7 +315,7 @@ def _publish_some(
         raise PublishConflict("the table's columns were updated: check its log again")
     target.probe(Step.PUBLISHING)
     append, counts = _append(target, cast(VersionedTable, table), chunk, found, restorer)
-    progress.table_version = table.append(append)
+    progress.snapshot, progress.table_version = table, table.append(append)
     # The ledger must remember a commit that replaces rows before another one follows it.
     is_known = found.is_settled and chunk.replacing is None
     progress.appended = (progress.table_version, position_of(chunk.tip)) if is_known else None

@@ -15,6 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 
+from penstock.messaging.steps import Probe
 from penstock.sinks.manifest import DataFile
 from penstock.storage.files import Files
 
@@ -197,6 +198,22 @@ class RemovalCheck(Protocol):
 
     def check_removal(self) -> None:
         """Raise `TableError` if no row may leave the table in a file that is written again without it."""
+        ...
+
+
+@runtime_checkable
+class CheckpointedTable(Protocol):
+    """A snapshot of a table whose readers begin at the last checkpoint of its log."""
+
+    def is_checkpoint_due(self, version: int) -> bool:
+        """Return True if ``version``, which this snapshot's `append` committed, is to have a checkpoint."""
+        ...
+
+    def write_checkpoint(self, version: int, *, probe: Probe) -> None:
+        """Write the checkpoint of a version, then delete commits past the log's retention.
+
+        Nothing depends on it but the time that readers take. Raises `TableError` if it cannot be written.
+        """
         ...
 
 

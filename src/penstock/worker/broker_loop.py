@@ -115,8 +115,8 @@ class BrokerLoop:
     def _turn(self) -> None:
         self._give_sign()
         self._wake.clear()
+        self._collect()
         for served in self._consumers:
-            served.executor.collect()
             served.executor.end_overdue()
         self._rest(self._release_unstarted() if self._leaving else self._serve())
 
@@ -129,11 +129,20 @@ class BrokerLoop:
             return self._stand_by()
         self._begin_due()
         received = not self._leaving and self._settle_and_receive()
+        self._collect()  # runs that ended during the call of the broker
         begun = self._begin_due()
         self._begin_jobs()
         if received or begun or (self._idle and self._check_until()):
             return 0.0
         return self._seconds_to_next_poll()
+
+    def _collect(self) -> None:
+        """Submit the settlements of ended runs, and free their slots.
+
+        A run that ends later wakes this thread, and is collected in its next turn.
+        """
+        for served in self._consumers:
+            served.executor.collect()
 
     def _settle_and_receive(self) -> bool:
         """Settle one group of due settlements and poll the queues that are due; return True if any message arrived.

@@ -130,21 +130,21 @@ class Executor:
 
     @property
     def free(self) -> int:
-        """The number of batches that may still begin."""
-        self.collect()
+        """The number of batches that may still begin, since the last `collect`."""
         free = self._running_max - len(self._running)
         return min(free, self._slots.total - self._slots.taken) if self._shares_slots else free
 
     @property
     def is_running(self) -> bool:
-        """Return True if a run has not ended."""
-        self.collect()
+        """Return True if a run has not ended, or was not collected since."""
         return bool(self._running)
 
     @property
     def busy(self) -> bool:
-        """Return True if a batch is not settled yet, or a run is still going that was not ended from outside."""
-        self.collect()
+        """Return True if a batch is not settled yet, or a run is still going that was not ended from outside.
+
+        A run that was not collected since it ended is still going.
+        """
         with self._lock:
             pending = any(batch.ended and not batch.settled for batch in self._stranded)
             return pending or any(not batch.parted for batch in self._running)

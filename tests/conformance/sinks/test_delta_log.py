@@ -14,9 +14,12 @@ import pytest
 from deltalake import DeltaTable, PostCommitHookProperties
 from deltalake.exceptions import DeltaError
 from deltalake.table import TableAlterer
-from tests.conformance.sinks.kit import FIRST, SCHEMA, DeltaKit, append, loaded, write
+from tests.conformance.sinks.kit import FIRST, PIPELINE, SCHEMA, DeltaKit, append, loaded, write
 
 from penstock.errors import PublishConflict, TableError, TemporaryError
+from penstock.events import Bus
+from penstock.messaging.steps import no_probe
+from penstock.pipeline.checkpoints import CheckpointWriter
 from penstock.sinks.manifest import attempt_token
 from penstock.sinks.sink import Position, Sink
 from penstock.storage.local import LocalFiles
@@ -36,7 +39,9 @@ def sink(root: Path) -> Sink:
 def publish(sink: Sink, root: Path, *seqs: int) -> None:
     for seq in seqs:
         attempt_id = f"01K0{seq:022d}"
-        loaded(sink).append(append(seq, attempt_id, write(root, attempt_id, id=[seq], name=["x"])))
+        table = loaded(sink)
+        version = table.append(append(seq, attempt_id, write(root, attempt_id, id=[seq], name=["x"])))
+        CheckpointWriter(pipeline=PIPELINE, sink=sink.uri, bus=Bus()).after_commit(table, version, probe=no_probe)
 
 
 def ids(root: Path) -> list[int]:
@@ -218,39 +223,6 @@ def test_a_commit_whose_response_was_lost_is_recognized(
     assert table.append(append(1, FIRST, file)) == 1
     assert loaded(sink).position.seq == 1
     assert ids(root) == [1]
-
-
-def test_a_checkpoint_that_fails_after_the_commit_is_left_to_the_next_one(sink: Sink, root: Path) -> None:
-    set_checkpoint_interval(root, 1)
-    obstacle = root / "_delta_log" / f"{2:020d}.checkpoint.parquet"
-    obstacle.mkdir()
-    publish(sink, root, 1)
-    assert loaded(sink).position.seq == 1
-    assert ids(root) == [1]
-    obstacle.rmdir()
-    publish(sink, root, 2)
-    assert checkpoints(root) == [3]
-    assert ids(root) == [1, 2]
-
-
-def test_a_kill_between_a_commit_and_its_checkpoint_loses_nothing(
-    sink: Sink, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def kill(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    set_checkpoint_interval(root, 1)
-    table = loaded(sink)
-    file = write(root, FIRST, id=[1], name=["x"])
-    monkeypatch.setattr(DeltaTable, "create_checkpoint", kill)
-    with pytest.raises(KeyboardInterrupt):
-        table.append(append(1, FIRST, file))
-    monkeypatch.undo()
-    assert loaded(sink).position.seq == 1
-    assert checkpoints(root) == []
-    publish(sink, root, 2)
-    assert checkpoints(root) == [3]
-    assert ids(root) == [1, 2]
 
 
 def test_checkpoints_clean_up_the_log_unless_the_table_forbids_it(sink: Sink, root: Path) -> None:

@@ -7,12 +7,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 from tests.conformance.publishing.batch_maker import BatchMaker as Mill
 
 from penstock.app.paths import TablePaths, table_paths
 from penstock.app.tables import RECORD_EMPTY, Tables
 from penstock.errors import PublishHalted, TableError
-from penstock.events import Bus, Event, JobFailed
+from penstock.events import Bus, CheckpointFailed, Event, JobFailed
 from penstock.ledger import Ledger
 from penstock.ledger.queries import Queries
 from penstock.ledger.records import BatchRow
@@ -20,6 +21,7 @@ from penstock.ledger.retractions import Retraction
 from penstock.messaging.steps import Step
 from penstock.pipeline.maintenance import gc
 from penstock.pipeline.spark.source.quarantine import QUARANTINE_SCHEMA
+from penstock.sinks.delta import sink
 from penstock.sinks.delta.sink import open_dataset
 from penstock.sinks.manifest import DataFile
 from penstock.sinks.parquet import list_files
@@ -160,6 +162,22 @@ def test_unpublished_counts_batches_with_files_missing_in_either_table(
     tables.publish()
     mill.batch([])
     assert tables.unpublished() == 0
+
+
+def test_checkpoints_that_fail_are_reported_once_for_each_table(
+    tables: Tables, paths: TablePaths, mill: Mill, events: list[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: DeltaTable) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(sink, "CHECKPOINT_INTERVAL", 1)
+    monkeypatch.setattr(DeltaTable, "create_checkpoint", fail)
+    for row in range(3):
+        commit_quarantined_batch(paths, mill, [row])
+        tables.publish()
+    failed = [event.sink for event in events if isinstance(event, CheckpointFailed)]
+    assert failed == [paths.table.uri, paths.quarantine.uri]
+    assert (open_dataset(paths.table).count_rows(), open_dataset(paths.quarantine).count_rows()) == (3, 3)
 
 
 def test_other_partition_columns_are_refused_for_writing_only(tables: Tables, paths: TablePaths, mill: Mill) -> None:

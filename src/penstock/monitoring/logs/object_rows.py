@@ -201,6 +201,12 @@ BATCH_ROWS: Rows = {
         msg="Small files of the table were merged.",
         fields=same("pipeline", "sink", "table_version", "files_before", "files_after", "bytes_before", "bytes_after"),
     ),
+    events.CheckpointFailed: LogRow(
+        name="table.checkpoint_failed",
+        level="warning",
+        msg="A checkpoint of the table's log could not be written. The rows are published; each commit tries again.",
+        fields=with_error("pipeline", "sink", "version"),
+    ),
     events.TableRegistered: LogRow(
         name="table.registered",
         level="info",

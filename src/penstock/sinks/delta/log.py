@@ -45,7 +45,7 @@ from penstock.sinks.version_file import create_version
 from penstock.storage.files import FileInfo, Files
 
 _COMMIT = re.compile(r"(\d{20})\.json")
-_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\..*")
+_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\..*(?:parquet|json)")  # half-written ones of deltalake end in #1
 _PATH_CHARS = "/!$&'()+,:;=@"
 """Characters of a path that are not escaped, as in deltalake, which finds the file of an action by this spelling."""
 MARK = "penstock"  # the field of a commit's info that Penstock adds

@@ -19,11 +19,12 @@ from typing import Any, TypeVar
 from urllib.parse import unquote
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Schema
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from penstock.errors import PublishConflict, TableError, TemporaryError
 from penstock.messaging.clock import SystemClock
+from penstock.messaging.steps import Probe, Step
 from penstock.sinks.checks import (
     ELSEWHERE,
     check_files,
@@ -54,6 +55,8 @@ RESTATEMENTS_MAX = 1_000  # commits before columns are added
 
 _Read = TypeVar("_Read")
 _CLOCK = SystemClock()  # stateless
+# Checkpoints are left to `LoadedDelta.write_checkpoint`: the library would delete commits before one is durable.
+_NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 _KIND = "Delta table"  # in messages
 _S3_REQUEST = re.compile(r"\bError performing\b")  # in delta-rs's messages about failed requests
 _DENIED = re.compile(r"\b(403 Forbidden|AccessDenied)\b")  # S3's refusals in delta-rs's messages
@@ -334,7 +337,9 @@ class LoadedDelta:
         them. Raises `TableError` for a retention below the table's.
         """
         try:
-            found = self._table.vacuum(retention_hours=retention_hours, dry_run=dry_run, full=False)
+            found = self._table.vacuum(
+                retention_hours=retention_hours, dry_run=dry_run, full=False, post_commithook_properties=_NO_HOOKS
+            )
         except (DeltaError, OSError, ValueError) as error:
             raise TableError(
                 f"The table {self._root.uri} cannot be vacuumed: {_first_line(error)}; keep old files for longer "
@@ -347,7 +352,7 @@ class LoadedDelta:
         check_writable(self._root, log_folder=LOG_FOLDER)
         check_files(self._root, append.files, partition_by=self.partition_by)
         positions = {self._app: append.seq, f"{self._app}{ATTEMPT}": attempt_token(append.attempt_id)}
-        version = log.append(
+        return log.append(
             self._root,
             append,
             version=self.version,
@@ -355,9 +360,27 @@ class LoadedDelta:
             indexed=self.indexed_columns,
             now=_CLOCK.now(),
         )
-        if version - self._state.checkpoint >= _checkpoint_interval(self._state.configuration):
-            _write_checkpoint(self._root, version, self._state.configuration)
-        return version
+
+    def is_checkpoint_due(self, version: int) -> bool:
+        return version - self._state.checkpoint >= _checkpoint_interval(self._state.configuration)
+
+    def write_checkpoint(self, version: int, *, probe: Probe) -> None:
+        """See `CheckpointedTable`. Readers find it without the hint ``_last_checkpoint``, which is written after it."""
+        probe(Step.CHECKPOINTING)
+        try:
+            table = DeltaTable(str(self._root), version=version, storage_options=dict(self._root.store_options()))
+            table.create_checkpoint()
+            # The library syncs nothing, and the commits that are deleted next may be needed without it.
+            self._root.make_durable([f"{LOG_FOLDER}/{version:020}.checkpoint.parquet"])
+        except Exception as error:  # whatever the library raises: the version is committed, and readable without it
+            raise TableError(
+                f"The checkpoint of version {version} of the table {self._root.uri} cannot be written: "
+                f"{_first_line(error)}"
+            ) from error
+        probe(Step.CHECKPOINTED)
+        if (self._state.configuration.get("delta.enableExpiredLogCleanup") or "true").lower() == "true":
+            with suppress(Exception):  # whatever the library raises: left to the next checkpoint
+                table.cleanup_metadata()
 
     def restate_files(self, files: Sequence[LoggedFile], added: Sequence[pa.Field]) -> None:
         """Commit that files have nulls in columns which the table does not have yet, as this snapshot's next version.
@@ -386,6 +409,7 @@ class LoadedDelta:
             self._table.alter.add_columns(
                 Schema.from_arrow(pa.schema(list(fields))).fields,
                 commit_properties=_properties(),
+                post_commithook_properties=_NO_HOOKS,
             )
 
 
@@ -400,18 +424,6 @@ def open_dataset(root: Files) -> Any:
 def _checkpoint_interval(configuration: Mapping[str, str | None]) -> int:
     text = configuration.get("delta.checkpointInterval") or ""
     return int(text) if _INTERVAL.fullmatch(text) else CHECKPOINT_INTERVAL
-
-
-def _write_checkpoint(root: Files, version: int, configuration: Mapping[str, str | None]) -> None:
-    """Write the checkpoint of a version, from which readers begin, and delete commits past the log's retention.
-
-    The version is committed, and readable without a checkpoint: a failure is left to the next append.
-    """
-    with suppress(DeltaError, OSError, ValueError):
-        table = DeltaTable(str(root), version=version, storage_options=dict(root.store_options()))
-        table.create_checkpoint()
-        if (configuration.get("delta.enableExpiredLogCleanup") or "true").lower() == "true":
-            table.cleanup_metadata()
 
 
 def _properties() -> CommitProperties:

@@ -1,0 +1,38 @@
+"""Checkpoints of a table's log, written after the commits that call for one.
+
+A table is complete without them: readers only take longer, the more commits there are since the last one. So a
+checkpoint that cannot be written fails no publish. It is due again after the next commit.
+"""
+
+import threading
+
+from penstock.errors import TableError, TemporaryError
+from penstock.events import Bus, CheckpointFailed
+from penstock.messaging.steps import Probe
+from penstock.sinks.sink import CheckpointedTable
+
+
+class CheckpointWriter:
+    """The checkpoints of one table in one process, which reports the first failure. Thread-safe."""
+
+    def __init__(self, *, pipeline: str, sink: str, bus: Bus) -> None:
+        self._pipeline = pipeline
+        self._sink = sink
+        self._bus = bus
+        self._lock = threading.Lock()
+        self._reported = False  # under the lock
+
+    def after_commit(self, snapshot: object, version: int | None, *, probe: Probe) -> None:
+        """Write the checkpoint of ``version``, which was committed to this snapshot, if the table is due for one."""
+        if version is None or not isinstance(snapshot, CheckpointedTable) or not snapshot.is_checkpoint_due(version):
+            return
+        try:
+            snapshot.write_checkpoint(version, probe=probe)
+        except (TableError, TemporaryError) as error:
+            self._report(version, str(error))
+
+    def _report(self, version: int, error: str) -> None:
+        with self._lock:
+            reported, self._reported = self._reported, True
+        if not reported:
+            self._bus.emit(CheckpointFailed(pipeline=self._pipeline, sink=self._sink, version=version, error=error))
