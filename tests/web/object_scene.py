@@ -97,6 +97,7 @@ class ObjectScene:
         version: str = "1",
         record: BatchRecord | None = None,
         bad_lines: int = 0,
+        rows: int = 20,  # of each object
         unknown: UnknownCounts | None = None,
     ) -> int:
         claim = self.claim(*names, pipeline=pipeline, version=version)
@@ -107,12 +108,12 @@ class ObjectScene:
                 pipeline=pipeline,
                 attempt_id=claim.attempt_id,
                 processed=[
-                    ObjectResult(object_id=object_id, rows=20, lines_quarantined=bad_lines, unknown=unknown)
+                    ObjectResult(object_id=object_id, rows=rows, lines_quarantined=bad_lines, unknown=unknown)
                     for object_id in claim.claimed
                 ],
                 record=record
                 or BatchRecord(
-                    rows=20 * len(names),
+                    rows=rows * len(names),
                     lines_quarantined=bad_lines,
                     bytes=2_048 * len(names),
                     manifest=encode([file]),
@@ -120,7 +121,9 @@ class ObjectScene:
                     spark_ui_url="http://spark.test:4040/jobs/",
                     transform="shop:clean",
                 ),
-                bad=[_bad_lines(refs[object_id], bad_lines) for object_id in claim.claimed] if bad_lines else (),
+                bad=[_bad_lines(refs[object_id], bad_lines, rows=rows) for object_id in claim.claimed]
+                if bad_lines
+                else (),
                 on_change=OnChange.REPLACE,
                 since_seq=claim.next_seq,
             )
@@ -174,7 +177,7 @@ class ObjectScene:
         self.ledger.close()
 
 
-def _bad_lines(ref: ObjectRef, lines: int) -> BadLines:
+def _bad_lines(ref: ObjectRef, lines: int, *, rows: int) -> BadLines:
     return BadLines(
         object_id=ref.object_id,
         replay_id=bytes(16),
@@ -185,7 +188,7 @@ def _bad_lines(ref: ObjectRef, lines: int) -> BadLines:
         version_id=None,
         etag=ref.etag,
         place="_offset",
-        rows=20,
+        rows=rows,
         lines_quarantined=lines,
         reason="no JSON",
     )

@@ -52,11 +52,25 @@ def test_dead_letters_are_grouped_by_error_with_counts_and_queues(site: DeadSite
     site.dead_letter("1", "2", "3", reason="order 17 is unknown")
     site.dead_letter("4", reason="the gateway is down")
     page = site.groups()
-    assert "4 dead letters as of" in page.text
+    assert "4 dead letters in all, as of" in page.text
     assert "order <n> is unknown" in page.text
     assert page.text.index("order <n> is unknown") < page.text.index("the gateway is down")
     assert DLQ in page.text
     assert f"/dead?group={GROUP}" in page.values("a", "href")
+
+
+def test_the_list_of_a_queue_has_its_errors_if_there_are_several(site: DeadSite) -> None:
+    site.dead_letter("1", "2", reason="order 17 is unknown")
+    site.groups()
+    assert "By error" not in site.get("/dead", queue="orders").text
+    site.dead_letter("3", reason="the gateway is down")
+    site.groups()
+    page = site.get("/dead", queue="orders")
+    assert "order 17 is unknown 2 dead letters" in " ".join(page.text.split())
+    assert f"/dead?group={GROUP}&queue=orders" in page.values("a", "href")
+    assert len(ids_of(site.get("/dead", group=GROUP, queue="orders"))) == 2
+    assert "By error" not in site.get("/dead", queue="orders", error="gateway").text
+    assert "By error" not in site.get("/dead", queue="other").text
 
 
 def test_without_dead_letters_the_page_explains_itself(site: DeadSite) -> None:
@@ -65,10 +79,10 @@ def test_without_dead_letters_the_page_explains_itself(site: DeadSite) -> None:
 
 def test_a_page_shows_the_last_count_until_there_is_a_new_one(sqlite_site: DeadSite) -> None:
     sqlite_site.dead_letter("1")
-    assert "1 dead letter as of" in sqlite_site.groups().text
+    assert "1 dead letter in all, as of" in sqlite_site.groups().text
     sqlite_site.dead_letter("2")
-    assert "1 dead letter as of" in sqlite_site.get("/dead").text  # no new count for each look
-    assert "2 dead letters as of" in sqlite_site.groups().text
+    assert "1 dead letter in all, as of" in sqlite_site.get("/dead").text  # no new count for each look
+    assert "2 dead letters in all, as of" in sqlite_site.groups().text
 
 
 def test_more_groups_than_a_page_shows_are_on_further_pages(
@@ -261,7 +275,7 @@ def test_the_pages_are_japanese(sqlite_site: DeadSite) -> None:
     sqlite_site.groups()
     (message,) = sqlite_site.scene.messages(DLQ)
     sqlite_site.client.headers["accept-language"] = "ja"
-    assert "時点で 1 件のデッドレター" in sqlite_site.get("/dead").text
+    assert "デッドレターは全部で 1 件" in sqlite_site.get("/dead").text
     assert "すべてのデッドレター" in sqlite_site.get("/dead", list=1).text
     assert f"再処理すると {QUEUE} に送信されます" in sqlite_site.get("/dead/message", queue=DLQ, id=message.id).text
     assert "デッドレター 1 件を送り返します" in sqlite_site.plan().text
@@ -302,7 +316,7 @@ def test_on_sqs_dead_letters_are_received_only_on_request(sqs_site: DeadSite, mo
     sqs_site.await_that(lambda: sqs_site.context.dead_letters.last_survey() is not None)
     assert set(received) == {DLQ}
     received.clear()
-    assert "2 dead letters as of" in sqs_site.get("/dead").text
+    assert "2 dead letters in all, as of" in sqs_site.get("/dead").text
     (first, _) = ids_of(sqs_site.get("/dead", group=GROUP))
     assert "order 17 is unknown" in sqs_site.get("/dead/message", queue=DLQ, id=first).text
     assert received == []

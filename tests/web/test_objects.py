@@ -322,6 +322,26 @@ def test_bad_lines_lead_to_the_quarantine(scene: ObjectScene, client: TestClient
     shown = page(client, "/object", address="s3://landing/a")
     assert "penstock quarantine show --app shop:app s3://landing/a" in shown
     assert "many bad lines" in shown
+    assert "Its rows are in the batch, without those of its bad lines." in shown
+    assert "Nothing is to be done" not in shown
+
+
+def test_an_object_without_a_good_line_has_no_rows(scene: ObjectScene, client: TestClient) -> None:
+    scene.process("a", bad_lines=9, rows=0)
+    shown = page(client, "/object", address="s3://landing/a")
+    assert "The table has no row of it, because all its lines are bad." in shown
+    assert "Nothing is to be done" not in shown
+
+
+def test_objects_with_many_bad_lines_need_attention(scene: ObjectScene, client: TestClient) -> None:
+    scene.process("good")
+    scene.process("bad", bad_lines=9)
+    shown = page(client, "/objects")
+    assert (
+        shown.partition("Objects with many bad lines")[2].count('href="/object?address=s3%3A%2F%2Flanding%2Fbad"') == 1
+    )
+    assert "landing/good" not in shown
+    assert "Objects with many bad lines" not in page(client, "/objects", state="processed")
 
 
 def test_an_archived_identity_is_known(scene: ObjectScene, client: TestClient) -> None:

@@ -18,6 +18,7 @@ from penstock.config import Settings
 from penstock.ledger.pipelines import Reconciliation
 from penstock.ledger.records import ObjectState
 from penstock.operations.status.model import LaggingQueue, Status
+from penstock.operations.status.status import silent_queues
 from penstock.operations.status.watch import StatusFrame
 from penstock.web import overview
 from penstock.web.charts import GAP_SECONDS, SparklineSet, sparkline
@@ -110,11 +111,11 @@ def test_an_unavailable_service_is_named_and_the_page_stays(client: FormClient) 
 def test_each_problem_has_its_kind(client: FormClient) -> None:
     lagging = LaggingQueue(queue="orders", age_seconds=900, after_seconds=300, no_consumer=False)
     page = show(client, status(lagging=[lagging], dead_letters=3, workers=("w",), queues=[queue(workers=("w",))]))
-    assert '<a class="badge bad" href="/dead">failed</a> dead letters: 3' in page
+    assert '<span class="badge bad">failed</span> <a href="/dead">dead letters: 3</a>' in page
     assert (
-        '<a class="badge bad" href="/queue?name=orders">lagging</a> the oldest visible message of orders is 15 min old'
-        in page
-    )
+        '<span class="badge bad">lagging</span> '
+        '<a href="/queue?name=orders">the oldest visible message of orders is 15 min old'
+    ) in page
     assert "<details" not in page
 
 
@@ -122,7 +123,7 @@ def test_a_problem_leads_to_the_page_of_its_queue_or_objects(client: FormClient)
     broken = queue("a&b", breaker="down", workers=("w",))
     failed = {**NO_OBJECTS, ObjectState.DEAD: 1}
     page = show(client, status(queues=[broken], objects=failed, dead_letters=1, workers=("w",)))
-    links = re.findall(r'<a class="badge bad" href="([^"]*)">', page)
+    links = re.findall(r'<span class="badge bad">[^<]*</span> <a href="([^"]*)">', page)
     assert links == ["/queue?name=a%26b", "/objects?state=dead", "/dead"]
 
 
@@ -153,14 +154,25 @@ def test_while_a_service_is_unavailable_the_last_numbers_stay(client: FormClient
     assert "all well" not in page
 
 
-def test_a_queue_whose_workers_are_all_silent_has_no_heartbeat() -> None:
-    silent = [worker("w", beat_at=NOW - 60), worker("v", beat_at=NOW - 60)]
+def test_a_queue_whose_workers_are_all_silent_has_no_heartbeat(client: FormClient) -> None:
     waiting = queue("orders", visible=1, workers=("w", "v"))
-    assert [row.state for row in rows(status(queues=[waiting], workers=("w", "v"), records=silent)).shown] == [  # type: ignore[union-attr]
-        "no heartbeat"
+    page = show(client, status(queues=[waiting], workers=("w", "v"), queues_silent={"orders": 60.0}))
+    assert "orders is not consumed: its workers have had no heartbeat for 60 s" in page
+    assert '<span class="badge bad">no heartbeat</span>' in page
+    assert "all well" not in page
+
+
+def test_silent_queues_have_messages_and_only_workers_without_a_heartbeat() -> None:
+    beats = [worker("w", beat_at=NOW - 90), worker("v", beat_at=NOW - 60), worker("u", beat_at=NOW)]
+    queues = [
+        queue("orders", visible=1, workers=("w", "v")),
+        queue("held", in_flight=1, workers=("w",)),
+        queue("half", visible=1, workers=("w", "u")),
+        queue("idle", workers=("w",)),
+        queue("unserved", visible=1),
     ]
-    half = [silent[0], worker("v", beat_at=NOW)]
-    assert [row.state for row in rows(status(queues=[waiting], workers=("w", "v"), records=half)).shown] == [""]  # type: ignore[union-attr]
+    assert silent_queues(queues, beats, now=NOW, elsewhere=False) == {"orders": 60.0, "held": 90.0}
+    assert silent_queues(queues, beats, now=NOW, elsewhere=True) == {"orders": 60.0}
 
 
 def test_without_workers_the_page_says_how_to_start_one(client: FormClient) -> None:

@@ -319,3 +319,22 @@ def test_no_page_has_styles_or_scripts_of_its_own(app: App, still: None, client:
     for path in ("/", "/queue?name=orders"):
         page = client.get(path).text
         assert not re.search(r"\sstyle=|<style|\son[a-z]+=|<script(?![^>]*src=)", page)
+
+
+def test_the_limits_of_the_handler_are_shown_and_explain_why_messages_wait(tmp_path: Path) -> None:
+    app = App(name="shop", settings=settings_in(tmp_path))
+
+    @app.handler(queue="orders", concurrency=2, timeout="3 min")
+    def order(body: dict[str, int]) -> None: ...
+
+    app.broker.send("orders", [Outgoing(body=b"{}")])
+    with client_of(app) as client:
+        waiting = queue("orders", visible=9, in_flight=2, workers=("w",))
+        busy = worker("w", held=held("orders", 2, seconds=90), beat_at=SystemClock().now())
+        frame = StatusFrame(at=SystemClock().now(), status=status(queues=[waiting], records=[busy], workers=("w",)))
+        context(client).sampler.frame = lambda: frame  # type: ignore[method-assign]
+        page = client.get("/queue", params={"name": "orders"}).text
+    app.close()
+    assert "All 2 slots of the handler are busy" in page
+    assert "<dt>concurrency</dt><dd>2</dd>" in page
+    assert "<dt>timeout</dt><dd>3 min</dd>" in page

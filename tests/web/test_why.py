@@ -66,6 +66,33 @@ CASES: Mapping[str, tuple[QueueFigures, ReasonKind, str]] = {
         "has held a message of this queue for 60 min",
     ),
     "busy": (facts(records=[BUSY]), ReasonKind.BUSY, "All 4 slots of its workers are busy, the longest for 70 s."),
+    "busy, not for long": (
+        facts(records=[worker(in_flight=4, held=held("orders", 4, seconds=2))]),
+        ReasonKind.BUSY,
+        "All 4 slots of its workers are busy, the longest for 2 s.",
+    ),
+    "the only slot of the handler": (
+        facts(records=[worker(in_flight=1, held=held("orders", 1, seconds=5))], concurrency=1),
+        ReasonKind.BUSY,
+        "The only slot of the handler is busy, for 5 s: its concurrency is 1.",
+    ),
+    "all slots of the handler": (
+        facts(
+            records=[worker(held=held("orders", 2, seconds=300)), worker("v", held=held("orders", 2))], concurrency=2
+        ),
+        ReasonKind.BUSY,
+        "All 4 slots of the handler are busy, the longest for 5 min: its concurrency is 2.",
+    ),
+    "one slot of the handler is free": (
+        facts(records=[worker(held=held("orders", 2)), worker("v", held=held("orders", 1))], concurrency=2),
+        ReasonKind.BACKLOG,
+        "the figures do not show why",
+    ),
+    "a silent worker is not busy": (
+        facts(records=[worker(held=held("orders", 2, seconds=120), beat_at=NOW - 120)], concurrency=2),
+        ReasonKind.STUCK,
+        "no heartbeat for 2 min",
+    ),
     "busy with others": (
         facts(records=[worker(in_flight=4, held=(*held("mails", 3), *held("orders", 1)))]),
         ReasonKind.BUSY,
@@ -197,3 +224,14 @@ def test_fewer_dead_letters_than_an_hour_ago_are_no_reason() -> None:
 def test_a_reason_about_a_worker_names_it() -> None:
     found: list[Reason] = list(reasons_of(facts(records=[worker("stuck-1", beat_at=NOW - 100)])))
     assert found[0].worker == "stuck-1"
+
+
+def test_a_call_that_takes_minutes_may_hang_and_its_worker_is_named() -> None:
+    (reason,) = reasons_of(CASES["all slots of the handler"][0])
+    assert reason.worker == worker().worker
+    assert reason.advice is not None
+    assert "it hangs" in reason.advice.text
+    (reason,) = reasons_of(CASES["busy, not for long"][0])
+    assert reason.worker is None
+    assert reason.advice is not None
+    assert "raise worker.concurrency" in reason.advice.text

@@ -102,13 +102,13 @@ def test_a_worker_is_shown_with_its_state_and_slots(
     assert "an-ingest no record" in page
 
 
-def test_a_worker_that_has_ended_is_not_shown(
+def test_a_worker_that_has_ended_is_not_listed_and_links_to_it_say_so(
     client: FormClient, registry: ProcessRegistry, record: WorkerRecord
 ) -> None:
     write(registry, record)
     assert WORKER not in client.get("/workers").text
-    response = client.get("/worker", params={"id": WORKER})
-    assert (response.status_code, "There is no such page" in response.text) == (404, True)
+    page = words(client.get("/worker", params={"id": WORKER}).text)
+    assert "This worker is not on this host It runs on another host, or has ended." in page
 
 
 def test_a_worker_that_seems_stuck_is_marked_with_the_reason_and_its_message(
@@ -132,7 +132,20 @@ def test_a_worker_that_seems_stuck_is_marked_with_the_reason_and_its_message(
     assert "timers run 12 s late" in text
     assert "A message of orders is held for 2 h; more than 60 s is unusual. Show the message So is 1 more." in text
     assert 'href="/message?queue=orders&amp;id=m0"' in page
-    assert f"kill -USR1 {record.pid} on {record.host}" in text
+    assert f"On {record.host}, this resumes a suspended process: kill -CONT {record.pid}" in text
+    assert f"kill -KILL {record.pid}" in text
+
+
+def test_a_worker_that_holds_a_message_for_long_can_log_where_it_is(
+    client: FormClient, registry: ProcessRegistry, record: WorkerRecord
+) -> None:
+    held = (HeldMessage(queue="orders", message_id="m", since=time.time() - 3_600),)
+    write(registry, replace(record, in_flight=1, held=held))
+    with registry.register(WORKER):
+        text = words(client.get("/worker", params={"id": WORKER}).text)
+    assert f"log the stacks of all its threads: kill -USR1 {record.pid}" in text
+    assert f"kill -KILL {record.pid}" in text
+    assert "kill -CONT" not in text
 
 
 def test_workers_that_seem_stuck_are_first(client: FormClient, registry: ProcessRegistry, record: WorkerRecord) -> None:

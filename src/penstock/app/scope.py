@@ -18,7 +18,7 @@ from penstock.app.loading import load_app
 from penstock.app.naming import object_names
 from penstock.app.object_service import ObjectService
 from penstock.app.paths import LEDGER_FILE, TablePaths, declared_table_paths, find_table, table_paths, tables_here
-from penstock.app.service import needs_ledger, timeout_seconds_of
+from penstock.app.service import concurrency_of, needs_ledger, timeout_seconds_of
 from penstock.app.state import QUEUE_FILE, check_owner
 from penstock.config import Settings, load_settings, shown
 from penstock.errors import ConfigurationError, UsageError
@@ -68,6 +68,7 @@ class Scope:
     tableless: frozenset[str] = frozenset()  # the known object handlers
     served: Mapping[str, str] = field(default_factory=dict)  # queue by handler or pipeline of the app, if known
     timeouts: Mapping[str, float] = field(default_factory=dict)  # of functions, in seconds by queue, if known
+    concurrencies: Mapping[str, int] = field(default_factory=dict)  # of functions with a limit, by queue, if known
     names: "ObjectNames | None" = None  # the names in the ledger that a command may act on; None: unknown
     on_error: ErrorHook | None = None  # the app's hook, if known
     recorded: Sequence[str] = ()  # handlers and pipelines that use the ledger, if known
@@ -261,6 +262,7 @@ def scope_of(app: App, *, settings: Settings | None = None, pipeline: str | None
         tableless=frozenset(one.name for one in services if isinstance(one, ObjectService)),
         served={one.name: one.queue_name for one in services},
         timeouts={one.queue_name: seconds for one in services if (seconds := timeout_seconds_of(one)) is not None},
+        concurrencies={one.queue_name: calls for one in services if (calls := concurrency_of(one)) is not None},
         names=object_names(app, services, only=pipeline),
         on_error=app.on_error,
         recorded=[one.name for one in services if needs_ledger(one)],

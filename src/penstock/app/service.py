@@ -209,3 +209,10 @@ def needs_objects(service: Service) -> bool:
 def timeout_seconds_of(service: Service) -> float | None:
     """Return the timeout of a function on messages; None for objects and pipelines, and without a timeout."""
     return service.declaration.timeout_seconds if isinstance(service, FunctionService) else None
+
+
+def concurrency_of(service: Service) -> int | None:
+    """Return the concurrency of a function that takes one message at a time; None if it has no limit of its own."""
+    if isinstance(service, FunctionService) and service.declaration.batch is None:
+        return service.declaration.concurrency
+    return None

@@ -23,6 +23,7 @@ from penstock.operations.dead_letters.listing import (
     DeadLetterPage,
     find_dead_letter,
     list_dead_letters,
+    queues_in,
 )
 from penstock.operations.dead_letters.selection import OriginQueues, history_for
 from penstock.operations.dead_letters.survey import DeadLetterSurvey
@@ -34,6 +35,7 @@ from penstock.web.rendering import render, url
 from penstock.web.security import action
 
 GROUPS_SHOWN = 100
+ERRORS_SHOWN = 10  # above the list of one queue
 ROWS_SHOWN = 50  # of a list; each may need its own call of the broker
 REASON_CHARS_MAX = 300  # in lists
 PREVIEW_CHARS_MAX = 160  # of a body in lists
@@ -90,11 +92,14 @@ def _show_list(request: Request, query: DeadLetterQuery, known: KnownDeadLetters
     after = _cursor_in(request)
     page = DeadLetterPage(dead_letters=(), inspected=0, following=None)
     rows: Sequence[DeadLetterRow] = ()
+    errors: Sequence[FailureGroup] = ()
     if known.survey is not None:
         with context.view() as seen:
             page = list_dead_letters(
                 seen.broker, known.survey, query.selection, after=after, rows_max=ROWS_SHOWN, clock=context.clock
             )
+            if query.given.keys() == {"queue"} and after is None:
+                errors = _errors_in(known.survey, queues_in(seen.broker, known.survey, query.selection))
         rows = [_row(dead_letter, known.survey, context) for dead_letter in page.dead_letters]
     return render(
         request,
@@ -103,6 +108,7 @@ def _show_list(request: Request, query: DeadLetterQuery, known: KnownDeadLetters
         query=query,
         group=group_in(known.survey, query.selection.wanted.group),
         rows=rows,
+        errors=errors,
         page=page,
         first=url(request, "/dead", list=1, **query.given) if after is not None else None,
         following=_following(request, query, page),
@@ -189,6 +195,12 @@ def group_in(survey: DeadLetterSurvey | None, id: str | None) -> FailureGroup | 
     if survey is None or id is None:
         return None
     return next((group for group in survey.groups if group.id == id), None)
+
+
+def _errors_in(survey: DeadLetterSurvey, queues: Sequence[str]) -> Sequence[FailureGroup]:
+    """Return the largest groups with dead letters in these DLQs; none if there is only one."""
+    found = [group for group in survey.groups if not set(queues).isdisjoint(group.queues)]
+    return found[:ERRORS_SHOWN] if len(found) > 1 else ()
 
 
 def _cursor_in(request: Request) -> DeadLetterCursor | None:

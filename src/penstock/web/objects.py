@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
@@ -10,7 +11,7 @@ from starlette.routing import BaseRoute, Route
 
 from penstock.errors import UsageError
 from penstock.ledger.object_lists import ObjectFilter
-from penstock.ledger.records import ObjectState
+from penstock.ledger.records import ObjectState, QuarantineRow, QuarantineState
 from penstock.messaging.broker import names_dead_letters
 from penstock.operations.advice import RetryCommands, retry_commands
 from penstock.operations.inspection import ScopeView
@@ -24,6 +25,7 @@ from penstock.web.reconcile import ReconcileSummary, summaries_of
 from penstock.web.rendering import render, texts_of, url
 
 PAGE_OBJECTS = 100
+BAD_OBJECTS = 20  # objects with many bad lines on the first page
 TEXT_CHARS_MAX = 4_200  # longer than any address
 EVERY = "all"
 
@@ -48,6 +50,7 @@ def show_list(request: Request) -> Response:
             clock=context_of(request).clock,
             seconds=SEARCH_SECONDS,
         )
+        bad = () if text or chosen else _with_bad_lines(seen, meant)
         archived = sum(seen.ledger.archives.count(name) for name in meant) if text else 0
     texts = texts_of(request)
     counts = state_counts(context_of(request).sampler.frame(), texts, pipelines=meant)
@@ -61,6 +64,7 @@ def show_list(request: Request) -> Response:
         pipeline=asked.get("pipeline", ""),
         pipelines=names,
         found=found,
+        bad=bad,
         total=None if None in totals else sum(total or 0 for total in totals),
         counts=counts,
         words=state_words(texts),
@@ -129,6 +133,18 @@ def _exact(seen: ScopeView, meant: Sequence[str], text: str) -> str | None:
     """Return the address that the text names exactly, as it is or without blanks around it."""
     found = known_address(seen.ledger, meant, text)
     return found if found is not None or text == text.strip() else known_address(seen.ledger, meant, text.strip())
+
+
+def _with_bad_lines(seen: ScopeView, pipelines: Sequence[str]) -> Sequence[QuarantineRow]:
+    """Return the first objects with too many bad lines that were neither replayed nor dismissed."""
+    rows = (
+        row
+        for pipeline in pipelines
+        for row in seen.ledger.quarantines.rows(
+            pipeline, state=QuarantineState.OPEN, only_warnings=True, uri_contains=None, limit=BAD_OBJECTS, after=None
+        )
+    )
+    return list(islice(rows, BAD_OBJECTS))
 
 
 def _newest_first(history: ObjectHistory) -> Sequence[ObjectVersion]:

@@ -14,7 +14,6 @@ from penstock.app.queues import QueueStatus
 from penstock.ledger.records import ObjectState
 from penstock.operations.status.model import FAILED_OBJECTS, PipelineStatus, Problem, ProblemKind, Status
 from penstock.operations.status.watch import StatusFrame
-from penstock.operations.workers.stuck import HEARTBEAT_SECONDS_MAX
 from penstock.web.charts import Line, SparklineSet, sparkline
 from penstock.web.context import context_of
 from penstock.web.object_states import WORDS
@@ -119,17 +118,14 @@ def queue_rows(frame: StatusFrame, lines: SparklineSet, *, wanted: str, rows_max
         return Rows(shown=(), matching=0, total=0)
     lagging = {one.queue for one in status.lagging}
     unserved = set(status.queues_unserved)
-    silent = {one.worker for one in status.records if frame.at - one.beat_at > HEARTBEAT_SECONDS_MAX}
     matching = [one for one in status.queues if _matches(one.queue, wanted)]
-    ranked = sorted(
-        matching, key=lambda one: _queue_rank(one, status, lagging=lagging, unserved=unserved, silent=silent)
-    )
+    ranked = sorted(matching, key=lambda one: _queue_rank(one, status, lagging=lagging, unserved=unserved))
     return Rows(
         shown=[
             OverviewQueue(
                 status=one,
                 flow=frame.flows.get(one.queue, UNKNOWN),
-                state=(state := queue_state(one, status, lagging=lagging, unserved=unserved, silent=silent)),
+                state=(state := queue_state(one, status, lagging=lagging, unserved=unserved)),
                 is_bad=state not in ("", "paused"),
                 spark=_spark(lines.queues, one.queue, at=lines.at, label=label),
             )
@@ -140,7 +136,7 @@ def queue_rows(frame: StatusFrame, lines: SparklineSet, *, wanted: str, rows_max
     )
 
 
-def queue_state(queue: QueueStatus, status: Status, *, lagging: set[str], unserved: set[str], silent: set[str]) -> str:
+def queue_state(queue: QueueStatus, status: Status, *, lagging: set[str], unserved: set[str]) -> str:
     """Return the one word for a queue that needs attention; empty if it does not."""
     if queue.paused:
         return "paused"
@@ -151,7 +147,7 @@ def queue_state(queue: QueueStatus, status: Status, *, lagging: set[str], unserv
     deserted = not queue.workers and queue.messages > 0 and status.workers_seen
     if queue.queue in unserved or deserted:
         return "no consumer"
-    if queue.messages and queue.workers and silent.issuperset(queue.workers):
+    if queue.queue in status.queues_silent:
         return "no heartbeat"
     return "lagging" if queue.queue in lagging else ""
 
@@ -160,9 +156,9 @@ _STATES = ("breaker", "unserved", "no consumer", "no heartbeat", "lagging", "pau
 
 
 def _queue_rank(
-    queue: QueueStatus, status: Status, *, lagging: set[str], unserved: set[str], silent: set[str]
+    queue: QueueStatus, status: Status, *, lagging: set[str], unserved: set[str]
 ) -> tuple[int, bool, float, int, str]:
-    state = queue_state(queue, status, lagging=lagging, unserved=unserved, silent=silent)
+    state = queue_state(queue, status, lagging=lagging, unserved=unserved)
     age_seconds = queue.oldest_visible_message_age_seconds or 0.0
     return _STATES.index(state), not queue.dead_letters, -age_seconds, -queue.messages, queue.queue
 

@@ -20,6 +20,7 @@ from penstock.errors import TemporaryError, UsageError
 from penstock.messaging.broker import listed_name, names_dead_letters
 from penstock.operations.pauses import set_paused
 from penstock.operations.status.model import Status
+from penstock.operations.status.sentences import span
 from penstock.operations.status.status import lagging_after
 from penstock.operations.status.watch import StatusFrame
 from penstock.operations.status.why import QueueFigures, reasons_of
@@ -149,6 +150,7 @@ def figures_of(
         groups=details.groups,
         dead_letters_before=details.dead_letters_before,
         timeouts=context.scope.timeouts,
+        concurrency=context.scope.concurrencies.get(queue.queue),
     )
 
 
@@ -175,12 +177,23 @@ def settings_of(scope: Scope, queue: str) -> Mapping[str, object]:
         "worker.breaker_failures": "worker_breaker_failures",
         "dead_letters.replay": "dead_letters_replay",
     }
-    found: dict[str, object] = {name: shown(field, getattr(settings, field)) for name, field in fields.items()}
+    found = _options_of(scope, queue)
+    found |= {name: shown(field, getattr(settings, field)) for name, field in fields.items()}
     if queue in settings.worker_queues:
         found["worker.queues"] = settings.worker_queues[queue]
     if replays is not None:
         found["dead_letters.replay_queues"] = shown("dead_letters_replay_queues", replays)
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in found.items()}
+
+
+def _options_of(scope: Scope, queue: str) -> dict[str, object]:
+    """Return the options of the queue's handler that limit it, by name."""
+    found: dict[str, object] = {}
+    if queue in scope.concurrencies:
+        found["concurrency"] = scope.concurrencies[queue]
+    if queue in scope.timeouts:
+        found["timeout"] = span(scope.timeouts[queue])
+    return found
 
 
 def _serving(status: Status | None, queue: str) -> Sequence[WorkerRecord]:

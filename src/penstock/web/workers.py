@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
@@ -71,8 +70,6 @@ def show_one(request: Request) -> HTMLResponse:
         record = next((one for one in seen.workers.records() if one.worker == worker), None)
         is_silent = record is None and worker in seen.workers.silent()
         claims, unavailable = _claims(seen, worker)
-    if record is None and not is_silent and not claims and unavailable is None:
-        raise HTTPException(404)
     return render(
         request,
         "worker.html",

@@ -5,7 +5,7 @@ view and `penstock doctor` show it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import groupby
 
@@ -121,6 +121,7 @@ class Status:
     dead_letters_replayed: int = 0  # in DLQs that a running replayer serves
     messages_unserved: int = 0  # in queues that no living worker serves, while some workers run
     queues_unserved: Sequence[str] = ()  # these queues
+    queues_silent: Mapping[str, float] = field(default_factory=dict)  # see `silent_queues`
     workers_silent: bool = False  # some have no record and may serve any queue
     workers_elsewhere: bool = False  # other hosts may have workers, which are invisible here
     notes: Sequence[str] = ()  # checks that were skipped, and why; needs no action, unless it is a mistake
@@ -274,6 +275,9 @@ class Status:
                 yield sentence("{queue} is not consumed: {why}", queue=queue.queue, why=queue.unserved)
             if queue.unread is not None:
                 yield _as_it_is(queue.unread)
+        for name, seconds in self.queues_silent.items():
+            form = "{queue} is not consumed: its workers have had no heartbeat for {age}"
+            yield sentence(form, queue=name, age=Elapsed(seconds))
         if self.messages_unserved:
             yield _waiting(self.messages_unserved, self.queues_unserved, ", which no worker consumes")
         yield from self._sentences_of_lagging(ProblemKind.NO_CONSUMER)

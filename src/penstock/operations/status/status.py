@@ -26,6 +26,7 @@ from penstock.messaging.clock import Clock, SystemClock
 from penstock.operations.dead_letters.selection import select_in_queue
 from penstock.operations.inspection import ScopeView, view
 from penstock.operations.status.model import ForeignCommitStatus, LaggingQueue, PipelineStatus, Status
+from penstock.operations.workers.stuck import is_silent
 from penstock.pipeline.extra import require_spark
 
 if TYPE_CHECKING:
@@ -194,6 +195,7 @@ class StatusReader:
             dead_letters_replayed=counts.replayed,
             messages_unserved=sum(unserved.values()) if workers and not silent and not elsewhere else 0,
             queues_unserved=list(unserved),
+            queues_silent=silent_queues(queues, records, now=self._clock.now(), elsewhere=elsewhere),
             workers_silent=bool(silent),
             workers_elsewhere=elsewhere,
             notes=notes,
@@ -415,6 +417,22 @@ def _unserved(queues: Sequence[QueueStatus], records: Sequence[WorkerRecord]) ->
     left = [queue for queue in queues if fetching.isdisjoint(queue.workers)]
     unserved = {queue.queue: queue.visible + queue.delayed if queue.workers else queue.messages for queue in left}
     return {queue: count for queue, count in unserved.items() if count}
+
+
+def silent_queues(
+    queues: Sequence[QueueStatus], records: Sequence[WorkerRecord], *, now: float, elsewhere: bool
+) -> Mapping[str, float]:
+    """Return the queues with messages whose workers all have no heartbeat, and for how many seconds.
+
+    If workers may run ``elsewhere``, a queue with messages in flight is left out: one of those may hold them.
+    """
+    beats = {record.worker: record.beat_at for record in records}
+    silent = {record.worker for record in records if is_silent(record, now=now)}
+    return {
+        queue.queue: now - max(beats[worker] for worker in queue.workers)
+        for queue in queues
+        if queue.messages and queue.workers and silent.issuperset(queue.workers) and not (elsewhere and queue.in_flight)
+    }
 
 
 def _summed(numbers: Sequence[int | None]) -> int | None:

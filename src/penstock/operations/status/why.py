@@ -8,16 +8,18 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from penstock.app.flows import UNKNOWN, QueueFlow
+from penstock.app.held_messages import HeldMessage
 from penstock.app.queues import QueueStatus
 from penstock.app.registry import SERVING, WorkerRecord
 from penstock.operations.queue_groups import GroupSample
 from penstock.operations.status.sentences import Elapsed, Names, Sentence, counted_sentence, rate_text, sentence
-from penstock.operations.workers.stuck import StuckSign, stuck_signs
+from penstock.operations.workers.stuck import StuckSign, is_silent, stuck_signs
 
 FLOOD_SHARE = 0.8  # of the sample in one group
 FLOOD_MESSAGES_MIN = 20  # a smaller sample proves nothing
 GROWTH_SHARE = 1.05  # arrivals above this multiple of what is settled
 LONG_SECONDS = 3_600.0  # a time until the queue is empty that is worth a sentence
+LONG_CALL_SECONDS = 60.0  # a call that took this long may hang
 
 
 class ReasonKind(StrEnum):
@@ -80,6 +82,7 @@ class QueueFigures:
     groups: GroupSample | None = None
     dead_letters_before: float | None = None  # an hour ago
     timeouts: Mapping[str, float] = field(default_factory=dict)  # of handlers in seconds, by queue
+    concurrency: int | None = None  # of the queue's handler in each worker; None: the worker's slots, or not known
 
     @property
     def waits(self) -> bool:
@@ -175,7 +178,10 @@ def _workers(figures: QueueFigures) -> Iterator[Reason]:
             "This is normal for a moment during a deploy.",
         )
     if figures.waits:
-        yield from _busy(figures, [record for record in figures.records if record.state == SERVING])
+        serving = [
+            record for record in figures.records if record.state == SERVING and not is_silent(record, now=figures.at)
+        ]
+        yield from _handler_busy(figures, serving) or _busy(figures, serving)
 
 
 def _stuck(figures: QueueFigures, record: WorkerRecord) -> Iterator[Reason]:
@@ -191,9 +197,50 @@ def _stuck(figures: QueueFigures, record: WorkerRecord) -> Iterator[Reason]:
         yield Reason(
             kind=ReasonKind.STUCK,
             sentence=sentence(forms[sign.sign], worker=record.worker, age=Elapsed(sign.seconds), detail=sign.detail),
-            advice=sentence("Its page shows what it holds. Restart it if that does not end."),
+            advice=sentence("Its page shows what it holds, and how to end it if it does not go on."),
             worker=record.worker,
         )
+
+
+def _handler_busy(figures: QueueFigures, serving: Sequence[WorkerRecord]) -> Sequence[Reason]:
+    """Return that the handler's own limit is reached in every worker, while the workers may have free slots."""
+    calls = [_own(figures, record) for record in serving]
+    if figures.concurrency is None or not calls or any(len(own) < figures.concurrency for own in calls):
+        return ()
+    oldest = min((one for own in calls for one in own), key=lambda one: one.since)
+    text = counted_sentence(
+        sum(len(own) for own in calls),
+        "The only slot of the handler is busy, for {age}: its concurrency is {concurrency}.",
+        "All {count} slots of the handler are busy, the longest for {age}: its concurrency is {concurrency}.",
+        age=Elapsed(max(figures.at - oldest.since, 0.0)),
+        concurrency=figures.concurrency,
+    )
+    advice = "If the handler waits for others, raise its concurrency; if it computes, start more workers."
+    return [_busy_reason(figures, serving, text, advice)]
+
+
+def _own(figures: QueueFigures, record: WorkerRecord) -> Sequence[HeldMessage]:
+    return [one for one in record.held if one.queue == figures.queue.queue]
+
+
+def _busy_reason(figures: QueueFigures, serving: Sequence[WorkerRecord], text: Sentence, advice: str) -> Reason:
+    """Return the reason with its advice, which is another one if a call takes so long that it may hang."""
+    holder = min(
+        (record for record in serving if _own(figures, record)),
+        key=lambda record: min(one.since for one in _own(figures, record)),
+        default=None,
+    )
+    if holder is None or figures.at - min(one.since for one in _own(figures, holder)) < LONG_CALL_SECONDS:
+        return _reason(ReasonKind.BUSY, text, advice)
+    return Reason(
+        kind=ReasonKind.BUSY,
+        sentence=text,
+        advice=sentence(
+            "If a call should not take that long, it hangs, for example in a request without a timeout: the worker's "
+            "page tells how to see where, and how to end it. A timeout of the handler ends such calls automatically."
+        ),
+        worker=holder.worker,
+    )
 
 
 def _busy(figures: QueueFigures, serving: Sequence[WorkerRecord]) -> Iterator[Reason]:
@@ -202,7 +249,7 @@ def _busy(figures: QueueFigures, serving: Sequence[WorkerRecord]) -> Iterator[Re
     if not serving or len(full) < len(serving):
         return
     held = [one for record in serving for one in record.held]
-    own = [one for one in held if one.queue == figures.queue.queue]
+    own = [one for record in serving for one in _own(figures, record)]
     others = list(dict.fromkeys(one.queue for one in held if one.queue != figures.queue.queue))
     if others and len(own) * 2 < len(held):
         yield _reason(
@@ -216,8 +263,9 @@ def _busy(figures: QueueFigures, serving: Sequence[WorkerRecord]) -> Iterator[Re
         )
         return
     longest = max((figures.at - one.since for one in own), default=0.0)
-    yield _reason(
-        ReasonKind.BUSY,
+    yield _busy_reason(
+        figures,
+        serving,
         sentence(
             "All {slots} slots of its workers are busy, the longest for {age}.",
             slots=slots,
@@ -271,7 +319,8 @@ def _messages(figures: QueueFigures) -> Iterator[Reason]:
                 share=round(100 * groups.share),
                 count=groups.messages,
             ),
-            "Groups take turns, so messages of other groups do not wait behind them.",
+            "Groups take turns, so messages of other groups do not wait behind them. More slots or workers shorten its "
+            "own wait.",
         )
     before = figures.dead_letters_before
     if before is not None and queue.dead_letters > before:
@@ -325,7 +374,7 @@ def _nothing(figures: QueueFigures) -> Reason:
         return _reason(ReasonKind.BACKLOG, text, "See how long the handler takes, in the metrics or the log.")
     else:
         text = sentence(
-            "Nothing delays it: the oldest visible message has waited for {age}, less than the limit of {limit}.",
+            "Nothing delays it: the oldest visible message has waited for {age}, and up to {limit} is normal.",
             age=Elapsed(figures.age_seconds),
             limit=Elapsed(figures.lagging_after_seconds),
         )

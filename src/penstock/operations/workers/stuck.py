@@ -45,12 +45,16 @@ def stuck_signs(record: WorkerRecord, *, now: float, timeouts: Mapping[str, floa
     return [*_of_process(record, now=now), *_of_messages(record, now=now, timeouts=timeouts)]
 
 
+def is_silent(record: WorkerRecord, *, now: float) -> bool:
+    """Return True if the worker has written no heartbeat for too long."""
+    return now - record.beat_at > HEARTBEAT_SECONDS_MAX
+
+
 def _of_process(record: WorkerRecord, *, now: float) -> Iterator[StuckWorker]:
     for trouble in record.troubles:
         yield StuckWorker(sign=StuckSign.HANGING, detail=trouble)
-    silent_seconds = now - record.beat_at
-    if silent_seconds > HEARTBEAT_SECONDS_MAX:
-        yield StuckWorker(sign=StuckSign.SILENT, seconds=silent_seconds, limit_seconds=HEARTBEAT_SECONDS_MAX)
+    if is_silent(record, now=now):
+        yield StuckWorker(sign=StuckSign.SILENT, seconds=now - record.beat_at, limit_seconds=HEARTBEAT_SECONDS_MAX)
     if record.lag_seconds is not None and record.lag_seconds > LAG_SECONDS_MAX:
         yield StuckWorker(sign=StuckSign.BLOCKED, seconds=record.lag_seconds, limit_seconds=LAG_SECONDS_MAX)
 

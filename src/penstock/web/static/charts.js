@@ -3,6 +3,9 @@
 
 const REFRESH_MS = 10000;
 const charts = [];
+// Steps of the axes of times and durations: seconds, minutes, hours and days that people count in.
+const STEPS = [1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14400, 21600, 43200];
+const DAYS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000].map((days) => days * 86400);
 
 class Chart {
   constructor(figure) {
@@ -43,8 +46,8 @@ class Chart {
       cursor: { drag: { x: false, y: false } },
       scales: { y: { range: (plot, least, most) => [0, most > 0 ? most * 1.05 : 1] } },
       axes: [
-        { ...axis, values: (plot, times) => times.map((time) => this.time(time)), space: 70 },
-        { ...axis, values: (plot, values) => values.map(format), size: 64 },
+        { ...axis, values: (plot, times) => times.map((time) => this.time(time)), space: 70, incrs: [...STEPS.filter((step) => step >= 60), ...DAYS] },
+        { ...axis, values: (plot, values) => values.map(format), size: 64, ...(this.figure.dataset.unit === "s" ? { incrs: [...STEPS, ...DAYS] } : {}) },
       ],
       series: [
         { label: this.figure.dataset.time, value: (plot, time) => (time === null ? "–" : stamp(time)) },
