@@ -34,8 +34,8 @@ def main() -> None:
     parser.add_argument("--only", choices=list(HOOKS))
     arguments = parser.parse_args()
     for name in [arguments.only] if arguments.only else list(HOOKS):
-        with private_server(name) as fresh, ExitStack() as stack:
-            ledgers = {way: stack.enter_context(_opened(fresh(), name, way)) for way in WAYS}
+        with private_server(name) as server, ExitStack() as stack:
+            ledgers = {way: stack.enter_context(_opened(server.fresh(), name, way)) for way in WAYS}
             _compare(name, ledgers, objects=arguments.objects, rounds=arguments.rounds)
 
 

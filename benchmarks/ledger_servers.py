@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from sqlalchemy import create_engine, make_url, text
+from sqlalchemy import Connection, create_engine, make_url, text
 from tests.services.mariadb_server import MariadbServer, install_template
 from tests.services.postgresql_server import PostgresqlServer
 
@@ -98,8 +98,8 @@ def main() -> None:
     parser.add_argument("--only", choices=list(_FILL))
     arguments = parser.parse_args()
     for name in [arguments.only] if arguments.only else list(_FILL):
-        with private_server(name) as fresh:
-            _measure(name, fresh, arguments)
+        with private_server(name) as server:
+            _measure(name, server.fresh, arguments)
 
 
 def _measure(name: str, fresh: Callable[[], str], arguments: argparse.Namespace) -> None:
@@ -107,7 +107,7 @@ def _measure(name: str, fresh: Callable[[], str], arguments: argparse.Namespace)
     print(f"{name}: {arguments.objects:,} objects on an empty ledger: {empty}", flush=True)
     full_url = fresh()
     began_at = time.perf_counter()
-    _fill(name, full_url, arguments.rows, archived=arguments.archived)
+    fill(name, full_url, arguments.rows, archived=arguments.archived)
     kind = "archived identities" if arguments.archived else "rows"
     print(f"{name}: {arguments.rows:,} {kind} written in {time.perf_counter() - began_at:.0f} s", flush=True)
     full = _times(full_url, objects=arguments.objects, rounds=arguments.rounds)
@@ -140,15 +140,12 @@ def _round(ledger: Ledger, attempt: str, objects: int) -> tuple[float, float]:
     return claimed_at - began_at, time.perf_counter() - claimed_at
 
 
-def _fill(name: str, url: str, rows: int, *, archived: bool) -> None:
+def fill(name: str, url: str, rows: int, *, archived: bool) -> None:
     ledger = Ledger.open(url)
     ledger.ensure_pipeline(PIPELINE)
     ledger.close()
-    # A separate connection, because one statement here takes longer than the ledger's limit.
-    driver = "mysql+pymysql" if name == "mariadb" else "postgresql+psycopg"
-    engine = create_engine(make_url(url).set(drivername=driver), isolation_level="AUTOCOMMIT")
     step = 2**62 // rows
-    with engine.connect() as connection:
+    with connected(url) as connection:
         for first in range(0, rows, FILL_AT_ONCE):
             last = min(first + FILL_AT_ONCE, rows) - 1
             statement = (
@@ -158,9 +155,24 @@ def _fill(name: str, url: str, rows: int, *, archived: bool) -> None:
             )
             connection.execute(text(statement), {"pipeline": PIPELINE, "first": first, "batch": BATCH, "step": step})
         table = "archived_objects" if archived else "objects"
-        connection.exec_driver_sql(f"{'ANALYZE TABLE' if name == 'mariadb' else 'VACUUM ANALYZE'} {table}")
+        analyze(connection, table)
         assert connection.exec_driver_sql(f"SELECT count(*) FROM {table}").scalar_one() == rows
+
+
+@contextmanager
+def connected(url: str) -> Iterator[Connection]:
+    """Yield a connection that is not the ledger's: statements of a fill take longer than the ledger's limit."""
+    driver = "mysql+pymysql" if make_url(url).get_backend_name() in ("mysql", "mariadb") else "postgresql+psycopg"
+    engine = create_engine(make_url(url).set(drivername=driver), isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        yield connection
     engine.dispose()
+
+
+def analyze(connection: Connection, table: str) -> None:
+    """Renew the statistics of a table, which its planner reads."""
+    is_mariadb = connection.dialect.name in ("mysql", "mariadb")
+    connection.exec_driver_sql(f"{'ANALYZE TABLE' if is_mariadb else 'VACUUM ANALYZE'} {table}")
 
 
 def _crowd(url: str) -> tuple[int, int, int]:
@@ -232,23 +244,24 @@ def outcome(claim: ObjectClaims) -> BatchOutcome:
 
 
 @contextmanager
-def private_server(name: str) -> Iterator[Callable[[], str]]:
+def private_server(name: str, *, memory_gb: int = 8) -> Iterator[MariadbServer | PostgresqlServer]:
+    """Yield a running server with so much memory for pages."""
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
-        server = _mariadb(Path(folder)) if name == "mariadb" else _postgresql()
+        server = _mariadb(Path(folder), memory_gb) if name == "mariadb" else _postgresql(memory_gb)
         server.start()
         try:
-            yield server.fresh
+            yield server
         finally:
             server.close()
 
 
-def _mariadb(folder: Path) -> MariadbServer:
-    words: Sequence[str] = ("--innodb-buffer-pool-size=8G", "--innodb-log-file-size=1G")
+def _mariadb(folder: Path, memory_gb: int) -> MariadbServer:
+    words: Sequence[str] = (f"--innodb-buffer-pool-size={memory_gb}G", "--innodb-log-file-size=1G")
     return MariadbServer(folder=folder / "server", template=install_template(folder), configuration=words)
 
 
-def _postgresql() -> PostgresqlServer:
-    return PostgresqlServer(configuration={"shared_buffers": "8GB", "max_wal_size": "4GB"})
+def _postgresql(memory_gb: int) -> PostgresqlServer:
+    return PostgresqlServer(configuration={"shared_buffers": f"{memory_gb}GB", "max_wal_size": f"{memory_gb // 2}GB"})
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """Measure how the cost per unit grows: of objects, ledger rows, a table's commits, waiting messages, and groups.
 
-    python -m benchmarks.growth [--only objects|ledger|table|queue|groups] [--quick] [--json FILE] [--folder FOLDER]
+    python -m benchmarks.growth [--only PART] [--quick] [--json FILE] [--folder FOLDER]
 
-Prints CPU and wall time per unit at each size, and the growth of each curve: its last point by its second one. CPU time
-is that of the process, its children and a broker's server. `--quick` measures small sizes only, in some minutes. The
-whole takes an hour and 12 GB of disk; `--json` adds the curves to a file, replacing those of the measured parts, and
-`python -m benchmarks.growth.page FILE` writes docs/run/growth.md and its charts from it.
+The parts are objects, memory, ledger, servers, table, upkeep, queue and groups. Prints CPU and wall time per unit at
+each size, and the growth of each curve: its last point by its second one. CPU time is that of the process, its children
+and a server. `--quick` measures small sizes only; the whole takes an hour and a half and 14 GB of disk. `--json` adds
+the curves to a file, replacing those of the measured parts, and `python -m benchmarks.growth.page FILE` writes
+docs/run/growth.md and its charts from it.
 """
 
 import argparse
@@ -14,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.growth import ledger, objects, queues, table
+from benchmarks.growth import ledger, memory, objects, queues, servers, table, upkeep
 from benchmarks.growth.curves import Curve, load, store
 
 
@@ -29,8 +30,11 @@ class Part:
 
 PARTS: Mapping[str, Part] = {
     "objects": Part(measure=objects.measure, sizes=(1_000, 10_000, 100_000, 1_000_000), quick=(200, 1_000, 5_000)),
+    "memory": Part(measure=memory.measure, sizes=(1_000, 10_000, 100_000), quick=(200, 1_000)),
     "ledger": Part(measure=ledger.measure, sizes=(0, 100_000, 1_000_000, 10_000_000), quick=(0, 20_000, 100_000)),
+    "servers": Part(measure=servers.measure, sizes=(0, 100_000, 1_000_000, 10_000_000), quick=(0, 20_000, 100_000)),
     "table": Part(measure=table.measure, sizes=(1, 100, 1_000, 10_000), quick=(1, 100, 300)),
+    "upkeep": Part(measure=upkeep.measure, sizes=(1, 100, 1_000, 10_000), quick=(1, 50, 200)),
     "queue": Part(measure=queues.measure_queue, sizes=(0, 1_000, 100_000, 1_000_000), quick=(0, 1_000, 10_000)),
     "groups": Part(measure=queues.measure_groups, sizes=(1, 100, 10_000, 100_000), quick=(1, 100, 1_000)),
 }

@@ -16,8 +16,8 @@ class Point:
     """The cost of one unit of an operation at one size."""
 
     size: int
-    cpu_us: float
-    wall_us: float
+    cost: float  # CPU microseconds, or MB of memory
+    wall_us: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +31,9 @@ class Curve:
 
     @property
     def growth(self) -> float:
-        """CPU time of the last point by that of the second one; of the first one if there are only two."""
+        """The cost at the last point by that at the second one; at the first one if there are only two."""
         base = self.points[min(1, len(self.points) - 2)] if len(self.points) > 1 else self.points[0]
-        return self.points[-1].cpu_us / base.cpu_us if base.cpu_us else 1.0
+        return self.points[-1].cost / base.cost if base.cost else 1.0
 
     @property
     def is_flat(self) -> bool:
@@ -62,7 +62,7 @@ class Meter:
 
 def point(size: int, *, units: int, cpu_seconds: float, wall_seconds: float) -> Point:
     """Return the cost of one of so many units."""
-    return Point(size=size, cpu_us=cpu_seconds / units * 1e6, wall_us=wall_seconds / units * 1e6)
+    return Point(size=size, cost=cpu_seconds / units * 1e6, wall_us=wall_seconds / units * 1e6)
 
 
 class Series:
@@ -86,9 +86,19 @@ class Series:
         for at, amount in enumerate((units, cpu, wall)):
             spent[at] += amount
 
-    def add(self, operation: str, *, units: int, cpu_seconds: float, wall_seconds: float) -> None:
+    def spent(self) -> Mapping[str, Mapping[str, float]]:
+        """Return what was measured at the present size, as `add` takes it in another process."""
+        names = ("units", "cpu_seconds", "wall_seconds")
+        return {operation: dict(zip(names, spent, strict=True)) for operation, spent in self._spent.items()}
+
+    def add(self, operation: str, *, units: float, cpu_seconds: float, wall_seconds: float) -> None:
         """Add what another process measured."""
         self._spent[operation] = [units, cpu_seconds, wall_seconds]
+
+    def add_memory(self, operation: str, *, size: int, mb: float) -> None:
+        """Add the memory that another process took."""
+        self._points[operation].append(Point(size=size, cost=mb))
+        print(f"{self._part:8} {size:>10,} {operation:30} {mb:>10,.0f} MB", flush=True)
 
     def done(self, size: int) -> None:
         """End the measurements of this size."""
@@ -96,7 +106,7 @@ class Series:
             found = point(size, units=int(units), cpu_seconds=cpu, wall_seconds=wall)
             self._points[operation].append(found)
             print(
-                f"{self._part:8} {size:>10,} {operation:30} {found.cpu_us:>10,.1f} us CPU {found.wall_us:>10,.1f} us"
+                f"{self._part:8} {size:>10,} {operation:30} {found.cost:>10,.1f} us CPU {found.wall_us:>10,.1f} us"
                 f"  {self._units[operation]}",
                 flush=True,
             )
@@ -122,10 +132,12 @@ def store(file: Path, curves: Sequence[Curve]) -> None:
     """Write the curves, with times to a tenth of a microsecond, one point in a line."""
     lines = []
     for curve in curves:
-        points = ",\n   ".join(
-            json.dumps({"size": one.size, "cpu_us": round(one.cpu_us, 1), "wall_us": round(one.wall_us, 1)})
-            for one in curve.points
-        )
+        points = ",\n   ".join(json.dumps(_rounded(one)) for one in curve.points)
         head = json.dumps({"part": curve.part, "operation": curve.operation, "unit": curve.unit})[:-1]
         lines.append(f' {head}, "points": [\n   {points}]}}')
     file.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
+
+
+def _rounded(one: Point) -> dict[str, float]:
+    times = {} if one.wall_us is None else {"wall_us": round(one.wall_us, 1)}
+    return {"size": one.size, "cost": round(one.cost, 1), **times}

@@ -1,13 +1,15 @@
 """The ledger, a SQLite file, by the number of processed objects that it has.
 
 Filled by SQL, as by a pipeline with batches of 5,000 objects: a row for each object and for its attempt, and batches
-with a manifest of 2 kB. Claimed objects are new, with ids between those of the others. For MariaDB and PostgreSQL, see
-`benchmarks.ledger_servers`.
+with a manifest of 2 kB. Claimed objects are new, with ids between those of the others. `benchmarks.growth.servers`
+makes the same calls on MariaDB and PostgreSQL.
 """
 
 import hashlib
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.growth.curves import Curve, Series
@@ -23,7 +25,7 @@ from penstock.ledger.records import (
     OriginalMessage,
 )
 
-_PIPELINE = "clicks"
+PIPELINE = "clicks"
 _BATCH = 5_000  # objects, of the rows that are there
 _FILL_AT_ONCE = 500_000
 _CLAIM = 1_000
@@ -31,7 +33,7 @@ _ROUNDS = 10
 _PAGE, _READ = 50, 1_000  # of a list: objects, and rows that may be read for them
 _STEP = 2**62
 
-_UNITS = {
+UNITS = {
     "claim": "object",
     "commit": "object",
     "known?": "object",
@@ -76,13 +78,12 @@ SELECT :pipeline, i + 1, printf('attempt-%010d', i), 1, hex(randomblob(1000)), '
 
 
 def measure(sizes: Sequence[int], folder: Path) -> Sequence[Curve]:
-    series = Series("ledger", _UNITS)
+    series = Series("ledger", UNITS)
     for size in sizes:
         file = folder / f"ledger-{size}.db"
         _fill(file, size)
         ledger = Ledger.open(file)
-        _claims(series, ledger)
-        _queries(series, ledger, size)
+        Calls(ledger=ledger, size=size, candidate=_candidate, measured=series.of).measure()
         ledger.close()
         series.done(size)
         for path in folder.glob(f"{file.name}*"):  # gigabytes
@@ -92,11 +93,11 @@ def measure(sizes: Sequence[int], folder: Path) -> Sequence[Curve]:
 
 def _fill(file: Path, size: int) -> None:
     ledger = Ledger.open(file)
-    ledger.ensure_pipeline(_PIPELINE)
+    ledger.ensure_pipeline(PIPELINE)
     ledger.close()
     connection = sqlite3.connect(file, isolation_level=None)
     connection.execute("PRAGMA synchronous = OFF")
-    common = {"pipeline": _PIPELINE, "batch": _BATCH, "step": _STEP // max(size, 1)}
+    common = {"pipeline": PIPELINE, "batch": _BATCH, "step": _STEP // max(size, 1)}
     for first in range(0, size, _FILL_AT_ONCE):
         last = min(first + _FILL_AT_ONCE, size) - 1
         objects = {**common, "first": first, "last": last}
@@ -113,46 +114,64 @@ def _fill(file: Path, size: int) -> None:
     connection.close()
 
 
-def _claims(series: Series, ledger: Ledger) -> None:
-    _claim_and_commit(None, ledger, "warming")
-    for number in range(_ROUNDS):
-        _claim_and_commit(series, ledger, f"round-{number}")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calls:
+    """The measured calls of a ledger that has ``size`` processed objects.
 
+    ``candidate`` returns a new object of a name. ``measured`` measures a block, given the operation and its units.
+    """
 
-def _claim_and_commit(series: Series | None, ledger: Ledger, attempt: str) -> None:
-    candidates = [_candidate(f"{attempt}/{index}") for index in range(_CLAIM)]
-    used = series or Series("ledger", _UNITS)
-    with used.of("claim", _CLAIM):
-        claim = ledger.claim(_PIPELINE, candidates, attempt_id=attempt, worker="growth", lease_seconds=600)
-    assert len(claim.claimed) == _CLAIM
-    results = [ObjectResult(object_id=object_id, rows=50, lines_quarantined=0) for object_id in claim.claimed]
-    outcome = BatchOutcome(
-        pipeline=_PIPELINE, attempt_id=attempt, processed=results, record=BatchRecord(rows=50 * len(results))
-    )
-    with used.of("commit", _CLAIM):
-        assert ledger.commit(outcome) is not None
+    ledger: Ledger
+    size: int
+    candidate: Callable[[str], Candidate]
+    measured: Callable[..., AbstractContextManager[None]]
 
+    def measure(self) -> None:
+        discarded = Series("ledger", UNITS)
+        self._claim_and_commit("warming", discarded.of)
+        for number in range(_ROUNDS):
+            self._claim_and_commit(f"round-{number}", self.measured)
+        self._count()
+        for number in range(_ROUNDS):
+            self._query(f"round-{number}")
 
-def _queries(series: Series, ledger: Ledger, size: int) -> None:
-    processed = ObjectFilter(pipelines=[_PIPELINE], states=frozenset({ObjectState.PROCESSED}))
-    with series.of("count, all"):
-        count = ledger.ages.processed_count(_PIPELINE)
-    assert count.processed == size + (_ROUNDS + 1) * _CLAIM
-    for number in range(_ROUNDS):
-        ids = [_candidate(f"round-{number}/{index}").object_id for index in range(_CLAIM)]
-        with series.of("known?", _CLAIM):
-            known = ledger.known_among(_PIPELINE, ids, seen_at=0.0, on_change=OnChange.ADD)
+    def _claim_and_commit(self, attempt: str, measured: Callable[..., AbstractContextManager[None]]) -> None:
+        candidates = self._candidates(attempt)
+        with measured("claim", _CLAIM):
+            claim = self.ledger.claim(PIPELINE, candidates, attempt_id=attempt, worker="growth", lease_seconds=600)
+        assert len(claim.claimed) == _CLAIM
+        results = [ObjectResult(object_id=object_id, rows=50, lines_quarantined=0) for object_id in claim.claimed]
+        outcome = BatchOutcome(
+            pipeline=PIPELINE, attempt_id=attempt, processed=results, record=BatchRecord(rows=50 * len(results))
+        )
+        with measured("commit", _CLAIM):
+            assert self.ledger.commit(outcome) is not None
+
+    def _count(self) -> None:
+        with self.measured("count, all"):
+            count = self.ledger.ages.processed_count(PIPELINE)
+        assert count.processed == self.size + (_ROUNDS + 1) * _CLAIM
+        for _ in range(_ROUNDS):
+            with self.measured("count, since the last one"):
+                self.ledger.ages.updated_count(PIPELINE, count)
+
+    def _query(self, attempt: str) -> None:
+        ids = [candidate.object_id for candidate in self._candidates(attempt)]
+        with self.measured("known?", _CLAIM):
+            known = self.ledger.known_among(PIPELINE, ids, seen_at=0.0, on_change=OnChange.ADD)
         assert len(known) == _CLAIM
-        with series.of("list, newest page"):
-            page = ledger.lists.by_attempt(processed, limit=_PAGE, read=_READ, after=None)
+        processed = ObjectFilter(pipelines=[PIPELINE], states=frozenset({ObjectState.PROCESSED}))
+        with self.measured("list, newest page"):
+            page = self.ledger.lists.by_attempt(processed, limit=_PAGE, read=_READ, after=None)
         assert len(page.objects) == _PAGE
-        with series.of("waiting objects"):
-            ledger.ages.waiting(_PIPELINE, overdue_after_seconds=60.0)
-        with series.of("count, since the last one"):
-            ledger.ages.updated_count(_PIPELINE, count)
-        with series.of("totals, at a start"):
-            ledger.replaced_totals(_PIPELINE)
-            ledger.grown_totals(_PIPELINE)
+        with self.measured("waiting objects"):
+            self.ledger.ages.waiting(PIPELINE, overdue_after_seconds=60.0)
+        with self.measured("totals, at a start"):
+            self.ledger.replaced_totals(PIPELINE)
+            self.ledger.grown_totals(PIPELINE)
+
+    def _candidates(self, attempt: str) -> Sequence[Candidate]:
+        return [self.candidate(f"{attempt}/{index}") for index in range(_CLAIM)]
 
 
 def _candidate(name: str) -> Candidate:

@@ -6,6 +6,7 @@ product's reader (`tests.chaos.in_process`). That part is measured and left out,
 commits, publishes and settlements.
 """
 
+import gc
 import json
 import subprocess
 import sys
@@ -14,22 +15,26 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.growth.curves import Curve, Meter, Series
-from benchmarks.objects import Stages, make_files
+from benchmarks.objects import Stages, make_files, resident_mb
 
 _FIRST, _AGAIN = "one ingest", "nothing new"
+_MEMORY = ", peak memory in MB"
 _SIZE_BYTES = 300  # of one object: only its cost for the driver is measured
 _ENGINE = "the engine"
 
 
 def measure(sizes: Sequence[int], folder: Path) -> Sequence[Curve]:
     """Measure each size in a process of its own."""
-    series = Series("objects", {_FIRST: "object", _AGAIN: "object"})
+    memory = {f"{operation}{_MEMORY}": "process" for operation in (_FIRST, _AGAIN)}
+    series = Series("objects", {_FIRST: "object", _AGAIN: "object", **memory})
     for size in sizes:
         command = [sys.executable, "-m", "benchmarks.growth.objects", str(size), str(folder)]
         done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
         for line in done.stdout.splitlines():
             if line.startswith("{"):
-                series.add(**json.loads(line))
+                found = json.loads(line)
+                series.add_memory(f"{found['operation']}{_MEMORY}", size=size, mb=found.pop("peak_mb"))
+                series.add(**found)
         series.done(size)
     return series.curves()
 
@@ -46,6 +51,8 @@ def main() -> None:
     make_files(source, size, _SIZE_BYTES)
     for operation, new in ((_FIRST, size), (_AGAIN, 0)):
         stages.cpu.clear()
+        gc.collect()
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
         meter = Meter()
         meter.begin()
         began = time.perf_counter()
@@ -53,7 +60,7 @@ def main() -> None:
         cpu, _ = meter.end()
         wall = time.perf_counter() - began
         spent = {"cpu_seconds": cpu - stages.cpu.get(_ENGINE, 0.0), "wall_seconds": wall}
-        print(json.dumps({"operation": operation, "units": size, **spent}), flush=True)
+        print(json.dumps({"operation": operation, "units": size, **spent, "peak_mb": resident_mb("VmHWM")}), flush=True)
 
 
 def _ingest(source: Path, out: Path, *, new: int) -> None:

@@ -50,15 +50,16 @@ def filled(page: str, curves: Sequence[Curve]) -> str:
 
 
 def table(part: str, curves: Sequence[Curve]) -> str:
-    """Return the lines of a part's table: CPU microseconds per unit at each size, and the growth."""
+    """Return the lines of a part's table: the cost per unit at each size, and the growth."""
     own = [curve for curve in curves if curve.part == part]
-    sizes = [point.size for point in own[0].points] if own else []
+    sizes = sorted({point.size for curve in own for point in curve.points})
     lines = [
         f"| CPU us | each | {' | '.join(f'{size:,}' for size in sizes)} | growth |",
         f"|---|---|{'---:|' * (len(sizes) + 1)}",
     ]
     for curve in own:
-        costs = " | ".join(_number(point.cpu_us) for point in curve.points)
+        by_size = {point.size: _number(point.cost) for point in curve.points}
+        costs = " | ".join(by_size.get(size, "") for size in sizes)
         lines.append(f"| {curve.operation} | {curve.unit} | {costs} | {_times(curve)} |")
     return "".join(f"{line}\n" for line in lines)
 

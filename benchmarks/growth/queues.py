@@ -25,7 +25,7 @@ _FILL_AT_ONCE = 5_000
 _ROUNDS = 100
 _QUEUE = "growth"
 _GROUPED = 100_000  # waiting messages of the curves by groups, at least as many as groups
-_UNITS = {"send": "message", "receive": "message", "ack": "message", "stats": "call"}
+_UNITS = {"send": "message", "receive": "message", "ack": "message", "empty?": "call", "stats": "call"}
 
 _Cpu = Callable[[], float]  # returns the CPU seconds of a broker's server
 _Opened = AbstractContextManager[tuple[Broker, _Cpu]]
@@ -76,6 +76,8 @@ def _rounds(series: Series, name: str, broker: Broker, cpu: _Cpu, *, groups: int
         assert len(deliveries) == _AT_ONCE
         with measured(f"stats, {name}"):
             broker.stats(_QUEUE)
+        with measured(f"empty?, {name}"):
+            assert not broker.is_empty(_QUEUE)
         with measured(f"ack, {name}", _AT_ONCE):
             assert not broker.settle([(delivery, Ack()) for delivery in deliveries])
 

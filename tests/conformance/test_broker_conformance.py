@@ -584,6 +584,20 @@ def test_stats_count_every_state_approximately(harness: BrokerHarness) -> None:
     assert (stats.oldest_message_age_seconds is None) is not broker.capabilities.exact_stats
 
 
+def test_a_queue_is_empty_without_messages_in_any_state(harness: BrokerHarness) -> None:
+    broker = harness.broker()
+    assert broker.is_empty("never-heard-of")
+    broker.send("q", outgoing("a"))
+    assert not broker.is_empty("q")
+    assert broker.is_empty("q-dlq")
+    (delivery,) = receive(broker, 1)
+    assert not broker.is_empty("q")
+    broker.settle([(delivery, Ack())])
+    assert broker.is_empty("q")
+    broker.send("q", outgoing("b", delay_seconds=60))
+    assert not broker.is_empty("q")
+
+
 def test_browsing_leases_nothing_and_continues_after_a_deleted_id(harness: BrokerHarness) -> None:
     broker = harness.broker()
     if not broker.capabilities.browsable:

@@ -12,7 +12,7 @@ CURVES = load(FIGURES)
 
 
 def curve(*costs: float) -> Curve:
-    points = [Point(size=10**at, cpu_us=cost, wall_us=cost) for at, cost in enumerate(costs)]
+    points = [Point(size=10**at, cost=cost, wall_us=cost) for at, cost in enumerate(costs)]
     return Curve(part="queue", operation="send <one>", unit="message", points=points)
 
 
@@ -65,4 +65,4 @@ def test_costs_of_one_size_add_up() -> None:
     series.done(7)
     sent, acked = series.curves()
     assert [point.size for point in sent.points] == [7]
-    assert acked.points == [Point(size=7, cpu_us=500.0, wall_us=1000.0)]
+    assert acked.points == [Point(size=7, cost=500.0, wall_us=1000.0)]

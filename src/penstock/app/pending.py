@@ -42,6 +42,10 @@ class QueueDrainCheck:
         """Return the number of messages in any state, as exact as the broker can count."""
         return self._broker.stats(self._queue).messages
 
+    def is_empty(self) -> bool:
+        """Return True if the broker knows of no message. Reads no more if there are many of them."""
+        return self._broker.is_empty(self._queue)
+
     @property
     def is_drained(self) -> bool:
         """True if the samples prove that the queue is empty: the last one if counts are exact, else several."""
@@ -50,8 +54,8 @@ class QueueDrainCheck:
         return self._broker.capabilities.exact_stats or self._sampled_at - self._empty_since >= CALM_SECONDS
 
     def sample(self) -> None:
-        """Count the messages. With approximate counts, call it repeatedly until `is_drained`."""
-        is_empty = not self.messages()
+        """Look for messages. With approximate counts, call it repeatedly until `is_drained`."""
+        is_empty = self.is_empty()
         self._sampled_at = self._clock.monotonic()
         if not is_empty:
             self._empty_since = None
@@ -141,7 +145,7 @@ class PendingObjects:
         Messages of a killed process, or of one that runs at the same time, are processed first; `advance` then sends
         notifications for the remaining objects. Otherwise every crash would double the queue.
         """
-        if not self.messages():
+        if self.drain_check.is_empty():
             self.announce()
 
     def take(self, objects: Iterable[ObjectRef]) -> Sequence[bytes]:
@@ -187,15 +191,15 @@ class PendingObjects:
     def advance(self) -> None:
         """Find out whether all objects are done, and release whatever processes proven dead hold.
 
-        While the queue holds messages, states are read only until one object is not done: it is called after every
-        batch, and would read all of a million objects each time. If the queue is empty but objects are not done (a
-        message was purged, or its sender died between two steps), their notifications are sent again. The queue is
-        sampled before the states are read: an object that another
-        process finishes in between, and whose message it deletes, is then known to be done.
+        It is called after every batch, so it neither counts the messages nor, while there are any, reads more states
+        than until one object is not done: a million objects would be read two hundred times. If the queue is empty but
+        objects are not done (a message was purged, or its sender died between two steps), their notifications are sent
+        again. The queue is sampled before the states are read: an object that another process finishes in between, and
+        whose message it deletes, is then known to be done.
         """
         with self._lock:
             if not self.unfinished:
-                if self.messages():
+                if not self.drain_check.is_empty():
                     self._release_dead()
                 return
             self._release_dead()
@@ -233,7 +237,7 @@ class PendingObjects:
         worker, and those in flight. A stopping worker releases the messages that it has received and not begun, so they
         would stay in the queue.
         """
-        return not self.unfinished and not self.messages()
+        return not self.unfinished and self.drain_check.is_empty()
 
     def objects(self) -> Sequence[ObjectRef]:
         """Return all objects."""

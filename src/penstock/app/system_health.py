@@ -5,7 +5,7 @@ never receives a message.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from penstock.app.brokers import cloudwatch_of
@@ -27,6 +27,7 @@ Tier = Literal["dlq", "dead"]  # DLQ, which may be replayed automatically; final
 
 COUNT_SECONDS_MIN, COUNT_SECONDS_MAX = 600.0, 21_600.0  # between two full counts of processed objects
 COUNT_SHARE = 1_000.0  # the time between two counts, as a multiple of the duration of one
+RECOUNT_SHARE = 100.0  # the same, once the count may be wrong: objects were replaced or retracted, or it was repaired
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,17 +216,28 @@ def read_dead_letters(
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _KnownCount:
+    """A count of processed objects, and when to count them again (monotonic)."""
+
+    count: "ProcessedCount"
+    due_at: float
+    due_at_if_inexact: float
+
+
 class PipelineReader:
     """Read the health of pipelines. For one thread.
 
     Keep the instance between reads: nearly all objects are processed ones, so they are counted rarely, and the count is
-    updated from new batches in between. It also remembers that the messages of a reconcile have left their queue.
+    updated from new batches in between. Counting takes at most a hundredth of the time, however many objects there are:
+    where batches replace objects, the count of a large ledger is too high for a while. It also remembers that the
+    messages of a reconcile have left their queue.
     """
 
     def __init__(self, *, overdue_after_seconds: float, clock: Clock) -> None:
         self._overdue_after_seconds = overdue_after_seconds
         self._clock = clock
-        self._counts: dict[str, tuple[ProcessedCount, float]] = {}  # by pipeline, with when to count anew (monotonic)
+        self._counts: dict[str, _KnownCount] = {}  # by pipeline
         self._settled: dict[str, float] = {}  # by pipeline: the end of the reconcile whose messages left the queue
 
     def read(self, ledger: "Ledger", pipelines: Sequence[str], *, has_settled: HasSettled) -> Sequence[PipelineHealth]:
@@ -238,8 +250,11 @@ class PipelineReader:
         return [self._read(ledger, pipeline, reconciled.get(pipeline), has_settled) for pipeline in pipelines]
 
     def count_anew(self) -> None:
-        """Count the processed objects at the next read: a repair of the ledger invalidates the count."""
-        self._counts = {}
+        """Count the processed objects again soon: a repair of the ledger may have invalidated the counts."""
+        self._counts = {
+            pipeline: replace(known, count=replace(known.count, is_exact=False))
+            for pipeline, known in self._counts.items()
+        }
 
     def _read(
         self, ledger: "Ledger", pipeline: str, reconciled: "Reconciliation | None", has_settled: HasSettled
@@ -282,11 +297,15 @@ class PipelineReader:
     def _count_processed(self, ledger: "Ledger", pipeline: str) -> int:
         now = self._clock.monotonic()
         known = self._counts.get(pipeline)
-        if known is not None and now < known[1]:
-            count, due_at = ledger.ages.updated_count(pipeline, known[0]), known[1]
-        else:
-            count = ledger.ages.processed_count(pipeline)
-            rest_seconds = COUNT_SHARE * (self._clock.monotonic() - now)
-            due_at = now + min(max(rest_seconds, COUNT_SECONDS_MIN), COUNT_SECONDS_MAX)
-        self._counts[pipeline] = count, due_at
+        if known is not None and now < known.due_at:
+            count = ledger.ages.updated_count(pipeline, known.count)
+            if count.is_exact or now < known.due_at_if_inexact:
+                self._counts[pipeline] = replace(known, count=count)
+                return count.processed
+        count = ledger.ages.processed_count(pipeline)
+        took_seconds = self._clock.monotonic() - now
+        rest_seconds = min(max(COUNT_SHARE * took_seconds, COUNT_SECONDS_MIN), COUNT_SECONDS_MAX)
+        self._counts[pipeline] = _KnownCount(
+            count=count, due_at=now + rest_seconds, due_at_if_inexact=now + RECOUNT_SHARE * took_seconds
+        )
         return count.processed

@@ -61,6 +61,7 @@ from penstock.ledger.sets import (
     is_in,
     is_wanted,
     of_pipeline,
+    parts,
 )
 from penstock.ledger.versions import (
     beginnings_for,
@@ -253,13 +254,15 @@ class Queries:
         return None if row is None else batch_row(row)
 
     def states(self, pipeline: str, object_ids: Collection[bytes]) -> Mapping[bytes, ObjectState]:
+        binds, states = {"in_pipeline": pipeline}, dict[bytes, ObjectState]()
         with self._database.reading() as connection:
-            ids_wanted(connection, object_ids)
-            rows = connection.execute(_STATES, {"in_pipeline": pipeline}).all()
-            # Queried after the rows, so that an object archived in between is found.
-            archived = connection.scalars(ARCHIVED, {"in_pipeline": pipeline}).all()
-        states = {object_id: _STATE_NAMED[state] for object_id, state in rows}
-        states.update(dict.fromkeys(archived, ObjectState.PROCESSED))
+            for some in parts(object_ids):
+                ids_wanted(connection, some)
+                rows = connection.execute(_STATES, binds).all()
+                # Queried after the rows, so that an object archived in between is found.
+                archived = connection.scalars(ARCHIVED, binds).all()
+                states.update((object_id, _STATE_NAMED[state]) for object_id, state in rows)
+                states.update(dict.fromkeys(archived, ObjectState.PROCESSED))
         return states
 
     def unread(self, pipeline: str, object_ids: Collection[bytes]) -> Mapping[bytes, float]:
@@ -279,10 +282,13 @@ class Queries:
             return set(connection.scalars(_LIVE, {"in_pipeline": pipeline}))
 
     def other_versions(self, pipeline: str, object_ids: Collection[bytes]) -> int:
+        count = 0
         with self._database.reading() as connection:
-            ids_wanted(connection, object_ids)
-            found = (connection.scalars(statement, {"in_pipeline": pipeline}) for statement in _OTHER_VERSIONS)
-            return len(set().union(*found))
+            for some in parts(set(object_ids)):
+                ids_wanted(connection, some)
+                found = (connection.scalars(statement, {"in_pipeline": pipeline}) for statement in _OTHER_VERSIONS)
+                count += len(set().union(*found))
+        return count
 
     def changed(self, pipeline: str, object_ids: Collection[bytes]) -> set[bytes]:
         with self._database.reading() as connection:
@@ -482,6 +488,7 @@ class ProcessedCount:
 
     processed: int
     seq: int
+    is_exact: bool = True  # False: batches since the full count may have replaced or retracted objects that it has
 
 
 class LedgerAges:
@@ -516,13 +523,15 @@ class LedgerAges:
         return ProcessedCount(processed=int(processed) + int(archived), seq=seq)
 
     def updated_count(self, pipeline: str, count: ProcessedCount) -> ProcessedCount:
-        """Return the count updated by the batches committed since. A repair of the ledger invalidates the count."""
+        """Return the count updated by the batches committed since, of which it reads only these.
+
+        A repair of the ledger invalidates the count.
+        """
         with self._database.reading() as connection:
             seq = _committed_seq(connection, pipeline)
             since = connection.execute(_SINCE, {"in_pipeline": pipeline, "after_seq": count.seq}).one()
-        if since.replacing:
-            return self.processed_count(pipeline)
-        return ProcessedCount(processed=count.processed + int(since.objects), seq=seq)
+        is_exact = count.is_exact and not since.replacing
+        return ProcessedCount(processed=count.processed + int(since.objects), seq=seq, is_exact=is_exact)
 
     def seconds_since_commit(self, pipeline: str, seq: int) -> float | None:
         """Return the age of this batch's commit in seconds; None if there is no such batch."""

@@ -8,6 +8,7 @@ name a temporary table twice in a statement.
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import lru_cache
+from itertools import islice
 from operator import itemgetter
 from typing import Any, TypeVar
 
@@ -109,6 +110,13 @@ def ids_wanted(connection: Connection, object_ids: Collection[bytes]) -> None:
         return
     connection.execute(_EMPTY[wanted])
     connection.exec_driver_sql(_FILL_WITH_IDS, (len(ordered), b"".join(ordered)))
+
+
+def parts(object_ids: Collection[bytes]) -> Iterator[Sequence[bytes]]:
+    """Yield parts of a set, for queries of up to a million objects: bounds the memory of the set and of its rows."""
+    left = iter(object_ids)
+    while some := list(islice(left, _ROWS)):
+        yield some
 
 
 def slices(items: Sequence[T]) -> Iterator[Sequence[T]]:

@@ -261,7 +261,14 @@ class Broker(Protocol):
         ...
 
     def stats(self, queue: str) -> QueueStats:
-        """Return the current counts and ages of the queue."""
+        """Return the current counts and ages of the queue. May read an index entry for each message."""
+        ...
+
+    def is_empty(self, queue: str) -> bool:
+        """Return True if the queue holds no message in any state, as far as `stats` would know.
+
+        Costs the same however many messages there are, so it may be called after every batch.
+        """
         ...
 
     def browse(self, queue: str, *, messages_max: int, after_id: str | None = None) -> Sequence[Message]:

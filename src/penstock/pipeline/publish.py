@@ -55,12 +55,17 @@ START = Position(seq=0, attempt_token=None)  # before the first batch
 ManifestOf = Callable[[BatchRow], str]
 SchemaOf = Callable[[BatchRow], pa.Schema]
 ReplacedBy = Callable[[BatchRow], Collection[str]]
+EmptyTo = Callable[[Position], Position]
 
 _SYSTEM_CLOCK = SystemClock()  # stateless
 
 
 def _nothing(_: BatchRow) -> Collection[str]:
     return ()
+
+
+def _none_known(position: Position) -> Position:
+    return position
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,11 +101,14 @@ def publish(
     watch: CommitWatch | None = None,
     replaces: ReplacedBy = _nothing,
     merges: bool = False,
+    empty_to: EmptyTo = _none_known,
     checkpoints: CheckpointWriter | None = None,
 ) -> Published:
     """Make every committed batch visible in the sink.
 
     Args:
+        empty_to: Returns, for a position of the table, the last batch after it up to which no batch changes the sink,
+            as an earlier process found; the position itself if none is known.
         replaces: Returns the addresses of the objects whose earlier rows leave the table with a batch.
         merges: Rows of batches with a merge are merged by key; otherwise their files are added as they are.
         watch: The check for overwritten commits, if other writers may overwrite commits of this sink.
@@ -122,6 +130,7 @@ def publish(
         replaces=replaces,
         replacer=RowReplacer(sink=cast(TableSink, sink), probe=probe),
         merger=RowMerger(sink=cast(TableSink, sink), probe=probe) if merges else None,
+        empty_to=empty_to,
         probe=probe,
     )
     progress = _PublishProgress()
@@ -244,6 +253,7 @@ class _PublishTarget:
     replaces: ReplacedBy
     replacer: RowReplacer
     merger: RowMerger | None
+    empty_to: EmptyTo
     probe: Probe
 
     def check_tip(self, table: LoadedTable | None) -> Position:
@@ -285,7 +295,7 @@ def _publish_some(
     """
     table = target.sink.load()
     position = target.check_tip(table)
-    start = after.read_to if after is not None and after.position == position else position
+    start = after.read_to if after is not None and after.position == position else target.empty_to(position)
     progress.position, progress.table_version = position, table.version if table is not None else None
     found = Inspection()
     if restorer is not None and table is not None and progress.appended != (table.version, position):

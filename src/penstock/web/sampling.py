@@ -14,6 +14,8 @@ from penstock.operations.status.watch import StatusFrame
 VIEWED_SECONDS = 30.0  # after the last request for a frame, readings become rare
 IDLE_FACTOR = 5.0  # between readings that no person waits for, as a multiple of the usual time
 REST_FACTOR = 3.0  # the least rest after a reading, as a multiple of its duration: many queues are read less often
+IDLE_REST_FACTOR = 100.0  # the same while no person looks
+IDLE_REST_SECONDS_MAX = 120.0  # so that the lines of charts, which are recorded from readings, stay unbroken
 FRAME_SECONDS_MAX = 10.0  # the longest wait of a page for a reading
 CLOSE_SECONDS = 1.0  # for a reading in progress, at a stop; a hanging service must not delay it
 THREAD = "penstock-web-sampler"
@@ -163,8 +165,13 @@ class Sampler:
                 viewed = streams or self._clock.monotonic() - self._viewed_at < VIEWED_SECONDS
             for stream in streams:
                 stream.wake()
-            usual_seconds = self._every_seconds * (1 if viewed else IDLE_FACTOR)
-            self._clock.wait(self._wanted, max(usual_seconds, REST_FACTOR * took_seconds))
+            self._clock.wait(self._wanted, self._rest_seconds(took_seconds, viewed=bool(viewed)))
+
+    def _rest_seconds(self, took_seconds: float, *, viewed: bool) -> float:
+        if viewed:
+            return max(self._every_seconds, REST_FACTOR * took_seconds)
+        rest_seconds = min(IDLE_REST_FACTOR * took_seconds, IDLE_REST_SECONDS_MAX)
+        return max(self._every_seconds * IDLE_FACTOR, REST_FACTOR * took_seconds, rest_seconds)
 
     def _read_safely(self) -> StatusFrame:
         try:

@@ -1,7 +1,10 @@
 """Queries, on every database."""
 
+from collections.abc import Collection
 from dataclasses import replace
 
+import pytest
+from sqlalchemy import Connection
 from tests.conformance.ledger.ledger_harness import (
     OVER,
     PIPELINE,
@@ -12,6 +15,7 @@ from tests.conformance.ledger.ledger_harness import (
     outcome,
 )
 
+from penstock.ledger import sets
 from penstock.ledger.records import AttemptFailure, Committed, FailedObject, ObjectState
 
 UNKNOWN = b"?" * 16
@@ -133,6 +137,25 @@ def test_other_versions_of_a_key_are_counted(harness: LedgerHarness) -> None:
     ids = [object_id_of("v3"), object_id_of("same"), UNKNOWN]
     assert harness.ledger.other_versions(PIPELINE, ids) == 1
     assert harness.ledger.other_versions("other", ids) == 0
+
+
+def test_many_ids_are_read_in_parts(harness: LedgerHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("v1", "v2", "v3"):
+        harness.claim([candidate(name, key=b"changed")])
+    harness.process("a", "b")
+    sizes: list[int] = []
+
+    def measured(connection: Connection, object_ids: Collection[bytes]) -> None:
+        sizes.append(len(object_ids))
+        sets.ids_wanted(connection, object_ids)
+
+    monkeypatch.setattr("penstock.ledger.queries.ids_wanted", measured)
+    monkeypatch.setattr(sets, "_ROWS", 2)
+    ids = [object_id_of(name) for name in ("v1", "v2", "v3", "a", "b")]
+    assert harness.ledger.other_versions(PIPELINE, ids) == 3
+    states = [ObjectState.PROCESSING] * 3 + [ObjectState.PROCESSED] * 2
+    assert harness.ledger.states(PIPELINE, [*ids, UNKNOWN]) == dict(zip(ids, states, strict=True))
+    assert sizes == [2, 2, 1, 2, 2, 2]
 
 
 def test_counts_include_every_state(harness: LedgerHarness) -> None:

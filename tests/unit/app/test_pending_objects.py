@@ -126,6 +126,9 @@ class UncountedBroker(MemoryBroker):
     def stats(self, queue: str) -> QueueStats:
         return replace(super().stats(queue), visible=0, in_flight=0, delayed=0)
 
+    def is_empty(self, queue: str) -> bool:
+        return not self.stats(queue).messages
+
 
 def test_notifications_that_the_broker_does_not_count_yet_are_not_enqueued_again(
     state: StateFolder, paths: TablePaths
@@ -139,6 +142,18 @@ def test_notifications_that_the_broker_does_not_count_yet_are_not_enqueued_again
     clock.advance(CALM_SECONDS)
     assert not is_done_after_advance(pending)
     assert len(broker.receive(QUEUE, messages_max=10, lease_seconds=LEASE_SECONDS)) == len(REFS)
+
+
+def test_no_messages_are_counted_after_a_batch(
+    state: StateFolder, paths: TablePaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pending = new_pending(state, paths)
+    pending.begin()
+    monkeypatch.setattr(state.broker, "stats", None)  # it reads an entry for each message
+    assert not is_done_after_advance(pending)
+    state.broker.settle([(delivery, Ack()) for delivery in receive(state)])
+    assert not is_done_after_advance(pending)
+    assert len(receive(state)) == len(REFS), "they are sent again"
 
 
 def test_notifications_of_a_killed_ingest_are_not_enqueued_again(state: StateFolder, paths: TablePaths) -> None:

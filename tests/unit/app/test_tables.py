@@ -1,5 +1,6 @@
 """The rows and quarantine tables of a pipeline: created, published, counted and swept together."""
 
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -10,10 +11,12 @@ from deltalake import DeltaTable
 from tests.conformance.publishing.batch_maker import BatchMaker as Mill
 
 from penstock.app.paths import TablePaths, table_paths
-from penstock.app.tables import Tables
+from penstock.app.tables import RECORD_EMPTY, Tables
 from penstock.errors import PublishHalted, TableError
 from penstock.events import Bus, CheckpointFailed, Event, JobFailed
 from penstock.ledger import Ledger
+from penstock.ledger.queries import Queries
+from penstock.ledger.records import BatchRow
 from penstock.ledger.retractions import Retraction
 from penstock.messaging.steps import Step
 from penstock.pipeline.maintenance import gc
@@ -77,6 +80,65 @@ def test_the_quarantine_is_created_with_the_first_quarantined_line(
     assert tables.has_quarantine()
     assert open_dataset(paths.table).count_rows() == 2
     assert open_dataset(paths.quarantine).to_table()["reason"].to_pylist() == ["malformed"]
+
+
+@pytest.fixture
+def batches_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of all batches that are read from the ledger one by one."""
+    read: list[int] = []
+    batches = Queries.batches
+
+    def recording(queries: Queries, pipeline: str, *, after_seq: int, limit: int) -> Sequence[BatchRow]:
+        page = batches(queries, pipeline, after_seq=after_seq, limit=limit)
+        read.extend(batch.seq for batch in page)
+        return page
+
+    monkeypatch.setattr(Queries, "batches", recording)
+    return read
+
+
+def test_a_process_reads_no_old_batches_to_learn_that_none_has_bad_lines(
+    paths: TablePaths, mill: Mill, batches_read: list[int]
+) -> None:
+    for number in range(3 * RECORD_EMPTY):
+        mill.batch([number])
+    Tables(paths, mill.ledger, bus=Bus()).publish()
+    for number in range(RECORD_EMPTY // 2):
+        mill.batch([number])
+    Tables(paths, mill.ledger, bus=Bus()).publish()
+    batches_read.clear()
+    later = Tables(paths, mill.ledger, bus=Bus())
+    assert later.unpublished() == 0
+    later.publish()
+    assert min(batches_read) >= 3 * RECORD_EMPTY - 1
+    assert later.visible_to == 3 * RECORD_EMPTY + RECORD_EMPTY // 2
+
+    commit_quarantined_batch(paths, mill, [1])
+    assert Tables(paths, mill.ledger, bus=Bus()).unpublished() == 1
+    Tables(paths, mill.ledger, bus=Bus()).publish()
+    assert open_dataset(paths.quarantine).count_rows() == 1
+
+
+def test_the_record_of_batches_without_bad_lines_is_for_one_position_of_the_table(
+    paths: TablePaths, mill: Mill
+) -> None:
+    commit_quarantined_batch(paths, mill, [1])
+    for number in range(RECORD_EMPTY + 1):
+        mill.batch([number])
+    Tables(paths, mill.ledger, bus=Bus()).publish()
+    assert mill.ledger.progress(paths.pipeline, "no bad lines after 1") == RECORD_EMPTY + 2
+    shutil.rmtree(Path(str(paths.quarantine)) / "_delta_log")  # a person deletes the table
+    Tables(paths, mill.ledger, bus=Bus()).publish()
+    assert open_dataset(paths.quarantine).count_rows() == 1, "it is there again"
+
+
+def test_a_record_of_batches_that_the_ledger_has_lost_is_ignored(paths: TablePaths, mill: Mill) -> None:
+    mill.ledger.advance_progress(paths.pipeline, "no bad lines after 0", 7)
+    commit_quarantined_batch(paths, mill, [1])
+    tables = Tables(paths, mill.ledger, bus=Bus())
+    assert tables.unpublished() == 1
+    tables.publish()
+    assert open_dataset(paths.quarantine).count_rows() == 1
 
 
 def test_unpublished_counts_batches_with_files_missing_in_either_table(

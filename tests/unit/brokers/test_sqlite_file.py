@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,6 +55,33 @@ def test_two_files_never_share_an_id_or_a_receipt(tmp_path: Path) -> None:
     assert not one.settle([(ours, Ack())])
     one.close()
     other.close()
+
+
+def test_emptiness_costs_the_same_however_many_messages_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = 0
+
+    def count_step() -> int:
+        nonlocal steps
+        steps += 1
+        return 0
+
+    connect = sqlite3.connect
+
+    def connect_counted(*args: Any, **kwargs: Any) -> sqlite3.Connection:
+        connection: sqlite3.Connection = connect(*args, **kwargs)
+        connection.set_progress_handler(count_step, 1)  # called for each instruction of SQLite's virtual machine
+        return connection
+
+    monkeypatch.setattr(sqlite3, "connect", connect_counted)
+    broker = open_broker(tmp_path / "queue.db")
+    costs = []
+    for count in (10, 5_000):
+        broker.send("q", [Outgoing(body=b"a")] * count)
+        steps = 0
+        assert not broker.is_empty("q")
+        costs.append(steps)
+    assert costs[0] == costs[1] > 0
+    broker.close()
 
 
 def test_new_settings_replace_the_stored_ones(tmp_path: Path) -> None:

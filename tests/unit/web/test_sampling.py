@@ -10,7 +10,7 @@ import pytest
 
 from penstock.errors import TemporaryError
 from penstock.operations.status.watch import StatusFrame
-from penstock.web.sampling import IDLE_FACTOR, REST_FACTOR, VIEWED_SECONDS, Sampler
+from penstock.web.sampling import IDLE_FACTOR, IDLE_REST_SECONDS_MAX, REST_FACTOR, VIEWED_SECONDS, Sampler
 
 EVERY_SECONDS = 2.0
 DEADLINE_SECONDS = 30.0
@@ -101,6 +101,15 @@ def test_a_slow_reading_is_followed_by_a_long_rest(status: Status) -> None:
     with sampling(status) as sampler:
         sampler.frame()
         assert status.clock.rest() >= REST_FACTOR * 5.0
+
+
+@pytest.mark.parametrize(("seconds", "rest"), [(0.01, 10.0), (0.5, 50.0), (20.0, IDLE_REST_SECONDS_MAX), (50.0, 150.0)])
+def test_a_slow_reading_is_rare_while_no_person_looks(status: Status, seconds: float, rest: float) -> None:
+    status.seconds = seconds
+    with sampling(status) as sampler:
+        assert status.clock.rest() == pytest.approx(rest)
+        sampler.frame()
+        assert status.clock.rest() == pytest.approx(max(EVERY_SECONDS, REST_FACTOR * seconds))
 
 
 def test_a_page_after_a_change_shows_a_reading_that_began_after_it(status: Status) -> None:

@@ -227,6 +227,9 @@ class FakeBroker:
     def stats(self, queue: str) -> QueueStats:
         raise NotImplementedError
 
+    def is_empty(self, queue: str) -> bool:
+        raise NotImplementedError
+
     def browse(self, queue: str, *, messages_max: int, after_id: str | None = None) -> Sequence[Message]:
         raise NotImplementedError
 

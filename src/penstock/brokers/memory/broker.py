@@ -150,6 +150,12 @@ class MemoryBroker:
             memory_queue = self._store.find_updated(queue, now)
             return shared.EMPTY_STATS if memory_queue is None else memory_queue.stats(now)
 
+    def is_empty(self, queue: str) -> bool:
+        self._check_open()
+        with self._store.lock:
+            memory_queue = self._store.find_updated(queue, self._store.clock.now())
+            return memory_queue is None or not memory_queue.entries
+
     def browse(self, queue: str, *, messages_max: int, after_id: str | None = None) -> Sequence[Message]:
         """Return messages in any state, ordered by id. ``after_id`` may name a message that has left the queue."""
         self._check_open()

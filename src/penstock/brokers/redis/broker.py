@@ -214,6 +214,9 @@ class RedisStreamsBroker:
         self._turns.sweep_due([queue], LEASE_SECONDS, remove_idle_consumers=False)
         return read_stats(self._server, self._keys, queue)
 
+    def is_empty(self, queue: str) -> bool:
+        return not self.stats(queue).messages
+
     def browse(self, queue: str, *, messages_max: int, after_id: str | None = None) -> Sequence[Message]:
         """Return messages in any state, ordered by id. ``after_id`` may name a message that has left the queue."""
         self._turns.sweep_due([queue], LEASE_SECONDS, remove_idle_consumers=False)

@@ -217,6 +217,13 @@ class SqliteBroker:
             oldest_enqueued_age_seconds=None if enqueued_from is None else max(0.0, now - enqueued_from),
         )
 
+    def is_empty(self, queue: str) -> bool:
+        found = self._find_updated(queue)
+        if found is None:
+            return True
+        with self._file.reading() as connection:
+            return not connection.execute(self._sql["any_message"], {"queue_id": found.id}).fetchone()[0]
+
     def browse(self, queue: str, *, messages_max: int, after_id: str | None = None) -> Sequence[Message]:
         """Return messages in any state, ordered by id. ``after_id`` may name a message that has left the queue."""
         after = 0 if after_id is None else shared.seq_of(self._store_id, after_id)

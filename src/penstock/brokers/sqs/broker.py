@@ -239,6 +239,9 @@ class SqsBroker:
         with self._forgetting([queue]):
             return read_stats(self._api, self._queues, queue)
 
+    def is_empty(self, queue: str) -> bool:
+        return not self.stats(queue).messages
+
     def browse(self, queue: str, *, messages_max: int, after_id: str | None = None) -> Sequence[Message]:  # noqa: ARG002
         raise _not_browsable(queue)
 

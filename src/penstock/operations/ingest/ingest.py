@@ -334,7 +334,7 @@ def _fed(work: IngestPipeline, spark: GivenSpark | None) -> tuple[PendingObjects
 
     if not until() and not work.tools.stop.requested:
         work.serve(sample=sample, until=until, spark=spark)
-    return pending, _IngestScan(report=None, complete=work.request.watch or not pending.messages())
+    return pending, _IngestScan(report=None, complete=work.request.watch or pending.drain_check.is_empty())
 
 
 def _first_objects(work: IngestPipeline) -> Sequence[ObjectRef]:

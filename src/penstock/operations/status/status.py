@@ -5,7 +5,7 @@ automatically.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,7 @@ from penstock.pipeline.extra import require_spark
 
 if TYPE_CHECKING:
     from penstock.app.tables import Tables
+    from penstock.pipeline.maintenance.table_history import Shortfall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +120,7 @@ def _replayed(seen: ScopeView, names: Iterable[str], records: Sequence[WorkerRec
 
 
 DETAILS_SECONDS = 30.0
+SCAN_SHARE = 100.0  # the time between two scans, as a multiple of the duration of one
 FOREIGN_COMMITS_MAX = 10  # shown per pipeline
 UNNAMED = "no queue is named, so none was checked: give --app, such as --app shop:app, or set queues"
 UNSHOWN = (
@@ -135,8 +137,9 @@ def read_status(scope: Scope) -> Status:
 class StatusReader:
     """Read the status of one scope repeatedly. For one thread.
 
-    Slow details that rarely change are read every `DETAILS_SECONDS`: replaced failed objects and the contents of
-    tables. In between, the number of processed objects is updated from new batches, and empty queues are remembered to
+    Slow details that rarely change are read every `DETAILS_SECONDS`: the versions of tables. What grows with a pipeline
+    is scanned at most as often, and takes a hundredth of the time: failed objects, the rows of all batches and files,
+    and the count of processed objects, which is updated from new batches in between. Empty queues are remembered to
     estimate ages. Each call opens its own connections, so that a server that was unavailable is tried again.
     """
 
@@ -144,6 +147,7 @@ class StatusReader:
         self._scope = scope
         self._clock = clock or SystemClock()
         self._details: _Details | None = None
+        self._scans: _Scans | None = None
         self._ages: AgeReader | None = None
         self._pipelines = PipelineReader(overdue_after_seconds=scope.settings.objects_overdue_after, clock=self._clock)
 
@@ -151,18 +155,18 @@ class StatusReader:
         """Read the current status."""
         scope = self._scope
         with view(scope) as seen:
-            details = self._details_of(seen)
+            details, scans = self._details_of(seen), self._scans_of(seen)
             silent = seen.workers.silent()  # they may serve any queue
             records = seen.workers.records()
             healths = self._pipelines.read(seen.ledger, seen.pipelines(), has_settled=partial(_has_settled, seen))
-            pipelines = [self._pipeline(seen, health, details) for health in healths]
+            pipelines = [self._pipeline(seen, health, details, scans) for health in healths]
             self._ages = self._ages or AgeReader(seen.broker, clock=self._clock)
             every = queue_statuses(scope.settings, seen.broker, seen.queues, ages=self._ages)
             counts = dead_letters(seen, every, records)
             queues = [one for one in every if not names_dead_letters(one.queue)]
             notes = [] if scope.table is not None else list(_notes(seen, queues))
-            notes += [note for table in details.tables.values() for note in table.notes]
-            replaced = details.dead_letters_replaced if counts.all else 0
+            notes += [one.text for found in scans.shortfalls.values() for one in found if not one.is_explained]
+            replaced = scans.dead_letters_replaced if counts.all else 0
             if replaced is None:
                 notes.append(UNSHOWN)
         unserved = _unserved(queues, records)
@@ -205,32 +209,41 @@ class StatusReader:
     def _details_of(self, seen: ScopeView) -> "_Details":
         now = self._clock.monotonic()
         if self._details is None or now - self._details.at >= DETAILS_SECONDS:
-            self._pipelines.count_anew()
-            dead = {pipeline: dead_objects(seen, pipeline) for pipeline in seen.pipelines()}
-            self._details = _Details(
-                at=now,
-                replaced={pipeline: one.replaced for pipeline, one in dead.items()},
-                dead_letters_replaced=dead_letters_replaced(seen, dead.values()),
-                tables={pipeline: _table(seen, pipeline) for pipeline in dead},
-                replaced_rows={pipeline: seen.ledger.replaced_totals(pipeline) for pipeline in dead},
-            )
+            self._details = _Details(at=now, tables={pipeline: _table(seen, pipeline) for pipeline in seen.pipelines()})
         return self._details
 
-    def _pipeline(self, seen: ScopeView, health: PipelineHealth, details: "_Details") -> PipelineStatus:
+    def _scans_of(self, seen: ScopeView) -> "_Scans":
+        began_at = self._clock.monotonic()
+        if self._scans is None or began_at >= self._scans.due_at:
+            self._pipelines.count_anew()
+            dead = {pipeline: dead_objects(seen, pipeline) for pipeline in seen.pipelines()}
+            scans = _Scans(
+                replaced={pipeline: one.replaced for pipeline, one in dead.items()},
+                dead_letters_replaced=dead_letters_replaced(seen, dead.values()),
+                shortfalls={pipeline: _shortfalls(seen, pipeline) for pipeline in dead},
+                replaced_rows={pipeline: seen.ledger.replaced_totals(pipeline) for pipeline in dead},
+            )
+            took_seconds = self._clock.monotonic() - began_at
+            self._scans = replace(scans, due_at=began_at + max(DETAILS_SECONDS, SCAN_SHARE * took_seconds))
+        return self._scans
+
+    def _pipeline(
+        self, seen: ScopeView, health: PipelineHealth, details: "_Details", scans: "_Scans"
+    ) -> PipelineStatus:
         pipeline = health.pipeline
         table = details.tables.get(pipeline) or _table(seen, pipeline)
         row = seen.ledger.pipeline(pipeline)
-        replaced_objects, replaced_rows = details.replaced_rows.get(pipeline) or seen.ledger.replaced_totals(pipeline)
+        replaced_objects, replaced_rows = scans.replaced_rows.get(pipeline) or seen.ledger.replaced_totals(pipeline)
         return PipelineStatus(
             pipeline=pipeline,
             objects=health.objects,
-            objects_replaced=min(details.replaced.get(pipeline, 0), health.objects[ObjectState.DEAD]),
+            objects_replaced=min(scans.replaced.get(pipeline, 0), health.objects[ObjectState.DEAD]),
             batches_committed=health.batches_committed,
             batches_unpublished=table.unpublished,
             table=table.name,
             table_version=table.version,
             disagreement=table.disagreement,
-            shortfalls=table.shortfalls,
+            shortfalls=[one.text for one in scans.shortfalls.get(pipeline, ()) if one.is_explained],
             reconciled=health.reconciled,
             objects_missing=health.objects_missing,
             warned_objects=health.warned_objects,
@@ -256,8 +269,6 @@ class _TableStatus:
     version: int | None
     unpublished: int | None
     disagreement: str | None
-    shortfalls: Sequence[str] = ()  # removed by another writer
-    notes: Sequence[str] = ()
     foreign_commits: Sequence[ForeignCommitStatus] = ()
 
 
@@ -266,10 +277,18 @@ class _Details:
     """The slow details, as of a monotonic time."""
 
     at: float
-    replaced: Mapping[str, int]  # failed objects with a later version that was processed, by pipeline
-    dead_letters_replaced: int | None  # None: unknown
     tables: Mapping[str, _TableStatus]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scans:
+    """The details that take longer the more objects, batches and files a pipeline has. Mappings are by pipeline."""
+
+    replaced: Mapping[str, int]  # failed objects with a later version that was processed
+    dead_letters_replaced: int | None  # None: unknown
+    shortfalls: Mapping[str, Sequence["Shortfall"]]
     replaced_rows: Mapping[str, tuple[int, int]]  # see `Ledger.replaced_totals`
+    due_at: float = 0.0  # when to scan again (monotonic)
 
 
 def _has_settled(seen: ScopeView, pipeline: str, seconds: float) -> bool:
@@ -288,17 +307,20 @@ def _table(seen: ScopeView, pipeline: str) -> _TableStatus:
         known = committed == 0 or pipeline in seen.scope.tableless
         return _TableStatus(name=None, scheme=None, version=None, unpublished=0 if known else None, disagreement=None)
     tables = _tables(seen, where)
-    shortfalls = tables.shortfalls()
     return _TableStatus(
         name=str(where.table),
         scheme=where.scheme,
         version=tables.version(),
         unpublished=tables.unpublished(),
         disagreement=_disagreement(seen, pipeline, tables, committed),
-        shortfalls=[shortfall.text for shortfall in shortfalls if shortfall.is_explained],
-        notes=[shortfall.text for shortfall in shortfalls if not shortfall.is_explained],
         foreign_commits=_foreign_commits(seen, pipeline, where),
     )
+
+
+def _shortfalls(seen: ScopeView, pipeline: str) -> Sequence["Shortfall"]:
+    """Return the rows that batches wrote and that the pipeline's tables lack; none if their place is unknown."""
+    where = seen.scope.tables.get(pipeline)
+    return () if where is None else _tables(seen, where).shortfalls()
 
 
 def _foreign_commits(seen: ScopeView, pipeline: str, where: TablePaths) -> Sequence[ForeignCommitStatus]:

@@ -6,12 +6,11 @@ refill a folder after it was emptied, so every sweep lists again. Nothing else i
 table, except leftovers of compactions (see `compact`).
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-
-from ulid import ULID
 
 from penstock.errors import TableError, TemporaryError
 from penstock.events import AttemptAbandoned, Bus
@@ -22,6 +21,8 @@ from penstock.pipeline.batch_record import DATA_FOLDER, TOMBSTONES_FOLDER, attem
 from penstock.pipeline.maintenance.interruption import PassEnded, interruptible
 from penstock.sinks.manifest import decode
 from penstock.storage.files import FileInfo, Files
+
+_ULID = re.compile("[0-7][0-9A-HJKMNP-TV-Z]{25}")  # to read each of them as one takes a sweep thirty times as long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,10 +111,7 @@ def _swept(
 
 def is_attempt_id(name: str) -> bool:
     """Return True for a ULID as Penstock writes it. No other name is ever used in a path to delete."""
-    try:
-        return str(ULID.from_str(name)) == name
-    except ValueError:
-        return False
+    return _ULID.fullmatch(name) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

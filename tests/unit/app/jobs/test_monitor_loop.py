@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.app.jobs.monitor.process import JITTER_SHARE, STUCK_SECONDS, MonitorLoop
+from penstock.app.jobs.monitor.process import JITTER_SHARE, REST_SECONDS_MAX, STUCK_SECONDS, MonitorLoop
 from penstock.app.jobs.monitor.sample import MonitorSample
 from penstock.testing import FakeClock
 from penstock.worker.shutdown import StopSignal
@@ -46,6 +46,23 @@ def test_rests_have_jitter(random: float, share: float) -> None:
 
     monitor_loop(stop, clock, random).run(lambda: MonitorSample(at=0.0), publish)
     assert at[1] - at[0] == pytest.approx(20.0 * share)
+
+
+@pytest.mark.parametrize(("cpu_seconds", "rest_seconds"), [(0.1, 20.0), (0.5, 50.0), (60.0, REST_SECONDS_MAX)])
+def test_measuring_takes_at_most_a_hundredth_of_a_core(cpu_seconds: float, rest_seconds: float) -> None:
+    stop, clock = StopSignal(), FakeClock(auto_advance=True)
+    at, used = list[float](), [0.0]
+
+    def measure() -> MonitorSample:
+        used[0] += cpu_seconds
+        at.append(clock.now())
+        if len(at) == 2:
+            stop.request()
+        return MonitorSample(at=0.0)
+
+    loop = MonitorLoop(every_seconds=20.0, stop=stop, clock=clock, random=lambda: 0.5, cpu_seconds=lambda: used[0])
+    loop.run(measure, lambda _: None)
+    assert at[1] - at[0] == pytest.approx(rest_seconds)
 
 
 def test_the_monitor_is_not_live_during_a_stuck_measurement() -> None:

@@ -6,6 +6,7 @@ never waits for an unresponsive broker.
 
 import random
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 BLIND_SECONDS = 120.0  # after this time in one measurement, the previous values are outdated
 STUCK_SECONDS = 300.0  # a longer measurement will not end: all its calls have shorter limits
 JITTER_SHARE = 0.1  # so that two monitors do not stay synchronised
+CPU_SHARE = 100.0  # rest after a measurement, as a multiple of its CPU time: a long queue file is measured less often
+REST_SECONDS_MAX = 300.0
 FAILED = "monitor_poll_failures_total"
 _JOIN_SECONDS = 0.1
 _LEAVE_SECONDS = 0.3  # for a measurement in progress at a stop
@@ -36,8 +39,17 @@ _LEAVE_SECONDS = 0.3  # for a measurement in progress at a stop
 class MonitorLoop:
     """The loop: measure, publish, rest. Started once; its progress is its health."""
 
-    def __init__(self, *, every_seconds: float, stop: StopSignal, clock: Clock, random: Random) -> None:
+    def __init__(
+        self,
+        *,
+        every_seconds: float,
+        stop: StopSignal,
+        clock: Clock,
+        random: Random,
+        cpu_seconds: Callable[[], float] = time.thread_time,
+    ) -> None:
         self._every_seconds = every_seconds
+        self._cpu_seconds = cpu_seconds
         self._stop = stop
         self._clock = clock
         self._random = random
@@ -65,17 +77,20 @@ class MonitorLoop:
             while not self._stop.requested:
                 stop_requested.clear()
                 self._began_at = self._clock.monotonic()
+                cpu_before = self._cpu_seconds()
                 found = measure()
+                cpu_seconds = self._cpu_seconds() - cpu_before
                 self._latest = found
                 self._began_at = self._clock.monotonic()  # the disk that has the history may hang as a service may
                 publish(found)
                 self._began_at = None
                 self._measured += 1
                 if not self._stop.requested:
-                    self._clock.wait(stop_requested, self._rest_seconds())
+                    self._clock.wait(stop_requested, self._rest_seconds(cpu_seconds))
 
-    def _rest_seconds(self) -> float:
-        return self._every_seconds * (1 - JITTER_SHARE + 2 * JITTER_SHARE * self._random())
+    def _rest_seconds(self, cpu_seconds: float) -> float:
+        every_seconds = max(self._every_seconds, min(CPU_SHARE * cpu_seconds, REST_SECONDS_MAX))
+        return every_seconds * (1 - JITTER_SHARE + 2 * JITTER_SHARE * self._random())
 
     @property
     def _under_way_seconds(self) -> float:

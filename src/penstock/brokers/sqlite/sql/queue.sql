@@ -294,6 +294,9 @@ FROM
         WHERE queue_id = :queue_id AND state <> 0
     ) AS waiting
 
+-- name: any_message
+SELECT EXISTS (SELECT 1 FROM messages WHERE queue_id = :queue_id)
+
 -- name: browse
 SELECT id, body, enqueued_at, attributes, grp
 FROM messages
