@@ -1,7 +1,7 @@
 """Faults on a cluster while tasks write the rows that they read: `penstock.pipeline.spark.direct`.
 
 A hook in the executors' Python strikes once, in the task that first has a file ready: it holds the task, or it stops
-the executor's JVM and lets the task write on, so that its result stays there. The tests kill processes by their ids.
+the executor's JVM and lets the task write on, so that its result stays there, or the disk fails the task. The tests kill processes by their ids.
 The oracle checks that each line is in the table once; the files on disk show which attempts of a task wrote theirs.
 """
 
@@ -22,7 +22,7 @@ from tests.services.spark_cluster import FROM_DRIVER, SparkCluster
 pytestmark = pytest.mark.spark
 
 OBJECTS = 80  # two tasks, one for each executor
-HOLD, STOP = "hold", "stop"  # the faults, and the files that ask for them
+HOLD, STOP, FAIL = "hold", "stop", "fail"  # the faults, and the files that ask for them
 STRUCK = "struck"  # the process id of the executor that was struck
 GO = "go"  # ends a hold
 SPECULATION: Mapping[str, str] = {
@@ -33,6 +33,7 @@ SPECULATION: Mapping[str, str] = {
     "spark.speculation.minTaskRuntime": "1s",
 }
 HOOK = """
+import errno
 import os
 import pathlib
 import signal
@@ -44,7 +45,7 @@ faults, fsync = pathlib.Path({faults!r}), os.fsync
 def struck(descriptor):
     path = os.readlink(f"/proc/self/fd/{{descriptor}}")
     if "/table/data/" in path and ".parquet" in path:
-        for fault in ("hold", "stop"):
+        for fault in ("hold", "stop", "fail"):
             try:
                 (faults / fault).unlink()
             except FileNotFoundError:
@@ -55,6 +56,8 @@ def struck(descriptor):
                 os.kill(int(executor), signal.SIGSTOP)
             (faults / "half").write_text(executor)
             (faults / "half").replace(faults / "struck")
+            if fault == "fail":
+                raise OSError(errno.EIO, "the disk failed once")
             while fault == "hold" and not (faults / "go").exists():
                 time.sleep(0.02)  # between two looks at a file that the test makes
     fsync(descriptor)
@@ -131,6 +134,11 @@ def test_a_task_whose_executor_is_killed_after_it_wrote_is_repeated_into_other_f
     running.wait_until(lambda: len(struck.written()) == 2)
     os.kill(executor, signal.SIGKILL)
     struck.check(running, left=1)
+
+
+def test_a_task_with_a_passing_fault_is_repeated_and_not_its_run(struck: StruckCase) -> None:
+    running, _ = struck.strike(FAIL)
+    struck.check(running, left=0)
 
 
 @pytest.mark.parametrize("scheme", FORMATS)

@@ -77,6 +77,23 @@ def test_the_master_determines_where_tasks_run_and_how_often(master: str, here: 
     assert (runtime.is_local, runtime.tasks_run_once) == (here, once)
 
 
+@pytest.mark.parametrize(
+    ("master", "conf", "attempts"),
+    [
+        ("local[4]", {}, 1),
+        ("local[4]", {"spark.task.maxFailures": "7"}, 1),  # which Spark ignores
+        ("local[*, 3]", {}, 3),
+        ("spark://host:7077", {}, 4),
+        ("yarn", {"spark.task.maxFailures": "7"}, 7),
+    ],
+)
+def test_the_master_and_a_setting_determine_how_often_a_task_is_started(
+    master: str, conf: dict[str, str], attempts: int
+) -> None:
+    spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(master=master, getConf=lambda: conf))
+    assert ClassicRuntime(spark).task_attempts_max == attempts
+
+
 def test_a_session_of_penstock_is_classic_although_the_defaults_of_spark_choose_connect(tmp_path: Path) -> None:
     settings = SessionSettings(
         master="local[1]",

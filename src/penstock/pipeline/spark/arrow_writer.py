@@ -23,6 +23,7 @@ from socket import gethostname
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyspark import TaskContext
 from pyspark import __version__ as spark_version
 from pyspark.sql import Column, DataFrame, functions
 from pyspark.sql import types as spark_types
@@ -124,8 +125,11 @@ def write_parquet(
     marks: Sequence[str] = (),
     row_group_bytes: int = ROW_GROUP_BYTES,
     file_bytes: int = FILE_BYTES,
+    attempts_max: int = 1,
 ) -> Sequence[WrittenFile]:
     """Write all rows below ``directory`` and return the files that their tasks report. Blocks like any Spark job.
+
+    ``attempts_max``: how often Spark starts a task whose attempts fail.
 
     Raises Spark's errors for the frame, `TransformError` if every column is a partition column, and the errors that
     ``files`` raises in the executors.
@@ -134,7 +138,9 @@ def write_parquet(
     if not stored:
         raise TransformError(f"All columns are partition columns ({', '.join(partition_by)}), and files need another.")
     columns = arrow_schema(frame.select(*map(column, stored)).schema)
-    task = WriteTask.of(columns, files=files, directory=directory, partition_by=partition_by)
+    task = WriteTask.of(
+        columns, files=files, directory=directory, partition_by=partition_by, attempts_max=attempts_max
+    )
     task = replace(task, row_group_bytes=row_group_bytes, file_bytes=file_bytes)
     return collected(_arranged(frame, stored, partition_by, marks).mapInArrow(task.results, RESULT_DDL))
 
@@ -199,11 +205,19 @@ class WriteTask:
     schema: pa.Schema  # of the files
     partition_by: tuple[str, ...]
     driver_host: str
+    attempts_max: int  # of each task
     row_group_bytes: int = ROW_GROUP_BYTES
     file_bytes: int = FILE_BYTES
 
     @staticmethod
-    def of(columns: pa.Schema, *, files: Files, directory: str, partition_by: Sequence[str] = ()) -> "WriteTask":
+    def of(
+        columns: pa.Schema,
+        *,
+        files: Files,
+        directory: str,
+        partition_by: Sequence[str] = (),
+        attempts_max: int = 1,
+    ) -> "WriteTask":
         """Return the task that writes these columns. Call it on the driver."""
         return WriteTask(
             files=files,
@@ -211,20 +225,32 @@ class WriteTask:
             schema=columns.with_metadata(_METADATA),
             partition_by=tuple(partition_by),
             driver_host=gethostname(),
+            attempts_max=attempts_max,
         )
 
     def results(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield one row per written file, or one row for a fault of the store.
 
-        A fault raised here would reach the driver as text inside a Spark error and look like a fault of the rows.
+        A passing fault is raised while Spark will repeat the task. The fault of a last attempt would reach the driver
+        as text inside a Spark error and look like a fault of the rows.
         """
         try:
             with naming_host(self.driver_host):
                 for file in self._written(batches):
                     yield _result(path=file.path, rows=file.rows, size_bytes=file.size_bytes)
         except tuple(_FAULTS.values()) as error:
+            if isinstance(error, TemporaryError) and self._is_repeated():
+                raise
             fault = next(name for name, kind in _FAULTS.items() if isinstance(error, kind))
             yield _result(fault=fault, reason=str(error))
+
+    def _is_repeated(self) -> bool:
+        """Return True if Spark starts this task again if this attempt fails.
+
+        Spark counts failed attempts, of which there are no more than attempts that were started before.
+        """
+        context = TaskContext.get()
+        return context is not None and context.attemptNumber() + 1 < self.attempts_max
 
     def _written(self, batches: Iterable[pa.RecordBatch]) -> Iterator[WrittenFile]:
         for folder, pieces in itertools.groupby(self._pieces(batches), key=itemgetter(0)):

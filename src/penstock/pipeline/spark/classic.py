@@ -71,6 +71,7 @@ _archives: "WeakKeyDictionary[SparkSession, ClassArchive]" = WeakKeyDictionary()
 # A line of spark-defaults.conf: Java's properties, without escapes and continued lines.
 _DEFAULT = re.compile(r"(?P<name>spark\.[^\s=:]+)(?:\s*[=:]\s*|\s+)(?P<value>.*)")
 
+_TASK_ATTEMPTS_DEFAULT = "4"  # Spark's
 _LOCAL = re.compile(r"local(\[\s*(?:\d+|\*)\s*(?:,\s*(?P<attempts>\d+)\s*)?\])?")
 
 # Launch errors as Java, its virtual machine and Spark print them.
@@ -239,8 +240,14 @@ class ClassicRuntime:
 
     @property
     def tasks_run_once(self) -> bool:
+        return self.is_local and self.task_attempts_max == 1
+
+    @property
+    def task_attempts_max(self) -> int:
         found = _LOCAL.fullmatch(self.address)
-        return found is not None and found["attempts"] in (None, "1")
+        if found is not None:  # Spark ignores the setting
+            return int(found["attempts"] or 1)
+        return int(self._context.getConf().get("spark.task.maxFailures", _TASK_ATTEMPTS_DEFAULT))
 
     def tasks_at_once(self) -> int:
         return max(1, self._context.defaultParallelism)

@@ -152,6 +152,7 @@ class ConnectRuntime:
 
     is_local = False
     tasks_run_once = False
+    task_attempts_max = 1  # a server in local mode ignores the setting, and does not say so
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark: Any = spark  # typed as a classic session, which lacks some of these methods

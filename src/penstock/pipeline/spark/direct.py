@@ -21,16 +21,18 @@ from penstock.sinks.parquet import WrittenFile
 from penstock.storage.files import Files
 
 
-def write_as_read(spark: SparkSession, plan: ReadPlan, files: Files, directory: str) -> Sequence[WrittenFile]:
+def write_as_read(
+    spark: SparkSession, plan: ReadPlan, files: Files, directory: str, *, attempts_max: int = 1
+) -> Sequence[WrittenFile]:
     """Read a saved plan, and write its rows as Parquet below ``directory``. Return the files that the tasks report.
 
-    Blocks like any Spark job. Raises Spark's errors, and the faults of the store and of the files.
+    ``attempts_max``: how often Spark starts a task whose attempts fail. Blocks like any Spark job. Raises Spark's
+    errors, and the faults of the store and of the files.
     """
     if not plan.partitions:
         return []
-    task = DirectTask(
-        plan=SavedPlan.load(plan.work), writer=WriteTask.of(plan.options.columns, files=files, directory=directory)
-    )
+    writer = WriteTask.of(plan.options.columns, files=files, directory=directory, attempts_max=attempts_max)
+    task = DirectTask(plan=SavedPlan.load(plan.work), writer=writer)
     count = len(plan.partitions)
     numbers = spark.range(0, count, 1, count)  # one per task
     return collected(numbers.mapInArrow(task.results, RESULT_DDL))

@@ -130,8 +130,16 @@ def write(
     the directory is on this host's disk, and all tasks run on this host with one attempt each.
     """
     frame, partition_by = with_partition_columns(frame, [*marks, *partition_by])
-    if not (files.is_local and runtime_of(frame.sparkSession).tasks_run_once):
-        return write_parquet(frame, files, directory, partition_by=partition_by, marks=marks)
+    runtime = runtime_of(frame.sparkSession)
+    if not (files.is_local and runtime.tasks_run_once):
+        return write_parquet(
+            frame,
+            files,
+            directory,
+            partition_by=partition_by,
+            marks=marks,
+            attempts_max=runtime.task_attempts_max,
+        )
     writer = gathered(frame, partition_by, marks=marks).write.options(**_PARQUET_OPTIONS)
     writer.partitionBy(*partition_by).parquet(f"{files}/{directory}")
     return None
@@ -388,7 +396,8 @@ class SparkRun:
         """Write the run's rows. Return the files that count; None: all files in the run's folder."""
         table = self._declaration.table
         if frame is None:
-            return write_as_read(self._context.spark, self._plan, table, self._files)
+            attempts_max = self._context.runtime.task_attempts_max
+            return write_as_read(self._context.spark, self._plan, table, self._files, attempts_max=attempts_max)
         marks = () if self._declaration.merge is None else (DELETES,)
         return write(frame, table, self._files, partition_by=self._declaration.partition_by, marks=marks)
 

@@ -41,6 +41,11 @@ class SparkRuntime(Protocol):
         """Return True if all tasks run in this process's own JVM and each has a single attempt."""
         ...
 
+    @property
+    def task_attempts_max(self) -> int:
+        """Return how often Spark starts a task whose attempts fail; 1 if it is unknown."""
+        ...
+
     def tasks_at_once(self) -> int:
         """Return the number of tasks that run at once; at least 1. May run a small job on the first call."""
         ...
