@@ -1,8 +1,9 @@
 """Faults on a cluster while tasks write the rows that they read: `penstock.pipeline.spark.direct`.
 
-A hook in the executors' Python strikes once, in the task that first has a file ready: it holds the task, or it stops
-the executor's JVM and lets the task write on, so that its result stays there, or the disk fails the task. The tests kill processes by their ids.
-The oracle checks that each line is in the table once; the files on disk show which attempts of a task wrote theirs.
+A hook in the executors' Python strikes once, in the task that first has a file ready: it holds the task, it stops the
+executor's JVM and lets the task write on, so that its result stays there, or it fails the write. The tests kill
+processes by their ids. The oracle checks that each line is in the table once; the files on disk show which attempts of
+a task wrote theirs.
 """
 
 import json

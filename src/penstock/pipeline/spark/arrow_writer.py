@@ -138,9 +138,7 @@ def write_parquet(
     if not stored:
         raise TransformError(f"All columns are partition columns ({', '.join(partition_by)}), and files need another.")
     columns = arrow_schema(frame.select(*map(column, stored)).schema)
-    task = WriteTask.of(
-        columns, files=files, directory=directory, partition_by=partition_by, attempts_max=attempts_max
-    )
+    task = WriteTask.of(columns, files=files, directory=directory, partition_by=partition_by, attempts_max=attempts_max)
     task = replace(task, row_group_bytes=row_group_bytes, file_bytes=file_bytes)
     return collected(_arranged(frame, stored, partition_by, marks).mapInArrow(task.results, RESULT_DDL))
 
