@@ -140,6 +140,7 @@ def test_a_task_whose_executor_is_killed_after_it_wrote_is_repeated_into_other_f
 def test_a_task_with_a_passing_fault_is_repeated_and_not_its_run(struck: StruckCase) -> None:
     running, _ = struck.strike(FAIL)
     struck.check(running, left=0)
+    assert attempts(struck.table).total() == 1
 
 
 @pytest.mark.parametrize("scheme", FORMATS)

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 
@@ -165,6 +166,17 @@ def test_bad_rows_of_objects_that_are_fitted_together_keep_their_object_and_numb
     assert [(uri, n, row["id"]) for uri, n, row in found.rows] == [(uri, n, n) for uri, n in places if n % 5]
     assert [(uri, n) for uri, n, *_ in found.bad] == [(uri, n) for uri, n in places if not n % 5]
     assert found.failures == {}
+
+
+@formats
+def test_few_objects_of_many_columns_are_held_at_once(name: str) -> None:
+    names = [f"c{number}" for number in range(100)]
+    content = WRITERS[name](pa.table({each: [1] for each in names}), 1)
+    ddl = ", ".join(f"{each} bigint" for each in names)
+    case = Case(contents=[content] * 40, partitions=whole([content] * 40), options=options(name, ddl))
+    found = read(replace(case, options=replace(case.options, block_bytes=1 << 20)))
+    assert found.table.num_rows == 40
+    assert found.table.column(0).num_chunks >= 4  # of about ten objects each, although they have 32 KiB of values
 
 
 @formats

@@ -18,6 +18,7 @@ from penstock.pipeline.spark.source.fit_rows import Fitter, Unfitted
 from penstock.pipeline.spark.source.lines import Undecoded
 from penstock.pipeline.spark.source.unknown import UnknownField, wider_kind
 
+_COLUMN_BYTES = 1 << 10  # of a column of a part, besides its values (measured)
 _URI_BYTES_MAX = 64 << 20  # of the _object column in one batch: URIs may be longer than lines
 
 Part = Undecoded | Unfitted | Decoded
@@ -81,9 +82,10 @@ def size_bytes(part: Part) -> int:
         case Undecoded():
             return len(part.chunk.lines)
         case Unfitted():
-            return int(part.rows.get_total_buffer_size())  # a tenth of the time of `nbytes`; its buffers are its own
+            # a tenth of the time of `nbytes`; its buffers are its own
+            return int(part.rows.get_total_buffer_size()) + part.rows.num_columns * _COLUMN_BYTES
         case _:
-            return int(part.rows.nbytes)
+            return int(part.rows.nbytes) + part.rows.num_columns * _COLUMN_BYTES
 
 
 def decoder_of(part: Part) -> Decoder | Fitter | None:
