@@ -169,6 +169,23 @@ def test_bad_rows_of_objects_that_are_fitted_together_keep_their_object_and_numb
 
 
 @formats
+def test_objects_of_other_types_are_released_together(name: str) -> None:
+    kinds = [pa.int64(), pa.float64(), pa.float64(), pa.string(), pa.int64()]
+    columns = [[float(n) if n % 3 else None for n in range(rows)] for rows in (7, 0, 12, 6, 1)]
+    values = [pa.array(column, pa.float64()).cast(kind) for column, kind in zip(columns, kinds, strict=True)]
+    contents = [WRITERS[name](pa.table({"id": column}), 5) for column in values]
+    found = read(Case(contents=contents, partitions=whole(contents), options=options(name, "id bigint")))
+    assert found.table.column(0).num_chunks == 1
+    places = [(index, n) for index, column in enumerate(columns) for n in range(len(column))]
+    is_text = [pa.types.is_string(kind) for kind in kinds]
+    bad = [(index, n) for index, n in places if is_text[index] and n % 3]
+    wanted = [(f"s3://b/k{index}", n, n if n % 3 else None) for index, n in places if (index, n) not in bad]
+    assert [(uri, n, row["id"]) for uri, n, row in found.rows] == wanted
+    assert [(uri, n) for uri, n, *_ in found.bad] == [(f"s3://b/k{index}", n) for index, n in bad]
+    assert found.failures == {}
+
+
+@formats
 def test_few_objects_of_many_columns_are_held_at_once(name: str) -> None:
     names = [f"c{number}" for number in range(100)]
     content = WRITERS[name](pa.table({each: [1] for each in names}), 1)

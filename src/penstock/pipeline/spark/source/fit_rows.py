@@ -133,7 +133,7 @@ class Fitter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unfitted:
-    """Rows of one unit, as their object has them. Those with the same fitter are fitted together."""
+    """Rows of one unit, as their object has them. Those of units that follow each other are fitted together."""
 
     rows: pa.Table  # with the columns ``fitter.names``
     first: int  # the number of its first row in the object

@@ -1,11 +1,13 @@
 """Packs: parts of objects that are decoded and released together.
 
 Small objects decoded one by one take three times as long (measured). A pack holds lines that share a decoder, rows that
-share a fitter, or rows that are decoded already; each row and bad line keeps its object and its position there.
+are fitted together, or rows that are decoded already; each row and bad line keeps its object and its position there.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, groupby
+from operator import attrgetter
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +16,7 @@ from penstock.pipeline.spark.source.blocks import BadLine, Decoded, Decoder, Pos
 from penstock.pipeline.spark.source.contents import BOM, LineChunk
 from penstock.pipeline.spark.source.csv_records import parted
 from penstock.pipeline.spark.source.ddl import OBJECT, type_text
-from penstock.pipeline.spark.source.fit_rows import Fitter, Unfitted
+from penstock.pipeline.spark.source.fit_rows import Unfitted
 from penstock.pipeline.spark.source.lines import Undecoded
 from penstock.pipeline.spark.source.unknown import UnknownField, wider_kind
 
@@ -88,19 +90,19 @@ def size_bytes(part: Part) -> int:
             return int(part.rows.nbytes) + part.rows.num_columns * _COLUMN_BYTES
 
 
-def decoder_of(part: Part) -> Decoder | Fitter | None:
-    """Return the decoder or fitter that parts of one pack share; None for decoded rows."""
+def decoder_of(part: Part) -> Decoder | type[Unfitted] | None:
+    """Return the decoder that parts of one pack share; the class of rows to be fitted, and None for decoded ones."""
     match part:
         case Undecoded():
             return part.decoder
         case Unfitted():
-            return part.fitter
+            return Unfitted
         case _:
             return None
 
 
 def release(parts: Sequence[Part]) -> Released:
-    """Return the rows of a pack, whose parts have one decoder or fitter, or are all decoded.
+    """Return the rows of a pack, whose parts have one `decoder_of`.
 
     Raises one of `fit_rows.DAMAGE` for rows that cannot be fitted.
     """
@@ -131,8 +133,14 @@ def _decoded(parts: Sequence[Undecoded]) -> Released:
 
 
 def _fitted(parts: Sequence[Unfitted]) -> Released:
-    """Fit the rows of several units as one."""
-    decoded = parts[0].fitter.fit(_concatenated([part.rows for part in parts]))
+    """Fit the rows of several units: those of consecutive ones with the same fitter as one."""
+    runs: list[Decoded] = []  # numbered as if the rows of all parts were one unit
+    count = 0
+    for fitter, run in groupby(parts, key=attrgetter("fitter")):
+        rows = _concatenated([part.rows for part in run])
+        runs.append(fitter.fit(rows, count))
+        count += rows.num_rows
+    decoded = runs[0] if len(runs) == 1 else _one(runs)
     counts = np.array([part.rows.num_rows for part in parts], dtype=np.int64)
     bases = np.cumsum(counts) - counts
     shifts = np.array([part.first for part in parts], dtype=np.int64) - bases
@@ -151,6 +159,16 @@ def _fitted(parts: Sequence[Unfitted]) -> Released:
         bad=list(zip(bad_owners.tolist(), bad_positions.tolist(), decoded.bad, strict=True)),
         unknown=decoded.unknown,
         misfits=decoded.misfits,
+    )
+
+
+def _one(runs: Sequence[Decoded]) -> Decoded:
+    return Decoded(
+        rows=_concatenated([run.rows for run in runs]),
+        starts=np.concatenate([run.starts for run in runs]),
+        bad=tuple(chain.from_iterable(run.bad for run in runs)),
+        unknown=_joined_unknown(runs),
+        misfits=_joined_misfits(runs),
     )
 
 
