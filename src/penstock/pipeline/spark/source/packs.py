@@ -81,7 +81,8 @@ def size_bytes(part: Part) -> int:
         case Undecoded():
             return len(part.chunk.lines)
         case Unfitted():
-            return int(part.rows.get_total_buffer_size())  # a tenth of the time of `nbytes`; its buffers are its own
+            # ten times as fast as `nbytes`, and no larger: no other part has these buffers
+            return int(part.rows.get_total_buffer_size())
         case _:
             return int(part.rows.nbytes)
 
@@ -136,7 +137,7 @@ def _fitted(parts: Sequence[Unfitted]) -> Released:
     shifts = np.array([part.first for part in parts], dtype=np.int64) - bases
 
     def located(numbers: Positions) -> tuple[Positions, Positions]:
-        # of parts without rows, which begin with the next one, the last begins before a row
+        # a part without rows has the base of the next one: the last part with that base has the row
         owners = np.searchsorted(bases, numbers, side="right") - 1
         return owners, numbers + shifts[owners]
 
