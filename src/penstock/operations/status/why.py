@@ -240,7 +240,8 @@ def _busy_reason(figures: QueueFigures, serving: Sequence[WorkerRecord], text: S
         sentence=text,
         advice=sentence(
             "If a call should not take that long, it hangs, for example in a request without a timeout: the worker's "
-            "page shows how to find the place, and how to end it. A timeout of the handler ends such calls automatically."
+            "page shows how to find the place, and how to end it. A timeout of the handler ends such calls "
+            "automatically."
         ),
         worker=holder.worker,
     )

@@ -1,8 +1,9 @@
 """An archive of the classes that Spark loads, in the user's cache folder. With it, the next JVM starts in less time.
 
-A JVM spends most of Spark's start on reading and checking 15,000 classes. Class data sharing maps one file instead. The first local session lists the classes that it loads. After its end, a process of low priority
-writes the archive from that list. Later sessions use it. A JVM ignores an archive that is damaged, or was made for
-another Java or other jars, so an archive can cost time, but never a session.
+A JVM spends most of Spark's start on reading and checking 15,000 classes. Class data sharing maps one file instead. The
+first local session lists the classes that it loads. After its end, a process of low priority writes the archive from
+that list. Later sessions use it. A JVM ignores an archive that is damaged, or was made for another Java or other jars,
+so an archive can cost time, but never a session.
 
 An archive that another user wrote must never be used, since the JVM runs its code. So the folder and the file must
 belong to this user, and no other one may write there, or replace a folder above them.
