@@ -28,7 +28,7 @@ from penstock.sinks.sink import Position, TableSink
 
 _CLOCK = SystemClock()  # stateless
 _ROWS, _QUARANTINE = 0, 1  # in the counts of `Ledger.written_to`
-RECORD_EVERY_BATCHES = 100  # without bad lines: then the ledger records that they have none
+RECORD_EMPTY = 100  # batches without bad lines, until the ledger records that they have none
 
 
 class Tables:
@@ -67,7 +67,7 @@ class Tables:
         # Where this process's last publish ended. Written by any thread that publishes; an older value does no harm.
         self._rows_published: Published | None = None
         self._quarantine_published: Published | None = None
-        self._recorded_seq = 0  # as the two above: the last batch in the record of `_without_bad_lines_to`
+        self._recorded_seq = 0  # as the two above: the last batch recorded as in `_without_lines_to`
 
     def publish(self) -> None:
         """Make committed batches visible in both tables. The quarantine table is created with its first line.
@@ -116,7 +116,7 @@ class Tables:
         table = self.rows.load()
         rows_seq = 0 if table is None else table.position.seq
         quarantine = self.quarantine.load()
-        quarantine_seq = self._without_bad_lines_to(START if quarantine is None else quarantine.position).seq
+        quarantine_seq = self._without_lines_to(START if quarantine is None else quarantine.position).seq
         has_rows = table is not None
         count = 0
         for batch in self._ledger.batches_after(self._paths.pipeline, min(rows_seq, quarantine_seq)):
@@ -252,25 +252,25 @@ class Tables:
             step=Step.QUARANTINE_PUBLISHED,
             after=self._quarantine_published,
             watch=self._watch(self.quarantine, _quarantine_manifest),
-            empty_to=self._without_bad_lines_to,
+            empty_to=self._without_lines_to,
             checkpoints=self._quarantine_checkpoints,
         )
-        self._record_without_bad_lines(self._quarantine_published)
+        self._record_without_lines(self._quarantine_published)
 
-    def _without_bad_lines_to(self, position: Position) -> Position:
-        """Return the position up to which the ledger records that no batch after the given one has bad lines.
+    def _without_lines_to(self, position: Position) -> Position:
+        """Return the last batch after this position up to which, as the ledger records, none has bad lines.
 
         Most pipelines never have any. Without the record, each process would read all of their batches at its start.
         """
-        seq = self._ledger.progress(self._paths.pipeline, _progress_name(position))
+        seq = self._ledger.progress(self._paths.pipeline, _without_lines_after(position))
         batch = self._ledger.batch(self._paths.pipeline, seq) if seq > position.seq else None
         self._recorded_seq = 0 if batch is None else batch.seq
         return position if batch is None else position_of(batch)
 
-    def _record_without_bad_lines(self, published: Published) -> None:
+    def _record_without_lines(self, published: Published) -> None:
         position, seq = published.position, published.read_to.seq
-        if seq - max(position.seq, self._recorded_seq) >= RECORD_EVERY_BATCHES:
-            self._ledger.advance_progress(self._paths.pipeline, _progress_name(position), seq)
+        if seq - max(position.seq, self._recorded_seq) >= RECORD_EMPTY:
+            self._ledger.advance_progress(self._paths.pipeline, _without_lines_after(position), seq)
             self._recorded_seq = seq
 
     def _watch(self, sink: TableSink, manifest_of: Callable[[BatchRow], str]) -> CommitWatch | None:
@@ -309,8 +309,8 @@ class Tables:
         )
 
 
-def _progress_name(position: Position) -> str:
-    """Return the name of the record of `Tables._without_bad_lines_to`, which is valid for this position only."""
+def _without_lines_after(position: Position) -> str:
+    """Return the name of the record of `Tables._without_lines_to` in the ledger: valid for this position alone."""
     return f"no bad lines after {position.seq}"
 
 

@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 from tests.conformance.publishing.batch_maker import BatchMaker as Mill
 
 from penstock.app.paths import TablePaths, table_paths
-from penstock.app.tables import RECORD_EVERY_BATCHES, Tables
+from penstock.app.tables import RECORD_EMPTY, Tables
 from penstock.errors import PublishHalted, TableError
 from penstock.events import Bus, CheckpointFailed, Event, JobFailed
 from penstock.ledger import Ledger
@@ -100,18 +100,18 @@ def batches_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_process_reads_no_old_batches_to_learn_that_none_has_bad_lines(
     paths: TablePaths, mill: Mill, batches_read: list[int]
 ) -> None:
-    for number in range(3 * RECORD_EVERY_BATCHES):
+    for number in range(3 * RECORD_EMPTY):
         mill.batch([number])
     Tables(paths, mill.ledger, bus=Bus()).publish()
-    for number in range(RECORD_EVERY_BATCHES // 2):
+    for number in range(RECORD_EMPTY // 2):
         mill.batch([number])
     Tables(paths, mill.ledger, bus=Bus()).publish()
     batches_read.clear()
     later = Tables(paths, mill.ledger, bus=Bus())
     assert later.unpublished() == 0
     later.publish()
-    assert min(batches_read) >= 3 * RECORD_EVERY_BATCHES - 1
-    assert later.visible_to == 3 * RECORD_EVERY_BATCHES + RECORD_EVERY_BATCHES // 2
+    assert min(batches_read) >= 3 * RECORD_EMPTY - 1
+    assert later.visible_to == 3 * RECORD_EMPTY + RECORD_EMPTY // 2
 
     commit_quarantined_batch(paths, mill, [1])
     assert Tables(paths, mill.ledger, bus=Bus()).unpublished() == 1
@@ -123,10 +123,10 @@ def test_the_record_of_batches_without_bad_lines_is_for_one_position_of_the_tabl
     paths: TablePaths, mill: Mill
 ) -> None:
     commit_quarantined_batch(paths, mill, [1])
-    for number in range(RECORD_EVERY_BATCHES + 1):
+    for number in range(RECORD_EMPTY + 1):
         mill.batch([number])
     Tables(paths, mill.ledger, bus=Bus()).publish()
-    assert mill.ledger.progress(paths.pipeline, "no bad lines after 1") == RECORD_EVERY_BATCHES + 2
+    assert mill.ledger.progress(paths.pipeline, "no bad lines after 1") == RECORD_EMPTY + 2
     shutil.rmtree(Path(str(paths.quarantine)) / "_delta_log")  # a person deletes the table
     Tables(paths, mill.ledger, bus=Bus()).publish()
     assert open_dataset(paths.quarantine).count_rows() == 1, "it is there again"

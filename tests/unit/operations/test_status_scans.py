@@ -8,7 +8,7 @@ import pytest
 from penstock.app.scope import Scope
 from penstock.config import Settings
 from penstock.ledger import Ledger
-from penstock.operations.status.status import DETAILS_SECONDS, SCAN_REST_FACTOR, StatusReader
+from penstock.operations.status.status import DETAILS_SECONDS, SCAN_SHARE, StatusReader
 from penstock.testing import FakeClock
 
 
@@ -35,7 +35,7 @@ def test_scans_take_at_most_a_hundredth_of_the_time(
     for _ in range(150):
         assert reader.read().pipelines[0].pipeline == "clicks"
         clock.advance(2.0)
-    rest_seconds = max(DETAILS_SECONDS, SCAN_REST_FACTOR * seconds)
+    rest_seconds = max(DETAILS_SECONDS, SCAN_SHARE * seconds)
     rests = [later - earlier for earlier, later in pairwise(scanned_at)]
     assert rests
     assert all(rest_seconds <= rest < rest_seconds + 4.0 for rest in rests)

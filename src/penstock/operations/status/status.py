@@ -120,7 +120,7 @@ def _replayed(seen: ScopeView, names: Iterable[str], records: Sequence[WorkerRec
 
 
 DETAILS_SECONDS = 30.0
-SCAN_REST_FACTOR = 100.0  # the time between two scans, as a multiple of the duration of one
+SCAN_SHARE = 100.0  # the time between two scans, as a multiple of the duration of one
 FOREIGN_COMMITS_MAX = 10  # shown per pipeline
 UNNAMED = "no queue is named, so none was checked: give --app, such as --app shop:app, or set queues"
 UNSHOWN = (
@@ -224,7 +224,7 @@ class StatusReader:
                 replaced_rows={pipeline: seen.ledger.replaced_totals(pipeline) for pipeline in dead},
             )
             took_seconds = self._clock.monotonic() - began_at
-            self._scans = replace(scans, due_at=began_at + max(DETAILS_SECONDS, SCAN_REST_FACTOR * took_seconds))
+            self._scans = replace(scans, due_at=began_at + max(DETAILS_SECONDS, SCAN_SHARE * took_seconds))
         return self._scans
 
     def _pipeline(
