@@ -268,8 +268,18 @@ class Tables:
         return position if batch is None else position_of(batch)
 
     def _record_without_lines(self, published: Published) -> None:
-        position, seq = published.position, published.read_to.seq
-        if seq - max(position.seq, self._recorded_seq) >= RECORD_EMPTY:
+        """Record batches as in `_without_lines_to`, as far as the rows table shows them.
+
+        The others are recorded later: in a ledger that was rolled back, a repair puts imported batches in their place.
+        """
+        rows, position = self._rows_published, published.position
+        if rows is None:
+            return
+        seq = min(published.read_to.seq, rows.position.seq)
+        if seq - max(position.seq, self._recorded_seq) < RECORD_EMPTY:
+            return
+        shown = self._ledger.batch(self._paths.pipeline, rows.position.seq)
+        if shown is not None and position_of(shown) == rows.position:
             self._ledger.advance_progress(self._paths.pipeline, _without_lines_after(position), seq)
             self._recorded_seq = seq
 
