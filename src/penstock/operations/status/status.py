@@ -26,7 +26,7 @@ from penstock.messaging.clock import Clock, SystemClock
 from penstock.operations.dead_letters.selection import select_in_queue
 from penstock.operations.inspection import ScopeView, view
 from penstock.operations.status.model import ForeignCommitStatus, LaggingQueue, PipelineStatus, Status
-from penstock.operations.workers.stuck import is_silent
+from penstock.operations.workers.stuck import HEARTBEAT_SECONDS_MAX, is_silent
 from penstock.pipeline.extra import require_spark
 
 if TYPE_CHECKING:
@@ -121,6 +121,7 @@ def _replayed(seen: ScopeView, names: Iterable[str], records: Sequence[WorkerRec
 
 DETAILS_SECONDS = 30.0
 SCAN_SHARE = 100.0  # the time between two scans, as a multiple of the duration of one
+SCAN_SECONDS_MAX = 3_600.0  # of that time, however long a scan took: it may have waited for a service
 FOREIGN_COMMITS_MAX = 10  # shown per pipeline
 UNNAMED = "no queue is named, so none was checked: give --app, such as --app shop:app, or set queues"
 UNSHOWN = (
@@ -224,7 +225,8 @@ class StatusReader:
                 replaced_rows={pipeline: seen.ledger.replaced_totals(pipeline) for pipeline in dead},
             )
             took_seconds = self._clock.monotonic() - began_at
-            self._scans = replace(scans, due_at=began_at + max(DETAILS_SECONDS, SCAN_SHARE * took_seconds))
+            rest_seconds = min(max(SCAN_SHARE * took_seconds, DETAILS_SECONDS), SCAN_SECONDS_MAX)
+            self._scans = replace(scans, due_at=began_at + took_seconds + rest_seconds)
         return self._scans
 
     def _pipeline(
@@ -424,15 +426,25 @@ def silent_queues(
 ) -> Mapping[str, float]:
     """Return the queues with messages whose workers all have no heartbeat, and for how many seconds.
 
-    If workers may run ``elsewhere``, a queue with messages in flight is left out: one of those may hold them.
+    If workers may run ``elsewhere``, a queue that one of those may consume is left out.
     """
     beats = {record.worker: record.beat_at for record in records}
     silent = {record.worker for record in records if is_silent(record, now=now)}
     return {
         queue.queue: now - max(beats[worker] for worker in queue.workers)
         for queue in queues
-        if queue.messages and queue.workers and silent.issuperset(queue.workers) and not (elsewhere and queue.in_flight)
+        if queue.messages
+        and queue.workers
+        and silent.issuperset(queue.workers)
+        and not (elsewhere and _may_be_consumed(queue))
     }
+
+
+def _may_be_consumed(queue: QueueStatus) -> bool:
+    """Return True if a worker may hold messages of the queue, or may not have had the time to receive one."""
+    age_seconds = queue.oldest_visible_message_age_seconds
+    is_young = age_seconds is not None and age_seconds <= HEARTBEAT_SECONDS_MAX
+    return bool(queue.in_flight) or not queue.visible or is_young
 
 
 def _summed(numbers: Sequence[int | None]) -> int | None:
