@@ -160,10 +160,11 @@ class StatusReader:
             silent = seen.workers.silent()  # they may serve any queue
             records = seen.workers.records()
             healths = self._pipelines.read(seen.ledger, seen.pipelines(), has_settled=partial(_has_settled, seen))
-            pipelines = [self._pipeline(seen, health, details, scans) for health in healths]
             self._ages = self._ages or AgeReader(seen.broker, clock=self._clock)
             every = queue_statuses(scope.settings, seen.broker, seen.queues, ages=self._ages)
             counts = dead_letters(seen, every, records)
+            self._scans = scans = scans.limited(healths, dead_letters=counts.all)
+            pipelines = [self._pipeline(seen, health, details, scans) for health in healths]
             queues = [one for one in every if not names_dead_letters(one.queue)]
             notes = [] if scope.table is not None else list(_notes(seen, queues))
             notes += [one.text for found in scans.shortfalls.values() for one in found if not one.is_explained]
@@ -191,7 +192,7 @@ class StatusReader:
             objects_replaced=sum(pipeline.objects_replaced for pipeline in pipelines),
             replaced_objects=sum(pipeline.replaced_objects for pipeline in pipelines),
             replaced_rows=sum(pipeline.replaced_rows for pipeline in pipelines),
-            dead_letters_replaced=None if replaced is None else min(replaced, counts.all),
+            dead_letters_replaced=replaced,
             dead_letters_set_aside=counts.set_aside,
             dead_letters_replayed=counts.replayed,
             messages_unserved=sum(unserved.values()) if workers and not silent and not elsewhere else 0,
@@ -239,7 +240,7 @@ class StatusReader:
         return PipelineStatus(
             pipeline=pipeline,
             objects=health.objects,
-            objects_replaced=min(scans.replaced.get(pipeline, 0), health.objects[ObjectState.DEAD]),
+            objects_replaced=scans.replaced.get(pipeline, 0),
             batches_committed=health.batches_committed,
             batches_unpublished=table.unpublished,
             table=table.name,
@@ -291,6 +292,19 @@ class _Scans:
     shortfalls: Mapping[str, Sequence["Shortfall"]]
     replaced_rows: Mapping[str, tuple[int, int]]  # see `Ledger.replaced_totals`
     due_at: float = 0.0  # when to scan again (monotonic)
+
+    def limited(self, healths: Sequence[PipelineHealth], *, dead_letters: int) -> "_Scans":
+        """Return the scans with no more replaced objects and dead letters than are left.
+
+        Those that fail from now on are not among them, although the numbers may be equal again.
+        """
+        dead = {health.pipeline: health.objects[ObjectState.DEAD] for health in healths}
+        letters = self.dead_letters_replaced
+        return replace(
+            self,
+            replaced={name: min(count, dead.get(name, 0)) for name, count in self.replaced.items()},
+            dead_letters_replaced=None if letters is None else min(letters, dead_letters),
+        )
 
 
 def _has_settled(seen: ScopeView, pipeline: str, seconds: float) -> bool:
