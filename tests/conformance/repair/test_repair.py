@@ -113,6 +113,30 @@ def test_bad_lines_of_an_imported_batch_are_published_although_the_batches_in_it
     assert scene.quarantined() == [ref(2).uri]
 
 
+def test_bad_lines_of_an_imported_batch_are_published_by_a_process_that_continues(sqlite_scene: Scene) -> None:
+    scene = sqlite_scene
+    scene.published(1)
+    backup = scene.dump()
+    scene.batch(2, 5, bad=True)
+    publisher = scene.tables
+    publisher.publish_jobs["rows"]()
+    scene.restore(backup)
+    scene.batch(2)
+    scene.batch(4)
+    with pytest.raises(PublishHalted):
+        publisher.publish_jobs["rows"]()
+    publisher.publish_jobs["quarantine"]()  # reads both batches: the last one will keep its number
+
+    repairer = scene.repairer()
+    repairer.apply(repairer.find(), Bus())
+    publisher.publish()
+    scene.batch(6, bad=True)
+    publisher.publish()
+
+    assert scene.shown() == [1, 2, 4, 5, 6]
+    assert scene.quarantined() == [ref(number).uri for number in (2, 5, 6)]
+
+
 def test_a_repair_fences_attempts_that_still_run(scene: Scene) -> None:
     scene.published(1)
     held = scene.claim(2, 3)
