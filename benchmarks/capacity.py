@@ -195,9 +195,8 @@ class Simulation:
         half = count * (costs.driver_us + costs.sqs_us) / 2e6
         yield worker.driver.serve(self._now, half, until)
         yield pipeline.ledger.serve(self._now, count * costs.claim_us / 1e6, until)
-        task = max(
-            costs.spark_object_ms / 1e3, costs.s3_seconds / OPENED_AT_FIRST
-        )  # it opens at least that many at once
+        per_open = costs.s3_seconds / OPENED_AT_FIRST  # at least that many are opened at once
+        task = max(costs.spark_object_ms / 1e3, per_open)
         work = count * (task + plan.object_mb / 1e3 * costs.spark_gb_seconds)
         gets = self.s3.serve(self._now, count / (costs.s3_gets * plan.prefixes), until)
         parallel = min(cores, max(1, count))

@@ -245,7 +245,7 @@ def outcome(claim: ObjectClaims) -> BatchOutcome:
 
 @contextmanager
 def private_server(name: str, *, memory_gb: int = 8) -> Iterator[MariadbServer | PostgresqlServer]:
-    """Yield a running server with so much memory for pages."""
+    """Yield a running server with this much memory for pages."""
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         server = _mariadb(Path(folder), memory_gb) if name == "mariadb" else _postgresql(memory_gb)
         server.start()

@@ -29,6 +29,7 @@ from typing import Any
 
 from pyarrow import fs
 
+from benchmarks.growth.processes import children
 from benchmarks.reader import DDL, make_files
 from benchmarks.s3_server import FolderServer
 from penstock.config import Settings
@@ -188,30 +189,32 @@ def measure(stage: Stage, side: Side, number: int, into: Measured) -> None:
     """Run a side once."""
     out = Path(tempfile.mkdtemp(prefix=f"out-{stage.prefix}-{number}-", dir=stage.folder.parent))
     stage.server.counts()
-    began_at, cpu_before = time.monotonic(), cpu_seconds(except_of=stage.server.pid)
+    began_at, cpu_before = time.monotonic(), cpu_seconds(without_pid=stage.server.pid)
     side(stage, out)
     into.seconds.append(time.monotonic() - began_at)
-    into.cpu_seconds.append(cpu_seconds(except_of=stage.server.pid) - cpu_before)
+    into.cpu_seconds.append(cpu_seconds(without_pid=stage.server.pid) - cpu_before)
     into.counts = stage.server.counts()
     into.server_seconds.append(into.counts["cpu_seconds"])
     shutil.rmtree(out, ignore_errors=True)
 
 
-def cpu_seconds(*, except_of: int) -> float:
-    """Return the CPU seconds of this process and its descendants, including those that ended and were waited for."""
-    return sum(_ticks_below(os.getpid(), except_of)) / _TICKS
+def cpu_seconds(*, without_pid: int) -> float:
+    """Return the CPU seconds of this process and its descendants, without one child.
+
+    Those that ended and were waited for are included.
+    """
+    return sum(_ticks_of_tree(os.getpid(), without_pid)) / _TICKS
 
 
-def _ticks_below(pid: int, except_of: int) -> Iterator[int]:
+def _ticks_of_tree(pid: int, without_pid: int) -> Iterator[int]:
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
-        threads = [path / "children" for path in Path(f"/proc/{pid}/task").iterdir()]
-        children = {int(child) for thread in threads for child in thread.read_text().split()}
+        started = set(children(pid))
     except (FileNotFoundError, ProcessLookupError):
         return  # ended meanwhile: its parent has counted it, or will
     yield sum(map(int, stat.rpartition(")")[2].split()[11:15]))
-    for child in children - {except_of}:
-        yield from _ticks_below(child, except_of)
+    for child in started - {without_pid}:
+        yield from _ticks_of_tree(child, without_pid)
 
 
 def main() -> None:

@@ -195,7 +195,7 @@ class Buckets:
         is_truncated, page = len(page) > keys_max, page[:keys_max]
         return _listing(request, page, is_truncated=is_truncated, is_versions=is_versions)
 
-    # -- how
+    # -- files and keys
 
     def _listed(
         self, bucket: str, prefix: str, delimiter: str, after: str
@@ -318,7 +318,7 @@ def _listing(
 
 
 class Connection(asyncio.Protocol):
-    """One connection: requests one after another, each answered after the delay."""
+    """One connection: requests one after another, with a response to each after the delay."""
 
     def __init__(self, buckets: Buckets, counts: "Counts", delay_seconds: float) -> None:
         self._buckets = buckets

@@ -120,14 +120,14 @@ def _run(command: Sequence[str], folder: Path, variables: Mapping[str, str]) -> 
         text=True,
     ) as process:
         assert process.stderr is not None
-        committed_at, said = None, []
+        committed_at, output = None, []
         for line in process.stderr:
-            said.append(line)
+            output.append(line)
             if committed_at is None and "committed" in line:
                 committed_at = time.perf_counter()
     end = time.perf_counter() - began_at
     if process.returncode or committed_at is None:
-        sys.exit(f"ended with {process.returncode}:\n{''.join(said)}")
+        sys.exit(f"ended with {process.returncode}:\n{''.join(output)}")
     return Run(commit=committed_at - began_at, end=end, cpu=_cpu_of_children() - cpu_before)
 
 

@@ -94,7 +94,7 @@ def run_benchmark(command: Sequence[str]) -> Ratios:
 
 
 def ratios_in(text: str) -> Ratios:
-    """Return the ratios in the text of such a file. Entries that are no numbers were not measured."""
+    """Return the ratios in the text of a benchmark's JSON file. Entries that are no numbers were not measured."""
     document = json.loads(text)
     if not isinstance(document, dict):
         raise ValueError("a benchmark's JSON file holds an object of ratios by name")

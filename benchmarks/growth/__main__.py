@@ -55,8 +55,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="penstock-bench-", dir=arguments.folder) as folder:
             curves = part.measure(part.quick if arguments.quick else part.sizes, Path(folder))
         for curve in curves:
-            verdict = "flat" if curve.is_flat else "grows"
-            print(f"{name:8} {curve.operation:30} {verdict}: {curve.growth:.2f} times", flush=True)
+            status = "flat" if curve.is_flat else "grows"
+            print(f"{name:8} {curve.operation:30} {status}: {curve.growth:.2f} times", flush=True)
         if arguments.json is not None:
             others = [one for one in load(arguments.json) if one.part != name]
             store(arguments.json, [*others, *curves])

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-FLAT = 1.5  # a curve is flat if its last point is at most so many times its second one
+FLAT = 1.5  # a curve is flat if its last point is at most this many times its second one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class Point:
 class Curve:
     """The cost of one operation by size, with the sizes in order."""
 
-    part: str  # objects, ledger, table, queue or groups
+    part: str  # a key of `benchmarks.growth.__main__.PARTS`
     operation: str
     unit: str
     points: Sequence[Point]
@@ -42,9 +42,9 @@ class Curve:
 
 @dataclass(slots=True, kw_only=True)
 class Meter:
-    """CPU and wall time of this process, its children that ended, and more, between `begin` and `end`."""
+    """CPU and wall time between `begin` and `end`: of this process, its children that ended, and ``more``."""
 
-    more: Callable[[], float] = float  # returns CPU seconds of a server
+    more: Callable[[], float] = float  # returns the CPU seconds of a server; by default 0
     _began: tuple[float, float] = field(default=(0.0, 0.0), init=False)
 
     def begin(self) -> None:
@@ -61,7 +61,7 @@ class Meter:
 
 
 def point(size: int, *, units: int, cpu_seconds: float, wall_seconds: float) -> Point:
-    """Return the cost of one of so many units."""
+    """Return the cost of one unit."""
     return Point(size=size, cost=cpu_seconds / units * 1e6, wall_us=wall_seconds / units * 1e6)
 
 

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.growth.curves import Curve, Series
+from benchmarks.growth.processes import children
 from benchmarks.objects import make_files
 from benchmarks.reader import DDL
 
@@ -53,9 +54,8 @@ def _tree(pid: int) -> Sequence[int]:
     """Return a process and its descendants."""
     found = [pid]
     with suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in (task / "children").read_text().split():
-                found += _tree(int(child))
+        for child in children(pid):
+            found += _tree(child)
     return found
 
 

@@ -10,7 +10,6 @@ import gc
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -55,10 +54,8 @@ def main() -> None:
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
         meter = Meter()
         meter.begin()
-        began = time.perf_counter()
         _ingest(source, out, new=new)
-        cpu, _ = meter.end()
-        wall = time.perf_counter() - began
+        cpu, wall = meter.end()
         spent = {"cpu_seconds": cpu - stages.cpu.get(_ENGINE, 0.0), "wall_seconds": wall}
         print(json.dumps({"operation": operation, "units": size, **spent, "peak_mb": resident_mb("VmHWM")}), flush=True)
 

@@ -54,7 +54,7 @@ def table(part: str, curves: Sequence[Curve]) -> str:
     own = [curve for curve in curves if curve.part == part]
     sizes = sorted({point.size for curve in own for point in curve.points})
     lines = [
-        f"| CPU us | each | {' | '.join(f'{size:,}' for size in sizes)} | growth |",
+        f"| {_unit(part)} | each | {' | '.join(f'{size:,}' for size in sizes)} | growth |",
         f"|---|---|{'---:|' * (len(sizes) + 1)}",
     ]
     for curve in own:
@@ -62,6 +62,10 @@ def table(part: str, curves: Sequence[Curve]) -> str:
         costs = " | ".join(by_size.get(size, "") for size in sizes)
         lines.append(f"| {curve.operation} | {curve.unit} | {costs} | {_times(curve)} |")
     return "".join(f"{line}\n" for line in lines)
+
+
+def _unit(part: str) -> str:
+    return "memory" if part == "memory" else "CPU us"
 
 
 def chart(part: str, curves: Sequence[Curve]) -> str:

@@ -1,7 +1,8 @@
-"""CPU time of a server's processes: Linux only."""
+"""Descendants and CPU time of processes: Linux only."""
 
 import os
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,11 +13,16 @@ _SCHEDULED = 2  # the clock of a process that counts nanoseconds; see clock_getc
 def cpu_seconds(pid: int) -> float:
     """Return the CPU seconds of a process and of its children, and of those that ended, to ten milliseconds."""
     used = _clock(pid) + _ended_children(pid)
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            with suppress(OSError):  # it has just ended
-                used += _clock(int(child))
+    for child in children(pid):
+        with suppress(OSError):  # it has just ended
+            used += _clock(child)
     return used
+
+
+def children(pid: int) -> Iterator[int]:
+    """Yield the processes that this one has started and not waited for. Raises `OSError` if it has ended."""
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        yield from map(int, (task / "children").read_text().split())
 
 
 def _clock(pid: int) -> float:

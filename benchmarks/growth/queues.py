@@ -1,7 +1,7 @@
 """Queues: the cost of calls by the number of waiting messages, and by the number of groups that these belong to.
 
-A round receives 100 messages, acks them and sends 100 new ones, to the same groups or the next ones in turn, so the
-number of waiting messages stays the same. CPU time is that of the client, and on Redis also that of the server.
+A round sends 100 messages, to each group in turn, and receives and acks as many, so the number of waiting messages
+stays the same. CPU time is that of the client, and on Redis also that of the server.
 """
 
 import itertools

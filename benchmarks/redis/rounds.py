@@ -1,5 +1,6 @@
-"""Compare the rates of consumers in alternating rounds: on a machine that others use too, only ratios within a round
-mean anything.
+"""Compare the rates of consumers in alternating rounds.
+
+On a machine that also does other work, only the ratios within a round mean anything.
 """
 
 import statistics

@@ -18,6 +18,7 @@ from penstock.events import (
     BatchCommitted,
     BatchProgressed,
     Bus,
+    DeliveryAcked,
     DeliverySettled,
     Event,
     ExecutionFailed,
@@ -188,7 +189,7 @@ def test_a_stop_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_events_of_each_object_that_are_not_shown_are_not_made() -> None:
     bus = Bus(IngestProgress())
-    assert not any(bus.wants(kind) for kind in (ObjectStarted, ObjectFinished, DeliverySettled))
+    assert not any(bus.wants(kind) for kind in (ObjectStarted, ObjectFinished, DeliveryAcked, DeliverySettled))
     assert all(bus.wants(kind) for kind in (ObjectFailed, BatchCommitted, WorkerStopped))
 
 

@@ -175,6 +175,18 @@ def test_silent_queues_have_messages_and_only_workers_without_a_heartbeat() -> N
     assert silent_queues(queues, beats, now=NOW, elsewhere=True) == {"orders": 60.0}
 
 
+def test_a_queue_that_workers_elsewhere_may_consume_is_not_silent() -> None:
+    beats = [worker("w", beat_at=NOW - 90)]
+    queues = [
+        queue("unknown", visible=1, workers=("w",)),
+        queue("old", visible=1, oldest_visible_message_age_seconds=20.0, workers=("w",)),
+        queue("young", visible=1, oldest_visible_message_age_seconds=2.0, workers=("w",)),
+        queue("delayed", delayed=1, workers=("w",)),
+    ]
+    assert list(silent_queues(queues, beats, now=NOW, elsewhere=True)) == ["unknown", "old"]
+    assert len(silent_queues(queues, beats, now=NOW, elsewhere=False)) == len(queues)
+
+
 def test_without_workers_the_page_says_how_to_start_one(client: FormClient) -> None:
     assert "No worker runs with this data directory." in show(client, status(queues=[queue(visible=1)]))
     assert "No worker runs" not in show(client, status(table="t", queues=[queue()]))  # an ingest runs when it is called

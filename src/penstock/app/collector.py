@@ -5,12 +5,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 DEFAULTS = frozenset({(700, 10, 10), (2_000, 10, 10), (2_000, 10, 0)})  # of the Python versions that we support
-BATCHES = (50_000, 20, 10)  # for a process that plans batches of objects
-MESSAGES = (10_000, 20, 10)  # for other workers: a handler's cyclic garbage waits for less than a thousand messages
+BATCH_THRESHOLDS = (50_000, 20, 10)  # for a process that plans batches of objects
+# For other workers: a handler's cyclic garbage waits for less than a thousand messages.
+MESSAGE_THRESHOLDS = (10_000, 20, 10)
 
 
 @contextmanager
-def rare_collections(thresholds: tuple[int, int, int] = BATCHES) -> Iterator[None]:
+def rare_collections(thresholds: tuple[int, int, int] = BATCH_THRESHOLDS) -> Iterator[None]:
     """Let Python look for cyclic garbage less often inside the block; put its thresholds back at the end.
 
     A batch holds some ten Python objects for each of its objects, none of them garbage before the batch ends. With the

@@ -191,9 +191,9 @@ class PendingObjects:
     def advance(self) -> None:
         """Find out whether all objects are done, and release whatever processes proven dead hold.
 
-        It is called after every batch, so it neither counts the messages nor, while there are any, reads more states
-        than until one object is not done: a million objects would be read two hundred times. If the queue is empty but
-        objects are not done (a message was purged, or its sender died between two steps), their notifications are sent
+        It is called after every batch, so it must not grow with the objects: it does not count the messages, and while
+        there are any, it stops reading states at an object that is not done. If the queue is empty but objects are not
+        done (a message was purged, or its sender died between two steps), their notifications are sent
         again. The queue is sampled before the states are read: an object that another process finishes in between, and
         whose message it deletes, is then known to be done.
         """
@@ -212,14 +212,14 @@ class PendingObjects:
                 self.announce()
 
     def _end_finished(self) -> None:
-        """Drop finished objects from the unfinished ones, up to the first of them that is not finished."""
+        """Remove finished objects from the unfinished ones, until a query returns one that is not finished."""
         while chunk := list(itertools.islice(self.unfinished, STATES_AT_ONCE)):
             self._read_states(chunk)
             if not self.unfinished.isdisjoint(chunk):
                 return
 
     def _read_states(self, object_ids: Collection[bytes]) -> None:
-        """Read the states of some unfinished objects, and drop those that are finished."""
+        """Read the states of some unfinished objects, and remove those that are finished."""
         if not object_ids:
             return
         states = self._current_states(object_ids)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from penstock.app.backends import has_ledger_apart, has_local_ledger, require_shared_ledger
 from penstock.app.brokers import check_queues
-from penstock.app.collector import BATCHES, MESSAGES, rare_collections
+from penstock.app.collector import BATCH_THRESHOLDS, MESSAGE_THRESHOLDS, rare_collections
 from penstock.app.housekeeping import Presence
 from penstock.app.jobs.elected import ElectedJob, running
 from penstock.app.jobs.expiry import UNUSED_ARCHIVE, is_archive_unused
@@ -135,7 +135,8 @@ def serve(
             metrics_address=metrics_address,
             liveness=liveness,
         )
-        stack.enter_context(rare_collections(BATCHES if any(map(needs_objects, role.services)) else MESSAGES))
+        has_objects = any(map(needs_objects, role.services))
+        stack.enter_context(rare_collections(BATCH_THRESHOLDS if has_objects else MESSAGE_THRESHOLDS))
         context = _with_ledger(app, role, context)
         event_loop = EventLoop()
         stack.callback(event_loop.close)

@@ -91,7 +91,7 @@ class SourceLocation:
         if self.is_local:
             return any(os.path.exists(f"{self.address}/{name}") for name in _TABLE_SIGNS)  # noqa: PTH110 - never raises
         address = s3_address(self.address)
-        return bool(S3Pages(address, self.aws).present([f"{address.folder}{name}" for name in _TABLE_SIGNS]))
+        return bool(S3Pages(address, self.aws).used_prefixes([f"{address.folder}{name}" for name in _TABLE_SIGNS]))
 
     def contains(self, other: "SourceLocation") -> bool:
         """Return True if the other source's address is this one's or inside it."""

@@ -67,7 +67,11 @@ class Tables:
         # Where this process's last publish ended. Written by any thread that publishes; an older value does no harm.
         self._rows_published: Published | None = None
         self._quarantine_published: Published | None = None
-        self._recorded_seq = 0  # as the two above: the last batch recorded as in `_without_lines_to`
+        # As the two above: where the next publish of the quarantine begins, and the last batch recorded as in
+        # `_without_lines_to`. Only batches that the rows table shows are remembered and recorded: in a ledger that was
+        # rolled back, a repair puts imported batches in the place of the others.
+        self._quarantine_known: Published | None = None
+        self._recorded_seq = 0
 
     def publish(self) -> None:
         """Make committed batches visible in both tables. The quarantine table is created with its first line.
@@ -241,7 +245,8 @@ class Tables:
         )
 
     def _publish_quarantine(self) -> None:
-        self._quarantine_published = publish(
+        shown = self._shown_rows()
+        self._quarantine_published = published = publish(
             self._ledger,
             self.quarantine,
             pipeline=self._paths.pipeline,
@@ -250,12 +255,23 @@ class Tables:
             bus=self._bus,
             probe=self._probe,
             step=Step.QUARANTINE_PUBLISHED,
-            after=self._quarantine_published,
+            after=self._quarantine_known,
             watch=self._watch(self.quarantine, _quarantine_manifest),
             empty_to=self._without_lines_to,
             checkpoints=self._quarantine_checkpoints,
         )
-        self._record_without_lines(self._quarantine_published)
+        read_to = min(published.read_to, shown, key=lambda position: position.seq)
+        is_further = read_to.seq >= max(published.position.seq, self._recorded_seq)
+        self._quarantine_known = replace(published, read_to=read_to) if is_further else None
+        if read_to.seq - max(published.position.seq, self._recorded_seq) >= RECORD_EMPTY:
+            self._ledger.advance_progress(self._paths.pipeline, _without_lines_after(published.position), read_to.seq)
+            self._recorded_seq = read_to.seq
+
+    def _shown_rows(self) -> Position:
+        """Return the rows table's position as of this process's last publish, if the ledger has that batch."""
+        position = START if self._rows_published is None else self._rows_published.position
+        batch = self._ledger.batch(self._paths.pipeline, position.seq) if position.seq else None
+        return START if batch is None or position_of(batch) != position else position
 
     def _without_lines_to(self, position: Position) -> Position:
         """Return the last batch after this position up to which, as the ledger records, none has bad lines.
@@ -266,12 +282,6 @@ class Tables:
         batch = self._ledger.batch(self._paths.pipeline, seq) if seq > position.seq else None
         self._recorded_seq = 0 if batch is None else batch.seq
         return position if batch is None else position_of(batch)
-
-    def _record_without_lines(self, published: Published) -> None:
-        position, seq = published.position, published.read_to.seq
-        if seq - max(position.seq, self._recorded_seq) >= RECORD_EMPTY:
-            self._ledger.advance_progress(self._paths.pipeline, _without_lines_after(position), seq)
-            self._recorded_seq = seq
 
     def _watch(self, sink: TableSink, manifest_of: Callable[[BatchRow], str]) -> CommitWatch | None:
         log = sink.commit_log

@@ -16,9 +16,10 @@ MARKUP: Final = "markdown"  # of all help texts
 
 @contextmanager
 def no_collections() -> Iterator[None]:
-    """Turn Python's garbage collector off in the block, for imports: their objects stay, and are visited repeatedly.
+    """Turn Python's garbage collector off in the block, for imports.
 
-    That takes a quarter of the time in which `penstock ingest` imports its 800 modules (measured).
+    Their objects stay, and the collector would visit them again and again, which takes a quarter of the time in which
+    `penstock ingest` imports its 800 modules (measured).
     """
     if not gc.isenabled():
         yield

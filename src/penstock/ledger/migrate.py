@@ -41,7 +41,7 @@ _ALEMBIC = Lock()
 
 _VERSIONS = table(VERSION_TABLE, column("version_num", String))
 _VERSION = select(_VERSIONS.c.version_num)
-_VERSION_IS = insert(_VERSIONS)
+_RECORD_VERSION = insert(_VERSIONS)
 
 
 @lru_cache
@@ -122,7 +122,7 @@ def create(connection: Connection) -> None:
     """Create the tables of the newest revision in an empty SQLite database, as the migrations would."""
     for statement in resources.files(migrations).joinpath(TABLES_FILE).read_text(encoding="utf-8").split(SEPARATOR):
         connection.exec_driver_sql(statement)
-    connection.execute(_VERSION_IS, {"version_num": newest_revision()})
+    connection.execute(_RECORD_VERSION, {"version_num": newest_revision()})
 
 
 def downgrade(connection: Connection, revision: str) -> None:

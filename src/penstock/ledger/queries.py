@@ -488,7 +488,7 @@ class ProcessedCount:
 
     processed: int
     seq: int
-    is_exact: bool = True  # False: batches since the full count may have replaced or retracted objects that it has
+    is_exact: bool = True  # False: batches since the full count may have replaced or retracted counted objects
 
 
 class LedgerAges:
@@ -523,7 +523,7 @@ class LedgerAges:
         return ProcessedCount(processed=int(processed) + int(archived), seq=seq)
 
     def updated_count(self, pipeline: str, count: ProcessedCount) -> ProcessedCount:
-        """Return the count updated by the batches committed since, of which it reads only these.
+        """Return the count updated by the batches committed since. Reads only these.
 
         A repair of the ledger invalidates the count.
         """

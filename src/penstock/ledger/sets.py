@@ -113,7 +113,7 @@ def ids_wanted(connection: Connection, object_ids: Collection[bytes]) -> None:
 
 
 def parts(object_ids: Collection[bytes]) -> Iterator[Sequence[bytes]]:
-    """Yield parts of a set, for queries of up to a million objects: bounds the memory of the set and of its rows."""
+    """Yield parts of a set of up to a million objects, to bound the memory of a query and of its rows."""
     left = iter(object_ids)
     while some := list(islice(left, _ROWS)):
         yield some

@@ -30,7 +30,7 @@ from penstock.storage.aws import Aws
 from penstock.storage.s3 import RefusalKind, code_of, fault_of, is_identity, is_of_s3, requester, service_client
 
 PAGE_KEYS = 1_000  # S3's maximum
-REQUESTS_MAX = 16  # at once, for the prefixes of one page
+REQUESTS_MAX = 16  # at once, to check prefixes
 PROBES_MAX = 600  # requests: a second or two, before thousands of pages are read
 _LAST = "\U0010ffff"  # sorts after every continuation of a prefix
 
@@ -201,13 +201,13 @@ class S3Pages:
                 entries = [entry for entry in self._present(operation, page) if self._span.contains(entry["Key"])]
                 yield Page(entries=entries, last_key=_last_key(operation, page) if page.get("IsTruncated") else None)
 
-    def present(self, beginnings: Collection[str]) -> Collection[str]:
-        """Return those of the prefixes with which the key of an object begins. Requests many at once."""
-        if not beginnings:
+    def used_prefixes(self, prefixes: Collection[str]) -> Collection[str]:
+        """Return those of the prefixes that a key begins with. Sends up to `REQUESTS_MAX` requests at once."""
+        if not prefixes:
             return ()
-        with ThreadPoolExecutor(min(len(beginnings), REQUESTS_MAX), thread_name_prefix="penstock-s3-listing") as pool:
-            found = pool.map(lambda beginning: self._request(_PLAIN, Prefix=beginning, MaxKeys=1), beginnings)
-            return [one for one, response in zip(beginnings, found, strict=True) if response.get("Contents")]
+        with ThreadPoolExecutor(min(len(prefixes), REQUESTS_MAX), thread_name_prefix="penstock-s3-listing") as pool:
+            found = pool.map(lambda prefix: self._request(_PLAIN, Prefix=prefix, MaxKeys=1), prefixes)
+            return [prefix for prefix, response in zip(prefixes, found, strict=True) if response.get("Contents")]
 
     @property
     def _may_be_named(self) -> bool:
@@ -281,7 +281,7 @@ class S3Pages:
 
     @contextmanager
     def _refusing(self) -> Iterator[None]:
-        """Convert errors of boto3 as `_refuse` does."""
+        """Convert errors of boto3 to Penstock's; see `_refuse`."""
         try:
             yield
         except Exception as error:
@@ -422,7 +422,7 @@ class _TablePrefixes:
     def __init__(self, pages: S3Pages) -> None:
         self._pages = pages
         self._found: set[str] = set()  # prefixes that end with a slash
-        self._asked: set[str] = set()  # folders that were cut off
+        self._checked: set[str] = set()  # folders in which a page ended
 
     def learn(self, page: Page) -> None:
         """Record every table that contains a key of this page."""
@@ -430,10 +430,10 @@ class _TablePrefixes:
             key = entry["Key"]
             self._found.update(folder for folder in self._folders(key) if key.startswith(_own_folders(folder)))
         cut_off = self._folders(page.last_key) if page.last_key is not None else ()
-        new = [folder for folder in cut_off if folder not in self._asked]
-        self._asked.update(new)
+        new = [folder for folder in cut_off if folder not in self._checked]
+        self._checked.update(new)
         own = {name: folder for folder in new for name in _own_folders(folder)}
-        self._found.update(own[name] for name in self._pages.present(own))
+        self._found.update(own[name] for name in self._pages.used_prefixes(own))
 
     def containing(self, key: str) -> str | None:
         """Return the outermost table that contains a key; its prefix ends with a slash."""

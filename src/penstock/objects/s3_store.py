@@ -4,8 +4,8 @@ A version is S3's version id if the bucket keeps versions, else the ETag. Every 
 byte of another version is ever returned, and `verify` needs no request. Requests go through obstore, and through boto3
 for keys that obstore would change. S3's errors are raised as Penstock's.
 
-A large object is read in ranges. While one is processed, the next ones are fetched in other threads: that hides the
-latency of a request, and one connection to S3 is slower than a parser.
+A large object is read in ranges. While one is processed, other threads fetch the next ones. That hides the latency of
+requests, and uses several connections, since a single one is slower than a parser.
 
 Notifications are untrusted and may name any key, so nothing outside the store's address is ever read.
 """
@@ -212,13 +212,13 @@ class S3Store:
     def open(self, ref: ObjectRef, span: Span | None = None) -> "S3Reader":
         """Open this version with one GET, which fetches a small object whole and the first bytes of a large one.
 
-        ``span``: what will be read in order, of a large object. Its first ranges are fetched at the same time, and
-        nothing is fetched in vain far behind it.
+        ``span``: the bytes of a large object that will be read in order. Its first ranges are fetched at the same time,
+        and little is fetched beyond it.
         """
         if span is None or ref.size_bytes <= WHOLE_BYTES_MAX:
             return S3Reader(ref, _joined(self._range(ref, 0, prefetched_bytes(ref))), self._range)
         self._check_inside(ref)
-        # the last line's end is behind the span, and the byte before it tells if a line begins there
+        # The last line may end behind the span. The byte before the span shows if a line begins there.
         start, stop = max(0, span[0] - 1), min(span[1] + HEAD_BYTES, ref.size_bytes)
         ranges = _RangesAhead(ref, self._range, start, stop, ahead=RANGES_AHEAD_MAX)
         try:
@@ -258,7 +258,7 @@ class S3Store:
 
 
 def prefetched_bytes(ref: ObjectRef, span: Span | None = None) -> int:
-    """Return how many bytes a newly opened reader of this object has fetched and holds, or is about to."""
+    """Return how many bytes a newly opened reader of this object has fetched and holds, or will hold soon."""
     if ref.size_bytes <= WHOLE_BYTES_MAX:
         return ref.size_bytes
     if span is None:
@@ -328,9 +328,9 @@ class S3Reader:
                 return _joined(self._fetch(self._ref, offset, stop))
             self._read_ahead(_RangesAhead(self._ref, self._fetch, offset, self._ref.size_bytes))
         assert self._ranges is not None
-        there = min(stop, self._ranges.stop)
-        data = self._ranges.take(offset, there - offset)
-        return data if there == stop else b"".join([data, *self._fetch(self._ref, there, stop)])
+        taken_to = min(stop, self._ranges.stop)
+        data = self._ranges.take(offset, taken_to - offset)
+        return data if taken_to == stop else b"".join([data, *self._fetch(self._ref, taken_to, stop)])
 
     def _read_ahead(self, ranges: "_RangesAhead | None") -> None:
         if self._ranges is not None:
@@ -342,11 +342,11 @@ class _RangesAhead:
     """The bytes [start, stop) of a version, for a reader that takes them in order. Used by one thread.
 
     Fetches ranges of `RANGE_BYTES` in threads of its own: ``ahead`` at first, and one more with each that is read, up
-    to `RANGES_AHEAD_MAX`, since a reader may stop after the first. Holds as many, and the one that is being read.
+    to `RANGES_AHEAD_MAX`, since a reader may stop after the first. Holds these, and the one that is being read.
     A failed range raises its error when its turn comes.
     """
 
-    __slots__ = ("_ahead_max", "_asked", "_begin", "_end", "_fetch", "_held", "_later", "_pool", "_ref", "stop")
+    __slots__ = ("_ahead_max", "_begin", "_end", "_fetch", "_held", "_later", "_pool", "_ref", "_requested", "stop")
 
     def __init__(self, ref: ObjectRef, fetch: FetchRange, start: int, stop: int, *, ahead: int = 1) -> None:
         self._ref = ref
@@ -354,11 +354,11 @@ class _RangesAhead:
         self.stop = stop
         self._begin = self._end = start  # of the range that is held
         self._held: Chunks = ()
-        self._asked = start  # end of the last range that was requested
+        self._requested = start  # end of the last range that was requested
         self._ahead_max = ahead
         self._later: deque[Future[Chunks]] = deque()
         self._pool = ThreadPoolExecutor(RANGES_AHEAD_MAX, thread_name_prefix="penstock-s3-range")
-        self._ask()
+        self._request_more()
 
     def holds(self, offset: int) -> bool:
         """Return True if the bytes from there on can be taken: they are held, or in the next range."""
@@ -399,13 +399,13 @@ class _RangesAhead:
         self._begin, self._end = self._end, self._end + sum(map(len, found))
         self._held = found
         self._ahead_max = min(self._ahead_max + 1, RANGES_AHEAD_MAX)
-        self._ask()
+        self._request_more()
 
-    def _ask(self) -> None:
-        while self._asked < self.stop and len(self._later) < self._ahead_max:
-            stop = min(self._asked + RANGE_BYTES, self.stop)
-            self._later.append(self._pool.submit(self._fetch, self._ref, self._asked, stop))
-            self._asked = stop
+    def _request_more(self) -> None:
+        while self._requested < self.stop and len(self._later) < self._ahead_max:
+            stop = min(self._requested + RANGE_BYTES, self.stop)
+            self._later.append(self._pool.submit(self._fetch, self._ref, self._requested, stop))
+            self._requested = stop
 
 
 class _ResumingBody:

@@ -27,8 +27,8 @@ def store_at(source: str, aws: Aws, *, remembers: bool = True) -> ObjectStore:
 
 
 OPENED_AT_FIRST = 32
-OPENED_MAX = 128  # at 20 ms each, one core cannot take more of them (measured: 150 us of CPU each)
-PREFETCHED_MAX = 8  # times as many are opened before the reader gets to them: it decodes a thousand at a time
+OPENED_MAX = 128  # requested at once; at 20 ms each, one core cannot take more (measured: 150 us of CPU each)
+PREFETCH_FACTOR = 8  # times as many are fetched before the reader opens them: it decodes a thousand at a time
 PREFETCHED_BYTES_MAX = 32 << 20
 
 
@@ -43,9 +43,9 @@ def ahead(
 ) -> Iterator[ObjectStore]:
     """Yield a store for a reader that opens these objects in this order. The store is not thread-safe.
 
-    An object that the reader skips is opened in vain, so name only objects that it will open. ``spans``: what it will
-    read of each in order, see `S3Store.open`; None: anything. ``opened_max``: the objects that are requested at once.
-    Local files open fast: their store is yielded unchanged.
+    An object that the reader skips is opened in vain, so name only objects that it will open. ``spans``: the bytes of
+    each that it will read in order, see `S3Store.open`; None: unknown. ``opened_max``: the objects that are requested
+    at once. Local files open fast: their store is yielded unchanged.
     """
     if not isinstance(store, S3Store) or not refs:
         yield store
@@ -97,8 +97,8 @@ def _failure_of(store: S3Store, ref: ObjectRef) -> ObjectError | None:
 class _PrefetchingStore:
     """An `ObjectStore` that opens the next objects in a thread pool. Used by one thread.
 
-    Whenever the reader has to wait for an object, twice as many are opened before it gets to them, up to the limit: so
-    their number fits the latency, and the time for which the reader does something else.
+    Whenever the reader has to wait for an object, twice as many are opened ahead of it, up to the limit. So their
+    number fits the latency, and the time that the reader takes for an object.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class _PrefetchingStore:
     ) -> None:
         self._store = store
         self._pool = pool
-        self._opened_max = PREFETCHED_MAX * opened_max
+        self._opened_max = PREFETCH_FACTOR * opened_max
         self._opened_now = min(OPENED_AT_FIRST, self._opened_max)
         self._prefetched_bytes_max = prefetched_bytes_max
         self._later = deque(objects)

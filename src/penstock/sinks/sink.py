@@ -212,7 +212,7 @@ class CheckpointedTable(Protocol):
     def write_checkpoint(self, version: int, *, probe: Probe) -> None:
         """Write the checkpoint of a version, then delete commits past the log's retention.
 
-        Nothing depends on it but the time that readers take. Raises `TableError` if it cannot be written.
+        Without it, only readers take longer. Raises `TableError` if it cannot be written.
         """
         ...
 

@@ -2,7 +2,7 @@
 
 `S3Input` reads an object, seekable: each read is one request for exactly those bytes of exactly one version. That
 suits readers of Parquet, which read a footer and a few columns of a large file. Opening fetches the end of the file,
-which tells its size and version too: so a footer, or a small file, costs one request.
+and with it size and version, so a footer or a small file costs one request.
 
 `S3Output` writes a new object sequentially; the object appears complete or not at all. A small one is a single PUT.
 A larger one is a multipart upload whose parts are sent during writing, a few at a time. An abandoned upload is
@@ -193,7 +193,7 @@ class S3Output(io.RawIOBase):
 
 
 TAIL_BYTES = 64 << 10  # of a file that is opened: its end has the footer of Parquet, and a small file is no larger
-SINGLE_READ_BYTES_MAX = 1 << 20  # of files up to this size, all the rest is read with a second request
+SINGLE_READ_BYTES_MAX = 1 << 20  # the rest of a file up to this size is read with one request
 _DELETED_AT_ONCE = 1_000  # S3's limit
 
 

@@ -151,7 +151,10 @@ class Executor:
             return pending or any(not batch.parted for batch in self._running)
 
     def unsettled(self) -> Sequence[RunningBatch]:
-        """Return the batches without settlements: the outcome is open, or is being recorded in the ledger."""
+        """Collect ended runs, then return the batches without settlements.
+
+        Their outcome is open, or is being recorded in the ledger.
+        """
         self._collect_for_other_thread()
         with self._lock:
             return [batch for batch in (*self._running, *self._stranded) if not batch.settled]
@@ -162,7 +165,10 @@ class Executor:
             return [batch for batch in (*self._running, *self._stranded) if not batch.ended]
 
     def running(self) -> Sequence[str]:
-        """Return the names of the working threads, including those of batches that were ended from outside."""
+        """Collect ended runs, then return the names of the working threads.
+
+        Threads of batches that were ended from outside are included.
+        """
         self._collect_for_other_thread()
         with self._lock:
             return list(dict.fromkeys(batch.thread or batch.name for batch in self._running))
@@ -340,7 +346,7 @@ class Executor:
         return settlements
 
     def _collect_for_other_thread(self) -> None:
-        """Collect in another thread than the I/O thread, and wake that: it applies what is submitted here."""
+        """Collect in another thread than the I/O thread, and wake the latter, which applies the settlements."""
         self.collect()
         self._on_free()
 

@@ -252,7 +252,7 @@ class QueueScheduler:
             self._calm_until = self._clock.monotonic() + CALM_SECONDS
 
     def _record_received(self, served: ServedConsumer, turn: TurnResult, *, drained: bool) -> None:
-        """Record a receive. If it drained its queue, the next poll waits as after an empty one, or for a signal."""
+        """Record a receive. If it drained its queue, the next poll waits like one after an empty receive."""
         self._signalled, self._calm_until = False, 0.0
         served.receive_failures = 0
         now = served.polled_at = self._clock.monotonic()

@@ -14,6 +14,7 @@ from tests.conformance.repair.scene import PIPELINE, SCHEMA, Scene, ref
 from tests.services.aws_server import AwsServer
 from tests.services.spark_writer import SparkWriter
 
+from penstock.app import tables
 from penstock.errors import ClaimLost, PublishHalted, TableError, TemporaryError
 from penstock.events import Bus, LedgerRepairFinished, LedgerRepairStarted
 from penstock.ledger import Ledger
@@ -86,6 +87,54 @@ def test_batches_published_again_after_another_writer_overwrote_them_are_importe
     assert scene.seqs() == before
     scene.published(6)
     assert scene.shown() == [1, 2, 3, 4, 5, 6]
+
+
+def test_bad_lines_of_an_imported_batch_are_published_although_the_batches_in_its_place_had_none(
+    sqlite_scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = sqlite_scene
+    monkeypatch.setattr(tables, "RECORD_EMPTY", 1)
+    scene.published(1)
+    backup = scene.dump()
+    scene.batch(2, bad=True)
+    publisher = scene.tables  # as a process that continues
+    publisher.publish_jobs["rows"]()  # the quarantine table cannot be written at that time
+    scene.restore(backup)
+    for number in (3, 4, 5):
+        scene.batch(number)
+    for publishing in (publisher, scene.tables):
+        with pytest.raises(PublishHalted):
+            publishing.publish_jobs["rows"]()
+        publishing.publish_jobs["quarantine"]()
+
+    scene.repair()
+
+    assert scene.shown() == [1, 2, 3, 4, 5]
+    assert scene.quarantined() == [ref(2).uri]
+
+
+def test_bad_lines_of_an_imported_batch_are_published_by_a_process_that_continues(sqlite_scene: Scene) -> None:
+    scene = sqlite_scene
+    scene.published(1)
+    backup = scene.dump()
+    scene.batch(2, 5, bad=True)
+    publisher = scene.tables
+    publisher.publish_jobs["rows"]()
+    scene.restore(backup)
+    scene.batch(2)
+    scene.batch(4)
+    with pytest.raises(PublishHalted):
+        publisher.publish_jobs["rows"]()
+    publisher.publish_jobs["quarantine"]()  # reads both batches: the last one will keep its number
+
+    repairer = scene.repairer()
+    repairer.apply(repairer.find(), Bus())
+    publisher.publish()
+    scene.batch(6, bad=True)
+    publisher.publish()
+
+    assert scene.shown() == [1, 2, 4, 5, 6]
+    assert scene.quarantined() == [ref(number).uri for number in (2, 5, 6)]
 
 
 def test_a_repair_fences_attempts_that_still_run(scene: Scene) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.app.collector import BATCHES, DEFAULTS, MESSAGES, rare_collections
+from penstock.app.collector import BATCH_THRESHOLDS, DEFAULTS, MESSAGE_THRESHOLDS, rare_collections
 from penstock.cli.lazy import no_collections
 
 DEFAULT = (700, 10, 10)
@@ -22,14 +22,14 @@ def default_thresholds() -> Iterator[None]:
 
 def test_collections_are_rare_inside_the_block_and_as_before_after_it() -> None:
     with rare_collections(), rare_collections():
-        assert gc.get_threshold() == BATCHES
+        assert gc.get_threshold() == BATCH_THRESHOLDS
         assert gc.isenabled()
     assert gc.get_threshold() == DEFAULT
 
 
 def test_a_worker_without_batches_has_thresholds_of_its_own() -> None:
-    with rare_collections(MESSAGES):
-        assert gc.get_threshold() == MESSAGES
+    with rare_collections(MESSAGE_THRESHOLDS):
+        assert gc.get_threshold() == MESSAGE_THRESHOLDS
     assert gc.get_threshold() == DEFAULT
 
 

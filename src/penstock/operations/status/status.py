@@ -26,7 +26,7 @@ from penstock.messaging.clock import Clock, SystemClock
 from penstock.operations.dead_letters.selection import select_in_queue
 from penstock.operations.inspection import ScopeView, view
 from penstock.operations.status.model import ForeignCommitStatus, LaggingQueue, PipelineStatus, Status
-from penstock.operations.workers.stuck import is_silent
+from penstock.operations.workers.stuck import HEARTBEAT_SECONDS_MAX, is_silent
 from penstock.pipeline.extra import require_spark
 
 if TYPE_CHECKING:
@@ -121,6 +121,7 @@ def _replayed(seen: ScopeView, names: Iterable[str], records: Sequence[WorkerRec
 
 DETAILS_SECONDS = 30.0
 SCAN_SHARE = 100.0  # the time between two scans, as a multiple of the duration of one
+SCAN_SECONDS_MAX = 3_600.0  # of that time, however long a scan took: it may have waited for a service
 FOREIGN_COMMITS_MAX = 10  # shown per pipeline
 UNNAMED = "no queue is named, so none was checked: give --app, such as --app shop:app, or set queues"
 UNSHOWN = (
@@ -138,9 +139,9 @@ class StatusReader:
     """Read the status of one scope repeatedly. For one thread.
 
     Slow details that rarely change are read every `DETAILS_SECONDS`: the versions of tables. What grows with a pipeline
-    is scanned at most as often, and takes a hundredth of the time: failed objects, the rows of all batches and files,
-    and the count of processed objects, which is updated from new batches in between. Empty queues are remembered to
-    estimate ages. Each call opens its own connections, so that a server that was unavailable is tried again.
+    is scanned at most as often, and for at most a hundredth of the time: failed objects, the rows of all batches and
+    files, and the count of processed objects, which is updated from new batches in between. Empty queues are remembered
+    to estimate ages. Each call opens its own connections, so that a server that was unavailable is tried again.
     """
 
     def __init__(self, scope: Scope, *, clock: Clock | None = None) -> None:
@@ -159,10 +160,11 @@ class StatusReader:
             silent = seen.workers.silent()  # they may serve any queue
             records = seen.workers.records()
             healths = self._pipelines.read(seen.ledger, seen.pipelines(), has_settled=partial(_has_settled, seen))
-            pipelines = [self._pipeline(seen, health, details, scans) for health in healths]
             self._ages = self._ages or AgeReader(seen.broker, clock=self._clock)
             every = queue_statuses(scope.settings, seen.broker, seen.queues, ages=self._ages)
             counts = dead_letters(seen, every, records)
+            self._scans = scans = scans.limited(healths, dead_letters=counts.all)
+            pipelines = [self._pipeline(seen, health, details, scans) for health in healths]
             queues = [one for one in every if not names_dead_letters(one.queue)]
             notes = [] if scope.table is not None else list(_notes(seen, queues))
             notes += [one.text for found in scans.shortfalls.values() for one in found if not one.is_explained]
@@ -190,7 +192,7 @@ class StatusReader:
             objects_replaced=sum(pipeline.objects_replaced for pipeline in pipelines),
             replaced_objects=sum(pipeline.replaced_objects for pipeline in pipelines),
             replaced_rows=sum(pipeline.replaced_rows for pipeline in pipelines),
-            dead_letters_replaced=None if replaced is None else min(replaced, counts.all),
+            dead_letters_replaced=replaced,
             dead_letters_set_aside=counts.set_aside,
             dead_letters_replayed=counts.replayed,
             messages_unserved=sum(unserved.values()) if workers and not silent and not elsewhere else 0,
@@ -224,7 +226,8 @@ class StatusReader:
                 replaced_rows={pipeline: seen.ledger.replaced_totals(pipeline) for pipeline in dead},
             )
             took_seconds = self._clock.monotonic() - began_at
-            self._scans = replace(scans, due_at=began_at + max(DETAILS_SECONDS, SCAN_SHARE * took_seconds))
+            rest_seconds = min(max(SCAN_SHARE * took_seconds, DETAILS_SECONDS), SCAN_SECONDS_MAX)
+            self._scans = replace(scans, due_at=began_at + took_seconds + rest_seconds)
         return self._scans
 
     def _pipeline(
@@ -237,7 +240,7 @@ class StatusReader:
         return PipelineStatus(
             pipeline=pipeline,
             objects=health.objects,
-            objects_replaced=min(scans.replaced.get(pipeline, 0), health.objects[ObjectState.DEAD]),
+            objects_replaced=scans.replaced.get(pipeline, 0),
             batches_committed=health.batches_committed,
             batches_unpublished=table.unpublished,
             table=table.name,
@@ -289,6 +292,19 @@ class _Scans:
     shortfalls: Mapping[str, Sequence["Shortfall"]]
     replaced_rows: Mapping[str, tuple[int, int]]  # see `Ledger.replaced_totals`
     due_at: float = 0.0  # when to scan again (monotonic)
+
+    def limited(self, healths: Sequence[PipelineHealth], *, dead_letters: int) -> "_Scans":
+        """Return the scans with no more replaced objects and dead letters than are left.
+
+        Those that fail from now on are not among them, although the numbers may be equal again.
+        """
+        dead = {health.pipeline: health.objects[ObjectState.DEAD] for health in healths}
+        letters = self.dead_letters_replaced
+        return replace(
+            self,
+            replaced={name: min(count, dead.get(name, 0)) for name, count in self.replaced.items()},
+            dead_letters_replaced=None if letters is None else min(letters, dead_letters),
+        )
 
 
 def _has_settled(seen: ScopeView, pipeline: str, seconds: float) -> bool:
@@ -424,15 +440,25 @@ def silent_queues(
 ) -> Mapping[str, float]:
     """Return the queues with messages whose workers all have no heartbeat, and for how many seconds.
 
-    If workers may run ``elsewhere``, a queue with messages in flight is left out: one of those may hold them.
+    If workers may run ``elsewhere``, a queue that one of those may consume is left out.
     """
     beats = {record.worker: record.beat_at for record in records}
     silent = {record.worker for record in records if is_silent(record, now=now)}
     return {
         queue.queue: now - max(beats[worker] for worker in queue.workers)
         for queue in queues
-        if queue.messages and queue.workers and silent.issuperset(queue.workers) and not (elsewhere and queue.in_flight)
+        if queue.messages
+        and queue.workers
+        and silent.issuperset(queue.workers)
+        and not (elsewhere and _may_be_consumed(queue))
     }
+
+
+def _may_be_consumed(queue: QueueStatus) -> bool:
+    """Return True if a worker may hold messages of the queue, or may not have had the time to receive one."""
+    age_seconds = queue.oldest_visible_message_age_seconds
+    is_young = age_seconds is not None and age_seconds <= HEARTBEAT_SECONDS_MAX
+    return bool(queue.in_flight) or not queue.visible or is_young
 
 
 def _summed(numbers: Sequence[int | None]) -> int | None:

@@ -203,7 +203,10 @@ def _stuck(figures: QueueFigures, record: WorkerRecord) -> Iterator[Reason]:
 
 
 def _handler_busy(figures: QueueFigures, serving: Sequence[WorkerRecord]) -> Sequence[Reason]:
-    """Return that the handler's own limit is reached in every worker, while the workers may have free slots."""
+    """Return the reason if every worker has as many calls as the handler's concurrency allows; else nothing.
+
+    The workers may have free slots then.
+    """
     calls = [_own(figures, record) for record in serving]
     if figures.concurrency is None or not calls or any(len(own) < figures.concurrency for own in calls):
         return ()
@@ -224,7 +227,7 @@ def _own(figures: QueueFigures, record: WorkerRecord) -> Sequence[HeldMessage]:
 
 
 def _busy_reason(figures: QueueFigures, serving: Sequence[WorkerRecord], text: Sentence, advice: str) -> Reason:
-    """Return the reason with its advice, which is another one if a call takes so long that it may hang."""
+    """Return the reason with this advice, or with that for a hanging call if the longest one takes too long."""
     holder = min(
         (record for record in serving if _own(figures, record)),
         key=lambda record: min(one.since for one in _own(figures, record)),
@@ -237,7 +240,8 @@ def _busy_reason(figures: QueueFigures, serving: Sequence[WorkerRecord], text: S
         sentence=text,
         advice=sentence(
             "If a call should not take that long, it hangs, for example in a request without a timeout: the worker's "
-            "page tells how to see where, and how to end it. A timeout of the handler ends such calls automatically."
+            "page shows how to find the place, and how to end it. A timeout of the handler ends such calls "
+            "automatically."
         ),
         worker=holder.worker,
     )

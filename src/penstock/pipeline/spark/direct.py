@@ -1,4 +1,4 @@
-"""Write the rows of a run where they are read, if nothing changes them on the way: the JVM never sees one.
+"""Write the rows of a run where they are read, if nothing changes them on the way. The JVM never sees them.
 
 Each task of a `mapInArrow` stage over the numbers of the plan's partitions reads one partition and writes its files, as
 in `arrow_writer`. It leaves the same reports and quarantine files as a task of the data source (`source.datasource`).

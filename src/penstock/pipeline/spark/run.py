@@ -365,7 +365,7 @@ class SparkRun:
         )
 
     def _planned(self) -> tuple[DataFrame | None, pa.Schema]:
-        """Return the rows that the run will write, None if those as they are read, and their columns.
+        """Return the rows to write, and their columns. The rows are None if tasks write them as they are read.
 
         Raises `UsageError` if the rows of earlier versions are to be replaced and cannot be found.
         """
@@ -388,12 +388,13 @@ class SparkRun:
         return frame, columns
 
     def _frame(self) -> DataFrame | None:
-        return (
-            None if self._declaration.takes_rows_as_read else self._transformed(read(self._context.spark, self._plan))
-        )
+        """Return the transformed rows; None if tasks write them as they are read."""
+        if self._declaration.takes_rows_as_read:
+            return None
+        return self._transformed(read(self._context.spark, self._plan))
 
     def _write(self, frame: DataFrame | None) -> Sequence[WrittenFile] | None:
-        """Write the run's rows. Return the files that count; None: all files in the run's folder."""
+        """Write the run's rows. Return the files that belong to it; None: all in its folder."""
         table = self._declaration.table
         if frame is None:
             attempts_max = self._context.runtime.task_attempts_max

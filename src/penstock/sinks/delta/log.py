@@ -202,16 +202,17 @@ def _replace(
 
 
 def _put(root: Files, version: int, text: bytes) -> int:
-    if not _was_newest(root, version - 1):
+    if not _is_newest(root, version - 1):
         raise PublishConflict(f"{root.uri}: another writer committed version {version}, which was cleaned up since")
     create_version(root, _path(version), text, version=version)
     return version
 
 
-def _was_newest(root: Files, version: int) -> bool:
-    """Return True if no later commit was deleted since this version was the newest: its number is free again then.
+def _is_newest(root: Files, version: int) -> bool:
+    """Return True if the log has nothing after this version.
 
-    Only commits before a checkpoint are deleted.
+    Without this check, the number of a later commit that was cleaned up would be free again. Only commits before a
+    checkpoint are cleaned up, and the checkpoint is still listed.
     """
     later = listing(root, after=version)
     return all(one <= version for one in (*later.commits, *later.checkpoints))

@@ -223,7 +223,7 @@ class LoadedDelta:
 
     @cached_property
     def _table(self) -> DeltaTable:
-        """The snapshot with all its files, whose reading takes the longer, the more there are."""
+        """The library's snapshot. It reads the list of all files once, so only methods that need the list use it."""
         table = _open(self._root, self.version)
         if table is None:
             raise TableError(f"The Delta table {self._root.uri} was deleted while it was read.")
@@ -455,13 +455,13 @@ def _newest(root: Files) -> TableState | None:
 
 
 def _open(root: Files, version: int | None = None) -> DeltaTable | None:
-    """Return the newest version, or this one, with all its files; None if there is no table."""
+    """Return the library's snapshot of the newest version, or of this one; None if there is no table."""
     options = dict(root.store_options())
     return _reading(root, lambda: DeltaTable(str(root), version=version, storage_options=options))
 
 
 def _reading(root: Files, read: Callable[[], _Read]) -> _Read | None:
-    """Return what ``read`` returns; None if there is no table. Raises `TableError` if it cannot be read."""
+    """Return the result of ``read``, tried twice; None if there is no table. Raises `TableError` if it fails."""
     check_name(root)
     for tries_left in reversed(range(LOADS_MAX)):
         try:

@@ -45,7 +45,7 @@ class ColumnarFormat:
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
         self._name = options.format
-        self._found: tuple[pa.Schema, Fitter] | None = None  # of the last object: others mostly have its columns
+        self._found: tuple[pa.Schema, Fitter] | None = None  # of the last object; most others have the same columns
 
     def read(self, reader: ObjectReader, piece: Piece) -> Iterator[Unfitted]:
         """Yield the rows of the units that begin in the piece, verified. Raises the store's `ObjectError`."""

@@ -98,7 +98,7 @@ class PenstockReader(DataSourceReader):
 
 
 def register(spark: SparkSession) -> None:
-    """Register the source in a session, unless it is. Takes a second the first time, and starts a Python process."""
+    """Register the source in a session once. The first time takes a second, and starts a Python process."""
     if spark not in _registered:
         spark.dataSource.register(PenstockSource)
         _registered.add(spark)

@@ -146,7 +146,7 @@ def _fitted(parts: Sequence[Unfitted]) -> Released:
     shifts = np.array([part.first for part in parts], dtype=np.int64) - bases
 
     def located(numbers: Positions) -> tuple[Positions, Positions]:
-        # of parts without rows, which begin with the next one, the last begins before a row
+        # a part without rows has the base of the next one: the last part with that base has the row
         owners = np.searchsorted(bases, numbers, side="right") - 1
         return owners, numbers + shifts[owners]
 

@@ -42,7 +42,7 @@ PLAN_FILE = "plan.arrow"
 # The overhead of one object, and the cost of one compressed byte, both in bytes of plain lines.
 _OBJECT_COST_BYTES = 64 << 10
 _INFLATION = 6
-# A task costs 0.1 s of CPU and more besides what it reads (measured), so a core gets a second only if one is too large.
+# A task costs at least 0.1 s of CPU besides its reading (measured), so a core gets one, unless that is too large.
 _PARTITION_COST_MIN = 4 * _MIB
 _PARTITION_COST_MAX = 256 * _MIB
 _SMALL = 64  # pieces that cost less than a 64th of a partition's share are many, and are spread without a sort
@@ -190,7 +190,7 @@ class ReadPlan(_RunFolders):
         return known.beginning.digest if known is not None and known.beginning.size_bytes == start else None
 
     def save(self) -> None:
-        """Write the plan atomically into its work folder. It is not synced: no run continues after a power loss."""
+        """Write the plan atomically into its work folder, not synced to disk: no run continues after a power loss."""
         schema = _SCHEMA.with_metadata({_HEADER: json.dumps(_header(self), separators=(",", ":"))})
         compressed = pa.ipc.IpcWriteOptions(compression="lz4")
         output = self.work.open_output(PLAN_FILE, durable=False)

@@ -146,7 +146,7 @@ class _PartitionScan:
                 pack, packed_bytes = [], 0
             pack.append((index, part))
             packed_bytes += part_bytes
-            if packed_bytes > self._task.options.block_bytes * _FULL:  # do not wait for a part that will not fit
+            if packed_bytes > self._task.options.block_bytes * _FULL:  # the next part will not fit: do not wait for it
                 yield from self._release(pack)
                 pack, packed_bytes = [], 0
         if pack:
@@ -272,7 +272,7 @@ class _PartitionScan:
             yield from placed.rows.combine_chunks().to_batches()
 
     def _release_each(self, pack: Sequence[tuple[int, Part]], error: Exception) -> Iterator[pa.RecordBatch]:
-        """Release the parts of a pack one by one after this error: it fails only the object that causes it."""
+        """Release the parts of a pack one by one after this error, so that it fails only the object that causes it."""
         if len(pack) > 1:
             for one in pack:
                 yield from self._release([one])
