@@ -85,9 +85,9 @@ def size_bytes(part: Part) -> int:
             return len(part.chunk.lines)
         case Unfitted():
             # a tenth of the time of `nbytes`; its buffers are its own
-            return int(part.rows.get_total_buffer_size()) + part.rows.num_columns * _COLUMN_BYTES
+            return int(part.rows.get_total_buffer_size() + part.rows.num_columns * _COLUMN_BYTES)
         case _:
-            return int(part.rows.nbytes) + part.rows.num_columns * _COLUMN_BYTES
+            return int(part.rows.nbytes + part.rows.num_columns * _COLUMN_BYTES)
 
 
 def decoder_of(part: Part) -> Decoder | type[Unfitted] | None:
