@@ -12,10 +12,10 @@ from dataclasses import dataclass
 README = "README.md"
 PAGE = "docs/why/benchmarks.md"
 
-_CHAIN = ("benchmarks.chain", "--rounds", "3")
+_CHAIN = ("benchmarks.chain", "--rounds", "5")
 _CSV = (*_CHAIN, "--format", "csv")
 _PARQUET = (*_CHAIN, "--format", "parquet")
-_S3 = ("benchmarks.s3", "--rounds", "3")
+_S3 = ("benchmarks.s3", "--rounds", "5")
 _REDIS = ("benchmarks.redis", "--only", "penstock,bullmq,sidekiq,taskiq", "--with-recovery")
 _REDIS_ROUNDS = ("benchmarks.redis", "--only", "penstock,bare,bullmq", "--rounds", "5")
 _WORKER = ("benchmarks.worker", "--only", "idle")
