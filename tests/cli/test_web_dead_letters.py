@@ -128,7 +128,7 @@ def test_dead_letters_of_one_error_are_planned_replayed_aborted_and_then_replaye
     dashboard = Dashboard(scene.folder)
     try:
         worker.expect("worker.started")
-        page = dashboard.await_page("/dead", lambda page: "300 dead letters as of" in page.text)
+        page = dashboard.await_page("/dead", lambda page: "300 dead letters in all" in page.text)
         assert "order <n> is unknown" in page.text
 
         plan = dashboard.plan(group=GROUP, rate=RATE)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penstock.events.bus import Event
-from penstock.messaging.settlement import Operation, Settlement
+from penstock.messaging.settlement import Ack, Operation, Settlement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +20,8 @@ class DeliverySettled(Event):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveryAcked(DeliverySettled):
     """The broker applied an ack. Its own kind, since it is the most frequent event and few listeners receive it."""
+
+    settlement: Ack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from hypothesis import strategies as st
 
 from penstock import events
-from penstock.events import Event
+from penstock.events import DeliverySettled, Event
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
 
 _SPECIAL_CHARACTERS = "\n\r\t\0\x1b\x7f\x85\x9b\u2028\u202e\ufeff\ud800\udcff\"'\\ =|{}"
@@ -34,6 +34,7 @@ _STRATEGIES: dict[Any, st.SearchStrategy[Any]] = {
     Mapping[str, int]: st.dictionaries(ANY_TEXT, _INTEGERS, max_size=3),
     Mapping[str, str]: st.dictionaries(ANY_TEXT, ANY_TEXT, max_size=3),
     BaseException | None: st.none() | ANY_TEXT.map(ValueError),
+    Ack: st.just(Ack()),
     Settlement: _SETTLEMENTS,
     tuple[Settlement, ...]: st.lists(_SETTLEMENTS, max_size=3).map(tuple),
 }
@@ -54,6 +55,8 @@ def events_of(kind: type[Event]) -> st.SearchStrategy[Event]:
     """Return a strategy for events of this type with any values."""
     hints = get_type_hints(kind)
     fields = {field.name: _strategy(field.name, hints[field.name]) for field in dataclasses.fields(kind)}
+    if kind is DeliverySettled:
+        fields["settlement"] = fields["settlement"].filter(lambda one: not isinstance(one, Ack))  # a `DeliveryAcked`
     return st.builds(kind, **fields)
 
 
