@@ -41,19 +41,18 @@ class Processes:
 
     def stop(self) -> None:
         """Send SIGTERM, as a platform would, and SIGKILL if the worker does not exit."""
-        self._signal(signal.SIGTERM)
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(STOP_SECONDS_MAX)
         self.kill()
 
     def kill(self) -> None:
-        """Kill all processes at once."""
-        self._signal(signal.SIGKILL)
+        """Kill all processes at once. Children may have process groups of their own."""
+        for pid in self._pids():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self._process.wait()
-
-    def _signal(self, number: int) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
 
     def _pids(self) -> list[int]:
         """Everything in the worker's session: its manager and its children."""
