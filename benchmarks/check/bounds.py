@@ -47,25 +47,25 @@ class Bound:
 _Row = tuple[str, Sequence[str], str, float, Sequence[str]]  # name, command, page, limit and figures of a `Bound`
 
 _AT_LEAST: Sequence[_Row] = (
-    ("redis async / bullmq", _REDIS, README, 1.2, ("BullMQ 14,700 (1.7 x)", "25,000")),
-    ("redis async / sidekiq", _REDIS, README, 3.5, ("Sidekiq 4,800 (5.2 x)",)),
-    ("redis async / taskiq", _REDIS, README, 5.0, ("taskiq 3,200 (7.8 x)",)),
-    ("redis recovery: bullmq / async", _REDIS, README, 6.0, ("BullMQ 60.5 s (11.9 x)", "5.1 s; 59 to 70 s")),
+    ("redis async / bullmq", _REDIS, README, 1.4, ("BullMQ 23,000 (2.0 x)", "45,000")),
+    ("redis async / sidekiq", _REDIS, README, 2.8, ("Sidekiq 11,400 (4.0 x)",)),
+    ("redis async / taskiq", _REDIS, README, 5.5, ("taskiq 5,000 (9.0 x)",)),
+    ("redis recovery: bullmq / async", _REDIS, README, 5.0, ("BullMQ 60.2 s (6.9 x)", "8.7 s; 59 to 84 s")),
     ("chain small / spark", _CHAIN, README, 2.7, ("3.81 s (4.5 x)", "0.85 s", "5,000 files of 10 KB")),
     ("chain big / spark", _CHAIN, README, 1.6, ("7.19 s (2.5 x)", "2.92 s", "2 files of 500 MB")),
     ("chain small csv / spark", _CSV, PAGE, 3.0, ("| 5,000 x 10 KB, CSV | 4.91 | 0.65 | 1.02 | 4.8 |",)),
     ("chain big csv / spark", _CSV, PAGE, 2.2, ("| 2 x 500 MB, CSV | 10.11 | 2.56 | 2.87 | 3.5 |",)),
     ("chain small parquet / spark", _PARQUET, PAGE, 2.7, ("| 5,000 x 10 KB, Parquet | 6.01 | 0.51 | 1.37 | 4.4 |",)),
     ("chain big parquet / spark", _PARQUET, PAGE, 1.4, ("| 2 x 500 MB, Parquet | 9.42 | 2.70 | 4.27 | 2.2 |",)),
-    ("redis plain / bullmq", _REDIS_ROUNDS, PAGE, 1.1, ("| times BullMQ's rate (23,307) | 1.8 |",)),
-    ("redis async / bare", _REDIS_ROUNDS, PAGE, 0.22, ("| times the bare loop's rate (147,889) | 0.28 | 0.25 |",)),
-    ("redis plain / bare", _REDIS_ROUNDS, PAGE, 0.22, ("| times the bare loop's rate (147,889) | 0.28 |",)),
+    ("redis plain / bullmq", _REDIS_ROUNDS, PAGE, 1.4, ("| times BullMQ's rate (24,923) | 2.1 |",)),
+    ("redis async / bare", _REDIS_ROUNDS, PAGE, 0.22, ("| times the bare loop's rate (160,032) | 0.32 | 0.29 |",)),
+    ("redis plain / bare", _REDIS_ROUNDS, PAGE, 0.22, ("| times the bare loop's rate (160,032) | 0.32 |",)),
 )
 _AT_MOST: Sequence[_Row] = (
     ("chain small time / polars", _CHAIN, README, 3.5, ("0.46 s",)),
     ("chain big time / polars", _CHAIN, README, 2.0, ("2.46 s",)),
-    ("s3 small: from S3 at 20 ms", _S3, PAGE, 3.5, ("1.91 s instead of 0.90 s",)),
-    ("s3 big: from S3 at 20 ms", _S3, PAGE, 2.2, ("instead of 1.33 s for 2 x 200 MB",)),
+    ("s3 small: from S3 at 20 ms", _S3, PAGE, 3.0, ("1.70 s instead of 0.88 s",)),
+    ("s3 big: from S3 at 20 ms", _S3, PAGE, 2.0, ("instead of 1.29 s for 2 x 200 MB",)),
     ("worker idle share of a core", _WORKER, README, 0.006, ("0.2 % of a core",)),
 )
 
