@@ -13,7 +13,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,7 +42,7 @@ from tests.chaos.s3_case import S3Case
 from tests.services.aws_server import AwsServer
 from tests.services.bare_python import bare_python
 from tests.services.jvm import QUICK_JVM
-from tests.services.spark_cluster import FROM_DRIVER, SparkCluster
+from tests.services.spark_cluster import FROM_DRIVER, SPECULATION, SparkCluster
 from tests.services.spark_events import SparkEvents, logged_to
 
 from penstock.messaging.steps import Step
@@ -55,13 +55,6 @@ MOMENTS = 8
 ROUNDS = 3
 HELD = ("--transform", "transforms:held_by_name")
 FAULTY = ("--transform", "cluster_transforms:faulty_together")
-SPECULATION: Mapping[str, str] = {
-    "spark.speculation": "true",
-    "spark.speculation.interval": "200ms",
-    "spark.speculation.quantile": "0.25",
-    "spark.speculation.multiplier": "1.5",
-    "spark.speculation.minTaskRuntime": "1s",
-}
 
 
 @dataclass

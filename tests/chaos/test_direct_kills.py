@@ -10,7 +10,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -18,7 +18,7 @@ import pytest
 from tests.chaos.oracle import attempts, check_done, files_in_log, objects
 from tests.chaos.runs import FORMATS, Case, Running
 from tests.services.jvm import QUICK_JVM
-from tests.services.spark_cluster import FROM_DRIVER, SparkCluster
+from tests.services.spark_cluster import FROM_DRIVER, SPECULATION, SparkCluster
 
 pytestmark = pytest.mark.spark
 
@@ -26,13 +26,6 @@ OBJECTS = 80  # two tasks, one for each executor
 HOLD, STOP, FAIL = "hold", "stop", "fail"  # the faults, and the files that ask for them
 STRUCK = "struck"  # the process id of the executor that was struck
 GO = "go"  # ends a hold
-SPECULATION: Mapping[str, str] = {
-    "spark.speculation": "true",
-    "spark.speculation.interval": "200ms",
-    "spark.speculation.quantile": "0.25",
-    "spark.speculation.multiplier": "1.5",
-    "spark.speculation.minTaskRuntime": "1s",
-}
 HOOK = """
 import errno
 import os

@@ -29,6 +29,14 @@ MASTER = "org.apache.spark.deploy.master.Master"
 WORKER = "org.apache.spark.deploy.worker.Worker"
 EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 _ADDRESS = "127.0.0.1"  # of the master and of drivers
+SPECULATION = {
+    "spark.speculation": "true",
+    "spark.speculation.interval": "200ms",
+    "spark.speculation.quantile": "0.25",
+    "spark.speculation.multiplier": "1.5",
+    "spark.speculation.minTaskRuntime": "1s",
+}
+"""Settings with which the copy of a task that takes long starts within seconds."""
 FROM_DRIVER = {"spark.driver.host": _ADDRESS, "spark.driver.bindAddress": _ADDRESS}
 """Settings of a driver whose executors find it on loopback."""
 
