@@ -1,1 +1,1 @@
-"""Files in a local folder or below an S3 prefix, and this process's access to AWS."""
+"""Files in a local folder or below an S3 prefix, SQLite files, and this process's access to AWS."""

@@ -12,6 +12,8 @@ from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
+from penstock.storage.sqlite import primary_code
+
 HISTORY_FILE = "history.db"
 ASIDE_MAX = 3  # files set aside, then a person has to look at them
 BUSY_SECONDS = 2.0  # for the other writer
@@ -163,7 +165,7 @@ def _translated(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        code = int(getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)) & 0xFF
+        code = primary_code(error)
         if code in _BROKEN:
             raise HistoryBroken(f"the history file {path} is damaged: {error}") from error
         raise HistoryUnusable(f"the history file {path} cannot be used: {error}") from error

@@ -8,7 +8,6 @@
 
 import sqlite3
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import resources
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError
 from penstock.messaging.forks import EmbeddedFile
+from penstock.storage.sqlite import enter_wal, primary_code
 
 SCHEMA_VERSION = 3
 _APPLICATION_ID = 0x50_53_54_4B  # "PSTK", as written by the first step
@@ -205,28 +205,13 @@ class QueueFile:
     def _prepare(self, connection: sqlite3.Connection) -> None:
         connection.execute("PRAGMA fullfsync = ON")  # macOS: a plain fsync leaves data in the drive's cache
         version_of(connection, self.path)  # before any write: the file may belong to another program
-        self._enter_wal(connection)
+        self._use_wal(connection)
         connection.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES_MAX}")
         connection.execute("PRAGMA secure_delete = OFF")  # overwriting deleted rows would double the writes
         bring_up_to_date(connection, self.path)
 
-    def _enter_wal(self, connection: sqlite3.Connection) -> None:
-        """Switch the file to WAL mode, in which readers never wait for the writer.
-
-        The mode is stored in the file. Changing it needs exclusive access, for which SQLite does not wait when several
-        processes open a new file at once; hence the retries.
-        """
-        deadline = time.monotonic() + self._busy_timeout_seconds
-        while True:
-            try:
-                mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
-                break
-            except sqlite3.OperationalError as error:
-                if _primary_code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
-                    raise
-                # A fixed wait instead of backoff: a try is cheap, and the deadline bounds them. Real time, since an
-                # injected clock does not govern other processes.
-                time.sleep(0.01)
+    def _use_wal(self, connection: sqlite3.Connection) -> None:
+        mode = enter_wal(connection, wait_seconds=self._busy_timeout_seconds)
         if mode != "wal":
             raise ConfigurationError(
                 f"the queue file {self.path} is on a file system without shared memory (mode {mode}): put it on a "
@@ -236,7 +221,7 @@ class QueueFile:
 
 def translate(error: sqlite3.Error, path: Path) -> PenstockError:
     """Return the Penstock error for an SQLite error: temporary, or a file that this process cannot use."""
-    code = _primary_code(error)
+    code = primary_code(error)
     if code in _TEMPORARY:
         return TemporaryError(f"the queue file {path} cannot be used just now ({error}): try again")
     if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
@@ -280,7 +265,3 @@ def _step(connection: sqlite3.Connection, path: Path, version: int) -> None:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
-
-
-def _primary_code(error: sqlite3.Error) -> int:
-    return int(getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)) & 0xFF

@@ -25,6 +25,7 @@ from sqlalchemy.schema import CreateTable
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError
 from penstock.ledger.dialects import HEARTBEAT_CONNECTIONS, READ_ONLY, DatabaseNow
 from penstock.ledger.schema import session_metadata
+from penstock.storage.sqlite import enter_wal, primary_code
 
 WRITE_LOCK_BYTE = 120  # in the -shm file: WAL_WRITE_LOCK, see "The WAL-Index File Format" of SQLite
 _LOCKS = Path("/proc/locks")
@@ -63,7 +64,6 @@ VERSION_MIN = (3, 33)  # for UPDATE ... FROM
 _SESSION_TABLES = [
     str(CreateTable(table).compile(dialect=sqlite_dialect())) for table in session_metadata.sorted_tables
 ]
-_CODE_MASK = 0xFF  # the low byte of an extended result code is the primary code
 
 
 @compiles(DatabaseNow, "sqlite")
@@ -104,7 +104,7 @@ class Sqlite:
                 "check_same_thread": False,
             },
         )
-        event.listen(engine, "connect", _prepare(now or time.time, in_memory=in_memory))
+        event.listen(engine, "connect", _prepare(now or time.time, in_memory=in_memory, busy_seconds=busy_seconds))
         event.listen(engine, "begin", _begin)
         return engine
 
@@ -112,7 +112,7 @@ class Sqlite:
         return insert(table).on_conflict_do_nothing()
 
     def explain(self, error: DBAPIError, address: str) -> PenstockError | None:
-        code = getattr(error.orig, "sqlite_errorcode", 0) & _CODE_MASK
+        code = primary_code(error.orig)
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             waited = f"for {BUSY_TIMEOUT_SECONDS:.0f} s"
             holder = holder_of(address)
@@ -142,24 +142,19 @@ def is_in_memory(url: URL) -> bool:
     return url.database in (None, "", ":memory:")
 
 
-def _prepare(now: Callable[[], float], *, in_memory: bool) -> Callable[[sqlite3.Connection, object], None]:
+def _prepare(
+    now: Callable[[], float], *, in_memory: bool, busy_seconds: float
+) -> Callable[[sqlite3.Connection, object], None]:
     def prepare(connection: sqlite3.Connection, _: object) -> None:
         connection.create_function("penstock_now", 0, now)
         if not in_memory:
-            _write_ahead(connection)
+            enter_wal(connection, wait_seconds=busy_seconds)
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA temp_store = MEMORY")
         for statement in _SESSION_TABLES:
             connection.execute(statement)
 
     return prepare
-
-
-def _write_ahead(connection: sqlite3.Connection) -> None:
-    """Switch the file to WAL. The mode is stored in the file, so only the very first connection changes it."""
-    (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
-    if mode != "wal":
-        connection.execute("PRAGMA journal_mode = WAL")
 
 
 def _begin(connection: Connection) -> None:

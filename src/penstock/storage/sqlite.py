@@ -1,0 +1,31 @@
+"""SQLite files: the code of an error, and WAL mode, in which readers never wait for the writer."""
+
+import sqlite3
+
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
+
+PAUSE_SECONDS = 0.01  # fixed instead of backoff: a try is cheap, and the total wait is bounded
+_CODE_MASK = 0xFF  # the low byte of an extended result code is the primary code
+
+
+def primary_code(error: BaseException | None) -> int:
+    """Return SQLite's primary result code of an error; SQLITE_ERROR if the error has none."""
+    code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+    return code & _CODE_MASK
+
+
+def enter_wal(connection: sqlite3.Connection, *, wait_seconds: float) -> str:
+    """Switch the file to WAL mode and return the mode it has now, "wal" unless its file system has no shared memory.
+
+    The mode is stored in the file, so only the first connection changes it. That needs exclusive access, for which
+    SQLite does not wait when several processes open a new file at once; hence the tries. Raise
+    `sqlite3.OperationalError` if the file is still locked after ``wait_seconds``.
+    """
+    retrying = Retrying(
+        retry=retry_if_exception(lambda error: primary_code(error) == sqlite3.SQLITE_BUSY),
+        stop=stop_after_delay(wait_seconds),
+        wait=wait_fixed(PAUSE_SECONDS),
+        reraise=True,
+    )
+    mode: str = retrying(lambda: connection.execute("PRAGMA journal_mode = WAL").fetchone()[0])
+    return mode
