@@ -46,9 +46,8 @@ def begin_transactions(engine: Engine) -> None:
 
 def wait_for_a_waiting_session(engine: Engine) -> None:
     deadline = time.monotonic() + DEADLINE_SECONDS
-    waiting = text(
-        "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE NOT granted AND datname = current_database()"
-    )
+    sessions = "pg_locks JOIN pg_stat_activity USING (pid)"
+    waiting = text(f"SELECT count(*) FROM {sessions} WHERE NOT granted AND datname = current_database()")
     with engine.connect() as connection:
         while not connection.scalar(waiting):
             assert time.monotonic() < deadline, "no session waits"

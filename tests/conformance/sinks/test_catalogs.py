@@ -423,6 +423,10 @@ def configured(monkeypatch: pytest.MonkeyPatch, folder: Path, **settings: str) -
         ({"TYPE": "rest"}, "cannot be used"),
         ({"TYPE": "rest", "URI": "host/catalog"}, "cannot be used"),
         ({"URI": f"postgresql+psycopg2://user:{SECRET}@127.0.0.1:1/lake"}, "needs the package psycopg2"),
+        (
+            {"URI": "sqlite:////missing/catalog.db"},
+            "cannot be opened .*unable to open.*; create the folder of its SQLite",
+        ),
         ({"URI": f"postgresql+nothing://user:{SECRET}@127.0.0.1:1/lake"}, "cannot be used"),
     ],
 )
