@@ -11,7 +11,7 @@ from sqlalchemy.engine import make_url
 from tests.integration.transactions_scene import UserDatabase
 
 from penstock.transactions import create_tables, metadata
-from penstock.transactions.tables import INBOX
+from penstock.transactions.tables import INBOX, OUTBOX
 
 DEADLINE_SECONDS = 180.0
 
@@ -59,10 +59,15 @@ def test_another_process_creates_the_tables_in_between(empty_database: UserDatab
     with empty_database.engine() as engine, empty_database.engine() as other:
         if begins and empty_database.kind == "sqlite":
             begin_transactions(engine)
-        created: list[None] = []
-        call_before_the_first_change(engine, lambda: created.append(create_tables(other)))
+        created: list[str] = []
+
+        def create() -> None:
+            create_tables(other)
+            created.extend(inspect(other).get_table_names())
+
+        call_before_the_first_change(engine, create)
         create_tables(engine)
-        assert created == [None]
+        assert {OUTBOX, INBOX} <= set(created)
         assert {index["name"] for index in inspect(engine).get_indexes(INBOX)} == {"ix_penstock_inbox_done_at"}
     assert empty_database.outbox_rows() == empty_database.inbox_rows() == 0
 
