@@ -41,6 +41,7 @@ from pyiceberg.table.update import TableRequirement, TableUpdate
 from pyiceberg.typedef import RecursiveDict
 from pyiceberg.utils.config import Config
 from requests import Session
+from tenacity import Retrying, stop_after_attempt, stop_after_delay, wait_random
 
 from penstock.errors import (
     ConfigurationError,
@@ -63,6 +64,8 @@ from penstock.storage.s3_files import S3Files
 CONNECT_SECONDS = 5.0
 RESPONSE_SECONDS = 30.0
 GLUE_RETRIES_MAX = 1
+SQL_TRIES_MAX = 10  # of opening a SQL catalog
+SQL_PAUSE_SECONDS_MAX = 0.05
 LOADS_MAX = 3  # a metadata file may be deleted, after many commits, before it is read
 
 _TYPES = ("rest", "glue", "sql")
@@ -310,12 +313,13 @@ class _OpenCatalog:
 def _open_catalog(kind: str, name: str, configuration: str, aws: Aws) -> _OpenCatalog:
     """Open a catalog, once a process: Glue's client takes about a second. ``configuration`` is PyIceberg's, as JSON."""
     make = partial(_make, kind, name, json.loads(configuration), aws)
-    try:
-        return _OpenCatalog(client=make())
-    except Exception:
-        if kind != "sql":
-            raise
-        return _OpenCatalog(client=make())  # another process has just created the catalog's own tables
+    retrying = Retrying(
+        # processes that open a new SQL catalog at once create the same tables, of which it has several
+        stop=stop_after_attempt(SQL_TRIES_MAX if kind == "sql" else 1) | stop_after_delay(CONNECT_SECONDS),
+        wait=wait_random(max=SQL_PAUSE_SECONDS_MAX),
+        reraise=True,
+    )
+    return _OpenCatalog(client=retrying(make))
 
 
 def _make(kind: str, name: str, properties: Mapping[str, Any], aws: Aws) -> PyIcebergClient:
