@@ -14,12 +14,12 @@ from tests.conformance.repair.scene import PIPELINE, SCHEMA, Scene, ref
 from tests.services.aws_server import AwsServer
 from tests.services.spark_writer import SparkWriter
 
-from penstock.app import tables
 from penstock.errors import ClaimLost, PublishHalted, TableError, TemporaryError
 from penstock.events import Bus, LedgerRepairFinished, LedgerRepairStarted
 from penstock.ledger import Ledger
 from penstock.ledger.records import AttemptState, ObjectState
 from penstock.messaging.steps import Step
+from penstock.pipeline import quarantine_progress
 from penstock.pipeline.batch_record import load, save
 from penstock.pipeline.maintenance.compact import compact
 from penstock.sinks.iceberg.choice import CatalogChoice
@@ -93,7 +93,7 @@ def test_bad_lines_of_an_imported_batch_are_published_although_the_batches_in_it
     sqlite_scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene = sqlite_scene
-    monkeypatch.setattr(tables, "RECORD_EMPTY", 1)
+    monkeypatch.setattr(quarantine_progress, "RECORD_EVERY_BATCHES", 1)
     scene.published(1)
     backup = scene.dump()
     scene.batch(2, bad=True)
