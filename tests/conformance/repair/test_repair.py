@@ -137,6 +137,29 @@ def test_bad_lines_of_an_imported_batch_are_published_by_a_process_that_continue
     assert scene.quarantined() == [ref(number).uri for number in (2, 5, 6)]
 
 
+def test_bad_lines_are_published_by_a_process_that_did_not_see_their_batch_in_the_rows_table(
+    sqlite_scene: Scene,
+) -> None:
+    scene = sqlite_scene
+    scene.published(1)
+    publisher = scene.tables
+    publisher.publish_jobs["rows"]()
+    backup = scene.dump()
+    scene.batch(2, 5, bad=True)
+    scene.tables.publish_jobs["rows"]()  # another process
+    scene.restore(backup)
+    scene.batch(2)
+    scene.batch(4)
+    publisher.publish_jobs["quarantine"]()  # reads three batches, of which the rows table showed the first
+
+    repairer = scene.repairer()
+    repairer.apply(repairer.find(), Bus())
+    publisher.publish()
+
+    assert scene.shown() == [1, 2, 4, 5]
+    assert scene.quarantined() == [ref(number).uri for number in (2, 5)]
+
+
 def test_a_repair_fences_attempts_that_still_run(scene: Scene) -> None:
     scene.published(1)
     held = scene.claim(2, 3)
