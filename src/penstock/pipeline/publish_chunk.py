@@ -121,7 +121,7 @@ def _is_at(batch: BatchRow, position: Position) -> bool:
 
 @dataclass(slots=True, kw_only=True)
 class _Gathered:
-    """What the batches of a chunk change, as far as they are read."""
+    """The changes of the batches of one chunk that are read so far."""
 
     tip: BatchRow | None = None  # the last batch that changes something
     files: list[DataFile] = field(default_factory=list)

@@ -22,9 +22,9 @@ class QuarantineProgress:
     A publish may skip the batches after the table's position P up to a batch B if all of this holds:
 
     - A publish read these batches when the table was at P, and none of them had bad lines.
-    - B was the rows table's last batch then, and one of those read, or P itself. After a rollback of the ledger, a
-      repair imports the batches that the tables show in the place of those that the ledger has. So a batch that no
-      table shows may get another number, although the one after it keeps its own; B and all before it do not.
+    - B was the rows table's last batch then, and the publish read it, or began after it. After a rollback of the
+      ledger, a repair imports the batches that the tables show, in the place of those that the ledger has. So a batch
+      that no table shows may get another number although the next one keeps its own; B and those before it cannot.
     - The ledger still has B.
 
     B is remembered in this process, by number and attempt. Every `RECORD_EVERY_BATCHES` batches it is recorded in the
@@ -69,7 +69,7 @@ class QuarantineReading:
 
     @property
     def after(self) -> Published | None:
-        """Where the publish begins if the table's position has not moved."""
+        """The result that the publish begins at, unless the table's position has moved."""
         return None if self._known is None else self._known.published
 
     def manifest_of(self, batch: BatchRow) -> str:
@@ -78,7 +78,7 @@ class QuarantineReading:
         return batch.record.quarantine_manifest
 
     def empty_to(self, position: Position) -> Position:
-        """Return where the publish begins at another position; `publish` calls this whenever it begins elsewhere."""
+        """Return the last batch to skip at a position. `publish` calls this whenever it does not begin at `after`."""
         self._known = None
         self._recorded = begin = self._progress.recorded(position)
         self._has_read_it = begin == self._rows_position
