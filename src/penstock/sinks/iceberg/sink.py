@@ -464,10 +464,7 @@ class LoadedIceberg:
             removed={file.logged_path for file in removed},
             summary={"penstock.engine": engine, **positions(self.metadata.properties)},
         )
-        version = self._commit(maker)
-        with suppress(TableError, TemporaryError):  # the next publish does the same, and reports a failure
-            self.write_checkpoint(version, probe=no_probe)
-        return version
+        return self._commit_with_checkpoint(maker)
 
     def add_columns(self, fields: Iterable[pa.Field]) -> None:
         """Add nullable columns as the next version."""
@@ -490,7 +487,7 @@ class LoadedIceberg:
             summary=positions(self.metadata.properties),
             schema_id=schema.schema_id,
         )
-        self._commit(
+        self._commit_with_checkpoint(
             maker,
             before=[AddSchemaUpdate(schema_=schema), SetCurrentSchemaUpdate(schema_id=-1)],
             properties=properties,
@@ -518,6 +515,13 @@ class LoadedIceberg:
 
     def _base(self) -> dict[str, Any]:
         return {"metadata": self.metadata, "io": self._catalog.io, "location": self.metadata.location}
+
+    def _commit_with_checkpoint(self, maker: SnapshotMaker, **changes: Any) -> int:
+        """Make a commit that is no publish; see `_commit`."""
+        version = self._commit(maker, **changes)
+        with suppress(TableError, TemporaryError):  # the next publish does the same, and reports a failure
+            self.write_checkpoint(version, probe=no_probe)
+        return version
 
     def _commit(
         self,
