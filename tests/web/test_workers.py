@@ -169,6 +169,16 @@ def test_the_messages_and_queues_of_a_worker(
     assert "These are the 1 that it has held for longest, of 150." in page
 
 
+def test_messages_that_the_record_only_counts_are_not_denied(
+    client: FormClient, registry: ProcessRegistry, record: WorkerRecord
+) -> None:
+    write(registry, replace(record, in_flight=2, held=()))
+    with registry.register(WORKER):
+        page = words(client.get("/worker", params={"id": WORKER}).text)
+    assert "2 messages that its record does not name The pages of its queues show the messages in flight." in page
+    assert "It holds no message" not in page
+
+
 def hold(settings: Settings, worker: str, *, lease_seconds: float = 60.0) -> None:
     with closing(Ledger.open(settings.ledger)) as ledger:
         ledger.begin_work("order", "key-1", attempt_id=f"a-{worker}", worker=worker, lease_seconds=lease_seconds)
