@@ -742,6 +742,7 @@ def test_old_metadata_is_deleted_and_a_vacuum_deletes_only_unnamed_files(
     sink = made(root)
     for seq in range(1, 2 * METADATA_KEPT + 1):
         published(sink, root, seq)
+    sink.ensure_schema(pa.schema([*SCHEMA, ("more", pa.int64())]))
     assert metadata_files(root) == named_metadata(root)
     assert len(metadata_files(root)) == METADATA_KEPT + 1
     # a commit whose reply is lost leaves a file that the next commits do not know of
