@@ -145,8 +145,8 @@ class BrokerLoop:
         for served in self._consumers:
             served.executor.collect()
 
-    def _settle_and_receive(self) -> bool:
-        """Settle one group of due settlements and poll the queues that are due; return True if any message arrived.
+    def _settle_and_receive(self) -> None:
+        """Settle one group of due settlements and poll the queues that are due.
 
         The broker may wait for messages only while nothing is running and nothing waits to be settled; otherwise other
         work waits for this thread. Raises `UserError` if the broker can never serve the call.
@@ -169,23 +169,19 @@ class BrokerLoop:
         try:
             self._settler.record_result(group, turn.failures, turn.settle_error)
         finally:
-            received = scheduler.record(turn, listened=listened)
+            scheduler.record(turn, listened=listened)
         if self._polls_are_billed and requests and scheduler.full is not None:
             # While one queue keeps the worker busy, listen to the queues that were found empty, which costs less than
             # polling them. Not to others: a message that waits there would be signalled at once, without room for it.
             listened = (self._arrivals.wanted | scheduler.found_empty) & scheduler.with_capacity
             self._listen(listened - {scheduler.full})
-        return received
 
-    def _begin_due(self) -> bool:
-        """Begin the batches that are due; return True if there were any."""
-        begun = False
+    def _begin_due(self) -> None:
+        """Begin the batches that are due."""
         self._begun_at = self._clock.monotonic()
         for served in self._consumers:
             while not (self._leaving or self._paused) and (batches := served.due_batches(self._begun_at)):
                 served.executor.begin(batches)
-                begun = True
-        return begun
 
     def _seconds_to_next_poll(self) -> float:
         """Return the seconds until a poll is due; listen for arrivals only in queues with room for them."""

@@ -196,8 +196,8 @@ class QueueScheduler:
         ]
         return [request for _, request in self._polled if request is not None]
 
-    def record(self, turn: TurnResult, *, listened: Set[str]) -> bool:
-        """Record the result of the requests of `begin_poll`; return True if any message arrived.
+    def record(self, turn: TurnResult, *, listened: Set[str]) -> None:
+        """Record the result of the requests of `begin_poll`.
 
         ``listened``: the queues in which arrivals since the poll are signalled. Raises `UserError` if the broker can
         never serve the request.
@@ -212,7 +212,7 @@ class QueueScheduler:
                 self._rotation.advance(index, len(turn.deliveries))
                 is_full = len(turn.deliveries) >= request.messages_max and not drained
                 self._full = request.queue if is_full else None
-                return True
+                return
             self._rotation.skip(index)
             if request is None:
                 continue
@@ -226,7 +226,6 @@ class QueueScheduler:
             self._full = None
             self._extend_idle(empty, turn.next_in_seconds)
             self._check_false_alarm()
-        return False
 
     def record_signal(self) -> None:
         """Record a signalled arrival; its queue is unknown."""
