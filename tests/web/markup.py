@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from html.parser import HTMLParser
 
-_VOID = frozenset({"meta", "link", "input", "br", "hr", "img"})
+_VOID = frozenset({"meta", "link", "input", "br", "hr", "img", "wbr"})
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
 _ADDRESSES = frozenset({"href", "src", "action", "formaction", "hx-get", "sse-connect"})
 

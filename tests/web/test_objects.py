@@ -25,6 +25,7 @@ from penstock.pipeline.maintenance.archive import Archivist
 from penstock.storage.local import LocalFiles
 from penstock.testing import FakeClock
 from penstock.web import objects as objects_module
+from penstock.web.rendering import address
 
 HOSTILE = (
     "two\nlines.jsonl",
@@ -76,6 +77,11 @@ def seen(text: str) -> str:
 
 
 # Lists
+
+
+def test_a_long_address_breaks_after_slashes_and_stays_harmless() -> None:
+    assert address("s3://landing/a/b.jsonl") == "s3://<wbr>landing/<wbr>a/<wbr>b.jsonl"
+    assert address("file:///<b>/\x1b[2J") == "file:///<wbr>&lt;b&gt;/<wbr>\\x1b[2J"
 
 
 def test_an_empty_ledger_says_so(client: TestClient) -> None:

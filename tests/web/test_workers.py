@@ -159,14 +159,24 @@ def test_workers_that_seem_stuck_are_first(client: FormClient, registry: Process
 def test_the_messages_and_queues_of_a_worker(
     client: FormClient, registry: ProcessRegistry, record: WorkerRecord
 ) -> None:
-    held = (HeldMessage(queue="orders", message_id="m0", since=time.time()),)
+    held = (HeldMessage(queue="orders", message_id="m0", since=time.time() - 3 * 86_400),)
     write(registry, replace(record, in_flight=150, held=held, paused={"orders": "OSError: away"}))
     with registry.register(WORKER):
         page = words(client.get("/worker", params={"id": WORKER}).text)
         assert "1 not served" in client.get("/workers").text
     assert "orders 5 OSError: away" in page
-    assert "m0 orders 0 s" in page
+    assert "m0 orders 3 d" in page
     assert "These are the 1 that it has held for longest, of 150." in page
+
+
+def test_messages_that_the_record_only_counts_are_not_denied(
+    client: FormClient, registry: ProcessRegistry, record: WorkerRecord
+) -> None:
+    write(registry, replace(record, in_flight=2, held=()))
+    with registry.register(WORKER):
+        page = words(client.get("/worker", params={"id": WORKER}).text)
+    assert "2 messages that its record does not name The pages of its queues show the messages in flight." in page
+    assert "It holds no message" not in page
 
 
 def hold(settings: Settings, worker: str, *, lease_seconds: float = 60.0) -> None:
@@ -180,11 +190,11 @@ def test_workers_that_only_claims_name_are_shown(client: FormClient, settings: S
     with closing(Ledger.open(settings.ledger)) as ledger:  # a second key
         ledger.begin_work("order", "key-2", attempt_id="b", worker="gone-3-C", lease_seconds=-10.0)
     page = words(client.get("/workers").text)
-    assert "other-2-B 1 0 s extended" in page
-    assert "gone-3-C 1 0 s expired" in page
+    assert re.search(r"other-2-B 1 \d+ s extended", page)
+    assert re.search(r"gone-3-C 1 \d+ s expired", page)
     detail = words(client.get("/worker", params={"id": "other-2-B"}).text)
     assert "This worker is not on this host" in detail
-    assert "order key-1 0 s" in detail
+    assert re.search(r"order key-1 \d+ s", detail)
 
 
 def test_the_claims_of_a_worker_of_this_host_are_with_it(
@@ -194,7 +204,8 @@ def test_the_claims_of_a_worker_of_this_host_are_with_it(
     write(registry, record)
     with registry.register(WORKER):
         assert "Elsewhere" not in client.get("/workers").text
-        assert "order key-1 0 s" in words(client.get("/worker", params={"id": WORKER}).text)
+        page = words(client.get("/worker", params={"id": WORKER}).text)
+    assert re.search(r"order key-1 \d+ s", page)
 
 
 def test_workers_are_shown_while_the_ledger_is_away(

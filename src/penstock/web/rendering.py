@@ -1,6 +1,7 @@
 """Render the pages: the Jinja environment, its filters, and the values that every page has."""
 
 import hashlib
+import re
 import time
 from collections.abc import Mapping
 from functools import cache
@@ -22,6 +23,7 @@ from penstock.web.texts import LANGUAGES, Texts, best_language, texts_in, visibl
 LANGUAGE_COOKIE, THEME_COOKIE = "penstock_language", "penstock_theme"
 THEMES: Mapping[str, str] = {"auto": "Automatic", "light": "Light", "dark": "Dark"}
 UNKNOWN = "–"  # noqa: RUF001 - a number that is not known
+_FOLDER_ENDS = re.compile(r"(?<=/)(?!/)")
 NAVIGATION: Mapping[str, str] = {
     "/": "Overview",
     "/dead": "Dead letters",
@@ -82,7 +84,9 @@ def environment() -> Environment:
         lstrip_blocks=True,
         finalize=_visible,
     )
-    made.filters.update(number=number, rate=rate, span=_span, moment=moment, size=size, sentence=_sentence)
+    made.filters.update(
+        number=number, rate=rate, span=_span, moment=moment, size=size, sentence=_sentence, address=address
+    )
     return made
 
 
@@ -118,6 +122,11 @@ def moment(epoch_seconds: float | None) -> Markup:
     except (OverflowError, ValueError, OSError):
         return Markup("{} s").format(f"{epoch_seconds:g}")
     return Markup('<time datetime="{}Z">{}Z</time>').format(text.replace(" ", "T"), text)
+
+
+def address(uri: str) -> Markup:
+    """Return an object's address, escaped, in which a line may break after each slash."""
+    return Markup("<wbr>").join(_FOLDER_ENDS.split(visible(uri)))
 
 
 def span_text(texts: Texts, seconds: float | None) -> str:
