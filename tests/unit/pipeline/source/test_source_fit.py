@@ -1,4 +1,4 @@
-"""The check that texts of objects are UTF-8, which passes runs of ASCII without a look at each text."""
+"""The check that texts of objects are UTF-8, which does not read ASCII text by text."""
 
 import itertools
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from penstock.pipeline.spark.source.fit import fit
 
 
 def texts(values: Sequence[bytes]) -> pa.Array:
-    """Return an array of strings that nobody checked, as Arrow's readers return them."""
+    """Return an array of unchecked strings, as Arrow's readers return them."""
     ends = np.cumsum([0, *map(len, values)]).astype(np.int32)
     return pa.StringArray.from_buffers(len(values), pa.py_buffer(ends), pa.py_buffer(b"".join(values)))
 
