@@ -1,12 +1,15 @@
-"""A publisher is killed before, while or after it writes a checkpoint of a Delta log. The next one continues."""
+"""A publisher is killed before, while or after it writes a checkpoint of a Delta log, or an Iceberg version hint.
+
+The next one continues.
+"""
 
 from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable, PostCommitHookProperties
-from tests.chaos import killed_checkpoint
+from tests.chaos import killed_checkpoint, short_intervals
 from tests.chaos.oracle import check_done, check_meanwhile, truth
-from tests.chaos.runs import IN_PROCESS, KILLED, Case
+from tests.chaos.runs import ICEBERG, IN_PROCESS, KILLED, Case
 
 from penstock.messaging.steps import Step
 
@@ -47,6 +50,36 @@ def check_continued(case: Case) -> None:
 def test_a_kill_beside_a_checkpoint_loses_nothing(begun: Case, kill_at: str) -> None:
     begun.ingest(code=KILLED, kill_at=kill_at)
     check_continued(begun)
+
+
+@pytest.mark.parametrize("scheme", [ICEBERG])
+@pytest.mark.parametrize("tables", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("step", "hinted"), [(Step.CHECKPOINTING, 2), (Step.CHECKPOINTED, 3)])
+def test_a_kill_beside_a_version_hint_loses_nothing(case: Case, step: Step, hinted: int, tables: int) -> None:
+    case.module = short_intervals.__name__
+    case.add_objects(range(BATCH))
+    case.ingest()
+    case.add_objects(range(BATCH, 2 * BATCH))
+    case.ingest(code=KILLED, kill_at=f"{step.value}:{tables}")
+    killed_at = (case.table, Path(f"{case.table}_quarantine"))[tables - 1]
+    assert (hint(killed_at), metadata_files(killed_at)) == (hinted, {1, 2, 3}), "killed elsewhere"
+    check_meanwhile(truth(case.source), case.table)
+    case.ingest()
+    check_done(truth(case.source), case.table)
+    case.add_objects(range(2 * BATCH, 3 * BATCH))
+    case.ingest()
+    check_done(truth(case.source), case.table)
+    for table in (case.table, Path(f"{case.table}_quarantine")):
+        assert (hint(table), metadata_files(table)) == (4, {3, 4})
+
+
+def hint(table: Path) -> int:
+    return int((table / "metadata" / "version-hint.text").read_text())
+
+
+def metadata_files(table: Path) -> set[int]:
+    """Return the numbers of a table's metadata files."""
+    return {int(path.name[1:].partition(".")[0]) for path in (table / "metadata").glob("v*.metadata.json")}
 
 
 @pytest.mark.parametrize("where", [killed_checkpoint.FILE, killed_checkpoint.HINT])

@@ -49,6 +49,7 @@ OF_A_RUN = (Step.PLANNED, Step.WRITTEN, Step.MANIFESTED, Step.RECORDED)  # annou
 OF_A_CLEANUP = {Step.CLEANING, Step.SET_ASIDE, Step.CLEANED}  # killed at in test_cleanup_processes.py
 # killed at in tests/conformance/publishing/test_compact_leftovers.py
 OF_A_COMPACTION = {Step.COMPACTED, Step.COMPACTION_COMMITTED, Step.LEFTOVER_MARKED}
+OF_THE_QUARANTINE = {Step.NO_BAD_LINES_RECORDED}  # killed at in test_quarantine_progress_kills.py
 OF_CHECKPOINTS = {Step.CHECKPOINTING, Step.CHECKPOINTED}  # killed at in test_checkpoint_kills.py
 OF_OTHER_WRITERS = {Step.REPUBLISHING, Step.REPUBLISHED}  # killed at in test_overwritten_kills.py
 OF_THE_ARCHIVE = {Step.ARCHIVE_WRITTEN, Step.ARCHIVING, Step.ARCHIVED}  # killed at in tests/cli/test_ledger.py
@@ -91,7 +92,7 @@ def alone() -> list[Alone]:
 
 def test_every_step_of_the_protocol_has_a_kill_test() -> None:
     elsewhere = OF_A_REPAIR | OF_A_CLEANUP | OF_A_COMPACTION | OF_THE_ARCHIVE | OF_A_REPLAY | OF_DEAD_LETTER_FILES
-    elsewhere |= OF_READING_AGAIN | OF_MERGES | OF_CHECKPOINTS
+    elsewhere |= OF_READING_AGAIN | OF_MERGES | OF_CHECKPOINTS | OF_THE_QUARANTINE
     assert set(STORY) == set(Step) - elsewhere - OF_EVOLUTION - OF_OTHER_WRITERS - OF_REPLACED_ROWS
     assert {case.step for case in alone()} == set(STORY)
     assert {*OF_A_RUN, *OF_EVOLUTION} == announced_in(run) == announced_in(in_process), (

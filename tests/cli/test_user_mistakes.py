@@ -261,6 +261,26 @@ def test_invalid_partition_columns_are_refused(
 
 
 @pytest.mark.parametrize(
+    ("key", "order_by", "drop", "part"),
+    [
+        ("no", "id", "v", "The merge names no, and the rows have id"),
+        ("id", "at", "v", "The merge names at, and the rows have id"),
+        ("id", "id", "op", "The merge names op, and the rows have id"),
+        ("v", "id", "op", "The column v is double, which cannot be a key"),
+    ],
+)
+def test_an_unfit_column_of_a_merge_is_refused(
+    penstock: Call, here: Path, key: str, order_by: str, drop: str, part: str
+) -> None:
+    merge = ("--merge-key", key, "--order-by", order_by, "--merge-drop", drop)
+    schema = "id long, v double" + (", op string" if "double" in part else "")
+    result = penstock("ingest", "in", "t", "--schema", schema, *merge)
+    assert result.exit_code == USAGE
+    assert_one_error(result, part)
+    assert not (here / "t" / "data").exists()
+
+
+@pytest.mark.parametrize(
     ("fields", "exit_code", "part"),
     [
         ("days(id)", USAGE, "days(id) has an unknown transform"),

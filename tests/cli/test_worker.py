@@ -454,7 +454,7 @@ def test_neither_a_drain_nor_a_dump_of_stacks_starts_the_exit_timeout(monkeypatc
     stop.pause()
     assert not left.wait(0.2), "one that drains stays up"
     stop.request()
-    assert left.wait(10)
+    assert left.wait(60)
 
 
 def test_the_help_shows_the_options_of_running(penstock: Call) -> None:

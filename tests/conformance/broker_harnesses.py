@@ -251,7 +251,7 @@ def receive(broker: Broker, count: int = 10, *, queue: str = "q", lease: float =
     return list(broker.receive(queue, messages_max=count, lease_seconds=lease))
 
 
-ANSWER_SECONDS = 20.0
+ANSWER_SECONDS = 60.0
 
 
 class WaitingReceiver:

@@ -32,7 +32,7 @@ __all__ = ["scene"]
 
 TEMPLATE = Path(__file__).parents[2] / "deploy/lambda/template.yaml"
 TINY = "0.000001"  # seconds: a base so short that SQS, which delays by whole seconds, delays by one at most
-ARRIVAL_SECONDS = 30.0  # an upper bound; messages arrive within a second or two
+ARRIVAL_SECONDS = 120.0  # an upper bound; messages arrive within a second or two
 
 
 @dataclass

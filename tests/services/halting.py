@@ -6,7 +6,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-HALTED_SECONDS = 30.0  # a bound for a busy machine; it takes microseconds
+HALTED_SECONDS = 120.0  # a bound for a busy machine; it takes microseconds
 _NAP_SECONDS = 0.001
 _HALTED, _ENDED = "T", frozenset("ZX")
 

@@ -27,7 +27,7 @@ from tests.services.ports import free_port
 
 DEBIANS_PROGRAMS = Path("/usr/lib/postgresql")  # Debian keeps them out of PATH, in one folder per version
 OWNER = "penstock"  # may do everything
-START_SECONDS = 30.0  # far more than a start takes
+START_SECONDS = 120.0  # far more than a start takes
 STOP_SECONDS = 10.0
 USERS = ("postgres", "nobody")  # for tests run by root: the first user that exists
 

@@ -12,7 +12,8 @@ Way = Literal["sqs", "sns raw", "sns wrapped", "eventbridge"]
 
 WAYS: Sequence[Way] = ("sqs", "sns raw", "sns wrapped", "eventbridge")
 EVENTS = ("s3:ObjectCreated:*", "s3:ObjectRemoved:*")
-PATIENCE_SECONDS = 10
+POLL_SECONDS = 10
+ARRIVAL_SECONDS = 120.0  # far more than an arrival takes
 NOTHING_COMES_SECONDS = 1  # the shortest long poll
 
 
@@ -52,10 +53,10 @@ class Announced:
     def arrived(self, count: int = 1) -> list[bytes]:
         """Receive and delete the next messages, and return their bodies in the order of arrival."""
         bodies: list[bytes] = []
-        give_up = time.monotonic() + PATIENCE_SECONDS
+        give_up = time.monotonic() + ARRIVAL_SECONDS
         while len(bodies) < count:
             assert time.monotonic() < give_up, f"{len(bodies)} of {count} notifications arrived by {self.way}"
-            bodies += self._receive(count - len(bodies), wait_seconds=PATIENCE_SECONDS)
+            bodies += self._receive(count - len(bodies), wait_seconds=POLL_SECONDS)
         return bodies
 
     def nothing_arrives(self) -> bool:

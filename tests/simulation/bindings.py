@@ -11,6 +11,7 @@ from penstock.ledger.records import BatchRow
 from penstock.messaging.steps import Step
 from penstock.pipeline.maintenance.gc import collect
 from penstock.pipeline.publish import Published, publish, rows_schema
+from penstock.pipeline.quarantine_progress import QuarantineProgress
 from penstock.storage.local import LocalFiles
 from penstock.testing import FakeClock
 
@@ -24,7 +25,7 @@ class Tables:
         self._pipeline = pipeline
         self._clock = InstantClock(clock)
         self._rows_published: Published | None = None
-        self._quarantine_published: Published | None = None
+        self._quarantine_progress = QuarantineProgress(ledger, pipeline=pipeline, probe=world.probe)
 
     def publish(self, rows: FakeTable, quarantine: FakeTable) -> None:
         self._rows_published = publish(
@@ -39,18 +40,21 @@ class Tables:
             clock=self._clock,
             after=self._rows_published,
         )
-        self._quarantine_published = publish(
+        reading = self._quarantine_progress.reading(rows_position=self._rows_published.position)
+        published = publish(
             self._ledger,
             quarantine,
             pipeline=self._pipeline,
-            manifest_of=_quarantine_manifest,
+            manifest_of=reading.manifest_of,
             schema_of=lambda _: SCHEMA,
             bus=Bus(),
             probe=self._world.probe,
             step=Step.QUARANTINE_PUBLISHED,
             clock=self._clock,
-            after=self._quarantine_published,
+            after=reading.after,
+            empty_to=reading.empty_to,
         )
+        reading.end(published)
 
     def sweep(self) -> None:
         collect(
@@ -78,10 +82,6 @@ class InstantClock:
 
 def _rows_manifest(batch: BatchRow) -> str:
     return batch.record.manifest
-
-
-def _quarantine_manifest(batch: BatchRow) -> str:
-    return batch.record.quarantine_manifest
 
 
 def _rows_schema(batch: BatchRow) -> pa.Schema:

@@ -21,7 +21,7 @@ from tests.simulation.scheduler import Scheduler
 
 from penstock.errors import PublishConflict, PublishHalted, TableError
 from penstock.messaging.steps import Probe
-from penstock.pipeline.publish import START
+from penstock.pipeline.publish_chunk import START
 from penstock.sinks.manifest import DataFile, attempt_token
 from penstock.sinks.registry import open_sink
 from penstock.sinks.sink import Append, CheckpointedTable, LoggedFile, Position, TableCommit, TableFile, TableSink

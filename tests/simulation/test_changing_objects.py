@@ -27,7 +27,7 @@ from penstock.messaging.steps import Step
 from penstock.sinks.delta import sink
 
 FIRST = {"memory": 24, "delta": 8, "iceberg": 6}  # the schedules of a plain run
-GROWING = {"memory": (5, 11), "delta": (5, 7), "iceberg": (5, 7)}  # seeds of objects that grow
+GROWING = {"memory": (5, 11), "delta": (5, 7), "iceberg": (10, 12)}  # seeds of objects that grow
 CHUNKS = {"memory": 20, "delta": 12, "iceberg": 8}  # the others, in chunks that can be distributed over processes
 CHUNK = 60
 CHECKPOINTED = 6  # schedules with checkpoints
@@ -60,14 +60,15 @@ def test_the_table_follows_the_rule_if_only_appended_lines_are_read(runner: Chan
     assert grown >= 2
 
 
+@pytest.mark.parametrize("format", ["delta", "iceberg"])
 @pytest.mark.parametrize("step", [Step.CHECKPOINTING, Step.CHECKPOINTED])
 def test_the_table_follows_the_rule_if_actors_die_beside_checkpoints(
-    runner: ChangingRunner, step: Step, monkeypatch: pytest.MonkeyPatch
+    runner: ChangingRunner, step: Step, format: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sink, "CHECKPOINT_INTERVAL", 2)
     deaths = 0
     for seed in range(CHECKPOINTED):
-        with runner.schedule(seed, "delta") as schedule:
+        with runner.schedule(seed, format) as schedule:
             schedule.scheduler.deadly_step = step.value
             schedule.run()
         deaths += schedule.scheduler.deaths.count(step.value)

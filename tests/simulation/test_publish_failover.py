@@ -19,8 +19,9 @@ from penstock.events import Bus, Event, LedgerRolledBack
 from penstock.ledger import Ledger
 from penstock.ledger.records import BatchRecord, BatchRow
 from penstock.messaging.steps import Step
-from penstock.pipeline import publish as publishing
-from penstock.pipeline.publish import START, ManifestOf, Published, position_of, publish
+from penstock.pipeline import publish_chunk
+from penstock.pipeline.publish import Published, publish
+from penstock.pipeline.publish_chunk import START, ManifestOf, position_of
 from penstock.sinks.manifest import DataFile, encode
 from penstock.sinks.sink import Append, Position
 from penstock.testing import FakeClock
@@ -227,7 +228,7 @@ def explore() -> tuple[int, str | None]:
 
 @pytest.fixture(autouse=True)
 def short_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publishing, "PAGE_BATCHES", 2)
+    monkeypatch.setattr(publish_chunk, "PAGE_BATCHES", 2)
 
 
 def test_no_history_of_failovers_hides_a_batch_unreported() -> None:
@@ -238,6 +239,6 @@ def test_no_history_of_failovers_hides_a_batch_unreported() -> None:
 
 
 def test_a_memory_of_batch_numbers_alone_hides_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publishing, "_is_at", lambda batch, place: batch.seq == place.seq)
+    monkeypatch.setattr(publish_chunk, "_is_at", lambda batch, place: batch.seq == place.seq)
     with pytest.raises(AssertionError, match=r"not all batches are shown|not reported"):
         explore()

@@ -27,6 +27,7 @@ UPKEEP = {  # these steps have their own kill tests
     Step.COMPACTION_COMMITTED,
     Step.LEFTOVER_MARKED,
     Step.REWRITTEN,
+    Step.NO_BAD_LINES_RECORDED,
     Step.CHECKPOINTING,
     Step.CHECKPOINTED,
     Step.REPUBLISHING,

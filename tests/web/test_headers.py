@@ -19,7 +19,7 @@ from penstock.web import dashboard
 from penstock.web.headers import HEADERS, POLICY
 from penstock.web.security import COOKIE
 
-SECONDS = 30.0
+SECONDS = 120.0
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.ledger.records import AttemptFailure
 from penstock.objects.notification import parse
 
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 120.0
 
 
 @pytest.fixture

@@ -267,7 +267,7 @@ def test_a_worker_is_drained_and_the_audit_log_says_by_whom(
     assert (response.status_code, response.headers["location"]) == (303, f"/worker?id={WORKER}&asked=1")
     assert "The worker was asked to drain." in page
     assert 'action="/workers/drain"' not in page
-    assert other_process.wait(30) == 7
+    assert other_process.wait(60) == 7
     assert audits(settings) == [("ann via the dashboard", "drain", "orders", "done")]
 
 
@@ -341,7 +341,7 @@ def test_a_worker_that_ends_meanwhile_is_recorded_as_failed(
     client: FormClient, settings: Settings, registry: ProcessRegistry, record: WorkerRecord
 ) -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
-        ended.wait(30)
+        ended.wait(60)
     write(registry, replace(record, pid=ended.pid))
     with registry.register(WORKER):
         response = client.post("/workers/drain", data={"worker": WORKER})

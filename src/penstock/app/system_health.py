@@ -26,8 +26,8 @@ HasSettled = Callable[[str, float], bool]  # a pipeline, and the age of the mess
 Tier = Literal["dlq", "dead"]  # DLQ, which may be replayed automatically; final DLQ, which waits for people
 
 COUNT_SECONDS_MIN, COUNT_SECONDS_MAX = 600.0, 21_600.0  # between two full counts of processed objects
-COUNT_SHARE = 1_000.0  # the time between two counts, as a multiple of the duration of one
-RECOUNT_SHARE = 100.0  # the same, once the count may be wrong: objects were replaced or retracted, or it was repaired
+COUNT_REST_FACTOR = 1_000.0  # the time between two counts, as a multiple of the duration of one
+RECOUNT_REST_FACTOR = 100.0  # the same, once the count may be wrong, after objects were replaced, retracted or repaired
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,8 +304,8 @@ class PipelineReader:
                 return count.processed
         count = ledger.ages.processed_count(pipeline)
         took_seconds = self._clock.monotonic() - now
-        rest_seconds = min(max(COUNT_SHARE * took_seconds, COUNT_SECONDS_MIN), COUNT_SECONDS_MAX)
+        rest_seconds = min(max(COUNT_REST_FACTOR * took_seconds, COUNT_SECONDS_MIN), COUNT_SECONDS_MAX)
         self._counts[pipeline] = _KnownCount(
-            count=count, due_at=now + rest_seconds, due_at_if_inexact=now + RECOUNT_SHARE * took_seconds
+            count=count, due_at=now + rest_seconds, due_at_if_inexact=now + RECOUNT_REST_FACTOR * took_seconds
         )
         return count.processed

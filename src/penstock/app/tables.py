@@ -18,17 +18,18 @@ from penstock.pipeline.maintenance.leftovers import collect_leftovers
 from penstock.pipeline.maintenance.table_history import BatchFiles, RowLossCheck, Shortfall, shortfall
 from penstock.pipeline.merging.tombstones import fold_deletes
 from penstock.pipeline.overwritten import CommitWatch
-from penstock.pipeline.publish import START, Published, check_tip, position_of, publish, rows_schema
+from penstock.pipeline.publish import Published, check_tip, publish, rows_schema
+from penstock.pipeline.publish_chunk import START
 from penstock.pipeline.quarantine_lines import QuarantineLines
+from penstock.pipeline.quarantine_progress import QuarantineProgress
 from penstock.pipeline.spark.source.quarantine import QUARANTINE_SCHEMA
 from penstock.sinks.catalogs.name import CatalogName
 from penstock.sinks.manifest import decode, is_empty
 from penstock.sinks.registry import open_sink
-from penstock.sinks.sink import Position, TableSink
+from penstock.sinks.sink import TableSink
 
 _CLOCK = SystemClock()  # stateless
 _ROWS, _QUARANTINE = 0, 1  # in the counts of `Ledger.written_to`
-RECORD_EMPTY = 100  # batches without bad lines, until the ledger records that they have none
 
 
 class Tables:
@@ -67,11 +68,7 @@ class Tables:
         # Where this process's last publish ended. Written by any thread that publishes; an older value does no harm.
         self._rows_published: Published | None = None
         self._quarantine_published: Published | None = None
-        # As the two above: where the next publish of the quarantine begins, and the last batch recorded as in
-        # `_without_lines_to`. Only batches that the rows table shows are remembered and recorded: in a ledger that was
-        # rolled back, a repair puts imported batches in the place of the others.
-        self._quarantine_known: Published | None = None
-        self._recorded_seq = 0
+        self._quarantine_progress = QuarantineProgress(ledger, pipeline=paths.pipeline, probe=probe)
 
     def publish(self) -> None:
         """Make committed batches visible in both tables. The quarantine table is created with its first line.
@@ -120,7 +117,7 @@ class Tables:
         table = self.rows.load()
         rows_seq = 0 if table is None else table.position.seq
         quarantine = self.quarantine.load()
-        quarantine_seq = self._without_lines_to(START if quarantine is None else quarantine.position).seq
+        quarantine_seq = self._quarantine_progress.recorded(START if quarantine is None else quarantine.position).seq
         has_rows = table is not None
         count = 0
         for batch in self._ledger.batches_after(self._paths.pipeline, min(rows_seq, quarantine_seq)):
@@ -245,43 +242,23 @@ class Tables:
         )
 
     def _publish_quarantine(self) -> None:
-        shown = self._shown_rows()
+        rows = self._rows_published
+        reading = self._quarantine_progress.reading(rows_position=START if rows is None else rows.position)
         self._quarantine_published = published = publish(
             self._ledger,
             self.quarantine,
             pipeline=self._paths.pipeline,
-            manifest_of=_quarantine_manifest,
+            manifest_of=reading.manifest_of,
             schema_of=lambda _: QUARANTINE_SCHEMA,
             bus=self._bus,
             probe=self._probe,
             step=Step.QUARANTINE_PUBLISHED,
-            after=self._quarantine_known,
+            after=reading.after,
             watch=self._watch(self.quarantine, _quarantine_manifest),
-            empty_to=self._without_lines_to,
+            empty_to=reading.empty_to,
             checkpoints=self._quarantine_checkpoints,
         )
-        read_to = min(published.read_to, shown, key=lambda position: position.seq)
-        is_further = read_to.seq >= max(published.position.seq, self._recorded_seq)
-        self._quarantine_known = replace(published, read_to=read_to) if is_further else None
-        if read_to.seq - max(published.position.seq, self._recorded_seq) >= RECORD_EMPTY:
-            self._ledger.advance_progress(self._paths.pipeline, _without_lines_after(published.position), read_to.seq)
-            self._recorded_seq = read_to.seq
-
-    def _shown_rows(self) -> Position:
-        """Return the rows table's position as of this process's last publish, if the ledger has that batch."""
-        position = START if self._rows_published is None else self._rows_published.position
-        batch = self._ledger.batch(self._paths.pipeline, position.seq) if position.seq else None
-        return START if batch is None or position_of(batch) != position else position
-
-    def _without_lines_to(self, position: Position) -> Position:
-        """Return the last batch after this position up to which, as the ledger records, none has bad lines.
-
-        Most pipelines never have any. Without the record, each process would read all of their batches at its start.
-        """
-        seq = self._ledger.progress(self._paths.pipeline, _without_lines_after(position))
-        batch = self._ledger.batch(self._paths.pipeline, seq) if seq > position.seq else None
-        self._recorded_seq = 0 if batch is None else batch.seq
-        return position if batch is None else position_of(batch)
+        reading.end(published)
 
     def _watch(self, sink: TableSink, manifest_of: Callable[[BatchRow], str]) -> CommitWatch | None:
         log = sink.commit_log
@@ -317,11 +294,6 @@ class Tables:
             stragglers=stragglers,
             stopped=stopped,
         )
-
-
-def _without_lines_after(position: Position) -> str:
-    """Return the name of the record of `Tables._without_lines_to` in the ledger: valid for this position alone."""
-    return f"no bad lines after {position.seq}"
 
 
 def _seq(sink: TableSink) -> int:

@@ -253,7 +253,9 @@ class TableNotRegistered(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFailed(Event):
-    """A checkpoint of a table's log could not be written. Its rows are published; each commit tries again.
+    """A checkpoint of a table's log, or its version hint, could not be written, or old metadata not deleted.
+
+    Its rows are published; each commit tries again.
 
     Emitted for the first failure in a process and table.
     """

@@ -1,7 +1,8 @@
 """Checkpoints of a table's log, written after the commits that call for one.
 
-A table is complete without them: readers only take longer, the more commits there are since the last one. So a
-checkpoint that cannot be written fails no publish. It is due again after the next commit.
+A table is complete without them. Readers of a Delta table only take longer, the more commits there are since the last
+one; readers of an Iceberg table's folder may see the version of the last one. So a checkpoint that cannot be written
+fails no publish. It is due again after the next commit.
 """
 
 import threading

@@ -28,9 +28,18 @@ from penstock.pipeline.checkpoints import CheckpointWriter
 from penstock.pipeline.merging.merger import MergeCounts, RowMerger
 from penstock.pipeline.merging.tombstones import merge_batch
 from penstock.pipeline.overwritten import CommitWatch, Inspection
+from penstock.pipeline.publish_chunk import (
+    START,
+    BatchLost,
+    CommittedBatches,
+    ManifestOf,
+    PublishChunk,
+    ReplacedBy,
+    position_of,
+)
 from penstock.pipeline.replacing import RowReplacer
-from penstock.pipeline.republish import FILES_MAX, Restorer
-from penstock.sinks.manifest import DataFile, attempt_token, decode, is_empty
+from penstock.pipeline.republish import Restorer
+from penstock.sinks.manifest import DataFile, decode, is_empty
 from penstock.sinks.schema import additions
 from penstock.sinks.schema import decode as schema_decode
 from penstock.sinks.sink import (
@@ -48,13 +57,8 @@ from penstock.sinks.sink import (
 CONFLICTS_MAX = 20  # in a row
 CONFLICT_BASE_SECONDS = 0.02
 CONFLICT_CAP_SECONDS = 2.0
-PAGE_BATCHES = 100  # per query; at least 2, as pages overlap by one
 
-START = Position(seq=0, attempt_token=None)  # before the first batch
-
-ManifestOf = Callable[[BatchRow], str]
 SchemaOf = Callable[[BatchRow], pa.Schema]
-ReplacedBy = Callable[[BatchRow], Collection[str]]
 EmptyTo = Callable[[Position], Position]
 
 _SYSTEM_CLOCK = SystemClock()  # stateless
@@ -122,68 +126,26 @@ def publish(
         TemporaryError: Other writers kept committing first.
     """
     target = _PublishTarget(
-        ledger=ledger,
         sink=sink,
-        pipeline=pipeline,
-        manifest_of=manifest_of,
+        batches=CommittedBatches(
+            ledger=ledger, pipeline=pipeline, manifest_of=manifest_of, replaces=replaces, merges=merges
+        ),
         schema_of=schema_of,
-        replaces=replaces,
         replacer=RowReplacer(sink=cast(TableSink, sink), probe=probe),
-        merger=RowMerger(sink=cast(TableSink, sink), probe=probe) if merges else None,
+        merger=RowMerger(sink=cast(TableSink, sink), probe=probe),
         empty_to=empty_to,
         probe=probe,
     )
-    progress = _PublishProgress()
-    checkpoints = checkpoints or CheckpointWriter(pipeline=pipeline, sink=sink.uri, bus=bus)
     restorer = None
     if watch is not None:
         restorer = Restorer(watch=watch, pipeline=pipeline, bus=bus, probe=probe, clock=clock)
-    conflicts = 0
-    began_at = clock.monotonic()
-    while True:
-        try:
-            with _explained(watch):
-                chunk = _publish_some(target, progress, after, restorer)
-        except _PutBack:
-            conflicts = 0
-            continue
-        except _RolledBack as rolled_back:
-            # The ledger lost batches that this process saw committed. The table shows no files of them, otherwise
-            # `check_tip` would halt. So the table's own position is right: start again from there.
-            after = None
-            bus.emit(LedgerRolledBack(pipeline=pipeline, sink=sink.uri, missing_seq=rolled_back.lost.seq))
-            continue
-        except PublishConflict as conflict:
-            conflicts += 1
-            if conflicts > CONFLICTS_MAX:
-                raise TemporaryError(
-                    f"{sink.uri}: {conflicts} publishes in a row met a conflict ({conflict}); try again later"
-                ) from conflict
-            wait_after_conflict(clock, conflicts)
-            continue
-        if chunk is None:
-            return Published(
-                position=progress.position,
-                read_to=progress.read_to,
-                table_version=progress.table_version,
-                batches=progress.batches,
-            )
-        conflicts = 0
-        progress.batches += chunk.batches
+    checkpoints = checkpoints or CheckpointWriter(pipeline=pipeline, sink=sink.uri, bus=bus)
+    publisher = _Publisher(target=target, restorer=restorer, bus=bus, clock=clock, after=after)
+    while (committed := publisher.next_commit()) is not None:
         probe(step)
-        published_at = clock.monotonic()
-        bus.emit(
-            BatchPublished(
-                pipeline=pipeline,
-                sink=sink.uri,
-                seq=chunk.tip.seq,
-                table_version=progress.table_version or 0,
-                seconds=published_at - began_at,
-                merged={} if chunk.counts is None else asdict(chunk.counts),
-            )
-        )
-        checkpoints.after_commit(progress.snapshot, progress.table_version, probe=probe)
-        began_at = clock.monotonic()
+        bus.emit(committed)
+        checkpoints.after_commit(publisher.snapshot, committed.table_version, probe=probe)
+    return publisher.published
 
 
 def rows_schema(batch: BatchRow, *, partition_by: Sequence[str] | None) -> pa.Schema:
@@ -222,59 +184,6 @@ def check_tip(ledger: Ledger, table: LoadedTable | None, *, pipeline: str, where
     return position
 
 
-def position_of(batch: BatchRow) -> Position:
-    """Return the batch as a `Position`."""
-    return Position(seq=batch.seq, attempt_token=attempt_token(batch.attempt_id))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _PublishChunk:
-    """Batches that are published in one commit. The last of them has files, or replaces rows."""
-
-    tip: BatchRow
-    batches: int
-    files: Sequence[DataFile]
-    named: Collection[str]  # paths of these and of files that the table's log knows already
-    replaced: Collection[str]  # addresses of objects: their rows in the snapshot leave the table
-    replacing: int | None  # the batch that names them
-    is_merged: bool = False  # the only batch of the chunk, whose rows are merged
-    counts: MergeCounts | None = None  # the rows of its merge
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _PublishTarget:
-    """The table that one `publish` call commits to, and the ledger whose batches it is to show."""
-
-    ledger: Ledger
-    sink: Sink
-    pipeline: str
-    manifest_of: ManifestOf
-    schema_of: SchemaOf
-    replaces: ReplacedBy
-    replacer: RowReplacer
-    merger: RowMerger | None
-    empty_to: EmptyTo
-    probe: Probe
-
-    def check_tip(self, table: LoadedTable | None) -> Position:
-        """Return the table's position; see `check_tip`."""
-        return check_tip(self.ledger, table, pipeline=self.pipeline, where=self.sink.uri)
-
-
-@dataclass(slots=True, kw_only=True)
-class _PublishProgress:
-    """Progress of one `publish` call. Used by one thread."""
-
-    # Version and position of the last commit, if nothing was left to put back in the snapshot that it was made on: its
-    # log needs no second inspection.
-    appended: tuple[int, Position] | None = None
-    position: Position = START
-    read_to: Position = START
-    table_version: int | None = None
-    snapshot: LoadedTable | None = None  # the last one that was committed to
-    batches: int = 0
-
-
 def wait_after_conflict(clock: Clock, conflicts: int) -> None:
     """Wait before the next commit to a table, after this many conflicts in a row with other writers."""
     seconds = backoff_seconds(
@@ -286,44 +195,141 @@ def wait_after_conflict(clock: Clock, conflicts: int) -> None:
     clock.wait(threading.Event(), seconds)
 
 
-def _publish_some(
-    target: _PublishTarget, progress: _PublishProgress, after: Published | None, restorer: Restorer | None
-) -> _PublishChunk | None:
-    """Make at most one commit to the table. Return None if nothing is left to publish.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PublishTarget:
+    """The table that one `publish` call commits to, and the batches that it is to show."""
 
-    Raises `_PutBack` if the commit put back what overwritten commits had shown.
-    """
-    table = target.sink.load()
-    position = target.check_tip(table)
-    start = after.read_to if after is not None and after.position == position else target.empty_to(position)
-    progress.position, progress.table_version = position, table.version if table is not None else None
-    found = Inspection()
-    if restorer is not None and table is not None and progress.appended != (table.version, position):
-        found = _inspected(target, restorer, cast(TableSnapshot, table), position)
-    try:
-        chunk, progress.read_to = _next_chunk(target, start, acted=found.acted, is_new=table is None)
-    except _RolledBack as rolled_back:
-        if rolled_back.lost != position:
-            raise
-        raise PublishConflict("the ledger was rolled back since the table's position was checked") from rolled_back
-    if restorer is not None and (chunk is None or found.is_settled):
-        restorer.settle(found)
-    if chunk is None:
-        return None
-    loaded, table = table, _with_schema(target, table, position, target.schema_of(chunk.tip))
-    if table is not loaded and not found.is_settled:
-        raise PublishConflict("the table's columns were updated: check its log again")
-    target.probe(Step.PUBLISHING)
-    append, counts = _append(target, cast(VersionedTable, table), chunk, found, restorer)
-    progress.snapshot, progress.table_version = table, table.append(append)
-    # The ledger must remember a commit that replaces rows before another one follows it.
-    is_known = found.is_settled and chunk.replacing is None
-    progress.appended = (progress.table_version, position_of(chunk.tip)) if is_known else None
-    return replace(chunk, counts=counts)
+    sink: Sink
+    batches: CommittedBatches
+    schema_of: SchemaOf
+    replacer: RowReplacer
+    merger: RowMerger
+    empty_to: EmptyTo
+    probe: Probe
+
+    def check_tip(self, table: LoadedTable | None) -> Position:
+        """Return the table's position; see `check_tip`."""
+        return check_tip(self.batches.ledger, table, pipeline=self.batches.pipeline, where=self.sink.uri)
+
+
+class _Publisher:
+    """The commits of one `publish` call. Used by one thread."""
+
+    def __init__(
+        self, *, target: _PublishTarget, restorer: Restorer | None, bus: Bus, clock: Clock, after: Published | None
+    ) -> None:
+        self.snapshot: LoadedTable | None = None  # the last one that was committed to
+        self._target = target
+        self._restorer = restorer
+        self._bus = bus
+        self._clock = clock
+        self._after = after
+        self._position = self._read_to = START
+        self._table_version: int | None = None
+        self._batches = 0
+        # Version and position of the last commit, if nothing was left to put back in the snapshot that it was made on:
+        # its log needs no second inspection.
+        self._appended: tuple[int, Position] | None = None
+
+    @property
+    def published(self) -> Published:
+        """The result, as far as batches are published."""
+        return Published(
+            position=self._position,
+            read_to=self._read_to,
+            table_version=self._table_version,
+            batches=self._batches,
+        )
+
+    def next_commit(self) -> BatchPublished | None:
+        """Make the next commit, and return it. Return None if nothing is left to publish. Raises as `publish` does."""
+        began_at = self._clock.monotonic()
+        chunk = self._next_chunk()
+        if chunk is None:
+            return None
+        self._batches += chunk.batches
+        return BatchPublished(
+            pipeline=self._target.batches.pipeline,
+            sink=self._target.sink.uri,
+            seq=chunk.tip.seq,
+            table_version=self._table_version or 0,
+            seconds=self._clock.monotonic() - began_at,
+            merged={} if chunk.counts is None else asdict(chunk.counts),
+        )
+
+    def _next_chunk(self) -> PublishChunk | None:
+        """Commit the next chunk, again after conflicts and repairs."""
+        conflicts = 0
+        while True:
+            try:
+                with _explained(None if self._restorer is None else self._restorer.watch):
+                    return self._try_chunk()
+            except _PutBack:
+                conflicts = 0
+            except BatchLost as rolled_back:
+                self._begin_again(rolled_back.lost)
+            except PublishConflict as conflict:
+                conflicts += 1
+                if conflicts > CONFLICTS_MAX:
+                    raise TemporaryError(
+                        f"{self._target.sink.uri}: {conflicts} publishes in a row met a conflict ({conflict}); "
+                        "try again later"
+                    ) from conflict
+                wait_after_conflict(self._clock, conflicts)
+
+    def _begin_again(self, lost: Position) -> None:
+        """Begin at the table's own position: the ledger lost batches that this process saw committed.
+
+        The table shows no files of them, otherwise `check_tip` would halt.
+        """
+        self._after = None
+        missing = LedgerRolledBack(
+            pipeline=self._target.batches.pipeline, sink=self._target.sink.uri, missing_seq=lost.seq
+        )
+        self._bus.emit(missing)
+
+    def _try_chunk(self) -> PublishChunk | None:
+        """Make at most one commit to the table. Return None if nothing is left to publish.
+
+        Raises `_PutBack` if the commit put back what overwritten commits had shown.
+        """
+        target, after, restorer = self._target, self._after, self._restorer
+        table = target.sink.load()
+        position = target.check_tip(table)
+        start = after.read_to if after is not None and after.position == position else target.empty_to(position)
+        self._position, self._table_version = position, table.version if table is not None else None
+        found = Inspection()
+        if restorer is not None and table is not None and self._appended != (table.version, position):
+            found = _inspected(target, restorer, cast(TableSnapshot, table), position)
+        try:
+            chunk, self._read_to = target.batches.next_chunk(start, acted=found.acted, is_new=table is None)
+        except BatchLost as rolled_back:
+            if rolled_back.lost != position:
+                raise
+            raise PublishConflict("the ledger was rolled back since the table's position was checked") from rolled_back
+        if restorer is not None and (chunk is None or found.is_settled):
+            restorer.settle(found)
+        return None if chunk is None else self._committed(chunk, table, position, found)
+
+    def _committed(
+        self, chunk: PublishChunk, table: LoadedTable | None, position: Position, found: Inspection
+    ) -> PublishChunk:
+        """Commit a chunk to the snapshot ``table``."""
+        target = self._target
+        loaded, table = table, _with_schema(target, table, position, target.schema_of(chunk.tip))
+        if table is not loaded and not found.is_settled:
+            raise PublishConflict("the table's columns were updated: check its log again")
+        target.probe(Step.PUBLISHING)
+        append, counts = _append(target, cast(VersionedTable, table), chunk, found, self._restorer)
+        self.snapshot, self._table_version = table, table.append(append)
+        # The ledger must remember a commit that replaces rows before another one follows it.
+        is_known = found.is_settled and chunk.replacing is None
+        self._appended = (self._table_version, position_of(chunk.tip)) if is_known else None
+        return replace(chunk, counts=counts)
 
 
 def _append(
-    target: _PublishTarget, table: VersionedTable, chunk: _PublishChunk, found: Inspection, restorer: Restorer | None
+    target: _PublishTarget, table: VersionedTable, chunk: PublishChunk, found: Inspection, restorer: Restorer | None
 ) -> tuple[Append, MergeCounts | None]:
     """Return the commit that shows a chunk, and that takes the rows which it replaces out of this snapshot.
 
@@ -339,8 +345,8 @@ def _append(
     if again is not None and restorer is not None:
         restorer.check(found, again)
         removed, added, folder = again.removed, again.added, again.folder
-    elif chunk.is_merged and target.merger is not None:
-        batch = merge_batch(target.ledger, table.root, chunk.tip)
+    elif chunk.is_merged:
+        batch = merge_batch(target.batches.ledger, table.root, chunk.tip)
         merged = target.merger.merged(table, batch)
         left, counts = merged.replacement, merged.counts
         removed, added, folder = left.removed, [*left.added, *left.fresh], left.folder
@@ -374,7 +380,7 @@ class _PutBack(Exception):
 def _inspected(target: _PublishTarget, restorer: Restorer, table: TableSnapshot, position: Position) -> Inspection:
     """Check the table's log. Raises `_PutBack` if something was put back."""
     found = restorer.watch.inspect(table, position)
-    tip = target.ledger.batch(target.pipeline, position.seq) if position.seq and found.foreign else None
+    tip = target.batches.ledger.batch(target.batches.pipeline, position.seq) if position.seq and found.foreign else None
     if restorer.put_back(found, table, tip, None if tip is None else target.schema_of(tip)):
         raise _PutBack
     return found
@@ -412,101 +418,3 @@ def _with_schema(
     if table is None or target.check_tip(table) != position:
         raise PublishConflict("the table changed while its columns were updated")
     return table
-
-
-class _RolledBack(Exception):
-    """The ledger no longer has a batch that this process has read from it."""
-
-    def __init__(self, lost: Position) -> None:
-        super().__init__(lost)
-        self.lost = lost
-
-
-def _next_chunk(
-    target: _PublishTarget, start: Position, *, acted: Collection[str], is_new: bool
-) -> tuple[_PublishChunk | None, Position]:
-    """Return the batches for the next commit, and the position of the last batch read.
-
-    A commit must end at a batch that changes the table, so that position and files move together. Batches that change
-    nothing are skipped and counted with the next batch that does. A batch that replaces rows begins a commit: the rows
-    may be in files of the batch before it. If it has no files of its own, it also ends the commit, whose position then
-    names it: a repair of the ledger finds no other trace of it in the table. A batch that is merged has a commit of its
-    own, since it is compared with all earlier rows.
-
-    ``acted``: files that the table's log knows already, since the commit of their batch was overwritten after another
-    one had merged or removed them. They are left out. ``is_new``: there is no table, and so no row to replace.
-    """
-    files: list[DataFile] = []
-    replaced: Collection[str] = ()
-    replacing: int | None = None
-    paths: set[str] = set()
-    tip: BatchRow | None = None
-    read_to = start
-    for batch in _in_order(target, start):
-        named = decode(target.manifest_of(batch))
-        if target.merger is not None and batch.record.merge is not None:
-            if tip is not None:
-                break
-            read_to = position_of(batch)
-            if named or batch.record.tombstones:
-                return _merged_chunk(batch, start), read_to
-            continue
-        replaces = () if is_new and tip is None else target.replaces(batch)
-        only_replaces = bool(replaced) and not files
-        if tip is not None and (replaces or (only_replaces and named) or len(files) + len(named) > FILES_MAX):
-            break
-        read_to = position_of(batch)
-        if replaces:
-            replaced, replacing = replaces, batch.seq
-        if named or replaces:
-            files += [file for file in named if file.path not in acted]
-            paths |= {file.path for file in named}
-            tip = batch
-    if tip is None:
-        return None, read_to
-    chunk = _PublishChunk(
-        tip=tip, batches=tip.seq - start.seq, files=files, named=paths, replaced=replaced, replacing=replacing
-    )
-    return chunk, read_to
-
-
-def _merged_chunk(batch: BatchRow, start: Position) -> _PublishChunk:
-    return _PublishChunk(
-        tip=batch,
-        batches=batch.seq - start.seq,
-        files=(),
-        named=(),
-        replaced=(),
-        replacing=batch.seq,
-        is_merged=True,
-    )
-
-
-def _in_order(target: _PublishTarget, start: Position) -> Iterator[BatchRow]:
-    """Yield the batches after ``start``, read page by page.
-
-    Each page begins with the last batch of the previous page, read in the same query. That proves that the ledger has
-    not reused that number or an earlier one. Raises `_RolledBack` if it has, and `PublishHalted` at a gap in the
-    numbers: rows of the missing batches would never become visible.
-    """
-    last = start
-    while True:
-        page = target.ledger.batches(target.pipeline, after_seq=last.seq - 1 if last.seq else 0, limit=PAGE_BATCHES)
-        if last.seq:
-            if not page or not _is_at(page[0], last):
-                raise _RolledBack(last)
-            page = page[1:]
-        if not page:
-            return
-        for batch in page:
-            if batch.seq != last.seq + 1:
-                raise PublishHalted(
-                    f"The ledger of {target.pipeline} has batch {batch.seq} but no batch {last.seq + 1}: it is "
-                    f"damaged; restore it from a backup before publishing again."
-                )
-            last = position_of(batch)
-            yield batch
-
-
-def _is_at(batch: BatchRow, position: Position) -> bool:
-    return position_of(batch) == position

@@ -203,16 +203,21 @@ class RemovalCheck(Protocol):
 
 @runtime_checkable
 class CheckpointedTable(Protocol):
-    """A snapshot of a table whose readers begin at the last checkpoint of its log."""
+    """A snapshot of a table whose readers begin at a checkpoint.
+
+    In Delta, it is a file with the state of the log at a version. In Iceberg it is the version hint of the table's
+    folder, which each commit moves.
+    """
 
     def is_checkpoint_due(self, version: int) -> bool:
         """Return True if ``version``, which this snapshot's `append` committed, is to have a checkpoint."""
         ...
 
     def write_checkpoint(self, version: int, *, probe: Probe) -> None:
-        """Write the checkpoint of a version, then delete commits past the log's retention.
+        """Write the checkpoint of a version, then delete the log of versions past its retention.
 
-        Without it, only readers take longer. Raises `TableError` if it cannot be written.
+        Without it, readers take longer, or see an earlier version. Raises `TableError` or `TemporaryError` if it cannot
+        be written.
         """
         ...
 

@@ -2,8 +2,8 @@
 
 import errno
 import os
+import secrets
 import stat
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -91,7 +91,7 @@ class LocalFiles:
 
     def write_new(self, path: str, data: bytes) -> bool:
         target = self.root / path
-        half = target.with_name(f".{target.name}.{os.getpid()}.{threading.get_ident()}")
+        half = _half_of(target)
         with self._explained(path):
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
@@ -116,7 +116,7 @@ class LocalFiles:
     @contextmanager
     def open_output(self, path: str, *, durable: bool = True) -> Iterator[BinaryIO]:
         target = self.root / path
-        half = target.with_name(f".{target.name}.{os.getpid()}")
+        half = _half_of(target)
         with self._explained(path):
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
@@ -181,6 +181,14 @@ class LocalFiles:
         if error.errno in _DENIED:
             raise TableError(f"{where} cannot be used: {error.strerror}; correct its permissions.") from error
         raise TemporaryError(f"{where} cannot be used: {error.strerror or error}") from error
+
+
+def _half_of(target: Path) -> Path:
+    """Return a new name for a file that is being written.
+
+    No two writers share one. A process id would not do: containers that mount one folder number their processes alike.
+    """
+    return target.with_name(f".{target.name}.{secrets.randbits(64)}")
 
 
 def _info(path: str, status: os.stat_result) -> FileInfo:

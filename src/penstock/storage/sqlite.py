@@ -4,6 +4,17 @@ import sqlite3
 
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
+TEMPORARY_CODES = frozenset(  # a retry may succeed: space is freed, or another process ends its transaction
+    {
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_NOMEM,
+        sqlite3.SQLITE_INTERRUPT,
+        sqlite3.SQLITE_PROTOCOL,  # others opened or closed the file all the time
+    }
+)
 PAUSE_SECONDS = 0.01  # fixed instead of backoff: a try is cheap, and the total wait is bounded
 _CODE_MASK = 0xFF  # the low byte of an extended result code is the primary code
 

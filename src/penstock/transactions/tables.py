@@ -6,6 +6,8 @@ every character. No key exceeds the index limit of any supported database.
 Leases and delays of rows use the database's clock (`ServerNow`), because hosts' clocks differ.
 """
 
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from sqlalchemy import (
@@ -22,13 +24,19 @@ from sqlalchemy import (
     Table,
     Text,
     func,
+    inspect,
+    select,
 )
 from sqlalchemy.dialects import mysql
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.schema import CreateIndex, CreateTable
 from sqlalchemy.sql.functions import FunctionElement
 
 OUTBOX = "penstock_outbox"
 INBOX = "penstock_inbox"
+_CREATION_LOCK = 0x706E73746F626F78  # key of an advisory lock of PostgreSQL: "pnstobox" in ASCII
+_INDEX_EXISTS = 1061  # MySQL's error number
 
 _MYSQL = {"engine": "InnoDB", "charset": "utf8mb4", "collate": "utf8mb4_bin", "row_format": "DYNAMIC"}
 _OPTIONS: dict[str, Any] = {
@@ -103,8 +111,36 @@ inbox = Table(  # two rows per message processed by a handler: see `inbox`
 
 
 def create_tables(bind: Engine | Connection) -> None:
-    """Create the missing tables, for users without migrations. Safe to repeat."""
-    metadata.create_all(bind)
+    """Create the missing tables, for users without migrations. Safe to repeat, and for several processes at once."""
+    with _transaction(bind) as connection:
+        missing = [table for table in metadata.sorted_tables if not inspect(connection).has_table(table.name)]
+    if missing:  # else nothing is created: that needs rights which a worker may lack
+        # Another transaction: SQLite does not let one that has read write after another has written.
+        with _transaction(bind) as connection:
+            _create(connection, missing)
+
+
+def _create(connection: Connection, tables: Iterable[Table]) -> None:
+    """Create the tables that another process has not created in the meantime."""
+    if connection.dialect.name == "postgresql":  # its IF NOT EXISTS fails if the other one has not committed yet
+        connection.execute(select(func.pg_advisory_xact_lock(_CREATION_LOCK)))
+    for table in tables:
+        connection.execute(CreateTable(table, if_not_exists=True))
+        for index in table.indexes:
+            _create_index(connection, index)
+
+
+def _create_index(connection: Connection, index: Index) -> None:
+    is_mysql = connection.dialect.name in ("mysql", "mariadb")
+    try:
+        connection.execute(CreateIndex(index, if_not_exists=not is_mysql))  # which MySQL does not know
+    except DBAPIError as error:
+        if not is_mysql or error.orig is None or error.orig.args[:1] != (_INDEX_EXISTS,):
+            raise
+
+
+def _transaction(bind: Engine | Connection) -> AbstractContextManager[Connection]:
+    return bind.begin() if isinstance(bind, Engine) else nullcontext(bind)
 
 
 class ServerNow(FunctionElement[float]):

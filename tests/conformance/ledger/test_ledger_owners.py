@@ -142,7 +142,7 @@ def test_one_of_several_apps_that_start_at_once_gets_the_name(shared_url: str) -
 
     def start(app: str) -> None:
         ledger = Ledger.open(shared_url)
-        ready.wait(30)
+        ready.wait(60)
         try:
             register(ledger, app, queue="orders")
             outcomes.append(app)

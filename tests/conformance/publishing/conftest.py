@@ -1,7 +1,8 @@
 """A ledger in a file, as several processes share it, and a folder for the table.
 
-Tests run with every table format that keeps a history, and those with ``delta_maker`` with Delta only. The long matrix
-runs them with an Iceberg table in each kind of catalog, too.
+Tests run with every table format that keeps a history, those with ``delta_maker`` with Delta only, and those with
+``iceberg_maker`` with Iceberg in a folder. The long matrix runs the others with an Iceberg table in each kind of
+catalog, too.
 """
 
 from collections.abc import Iterator
@@ -33,4 +34,11 @@ def maker(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[BatchMaker
 def delta_maker(tmp_path: Path) -> Iterator[BatchMaker]:
     ledger = Ledger.open(tmp_path / "ledger.db")
     yield BatchMaker(root=tmp_path / "clicks", ledger=ledger)
+    ledger.close()
+
+
+@pytest.fixture
+def iceberg_maker(tmp_path: Path) -> Iterator[BatchMaker]:
+    ledger = Ledger.open(tmp_path / "ledger.db")
+    yield BatchMaker(root=tmp_path / "clicks", ledger=ledger, scheme="iceberg")
     ledger.close()

@@ -16,7 +16,8 @@ from penstock.errors import PublishHalted, TableError
 from penstock.events import Bus
 from penstock.ledger import Ledger
 from penstock.messaging.steps import Probe, Step, no_probe
-from penstock.pipeline.publish import START, Published, check_tip, publish, rows_schema
+from penstock.pipeline.publish import Published, check_tip, publish, rows_schema
+from penstock.pipeline.publish_chunk import START
 from penstock.testing import FakeClock
 
 ROUNDS = 30

@@ -14,12 +14,12 @@ from tests.conformance.repair.scene import PIPELINE, SCHEMA, Scene, ref
 from tests.services.aws_server import AwsServer
 from tests.services.spark_writer import SparkWriter
 
-from penstock.app import tables
 from penstock.errors import ClaimLost, PublishHalted, TableError, TemporaryError
 from penstock.events import Bus, LedgerRepairFinished, LedgerRepairStarted
 from penstock.ledger import Ledger
 from penstock.ledger.records import AttemptState, ObjectState
 from penstock.messaging.steps import Step
+from penstock.pipeline import quarantine_progress
 from penstock.pipeline.batch_record import load, save
 from penstock.pipeline.maintenance.compact import compact
 from penstock.sinks.iceberg.choice import CatalogChoice
@@ -93,7 +93,7 @@ def test_bad_lines_of_an_imported_batch_are_published_although_the_batches_in_it
     sqlite_scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene = sqlite_scene
-    monkeypatch.setattr(tables, "RECORD_EMPTY", 1)
+    monkeypatch.setattr(quarantine_progress, "RECORD_EVERY_BATCHES", 1)
     scene.published(1)
     backup = scene.dump()
     scene.batch(2, bad=True)
@@ -135,6 +135,29 @@ def test_bad_lines_of_an_imported_batch_are_published_by_a_process_that_continue
 
     assert scene.shown() == [1, 2, 4, 5, 6]
     assert scene.quarantined() == [ref(number).uri for number in (2, 5, 6)]
+
+
+def test_bad_lines_are_published_by_a_process_that_did_not_see_their_batch_in_the_rows_table(
+    sqlite_scene: Scene,
+) -> None:
+    scene = sqlite_scene
+    scene.published(1)
+    publisher = scene.tables
+    publisher.publish_jobs["rows"]()
+    backup = scene.dump()
+    scene.batch(2, 5, bad=True)
+    scene.tables.publish_jobs["rows"]()  # another process
+    scene.restore(backup)
+    scene.batch(2)
+    scene.batch(4)
+    publisher.publish_jobs["quarantine"]()  # reads three batches, of which the rows table showed the first
+
+    repairer = scene.repairer()
+    repairer.apply(repairer.find(), Bus())
+    publisher.publish()
+
+    assert scene.shown() == [1, 2, 4, 5]
+    assert scene.quarantined() == [ref(number).uri for number in (2, 5)]
 
 
 def test_a_repair_fences_attempts_that_still_run(scene: Scene) -> None:

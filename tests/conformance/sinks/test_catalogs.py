@@ -6,10 +6,12 @@ The suites of all sinks also run with each kind of catalog, most of them in the 
 import json
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from pyiceberg.table.snapshots import Operation
 from pyiceberg.table.update import SetPropertiesUpdate, SetSnapshotRefUpdate
 from pyiceberg.types import LongType, NestedField, StringType
 from requests.exceptions import ConnectionError as Disconnected
+from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import OperationalError, ProgrammingError
 from tests.conformance.sinks.kit import FIRST, PIPELINE, SCHEMA, SECOND, append, iceberg_table, loaded, write
 from tests.conformance.sinks.test_iceberg import Died, FaultyFiles
@@ -423,6 +426,10 @@ def configured(monkeypatch: pytest.MonkeyPatch, folder: Path, **settings: str) -
         ({"TYPE": "rest"}, "cannot be used"),
         ({"TYPE": "rest", "URI": "host/catalog"}, "cannot be used"),
         ({"URI": f"postgresql+psycopg2://user:{SECRET}@127.0.0.1:1/lake"}, "needs the package psycopg2"),
+        (
+            {"URI": "sqlite:////missing/catalog.db"},
+            "cannot be opened .*unable to open.*; create the folder of its SQLite",
+        ),
         ({"URI": f"postgresql+nothing://user:{SECRET}@127.0.0.1:1/lake"}, "cannot be used"),
     ],
 )
@@ -536,6 +543,24 @@ def test_a_declaration_passes_its_catalog_on_and_a_test_of_it_does_not() -> None
     assert declared.metadata_catalog == CatalogName(scheme="lake", parts=("web", "clicks"))
     assert declared.for_test("elsewhere").metadata_catalog is None
     assert DeltaSink("tables/clicks").metadata_catalog is None
+
+
+def test_a_sql_catalog_whose_tables_another_process_creates_at_the_same_time(
+    root: Path, request: pytest.FixtureRequest
+) -> None:
+    configure("sql", request)
+    created: set[str] = set()
+
+    def create_first(connection: Connection, _cursor: object, statement: str, *_: object) -> None:
+        if "CREATE TABLE" in statement and statement not in created:
+            created.add(statement)
+            with closing(sqlite3.connect(str(connection.engine.url.database))) as other:
+                other.execute(statement)
+
+    event.listen(Engine, "before_cursor_execute", create_first)
+    request.addfinalizer(lambda: event.remove(Engine, "before_cursor_execute", create_first))
+    assert loaded(made(root)).version == 0
+    assert len(created) == 2
 
 
 @pytest.mark.parametrize("kind", ["rest", "sql"])
@@ -717,6 +742,7 @@ def test_old_metadata_is_deleted_and_a_vacuum_deletes_only_unnamed_files(
     sink = made(root)
     for seq in range(1, 2 * METADATA_KEPT + 1):
         published(sink, root, seq)
+    sink.ensure_schema(pa.schema([*SCHEMA, ("more", pa.int64())]))
     assert metadata_files(root) == named_metadata(root)
     assert len(metadata_files(root)) == METADATA_KEPT + 1
     # a commit whose reply is lost leaves a file that the next commits do not know of

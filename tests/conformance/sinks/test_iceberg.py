@@ -33,6 +33,9 @@ from tests.services.aws_server import AwsServer
 from tests.services.duckdb_iceberg import duckdb_with_iceberg
 
 from penstock.errors import PublishConflict, PublishHalted, TableError, TemporaryError
+from penstock.events import Bus
+from penstock.messaging.steps import no_probe
+from penstock.pipeline.checkpoints import CheckpointWriter
 from penstock.pipeline.maintenance.compact import compact
 from penstock.pipeline.maintenance.table_history import BatchFiles, RowLossCheck
 from penstock.sinks.iceberg import folder
@@ -43,7 +46,7 @@ from penstock.sinks.iceberg.sink import IcebergTableSink, LoadedIceberg
 from penstock.sinks.iceberg.snapshots import MERGED_MANIFESTS, SnapshotMaker, manifests_of
 from penstock.sinks.manifest import DataFile, attempt_token
 from penstock.sinks.parquet import list_files
-from penstock.sinks.sink import Position
+from penstock.sinks.sink import Append, Position
 from penstock.storage.address import S3Address
 from penstock.storage.files import Files
 from penstock.storage.local import LocalFiles
@@ -72,7 +75,14 @@ def sink(root: Path) -> IcebergTableSink:
 
 def published(sink: IcebergTableSink, root: Path, seq: int) -> None:
     attempt_id = f"01K0{seq:022d}"
-    loaded(sink).append(append(seq, attempt_id, write(root, attempt_id, id=[seq], name=[f"n{seq}"])))
+    commit(sink, append(seq, attempt_id, write(root, attempt_id, id=[seq], name=[f"n{seq}"])))
+
+
+def commit(sink: IcebergTableSink, appended: Append) -> None:
+    """Append to the newest snapshot as a publish does."""
+    table = loaded(sink)
+    checkpoints = CheckpointWriter(pipeline=PIPELINE, sink=sink.uri, bus=Bus())
+    checkpoints.after_commit(table, table.append(appended), probe=no_probe)
 
 
 def ids(root: Path) -> list[int]:
@@ -142,7 +152,7 @@ def readable(root: Path) -> Path:
         path.parent.mkdir(parents=True)
         pq.write_table(pa.table({name: pa.array(some, type_) for name, (type_, some) in values.items()}), path)
         files = list_files(LocalFiles(root), f"data/{attempt_id}/r1", partition_by=list(_PARTITIONS), schema=columns)
-        loaded(sink).append(append(seq, attempt_id, *files))
+        commit(sink, append(seq, attempt_id, *files))
     assert loaded(sink).schema.equals(columns)
     return root
 
@@ -687,7 +697,7 @@ def _commit_with(root: Path, files: Any, seq: int) -> None:
     file = write(root, attempt_id, id=[seq], name=["x"])
     sink = IcebergTableSink(files, pipeline=PIPELINE)
     sink.ensure_schema(SCHEMA)
-    loaded(sink).append(append(seq, attempt_id, file))
+    commit(sink, append(seq, attempt_id, file))
 
 
 CHANGES = 6  # of a creation and an append

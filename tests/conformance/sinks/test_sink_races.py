@@ -11,8 +11,9 @@ import pytest
 from tests.conformance.sinks.kit import FIRST, SCHEMA, SECOND, Kit, append, loaded, write
 
 from penstock.errors import PublishConflict, TableError
+from penstock.messaging.steps import no_probe
 from penstock.sinks.manifest import DataFile
-from penstock.sinks.sink import Sink
+from penstock.sinks.sink import CheckpointedTable, Sink
 
 ROUNDS = 30
 THREADS = 4
@@ -39,9 +40,11 @@ def publish_once(sink: Sink, seq: int, attempt_id: str, files: Sequence[DataFile
         if table.position.seq >= seq:
             return
         try:
-            table.append(append(seq, attempt_id, *files))
+            version = table.append(append(seq, attempt_id, *files))
         except PublishConflict:
             continue
+        if isinstance(table, CheckpointedTable) and table.is_checkpoint_due(version):
+            table.write_checkpoint(version, probe=no_probe)
     raise AssertionError(f"{TRIES_MAX} conflicts in a row")
 
 

@@ -265,6 +265,24 @@ def test_a_file_that_another_writer_has_replaced_is_not_set_aside(files: Files) 
     assert set_aside(files.path, broken) is None
 
 
+def test_the_journal_of_a_file_that_another_writer_creates_meanwhile_stays(
+    files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _garbage(files.path)
+    rename = Path.rename
+
+    def rename_and_write(path: Path, target: Path) -> Path:
+        renamed = rename(path, target)
+        if path == files.path:
+            files.writer().write(sample(START, visible=1))
+        return renamed
+
+    monkeypatch.setattr(Path, "rename", rename_and_write)
+    assert set_aside(files.path, identity_of(files.path)) is not None
+    assert files.path.with_name(f"{HISTORY_FILE}-journal").exists()
+    assert files.values("visible") == {START: 1}
+
+
 def test_files_set_aside_have_a_bound(files: Files) -> None:
     writer = files.writer()
     for number in range(ASIDE_MAX + 2):

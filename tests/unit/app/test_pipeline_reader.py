@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from penstock.app.system_health import COUNT_SECONDS_MIN, RECOUNT_SHARE, PipelineReader
+from penstock.app.system_health import COUNT_SECONDS_MIN, RECOUNT_REST_FACTOR, PipelineReader
 from penstock.ledger.queries import ProcessedCount, UnprocessedObjects
 from penstock.ledger.records import ObjectState, QuarantineWarning
 from penstock.testing import FakeClock
@@ -87,7 +87,7 @@ def test_counting_takes_a_hundredth_of_the_time_if_the_count_is_always_in_doubt(
         else:
             reader.count_anew()
     assert len(ledger.counted_at) > 3, "it is counted again"
-    assert min(end - start for start, end in intervals(ledger).items()) >= RECOUNT_SHARE * COUNTING_SECONDS
+    assert min(end - start for start, end in intervals(ledger).items()) >= RECOUNT_REST_FACTOR * COUNTING_SECONDS
 
 
 def test_a_small_ledger_is_counted_at_once(ledger: CountedLedger, monkeypatch: pytest.MonkeyPatch) -> None:

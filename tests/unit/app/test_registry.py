@@ -356,14 +356,14 @@ def test_a_process_whose_lock_is_free_is_never_signalled(
     assert other_process.poll() is None
     with registry.register(WORKER):
         assert Workers(tmp_path).signal(record, signal.SIGTERM)
-    assert other_process.wait(10) == -signal.SIGTERM
+    assert other_process.wait(60) == -signal.SIGTERM
 
 
 def test_a_process_that_has_ended_is_not_signalled(
     tmp_path: Path, writer: RecordWriter, other_process: subprocess.Popen[bytes]
 ) -> None:
     other_process.kill()
-    other_process.wait(10)
+    other_process.wait(60)
     record = replace(writer.record(), pid=other_process.pid)
     with register(tmp_path, record).register(WORKER):
         assert not Workers(tmp_path).signal(record, signal.SIGTERM)

@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 from tests.conformance.publishing.batch_maker import BatchMaker as Mill
 
 from penstock.app.paths import TablePaths, table_paths
-from penstock.app.tables import RECORD_EMPTY, Tables
+from penstock.app.tables import Tables
 from penstock.errors import PublishHalted, TableError
 from penstock.events import Bus, CheckpointFailed, Event, JobFailed
 from penstock.ledger import Ledger
@@ -20,6 +20,7 @@ from penstock.ledger.records import BatchRow
 from penstock.ledger.retractions import Retraction
 from penstock.messaging.steps import Step
 from penstock.pipeline.maintenance import gc
+from penstock.pipeline.quarantine_progress import RECORD_EVERY_BATCHES
 from penstock.pipeline.spark.source.quarantine import QUARANTINE_SCHEMA
 from penstock.sinks.delta import sink
 from penstock.sinks.delta.sink import open_dataset
@@ -100,10 +101,10 @@ def batches_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_process_reads_no_old_batches_to_learn_that_none_has_bad_lines(
     paths: TablePaths, mill: Mill, batches_read: list[int]
 ) -> None:
-    for number in range(3 * RECORD_EMPTY):
+    for number in range(3 * RECORD_EVERY_BATCHES):
         mill.batch([number])
     Tables(paths, mill.ledger, bus=Bus()).publish()
-    for number in range(RECORD_EMPTY // 2):
+    for number in range(RECORD_EVERY_BATCHES // 2):
         mill.batch([number])
     Tables(paths, mill.ledger, bus=Bus()).publish()
     batches_read.clear()
@@ -111,8 +112,8 @@ def test_a_process_reads_no_old_batches_to_learn_that_none_has_bad_lines(
     assert later.unpublished() == 0
     for job in ("quarantine", "quarantine", "rows", "quarantine"):
         later.publish_jobs[job]()
-    assert min(batches_read) >= 3 * RECORD_EMPTY - 1
-    assert later.visible_to == 3 * RECORD_EMPTY + RECORD_EMPTY // 2
+    assert min(batches_read) >= 3 * RECORD_EVERY_BATCHES - 1
+    assert later.visible_to == 3 * RECORD_EVERY_BATCHES + RECORD_EVERY_BATCHES // 2
 
     commit_quarantined_batch(paths, mill, [1])
     assert Tables(paths, mill.ledger, bus=Bus()).unpublished() == 1
@@ -120,14 +121,54 @@ def test_a_process_reads_no_old_batches_to_learn_that_none_has_bad_lines(
     assert open_dataset(paths.quarantine).count_rows() == 1
 
 
+def test_a_publish_of_the_quarantine_looks_up_no_batch_if_none_has_bad_lines(
+    tables: Tables, mill: Mill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("a batch or a record was looked up")
+
+    mill.batch([0])
+    tables.publish()
+    for number in (1, 2):
+        with monkeypatch.context() as refusing:
+            refusing.setattr(Queries, "batch", refuse)
+            refusing.setattr(Ledger, "progress", refuse)
+            tables.publish_jobs["quarantine"]()
+            mill.batch([number])
+            tables.publish_jobs["quarantine"]()
+        tables.publish_jobs["rows"]()
+
+
+def test_a_process_that_dies_after_the_record_of_batches_without_bad_lines_loses_none(
+    paths: TablePaths, mill: Mill
+) -> None:
+    class Died(BaseException):
+        pass
+
+    def die(step: Step) -> None:
+        if step is Step.NO_BAD_LINES_RECORDED:
+            raise Died
+
+    for number in range(RECORD_EVERY_BATCHES):
+        mill.batch([number])
+    with pytest.raises(Died):
+        Tables(paths, mill.ledger, bus=Bus(), probe=die).publish()
+    assert mill.ledger.progress(paths.pipeline, "no bad lines after 0") == RECORD_EVERY_BATCHES
+    commit_quarantined_batch(paths, mill, [1])
+    later = Tables(paths, mill.ledger, bus=Bus())
+    assert later.unpublished() == 1
+    later.publish()
+    assert open_dataset(paths.quarantine).count_rows() == 1
+
+
 def test_the_record_of_batches_without_bad_lines_is_for_one_position_of_the_table(
     paths: TablePaths, mill: Mill
 ) -> None:
     commit_quarantined_batch(paths, mill, [1])
-    for number in range(RECORD_EMPTY + 1):
+    for number in range(RECORD_EVERY_BATCHES + 1):
         mill.batch([number])
     Tables(paths, mill.ledger, bus=Bus()).publish()
-    assert mill.ledger.progress(paths.pipeline, "no bad lines after 1") == RECORD_EMPTY + 2
+    assert mill.ledger.progress(paths.pipeline, "no bad lines after 1") == RECORD_EVERY_BATCHES + 2
     shutil.rmtree(Path(str(paths.quarantine)) / "_delta_log")  # a person deletes the table
     Tables(paths, mill.ledger, bus=Bus()).publish()
     assert open_dataset(paths.quarantine).count_rows() == 1, "it is there again"

@@ -15,7 +15,7 @@ from penstock.errors import ConfigurationError, TemporaryError
 from penstock.events import Bus, Event, LedgerAvailable, ignore
 from penstock.monitoring.errors.hook import ErrorReporter
 
-FLUSH_SECONDS = 10.0
+FLUSH_SECONDS = 120.0
 
 
 @pytest.fixture

@@ -24,12 +24,16 @@ class Account:
     def __init__(self, **queues: Mapping[str, str]) -> None:
         self.queues: dict[str, dict[str, str]] = {name.replace("__", "."): dict(each) for name, each in queues.items()}
         self.readable = True
+        self.created_first: Mapping[str, str] = {}  # attributes with which another process creates a queue before us
         self.clock = instant_clock()
         self.api = FakeApi(self._answer)
         self.known = SqsQueues(self.api, clock=self.clock)
 
     def _answer(self, operation: str, parameters: Mapping[str, Any]) -> Mapping[str, Any] | Exception:
         name = parameters.get("QueueName") or str(parameters.get("QueueUrl", "")).rpartition("/")[2]
+        if operation == "create_queue" and self.created_first:
+            self.queues[name] = dict(self.created_first)
+            return _error("QueueNameExists", operation, name)
         if operation == "create_queue":
             self.queues[name] = {"QueueArn": f"arn:aws:sqs:us-east-1:1:{name}", **parameters["Attributes"]}
         if operation == "list_queues":
@@ -66,6 +70,13 @@ def test_a_name_is_looked_up_once() -> None:
     account.known.forget("q")
     account.known.find("q")
     assert account.api.operations() == ["get_queue_url"] * 2
+
+
+def test_a_queue_that_another_process_creates_at_the_same_time_gets_our_settings() -> None:
+    account = Account()
+    account.created_first = {"QueueArn": "arn:aws:sqs:us-east-1:1:q", "MessageRetentionPeriod": "60"}
+    account.known.ensure([QueueSettings(name="q", retention_seconds=120)])
+    assert account.queues["q"]["MessageRetentionPeriod"] == "120"
 
 
 def test_a_url_needs_no_lookup() -> None:

@@ -102,7 +102,7 @@ def test_a_lock_that_is_not_released_is_a_temporary_error(tmp_path: Path) -> Non
     on_checkout(ledger, "PRAGMA busy_timeout = 20")
     other = sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    with pytest.raises(TemporaryError, match="locked by another process"):
+    with pytest.raises(TemporaryError, match="was kept locked by another process: try again"):
         claim(ledger, "while locked")
     assert [row.id for row in ledger.pipelines()] == [PIPELINE], "readers do not wait"
     other.execute("ROLLBACK")
@@ -124,6 +124,7 @@ def test_a_full_disk_is_a_temporary_error_and_changes_nothing(tmp_path: Path) ->
     [
         (sqlite3.SQLITE_BUSY_SNAPSHOT, TemporaryError),
         (sqlite3.SQLITE_IOERR_FSYNC, TemporaryError),
+        (sqlite3.SQLITE_PROTOCOL, TemporaryError),
         (sqlite3.SQLITE_READONLY_DBMOVED, ConfigurationError),
         (sqlite3.SQLITE_CONSTRAINT_UNIQUE, type(None)),
         (sqlite3.SQLITE_ERROR, type(None)),

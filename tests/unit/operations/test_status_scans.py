@@ -14,8 +14,8 @@ from penstock.ledger.records import ObjectState
 from penstock.operations.status import status
 from penstock.operations.status.status import (
     DETAILS_SECONDS,
+    SCAN_REST_FACTOR,
     SCAN_SECONDS_MAX,
-    SCAN_SHARE,
     DeadLetters,
     DeadObjects,
     StatusReader,
@@ -82,7 +82,7 @@ def rests_of(scene: Scene, *, readings: int, every_seconds: float) -> list[float
 def test_scans_take_at_most_a_hundredth_of_the_time(scene: Scene, seconds: float) -> None:
     scene.scan_seconds = seconds
     rests = rests_of(scene, readings=150, every_seconds=2.0)
-    rest_seconds = max(DETAILS_SECONDS, SCAN_SHARE * seconds)
+    rest_seconds = max(DETAILS_SECONDS, SCAN_REST_FACTOR * seconds)
     assert rests
     assert all(rest_seconds <= rest < rest_seconds + 4.0 for rest in rests)
 

@@ -12,7 +12,7 @@ from penstock.events import BatchPublished, Bus, Event, LedgerRolledBack
 from penstock.ledger import Ledger
 from penstock.ledger.records import BatchRecord, BatchRow
 from penstock.messaging.steps import Step
-from penstock.pipeline import publish as publishing
+from penstock.pipeline import publish_chunk
 from penstock.pipeline.publish import CONFLICTS_MAX, Published, publish, rows_schema
 from penstock.sinks.manifest import DataFile, attempt_token, encode
 from penstock.sinks.schema import encode as encode_schema
@@ -152,7 +152,7 @@ def test_batches_without_files_make_no_commit() -> None:
 
 
 def test_a_commit_has_no_more_files_than_the_limit_unless_one_batch_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publishing, "FILES_MAX", 5)
+    monkeypatch.setattr(publish_chunk, "FILES_MAX", 5)
     table = FakeTable()
     run(FakeLedger(batch(1, files=3), batch(2, files=2), batch(3, files=9), batch(4, files=0), batch(5)), table)
     assert [(append.seq, len(append.files)) for append in table.appended] == [(2, 5), (3, 9), (5, 1)]

@@ -11,7 +11,7 @@ from penstock.pipeline.engine import RunCancelled
 from penstock.pipeline.spark import run_sessions
 from penstock.pipeline.spark.run_sessions import run_session
 
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 120.0
 
 
 class Session:

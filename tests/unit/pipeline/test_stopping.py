@@ -10,7 +10,7 @@ from penstock.errors import RestartNeeded
 from penstock.pipeline.spark import stopping
 from penstock.pipeline.spark.stopping import cancelled_at_stop
 
-DEADLINE_SECONDS = 30.0
+DEADLINE_SECONDS = 120.0
 
 
 class Runtime:

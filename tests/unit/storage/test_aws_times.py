@@ -3,8 +3,10 @@
 from datetime import UTC, datetime
 from email.utils import format_datetime
 
+import botocore.parsers
 import botocore.utils
 import pytest
+from botocore.awsrequest import AWSResponse
 
 from penstock.storage.aws import Aws, parsed_time
 
@@ -37,16 +39,23 @@ def test_other_text_is_refused() -> None:
 
 def test_a_listing_is_parsed_without_dateutil(monkeypatch: pytest.MonkeyPatch) -> None:
     """The parser of the process's session is ours: botocore's own one would make listings twice as expensive."""
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setattr(botocore.parsers, "DEFAULT_TIMESTAMP_PARSER", _refusing)  # of a session that names no other
     monkeypatch.setattr(botocore.utils, "parse_timestamp", _refusing)
     client = Aws(region="us-east-1", endpoint_url="http://127.0.0.1:9").client("s3")
+    client.meta.events.register("before-send.s3.ListObjectsV2", lambda **_: _listing())
+    assert client.list_objects_v2(Bucket="landing")["Contents"][0]["LastModified"] == TIME
+
+
+def _listing() -> AWSResponse:
     body = (
         b'<?xml version="1.0"?><ListBucketResult><Contents><Key>a</Key>'
         b"<LastModified>2026-03-01T23:59:58.123Z</LastModified></Contents></ListBucketResult>"
     )
-    model = client.meta.service_model.operation_model("ListObjectsV2")
-    parsed = client._response_parser.parse({"status_code": 200, "headers": {}, "body": body}, model.output_shape)
-    assert parsed["Contents"][0]["LastModified"] == TIME
+    response = AWSResponse("http://127.0.0.1:9", 200, {}, None)
+    response._content = body  # instead of a connection to read it from
+    return response
 
 
 def _refusing(value: object) -> datetime:

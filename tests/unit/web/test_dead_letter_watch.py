@@ -19,7 +19,7 @@ from penstock.web.dead_letter_watch import (
     KnownDeadLetters,
 )
 
-DEADLINE_SECONDS = 30.0
+DEADLINE_SECONDS = 120.0
 
 
 class Scene:

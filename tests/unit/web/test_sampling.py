@@ -13,7 +13,7 @@ from penstock.operations.status.watch import StatusFrame
 from penstock.web.sampling import IDLE_FACTOR, IDLE_REST_SECONDS_MAX, REST_FACTOR, VIEWED_SECONDS, Sampler
 
 EVERY_SECONDS = 2.0
-DEADLINE_SECONDS = 30.0
+DEADLINE_SECONDS = 120.0
 
 
 class ManualClock:

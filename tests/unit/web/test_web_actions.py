@@ -17,7 +17,7 @@ from penstock.web.actions import (
     ActionSnapshot,
 )
 
-DEADLINE_SECONDS = 30.0
+DEADLINE_SECONDS = 120.0
 DONE = ActionResult(sentences=[sentence("{count} are done.", count=3)])
 
 

@@ -123,10 +123,10 @@ def _renamed(path: Path) -> Path:
             f"{path.name}.aside-*"
         )
     aside = path.with_name(f"{path.name}.aside-{datetime.now(UTC):%Y%m%dT%H%M%S%f}")
-    path.rename(aside)
     journal = path.with_name(path.name + _JOURNAL)
-    if journal.exists():  # it belongs to the broken file, and would be applied to the new one
+    if journal.exists():  # it belongs to the broken file; after that one, it might be the journal of a new file
         journal.rename(aside.with_name(aside.name + _JOURNAL))
+    path.rename(aside)
     return aside
 
 

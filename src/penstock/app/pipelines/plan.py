@@ -31,6 +31,7 @@ from penstock.pipeline.attempt import AttemptSettings, PipelineRuntime
 from penstock.pipeline.batch import PipelineHandler
 from penstock.pipeline.engine import CheckedEngine
 from penstock.pipeline.failures import FailureStreak
+from penstock.pipeline.merging.order import check_compared
 from penstock.pipeline.spark.declaration import Declaration
 from penstock.pipeline.spark.engine import DeferredEngine, SparkEngine
 from penstock.pipeline.spark.faults import SPARK_ERRORS, explain
@@ -155,6 +156,9 @@ class PipelineBlueprint:
         read = self.declaration.read
         if self.declaration.transform is None:
             check_partitions(read.columns, self.declaration.partition_by)
+            if self.declaration.merge is not None and read.evolve != "add":  # which may add columns later
+                self.declaration.merge.check_names(read.columns.names)
+                check_compared(read.columns, self.declaration.merge)
             agreement(self.ledger, self.tables.rows, self.declaration.pipeline, read.columns)
 
     def _attempts(self) -> AttemptSettings:

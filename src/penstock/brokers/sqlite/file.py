@@ -15,20 +15,11 @@ from pathlib import Path
 
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError
 from penstock.messaging.forks import EmbeddedFile
-from penstock.storage.sqlite import enter_wal, primary_code
+from penstock.storage.sqlite import TEMPORARY_CODES, enter_wal, primary_code
 
 SCHEMA_VERSION = 3
 _APPLICATION_ID = 0x50_53_54_4B  # "PSTK", as written by the first step
 _WAL_BYTES_MAX = 64 * 1024 * 1024  # size of the log after a checkpoint; it can be larger in between
-_TEMPORARY = {  # a retry may succeed: space is freed, or another process ends its transaction
-    sqlite3.SQLITE_BUSY,
-    sqlite3.SQLITE_LOCKED,
-    sqlite3.SQLITE_FULL,
-    sqlite3.SQLITE_IOERR,
-    sqlite3.SQLITE_NOMEM,
-    sqlite3.SQLITE_INTERRUPT,
-    sqlite3.SQLITE_PROTOCOL,
-}
 
 
 def statements() -> Mapping[str, str]:
@@ -222,7 +213,7 @@ class QueueFile:
 def translate(error: sqlite3.Error, path: Path) -> PenstockError:
     """Return the Penstock error for an SQLite error: temporary, or a file that this process cannot use."""
     code = primary_code(error)
-    if code in _TEMPORARY:
+    if code in TEMPORARY_CODES:
         return TemporaryError(f"the queue file {path} cannot be used just now ({error}): try again")
     if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
         return ConfigurationError(

@@ -87,6 +87,7 @@ _INVALID = frozenset(
         "UnsupportedOperation",
     }
 )
+_TAKEN = frozenset({"QueueAlreadyExists", "QueueNameExists"})
 _EXPIRED_HANDLES = frozenset({"InvalidIdFormat", "MessageNotInflight", "ReceiptHandleIsInvalid"})
 _NO_ACCOUNT = (NoCredentialsError, PartialCredentialsError)
 _NO_SETTING = (NoRegionError, ParamValidationError, ProfileNotFound, UnknownRegionError, ValueError)
@@ -124,6 +125,11 @@ def is_identity(error: BaseException) -> bool:
 def is_invalid(error: PenstockError) -> bool:
     """Return True if AWS rejected the request as invalid."""
     return error.__cause__ is not None and code_of(error.__cause__) in _INVALID
+
+
+def is_taken(error: PenstockError) -> bool:
+    """Return True if a queue of this name exists, with other attributes."""
+    return error.__cause__ is not None and code_of(error.__cause__) in _TAKEN
 
 
 def is_throttled(error: BaseException) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.brokers import shared
-from penstock.brokers.sqs.client import QueueRef, SqsApi, code_of, is_invalid
+from penstock.brokers.sqs.client import QueueRef, SqsApi, code_of, is_invalid, is_taken
 from penstock.brokers.sqs.limits import (
     OLD_MESSAGE_BYTES_MAX,
     RECEIVES_MAX,
@@ -249,18 +249,24 @@ class SqsQueues:
         """Create the queue, or set its attributes if it exists. Return True if it was created."""
         fifo = {"FifoQueue": "true"} if is_fifo(name) else {}
         try:
-            self._api.on(self.find(name), "set_queue_attributes", Attributes=dict(attributes))
+            self._set(name, attributes)
             return False
         except QueueMissing:
             self.forget(name)
         try:
             self._api.call("create_queue", queue=name, QueueName=name, Attributes={**attributes, **fifo})
         except PenstockError as error:
+            if is_taken(error):  # another process has just created it, with other attributes
+                self._set(name, attributes)
+                return False
             raise type(error)(
                 f"The queue {name!r} cannot be created: {error} A queue that was deleted can be created again after "
                 f"{_CREATION_SECONDS_MIN} s."
             ) from error
         return True
+
+    def _set(self, name: str, attributes: Mapping[str, str]) -> None:
+        self._api.on(self.find(name), "set_queue_attributes", Attributes=dict(attributes))
 
     def _set_redrive(self, name: str, target: str, receives_max: int) -> None:
         dead_letters = self.find(target)

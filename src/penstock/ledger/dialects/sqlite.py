@@ -25,7 +25,7 @@ from sqlalchemy.schema import CreateTable
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError
 from penstock.ledger.dialects import HEARTBEAT_CONNECTIONS, READ_ONLY, DatabaseNow
 from penstock.ledger.schema import session_metadata
-from penstock.storage.sqlite import enter_wal, primary_code
+from penstock.storage.sqlite import TEMPORARY_CODES, enter_wal, primary_code
 
 WRITE_LOCK_BYTE = 120  # in the -shm file: WAL_WRITE_LOCK, see "The WAL-Index File Format" of SQLite
 _LOCKS = Path("/proc/locks")
@@ -114,14 +114,13 @@ class Sqlite:
     def explain(self, error: DBAPIError, address: str) -> PenstockError | None:
         code = primary_code(error.orig)
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-            waited = f"for {BUSY_TIMEOUT_SECONDS:.0f} s"
             holder = holder_of(address)
             if holder is not None:
-                return TemporaryError(f"the ledger {address} was kept locked {waited}, now by {holder}; try again")
-            return TemporaryError(f"the ledger {address} was kept locked by another process {waited}: try again")
+                return TemporaryError(f"the ledger {address} was kept locked, now by {holder}; try again")
+            return TemporaryError(f"the ledger {address} was kept locked by another process: try again")
         if code == sqlite3.SQLITE_FULL:
             return TemporaryError(f"the disk that holds the ledger {address} is full: make room and try again")
-        if code == sqlite3.SQLITE_IOERR:
+        if code in TEMPORARY_CODES:
             return TemporaryError(f"the ledger {address} could not be read or written ({error.orig}): try again")
         if code == sqlite3.SQLITE_NOTADB:
             return ConfigurationError(f"{address} is not a ledger: name another file, or move this one away")

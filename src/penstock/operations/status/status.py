@@ -120,7 +120,7 @@ def _replayed(seen: ScopeView, names: Iterable[str], records: Sequence[WorkerRec
 
 
 DETAILS_SECONDS = 30.0
-SCAN_SHARE = 100.0  # the time between two scans, as a multiple of the duration of one
+SCAN_REST_FACTOR = 100.0  # the time between two scans, as a multiple of the duration of one
 SCAN_SECONDS_MAX = 3_600.0  # of that time, however long a scan took: it may have waited for a service
 FOREIGN_COMMITS_MAX = 10  # shown per pipeline
 UNNAMED = "no queue is named, so none was checked: give --app, such as --app shop:app, or set queues"
@@ -226,7 +226,7 @@ class StatusReader:
                 replaced_rows={pipeline: seen.ledger.replaced_totals(pipeline) for pipeline in dead},
             )
             took_seconds = self._clock.monotonic() - began_at
-            rest_seconds = min(max(SCAN_SHARE * took_seconds, DETAILS_SECONDS), SCAN_SECONDS_MAX)
+            rest_seconds = min(max(SCAN_REST_FACTOR * took_seconds, DETAILS_SECONDS), SCAN_SECONDS_MAX)
             self._scans = replace(scans, due_at=began_at + took_seconds + rest_seconds)
         return self._scans
 

@@ -63,6 +63,15 @@ class Merge:
         """The columns of the key and of the order, each once."""
         return tuple(dict.fromkeys([*self.key, *self.order_by]))
 
+    def check_names(self, columns: Sequence[str]) -> None:
+        """Raise `UsageError` for a column that the rows lack. ``columns`` are theirs."""
+        missing = [name for name in (*self.compared, *self.drop) if name not in columns]
+        if missing:
+            raise UsageError(
+                f"The merge names {', '.join(missing)}, and the rows have {', '.join(columns)}: name columns that the "
+                "rows have after the transform."
+            )
+
     def text(self) -> str:
         """Return the declaration as the ledger remembers it."""
         document = {

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-from penstock.errors import TableError
-from penstock.pipeline.merging.declaration import PROVENANCE
+from penstock.errors import TableError, UsageError
+from penstock.pipeline.merging.declaration import PROVENANCE, Merge
 
 Rows = np.ndarray[Any, np.dtype[np.int64]]  # numbers of rows
 Signs = np.ndarray[Any, np.dtype[np.int8]]  # -1: earlier, 0: equal, 1: later
@@ -39,6 +39,14 @@ def check_types(schema: pa.Schema, key: Sequence[str], order_by: Sequence[str]) 
                 f"The column {name} is {kind}, which cannot {use}; let the transform make a number, string, date or "
                 "timestamp of it."
             )
+
+
+def check_compared(columns: pa.Schema, merge: Merge) -> None:
+    """Raise `UsageError` for a column of the key or the order that the rows lack, or whose type has no order."""
+    try:
+        check_types(columns, merge.key, merge.order_by)
+    except TableError as error:
+        raise UsageError(str(error)) from error
 
 
 def key_texts(columns: Sequence[pa.Array]) -> pa.Array:

@@ -14,11 +14,11 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Window, functions
 from pyspark.sql.types import StringType
 
-from penstock.errors import TableError, TransformError, UsageError
+from penstock.errors import TransformError, UsageError
 from penstock.messaging.steps import Probe, Step
 from penstock.pipeline.batch_record import TOMBSTONES_FOLDER
 from penstock.pipeline.merging.declaration import Merge
-from penstock.pipeline.merging.order import check_types
+from penstock.pipeline.merging.order import check_compared
 from penstock.pipeline.merging.rows import RowFile, RowReader
 from penstock.pipeline.merging.tombstones import write_deletes
 from penstock.pipeline.spark.arrow_writer import arrow_schema, column
@@ -111,12 +111,7 @@ def _below(folder: str, written: Sequence[WrittenFile] | None) -> Sequence[Writt
 
 
 def _check_columns(frame: DataFrame, merge: Merge) -> None:
-    missing = [name for name in (*merge.compared, *merge.drop) if name not in frame.columns]
-    if missing:
-        raise UsageError(
-            f"The merge names {', '.join(missing)}, and the rows have {', '.join(frame.columns)}: name columns that "
-            "the rows have after the transform."
-        )
+    merge.check_names(frame.columns)
     taken = [name for name in frame.columns if name.lower() in (DELETES, _RANK)]
     if taken:
         raise TransformError(f"The rows have the column {taken[0]}, which a merge adds itself: rename it.")
@@ -128,10 +123,7 @@ def _check_columns(frame: DataFrame, merge: Merge) -> None:
                 f"transform make another string of it (lower(...) COLLATE {_BINARY}, or CAST({name} AS STRING COLLATE "
                 f"{_BINARY}))."
             )
-    try:
-        check_types(arrow_schema(frame.select(*map(column, merge.compared)).schema), merge.key, merge.order_by)
-    except TableError as error:
-        raise UsageError(str(error)) from error
+    check_compared(arrow_schema(frame.select(*map(column, merge.compared)).schema), merge)
 
 
 def _folder_texts(frame: DataFrame, partition_by: Sequence[str]) -> frozenset[str]:

@@ -41,6 +41,7 @@ from pyiceberg.table.update import TableRequirement, TableUpdate
 from pyiceberg.typedef import RecursiveDict
 from pyiceberg.utils.config import Config
 from requests import Session
+from tenacity import Retrying, stop_after_attempt, stop_after_delay, wait_random
 
 from penstock.errors import (
     ConfigurationError,
@@ -48,7 +49,6 @@ from penstock.errors import (
     PublishConflict,
     TableDenied,
     TableError,
-    TemporaryError,
 )
 from penstock.sinks.catalogs.name import CatalogName
 from penstock.sinks.iceberg.catalog_errors import CatalogErrors
@@ -63,6 +63,8 @@ from penstock.storage.s3_files import S3Files
 CONNECT_SECONDS = 5.0
 RESPONSE_SECONDS = 30.0
 GLUE_RETRIES_MAX = 1
+SQL_TRIES_MAX = 10  # of opening a SQL catalog
+SQL_PAUSE_SECONDS_MAX = 0.05
 LOADS_MAX = 3  # a metadata file may be deleted, after many commits, before it is read
 
 _TYPES = ("rest", "glue", "sql")
@@ -138,8 +140,8 @@ class PyIcebergCatalog:
 
     def commit(
         self, base: StoredMetadata, requirements: Sequence[TableRequirement], updates: Sequence[TableUpdate]
-    ) -> None:
-        """Commit one version after ``base``.
+    ) -> StoredMetadata:
+        """Commit one version after ``base``, and return it.
 
         Raises `PublishConflict` if a requirement is not met, or the outcome is unknown; else as `load`.
         """
@@ -151,7 +153,21 @@ class PyIcebergCatalog:
             raise PublishConflict(f"{self._root.uri}: {self._errors.reason(error)}") from error
         except Exception as error:
             self._raise_after_commit(error, "changed", base=base)
-        self._delete_old_metadata(base.metadata, response.metadata)
+        return StoredMetadata(metadata=response.metadata, location=response.metadata_location)
+
+    def write_hint(self, committed: StoredMetadata) -> None:
+        """Do nothing: readers ask the catalog."""
+
+    def delete_old(self, base: StoredMetadata, committed: StoredMetadata) -> None:
+        """Delete the metadata files that a commit removed from the table's log, if the table's properties say so.
+
+        A vacuum deletes those that this did not.
+        """
+        before, now = base.metadata, committed.metadata
+        if now.properties.get(TableProperties.METADATA_DELETE_AFTER_COMMIT_ENABLED, "").lower() != "true":
+            return
+        gone = {entry.metadata_file for entry in before.metadata_log} - {one.metadata_file for one in now.metadata_log}
+        self._root.delete([path for location in gone if (path := relative_path(self._root, location)) is not None])
 
     def is_unused(self, stored: StoredMetadata, path: str) -> bool:
         """Return True if the file is metadata that the newest metadata does not name as one of its last versions."""
@@ -203,19 +219,6 @@ class PyIcebergCatalog:
         """Raise `TableError` for a prefix that PyIceberg would read as another one: it parses locations as URLs."""
         if not self._root.is_local and re.search(r"[?#]", str(self._root)):
             raise TableError(f"A table in a catalog cannot be at {self._root}: its prefix has a ? or a #.")
-
-    def _delete_old_metadata(self, before: TableMetadata, now: TableMetadata) -> None:
-        """Delete the metadata files that a commit removed from the table's log, if the table's properties say so.
-
-        The commit has succeeded, so a failure is ignored: a vacuum deletes these files later.
-        """
-        if now.properties.get(TableProperties.METADATA_DELETE_AFTER_COMMIT_ENABLED, "").lower() != "true":
-            return
-        gone = {entry.metadata_file for entry in before.metadata_log} - {one.metadata_file for one in now.metadata_log}
-        paths = [path for location in gone if (path := relative_path(self._root, location)) is not None]
-        if paths:
-            with suppress(TemporaryError, TableError):
-                self._root.delete(paths)
 
     @contextmanager
     def _client(self) -> Iterator[PyIcebergClient]:
@@ -310,12 +313,13 @@ class _OpenCatalog:
 def _open_catalog(kind: str, name: str, configuration: str, aws: Aws) -> _OpenCatalog:
     """Open a catalog, once a process: Glue's client takes about a second. ``configuration`` is PyIceberg's, as JSON."""
     make = partial(_make, kind, name, json.loads(configuration), aws)
-    try:
-        return _OpenCatalog(client=make())
-    except Exception:
-        if kind != "sql":
-            raise
-        return _OpenCatalog(client=make())  # another process has just created the catalog's own tables
+    retrying = Retrying(
+        # processes that open a new SQL catalog at once create the same tables, of which it has several
+        stop=stop_after_attempt(SQL_TRIES_MAX if kind == "sql" else 1) | stop_after_delay(CONNECT_SECONDS),
+        wait=wait_random(max=SQL_PAUSE_SECONDS_MAX),
+        reraise=True,
+    )
+    return _OpenCatalog(client=retrying(make))
 
 
 def _make(kind: str, name: str, properties: Mapping[str, Any], aws: Aws) -> PyIcebergClient:

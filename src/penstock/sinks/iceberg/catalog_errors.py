@@ -4,6 +4,7 @@ Every message is one line without the secrets of the configuration, which librar
 """
 
 import re
+import sqlite3
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -27,6 +28,7 @@ from requests.exceptions import InvalidSchema, InvalidURL, MissingSchema, Reques
 
 from penstock.errors import ConfigurationError, PenstockError, TableDenied, TableError, TemporaryError
 from penstock.sinks.catalogs.name import CatalogName
+from penstock.storage.sqlite import primary_code
 
 REASON_CHARS_MAX = 300
 
@@ -35,6 +37,7 @@ _SECRET_CHARS_MIN = 4  # a shorter value would be found in innocent words
 _PASSWORD_IN_URL = re.compile(r"(//[^/\s:@]*):[^@\s]*@")
 _DENIED = re.compile(r"permission denied|access.?denied|password authentication failed|not authorized|forbidden", re.I)
 _DENIED_CODES = re.compile(r"AccessDenied|UnrecognizedClient|InvalidClientToken|ExpiredToken|SignatureDoesNotMatch")
+_NO_FILE = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_READONLY)
 _BUSY_CODES = re.compile(r"Throttl|TooManyRequests|InternalService|InternalFailure|OperationTimeout|ServiceUnavailable")
 
 
@@ -116,6 +119,11 @@ class CatalogErrors:
     def _sql_fault(self, error: Exception) -> PenstockError:
         if _DENIED.search(str(getattr(error, "orig", error))):
             return self._denied(error)
+        if primary_code(getattr(error, "orig", None)) in _NO_FILE:
+            return ConfigurationError(
+                f"The catalog {self.name.scheme} cannot be opened ({self.reason(error)}); create the folder of its "
+                "SQLite file and check its permissions, or correct the uri in PyIceberg's configuration."
+            )
         kind = type(error).__name__
         if kind in ("ArgumentError", "NoSuchModuleError"):
             return self.misconfigured(error)

@@ -44,11 +44,19 @@ class MetadataCatalog(Protocol):
 
     def commit(
         self, base: StoredMetadata, requirements: Sequence[TableRequirement], updates: Sequence[TableUpdate]
-    ) -> None:
-        """Commit one version after ``base``, with one request.
+    ) -> StoredMetadata:
+        """Commit one version after ``base``, with one request, and return it.
 
         Raises `PublishConflict` if a requirement is not met, or the outcome is unknown.
         """
+        ...
+
+    def write_hint(self, committed: StoredMetadata) -> None:
+        """Let readers that know only the table's folder find a committed version. Raises `TemporaryError`."""
+        ...
+
+    def delete_old(self, base: StoredMetadata, committed: StoredMetadata) -> None:
+        """Delete the files of old versions that are not needed after this commit. Raises `TemporaryError`."""
         ...
 
     def is_unused(self, stored: StoredMetadata, path: str) -> bool:

@@ -3,8 +3,8 @@
 Each version of the table's metadata is a file, ``metadata/v<NUMBER>.metadata.json``. A commit creates the file of the
 next number, unless it exists. Local folders and S3 can both do that atomically, so any number of processes may commit,
 and exactly one succeeds per number. ``metadata/version-hint.text`` names a recent number, for readers that find tables
-by their folder, and to find the newest version without listing the folder. Iceberg's specification describes this
-layout as file system tables.
+by their folder, and to find the newest version without listing the folder. It is written after the commit. Iceberg's
+specification describes this layout as file system tables.
 
 Only the newest `KEPT` files are kept, and a file is deleted only after all older ones. So a version is the newest if
 the next one does not exist and the one before does: a process that was halted for many commits may create an old number
@@ -80,21 +80,35 @@ class FolderCatalog:
         base: StoredMetadata,
         requirements: Sequence[TableRequirement],  # noqa: ARG002 -- for catalogs that do not compare whole versions
         updates: Sequence[TableUpdate],
-    ) -> None:
-        """Store the next version after ``base``.
+    ) -> StoredMetadata:
+        """Store the next version after ``base``, and return it.
 
         Raises `PublishConflict` if another process did so first, or the outcome is unknown. The requirements need no
         check: they hold for ``base``, and only its successor can be stored.
         """
         metadata = update_table_metadata(base.metadata, tuple(updates), metadata_location=base.location)
-        self._write(base.number + 1, metadata)
+        number = base.number + 1
+        self._write(number, metadata)
         if base.number and self._root.stat(_path(base.number)) is None:
-            self._root.delete([_path(base.number + 1)])
+            self._root.delete([_path(number)])
             raise PublishConflict(f"{self._root.uri}: version {base.number} is no longer known")
-        self._finish_commit(base.number + 1)
+        return StoredMetadata(metadata=metadata, location=self._location(number), number=number)
+
+    def write_hint(self, committed: StoredMetadata) -> None:
+        self._root.write(HINT, str(committed.number).encode())
+
+    def delete_old(self, base: StoredMetadata, committed: StoredMetadata) -> None:  # noqa: ARG002 -- for other catalogs
+        """Delete the metadata files beyond the newest `KEPT`, also those that an earlier call could not delete."""
+        old = []
+        expired = committed.number - KEPT
+        while expired > 0 and self._exists(expired):
+            old.append(expired)
+            expired -= 1
+        for one in reversed(old):  # oldest first, each in a request of its own
+            self._root.delete([_path(one)])
 
     def is_unused(self, stored: StoredMetadata, path: str) -> bool:  # noqa: ARG002 -- for other catalogs
-        """Return False: each commit deletes the metadata files beyond the newest `KEPT`."""
+        """Return False: `delete_old` finds all that are not needed."""
         return False
 
     def _newest(self) -> int | None:
@@ -138,26 +152,14 @@ class FolderCatalog:
             raise TableError(
                 f"The metadata {self._root}/{path} of an Iceberg table cannot be read ({reason})."
             ) from error
-        return StoredMetadata(metadata=metadata, location=f"{self._root}/{path}", number=number)
+        return StoredMetadata(metadata=metadata, location=self._location(number), number=number)
+
+    def _location(self, number: int) -> str:
+        return f"{self._root}/{_path(number)}"
 
     def _write(self, number: int, metadata: TableMetadata) -> None:
         text = metadata.model_dump_json(exclude_none=True).encode()
         create_version(self._root, _path(number), text, version=number)
-
-    def _finish_commit(self, number: int) -> None:
-        """Update the hint, and delete old versions.
-
-        The version is committed, so a failure is ignored: the next commit does the same.
-        """
-        with suppress(TemporaryError, TableError):
-            self._root.write(HINT, str(number).encode())
-            old = []
-            expired = number - KEPT
-            while expired > 0 and self._exists(expired):
-                old.append(expired)
-                expired -= 1
-            for one in reversed(old):  # oldest first, each in a request of its own
-                self._root.delete([_path(one)])
 
 
 def _highest(names: Iterable[str], pattern: re.Pattern[str]) -> int | None:

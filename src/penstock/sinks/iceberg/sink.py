@@ -6,6 +6,7 @@ only if no snapshot was added after n was read (`penstock.sinks.iceberg.snapshot
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property, partial, reduce
 from operator import and_
 from typing import Any
@@ -34,7 +35,8 @@ from pyiceberg.table.update import (
 )
 from pyiceberg.typedef import Record
 
-from penstock.errors import PublishConflict, TableError
+from penstock.errors import PublishConflict, TableError, TemporaryError
+from penstock.messaging.steps import Probe, Step, no_probe
 from penstock.sinks.catalogs.name import CatalogName
 from penstock.sinks.checks import (
     ELSEWHERE,
@@ -270,6 +272,7 @@ class LoadedIceberg:
         self._root = root
         self._pipeline = pipeline
         self._older = older
+        self._committed: StoredMetadata | None = None  # the last commit to this snapshot
         self.metadata: TableMetadata = stored.metadata
         self._snapshot = older or self.metadata.current_snapshot()
         self._spec = self.metadata.spec()
@@ -416,7 +419,9 @@ class LoadedIceberg:
         if not dry_run and not expiry.is_empty:
             # The empty snapshot takes the next version, so a commit that began before the search cannot succeed later,
             # when files that it relies on are deleted.
-            self._commit(SnapshotMaker(**self._base(), operation=Operation.REPLACE), expired=expiry.snapshot_ids)
+            empty = SnapshotMaker(**self._base(), operation=Operation.REPLACE)
+            version = self._commit(empty, expired=expiry.snapshot_ids)
+            self.write_checkpoint(version, probe=no_probe)  # else a reader may begin at metadata that names these files
             self._root.delete([*expiry.data_files, *expiry.metadata_files])
         return sorted(expiry.data_files)
 
@@ -438,6 +443,17 @@ class LoadedIceberg:
         )
         return self._commit(maker, properties=changed, expired=log.surplus(self.metadata))
 
+    def is_checkpoint_due(self, version: int) -> bool:  # noqa: ARG002 -- each commit moves the hint
+        return self._committed is not None
+
+    def write_checkpoint(self, version: int, *, probe: Probe) -> None:  # noqa: ARG002 -- the last commit's
+        """See `CheckpointedTable`: move the hint of the newest version, and delete the metadata of old ones."""
+        if self._committed is not None:
+            probe(Step.CHECKPOINTING)
+            self._catalog.write_hint(self._committed)
+            probe(Step.CHECKPOINTED)
+            self._catalog.delete_old(self._stored, self._committed)
+
     def replace(self, *, removed: Sequence[LoggedFile], added: Sequence[DataFile], engine: str) -> int:
         """Commit files with the same rows as the removed ones as the next version, and return it."""
         self._check_plain(_LET_DELETER_REWRITE)
@@ -448,7 +464,7 @@ class LoadedIceberg:
             removed={file.logged_path for file in removed},
             summary={"penstock.engine": engine, **positions(self.metadata.properties)},
         )
-        return self._commit(maker)
+        return self._commit_with_checkpoint(maker)
 
     def add_columns(self, fields: Iterable[pa.Field]) -> None:
         """Add nullable columns as the next version."""
@@ -471,7 +487,7 @@ class LoadedIceberg:
             summary=positions(self.metadata.properties),
             schema_id=schema.schema_id,
         )
-        self._commit(
+        self._commit_with_checkpoint(
             maker,
             before=[AddSchemaUpdate(schema_=schema), SetCurrentSchemaUpdate(schema_id=-1)],
             properties=properties,
@@ -500,6 +516,13 @@ class LoadedIceberg:
     def _base(self) -> dict[str, Any]:
         return {"metadata": self.metadata, "io": self._catalog.io, "location": self.metadata.location}
 
+    def _commit_with_checkpoint(self, maker: SnapshotMaker, **changes: Any) -> int:
+        """Make a commit that is no publish; see `_commit`."""
+        version = self._commit(maker, **changes)
+        with suppress(TableError, TemporaryError):  # the next publish does the same, and reports a failure
+            self.write_checkpoint(version, probe=no_probe)
+        return version
+
     def _commit(
         self,
         maker: SnapshotMaker,
@@ -516,7 +539,7 @@ class LoadedIceberg:
             updates.append(SetPropertiesUpdate(updates=changed))
         if expired:
             updates.append(log.expire(expired))
-        self._catalog.commit(self._stored, self._requirements(), updates)
+        self._committed = self._catalog.commit(self._stored, self._requirements(), updates)
         return version_of(self.metadata) + 1
 
     def _requirements(self) -> Sequence[TableRequirement]:
