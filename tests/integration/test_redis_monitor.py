@@ -19,6 +19,7 @@ from penstock.brokers.redis import RedisStreamsBroker
 from penstock.config import Settings
 from penstock.events import ignore
 from penstock.messaging.message import Outgoing
+from penstock.messaging.settlement import Ack
 from penstock.testing import FakeClock
 
 APP = """
@@ -130,3 +131,21 @@ def scripts_called(server: RedisServer) -> int:
     """Return the number of scripts called: all commands of the monitor, but for a few in five minutes."""
     stats = server.client.info("commandstats")
     return sum(one["calls"] for name, one in stats.items() if name in ("cmdstat_evalsha", "cmdstat_hmget"))
+
+
+def test_whether_a_queue_is_empty_is_one_script_that_reads_no_messages(redis_server: RedisServer) -> None:
+    broker = RedisStreamsBroker(redis_server.url, holder="test")
+    broker.send("q", [Outgoing(body=b"1"), Outgoing(body=b"2"), Outgoing(body=b"3", delay_seconds=60.0)])
+    (delivery,) = broker.receive("q", messages_max=1, lease_seconds=60.0)
+    broker.stats("q")  # sweeps, which is due at the first call
+    before, reads = scripts_called(redis_server), message_reads(redis_server)
+    assert not broker.is_empty("q")
+    assert (scripts_called(redis_server) - before, message_reads(redis_server) - reads) == (1, 0)
+    broker.settle([(delivery, Ack())])
+    broker.close()
+
+
+def message_reads(server: RedisServer) -> int:
+    """Return the number of commands that read waiting, delivered or delayed messages."""
+    stats = server.client.info("commandstats")
+    return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("lindex", "lrange", "xrange", "zrange"))

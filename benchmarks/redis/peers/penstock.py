@@ -17,7 +17,7 @@ PACKAGES = ("penstock", "redis", "hiredis")
 plain = Queue[Message]("plain")
 waiting = Queue[Message]("async")
 # All settings are defaults except the log: a line per message doubles the work, and the others write none.
-app = App.from_config(log_level="warning", worker_max_fetch=100)
+app = App.from_config(log_level="warning")
 book = effects()
 
 

@@ -42,7 +42,8 @@ class Bus(SelectiveListener):
 
     def wants(self, kind: type[Event]) -> bool:
         """Return True if any listener receives this kind; otherwise the caller need not create the event."""
-        return bool(self._receivers_of(kind))
+        receivers = self._receivers.get(kind)  # of almost every call; `_receivers_of` would look it up in another one
+        return bool(self._receivers_of(kind) if receivers is None else receivers)
 
     def __call__(self, event: Event) -> None:
         self.emit(event)

@@ -95,6 +95,9 @@ class OpenedMessage(NamedTuple):
     cleanup: bool  # whether there was an earlier attempt, which may have left something to clean up
 
 
+_READABLE = (KeyedMessage, OpenedMessage)  # made once: `isinstance(read, A | B)` makes a union in each call
+
+
 class Call:
     """The steps of one call: a `penstock.messaging.handler.Execution` without its `run`, owned by the executor.
 
@@ -186,7 +189,7 @@ class Call:
             )
         else:
             read = self._decode()
-        if not isinstance(read, KeyedMessage | OpenedMessage):
+        if not isinstance(read, _READABLE):
             self._runtime.breaker.skip(self._together)
         return read
 
@@ -470,9 +473,7 @@ class Call:
 class PlainCall(Call):
     """One call of a plain function, in a thread of the pool."""
 
-    def __init__(self, delivery: Delivery, runtime: HandlerRuntime) -> None:
-        super().__init__(delivery, runtime)
-        self._thread_id: int | None = None  # written by the running thread
+    _thread_id: int | None = None  # written by the running thread
 
     def run(self) -> Settlements:
         self._thread_id = threading.get_ident()
@@ -502,7 +503,8 @@ class OwnTask:
 
     def begin(self) -> None:
         """Remember the current task. Called by the task itself."""
-        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task(self._loop)
 
     def cancel(self) -> None:
         """Cancel the task. Thread-safe."""
@@ -544,8 +546,10 @@ class AsyncCall(Call):
             return await self._aside(self.record_failure, cancelled, urgent=True)  # the function cancelled itself
         except BaseException as raised:
             return await self._aside(self.record_failure, raised, urgent=True)
+        if self._bookkeeping is None:
+            return self.record_completion(result)
         self.begin_recording()
-        return await self._aside(self.record_completion, result, urgent=True)
+        return await self._bookkeeping.run(self.record_completion, result, urgent=True)
 
     def interrupt(self) -> None:
         super().interrupt()

@@ -128,11 +128,12 @@ class BrokerLoop:
         if self._paused:
             return self._stand_by()
         self._begin_due()
-        received = not self._leaving and self._settle_and_receive()
+        if not self._leaving:
+            self._settle_and_receive()
         self._collect()  # runs that ended during the call of the broker
-        begun = self._begin_due()
+        self._begin_due()
         self._begin_jobs()
-        if received or begun or (self._idle and self._check_until()):
+        if self._leaving or (self._idle and self._check_until()):
             return 0.0
         return self._seconds_to_next_poll()
 

@@ -24,7 +24,7 @@ from penstock.brokers.capabilities import EMBEDDED, REDIS
 from penstock.brokers.redis.keys import QueueKeys, new_store
 from penstock.brokers.redis.listener import NoArrivalListener, RedisArrivalListener
 from penstock.brokers.redis.peeking import find, peek
-from penstock.brokers.redis.queues import RedisQueues, discard, read_messages, read_stats
+from penstock.brokers.redis.queues import RedisQueues, discard, is_empty, read_messages, read_stats
 from penstock.brokers.redis.records import entry_of, milliseconds, sent
 from penstock.brokers.redis.recovery import LeaseSweeper, UnconfirmedDeliveries
 from penstock.brokers.redis.server import Server, script
@@ -215,7 +215,8 @@ class RedisStreamsBroker:
         return read_stats(self._server, self._keys, queue)
 
     def is_empty(self, queue: str) -> bool:
-        return not self.stats(queue).messages
+        self._turns.sweep_due([queue], LEASE_SECONDS, remove_idle_consumers=False)
+        return is_empty(self._server, self._keys, queue)
 
     def browse(self, queue: str, *, messages_max: int, after_id: str | None = None) -> Sequence[Message]:
         """Return messages in any state, ordered by id. ``after_id`` may name a message that has left the queue."""

@@ -161,6 +161,11 @@ def read_stats(server: Server, keys: QueueKeys, queue: str) -> QueueStats:
     )
 
 
+def is_empty(server: Server, keys: QueueKeys, queue: str) -> bool:
+    """Return True if the queue holds no message in any state."""
+    return bool(server.call(*script("empty", [keys.stream(queue)])))
+
+
 def read_messages(
     server: Server, keys: QueueKeys, queue: str, *, messages_max: int, after_id: str | None
 ) -> Sequence[Message]:

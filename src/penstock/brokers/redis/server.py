@@ -44,6 +44,7 @@ NAMES = (
     "doubts",
     "peek",
     "stats",
+    "empty",
     "browse",
     "queued",
     "discard",
