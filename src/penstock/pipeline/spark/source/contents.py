@@ -275,7 +275,8 @@ def _whole_lines(chunks: Iterator[bytes], offset: int, line_bytes_max: int, uri:
         if rest_bytes + (cut and chunk.find(b"\n", 0, cut)) > line_bytes_max:
             raise _too_long(uri, offset, line_bytes_max)
         if cut:
-            lines = b"".join((*rest, chunk[:cut]))
+            whole = chunk if cut == len(chunk) else memoryview(chunk)[:cut]  # a view, so that they are copied once
+            lines = b"".join((*rest, whole))
             yield _part(lines, offset)
             offset += len(lines)
             rest, rest_bytes = [], 0

@@ -91,7 +91,8 @@ class Fitter:
             if place is None:
                 columns.append(pa.nulls(count, field.type))
                 continue
-            values = rows.column(place).combine_chunks()
+            column = rows.column(place)
+            values = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()  # which copies one as well
             fitted = fit(values, field.type)
             columns.append(fitted.values)
             refused = [] if fitted.refused is None else np.flatnonzero(fitted.refused).tolist()

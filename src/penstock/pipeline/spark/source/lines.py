@@ -46,7 +46,7 @@ class LinesReader:
 
     def _decoder(self, part: LineChunk, uri: str) -> Decoder:
         """Return the decoder for these lines. Raises `ObjectUnreadable` if the header does not fit the schema."""
-        key = part.header, part.joined or not holds_joined(part.lines)
+        key = part.header, self._options.format == "csv" and (part.joined or not holds_joined(part.lines))
         found = self._known.get(key)
         if found is None:
             if len(self._known) >= _KEPT_MAX:

@@ -37,6 +37,11 @@ class Released:
     unknown: Mapping[str, UnknownRows] = field(default_factory=dict)  # fields without a column, by name
     misfits: Mapping[str, Positions] = field(default_factory=dict)  # by column: the rows whose value is rescued
 
+    def rows_of_each(self, count: int) -> Sequence[int]:
+        """Return the number of rows of each of ``count`` owners."""
+        rows: list[int] = np.diff(np.searchsorted(self.owners, np.arange(count + 1))).tolist()
+        return rows
+
     def unknown_fields(self) -> Iterator[tuple[int, str, UnknownField]]:
         """Yield the fields without a column of each owner: at most once for its rows and once for its bad lines."""
         bad_owners, bad_positions = (np.array([line[index] for line in self.bad], dtype=np.int64) for index in range(2))
@@ -71,7 +76,7 @@ class Released:
                 columns += [column.combine_chunks().take(owners) for column in in_paths.columns]
                 fields += in_paths.schema
             if position is not None:
-                objects = pa.DictionaryArray.from_arrays(pa.array(self.owners[span], pa.int32()), names)
+                objects = pa.DictionaryArray.from_arrays(pa.array(self.owners[span].astype(np.int32)), names)
                 columns += [objects, pa.array(self.positions[span])]
                 fields += [OBJECT.with_type(objects.type), position]
             yield pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
@@ -147,7 +152,7 @@ def _fitted(parts: Sequence[Unfitted]) -> Released:
 
     def located(numbers: Positions) -> tuple[Positions, Positions]:
         # a part without rows has the base of the next one: the last part with that base has the row
-        owners = np.searchsorted(bases, numbers, side="right") - 1
+        owners = _owners(bases, numbers)
         return owners, numbers + shifts[owners]
 
     owners, positions = located(decoded.starts)
@@ -160,6 +165,11 @@ def _fitted(parts: Sequence[Unfitted]) -> Released:
         unknown=decoded.unknown,
         misfits=decoded.misfits,
     )
+
+
+def _owners(bases: Positions, at: Positions) -> Positions:
+    """Return the index of the last base at or before each position; the first base is 0."""
+    return np.searchsorted(bases, at, side="right") - 1 if len(bases) > 1 else np.zeros(len(at), dtype=np.int64)
 
 
 def _one(runs: Sequence[Decoded]) -> Decoded:
@@ -236,7 +246,7 @@ class _Origin:
 
     def locate(self, starts: Positions) -> tuple[Positions, Positions]:
         """Convert line starts in the block to indexes of chunks and offsets in the objects."""
-        owners = np.searchsorted(self.bases, starts, side="right") - 1
+        owners = _owners(self.bases, starts)
         offsets = starts + self.shifts[owners]
         if any(chunk.marked for chunk in self.chunks):
             marked = np.array([chunk.marked for chunk in self.chunks])

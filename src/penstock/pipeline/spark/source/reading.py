@@ -257,7 +257,7 @@ class _PartitionScan:
         placed = self._asked_for(released, [index for index, _ in pack])
         for owner, at, bad in placed.bad:
             self._refuse(pack[owner][0], at, bad.raw, bad.reason, bad.detail)
-        for owner, rows in enumerate(np.bincount(placed.owners, minlength=len(pack)).tolist()):
+        for owner, rows in enumerate(placed.rows_of_each(len(pack))):
             self._tallies[pack[owner][0]].rows += rows
         for owner, name, found in placed.unknown_fields():
             self._tallies[pack[owner][0]].unknown.add(name, found)
