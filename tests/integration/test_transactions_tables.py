@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -80,4 +80,43 @@ def test_the_tables_of_an_uncommitted_transaction_are_waited_for(postgresql_url:
             second = pool.submit(create_tables, engine)
             wait_for_a_waiting_session(engine)
         second.result(DEADLINE_SECONDS)
+    engine.dispose()
+
+
+def test_processes_with_autocommit_create_the_tables_at_once(postgresql_url: str) -> None:
+    url = make_url(postgresql_url).set(drivername="postgresql+psycopg")
+    engines = [create_engine(url, isolation_level="AUTOCOMMIT") for _ in range(2)]
+    metadata.drop_all(engines[0])
+    with ThreadPoolExecutor(1) as pool:
+        others: list[Future[None]] = []
+
+        def before(_connection: object, _cursor: object, statement: str, *_: Any) -> None:
+            if "CREATE" in statement and not others:
+                others.append(pool.submit(create_tables, engines[1]))
+                wait_for_a_waiting_session(engines[1])
+
+        event.listen(engines[0], "before_cursor_execute", before)
+        create_tables(engines[0])
+        others[0].result(DEADLINE_SECONDS)
+    assert {OUTBOX, INBOX} <= set(inspect(engines[0]).get_table_names())
+    with engines[0].connect() as connection:
+        assert connection.connection.driver_connection.autocommit, "the engine keeps its own level"
+    for engine in engines:
+        engine.dispose()
+
+
+def test_tables_are_looked_for_in_the_schema_in_which_they_are_created(postgresql_url: str) -> None:
+    engine = create_engine(make_url(postgresql_url).set(drivername="postgresql+psycopg"))
+    create_tables(engine)
+    with engine.begin() as connection:
+        connection.execute(text("DROP SCHEMA IF EXISTS app CASCADE"))
+        connection.execute(text("CREATE SCHEMA app"))
+    translated = engine.execution_options(schema_translate_map={None: "app"})
+    create_tables(translated)
+    assert {OUTBOX, INBOX} <= set(inspect(engine).get_table_names(schema="app"))
+
+    created: list[str] = []
+    call_before_the_first_change(engine, lambda: created.append("again"))
+    create_tables(translated)
+    assert not created
     engine.dispose()

@@ -113,11 +113,16 @@ inbox = Table(  # two rows per message processed by a handler: see `inbox`
 def create_tables(bind: Engine | Connection) -> None:
     """Create the missing tables, for users without migrations. Safe to repeat, and for several processes at once."""
     with _transaction(bind) as connection:
-        missing = [table for table in metadata.sorted_tables if not inspect(connection).has_table(table.name)]
+        missing = [table for table in metadata.sorted_tables if not _has_table(connection, table)]
     if missing:  # else nothing is created: that needs rights which a worker may lack
         # Another transaction: SQLite does not let one that has read write after another has written.
         with _transaction(bind) as connection:
             _create(connection, missing)
+
+
+def _has_table(connection: Connection, table: Table) -> bool:
+    """Return True if the table exists in the schema that statements on this connection name it in."""
+    return inspect(connection).has_table(table.name, schema=connection.schema_for_object(table))
 
 
 def _create(connection: Connection, tables: Iterable[Table]) -> None:
@@ -140,7 +145,11 @@ def _create_index(connection: Connection, index: Index) -> None:
 
 
 def _transaction(bind: Engine | Connection) -> AbstractContextManager[Connection]:
-    return bind.begin() if isinstance(bind, Engine) else nullcontext(bind)
+    if not isinstance(bind, Engine):
+        return nullcontext(bind)
+    if bind.dialect.name == "postgresql":  # also for an engine with AUTOCOMMIT, where the lock would end at once
+        bind = bind.execution_options(isolation_level="READ COMMITTED")
+    return bind.begin()
 
 
 class ServerNow(FunctionElement[float]):

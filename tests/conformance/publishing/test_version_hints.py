@@ -75,6 +75,19 @@ def test_the_next_publisher_continues_after_one_that_died_beside_a_hint(
     assert (shown_ids(begun.root), seq(begun)) == ([0, 1, 2], 3)
 
 
+@pytest.mark.parametrize("others", [1, KEPT, KEPT + 2])
+def test_a_hint_that_is_written_late_names_the_newest_version(begun: BatchMaker, others: int) -> None:
+    def publish_others(step: Step) -> None:
+        if step is Step.CHECKPOINTING:
+            for row in range(others):
+                published(begun, 2 + row)
+
+    published(begun, 1, probe=publish_others)
+    newest = 3 + others
+    assert metadata(begun) == (newest, list(range(newest + 1 - KEPT, newest + 1)))
+    assert shown_ids(begun.root) == list(range(2 + others))
+
+
 @pytest.mark.parametrize(
     ("method", "path", "left"),
     [("write", HINT, (2, [1, 2, 3, 4])), ("delete", ".metadata.json", (4, [1, 2, 3, 4]))],

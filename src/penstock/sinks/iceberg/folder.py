@@ -95,7 +95,15 @@ class FolderCatalog:
         return StoredMetadata(metadata=metadata, location=self._location(number), number=number)
 
     def write_hint(self, committed: StoredMetadata) -> None:
-        self._root.write(HINT, str(committed.number).encode())
+        """See `MetadataCatalog`. If another process has committed since, the hint names its version.
+
+        That process may have written its hint before. Without this, its rows would stay hidden until the next commit.
+        """
+        number: int | None = committed.number
+        while number is not None:
+            self._root.write(HINT, str(number).encode())
+            newest = self._newest_after(number) if self._exists(number) else self._newest_listed()
+            number = newest if newest != number else None
 
     def delete_old(self, base: StoredMetadata, committed: StoredMetadata) -> None:  # noqa: ARG002 -- for other catalogs
         """Delete the metadata files beyond the newest `KEPT`, also those that an earlier call could not delete."""
@@ -114,9 +122,16 @@ class FolderCatalog:
     def _newest(self) -> int | None:
         hinted = self._hinted()
         if hinted is not None and self._exists(hinted) and (hinted == 1 or self._exists(hinted - 1)):
-            while self._exists(hinted + 1):
-                hinted += 1
-            return hinted
+            return self._newest_after(hinted)
+        return self._newest_listed()
+
+    def _newest_after(self, number: int) -> int:
+        """Return the last of the versions that follow an existing one, or that one."""
+        while self._exists(number + 1):
+            number += 1
+        return number
+
+    def _newest_listed(self) -> int | None:
         names = self._root.names(METADATA_FOLDER)
         newest = _highest(names, _NAME)
         compressed = _highest(names, _COMPRESSED_NAME)

@@ -1,6 +1,7 @@
 """The check that texts of objects are UTF-8, which does not read ASCII text by text."""
 
 import itertools
+import struct
 from collections.abc import Sequence
 
 import numpy as np
@@ -44,6 +45,17 @@ def test_only_the_texts_of_a_slice_are_checked() -> None:
     values = texts([b"\xff", b"one", b"two", b"\xff", b"three"])
     assert refused(values.slice(1, 2)) == [False, False]
     assert refused(values.slice(2, 3)) == [False, True, False]
+
+
+def test_texts_beyond_the_end_of_a_buffer_do_not_fit() -> None:
+    """Arrow's reader of IPC streams trusts the number of rows."""
+    stream = pa.BufferOutputStream()
+    whole = pa.table({"text": ["word"] * 13})
+    with pa.ipc.new_stream(stream, whole.schema) as writer:
+        writer.write_table(whole)
+    damaged = stream.getvalue().to_pybytes().replace(struct.pack("<q", 13), struct.pack("<q", 40))
+    values = pa.ipc.open_stream(damaged).read_all().column(0).chunk(0)
+    assert refused(values) == [False] * 13 + [True] * 27
 
 
 @pytest.mark.parametrize("ends", [[0, 4, 2, 6], [0, 2, 99, 6], [0, -2, 4, 6]])

@@ -269,8 +269,9 @@ def _holds_text(kind: pa.DataType) -> bool:
 
 def _to_text(values: pa.Array) -> pa.Array:
     if pa.types.is_string(values.type):
+        values.validate()  # raises `ArrowInvalid` if a buffer is too short
         if not _is_ascii(values):
-            values.validate(full=True)  # raises `ArrowInvalid` for text that is not UTF-8
+            values.validate(full=True)  # raises it for text that is not UTF-8
         return values
     if pa.types.is_nested(values.type):
         return pa.array([None if value is None else as_json(value) for value in _pythons(values)], pa.string())
