@@ -100,7 +100,9 @@ def test_processes_with_autocommit_create_the_tables_at_once(postgresql_url: str
         others[0].result(DEADLINE_SECONDS)
     assert {OUTBOX, INBOX} <= set(inspect(engines[0]).get_table_names())
     with engines[0].connect() as connection:
-        assert connection.connection.driver_connection.autocommit, "the engine keeps its own level"
+        raw = connection.connection.driver_connection
+        assert raw is not None
+        assert raw.autocommit, "the engine keeps its own level"
     for engine in engines:
         engine.dispose()
 
