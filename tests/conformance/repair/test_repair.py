@@ -579,3 +579,22 @@ def test_a_table_in_s3_is_repaired(moto: AwsServer, tmp_path: Path) -> None:
     assert scene.shown() == [1, 2, 3, 4]
     assert scene.quarantined() == [ref(2).uri]
     ledger.close()
+
+
+@pytest.mark.parametrize(("rolled_back", "other"), [("rows", "quarantine"), ("quarantine", "rows")])
+def test_a_repair_that_would_hide_files_of_a_batch_is_refused(
+    sqlite_scene: Scene, rolled_back: str, other: str
+) -> None:
+    """A publish of one table does not notice that the other one shows batches that the ledger lacks."""
+    scene = sqlite_scene
+    scene.published(1, bad=True)
+    backup = scene.dump()
+    scene.batch(2, bad=True)
+    scene.batch(3, bad=rolled_back == "rows", empty=rolled_back == "rows")  # its number is free in the table
+    scene.batch(4, bad=True)
+    scene.tables.publish_jobs[rolled_back]()
+    scene.restore(backup)
+    scene.batch(5, bad=True)
+    scene.tables.publish_jobs[other]()
+    with pytest.raises(TableError, match="no numbering of their batches up to 2 fits"):
+        scene.repair()

@@ -162,6 +162,9 @@ def numbers_of(tails: Sequence[TableTail], batches: Sequence[BatchRow], *, named
     imported = _assigned(wanted, [seq for seq in free if seq not in empty]) or _assigned(wanted, free)
     if imported is None:
         raise _contradiction(tails, tip)
+    for batch in batches:
+        if batch.seq <= agrees_at and _is_hidden(tails, batch):
+            raise _contradiction(tails, batch.seq)
     staying = {seq for seq in empty if seq <= tip and seq not in imported}
     return RepairNumbers(
         agrees_at=agrees_at,
@@ -486,6 +489,22 @@ def _narrowed(shown: VisibleCommit, least: int, greatest: int, *, is_tip: bool) 
     if is_tip:
         return max(least, shown.seq), min(greatest, shown.seq)
     return max(least, shown.after_seq + 1), min(greatest, shown.seq - 1)
+
+
+def _is_hidden(tails: Sequence[TableTail], batch: BatchRow) -> bool:
+    """Return True if a table would never show files of a batch, as its position is past it and no commit has them."""
+    manifests = (batch.record.manifest, batch.record.quarantine_manifest)
+    return any(
+        tail.whole
+        and not is_empty(manifest)
+        and any(shown.after_seq < batch.seq <= shown.seq for shown in tail.shown)
+        and not any(_shows(shown, batch.attempt_id) for shown in tail.shown)
+        for tail, manifest in zip(tails, manifests, strict=True)
+    )
+
+
+def _shows(shown: VisibleCommit, attempt_id: str) -> bool:
+    return attempt_id in shown.files or attempt_token(attempt_id) == shown.token
 
 
 def _assigned(wanted: Mapping[str, tuple[int, int]], free: Sequence[int]) -> Mapping[int, str] | None:
