@@ -97,7 +97,11 @@ class FolderCatalog:
     def write_hint(self, committed: StoredMetadata) -> None:
         self._root.write(HINT, str(committed.number).encode())
 
-    def delete_old(self, base: StoredMetadata, committed: StoredMetadata) -> None:  # noqa: ARG002 -- for other catalogs
+    def delete_old_metadata(
+        self,
+        base: StoredMetadata,  # noqa: ARG002 -- for other catalogs
+        committed: StoredMetadata,
+    ) -> None:
         """Delete the metadata files beyond the newest `KEPT`, also those that an earlier call could not delete."""
         old = []
         expired = committed.number - KEPT
@@ -108,7 +112,7 @@ class FolderCatalog:
             self._root.delete([_path(one)])
 
     def is_unused(self, stored: StoredMetadata, path: str) -> bool:  # noqa: ARG002 -- for other catalogs
-        """Return False: `delete_old` finds all that are not needed."""
+        """Return False: `delete_old_metadata` finds all that are not needed."""
         return False
 
     def _newest(self) -> int | None:
