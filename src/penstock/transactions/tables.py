@@ -111,7 +111,10 @@ inbox = Table(  # two rows per message processed by a handler: see `inbox`
 
 
 def create_tables(bind: Engine | Connection) -> None:
-    """Create the missing tables, for users without migrations. Several processes may call it at once, and repeatedly."""
+    """Create the missing tables, for users without migrations.
+
+    It may be called again, and by several processes at once.
+    """
     with _transaction(bind) as connection:
         missing = [table for table in metadata.sorted_tables if not inspect(connection).has_table(table.name)]
     if missing:  # creating needs rights that a worker may lack
