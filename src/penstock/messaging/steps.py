@@ -29,7 +29,7 @@ class Step(StrEnum):
     ROWS_PUBLISHED = "rows_published"  # the rows table contains the batch
     QUARANTINE_PUBLISHED = "quarantine_published"  # the quarantine table contains it too
     NO_BAD_LINES_RECORDED = "no_bad_lines_recorded"  # the ledger records up to which batch there are no bad lines
-    CHECKPOINTING = "checkpointing"  # a commit calls for a checkpoint or a version hint, which is not written
+    CHECKPOINTING = "checkpointing"  # a commit calls for a checkpoint or a version hint, which is not written yet
     CHECKPOINTED = "checkpointed"  # it is durable; commits and metadata past the log's retention still exist
     REPUBLISHING = "republishing"  # files of overwritten commits are found, nothing is written
     REPUBLISHED = "republished"  # the table contains them again, which the ledger does not remember yet
