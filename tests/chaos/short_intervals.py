@@ -1,4 +1,4 @@
-"""`tests.chaos.in_process` with short intervals, so that few commits reach the steps of the upkeep between batches.
+"""`tests.chaos.in_process` with short intervals: a few commits are enough to reach the steps of the upkeep.
 
 Iceberg tables keep two metadata files, and the ledger records after each batch that it has no bad lines.
 """

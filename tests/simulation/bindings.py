@@ -40,7 +40,7 @@ class Tables:
             clock=self._clock,
             after=self._rows_published,
         )
-        reading = self._quarantine_progress.reading(rows_position=self._rows_published.position)
+        reading = self._quarantine_progress.begin(rows_position=self._rows_published.position)
         published = publish(
             self._ledger,
             quarantine,

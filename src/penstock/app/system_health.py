@@ -27,7 +27,7 @@ Tier = Literal["dlq", "dead"]  # DLQ, which may be replayed automatically; final
 
 COUNT_SECONDS_MIN, COUNT_SECONDS_MAX = 600.0, 21_600.0  # between two full counts of processed objects
 COUNT_REST_FACTOR = 1_000.0  # the time between two counts, as a multiple of the duration of one
-RECOUNT_REST_FACTOR = 100.0  # the same, once the count may be wrong, after objects were replaced, retracted or repaired
+RECOUNT_REST_FACTOR = 100.0  # the same if the count may be wrong: after a replacement, a retraction or a repair
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -243,7 +243,7 @@ class Tables:
 
     def _publish_quarantine(self) -> None:
         rows = self._rows_published
-        reading = self._quarantine_progress.reading(rows_position=START if rows is None else rows.position)
+        reading = self._quarantine_progress.begin(rows_position=START if rows is None else rows.position)
         self._quarantine_published = published = publish(
             self._ledger,
             self.quarantine,

@@ -253,11 +253,9 @@ class TableNotRegistered(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFailed(Event):
-    """A checkpoint of a table's log, or its version hint, could not be written, or old metadata not deleted.
+    """A table's checkpoint or version hint could not be written, or its old metadata could not be deleted.
 
-    Its rows are published; each commit tries again.
-
-    Emitted for the first failure in a process and table.
+    The rows are published, and each commit tries again. Emitted for the first failure of a table in a process.
     """
 
     pipeline: str

@@ -42,7 +42,7 @@ class Bus(SelectiveListener):
 
     def wants(self, kind: type[Event]) -> bool:
         """Return True if any listener receives this kind; otherwise the caller need not create the event."""
-        receivers = self._receivers.get(kind)  # of almost every call; `_receivers_of` would look it up in another one
+        receivers = self._receivers.get(kind)  # saves almost every caller a call of `_receivers_of`
         return bool(self._receivers_of(kind) if receivers is None else receivers)
 
     def __call__(self, event: Event) -> None:

@@ -28,9 +28,9 @@ class Step(StrEnum):
     REWRITTEN = "rewritten"  # what is left of files with replaced rows is written, but no version of the table names it
     ROWS_PUBLISHED = "rows_published"  # the rows table contains the batch
     QUARANTINE_PUBLISHED = "quarantine_published"  # the quarantine table contains it too
-    NO_BAD_LINES_RECORDED = "no_bad_lines_recorded"  # the ledger records up to which batch no later publish reads
-    CHECKPOINTING = "checkpointing"  # the last commit to a table calls for a checkpoint, or a version hint; not written
-    CHECKPOINTED = "checkpointed"  # it is durable, commits and metadata past the log's retention still exist
+    NO_BAD_LINES_RECORDED = "no_bad_lines_recorded"  # the ledger records up to which batch there are no bad lines
+    CHECKPOINTING = "checkpointing"  # a commit calls for a checkpoint or a version hint, which is not written yet
+    CHECKPOINTED = "checkpointed"  # it is durable; commits and metadata past the log's retention still exist
     REPUBLISHING = "republishing"  # files of overwritten commits are found, nothing is written
     REPUBLISHED = "republished"  # the table contains them again, which the ledger does not remember yet
     SETTLING = "settling"  # settlements are decided, none is applied

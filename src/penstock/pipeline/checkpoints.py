@@ -1,8 +1,8 @@
-"""Checkpoints of a table's log, written after the commits that call for one.
+"""Checkpoints of Delta tables and version hints of Iceberg tables, written after the commits that call for one.
 
-A table is complete without them. Readers of a Delta table only take longer, the more commits there are since the last
-one; readers of an Iceberg table's folder may see the version of the last one. So a checkpoint that cannot be written
-fails no publish. It is due again after the next commit.
+The rows are committed without them. Until the next checkpoint, reading a Delta table takes longer with every commit;
+until the next version hint, readers of an Iceberg table's folder may see an older version. So a failure does not fail
+the publish: the checkpoint is due again after the next commit.
 """
 
 import threading
@@ -14,7 +14,7 @@ from penstock.sinks.sink import CheckpointedTable
 
 
 class CheckpointWriter:
-    """The checkpoints of one table in one process, which reports the first failure. Thread-safe."""
+    """Write the checkpoints of one table in one process, and report the first failure. Thread-safe."""
 
     def __init__(self, *, pipeline: str, sink: str, bus: Bus) -> None:
         self._pipeline = pipeline

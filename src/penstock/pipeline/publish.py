@@ -233,7 +233,7 @@ class _Publisher:
 
     @property
     def published(self) -> Published:
-        """The result, as far as batches are published."""
+        """The result of the commits made so far."""
         return Published(
             position=self._position,
             read_to=self._read_to,
@@ -242,7 +242,7 @@ class _Publisher:
         )
 
     def next_commit(self) -> BatchPublished | None:
-        """Make the next commit, and return it. Return None if nothing is left to publish. Raises as `publish` does."""
+        """Make the next commit and return its event, or None if nothing is left to publish. Raise as `publish` does."""
         began_at = self._clock.monotonic()
         chunk = self._next_chunk()
         if chunk is None:
@@ -258,7 +258,7 @@ class _Publisher:
         )
 
     def _next_chunk(self) -> PublishChunk | None:
-        """Commit the next chunk, again after conflicts and repairs."""
+        """Commit the next chunk. Try again after a conflict, after rows were put back, and after a ledger rollback."""
         conflicts = 0
         while True:
             try:
@@ -283,10 +283,8 @@ class _Publisher:
         The table shows no files of them, otherwise `check_tip` would halt.
         """
         self._after = None
-        missing = LedgerRolledBack(
-            pipeline=self._target.batches.pipeline, sink=self._target.sink.uri, missing_seq=lost.seq
-        )
-        self._bus.emit(missing)
+        pipeline, sink = self._target.batches.pipeline, self._target.sink.uri
+        self._bus.emit(LedgerRolledBack(pipeline=pipeline, sink=sink, missing_seq=lost.seq))
 
     def _try_chunk(self) -> PublishChunk | None:
         """Make at most one commit to the table. Return None if nothing is left to publish.

@@ -43,7 +43,7 @@ class BatchLost(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommittedBatches:
-    """The batches of a pipeline in the ledger, as one of its tables gets them."""
+    """The batches of a pipeline in the ledger, with the files and changes that each has for one table."""
 
     ledger: Ledger
     pipeline: str
@@ -121,7 +121,7 @@ def _is_at(batch: BatchRow, position: Position) -> bool:
 
 @dataclass(slots=True, kw_only=True)
 class _Gathered:
-    """The changes of the batches of one chunk that are read so far."""
+    """The batches read so far for one chunk, and their changes. Used by one thread."""
 
     tip: BatchRow | None = None  # the last batch that changes something
     files: list[DataFile] = field(default_factory=list)
@@ -130,7 +130,7 @@ class _Gathered:
     replacing: int | None = None
 
     def has_room_for(self, named: Sequence[DataFile], replaces: Collection[str]) -> bool:
-        """Return False if a batch with these files begins the next commit."""
+        """Return True if a batch with these files and replaced objects can join the batches read so far."""
         if self.tip is None:
             return True
         only_replaces = bool(self.replaced) and not self.files
@@ -148,7 +148,7 @@ class _Gathered:
             self.tip = batch
 
     def chunk(self, start: Position) -> PublishChunk | None:
-        """Return the batches after ``start`` as a chunk; None if nothing changes the table."""
+        """Return these batches, the first of which follows ``start``, or None if they change nothing."""
         if self.tip is None:
             return None
         return PublishChunk(

@@ -12,7 +12,7 @@ TEMPORARY_CODES = frozenset(  # a retry may succeed: space is freed, or another 
         sqlite3.SQLITE_IOERR,
         sqlite3.SQLITE_NOMEM,
         sqlite3.SQLITE_INTERRUPT,
-        sqlite3.SQLITE_PROTOCOL,  # others opened or closed the file all the time
+        sqlite3.SQLITE_PROTOCOL,  # other processes kept opening and closing the file
     }
 )
 PAUSE_SECONDS = 0.01  # fixed instead of backoff: a try is cheap, and the total wait is bounded
@@ -26,10 +26,10 @@ def primary_code(error: BaseException | None) -> int:
 
 
 def enter_wal(connection: sqlite3.Connection, *, wait_seconds: float) -> str:
-    """Switch the file to WAL mode and return the mode it has now, "wal" unless its file system has no shared memory.
+    """Switch the file to WAL mode, and return its mode: "wal", or another one if its file system has no shared memory.
 
-    The mode is stored in the file, so only the first connection changes it. That needs exclusive access, for which
-    SQLite does not wait when several processes open a new file at once; hence the tries. Raise
+    The mode is stored in the file, so only the first connection changes it. The change needs exclusive access, for
+    which SQLite does not wait when several processes open a new file at once; hence the retries. Raise
     `sqlite3.OperationalError` if the file is still locked after ``wait_seconds``.
     """
     retrying = Retrying(

@@ -111,11 +111,14 @@ inbox = Table(  # two rows per message processed by a handler: see `inbox`
 
 
 def create_tables(bind: Engine | Connection) -> None:
-    """Create the missing tables, for users without migrations. Safe to repeat, and for several processes at once."""
+    """Create the missing tables, for users without migrations.
+
+    It may be called again, and by several processes at once.
+    """
     with _transaction(bind) as connection:
         missing = [table for table in metadata.sorted_tables if not _has_table(connection, table)]
-    if missing:  # else nothing is created: that needs rights which a worker may lack
-        # Another transaction: SQLite does not let one that has read write after another has written.
+    if missing:  # creating needs rights that a worker may lack
+        # In SQLite, a transaction that has read cannot write once another one has written: begin a new one.
         with _transaction(bind) as connection:
             _create(connection, missing)
 
@@ -127,7 +130,7 @@ def _has_table(connection: Connection, table: Table) -> bool:
 
 def _create(connection: Connection, tables: Iterable[Table]) -> None:
     """Create the tables that another process has not created in the meantime."""
-    if connection.dialect.name == "postgresql":  # its IF NOT EXISTS fails if the other one has not committed yet
+    if connection.dialect.name == "postgresql":  # its IF NOT EXISTS fails if the other one has not committed
         connection.execute(select(func.pg_advisory_xact_lock(_CREATION_LOCK)))
     for table in tables:
         connection.execute(CreateTable(table, if_not_exists=True))
@@ -138,7 +141,7 @@ def _create(connection: Connection, tables: Iterable[Table]) -> None:
 def _create_index(connection: Connection, index: Index) -> None:
     is_mysql = connection.dialect.name in ("mysql", "mariadb")
     try:
-        connection.execute(CreateIndex(index, if_not_exists=not is_mysql))  # which MySQL does not know
+        connection.execute(CreateIndex(index, if_not_exists=not is_mysql))  # MySQL has none for indexes
     except DBAPIError as error:
         if not is_mysql or error.orig is None or error.orig.args[:1] != (_INDEX_EXISTS,):
             raise

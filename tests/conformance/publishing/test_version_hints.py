@@ -45,7 +45,7 @@ def vacuum(maker: BatchMaker) -> Sequence[str]:
 
 @contextmanager
 def refused(method: str, path: str) -> Iterator[None]:
-    """Let a change of one kind fail for paths that end like this."""
+    """Make a method of `LocalFiles` fail for paths with this ending."""
     real: Refuse = getattr(LocalFiles, method)
 
     def refuse(files: LocalFiles, changed: str | list[str], *arguments: bytes) -> None:

@@ -124,7 +124,7 @@ def _renamed(path: Path) -> Path:
         )
     aside = path.with_name(f"{path.name}.aside-{datetime.now(UTC):%Y%m%dT%H%M%S%f}")
     journal = path.with_name(path.name + _JOURNAL)
-    if journal.exists():  # it belongs to the broken file; after that one, it might be the journal of a new file
+    if journal.exists():  # renamed first: once the broken file is away, a journal may belong to a new one
         journal.rename(aside.with_name(aside.name + _JOURNAL))
     path.rename(aside)
     return aside

@@ -156,7 +156,7 @@ class PipelineBlueprint:
         read = self.declaration.read
         if self.declaration.transform is None:
             check_partitions(read.columns, self.declaration.partition_by)
-            if self.declaration.merge is not None and read.evolve != "add":  # which may add columns later
+            if self.declaration.merge is not None and read.evolve != "add":  # "add" may add these columns later
                 self.declaration.merge.check_names(read.columns.names)
                 check_compared(read.columns, self.declaration.merge)
             agreement(self.ledger, self.tables.rows, self.declaration.pipeline, read.columns)

@@ -249,7 +249,7 @@ class SqsQueues:
         """Create the queue, or set its attributes if it exists. Return True if it was created."""
         fifo = {"FifoQueue": "true"} if is_fifo(name) else {}
         try:
-            self._set(name, attributes)
+            self._set_attributes(name, attributes)
             return False
         except QueueMissing:
             self.forget(name)
@@ -257,7 +257,7 @@ class SqsQueues:
             self._api.call("create_queue", queue=name, QueueName=name, Attributes={**attributes, **fifo})
         except PenstockError as error:
             if is_taken(error):  # another process has just created it, with other attributes
-                self._set(name, attributes)
+                self._set_attributes(name, attributes)
                 return False
             raise type(error)(
                 f"The queue {name!r} cannot be created: {error} A queue that was deleted can be created again after "
@@ -265,7 +265,7 @@ class SqsQueues:
             ) from error
         return True
 
-    def _set(self, name: str, attributes: Mapping[str, str]) -> None:
+    def _set_attributes(self, name: str, attributes: Mapping[str, str]) -> None:
         self._api.on(self.find(name), "set_queue_attributes", Attributes=dict(attributes))
 
     def _set_redrive(self, name: str, target: str, receives_max: int) -> None:

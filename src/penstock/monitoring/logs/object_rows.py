@@ -204,8 +204,8 @@ BATCH_ROWS: Rows = {
     events.CheckpointFailed: LogRow(
         name="table.checkpoint_failed",
         level="warning",
-        msg="A checkpoint or the version hint of the table could not be written. The rows are published; each commit "
-        "tries again.",
+        msg="The table's checkpoint or version hint could not be written, or old metadata could not be deleted. The "
+        "rows are published; each commit tries again.",
         fields=with_error("pipeline", "sink", "version"),
     ),
     events.TableRegistered: LogRow(

@@ -64,7 +64,7 @@ class Merge:
         return tuple(dict.fromkeys([*self.key, *self.order_by]))
 
     def check_names(self, columns: Sequence[str]) -> None:
-        """Raise `UsageError` for a column that the rows lack. ``columns`` are theirs."""
+        """Raise `UsageError` if the merge names a column that is not in ``columns``, the columns of the rows."""
         missing = [name for name in (*self.compared, *self.drop) if name not in columns]
         if missing:
             raise UsageError(

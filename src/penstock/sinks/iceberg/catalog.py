@@ -158,7 +158,7 @@ class PyIcebergCatalog:
     def write_hint(self, committed: StoredMetadata) -> None:
         """Do nothing: readers ask the catalog."""
 
-    def delete_old(self, base: StoredMetadata, committed: StoredMetadata) -> None:
+    def delete_old_metadata(self, base: StoredMetadata, committed: StoredMetadata) -> None:
         """Delete the metadata files that a commit removed from the table's log, if the table's properties say so.
 
         A vacuum deletes those that this did not.
@@ -314,7 +314,7 @@ def _open_catalog(kind: str, name: str, configuration: str, aws: Aws) -> _OpenCa
     """Open a catalog, once a process: Glue's client takes about a second. ``configuration`` is PyIceberg's, as JSON."""
     make = partial(_make, kind, name, json.loads(configuration), aws)
     retrying = Retrying(
-        # processes that open a new SQL catalog at once create the same tables, of which it has several
+        # opening a new SQL catalog creates several tables, each of which another process may create first
         stop=stop_after_attempt(SQL_TRIES_MAX if kind == "sql" else 1) | stop_after_delay(CONNECT_SECONDS),
         wait=wait_random(max=SQL_PAUSE_SECONDS_MAX),
         reraise=True,

@@ -55,8 +55,8 @@ class MetadataCatalog(Protocol):
         """Let readers that know only the table's folder find a committed version. Raises `TemporaryError`."""
         ...
 
-    def delete_old(self, base: StoredMetadata, committed: StoredMetadata) -> None:
-        """Delete the files of old versions that are not needed after this commit. Raises `TemporaryError`."""
+    def delete_old_metadata(self, base: StoredMetadata, committed: StoredMetadata) -> None:
+        """Delete the metadata files that are not needed after this commit. Raises `TemporaryError`."""
         ...
 
     def is_unused(self, stored: StoredMetadata, path: str) -> bool:

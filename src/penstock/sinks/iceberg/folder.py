@@ -105,7 +105,11 @@ class FolderCatalog:
             newest = self._newest_after(number) if self._exists(number) else self._newest_listed()
             number = newest if newest != number else None
 
-    def delete_old(self, base: StoredMetadata, committed: StoredMetadata) -> None:  # noqa: ARG002 -- for other catalogs
+    def delete_old_metadata(
+        self,
+        base: StoredMetadata,  # noqa: ARG002 -- for other catalogs
+        committed: StoredMetadata,
+    ) -> None:
         """Delete the metadata files beyond the newest `KEPT`, also those that an earlier call could not delete."""
         old = []
         expired = committed.number - KEPT
@@ -116,7 +120,7 @@ class FolderCatalog:
             self._root.delete([_path(one)])
 
     def is_unused(self, stored: StoredMetadata, path: str) -> bool:  # noqa: ARG002 -- for other catalogs
-        """Return False: `delete_old` finds all that are not needed."""
+        """Return False: `delete_old_metadata` finds all that are not needed."""
         return False
 
     def _newest(self) -> int | None:

@@ -421,7 +421,7 @@ class LoadedIceberg:
             # when files that it relies on are deleted.
             empty = SnapshotMaker(**self._base(), operation=Operation.REPLACE)
             version = self._commit(empty, expired=expiry.snapshot_ids)
-            self.write_checkpoint(version, probe=no_probe)  # else a reader may begin at metadata that names these files
+            self.write_checkpoint(version, probe=no_probe)  # older metadata still names these files
             self._root.delete([*expiry.data_files, *expiry.metadata_files])
         return sorted(expiry.data_files)
 
@@ -452,7 +452,7 @@ class LoadedIceberg:
             probe(Step.CHECKPOINTING)
             self._catalog.write_hint(self._committed)
             probe(Step.CHECKPOINTED)
-            self._catalog.delete_old(self._stored, self._committed)
+            self._catalog.delete_old_metadata(self._stored, self._committed)
 
     def replace(self, *, removed: Sequence[LoggedFile], added: Sequence[DataFile], engine: str) -> int:
         """Commit files with the same rows as the removed ones as the next version, and return it."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 BLIND_SECONDS = 120.0  # after this time in one measurement, the previous values are outdated
 STUCK_SECONDS = 300.0  # a longer measurement will not end: all its calls have shorter limits
 JITTER_SHARE = 0.1  # so that two monitors do not stay synchronised
-CPU_REST_FACTOR = 100.0  # the rest after a measurement, as a multiple of its CPU time: so a long queue file gets fewer
+CPU_REST_FACTOR = 100.0  # rest after a measurement, as a multiple of its CPU time: a long queue file gets fewer
 REST_SECONDS_MAX = 300.0
 FAILED = "monitor_poll_failures_total"
 _JOIN_SECONDS = 0.1

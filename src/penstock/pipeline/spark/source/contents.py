@@ -275,7 +275,7 @@ def _whole_lines(chunks: Iterator[bytes], offset: int, line_bytes_max: int, uri:
         if rest_bytes + (cut and chunk.find(b"\n", 0, cut)) > line_bytes_max:
             raise _too_long(uri, offset, line_bytes_max)
         if cut:
-            whole = chunk if cut == len(chunk) else memoryview(chunk)[:cut]  # a view, so that they are copied once
+            whole = chunk if cut == len(chunk) else memoryview(chunk)[:cut]  # a view: only the join copies the lines
             lines = b"".join((*rest, whole))
             yield _part(lines, offset)
             offset += len(lines)

@@ -284,14 +284,14 @@ def _to_text(values: pa.Array) -> pa.Array:
 
 
 def _is_ascii(texts: pa.StringArray) -> bool:
-    """Return True if valid offsets bound the texts and all their bytes are ASCII.
+    """Return True if all bytes of the texts are ASCII and their offsets are valid.
 
-    Reads the bytes as one run: a twentieth of the time of a check text by text (measured).
+    The bytes are read as one run, in a twentieth of the time that a check text by text takes (measured).
     """
-    _, ends, data = texts.buffers()
+    _, offset_bytes, data = texts.buffers()
     if not len(texts) or data is None:
         return False
-    offsets = np.frombuffer(ends, np.int32)[texts.offset : texts.offset + len(texts) + 1]
+    offsets = np.frombuffer(offset_bytes, np.int32)[texts.offset : texts.offset + len(texts) + 1]
     first, last = int(offsets[0]), int(offsets[-1])
     if not 0 <= first <= last <= data.size or (offsets[1:] < offsets[:-1]).any():
         return False

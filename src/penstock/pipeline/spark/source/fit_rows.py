@@ -92,7 +92,8 @@ class Fitter:
                 columns.append(pa.nulls(count, field.type))
                 continue
             column = rows.column(place)
-            values = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()  # which copies one as well
+            # `combine_chunks` copies even a single chunk
+            values = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
             fitted = fit(values, field.type)
             columns.append(fitted.values)
             refused = [] if fitted.refused is None else np.flatnonzero(fitted.refused).tolist()

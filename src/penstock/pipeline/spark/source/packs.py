@@ -28,7 +28,7 @@ Part = Undecoded | Unfitted | Decoded
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Released:
-    """The rows and bad lines of a pack. An owner is a part of it by its place, a position a place in an object."""
+    """The rows and bad lines of a pack. An owner is the index of a part of the pack, a position one in an object."""
 
     rows: pa.Table
     owners: Positions  # ascending
