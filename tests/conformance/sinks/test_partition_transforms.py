@@ -22,6 +22,7 @@ from tests.conformance.sinks.test_iceberg import loaded, rewritten, sink_at
 from tests.services.duckdb_iceberg import duckdb_with_iceberg
 
 from penstock.errors import PublishHalted, TableError, UsageError
+from penstock.messaging.steps import no_probe
 from penstock.pipeline.maintenance.compact import compact
 from penstock.sinks.derived import folder_texts, texts
 from penstock.sinks.iceberg.sink import IcebergTableSink
@@ -99,7 +100,9 @@ def _escaped(value: str | None) -> str:
 def published(sink: IcebergTableSink, root: Path, partition_by: Sequence[str], *, batches: int = 1) -> None:
     sink.ensure_schema(SCHEMA)
     for seq, attempt_id in zip(range(1, batches + 1), (FIRST, SECOND), strict=False):
-        loaded(sink).append(append(seq, attempt_id, *written(root, attempt_id, ROWS, partition_by)))
+        table = loaded(sink)
+        version = table.append(append(seq, attempt_id, *written(root, attempt_id, ROWS, partition_by)))
+        table.write_checkpoint(version, probe=no_probe)  # the version hint, which DuckDB follows
 
 
 def filters(column: str) -> list[tuple[str, Any]]:
