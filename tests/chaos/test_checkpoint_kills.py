@@ -21,7 +21,7 @@ def begun(case: Case) -> Case:
     """Return a case whose two tables get a checkpoint with every commit."""
     case.add_objects(range(BATCH))
     case.ingest()
-    for table in (case.table, Path(f"{case.table}_quarantine")):
+    for table in tables_of(case):
         DeltaTable(table).alter.set_table_properties(
             {"delta.checkpointInterval": "1"},
             post_commithook_properties=PostCommitHookProperties(create_checkpoint=False),
@@ -30,15 +30,24 @@ def begun(case: Case) -> Case:
     return case
 
 
-def check_continued(case: Case) -> None:
-    """Check that the next ingests continue, with checkpoints of both tables."""
+def tables_of(case: Case) -> tuple[Path, Path]:
+    return case.table, Path(f"{case.table}_quarantine")
+
+
+def check_next_ingests(case: Case) -> None:
+    """Check what the tables show after a kill, after the next ingest, and after one more with new objects."""
     check_meanwhile(truth(case.source), case.table)
     case.ingest()
     check_done(truth(case.source), case.table)
     case.add_objects(range(2 * BATCH, 3 * BATCH))
     case.ingest()
     check_done(truth(case.source), case.table)
-    for table in (case.table, Path(f"{case.table}_quarantine")):
+
+
+def check_continued(case: Case) -> None:
+    """Check that the next ingests continue, with checkpoints of both tables."""
+    check_next_ingests(case)
+    for table in tables_of(case):
         newest = DeltaTable(table).version()
         assert (table / "_delta_log" / f"{newest:020d}.checkpoint.parquet").exists()
         assert DeltaTable(table).to_pyarrow_table().num_rows
@@ -61,15 +70,10 @@ def test_a_kill_beside_a_version_hint_loses_nothing(case: Case, step: Step, hint
     case.ingest()
     case.add_objects(range(BATCH, 2 * BATCH))
     case.ingest(code=KILLED, kill_at=f"{step.value}:{tables}")
-    killed_at = (case.table, Path(f"{case.table}_quarantine"))[tables - 1]
+    killed_at = tables_of(case)[tables - 1]
     assert (hint(killed_at), metadata_files(killed_at)) == (hinted, {1, 2, 3}), "killed elsewhere"
-    check_meanwhile(truth(case.source), case.table)
-    case.ingest()
-    check_done(truth(case.source), case.table)
-    case.add_objects(range(2 * BATCH, 3 * BATCH))
-    case.ingest()
-    check_done(truth(case.source), case.table)
-    for table in (case.table, Path(f"{case.table}_quarantine")):
+    check_next_ingests(case)
+    for table in tables_of(case):
         assert (hint(table), metadata_files(table)) == (4, {3, 4})
 
 

@@ -563,6 +563,21 @@ def test_a_sql_catalog_whose_tables_another_process_creates_at_the_same_time(
     assert len(created) == 2
 
 
+def test_a_sql_catalog_that_cannot_be_opened_is_tried_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    configured(monkeypatch, root.parent, URI="sqlite:////missing/catalog.db")
+    tries: list[str] = []
+    make = catalog_module._make
+
+    def counted(kind: str, *arguments: Any) -> Any:
+        tries.append(kind)
+        return make(kind, *arguments)
+
+    monkeypatch.setattr(catalog_module, "_make", counted)
+    with pytest.raises(ConfigurationError, match="cannot be opened"):
+        made(root)
+    assert tries == ["sql"]
+
+
 @pytest.mark.parametrize("kind", ["rest", "sql"])
 def test_a_namespace_of_several_parts_is_created(root: Path, kind: str, request: pytest.FixtureRequest) -> None:
     configure(kind, request)

@@ -41,7 +41,7 @@ from pyiceberg.table.update import TableRequirement, TableUpdate
 from pyiceberg.typedef import RecursiveDict
 from pyiceberg.utils.config import Config
 from requests import Session
-from tenacity import Retrying, stop_after_attempt, stop_after_delay, wait_random
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_random
 
 from penstock.errors import (
     ConfigurationError,
@@ -314,12 +314,20 @@ def _open_catalog(kind: str, name: str, configuration: str, aws: Aws) -> _OpenCa
     """Open a catalog, once a process: Glue's client takes about a second. ``configuration`` is PyIceberg's, as JSON."""
     make = partial(_make, kind, name, json.loads(configuration), aws)
     retrying = Retrying(
-        # opening a new SQL catalog creates several tables, each of which another process may create first
-        stop=stop_after_attempt(SQL_TRIES_MAX if kind == "sql" else 1) | stop_after_delay(CONNECT_SECONDS),
+        retry=retry_if_exception(_is_created_elsewhere),
+        stop=stop_after_attempt(SQL_TRIES_MAX) | stop_after_delay(CONNECT_SECONDS),
         wait=wait_random(max=SQL_PAUSE_SECONDS_MAX),
         reraise=True,
     )
     return _OpenCatalog(client=retrying(make))
+
+
+def _is_created_elsewhere(error: BaseException) -> bool:
+    """Return True if another process may have just created a table of a new SQL catalog, which has several.
+
+    PostgreSQL reports that as the first two kinds, in the server's language.
+    """
+    return type(error).__name__ in ("ProgrammingError", "IntegrityError") or "already exists" in str(error)
 
 
 def _make(kind: str, name: str, properties: Mapping[str, Any], aws: Aws) -> PyIcebergClient:
