@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -93,6 +95,24 @@ def test_positions_stay_correct_across_automatic_checkpoints(sink: Sink, root: P
     assert list((root / "_delta_log").glob("*.checkpoint.parquet")), "no checkpoint was made"
     assert loaded(sink).position.seq == 10
     assert ids(root) == list(range(1, 11))
+
+
+def test_a_local_checkpoint_is_read_without_threads_of_arrow(sink: Sink, root: Path) -> None:
+    """Such a thread may still release the file when the interpreter ends, which aborts the process."""
+    publish(sink, root, 1, 2)
+    DeltaTable(root).create_checkpoint()
+    script = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from penstock.sinks.delta.state import read_state\n"
+        "from penstock.storage.local import LocalFiles\n"
+        "def count(): return len(os.listdir('/proc/self/task'))\n"
+        "before = count()\n"
+        "state = read_state(LocalFiles(Path(sys.argv[1])))\n"
+        "print(state.checkpoint, count() - before)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", script, root], capture_output=True, text=True, timeout=60, check=True)
+    assert ran.stdout.split() == [str(DeltaTable(root).version()), "0"]
 
 
 def test_a_commit_truncated_by_a_power_loss_is_ignored(sink: Sink, root: Path) -> None:

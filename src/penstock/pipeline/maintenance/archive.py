@@ -83,17 +83,18 @@ def write_file(files: Files, path: str, pages: Iterable[Sequence[RetiredObject]]
 
 def find_in_file(files: Files, path: str, uri_digest: bytes) -> Sequence[RetiredObject]:
     """Return the objects with this digest. Raise `FileNotFoundError` if the file is missing."""
-    with files.open_input(path) as file, pq.ParquetFile(file) as parquet:
+    # Without threads of Arrow for local files, as in `penstock.sinks.delta.state`: commands end right after the read.
+    with files.open_input(path) as file, pq.ParquetFile(file, pre_buffer=not files.is_local) as parquet:
         groups = [group for group in range(parquet.num_row_groups) if _may_contain(parquet, group, uri_digest)]
-        table = parquet.read_row_groups(groups)
+        table = parquet.read_row_groups(groups, use_threads=False)
     return _unpacked(table.filter(pc.equal(table["uri_digest"], pa.scalar(uri_digest, _ID))))
 
 
 def read_file(files: Files, path: str, *, uri_contains: str | None = None) -> Iterator[RetiredObject]:
     """Yield all objects, or those whose URI contains a string, ignoring case. Raise `FileNotFoundError` if missing."""
-    with files.open_input(path) as file, pq.ParquetFile(file) as parquet:
+    with files.open_input(path) as file, pq.ParquetFile(file, pre_buffer=not files.is_local) as parquet:
         for group in range(parquet.num_row_groups):
-            table = parquet.read_row_group(group)
+            table = parquet.read_row_group(group, use_threads=False)
             if uri_contains is not None:
                 table = table.filter(pc.match_substring(table["uri"], uri_contains, ignore_case=True))
             yield from _unpacked(table)

@@ -161,11 +161,13 @@ def _listed(root: Files, hint: int) -> _Log:
 
 def _of_checkpoint(root: Files, path: str) -> Iterable[Mapping[str, Any]]:
     """Return the actions of one part of a checkpoint, without those of files, whose columns are not read."""
-    with root.open_input(path) as file, pq.ParquetFile(file) as parquet:
+    # A thread of Arrow may release its parts of a Python file only after the read has returned. For that it needs the
+    # GIL, and if the interpreter is ending then, the process aborts. So only reads from S3 use Arrow's threads.
+    with root.open_input(path) as file, pq.ParquetFile(file, pre_buffer=not root.is_local) as parquet:
         names = {
             column.split(".")[0] for column in (parquet.schema.column(at).path for at in range(len(parquet.schema)))
         }
-        table = parquet.read([name for name in _ACTIONS if name in names])
+        table = parquet.read([name for name in _ACTIONS if name in names], use_threads=False)
     found: list[Mapping[str, Any]] = []
     for name in table.column_names:
         for action in table[name].drop_null().to_pylist():
